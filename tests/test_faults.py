@@ -30,10 +30,13 @@ from ipygpumem.meter.meter import Meter
 from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.cell import CellStack
+from ipygpumem.shell.code_observer import CodeObserver, OpenExperiments
 from ipygpumem.shell.display import Display
+from ipygpumem.shell.ending import ExperimentEnd
 from ipygpumem.shell.experiments import Experiment, ExperimentManager
 from ipygpumem.shell.ipython import rewriting
 from ipygpumem.shell.ipython.caches import Outputs
+from ipygpumem.shell.measured_scope import MeasuredScope, Progress
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.session import Session
 from tests.steps import plain
@@ -432,7 +435,10 @@ def test_a_fault_stops_no_code_and_loses_no_name(
     assert not wrong, f"{len(wrong)} of {len(calls)}\n" + "\n".join(wrong)
 
 
-KINDS = Session, CellStack, ExperimentManager, Experiment, Scope, Outputs, Meter, Recovery, Display
+KINDS = (
+    *(Session, CellStack, ExperimentManager, Experiment, CodeObserver, MeasuredScope, Progress),
+    *(ExperimentEnd, OpenExperiments, Scope, Outputs, Meter, Recovery, Display),
+)
 FOREVER = [
     (kind, name)
     for kind in KINDS

@@ -34,10 +34,13 @@ from tests.tracing import interrupted_at
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 PACKAGE = Path(ipygpumem.__file__).parent
 ENTERING = (
-    "session experiments allocation_file cell scope seeding meter budgets baseline survivors "
-    "reclaim garbage"
+    "session experiments measured_scope code_observer allocation_file cell scope seeding meter "
+    "budgets baseline survivors reclaim garbage"
 )
-LEAVING = "experiments scope reclaim caches recovery session arrays survivors"
+LEAVING = (
+    "experiments ending measured_scope code_observer scope reclaim caches recovery session arrays "
+    "survivors"
+)
 
 
 def files(stems: str) -> frozenset[str]:
@@ -126,7 +129,7 @@ def test_an_interrupted_end_can_be_finished(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, first: int, step: int
 ) -> None:
     monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
-    monkeypatch.setattr("ipygpumem.shell.experiments.steps_that_free", lambda *_, **__: [])
+    monkeypatch.setattr("ipygpumem.reclaim.reclaim.steps_that_free", lambda *_, **__: [])
     opened, space = app_of(loaded).experiments.open, loaded.user_ns
     app_of(loaded).context.config.report = False
     for line in itertools.count(first, step):

@@ -144,7 +144,7 @@ def run(app: App, source: str) -> None:
     info = info_of(source)
     app.session.cell_begins(info)
     tree = ast.parse(source)
-    app.experiments.code_seen(tree, may_change=False, is_timed=False)
+    app.experiments.code.code_seen(tree, may_change=False, is_timed=False)
     exec(compile(tree, "cell", "exec"), app.context.namespace)
     app.session.cell_ends(result_of(info))
 
@@ -240,7 +240,7 @@ def test_an_experiments_time_is_that_of_its_cells_and_its_span_stands_apart(
     def wait(seconds: float) -> None:
         passed[0] += seconds
 
-    for module in ("session", "cell", "experiments"):
+    for module in ("session", "cell", "experiments", "measured_scope"):
         monkeypatch.setattr(f"ipygpumem.shell.{module}.perf_counter", lambda: passed[0])
     shell.user_ns["wait"] = wait
     shell.run_cell("%load_ext ipygpumem")

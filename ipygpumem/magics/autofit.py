@@ -118,7 +118,7 @@ class CellFit:
         self._fit = Fit(
             plan, self._context.meter, self._experiments.ran_out_in_try, self._context.garbage
         )
-        self._bindings = cell.code[-1].bindings() if cell.code else Bindings()
+        self._bindings = cell.code.bindings()
         if self._source.startswith(
             "%%"
         ):  # a magic such as %%capture, which runs the body as a cell of its own

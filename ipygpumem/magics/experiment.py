@@ -15,13 +15,8 @@ from ipygpumem.report import history as reports
 from ipygpumem.report.content import times, usage_parts
 from ipygpumem.report.layout import Report, clean, listed, note
 from ipygpumem.shell.app import App
-from ipygpumem.shell.experiments import (
-    PARAMETER,
-    Experiment,
-    ExperimentManager,
-    Parameters,
-    plain_number,
-)
+from ipygpumem.shell.experiment_options import PARAMETER, Parameters, plain_number
+from ipygpumem.shell.experiments import Experiment, ExperimentManager
 from ipygpumem.shell.registry import EXTRAS, loaded
 from ipygpumem.units import format_bytes
 

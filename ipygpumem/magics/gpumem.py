@@ -184,8 +184,10 @@ def status(app: App, options: Options) -> list[Report]:
         *running.of_others(threading.get_ident()),
     ]:  # they may have started processes, too
         number = number_of_input(app.context.shell, text_of(getattr(cell.info, "raw_cell", None)))
-        seconds = time.time() - cell.started_at
-        cells.append(CellRecord(number, None, None, cell.started_at, seconds, True, None, ()))
+        seconds = time.time() - cell.measured.started_at
+        cells.append(
+            CellRecord(number, None, None, cell.measured.started_at, seconds, True, None, ())
+        )
     readings = found.readings.values()
     children = with_endings(found.children, app.context.namespace)
     return [

@@ -35,6 +35,89 @@ class SeenCode(NamedTuple):
         return bindings_of(self.tree)
 
 
+class CellCode:
+    """The code of a cell, and the names that it binds; set by the observer of code."""
+
+    def __init__(self) -> None:
+        self.seen: list[SeenCode] = []
+        self.has_unseen = False
+        """True if some of its code was not analysed and may bind any name."""
+        self.saved_early: list[str] = []
+        """Names that the open scope saved before the code was instrumented."""
+        self.maybe_bound: dict[str, object] = {}
+        """Objects of the names that its running statement may bind.
+
+        Noted while only scopes of other threads are open.
+        """
+        self.names_before: set[str] | None = None
+        """The notebook's names when the cell, or a scope of another thread, began."""
+
+    def bindings(self) -> Bindings:
+        """Return the bindings of the code that runs last."""
+        return self.seen[-1].bindings() if self.seen else Bindings()
+
+
+class CellScopes:
+    """The experiments of a cell; set by the manager of experiments."""
+
+    def __init__(self) -> None:
+        self.innermost: str | None = None
+        """Name of the innermost experiment around it."""
+        self.any_open = False
+        """True if an experiment was open in any thread when its code ended."""
+        self.ending: list[Any] = []
+        """Experiments that end with the cell."""
+        self.ended: list[Any] = []
+        """Experiments that have ended with it, and the ones inside them."""
+
+
+class CellMeasurement:
+    """The time and memory of a cell; set by the session."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        """The cell's execution count, once it has ended."""
+        self.started = perf_counter()
+        self.started_at = time()
+        self.span: Measurement | None = None
+        """None if measuring failed, and once it is read."""
+        self.at_end: tuple[Usage, ...] = ()
+        """Usage when its code ended, if memory may be freed after that."""
+        self.record: CellRecord | None = None
+        """Its record, once it has ended and been measured."""
+
+
+class CellErrors:
+    """The memory that a cell's errors hold; set by the recovery."""
+
+    def __init__(self) -> None:
+        self.recovery: RecoveryRecord | None = None
+        """A recovery during the cell or at its end."""
+        self.refusals: dict[str, Cause | None] = {}
+        """Messages of its out-of-memory errors → the limit that refused the memory."""
+        self.released_by = 0
+        """Identity of the error that ended an experiment inside the cell.
+
+        Its frames are released at the cell's end.
+        """
+
+
+class CellChildren:
+    """The child processes that end in a cell."""
+
+    def __init__(self) -> None:
+        self.ended_before: EndedChildren | None = None
+        """The child processes that had ended before its code."""
+        self.peak_bytes: int | None = None
+        """Growth at its peak of the child process in which the cell ran, or of one that ended."""
+        self.touched_bytes = 0
+        """Bytes that child processes that ended in it have touched, if their peak is not known."""
+
+    def ran_in(self, peak_bytes: int) -> None:
+        """Note the peak of a child process that ran a part of the cell."""
+        self.peak_bytes = max(self.peak_bytes or 0, peak_bytes)
+
+
 class Cell:
     """One cell between its first and its last event."""
 
@@ -42,76 +125,43 @@ class Cell:
         self.info = info
         self.nested = nested
         self.thread = thread
-        self.measurement: Measurement | None = None
-        """None if measuring failed."""
-        self.number: int | None = None
-        """Its execution count, once it has ended."""
-        self.experiment: str | None = None
-        """The innermost experiment around it."""
-        self.started = perf_counter()
-        self.started_at = time()
+        self.code = CellCode()
+        self.scopes = CellScopes()
+        self.measured = CellMeasurement()
+        self.errors = CellErrors()
+        self.children = CellChildren()
         self.last_error = 0
         """Identity of the last error that was shown before the cell."""
-        self.code: list[SeenCode] = []
-        self.has_unseen_code = False
-        """True if some of its code was not analysed and may bind any name."""
         self.closers: list[Callable[[], list[Report]]] = []
-        """Called once when its code has ended, before anything else; their reports are shown above
-        its line.
+        """Called once when its code has ended, before anything else.
+
+        Their reports are shown above its line.
         """
         self.enders: list[Callable[[], list[Report]]] = []
-        """Called once after the memory held by its error was freed; their reports are shown below
-        its line.
+        """Called once after the memory held by its error was freed.
+
+        Their reports are shown below its line.
         """
         self.above: list[Report] = []
         self.below: list[Report] = []
-        self.in_scope = False
-        """True if an experiment was open in any thread when its code ended."""
-        self.ending: list[Any] = []
-        """Experiments that end with the cell; ``ended`` lists the ones that have ended."""
-        self.ended: list[Any] = []
-        self.saved_early: list[str] = []
-        """Names that the open scope saved before the code was instrumented."""
-        self.maybe_bound: dict[str, object] = {}
-        """Objects of the names that its running statement may bind, while only scopes of other
-        threads are open.
-        """
-        self.names_before: set[str] | None = None
-        """The notebook's names when the cell, or a scope of another thread, began."""
         self.fit: Any = None
         """The ``CellFit`` called by the loop around its body (see ``loop_over_body``), if any."""
-        self.record: CellRecord | None = None
-        """Its record, once it has ended and been measured."""
-        self.recovery: RecoveryRecord | None = None
-        """A recovery during the cell or at its end."""
-        self.at_end: tuple[Usage, ...] = ()
-        """Usage when its code ended, if memory may be freed after that."""
-        self.child_peak_bytes: int | None = None
-        """Growth of its child process at its peak, if it ran in one."""
-        self.ended_children: EndedChildren | None = None
-        """The child processes that had ended before its code."""
-        self.touched_by_children = 0
-        """Bytes that child processes that ended in it have touched, if their peak is not known."""
         self.failed = False
         """True if an error ended it, or was shown in it."""
         self.over = False
         """True once its end event has arrived; other threads may no longer change it."""
         self.struck_after: BaseException | None = None
-        """The exception of a signal that arrived after its code had ended: a Ctrl-C, or a user's
-        signal handler's.
+        """The exception of a signal that arrived after its code had ended.
+
+        A Ctrl-C, or the exception of a user's signal handler.
         """
         self.interrupted_inside = False
-        """True if a signal's exception came after the code of a nested cell had ended, where
-        nothing can be raised.
+        """True if a signal's exception came after the code of a nested cell had ended.
+
+        Nothing can be raised there.
         """
-        self.refusals: dict[str, Cause | None] = {}
-        """Messages of its out-of-memory errors → the limit that refused the memory."""
         self.guarded = ""
         """How the memory guard caused its last error; empty if it did not."""
-        self.released_by = 0
-        """Identity of the error that ended an experiment inside the cell; its frames are released
-        at the cell's end.
-        """
 
     def close(self) -> None:
         """Call the closers."""
@@ -134,8 +184,9 @@ class CellObserver(Protocol):
         """Prepare for a cell; its measurement has begun, its timer has not."""
 
     def cell_ended(self, cell: Cell) -> Sequence[Report]:
-        """Return reports to show below a cell's line; ``cell.record`` is None if it could not be
-        measured.
+        """Return reports to show below a cell's line.
+
+        ``cell.measured.record`` is None if the cell could not be measured.
         """
 
     def shown(self) -> None:

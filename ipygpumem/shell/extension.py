@@ -63,14 +63,14 @@ class Extension:
 
     def _register(self, config: IPyGpuMem) -> None:
         shell, app = self._shell, self.app
-        binding_recorder = app.experiments.binding_recorder
+        binding_recorder = app.experiments.code.binding_recorder
         self._adds(functools.partial(getattr, shell, "configurables"), config)
         config.observe(self._host_peak_changed, "host_peak")
         config.observe(lambda change: app.recorder.switched(change), "recorder")
         seen = self._guarded(
             "code_seen",
             self._code_seen,
-            app.experiments.code_missed,
+            app.experiments.code.code_missed,
             "open experiments cannot tell the code's own names",
             self._struck_in_transformer,
         )
@@ -83,7 +83,7 @@ class Extension:
         binding_recorder.note = self._guarded(
             "names",
             binding_recorder.note,
-            app.experiments.event_missed,
+            app.experiments.code.event_missed,
             "names of the running code are kept",
         )
         # Stays in the running cell's builtins: its instrumented code may still use it.
@@ -161,7 +161,7 @@ class Extension:
         if self._struck is not None:
             error, self._struck = self._struck, None
             raise_at_start(tree, error, self._shell)
-        self.app.experiments.code_seen(tree, may_change=may_change, is_timed=is_timed)
+        self.app.experiments.code.code_seen(tree, may_change=may_change, is_timed=is_timed)
         loop_over_body(tree, self._shell)
 
     def _observe_both_ends(self) -> None:

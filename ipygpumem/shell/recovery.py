@@ -92,28 +92,30 @@ class Recovery:
             if failure.kind == "error" and cell.guarded and not cell.guarded.startswith("perhaps"):
                 # CPython's SystemError for a deep recursion without memory
                 failure = replace(failure, kind="oom")
-            releases = cell.released_by == id(error) or self._releases(failure)
-            if cell.recovery is None and (releases or failure.poisoned):
-                cell.recovery = self._record(error, failure, cell, release=releases)
+            releases = cell.errors.released_by == id(error) or self._releases(failure)
+            if cell.errors.recovery is None and (releases or failure.poisoned):
+                cell.errors.recovery = self._record(error, failure, cell, release=releases)
             elif releases:
                 # frames that still ran when the inner experiment ended
                 release_stored(error, self._shell)
-        if cell.recovery is None:
+        if cell.errors.recovery is None:
             self._named = None  # the cell may have left garbage
 
     def reports(self, cell: Cell) -> list[Report]:
         """Return the report of a recovery; call it once the experiments that end with the cell have
         ended.
         """
-        if cell.recovery is None:
+        if cell.errors.recovery is None:
             return []
         running = self._cells.running()
         if cell.nested and running:
             # shown by the outermost cell: a magic may capture this one's output
-            running[-1].recovery = cell.recovery
+            running[-1].errors.recovery = cell.errors.recovery
             return []
-        cell.recovery = self._with_kept_errors(cell.recovery, has_survivors=bool(cell.ending))
-        return content.recovery_reports(cell.recovery, self._config.min_held_bytes)
+        has_survivors = bool(cell.scopes.ending)
+        recovery = self._with_kept_errors(cell.errors.recovery, has_survivors=has_survivors)
+        cell.errors.recovery = recovery
+        return content.recovery_reports(recovery, self._config.min_held_bytes)
 
     def _with_kept_errors(self, record: RecoveryRecord, *, has_survivors: bool) -> RecoveryRecord:
         """Return the record with the memory that errors still hold, which waits for no freeing any
@@ -209,7 +211,7 @@ class Recovery:
             lines.append(
                 f"the OOM killer ended {what}, such as a data loader's worker or a forked child"
             )
-        if error is not None and cell.recovery is None:
+        if error is not None and cell.errors.recovery is None:
             with contextlib.suppress(MemoryError):
                 kept = listing.held(error, self._shell.user_ns, Allowance())
                 if kept.size_bytes > MUCH:
@@ -239,15 +241,15 @@ class Recovery:
         failure = self.saw(error, leaving)
         cell = running[-1] if running else None
         if self._releases(failure):
-            if cell is not None and cell.recovery is not None:
+            if cell is not None and cell.errors.recovery is not None:
                 # announced already, by an experiment inside this one
                 release_stored(error, self._shell)
                 return ""
             record = self._record(error, failure, cell, release=True)
             if cell is not None:
-                cell.recovery = record
+                cell.errors.recovery = record
         elif cell is not None and self._config.release_frames != "never":
-            cell.released_by = id(error)
+            cell.errors.released_by = id(error)
             return "memory held by the traceback's frames is freed when the cell ends"
         return ""
 
@@ -321,7 +323,7 @@ class Recovery:
         """Return the budget or other limit on torch's allocator that refused the memory; None if
         the device did.
         """
-        refusals = cell.refusals if cell is not None else {}
+        refusals = cell.errors.refusals if cell is not None else {}
         # Most such errors name no limit, and with the host out of memory there may be none left for
         # the search.
         if (

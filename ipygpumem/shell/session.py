@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from threading import get_ident
 from time import perf_counter, time
 from typing import Any
 
@@ -75,8 +74,8 @@ class Session:
 
         def measure() -> None:
             cell.last_error = last_error()
-            cell.ended_children = EndedChildren.now()
-            cell.measurement = context.meter.start()
+            cell.children.ended_before = EndedChildren.now()
+            cell.measured.span = context.meter.start()
 
         begins: list[Part] = [(measure, "this cell's memory was not measured")]
         begins += [
@@ -88,7 +87,8 @@ class Session:
             watch = partial(self._experiments.survivors.watch_before_deletion, source)
             begins.append((watch, "what stays alive of deleted objects will not be found"))
         context.guard.each("pre_run_cell", *begins)
-        cell.started_at, cell.started = time(), perf_counter()  # our own work may have taken long
+        # Our own work may have taken long.
+        cell.measured.started_at, cell.measured.started = time(), perf_counter()
 
     def cell_ends(self, result: Any) -> None:
         """Free, record and report the cell that ``result`` ends."""
@@ -97,15 +97,15 @@ class Session:
         for other in lost:  # their end events never came
             self._drop(other)
         if cell is None:
-            leave_names = partial(self._experiments.missed_cells_end, get_ident())
+            leave_names = self._experiments.code.unseen_cell_ended
             self._context.guard.each(
                 "post_run_cell", (leave_names, "open experiments missed this cell's end")
             )
             self._shown()
             return
-        cell.number = getattr(result, "execution_count", None)
+        cell.measured.number = getattr(result, "execution_count", None)
         try:
-            self._finish(cell, result, ended_at - cell.started)
+            self._finish(cell, result, ended_at - cell.measured.started)
         except BaseException:
             self._drop(cell)  # an interrupt may come at any point
             raise
@@ -131,7 +131,7 @@ class Session:
         guard, reports = self._context.guard, cell.above
 
         def measure(result: Any) -> None:
-            cell.record = record = self._measure(cell, result, seconds)
+            cell.measured.record = record = self._measure(cell, result, seconds)
             if not (record is None or cell.nested):
                 self.history.append(record)
                 self._subscribers.add(record)
@@ -173,7 +173,7 @@ class Session:
         if (error := error_of(result)) is not None and (
             line := tracebacks.cells_line(error)
         ) is not None:
-            self._context.cells.failed_at[cell.number] = line
+            self._context.cells.failed_at[cell.measured.number] = line
         place = len(cell.below)  # above the reports of experiments
         parts: list[Part] = [
             (
@@ -195,8 +195,8 @@ class Session:
         self._context.guard.each_with((cell, result), "post_run_cell", parts)
 
     def _settle(self, cell: Cell, result: Any) -> None:
-        if cell.measurement and (cell.ending or cell.failed):
-            cell.at_end = self._context.meter.settle(cell.measurement)
+        if cell.measured.span and (cell.scopes.ending or cell.failed):
+            cell.measured.at_end = self._context.meter.settle(cell.measured.span)
 
     def _recover(self, cell: Cell, result: Any) -> None:
         self._recovery.cell_ended(cell, _error(cell, result) if cell.failed else None)
@@ -205,57 +205,68 @@ class Session:
         cell.below[place:place] = self._recovery.reports(cell)
 
     def _drop(self, cell: Cell, _: Any = None) -> None:
-        if cell.measurement is not None:
-            self._context.meter.drop(cell.measurement)
+        if cell.measured.span is not None:
+            self._context.meter.drop(cell.measured.span)
 
     def _measure(self, cell: Cell, result: Any, seconds: float) -> CellRecord | None:
-        """Collect garbage if that is cheap, and return the cell's record; None if it was not
-        measured.
+        """Collect garbage if that is cheap, and return the cell's record.
+
+        None if the cell was not measured.
         """
-        context, error = self._context, error_of(result) if cell.failed else None
-        if cell.measurement is None:
+        measured = cell.measured
+        if measured.span is None:
             return None
-        if (
-            not (cell.at_end or cell.nested) and context.config.collect_garbage
-        ):  # else done already or later
-            try:
-                context.garbage.cell_ended(seconds, _GARBAGE_SHARE, in_scope=cell.in_scope)
-            except BaseException as problem:  # the record is made all the same
-                if not interrupts.is_from_signal(problem):
-                    raise
-                cell.struck_after = problem
-        usages, cell.measurement = context.meter.stop(cell.measurement), None
+        if not (measured.at_end or cell.nested):  # else it was collected already, or will be
+            self._collect(cell, seconds)
+        usages, measured.span = self._context.meter.stop(measured.span), None
         now = {usage.device: usage.after_bytes for usage in usages}
-        if cell.child_peak_bytes is None:
+        if cell.children.peak_bytes is None:
             _note_ended_children(cell, usages)
+        error = error_of(result) if cell.failed else None
         source = text_of(getattr(cell.info, "raw_cell", None))
-        # A cell magic that rejects its line has run none of the cell's code.
-        has_run = not (source.startswith("%%") and type_name(error) == "UsageError")
+        code = source
+        if source.startswith("%%") and type_name(error) == "UsageError":
+            code, _, _ = source.partition("\n")  # the magic rejected its line, and has run no code
+        recovery = cell.errors.recovery
+        freed = dict[str, int]()
+        if measured.at_end:
+            at_end = {usage.device: usage.after_bytes for usage in measured.at_end}
+            freed = decrease(at_end, now)
         return CellRecord(
-            execution_count=cell.number,
+            execution_count=measured.number,
             cell_id=getattr(cell.info, "cell_id", None),
-            experiment=cell.experiment,
-            started_at=cell.started_at,
+            experiment=cell.scopes.innermost,
+            started_at=measured.started_at,
             duration_seconds=seconds,
             success=error is None,
             error=None if error is None else type_name(error),
             usages=usages,
             source_digest=digest_of(source),
-            source_line=describing_line(source if has_run else source.partition("\n")[0]),
-            recovery=None if cell.recovery is None else replace(cell.recovery, now=now),
-            freed=decrease({usage.device: usage.after_bytes for usage in cell.at_end}, now)
-            if cell.at_end
-            else {},
-            child_peak_bytes=cell.child_peak_bytes,
+            source_line=describing_line(code),
+            recovery=None if recovery is None else replace(recovery, now=now),
+            freed=freed,
+            child_peak_bytes=cell.children.peak_bytes,
         )
+
+    def _collect(self, cell: Cell, seconds: float) -> None:
+        """Collect garbage if that is cheap; an interrupt does not stop the making of the record."""
+        context = self._context
+        if not context.config.collect_garbage:
+            return
+        try:
+            context.garbage.cell_ended(seconds, _GARBAGE_SHARE, in_scope=cell.scopes.any_open)
+        except BaseException as error:
+            if not interrupts.is_from_signal(error):
+                raise
+            cell.struck_after = error
 
     def _line(self, cell: Cell, record: CellRecord, result: Any) -> list[Report]:
         """Return the report line of a cell, or nothing if it is hidden."""
         context = self._context
         remarks = self._recovery.remarks(cell, _error(cell, result) if cell.failed else None)
         remarks += self._free_heap.remark(record, text_of(getattr(cell.info, "raw_cell", None)))
-        if cell.touched_by_children >= _MUCH_TOUCHED:
-            touched = format_bytes(cell.touched_by_children)
+        if cell.children.touched_bytes >= _MUCH_TOUCHED:
+            touched = format_bytes(cell.children.touched_bytes)
             remarks.append(
                 f"child processes that ended in it touched {touched}; their peak is not known"
             )
@@ -280,7 +291,7 @@ class Session:
             if cell.struck_after is not None:
                 reports += self._struck(result, cell.struck_after)
             try:
-                self._context.display.show(reports, None if cell.nested else cell.record)
+                self._context.display.show(reports, None if cell.nested else cell.measured.record)
                 break
             except BaseException as error:
                 if not interrupts.is_from_signal(error):
@@ -325,16 +336,16 @@ def _note_ended_children(cell: Cell, usages: Sequence[Usage]) -> None:
     """Set the peak of the largest child process that has ended in a cell; if it is unknown, the
     pages touched.
     """
-    before, ended = cell.ended_children, EndedChildren.now()
+    before, ended = cell.children.ended_before, EndedChildren.now()
     if before is None or ended is None or ended == before:
         return
     own_peak = 0
     for usage in usages:
         if usage.device == "cpu":
             own_peak = usage.before_bytes + usage.peak_delta_bytes
-    cell.child_peak_bytes = ended.peak_since(before, own_peak)
-    if cell.child_peak_bytes is None:
-        cell.touched_by_children = ended.touched_bytes - before.touched_bytes
+    cell.children.peak_bytes = ended.peak_since(before, own_peak)
+    if cell.children.peak_bytes is None:
+        cell.children.touched_bytes = ended.touched_bytes - before.touched_bytes
 
 
 def _feature(observer: CellObserver) -> str:

@@ -8,7 +8,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.shell.app import app_of
-from ipygpumem.shell.experiments import Experiment
+from ipygpumem.shell.ending import ExperimentEnd
+from ipygpumem.shell.measured_scope import MeasuredScope
 from tests.kernel import Kernel
 from tests.recovery.cases import OOM, recovers
 from tests.steps import fails, works
@@ -277,9 +278,11 @@ def test_names_go_even_if_memory_for_reports_is_short(
             patch.setattr(app_of(loaded).context.meter, "read", _no_memory)
             patch.setattr(app_of(loaded).context.meter, "now", _no_memory)
         else:
-            patch.setattr(
-                Experiment, {"waiting": "waiting", "watching": "_watch"}[missing], _no_memory
-            )
+            owner, method = {
+                "waiting": (MeasuredScope, "waiting"),
+                "watching": (ExperimentEnd, "_watch"),
+            }[missing]
+            patch.setattr(owner, method, _no_memory)
         loaded.run_cell("%experiment end")
     assert (loaded.user_ns["x"], "y" in loaded.user_ns) == ("old", False)
     (record,) = ipygpumem.experiments()

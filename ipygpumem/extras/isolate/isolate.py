@@ -296,7 +296,7 @@ class IsolatedCell:
             _, status, usage = os.wait4(self._pid, 0)
             self._peak_bytes = max(self._peak_bytes, usage.ru_maxrss * KIB - self._start_bytes)
         for cell in self._app.context.cells.running()[:1]:
-            cell.child_peak_bytes = max(cell.child_peak_bytes or 0, self._peak_bytes)
+            cell.children.ran_in(self._peak_bytes)
         return status
 
     def _death(self, status: int, kills: Kills, stack: str) -> BaseException:

@@ -17,7 +17,6 @@ from IPython.core.error import UsageError
 from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord, Tracer, code_of
 from ipygpumem.magics.parsing import Options
 from ipygpumem.report.layout import Report, Table, clean, count, device_label
-from ipygpumem.scope.bindings import Bindings
 from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import Cell
 from ipygpumem.units import format_change, format_seconds, format_short_seconds
@@ -55,7 +54,7 @@ def of_cell(app: App, options: Options) -> list[Report]:
             f"{_PROG} comes too late here: write it above %%autofit, as the cell's first line"
         )
     file = frame.f_code.co_filename
-    bindings = running[-1].code[-1].bindings() if running[-1].code else Bindings()
+    bindings = running[-1].code.bindings()
     tracer = Tracer(app.context.meter, file, _cell_block(file, running[-1]))
     for name in (part for word in options.f for part in word.split(",") if part):
         if name.partition(".")[0] not in bindings.bound - bindings.imported:

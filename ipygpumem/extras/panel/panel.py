@@ -178,7 +178,7 @@ class Feed:
         running = context.cells.outermost()
         cell, seconds = self._last_cell()
         if running is not None:
-            cell, seconds = running_cell(context.shell), perf_counter() - running.started
+            cell, seconds = running_cell(context.shell), perf_counter() - running.measured.started
         state = {
             "is_running": running is not None,
             "cell": cell,
@@ -254,7 +254,7 @@ class Feed:
         return [note(failure)] * bool(failure)
 
     def _find_largest(self, cell: Cell) -> None:
-        most = max(_LOOK_SECONDS, _LOOK_SHARE * (perf_counter() - cell.started))
+        most = max(_LOOK_SECONDS, _LOOK_SHARE * (perf_counter() - cell.measured.started))
         if self._look_seconds > most:
             self._look_seconds *= 0.9  # the heap may be smaller by now
             return
@@ -272,7 +272,7 @@ class Feed:
             pass
         else:
             self._look_seconds = thread_time() - started
-            self._names = {"cell": cell.number, "names": snapshot.names(found)}
+            self._names = {"cell": cell.measured.number, "names": snapshot.names(found)}
 
     def shown(self) -> None:
         """Do nothing."""

@@ -179,7 +179,7 @@ class Recorder:
         self._cell = self._moment(
             "cell",
             number,
-            cell.measurement.before.values() if cell.measurement else (),
+            cell.measured.span.before.values() if cell.measured.span else (),
             source=source,
         )
         return self._cell
@@ -191,7 +191,7 @@ class Recorder:
         running, begun = self._context.cells.outermost(), self._cell
         if running is None:
             return None
-        waited = time.perf_counter() - running.started
+        waited = time.perf_counter() - running.measured.started
         if waited < _TICK_SECONDS:
             return _TICK_SECONDS - waited
         readings = self._context.meter.glance()
@@ -204,7 +204,7 @@ class Recorder:
         begun = self._cell
         if begun is not None and not cell.nested:
             self._cell = None
-            record = cell.record
+            record = cell.measured.record
             error, usages = (
                 ("", ()) if record is None else (clean(record.error or ""), record.usages)
             )

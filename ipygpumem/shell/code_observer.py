@@ -1,0 +1,345 @@
+"""Observes the code of cells, and tells the open scopes which names it binds or may bind.
+
+A scope owns the names that its own cells bind. Its cells run in the thread that opened it, because
+each subshell runs its cells in its own thread, over the same names. On an engine of a cluster its
+cells come from one client.
+"""
+
+from __future__ import annotations
+
+import re
+from threading import get_ident, main_thread
+from typing import Any, Protocol, TypeVar
+
+from ipygpumem.introspect import text_of
+from ipygpumem.scope.bindings import Bindings, bindings_of
+from ipygpumem.scope.instrumenting import (
+    BINDING_WORDS,
+    HAS_ENDED,
+    MAY_BIND,
+    BindingRecorder,
+    instrument,
+    split_event,
+)
+from ipygpumem.scope.scope import Scope, note_event, settle
+from ipygpumem.shell.cell import Cell, SeenCode
+from ipygpumem.shell.context import ShellContext
+from ipygpumem.shell.ipython.rewriting import our_magic
+from ipygpumem.shell.ipython.sources import has_subshells, is_in_cell
+
+_NOT_BOUND = object()
+"""Stands for the object of a name that does not exist."""
+_MEASURES_LINES = re.compile(r"^%%memlines", re.MULTILINE)
+"""Matches cells that are not instrumented: it would skew line costs."""
+
+
+class HasScope(Protocol):
+    """An open experiment, as far as the observer of code knows it."""
+
+    thread: int
+    """The thread whose cells belong to it."""
+    client: str | None
+    """On an engine of a cluster, the only client whose cells belong to it."""
+
+    @property
+    def scope(self) -> Scope:
+        """Its names."""
+
+
+T = TypeVar("T", bound=HasScope)
+
+
+class OpenExperiments(list[T]):
+    """The open experiments of one shell, in the order in which they were opened."""
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__()
+        self._shell = shell
+
+    def here(self, like: HasScope | None = None) -> list[T]:
+        """Return the ones around the calling code, or around ``like``, innermost last."""
+        if not self:
+            return []
+        if like is None:
+            thread, client = get_ident(), client_of(self._shell)
+        else:
+            thread, client = like.thread, like.client
+        return [item for item in self if item.thread == thread and item.client == client]
+
+    def saved_elsewhere(self, thread: int, client: str | None) -> list[dict[str, Any]]:
+        """Return the objects saved by the scopes of other threads, one mapping for each scope."""
+        return [
+            item.scope.waiting for item in self if item.thread != thread or item.client != client
+        ]
+
+
+def client_of(shell: Any) -> str | None:
+    """Return the client whose code runs on this engine of a cluster.
+
+    None in a kernel, which all front-ends share.
+    """
+    kernel: Any = getattr(shell, "kernel", None)
+    if not hasattr(kernel, "engine_id"):
+        return None
+    client: str | None = kernel.get_parent("shell").get("header", {}).get("session")
+    return client
+
+
+class CodeObserver:
+    """Observes the code that runs while experiments are open in one shell.
+
+    Args:
+        context: the shell's services.
+        experiments: the open experiments; the caller adds and removes them.
+    """
+
+    def __init__(self, context: ShellContext, experiments: OpenExperiments[Any]) -> None:
+        self._context = context
+        self._cells = context.cells
+        self._open: OpenExperiments[HasScope] = experiments
+        self.binding_recorder = BindingRecorder(self._record_binding)
+        self._missed: list[Cell] = []
+        """Stand-ins for the running cells whose start no hook has seen."""
+
+    # -- events of instrumented code ---------------------------------------------------------------
+
+    def _record_binding(self, event: str) -> bool:
+        """Record an event of instrumented code; return True if it need not be reported again."""
+        scopes = [experiment.scope for experiment in self._open.here()]
+        if not self._open:
+            return True  # until one opens
+        if not scopes:
+            self._record_outside(event)
+            return False
+        needs_no_repetition = note_event(scopes, event)
+        # Another thread's code looks up the same events, and its bindings must be seen.
+        return needs_no_repetition and not self._cells.of_others(get_ident())
+
+    def _record_outside(self, event: str) -> None:
+        """Leave a name to a cell that binds it outside all scopes."""
+        word, name = split_event(event)
+        running = self._cells.running()
+        before = running[-1].code.maybe_bound if running else {}
+        now = self._context.namespace.get(name, _NOT_BOUND)
+        if word == MAY_BIND:
+            before[name] = now
+            return
+        is_bound = word in BINDING_WORDS
+        if word == HAS_ENDED and name in before:
+            is_bound = now is not before[name]
+        before.pop(name, None)
+        if is_bound:
+            for experiment in self._open:
+                experiment.scope.leave(name)
+            # The scopes' code may bind the name again, and must report that.
+            self.binding_recorder.forget()
+
+    def event_missed(self, event: str) -> bool:
+        """Keep all names that the running code may bind: one of its events was not recorded."""
+        for experiment in self._open.here()[-1:]:
+            experiment.scope.missed(event)
+        return False
+
+    # -- code that runs next -----------------------------------------------------------------------
+
+    def code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
+        """Prepare the scopes for code that runs next in the innermost running cell.
+
+        Args:
+            tree: its syntax tree.
+            may_change: no other transformer changes the tree after us.
+            is_timed: run by %timeit: its names never reach the notebook, and it must not be slowed
+                down.
+        """
+        running = self._cells.running()
+        here = self._open.here()
+        if not running:
+            self._code_without_cell(tree, here)
+            return
+        cell = running[-1]
+        if is_timed:
+            for experiment in here:
+                experiment.scope.share(bindings_of(tree).shared)
+            return
+        opens_scope = _begins_with_experiment(tree)
+        reported = frozenset[str]()
+        if may_change:
+            reported = self._instrument(tree, here, cell, opens_scope=opens_scope)
+        code = SeenCode(tree, reported)
+        cell.code.seen.append(code)
+        if not here:
+            return
+        bindings = code.bindings()
+        for experiment in here:
+            experiment.scope.share(bindings.shared)
+        innermost = here[-1].scope
+        if may_change:
+            innermost.unsave(cell.code.saved_early)
+        saved = list[str]()
+        if not opens_scope:  # else the rest of the cell runs in a new scope
+            saved = self._expect(innermost, bindings, reported)
+        cell.code.saved_early = [] if may_change else saved
+
+    def _code_without_cell(self, tree: Any, here: list[HasScope]) -> None:
+        """Prepare the scopes for a silent request, or for a cell whose start was missed.
+
+        Front-ends send silent requests after each cell.
+        """
+        if not is_in_cell():
+            for experiment in self._open:
+                if experiment not in here:
+                    experiment.scope.share(bindings_of(tree).bound)
+            return
+        self.code_missed()
+        if self._open and not here:  # another thread's scopes leave these names to this code
+            self._missed_cell().code.seen.append(SeenCode(tree, frozenset()))
+
+    def code_missed(self, *_: object, **__: object) -> None:
+        """Prepare the scopes for code that could not be analysed and may bind any name."""
+        running = self._cells.running()
+        if running:
+            running[-1].code.has_unseen = True
+        elif self._open:
+            self._missed_cell()
+        for experiment in self._open.here()[-1:]:
+            experiment.scope.save_all()
+
+    def _instrument(
+        self, tree: Any, here: list[HasScope], cell: Cell, *, opens_scope: bool
+    ) -> frozenset[str]:
+        """Let code report the bindings that a scope may need, and return their names."""
+        source = text_of(getattr(cell.info, "raw_cell", None))
+        body = source
+        if opens_scope:
+            _, _, body = source.lstrip().partition("\n")
+        may_open_later = "experiment" in body
+        # A scope may open in another thread while this cell runs: it leaves it the names it binds.
+        in_several_threads = self._cells.in_several_threads
+        may_matter = opens_scope or self._open or may_open_later or in_several_threads
+        if not may_matter or _MEASURES_LINES.search(source):
+            return frozenset()
+        bindings = bindings_of(tree)
+        names = (bindings.bound | bindings.deleted) - bindings.shared
+        # Another thread's cell may bind a name that is new here before this code binds it.
+        in_one_thread = not (in_several_threads or has_subshells())
+        only_here = in_one_thread and len(here) == len(self._open)
+        if only_here and not may_open_later:
+            if opens_scope:
+                names &= self._context.namespace.keys()  # other names will belong to the scope
+            elif here:
+                names = here[-1].scope.to_report(names)
+        names |= bindings.imported - bindings.shared
+        if names:
+            instrument(tree, frozenset(names))
+        return frozenset(names)
+
+    def _expect(self, scope: Scope, bindings: Bindings, reported: frozenset[str]) -> list[str]:
+        """Prepare ``scope`` for code; return the names saved because the code reports them not."""
+        self.binding_recorder.forget()
+        scope.note(bindings, reported)
+        return scope.save(bindings.bound.difference(reported))
+
+    # -- scopes ------------------------------------------------------------------------------------
+
+    def scope_opened(self, experiment: HasScope) -> None:
+        """Prepare a new scope, which is among the open ones, for the code that runs already."""
+        self.becomes_innermost(experiment)
+        running = self._cells.running()
+        # In other threads than the main one, functions run.
+        is_silent = not running and experiment.thread == main_thread().ident
+        if is_silent or any(cell.code.has_unseen or not cell.code.seen for cell in running):
+            experiment.scope.save_all()
+        for cell in self._cells.of_others(experiment.thread):
+            self._note_names(cell)
+
+    def becomes_innermost(self, experiment: HasScope) -> None:
+        """Prepare the scope that becomes the innermost for names that the running code may bind."""
+        self.binding_recorder.forget()
+        for cell in self._cells.running(experiment.thread):
+            for code in list(cell.code.seen):
+                bindings = code.bindings()
+                experiment.scope.share(bindings.shared)
+                self._expect(experiment.scope, bindings, code.reported)
+
+    def scope_ends(self, experiment: HasScope) -> None:
+        """Exclude the names of all code of other threads from a scope that ends now."""
+        self.binding_recorder.forget()
+        self._missed_cells_end(experiment.thread)
+        for cell in (*self._cells.of_others(experiment.thread), *self._missed):
+            self._leave_to(cell, experiment)
+
+    # -- cells -------------------------------------------------------------------------------------
+
+    def cell_begins(self, cell: Cell) -> None:
+        """Prepare for a cell."""
+        if self._missed and not cell.nested:
+            self._missed_cells_end(cell.thread)
+        if not self._open:
+            return
+        # The cell's events are not those of the cells that run already.
+        self.binding_recorder.forget()
+        if len(self._open.here()) < len(self._open):  # names that appear may be the cell's
+            self._note_names(cell)
+
+    def code_ended(self, cell: Cell) -> None:
+        """Update the names of all scopes after a cell's code."""
+        self.binding_recorder.forget()
+        here = self._open.here()
+        for experiment in self._open:
+            if experiment not in here:
+                self._leave_to(cell, experiment)
+        if here and not self._cells.running():
+            settle([experiment.scope for experiment in here])
+
+    def unseen_cell_ended(self) -> None:
+        """End the cell of this thread whose start no hook has seen."""
+        self._missed_cells_end(get_ident())
+
+    def _missed_cell(self) -> Cell:
+        """Return a stand-in for this thread's cell, whose start no hook has seen."""
+        thread = get_ident()
+        for earlier in self._missed:
+            if earlier.thread == thread:
+                return earlier
+        cell = Cell(None, nested=False, thread=thread)
+        self._note_names(cell)
+        self._missed.append(cell)
+        return cell
+
+    def _missed_cells_end(self, thread: int) -> None:
+        """Leave to the notebook the names that missed cells of ``thread`` have added.
+
+        Their code is in no scope.
+        """
+        ended = [cell for cell in self._missed if cell.thread == thread]
+        self._missed = [cell for cell in self._missed if cell.thread != thread]
+        for cell in ended:
+            for experiment in self._open:
+                if experiment.thread == thread:
+                    experiment.scope.leave_to_others(self._appeared(cell), ())
+                else:
+                    self._leave_to(cell, experiment)
+            settle([item.scope for item in self._open if item.thread == thread])
+
+    def _note_names(self, cell: Cell) -> None:
+        if cell.code.names_before is None:
+            cell.code.names_before = set(self._context.namespace)
+
+    def _appeared(self, cell: Cell) -> set[str]:
+        """Return the names that are new since the cell, or a scope of another thread, began."""
+        if cell.code.names_before is None:
+            return set()
+        return self._context.namespace.keys() - cell.code.names_before
+
+    def _leave_to(self, cell: Cell, experiment: HasScope) -> None:
+        """Exclude the cell's names from another thread's scope."""
+        bound = set[str]()
+        for code in cell.code.seen:
+            bound |= code.bindings().bound - code.reported
+        experiment.scope.leave_to_others(bound, self._appeared(cell))
+
+
+def _begins_with_experiment(tree: Any) -> bool:
+    """Return True for a cell whose first line is ``%%experiment``."""
+    body: list[Any] = getattr(tree, "body", None) or []
+    return bool(body) and our_magic(body[0]) == "experiment"

@@ -1,0 +1,472 @@
+"""Ends an experiment: deletes its names, frees their memory, and creates its record.
+
+An interrupt may stop it anywhere. So the end is a list of steps, each removed when it is done, and
+another call goes on with those that are left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from ipygpumem import interrupts
+from ipygpumem.errors import describe_error, quoted
+from ipygpumem.heap.garbage import GcMark
+from ipygpumem.heap.walk import ArraySearch
+from ipygpumem.introspect import is_atom, named_objects
+from ipygpumem.probes import outside
+from ipygpumem.probes.host import RamFigures, allocated_bytes
+from ipygpumem.reclaim import reclaim
+from ipygpumem.records import ExperimentRecord, FreeingStep, RetainedArray, Usage
+from ipygpumem.scope.scope import Scope, is_ownable
+from ipygpumem.shell.context import ShellContext
+from ipygpumem.shell.experiment_options import ExperimentOptions
+from ipygpumem.shell.measured_scope import MeasuredScope, Progress
+from ipygpumem.shell.recovery import Recovery
+from ipygpumem.units import format_bytes
+
+if TYPE_CHECKING:
+    from ipygpumem.shell.survivors import Survivors, WatchedName
+
+_CLOCK_SECONDS = 0.02
+"""Error of the times at which processes start."""
+_MOST_GROWN = 5
+"""Maximum number of grown containers to name."""
+
+
+class Again(Enum):
+    """When another attempt to end an experiment does a step again."""
+
+    NEVER = "never"
+    """It is only for the report."""
+    IF_INTERRUPTED = "if interrupted"
+    UNTIL_DONE = "until done"
+
+
+class EndStep(NamedTuple):
+    """One step of an end."""
+
+    work: Callable[[], object]
+    lost: str
+    """The work that is not done if the step fails."""
+    again: Again = Again.IF_INTERRUPTED
+    waits: bool = False
+    """True if it waits until all steps before it are done."""
+
+    def is_left(self, *, was_interrupted: bool) -> bool:
+        """Return True if another attempt does it again after an interrupt or our own failure."""
+        if self.again is Again.NEVER:
+            return False
+        return was_interrupted or self.again is Again.UNTIL_DONE
+
+
+class Surroundings(NamedTuple):
+    """The scopes around an experiment at the moment of its end."""
+
+    enclosing: Scope | None
+    """The scope around its own one."""
+    elsewhere: Sequence[Scope]
+    """The open scopes of other threads."""
+
+
+@dataclass
+class Contents:
+    """The memory of an experiment before anything is freed."""
+
+    usages: tuple[Usage, ...] = ()
+    waiting: list[RetainedArray] = field(default_factory=list)
+    """The arrays held by the objects to be restored."""
+    watched: list[WatchedName] | None = None
+    """The arrays of its names; None if memory was too short to list them."""
+    names_by_object: dict[int, str] = field(default_factory=dict)
+    """Its names by the identities of their objects."""
+
+
+class ExperimentEnd:
+    """The end of one experiment.
+
+    Args:
+        context: the shell's services.
+        options: the experiment's options.
+        scope: its scope.
+        progress: its cells and errors.
+        survivors: finds the objects that outlive it.
+        recovery: releases tracebacks.
+        handle: the object whose names stay: the user may need it after the end.
+
+    Attributes:
+        record: the record, once it is made.
+    """
+
+    def __init__(
+        self,
+        context: ShellContext,
+        options: ExperimentOptions,
+        scope: MeasuredScope,
+        progress: Progress,
+        survivors: Survivors,
+        recovery: Recovery,
+        handle: object,
+    ) -> None:
+        self._context = context
+        self._options = options
+        self._scope = scope
+        self._progress = progress
+        self._survivors = survivors
+        self._recovery = recovery
+        self._handle = handle
+        self._surroundings = Surroundings(None, ())
+        self._steps = self._all_steps()
+        self._own_names: list[str] | None = None
+        """The names of its scope; only valid in the attempt that has listed them."""
+        self._misspelt = ""
+        """Report line about a misspelt name in ``keep``."""
+        self._contents = Contents()
+        self._are_names_deleted = False
+        self._freeing_steps: list[FreeingStep] = []
+        self._usages_after: tuple[Usage, ...] = ()
+        """Usage once its memory is freed, before our search for survivors takes memory."""
+        self._ram_after = scope.ram_at_start
+        self._alive: tuple[RetainedArray, ...] = ()
+        self.record: ExperimentRecord | None = None
+
+    def _all_steps(self) -> list[EndStep]:
+        never, until_done = Again.NEVER, Again.UNTIL_DONE
+        not_measured = "the memory freed by deleting its names was not measured"
+        return [
+            EndStep(self._find_slip, "misspelt names to keep were not found", never),
+            EndStep(self._look, "the memory before the end was not measured", never),
+            EndStep(self._scope.limits.close, "its budget may still limit torch"),
+            EndStep(self._free_names_and_outputs, not_measured),
+            EndStep(self._delete_names_again, not_measured),
+            EndStep(self._delete_names, "its names are kept", until_done),
+            EndStep(self._collect, "garbage was not collected", waits=True),
+            EndStep(self._measure, "its memory was not measured", waits=True),
+            EndStep(
+                self._find_survivors, "objects still alive were not looked for", never, waits=True
+            ),
+            EndStep(self._make_record, "its record has no measurements", waits=True),
+            EndStep(self._forget_start, "its list of older objects stays in memory", waits=True),
+        ]
+
+    def run(self, surroundings: Surroundings) -> None:
+        """Do the steps that are left, then raise a signal's exception if one came.
+
+        Raises:
+            RuntimeError: the names could not be deleted.
+        """
+        self._surroundings = surroundings
+        self._own_names = None
+        struck = list[BaseException]()
+        for step in tuple(self._steps):
+            if step.waits and self._steps[0] is not step:
+                break  # another attempt goes on with the first step that is left
+            try:
+                step.work()
+            except BaseException as error:
+                was_interrupted = interrupts.is_from_signal(error)
+                if was_interrupted:
+                    struck.append(error)
+                elif isinstance(error, Exception):
+                    self._context.guard.failed("the end of an experiment", error, step.lost)
+                else:
+                    raise
+                if step.is_left(was_interrupted=was_interrupted):
+                    continue
+            self._steps.remove(step)
+        if struck:
+            raise struck.pop()
+        if not self._are_names_deleted:
+            raise RuntimeError("its names could not be deleted")
+
+    # -- before anything is freed ------------------------------------------------------------------
+
+    def _find_slip(self) -> None:
+        """Keep all names if a name in ``keep`` is misspelt: it may mean the trained model."""
+        scope, keep = self._scope.names, self._options.keep
+        misspelt = scope.misspelt_keep()
+        if not misspelt:
+            return
+        import difflib  # takes long
+
+        wrong = misspelt[0]
+        meant = ""
+        for close in difflib.get_close_matches(wrong, scope.own_names(), 1):
+            meant = f" (did you mean {close}?)"
+        self._misspelt = (
+            f"keep: no name matches {quoted(wrong)}{meant}: nothing was deleted, all names are kept"
+        )
+        keep[:] = [*(pattern for pattern in keep if pattern != wrong), "*"]
+
+    def _look(self) -> None:
+        """Measure the usage, and list the names and arrays, before anything is freed."""
+        contents = self._contents
+        try:
+            contents.usages = self._context.meter.settle(self._scope.measurement)
+            contents.waiting = self._scope.waiting()
+            self._own_names = self._scope.names.own_names()
+            contents.watched = self._watch(self._own_names)
+        except MemoryError:  # the names must be deleted all the more
+            self._progress.remarks.append(
+                "not enough memory to list everything that the experiment held"
+            )
+
+    def _watch(self, own_names: list[str]) -> list[WatchedName]:
+        """Watch the arrays held by the scope's names and outputs."""
+        namespace = self._context.namespace
+        search = ArraySearch(self._scope.baseline.was_there)
+        named = list[tuple[str, object]]()
+        for name in self._scope.names.names_to_delete(own_names):
+            value = namespace.get(name)
+            if not is_atom(value):
+                named.append((name, value))
+        for number, value in self._scope.outputs().items():
+            named.append((f"Out[{number}]", value))
+        self._contents.names_by_object = {id(value): name for name, value in named}
+        if named:
+            self._leave_out_the_notebooks(search, own_names)
+        return self._survivors.watch(named, search)
+
+    def _leave_out_the_notebooks(self, search: ArraySearch, own_names: Iterable[str]) -> None:
+        """Ignore the objects of all other names: those bound by ``global`` are no leak."""
+        of_scope = set(own_names)
+        for name, value in named_objects(self._context.namespace):
+            if is_ownable(name) and name not in of_scope:
+                search.ignore(value)
+
+    # -- freeing -----------------------------------------------------------------------------------
+
+    def _free_names_and_outputs(self) -> None:
+        """Delete names, outputs and tracebacks, and measure what each of them frees."""
+        self._run_measured(
+            ("names", self._delete_names),
+            ("outputs", self._forget_outputs),
+            ("tracebacks", self._release_tracebacks),
+        )
+
+    def _run_measured(self, *steps: reclaim.Step) -> None:
+        reclaim.run_steps(self._context.meter, list(steps), self._freeing_steps)
+
+    def _delete_names(self) -> int:
+        """Delete, restore or keep the names, unless that is done; return their number."""
+        scope = self._scope.names
+        own_names, self._own_names = self._own_names, None  # stale after the first attempt
+        if not self._are_names_deleted:
+            scope.close(
+                self._surroundings.enclosing,
+                own_names,
+                is_handle=lambda value: value is self._handle,
+                other_scopes=self._surroundings.elsewhere,
+            )
+            self._are_names_deleted = True
+        outcome = scope.outcome
+        return len(outcome.deleted) + len(outcome.restored) + len(outcome.kept)
+
+    def _delete_names_again(self) -> None:
+        """Delete the names if memory was too short before the tracebacks' memory was freed."""
+        if not self._are_names_deleted:
+            self._run_measured(("names again", self._delete_names))
+
+    def _forget_outputs(self) -> int | None:
+        if self._misspelt:
+            return 0
+        self._scope.forget_outputs()
+        return None
+
+    def _release_tracebacks(self) -> int:
+        """Release the last error, and return 1, if one was shown in the experiment."""
+        if not self._progress.failed or self._context.config.release_frames == "never":
+            return 0
+        self._recovery.release_stored_tracebacks()
+        return 1
+
+    def _collect(self) -> None:
+        """Free garbage, pools and caches."""
+        self._run_measured(*reclaim.steps_that_free(self._context.garbage, self._since))
+
+    def _since(self) -> GcMark | None:
+        """Return the start mark if all garbage at the end must be newer, else None."""
+        if self._progress.failed and self._scope.error_at_start != 0:
+            return None  # an older error was released
+        return self._scope.baseline.mark_if_nothing_lingers()
+
+    # -- the memory that is left -------------------------------------------------------------------
+
+    def _measure(self) -> None:
+        with contextlib.suppress(MemoryError):  # the record has the figures after the search, then
+            self._ram_after = RamFigures.now()
+            self._usages_after = self._scope.usages()
+
+    def _find_survivors(self) -> None:
+        if self._contents.watched is None:
+            return
+        try:
+            self._alive = self._survivors_of(self._contents.watched)
+        except Exception as error:  # everything has been freed: this only lists the rest
+            if interrupts.is_from_signal(error):
+                raise
+            why = describe_error(error)
+            self._progress.remarks.append(f"objects still alive could not be listed: {why}")
+
+    def _survivors_of(self, watched: list[WatchedName]) -> tuple[RetainedArray, ...]:
+        """Return the rows of the objects that are still alive."""
+        from ipygpumem.shell.survivors import HostGrowth  # loading the extension must stay fast
+
+        namespace, baseline = self._context.namespace, self._scope.baseline
+        keepers = self._kept_names()
+        search = ArraySearch()
+        kept_arrays = [array for name in keepers for _, array in search.find(namespace.get(name))]
+        kept_storages = {array.storage for array in kept_arrays}
+        growth = self._host_growth()
+        growth -= sum(array.size_bytes for array in kept_arrays if array.device == "cpu")
+        numbers = [cell.execution_count or 0 for cell in self._progress.cells]
+        return self._survivors.of_experiment(
+            watched,
+            known=lambda item, array: (
+                array.storage in kept_storages or baseline.was_there(item, array)
+            ),
+            kept=kept_storages,
+            keepers=keepers,
+            baseline=baseline,
+            growth=HostGrowth(
+                growth,
+                functools.partial(baseline.contents.unknown, namespace),
+                self._contents.names_by_object,
+                self._progress.remarks,
+            ),
+            first_cell=min(numbers, default=None),
+        )
+
+    def _kept_names(self) -> tuple[str, ...]:
+        """Return the names that stay on purpose."""
+        scope = self._scope.names
+        return (*scope.outcome.kept, *scope.shared())
+
+    def _host_growth(self) -> int:
+        """Return the RAM that the experiment leaves in use."""
+        growth = _growth(self._contents.usages)  # before anything was freed
+        if growth >= self._context.config.min_held_bytes:
+            growth = _growth(self._usages_after)
+        if "polars" in sys.modules:
+            # Its allocator reports nothing, and pages that malloc returns may be older.
+            for step in self._freeing_steps:
+                if step.name not in ("names", "garbage"):
+                    growth += step.freed.get("cpu", 0)
+        return max(growth, allocated_bytes() - self._scope.allocated_at_start)
+
+    # -- the record --------------------------------------------------------------------------------
+
+    def _forget_start(self) -> None:
+        self._scope.baseline.forget()
+        self._contents.watched = None  # drop its weak references to arrays
+        if self.record is None:
+            self._scope.drop_measurement()
+
+    def _make_record(self) -> None:
+        scope, progress = self._scope.names, self._progress
+        at_end = self._contents.usages
+        usages = self._context.meter.stop(self._scope.measurement)
+        after_freeing = self._usages_after or usages
+        consumed = {usage.device: usage.delta_bytes for usage in at_end}
+        freed = dict[str, int]()  # empty if memory was too short to measure its end
+        if at_end:
+            for usage in after_freeing:
+                freed[usage.device] = consumed.get(usage.device, 0) - usage.delta_bytes
+        budget = self._options.budget
+        seconds = progress.seconds() or progress.span_seconds
+        self.record = ExperimentRecord(
+            name=self._options.name,
+            started_at=progress.started_at,
+            duration_seconds=seconds,
+            cells=tuple(progress.cells),
+            usages=usages,
+            consumed=consumed,
+            freed=freed,
+            deleted=tuple(scope.outcome.deleted),
+            restored=tuple(scope.outcome.restored),
+            kept=self._kept_names(),
+            survivors=self._alive,
+            steps=tuple(self._freeing_steps),
+            notes=tuple(self._notes(after_freeing)),
+            parameters=dict(self._options.parameters),
+            ooms=progress.ooms,
+            budget={} if budget is None else dict(budget.limits),
+            span_seconds=max(seconds, progress.span_seconds),
+        )
+
+    def _notes(self, usages: tuple[Usage, ...]) -> list[str]:
+        """Return the notes of the report: on names, memory, the budget, and steps that failed."""
+        notes = list[str]()
+        if self._misspelt:
+            notes.append(self._misspelt)
+        for pattern in self._scope.names.unmatched_keep():
+            if pattern != "*":
+                notes.append(f"keep: no name matches {quoted(pattern)}")
+        notes += self._notes_on_memory(usages)
+        budget = self._options.budget
+        if budget is not None:
+            notes += [*budget.notes, *budget.refusals]
+        notes += self._progress.remarks
+        notes += [f"{step.name}: {step.error}" for step in self._freeing_steps if step.error]
+        return notes
+
+    def _notes_on_memory(self, usages: tuple[Usage, ...]) -> list[str]:
+        """Return notes on memory that its rows do not show."""
+        notes = list[str]()
+        least = self._context.config.min_held_bytes
+        waiting = self._contents.waiting
+        waiting_bytes = sum(held.size_bytes for held in waiting)
+        if waiting_bytes >= least:
+            names = ", ".join(held.name for held in waiting)
+            size = format_bytes(waiting_bytes)
+            notes.append(f"the restored objects ({names}) took {size} while the experiment ran")
+        left = {usage.device: usage.delta_bytes for usage in usages}
+        if "polars" in sys.modules and left.get("cpu", 0) >= least:
+            notes.append("polars' allocator returns the pages of deleted frames within seconds")
+        if left.get("shm", 0) >= least:
+            shared = self._context.meter.now()["shm"].note
+            if shared:
+                notes.append(f"shared memory: {shared}")
+        if left.get("cpu", 0) >= least:
+            notes += self._notes_on_host(left["cpu"])
+        if left.get("children", 0) >= least:
+            notes.append(self._note_on_children(left["children"]))
+        return notes
+
+    def _notes_on_host(self, left_bytes: int) -> list[str]:
+        """Return notes on containers that grew, and on RAM without a name."""
+        from ipygpumem.inventory import leftover, remaining  # most experiments leave less
+
+        namespace, contents = self._context.namespace, self._scope.baseline.contents
+        least, roots = self._context.config.min_held_bytes, self._survivors.roots()
+        grown = remaining.grown(namespace, contents, least, roots)
+        notes = [f"{path} grew by {format_bytes(size)}" for path, size in grown[:_MOST_GROWN]]
+        named = {
+            "still alive": sum(row.size_bytes for row in self._alive if row.device == "cpu"),
+            "kept": leftover.ram_of(contents.unknown(namespace)),
+            "in what grew": sum(size for _, size in grown),
+        }
+        at_start, after = self._scope.ram_at_start, self._ram_after
+        assert at_start is not None
+        assert after is not None
+        return notes + leftover.unnamed(at_start, after, left_bytes, named)
+
+    def _note_on_children(self, left_bytes: int) -> str:
+        """Return the note on child processes that it leaves, with the lines that end them."""
+        from ipygpumem.inventory import children  # most experiments leave none
+
+        started = self._progress.started_at - _CLOCK_SECONDS
+        new = [child for child in outside.children() if child.started_at >= started]
+        lines = children.endings(children.with_endings(new, self._context.namespace))
+        how = "; ".join(lines) or "%gpumem status lists them"
+        size = format_bytes(left_bytes)
+        return f"child processes have {size} more than at its start; to end them: {how}"
+
+
+def _growth(usages: Iterable[Usage]) -> int:
+    return sum(usage.delta_bytes for usage in usages if usage.device == "cpu")
