@@ -95,7 +95,7 @@ class Region:
     @property
     def complete(self) -> bool:
         """False if there were too many objects, or graphs with too many nodes."""
-        return self.reader.complete
+        return self.reader.limits.is_complete
 
     def reach(self, keys: Iterable[NodeKey], without: Collection[NodeKey] = ()) -> set[NodeKey]:
         """Return some nodes and all nodes to which they lead, except those ``without`` and what
@@ -199,7 +199,7 @@ class Region:
         by_root = list[set[NodeKey]]()
         for root in groups:
             reached = set[NodeKey]()
-            level: set[NodeKey] = {root} - shared
+            level = set[NodeKey]([root]) - shared
             while level:
                 met_twice |= level & labelled
                 level -= labelled

@@ -121,11 +121,11 @@ class Sizes:
     @property
     def allowance(self) -> Allowance | None:
         """The time and memory for the following measurements."""
-        return self.region.reader.allowance
+        return self.region.reader.limits.allowance
 
     @allowance.setter
     def allowance(self, allowance: Allowance | None) -> None:
-        self.region.reader.allowance = allowance
+        self.region.reader.limits.allowance = allowance
 
     def drop(self) -> None:
         """Drop all references."""
@@ -166,7 +166,7 @@ class Sizes:
     def measure(self, value: object, label: str = "") -> Size:
         """Return the memory that ``value`` holds and that no earlier call counted."""
         reader = self.region.reader
-        reader.complete = self.complete = not self._is_stopped()
+        reader.limits.is_complete = self.complete = not self._is_stopped()
         if not self.complete:
             return Size({}, complete=False)
         is_named = self._labels.get(id(value)) == label and id(value) in self._waiting
@@ -204,7 +204,7 @@ class Sizes:
         also_in = self._sharers(measurement, label)
         if label:
             self._measured.append((label, measurement.nodes))
-        self.complete = reader.complete
+        self.complete = reader.limits.is_complete
         device_bytes = dict(self.region.bytes_of(measurement.nodes))
         uncounted = tuple(sorted(self.region.uncounted_by(measurement.nodes)))
         return Size(
@@ -212,7 +212,7 @@ class Sizes:
             tuple(shares),
             tuple(also_in),
             tuple(measurement.notes),
-            reader.complete,
+            reader.limits.is_complete,
             uncounted,
         )
 
@@ -221,13 +221,13 @@ class Sizes:
         other.
         """
         reader = self.region.reader
-        reader.complete = self.complete = not self._is_stopped()
+        reader.limits.is_complete = self.complete = not self._is_stopped()
         if not self.complete:
             return 0
         reader.release([value for value in values if id(value) in self._waiting])
         self._waiting.difference_update(map(id, values))
         size = _Measurement(self.region).add(reader.barriers.entered(values))
-        self.complete = reader.complete
+        self.complete = reader.limits.is_complete
         return size
 
     def _is_stopped(self) -> bool:
@@ -320,7 +320,7 @@ class _Measurement:
             new = read()
         except AllowanceError:
             new = region.reader.new
-            region.reader.complete = False
+            region.reader.limits.is_complete = False
         self.nodes.update(new)
         self.met |= region.reader.met
         self.notes.update(region.graph.notes)

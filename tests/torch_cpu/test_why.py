@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import ipygpumem
-from ipygpumem.heap.reading import GraphReader
+from ipygpumem.heap.folding import Folder
 from ipygpumem.heap.region import Region
 from ipygpumem.units import MIB
 from tests import hostile
@@ -360,13 +360,13 @@ def test_rows_in_two_lists_are_read_together(monkeypatch: pytest.MonkeyPatch) ->
     rows = [[number + 10**6] for number in range(5000)]
     again = list(rows)
     folded: list[int] = []
-    fold = GraphReader._fold
+    fold = Folder.fold
 
-    def counted(self: GraphReader, key: int, items: Sequence[Any], waiting: list[Any]) -> None:
+    def counted(self: Folder, key: int, items: Sequence[Any]) -> None:
         folded.append(key)
-        fold(self, key, items, waiting)
+        fold(self, key, items)
 
-    monkeypatch.setattr(GraphReader, "_fold", counted)
+    monkeypatch.setattr(Folder, "fold", counted)
     found = ipygpumem.why(rows)
     assert len(folded) < 100
     assert "local again" in found.held[0].holder.path

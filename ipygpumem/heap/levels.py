@@ -1,0 +1,190 @@
+"""Reads many nodes of a graph together, level by level: 2 µs an object instead of 30 µs.
+
+A level has the objects that are one reference further from their nodes than those of the level
+before. Parallel lists have each object and the node that owns it.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, compress, repeat
+from operator import and_, not_
+from typing import Any
+
+from ipygpumem.heap.bulk import CHUNK, chunks, of_types
+from ipygpumem.heap.folding import ONCE_IN_LIST, Folder, constants_among
+from ipygpumem.heap.frontier import Context
+from ipygpumem.heap.graph import NodeKey
+from ipygpumem.heap.holders.tasks import BUILTIN
+from ipygpumem.heap.knowledge.references import has_own_keys
+
+
+class _Level:
+    """Objects, each with the node that owns it."""
+
+    def __init__(self, items: Iterable[Any] = (), owners: Iterable[int] = ()) -> None:
+        self.items = list(items)
+        self.owners = list(owners)
+
+    def parts(self) -> Iterator[_Level]:
+        """Yield the objects in chunks."""
+        for items, owners in zip(chunks(self.items), chunks(self.owners), strict=True):
+            yield _Level(items, owners)
+
+    def only(self, is_wanted: Sequence[bool]) -> _Level:
+        """Return the objects for which ``is_wanted`` is true."""
+        return _Level(compress(self.items, is_wanted), compress(self.owners, is_wanted))
+
+    def add(self, level: _Level) -> None:
+        """Add the objects of another level."""
+        self.items += level.items
+        self.owners += level.owners
+
+
+class _Belongings:
+    """The bytes and edges of nodes that are read together."""
+
+    def __init__(self, nodes: Sequence[object]) -> None:
+        self.edges: dict[int, dict[NodeKey, None]] = {id(node): {} for node in nodes}
+        self.sizes = dict.fromkeys(self.edges, 0)
+
+    def add(self, owners: Iterable[int], sizes: Iterable[int]) -> None:
+        """Add the bytes of objects to their owners."""
+        for owner, size in zip(owners, sizes, strict=True):
+            self.sizes[owner] += size
+
+    def lead(self, owners: Iterable[int], ends: Iterable[object]) -> None:
+        """Add an edge from each owner to a node."""
+        for owner, end in zip(owners, map(id, ends), strict=True):
+            self.edges[owner][end] = None
+
+
+class LevelReader:
+    """Reads many nodes together.
+
+    Args:
+        context: the graph, and what its readers share.
+        folder: reads objects of special kinds one by one.
+    """
+
+    def __init__(self, context: Context, folder: Folder) -> None:
+        self._context = context
+        self._folder = folder
+        self._types = context.types
+
+    def read(self, nodes: Sequence[Any]) -> None:
+        """Read nodes, and everything that only they lead to; add the nodes to which these refer."""
+        belongings = _Belongings(nodes)
+        level = _Level(nodes, list(map(id, nodes)))
+        while level.items:
+            following = _Level()
+            for part in level.parts():
+                self._context.limits.check()
+                self._read_part(part, belongings, following)
+            level = following
+            self._context.limits.visit(len(level.items))
+            if self._context.keeps_folded:
+                self._context.graph.folded += level.items
+        self._add(belongings)
+
+    def _add(self, belongings: _Belongings) -> None:
+        """Add the bytes and edges of nodes to the graph."""
+        graph = self._context.graph
+        for key, size in belongings.sizes.items():
+            graph.cpu_bytes[key] = graph.cpu_bytes.get(key, 0) + size
+        for key, edges in belongings.edges.items():
+            if key in graph.edges:  # some of it was folded
+                graph.lead(key, edges)
+            elif edges:
+                graph.edges[key] = tuple(edges)
+
+    def _read_part(self, part: _Level, belongings: _Belongings, following: _Level) -> None:
+        """Read the references of some objects; add what only they lead to to ``following``.
+
+        Objects of special kinds, and those that refer to such, are read one by one.
+        """
+        part = self._without(self._special(part.items), part)
+        references = list(map(gc.get_referents, part.items))
+        numbers = list(map(len, references))
+        below = _Level(list(chain.from_iterable(references)))
+        del references  # they refer to the objects, too
+        apart = self._types.apart
+        if not apart.isdisjoint(self._types.learn(below.items)):
+            positions = chain.from_iterable(map(repeat, range(len(part.items)), numbers))
+            is_apart = map(apart.__contains__, map(id, map(type, below.items)))
+            special = set(compress(positions, is_apart))
+            del below
+            self._read_part(self._without(special, part), belongings, following)
+            return
+        below.owners = list(chain.from_iterable(map(repeat, part.owners, numbers)))
+        entered = set(map(id, self._context.barriers.entered(below.items)))
+        if len(entered) < len(below.items):
+            below = below.only(list(map(entered.__contains__, map(id, below.items))))
+        self._measure(part, belongings)
+        self._divide(below, belongings, following)
+
+    def _measure(self, level: _Level, belongings: _Belongings) -> None:
+        """Add the bytes of objects to the nodes that own them."""
+        belongings.add(level.owners, self._types.own_bytes.each(level.items))
+        self._context.note_uncounted_of_each(level.owners, level.items)
+
+    def _divide(self, below: _Level, belongings: _Belongings, following: _Level) -> None:
+        """Add the objects to which the objects of a level refer: as bytes, as objects to read next,
+        or as nodes.
+        """
+        counts = list(map(sys.getrefcount, below.items))
+        constants = constants_among(below.items, counts)
+        is_single = list(map(ONCE_IN_LIST.__ge__, counts))
+        is_leaf = list(map(self._types.leaves.__contains__, map(id, map(type, below.items))))
+        is_own_leaf = list(map(and_, is_single, is_leaf))
+        leads_on = list(map(and_, is_single, map(not_, is_leaf)))
+        is_shared = [
+            not single and id(item) not in constants
+            for single, item in zip(is_single, below.items, strict=True)
+        ]
+        self._measure(below.only(is_own_leaf), belongings)
+        following.add(below.only(leads_on))
+        shared = below.only(is_shared)
+        self._context.graph.inside.update(map(id, shared.items))
+        belongings.lead(shared.owners, shared.items)
+        self._context.frontier.add(shared.items)
+
+    # -- special kinds ---------------------------------------------------------------------------
+
+    def _special(self, items: Sequence[Any]) -> set[int]:
+        """Return the positions of the objects that have references or memory of which the collector
+        does not know.
+        """
+        types = self._types
+        type_ids = types.learn(items)
+        kinds = (types.apart | types.own_bytes.readers.keys() | types.streams | BUILTIN) & type_ids
+        special = set[int]()
+        if kinds:
+            is_special = map(kinds.__contains__, map(id, map(type, items)))
+            special.update(compress(range(len(items)), is_special))
+        dicts = {type_id for type_id in type_ids if types.containers.get(type_id) is dict}
+        if dicts and has_own_keys(of_types(dicts, items)):
+            for position, item in enumerate(items):
+                if id(type(item)) in dicts and has_own_keys([item]):
+                    special.add(position)
+        if not types.containers.keys().isdisjoint(type_ids):
+            for position, item in enumerate(items):
+                base = types.containers.get(id(type(item)))
+                if base is not None and base.__len__(item) > CHUNK:
+                    special.add(position)
+        return special
+
+    def _without(self, special: set[int], level: _Level) -> _Level:
+        """Fold the objects at some positions into their nodes one by one; return the rest."""
+        if not special:
+            return level
+        rest = _Level()
+        for position, (item, owner) in enumerate(zip(level.items, level.owners, strict=True)):
+            if position in special:
+                self._folder.fold(owner, [item])
+            else:
+                rest.items.append(item)
+                rest.owners.append(owner)
+        return rest
