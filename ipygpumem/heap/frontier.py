@@ -129,7 +129,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Context:
-    """What the readers of one node and of many nodes share."""
+    """The graph, and the state that the readers of one node and of many nodes share."""
 
     graph: Graph
     types: Types
