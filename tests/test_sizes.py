@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import sys
+import textwrap
 from importlib.util import find_spec
 from types import FrameType
 
@@ -50,6 +51,44 @@ def wrong(*arguments: object, least: int = 10 * MIB) -> dict[str, tuple[int, int
         for name, (grown, named) in found.items()
         if abs(named / grown - 1) > within[name]
     }
+
+
+LONG_ARRAYS = {
+    "two rows, column by column": """
+        array = numpy.empty((2, number // 2), object, order="F")
+        array[:] = [texts[: number // 2], texts[number // 2 :]]
+    """,
+    "a field of a structured array": """
+        array = numpy.empty(number, dtype=[("number", int), ("text", object)])
+        array["text"] = texts
+    """,
+    "a subclass": """
+        class Column(numpy.ndarray): pass
+        array = numpy.empty(number, object).view(Column).copy()
+        array[:] = texts
+    """,
+    "a column with more than a million rows": """
+        number = 1_100_000
+        array = numpy.array([f"text {index}" for index in range(number)], object)
+    """,
+}
+
+
+@pytest.mark.parametrize("kind", LONG_ARRAYS)
+def test_a_long_array_of_objects_has_the_size_of_its_objects(kind: str) -> None:
+    numpy = pytest.importorskip("numpy")
+    number = 150_000
+    space = {"numpy": numpy, "number": number}
+    space["texts"] = [f"text {index}" for index in range(number)]
+    exec(textwrap.dedent(LONG_ARRAYS[kind]), space)
+    array = space["array"]
+    del space
+    sizes = Sizes()
+    size = sizes.measure(array)
+    texts = array["text"] if array.dtype.names else array
+    with_objects = array.nbytes + sum(map(sys.getsizeof, texts.ravel().tolist()))
+    assert size.device_bytes["cpu"] == pytest.approx(with_objects, rel=0.15)
+    assert sizes.complete
 
 
 linux = pytest.mark.skipif(

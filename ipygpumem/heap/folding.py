@@ -9,13 +9,13 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
 from operator import not_
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
-from ipygpumem.heap.arrays import holding_objects, slots
+from ipygpumem.heap.arrays import holding_objects, is_array, parts_of_array, read_array, slots
 from ipygpumem.heap.bulk import (
     CHUNK,
     CONTAINERS,
@@ -236,7 +236,10 @@ class Folder:
         """Yield the references of objects, not too many at once, each with the number for which it
         stands.
         """
-        if self._types.containers.keys().isdisjoint(type_ids):
+        long_array = self._long_array(part, type_ids)
+        if long_array is not None:
+            yield from self._references_of_array(long_array)
+        elif self._types.containers.keys().isdisjoint(type_ids):
             yield self.references.of(part, type_ids), 1
         elif len(part) == 1 and id(part[0]) in self._with_items_read:
             yield self._references_besides_items(part[0]), 1
@@ -263,19 +266,51 @@ class Folder:
         sample.
         """
         base = self._types.containers[id(type(container))]
-        stands_for = max(1, -(-base.__len__(container) // self._context.sampled_from))
-        if stands_for > 1:
-            self._graph.notes[SAMPLED] = None
+        stands_for = self._stands_for(base.__len__(container))
         parts = parts_of_container(container, base, CHUNK * stands_for)
-        # ``map`` keeps no reference to a chunk, which would count as another reference to its
-        # items.
         try:
-            for entered in map(self._context.barriers.entered, parts):
-                self._context.limits.check()
-                yield References(entered, (), (), (), True), stands_for
+            yield from self._in_parts(parts, stands_for)
         except RuntimeError:  # a thread changes the container: the rest is missing
             self._context.limits.is_complete = False
         yield self._references_besides_items(container), 1
+
+    def _long_array(self, part: Sequence[Any], type_ids: set[int]) -> Any:
+        """Return a single array with many objects, such as a column of a million texts; else None.
+
+        Arrays of objects are nodes, which are read one by one.
+        """
+        if len(part) != 1 or self._types.arrays.isdisjoint(type_ids):
+            return None
+        (array,) = part
+        if not is_array(array) or read_array("base", array) is not None:
+            return None
+        holds_many = holding_objects(part)[0] and read_array("size", array) > _MOST_INSIDE
+        return array if holds_many else None
+
+    def _references_of_array(self, array: Any) -> Iterator[tuple[References, int]]:
+        """Yield the objects in a long array in chunks; of a very long one, those of a sample."""
+        stands_for = self._stands_for(read_array("size", array))
+        yield from self._in_parts(parts_of_array(array, CHUNK, CHUNK * stands_for), stands_for)
+        attributes = [instance_dict(array), *slots(array).values()]
+        yield References(self._context.barriers.entered(attributes), (), (), (), True), 1
+
+    def _stands_for(self, length: int) -> int:
+        """Return the number of items for which each item of a sample stands; 1 without a sample."""
+        stands_for = max(1, -(-length // self._context.sampled_from))
+        if stands_for > 1:
+            self._graph.notes[SAMPLED] = None
+        return stands_for
+
+    def _in_parts(
+        self, parts: Iterable[Sequence[Any]], stands_for: int
+    ) -> Iterator[tuple[References, int]]:
+        """Yield references in chunks.
+
+        ``map`` keeps no reference to a chunk, which would count as another reference to its items.
+        """
+        for entered in map(self._context.barriers.entered, parts):
+            self._context.limits.check()
+            yield References(entered, (), (), (), True), stands_for
 
     def _references_besides_items(self, container: Any) -> References:
         """Return the references that an instance of a container's subclass has
