@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import itertools
 import json
 import os
 import sys
@@ -341,6 +342,21 @@ def test_a_limit_is_reported_and_a_long_list_is_sampled() -> None:
     assert long.complete
     assert long.notes == ("estimated from a sample of its items",)
     assert long.size_bytes == pytest.approx(2 * 10**6 * (64 + 8), rel=0.01)
+
+
+def test_a_spent_allowance_keeps_what_was_read() -> None:
+    rows = [[[[str(number)]]] for number in range(3000)]
+    again = list(rows)  # each row is shared, so that all are read together
+    sizes = list[int]()
+    for checks in range(12):
+        clock = itertools.count().__next__  # each check takes a second
+        allowance = Allowance(checks + 2, clock=clock, available=lambda: 1 << 40)
+        sizes.append(Sizes(allowance=allowance).measure(rows).size_bytes)
+    assert sizes == sorted(sizes)
+    steps = len(set(sizes))
+    assert steps >= 5  # the list, then each level of the rows
+    assert sizes[-1] == Sizes().measure(rows).size_bytes
+    del again
 
 
 MANY = ("[str(n) for n in range(10**5)]", "[{'number': n, 'text': str(n)} for n in range(50_000)]")

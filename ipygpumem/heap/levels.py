@@ -78,16 +78,22 @@ class LevelReader:
         """Read nodes, and everything that only they lead to; add the nodes to which these refer."""
         belongings = _Belongings(nodes)
         level = _Level(nodes, list(map(id, nodes)))
-        while level.items:
-            following = _Level()
-            for part in level.parts():
-                self._context.limits.check()
-                self._read_part(part, belongings, following)
-            level = following
-            self._context.limits.visit(len(level.items))
-            if self._context.keeps_folded:
-                self._context.graph.folded += level.items
-        self._add(belongings)
+        try:
+            while level.items:
+                level = self._read_level(level, belongings)
+        finally:  # a spent allowance leaves what was read so far
+            self._add(belongings)
+
+    def _read_level(self, level: _Level, belongings: _Belongings) -> _Level:
+        """Read the references of a level; return the next level."""
+        following = _Level()
+        for part in level.parts():
+            self._context.limits.check()
+            self._read_part(part, belongings, following)
+        self._context.limits.visit(len(following.items))
+        if self._context.keeps_folded:
+            self._context.graph.folded += following.items
+        return following
 
     def _add(self, belongings: _Belongings) -> None:
         """Add the bytes and edges of nodes to the graph."""
