@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import pkgutil
 import sys
 import textwrap
 from dataclasses import asdict, dataclass
@@ -18,6 +19,8 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+import ipygpumem.heap
+import ipygpumem.inventory
 from tests.agreement import Asker, forked
 from tests.remedy_cases import CASES, Case
 
@@ -113,15 +116,21 @@ def is_code(shell: Any, advice: str) -> bool:
     return True
 
 
-def outcomes(names: list[str]) -> dict[str, Any]:
-    """Return the outcome of each case by name, or the error instead of it."""
-    for module in ("numpy", "zmq"):
-        importlib.import_module(module)
+def outcomes(names: list[str], *, sees_all: bool = False) -> dict[str, Any]:
+    """Return the outcome of each case by name, or the error instead of it.
+
+    The objects of libraries are hidden from the cases that do not need them, unless ``sees_all``:
+    each report would pass over them.
+    """
+    import_late_modules()
+    gc.collect()
     found = dict[str, Any]()
     for name in names:
         case = CASES[name]
-        for library in case.needs:
-            importlib.import_module(library)
+        if sees_all or case.sees_libraries:
+            gc.unfreeze()
+        else:
+            gc.freeze()
         for kind in case.kinds:
             found[f"{name}: {kind}"] = forked(
                 lambda case=case, kind=kind: asdict(outcome(case, kind))
@@ -129,5 +138,15 @@ def outcomes(names: list[str]) -> dict[str, Any]:
     return found
 
 
+def import_late_modules() -> None:
+    """Import what the cases need, so that their processes do not import it one by one."""
+    for module in ("numpy", "zmq", "ipygpumem.magics.leaks", "ipygpumem.shell.survivors"):
+        importlib.import_module(module)
+    for package in (ipygpumem.heap, ipygpumem.inventory):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+
+
 if __name__ == "__main__":
-    print(json.dumps(outcomes(sys.argv[1:] or list(CASES))))
+    selected = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
+    print(json.dumps(outcomes(selected or list(CASES), sees_all="--all" in sys.argv)))

@@ -16,8 +16,8 @@ class Case:
     after: str = ""
     """Code that still works after the place was emptied."""
     kinds: tuple[str, ...] = ("array", "object")
-    needs: tuple[str, ...] = ()
-    """Libraries to import before."""
+    sees_libraries: bool = False
+    """True if objects of libraries lead to the place, which are hidden otherwise."""
     sentences: tuple[str, ...] = ()
     """The beginnings of the advice if no line can free it."""
     is_out_of_reach: bool = False
@@ -169,7 +169,9 @@ CASES: dict[str, Case] = {
         'outer["f"] = functools.partial(print, data=x)', "import functools; outer = {}"
     ),
     "a finalizer": Case(
-        "weakref.finalize(owner, print, x).atexit = False", "class Owner: pass\nowner = Owner()"
+        "weakref.finalize(owner, print, x).atexit = False",
+        "class Owner: pass\nowner = Owner()",
+        sees_libraries=True,
     ),
     "a context variable": Case(
         "var.set(x);", "import contextvars; var = contextvars.ContextVar('var')"
@@ -210,6 +212,7 @@ CASES: dict[str, Case] = {
         """,
         "import logging",
         "logging.getLogger('mine').error('goes on')",
+        sees_libraries=True,
     ),
     "a root handler": Case(
         """
@@ -221,6 +224,7 @@ CASES: dict[str, Case] = {
         """,
         "import logging",
         "logging.getLogger('mine').error('goes on')",
+        sees_libraries=True,
     ),
     "a handler's buffer": Case(
         """
@@ -232,6 +236,7 @@ CASES: dict[str, Case] = {
         logging.getLogger("mine").addHandler(logging.handlers.MemoryHandler(100))
         """,
         "logging.getLogger('mine').error('goes on')",
+        sees_libraries=True,
     ),
     "a logging filter": Case(
         """
@@ -241,6 +246,7 @@ CASES: dict[str, Case] = {
         """,
         "import logging; lg = logging.getLogger('mine')",
         "lg.error('goes on')",
+        sees_libraries=True,
     ),
     "an atexit callback": Case(
         "atexit.register(keep, x)",
@@ -291,9 +297,9 @@ CASES: dict[str, Case] = {
         sys.modules["hidden_mine"].CACHE = {}
         """,
     ),
-    "a library's module": Case("json.mine = x", "import json"),
-    "a builtin": Case("builtins.mine = x", "import builtins"),
-    "a builtin without a name": Case("import builtins; builtins.mine = [x]"),
+    "a library's module": Case("json.mine = x", "import json", sees_libraries=True),
+    "a builtin": Case("builtins.mine = x", "import builtins", sees_libraries=True),
+    "a builtin without a name": Case("import builtins; builtins.mine = [x]", sees_libraries=True),
     "an object array": Case("outer[1] = x", "outer = np.empty(3, object)", kinds=("array",)),
     "a weak dict's value": Case(
         "key = Key(); keys.append(key); outer[key] = x",
@@ -326,7 +332,7 @@ CASES: dict[str, Case] = {
         """,
         "outer = []",
     ),
-    "a trace of sys": Case("sys.mine = x", "import sys"),
+    "a trace of sys": Case("sys.mine = x", "import sys", sees_libraries=True),
     "an excepthook": Case(
         """
         def hook(kind, error, trace, data=x): pass
@@ -334,6 +340,7 @@ CASES: dict[str, Case] = {
         """,
         "import threading",
         is_out_of_reach=True,
+        sees_libraries=True,
     ),
     "a future": Case(
         "outer.set_result(x)", "import concurrent.futures; outer = concurrent.futures.Future()"

@@ -14,15 +14,18 @@ from tests.test_sizes import QUIET, linux
 pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
 
 SIZE_BYTES = 40 << 20
+PASSES = [
+    pytest.param([], id="own objects"),
+    pytest.param(["--all"], id="all objects", marks=pytest.mark.thorough),
+]
 QUESTIONS = [f"{name}: {kind}" for name, case in CASES.items() for kind in case.kinds]
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> dict[str, Any]:
+@pytest.fixture(scope="module", params=PASSES)
+def outcomes(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Return the outcomes of all questions, each of which has a process of its own."""
-    found: dict[str, Any] = json.loads(
-        printed("-m", "tests.remedies", env=os.environ | QUIET).splitlines()[-1]
-    )
+    text = printed("-m", "tests.remedies", *request.param, env=os.environ | QUIET)
+    found: dict[str, Any] = json.loads(text.splitlines()[-1])
     return found
 
 
