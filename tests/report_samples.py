@@ -8,7 +8,7 @@ from typing import Any
 
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.extras.cluster.engines_report import engines_report, merged_record, outputs_report
-from ipygpumem.extras.guard.guard import guard_report
+from ipygpumem.extras.guard.report import guard_report
 from ipygpumem.extras.lines.gpumemit import statements_report
 from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord
 from ipygpumem.extras.lines.memlines import lines_report

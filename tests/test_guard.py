@@ -15,8 +15,10 @@ import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from ipygpumem.extras.guard.guard import MemoryGuard, _runs_code, _shortened
+from ipygpumem.extras.guard.failing import shortened
+from ipygpumem.extras.guard.guard import MemoryGuard
 from ipygpumem.extras.guard.headroom import Figures, Headroom
+from ipygpumem.extras.guard.interrupt import _runs_code
 from ipygpumem.probes.host import PAGE_BYTES
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.cell import Cell
@@ -110,7 +112,7 @@ def test_a_cell_that_would_use_too_much_ends_in_an_error_each_time(
         reply = fails(notebook, cell)
         assert reply.error in ERRORS
         assert plain(reply.traceback).rstrip().splitlines()[-1].startswith(reply.error)
-        assert "in MemoryGuard" not in plain(reply.traceback)
+        assert "in CellInterrupt" not in plain(reply.traceback)
         (report,) = reply.reports("guard")
         assert "the next cell can use" in report
         assert f"del {name}" in report
@@ -227,7 +229,8 @@ def test_cells_that_keep_memory_hardly_exceed_the_limit(loaded: InteractiveShell
     loaded.run_line_magic("gpumem", "guard on --limit 250MiB")
     (guard,) = MemoryGuard._in_force
     rooms = [
-        guard._least_in(Figures(8 << 30, size * MIB, 0)) // MIB for size in (100, 250, 266, 400)
+        guard._memory.bounds._least_room_bytes(Figures(8 << 30, size * MIB, 0)) // MIB
+        for size in (100, 250, 266, 400)
     ]
     assert rooms == [32, 16, 8, 4]
 
@@ -284,7 +287,7 @@ def test_each_new_guard_can_interrupt_waits_and_the_last_restores(loaded: Intera
     for _ in range(2):
         loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
         (guard,) = MemoryGuard._in_force
-        assert signal.getsignal(signal.SIGURG) == guard._raise
+        assert signal.getsignal(signal.SIGURG) == guard._watch.interrupt._raise
     loaded.run_line_magic("gpumem", "guard off")
     assert signal.getsignal(signal.SIGURG) is signal.SIG_DFL
 
@@ -294,20 +297,20 @@ def test_the_thread_looks_though_the_limit_refuses_it_memory(
 ) -> None:
     loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
     (guard,) = MemoryGuard._in_force
-    now = guard._headroom.now
+    now = guard._memory.headroom.now
 
     def refused_unless_raised() -> Figures:
-        if not guard._limit._raises:
+        if not guard._memory.limit._raises:
             raise MemoryError
         looks.append(1)
         return now()
 
     looks = list[int]()
-    monkeypatch.setattr(guard._headroom, "now", refused_unless_raised)
-    pause = guard._tick()
+    monkeypatch.setattr(guard._memory.headroom, "now", refused_unless_raised)
+    pause = guard._watch._tick()
     assert pause is None or pause > 0
     assert looks
-    assert guard._limit._raises == 0
+    assert guard._memory.limit._raises == 0
 
 
 def test_the_thread_goes_on_looking_after_an_error(
@@ -316,12 +319,13 @@ def test_the_thread_goes_on_looking_after_an_error(
     loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
     guard = app_of(loaded).session.observers[-1]
     assert isinstance(guard, MemoryGuard)
-    guard._is_failing = True
-    pause = guard._tick()
+    guard._memory.limit.begin_error()
+    pause = guard._watch._tick()
     assert pause is not None
     assert pause < 0.1
-    guard._is_failing, guard._struck = False, True
-    guard._raise(0, sys._getframe())  # memory has been freed meanwhile
+    guard._memory.limit.end_error()
+    guard._watch.interrupt.is_pending = True
+    guard._watch.interrupt._raise(0, sys._getframe())  # memory has been freed meanwhile
 
 
 def test_no_error_is_raised_while_an_isolated_cell_is_awaited() -> None:
@@ -337,16 +341,16 @@ def test_a_cell_that_begins_during_a_look_is_watched(
 ) -> None:
     loaded.run_line_magic("gpumem", "guard on --touched --limit 64MiB")
     (guard,) = MemoryGuard._in_force
-    app_of(loaded).context.meter.worker.remove(guard._tick)
-    monkeypatch.setattr(guard, "_strike", lambda cell, left: None)
-    figures = guard._headroom.now()
+    app_of(loaded).context.meter.worker.remove(guard._watch._tick)
+    monkeypatch.setattr(guard._watch, "_strike", lambda cell, left: None)
+    figures = guard._memory.headroom.now()
 
     def look() -> Figures:
-        guard._cell = Cell(None, nested=False, thread=0)
+        guard._watch.cell = Cell(None, nested=False, thread=0)
         return figures
 
-    monkeypatch.setattr(guard._headroom, "now", look)
-    assert guard._tick() is not None
+    monkeypatch.setattr(guard._memory.headroom, "now", look)
+    assert guard._watch._tick() is not None
 
 
 def test_a_look_that_was_due_at_off_reads_no_closed_file(
@@ -354,18 +358,18 @@ def test_a_look_that_was_due_at_off_reads_no_closed_file(
 ) -> None:
     loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
     (guard,) = MemoryGuard._in_force
-    app_of(loaded).context.meter.worker.remove(guard._tick)
-    figures, held = guard._headroom.now(), []
+    app_of(loaded).context.meter.worker.remove(guard._watch._tick)
+    figures, held = guard._memory.headroom.now(), []
     monkeypatch.setattr(
-        guard._headroom, "now", lambda: (held.append(guard._lock.locked()), figures)[1]
+        guard._memory.headroom, "now", lambda: (held.append(guard._watch.lock.locked()), figures)[1]
     )
-    guard._tick()
+    guard._watch._tick()
     assert held == [True], "off waits until the files have been read"
     monkeypatch.undo()
     loaded.run_line_magic("gpumem", "guard off")
-    assert guard._tick() is None
-    guard._strike(Cell(None, nested=False, thread=threading.get_ident()), 0)
-    assert not guard._struck
+    assert guard._watch._tick() is None
+    guard._watch._strike(Cell(None, nested=False, thread=threading.get_ident()), 0)
+    assert not guard._watch.interrupt.is_pending
     assert "failed" not in capsys.readouterr().err
 
 
@@ -412,14 +416,15 @@ def test_the_search_for_names_stops_before_memory_runs_out(
     """
     loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
     (guard,) = MemoryGuard._in_force
-    app_of(loaded).context.meter.worker.remove(guard._tick)
-    figures, loaded.user_ns["rows"] = guard._headroom.now(), [[]]
+    app_of(loaded).context.meter.worker.remove(guard._watch._tick)
+    figures, loaded.user_ns["rows"] = guard._memory.headroom.now(), [[]]
     for sizes, has_names in (([64, 60], True), ([64, 20], False)):
         later = iter(
             figures._replace(available_bytes=size * MIB) for size in (*sizes, *[60] * 1000)
         )
-        monkeypatch.setattr(guard._headroom, "now", functools.partial(next, later))
-        guard._least, guard._refused = 60 * MIB, "refused 1 MiB"
+        monkeypatch.setattr(guard._memory.headroom, "now", functools.partial(next, later))
+        guard._memory.bounds.least_left_bytes = 60 * MIB
+        guard._causes.note("refused 1 MiB")
         (report,) = guard.cell_ended(Cell(None, nested=False, thread=0))
         assert ("Too little memory is left to measure the names" in str(report)) != has_names
 
@@ -438,7 +443,7 @@ def test_long_tracebacks_are_shortened_while_they_are_shown() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         deep(200)
     before = lines(caught.value)
-    with _shortened(caught.value):
+    with shortened(caught.value):
         assert lines(caught.value) == before[:25] + before[-25:]
     assert lines(caught.value) == before
 

@@ -158,7 +158,7 @@ def limit() -> Iterator[AllocationLimit]:
     """A limit of 8 TiB, which nothing reaches, around 7 TiB that seem to be allocated."""
     limit = AllocationLimit(lambda: 7 * MIB * MIB, lambda: None)
     limit.begin()
-    limit.set_bounds(8 * MIB * MIB, MIB * MIB, keep_room=False)
+    limit.set_bounds(8 * MIB * MIB, MIB * MIB)
     yield limit
     limit.end()
 
@@ -174,7 +174,7 @@ def test_the_limit_is_raised_only_as_long_as_needed(limit: AllocationLimit) -> N
     assert soft() == 8 * MIB + SMALL_BYTES // MIB
     limit.leave(renew=False)
     assert soft() == 8 * MIB
-    limit.set_bounds(8 * MIB * MIB, 0, keep_room=False)
+    limit.set_bounds(8 * MIB * MIB, 0)
     limit.enter(SMALL_BYTES)
     assert soft() == 8 * MIB, "a quarter of a MiB is left for native code, whatever else is used"
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] > 8 * MIB * MIB + MIB // 4
@@ -187,7 +187,7 @@ def test_a_blocked_call_does_not_raise_the_limit_for_long(limit: AllocationLimit
     limit._data_bytes = lambda: 8 * MIB * MIB
     limit.enter(SMALL_BYTES)
     limit._raised_until = 0.0  # as a second later
-    limit.set_bounds(8 * MIB * MIB, 0, keep_room=False)
+    limit.set_bounds(8 * MIB * MIB, 0)
     assert soft() == 8 * MIB
     limit.leave(renew=False)
 
@@ -198,7 +198,7 @@ def test_a_raised_limit_falls_with_the_memory_left(limit: AllocationLimit) -> No
     limit.enter(SMALL_BYTES)
     limit.enter(SMALL_BYTES)
     limit.leave(renew=False)
-    limit.set_bounds(8 * MIB * MIB, 0, keep_room=False)
+    limit.set_bounds(8 * MIB * MIB, 0)
     assert soft() == 8 * MIB
     limit.enter(SMALL_BYTES)
     assert soft() == 8 * MIB

@@ -63,6 +63,8 @@ class AllocationLimit:
         """Reentrant: the garbage collector may close a socket while it is held."""
         self.is_on = False
         """True while a cell's code runs."""
+        self.is_failing = False
+        """True from an error of the cell until it was shown; the room for it stays until then."""
         self.wanted_bytes = NO_LIMIT
         """The limit for the cell's code."""
         self._data_bytes, self._renew = data_bytes, renew
@@ -129,7 +131,8 @@ class AllocationLimit:
     def begin(self) -> None:
         """Begin to limit a cell's code at the next ``set_bounds``."""
         with self.lock:
-            self.is_on, self._room_bytes, self._raised_until = True, 0, 0.0
+            self.is_on, self.is_failing = True, False
+            self._room_bytes, self._raised_until = 0, 0.0
 
     def end(self) -> None:
         """Restore the user's limit: our own work, and callbacks between cells, are not limited."""
@@ -137,11 +140,19 @@ class AllocationLimit:
             self.is_on = False
             self._apply()
 
-    def set_bounds(self, wanted_bytes: int, cushion_bytes: int, *, keep_room: bool) -> None:
+    def begin_error(self) -> None:
+        """Keep the room added from now on, until ``end_error`` or the next ``begin``."""
+        self.is_failing = True
+
+    def end_error(self) -> None:
+        """Take back the room for an error at the next ``set_bounds``."""
+        self.is_failing = False
+
+    def set_bounds(self, wanted_bytes: int, cushion_bytes: int) -> None:
         """Set the limit for the cell's code, and what is added while the limit is raised."""
         with self.lock:
             self.wanted_bytes, self._cushion_bytes = wanted_bytes, cushion_bytes
-            if not keep_room:
+            if not self.is_failing:
                 self._room_bytes = 0
             if self.is_on:
                 self._apply()

@@ -1,0 +1,127 @@
+"""Divides the memory left among a cell, its errors, the code around it, and a reserve."""
+
+from __future__ import annotations
+
+from ipygpumem.extras.guard.headroom import Figures, Headroom
+from ipygpumem.units import MIB, format_bytes
+
+LEAST_ROOM_BYTES = 32 * MIB
+"""Maximum number of bytes that a cell may allocate even if little is left: ``del`` must work."""
+LAST_ROOM_BYTES = 4 * MIB
+"""Bytes that a cell may allocate in any case once ``--limit`` is reached."""
+
+
+class Bounds:
+    """The shares of the memory left. Those of a cell are fixed when it begins; all other shares
+    follow the figures.
+
+    Args:
+        headroom: the memory that this process can use.
+        most_bytes: the user's ``--limit`` for the process's private pages; None without one.
+    """
+
+    def __init__(self, headroom: Headroom, most_bytes: int | None) -> None:
+        self._most_bytes = most_bytes
+        total_bytes = headroom.total_bytes
+        self.whose = headroom.name
+        """The memory that may run out, in words."""
+        if most_bytes is not None:
+            total_bytes = min(most_bytes, total_bytes)
+            self.whose = f"the limit of {format_bytes(most_bytes)}"
+        self.reserve_bytes = min(max(total_bytes // 16, 32 * MIB), 512 * MIB)
+        """Memory left at which a cell is interrupted."""
+        self._refusal_bytes = self.reserve_bytes * 3 // 2
+        """Memory left at which an allocation is refused."""
+        self.error_bytes = 0
+        """Maximum number of bytes added to the limit for an error of the cell."""
+        self.least_left_bytes = 0
+        """Memory left at which the cell is interrupted: less than the reserve if the cell began
+        with little memory."""
+        self._most_private_bytes = 0
+        """Private pages at which the cell is interrupted; allocations should reach ``--limit``
+        before."""
+        self._floor_bytes = 0
+        """Minimum of the limit on allocations during the cell."""
+
+    def begin_cell(self, figures: Figures) -> None:
+        """Fix the shares of a cell that begins now."""
+        left = figures.available_bytes
+        room = self._least_room_bytes(figures)
+        self.error_bytes = min(self.reserve_bytes, (left - room) // 2)
+        self.least_left_bytes = min(self.reserve_bytes, max(left // 2, left - 2 * room))
+        self._most_private_bytes = max(
+            (self._most_bytes or 0) + LEAST_ROOM_BYTES // 2, figures.private_bytes + room
+        )
+        self._floor_bytes = (figures.data_bytes or 0) + room
+
+    def left_bytes(self, figures: Figures) -> int:
+        """Return the memory left, the reserve included."""
+        return self._left_above(0, figures)
+
+    def free_bytes(self, figures: Figures) -> int:
+        """Return the memory left until allocations are refused."""
+        return self._left_above(self._refusal_bytes, figures)
+
+    def _left_above(self, kept_bytes: int, figures: Figures) -> int:
+        left = figures.available_bytes - kept_bytes
+        if self._most_bytes is not None:
+            left = min(left, self._most_bytes - figures.private_bytes)
+        return max(0, left)
+
+    def room_bytes(self, figures: Figures) -> int:
+        """Return the bytes that a cell that begins now may allocate."""
+        return max(self.free_bytes(figures), self._least_room_bytes(figures))
+
+    def _least_room_bytes(self, figures: Figures) -> int:
+        """Return the bytes that a cell that begins now may allocate even if nothing is left.
+
+        This is at most half of what is left above half of the reserve, but at least an eighth of
+        the memory left, because cells that keep their memory come one after the other.
+        """
+        left = figures.available_bytes
+        above_reserve = left - min(self.reserve_bytes // 2, LEAST_ROOM_BYTES)
+        room = min(LEAST_ROOM_BYTES, max(above_reserve // 2, left // 8))
+        if self._most_bytes is None:
+            return room
+        # half of what is left: else cells that keep their memory would exceed --limit step by step
+        until_limit = (self._most_bytes + LEAST_ROOM_BYTES - figures.private_bytes) // 2
+        return min(room, max(until_limit, LAST_ROOM_BYTES))
+
+    def limit_bytes(self, figures: Figures) -> int:
+        """Return the private address space that the cell may have allocated; the figures must
+        contain the present.
+        """
+        free = max(self.free_bytes(figures), self._slack_bytes(figures))
+        return max((figures.data_bytes or 0) + free, self._floor_bytes)
+
+    def _slack_bytes(self, figures: Figures) -> int:
+        """Return the bytes that may be allocated although the cell has used up its memory.
+
+        libzmq's own threads allocate a few KiB when a front-end sends a message, and end the
+        process if the allocation is refused. A loop that tries again and again uses up an eighth of
+        the slack at each check, but never the reserve.
+        """
+        left = figures.available_bytes - self.reserve_bytes * 5 // 4
+        if self._most_bytes is not None:
+            left = min(left, self._most_bytes + LEAST_ROOM_BYTES // 4 - figures.private_bytes)
+        return max(0, left // 8)
+
+    def cushion_bytes(self, figures: Figures) -> int:
+        """Return the bytes that may be added to the limit while code around the user's runs.
+
+        It is half of what is left above half of the reserve, so that other threads get less each
+        time that they use it.
+        """
+        left = figures.available_bytes - self.reserve_bytes // 2
+        if self._most_bytes is not None:
+            left = min(left, self._most_private_bytes + self._refusal_bytes - figures.private_bytes)
+        return max(0, left // 2)
+
+    def until_interrupt_bytes(self, figures: Figures) -> int:
+        """Return the bytes that the cell may still use before it is interrupted; negative beyond
+        that.
+        """
+        left = figures.available_bytes - self.least_left_bytes
+        if self._most_bytes is None:
+            return left
+        return min(left, self._most_private_bytes - figures.private_bytes)

@@ -1,0 +1,195 @@
+"""Two ways in which a cell's memory is counted: from its allocation, or from its first use
+(``--touched``).
+
+Memory that is counted from its allocation can be limited: the system refuses what is too much, at
+once and in native code. Memory that is counted from its use can only be watched. So the way decides
+the limit on allocations, how often the watching thread checks, and how a refused allocation is
+explained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from ipygpumem.extras.guard.bounds import LEAST_ROOM_BYTES, Bounds
+from ipygpumem.extras.guard.headroom import Figures
+from ipygpumem.extras.guard.limit import NO_LIMIT, AllocationLimit
+from ipygpumem.extras.guard.refusal import Refusal
+from ipygpumem.extras.guard.spare import Spare
+from ipygpumem.probes import own_limits
+from ipygpumem.units import format_bytes
+
+LIMITED_CHECK_SECONDS = 0.05
+"""Shortest time between two checks while the limit on allocations protects the memory left."""
+CHECK_SECONDS = 0.002
+"""Shortest time between two checks where it does not."""
+_ADVICE = (
+    "The guard counts memory from its allocation, even if it is never used: "
+    "%gpumem guard on --touched counts only memory in use, %gpumem guard off turns it off"
+)
+_OFF = "%gpumem guard off turns the guard off"
+
+
+def stopped_text(left_bytes: int, whose: str) -> str:
+    """Return why the guard stopped a cell that had used up the memory."""
+    return f"stopped the cell: only {format_bytes(max(0, left_bytes))} of {whose} were left. {_OFF}"
+
+
+class Counting(Protocol):
+    """A way of counting memory."""
+
+    @property
+    def how(self) -> str:
+        """How the memory is guarded, in words."""
+
+    def limit_bytes(self, figures: Figures) -> int:
+        """Return the limit on allocations that is right now, or ``NO_LIMIT``."""
+
+    def shortest_pause_seconds(self, figures: Figures) -> float:
+        """Return the shortest time until the watching thread checks again."""
+
+    def refusal_text(self, refusal: Refusal, data_bytes: int) -> str:
+        """Return why the guard refused an allocation; empty if something else refused it."""
+
+
+class CountAllocated:
+    """Counts memory from its allocation, and limits allocations to the memory left.
+
+    Args:
+        bounds: the shares of the memory left.
+        limit: the limit on allocations.
+        spare: memory that is freed when nothing can be allocated.
+        knows_peak: returns True if the kernel measures the peak of each cell.
+    """
+
+    def __init__(
+        self, bounds: Bounds, limit: AllocationLimit, spare: Spare, knows_peak: Callable[[], bool]
+    ) -> None:
+        self._bounds = bounds
+        self._limit = limit
+        self._spare = spare
+        self._knows_peak = knows_peak
+        self._given_bytes = 0
+        """Bytes that the cell could allocate when it began."""
+        self._private_bytes = 0
+        """Private pages when it began."""
+
+    @property
+    def how(self) -> str:
+        """How the memory is guarded, in words."""
+        if self._limit.is_users():
+            return "only memory in use is watched: other code has set RLIMIT_DATA, which is kept"
+        return "allocations are limited (RLIMIT_DATA), and memory in use is watched"
+
+    def begin_cell(self, figures: Figures) -> None:
+        """Note the memory when a cell begins."""
+        self._given_bytes = self.limit_bytes(figures) - (figures.data_bytes or 0)
+        self._private_bytes = figures.private_bytes
+
+    def limit_bytes(self, figures: Figures) -> int:
+        """Return the limit on allocations that is right now."""
+        return self._bounds.limit_bytes(figures)
+
+    def shortest_pause_seconds(self, figures: Figures) -> float:
+        """Return the shortest time until the watching thread checks again."""
+        unused_bytes = (figures.data_bytes or 0) - figures.private_bytes
+        if unused_bytes < self._bounds.until_interrupt_bytes(figures):
+            return LIMITED_CHECK_SECONDS
+        return CHECK_SECONDS  # pages allocated earlier may use up the memory below the limit
+
+    def refusal_text(self, refusal: Refusal, data_bytes: int) -> str:
+        """Return why the limit refused an allocation; empty if something else refused it."""
+        left = self._left_bytes(data_bytes)
+        asked = refusal.asked_bytes
+        remaining = f"{format_bytes(max(0, left))} of {self._bounds.whose} were left for this cell"
+        if asked is not None:
+            if asked <= left - LEAST_ROOM_BYTES:
+                return ""
+            is_sure = refusal.kind in ("refused", "internal")
+            what = format_bytes(asked)
+        else:
+            is_plenty = left > max(LEAST_ROOM_BYTES, self._given_bytes // 8)
+            if is_plenty and refusal.kind in ("raised", "internal"):
+                return ""
+            is_sure = not is_plenty and refusal.kind in ("refused", "internal")
+            what = "a request"
+        verb = "refused" if is_sure else "perhaps refused"
+        return f"{verb} {what}: {remaining}. {_ADVICE}"
+
+    def _left_bytes(self, data_bytes: int) -> int:
+        """Return the bytes left at a failed allocation: unwinding may have freed much, but the peak
+        is known.
+        """
+        left = self._limit.wanted_bytes - data_bytes - self._spare.freed_bytes
+        if not self._knows_peak():
+            return left
+        status = Path("/proc/self/status").read_bytes()
+        shared_bytes = own_limits.figure(status, b"\nRssFile:") + own_limits.figure(
+            status, b"\nRssShmem:"
+        )
+        peak_bytes = own_limits.figure(status, b"\nVmHWM:") - shared_bytes
+        return min(left, self._given_bytes - (peak_bytes - self._private_bytes))
+
+
+class CountTouched:
+    """Counts memory from its first use, and limits allocations only once nothing is left."""
+
+    how = "only memory in use is watched"
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._left_bytes: int | None = None
+        """Memory left when the limit came into force for this cell."""
+
+    def begin_cell(self, figures: Figures) -> None:
+        """Forget the limit of the last cell."""
+        self._left_bytes = None
+
+    def limit_bytes(self, figures: Figures) -> int:
+        """Return the limit on allocations that is right now; none while memory is left."""
+        if self._bounds.free_bytes(figures):
+            return NO_LIMIT
+        self._left_bytes = self._bounds.left_bytes(figures)
+        return self._bounds.limit_bytes(figures)
+
+    def shortest_pause_seconds(self, figures: Figures) -> float:
+        """Return the shortest time until the watching thread checks again: the limit protects
+        nothing.
+        """
+        return CHECK_SECONDS
+
+    def refusal_text(self, refusal: Refusal, data_bytes: int) -> str:
+        """Return the text of a stopped cell; empty if the limit was not in force, or something else
+        refused memory.
+        """
+        if self._left_bytes is None or refusal.kind == "raised":
+            return ""
+        return stopped_text(self._left_bytes, self._bounds.whose)
+
+
+class CountUnlimited:
+    """Counts memory from its first use, and never limits allocations: a library ends the process
+    where one fails.
+
+    Args:
+        library: the name of this library.
+    """
+
+    def __init__(self, library: str) -> None:
+        self.how = (
+            f"only memory in use is watched: {library} ends the process if an allocation fails"
+        )
+
+    def limit_bytes(self, figures: Figures) -> int:
+        """Return ``NO_LIMIT``."""
+        return NO_LIMIT
+
+    def shortest_pause_seconds(self, figures: Figures) -> float:
+        """Return the shortest time until the watching thread checks again."""
+        return CHECK_SECONDS
+
+    def refusal_text(self, refusal: Refusal, data_bytes: int) -> str:
+        """Return an empty text: the guard refused nothing."""
+        return ""

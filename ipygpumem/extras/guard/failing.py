@@ -1,0 +1,174 @@
+"""Makes room for the errors of a cell that has used up its memory, while IPython shows and stores
+them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from ipygpumem.extras.guard.bounds import LAST_ROOM_BYTES
+from ipygpumem.extras.guard.causes import Causes
+from ipygpumem.extras.guard.interrupt import HANDLER_CODE
+from ipygpumem.extras.guard.limit import NO_LIMIT
+from ipygpumem.extras.guard.memory import GuardedMemory
+from ipygpumem.extras.guard.replacing import replace
+from ipygpumem.extras.guard.watch import Watch
+from ipygpumem.introspect import is_instance
+from ipygpumem.reclaim import tracebacks
+from ipygpumem.shell.error_isolation import Guard
+
+_STORE = "_format_exception_for_storage"
+"""IPython's method that formats each error of a cell for the history; since IPython 9."""
+_ENTRIES = 25
+"""Entries shown at either end of a traceback."""
+
+
+class ErrorRoom:
+    """Raises the limit for an error and its traceback, explains the error, and shortens the
+    traceback.
+    """
+
+    def __init__(
+        self, memory: GuardedMemory, watch: Watch, causes: Causes, isolation: Guard
+    ) -> None:
+        self._memory = memory
+        self._watch = watch
+        self._causes = causes
+        self._isolation = isolation
+
+    def install(self, shell: Any) -> Iterator[Callable[[], None]]:
+        """Make room in IPython's and Python's functions for errors, and yield functions that undo
+        this.
+        """
+        yield replace(shell, "showtraceback", self._showing)
+        if hasattr(shell, _STORE):
+            yield replace(shell, _STORE, self._storing)
+        yield replace(threading, "excepthook", self._ending_thread)
+        yield from self._install_at_first_step(shell)
+
+    def _install_at_first_step(self, shell: Any) -> Iterator[Callable[[], None]]:
+        """Make room when IPython looks for the handlers of an error: it stores the error next, in
+        new memory.
+        """
+        name, kind = "custom_exceptions", type(shell)
+        if name not in vars(shell) or hasattr(kind, name):
+            return
+        spare, watch = self._memory.spare, self._watch
+
+        def find(this: Any) -> Any:
+            spare.blocks = None  # nothing can be created before this
+            if this is shell and watch.cell is not None:
+                self._make_room()
+            return vars(this)[name]
+
+        def store(this: Any, value: object) -> None:
+            vars(this)[name] = value
+
+        setattr(kind, name, property(find, store))
+        yield lambda: delattr(kind, name)
+
+    def _make_room(self) -> None:
+        """Raise the limit so that the error and its traceback fit.
+
+        In other threads than the cell's the raise lasts until the next check.
+        """
+        cell, limit, bounds = self._watch.cell, self._memory.limit, self._memory.bounds
+        with limit.lock:
+            if cell is None or cell.thread != threading.get_ident():
+                if not limit.is_failing:
+                    limit.add_room(
+                        min(bounds.error_bytes // 4, self._memory.room_for_error_bytes())
+                    )
+                return  # other threads may use it up
+            was_failing = limit.is_failing
+            limit.begin_error()
+            self._watch.interrupt.forget()
+            limit.add_room(min(bounds.error_bytes, LAST_ROOM_BYTES))
+            if not was_failing and limit.wanted_bytes != NO_LIMIT:
+                with contextlib.suppress(MemoryError, OSError, ValueError):
+                    limit.follow()
+            limit.add_room(self._memory.room_for_error_bytes())
+
+    @contextlib.contextmanager
+    def _showing(self, arguments: object, options: dict[str, Any]) -> Iterator[None]:
+        """Make room for the error that IPython shows, and find out why it came."""
+        limit = self._memory.limit
+        if self._watch.cell is not None:
+            limit.wait_for_threads()
+            self._make_room()
+        shown = None
+        if limit.is_failing:
+            shown = sys.exc_info()[1]
+            self._explain(shown)
+        with shortened(shown):
+            yield
+        if not options.get("running_compiled_code", False):  # else the cell goes on, as after %run
+            limit.end_error()
+
+    def _explain(self, error: BaseException | None) -> None:
+        try:
+            text = self._causes.explain(error)
+            self._causes.note(text)
+            if self._watch.cell is not None:
+                self._watch.cell.guarded = text
+        except MemoryError:
+            self._causes.note("stopped the cell")
+        except Exception as failure:  # IPython must show the user's error
+            self._isolation.failed("the memory guard", failure, "its report may be missing")
+
+    @contextlib.contextmanager
+    def _ending_thread(self, arguments: tuple[Any, ...], options: object) -> Iterator[None]:
+        """Find out why an error ends a thread: the report comes with the cell, which goes on."""
+        if self._memory.limit.is_on:
+            try:
+                error = getattr(next(iter(arguments), None), "exc_value", None)
+                self._causes.note(self._causes.explain(error))
+            except Exception as failure:  # Python must show the thread's error
+                self._isolation.failed("the memory guard", failure, "its report may be missing")
+        yield
+
+    @contextlib.contextmanager
+    def _storing(self, arguments: tuple[Any, ...], options: object) -> Iterator[None]:
+        """Shorten an error's traceback while IPython formats it for its history."""
+        error = next(iter(arguments), None)
+        if not self._memory.limit.is_failing or not is_instance(error, BaseException):
+            error = None
+        with shortened(error):
+            yield
+
+
+@contextlib.contextmanager
+def shortened(error: BaseException | None) -> Iterator[None]:
+    """Leave out the middle of long tracebacks while IPython shows them: a deep recursion would use
+    up the reserve.
+
+    The signal handler's frame at the end is removed for good.
+    """
+    removed = list[tuple[TracebackType, TracebackType]]()
+    for item in () if error is None else tracebacks.chain(error):
+        entries = _entries_of(item)
+        if len(entries) > 1 and entries[-1].tb_frame.f_code is HANDLER_CODE:
+            entries.pop()
+            entries[-1].tb_next = None
+        if len(entries) > 2 * _ENTRIES:
+            removed.append((entries[_ENTRIES - 1], entries[_ENTRIES]))
+            entries[_ENTRIES - 1].tb_next = entries[-_ENTRIES]
+    try:
+        yield
+    finally:
+        for last, following in removed:
+            last.tb_next = following
+
+
+def _entries_of(error: BaseException) -> list[TracebackType]:
+    entries = []
+    trace = tracebacks.traceback_of(error)
+    while trace is not None:
+        entries.append(trace)
+        trace = trace.tb_next
+    return entries

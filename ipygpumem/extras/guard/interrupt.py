@@ -1,0 +1,135 @@
+"""Raises ``MemoryGuardError`` in the thread of a cell that has used up the memory."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from ipygpumem.interrupts import original_handler
+from ipygpumem.introspect import text_of
+
+_NEVER_IN = {
+    "ipygpumem.extras.guard.bounds",
+    "ipygpumem.extras.guard.buffers",
+    "ipygpumem.extras.guard.causes",
+    "ipygpumem.extras.guard.counting",
+    "ipygpumem.extras.guard.failing",
+    "ipygpumem.extras.guard.guard",
+    "ipygpumem.extras.guard.interrupt",
+    "ipygpumem.extras.guard.limit",
+    "ipygpumem.extras.guard.memory",
+    "ipygpumem.extras.guard.replacing",
+    "ipygpumem.extras.guard.spare",
+    "ipygpumem.extras.guard.watch",
+}
+"""Modules in which no error is raised: the cell is failing already, or its process is being
+started."""
+_WAITS_FOR_CHILD = "ipygpumem.extras.isolate."
+"""Modules of ``%%isolate``: while it waits for its child process, an error would lose a message,
+for which both would wait forever. The system ends the child first."""
+
+
+class MemoryGuardError(MemoryError):
+    """Raised in a cell when memory is nearly used up."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(args or ("memory is nearly used up: the guard stopped this cell",)))
+
+
+class CellInterrupt:
+    """Interrupts a cell from another thread.
+
+    Args:
+        is_needed: returns True if memory is still used up: the cell may have freed some since.
+    """
+
+    def __init__(self, is_needed: Callable[[], bool]) -> None:
+        self._is_needed = is_needed
+        self.is_pending = False
+        """True between the interrupt and its error."""
+        self.left_bytes = -1
+        """Memory left at the interrupt; -1 before one."""
+
+    def listen(self) -> Callable[[], None] | None:
+        """Handle SIGURG, which also ends waits for threads and processes; return a function that
+        undoes this.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        if (
+            not is_main
+            or not hasattr(signal, "SIGURG")
+            or signal.getsignal(signal.SIGURG) is not signal.SIG_DFL
+        ):
+            return None
+        signal.signal(signal.SIGURG, self._raise)
+        return self._stop_listening
+
+    def _stop_listening(self) -> None:
+        if self._listens():
+            signal.signal(signal.SIGURG, signal.SIG_DFL)
+
+    def _listens(self) -> bool:
+        """Return True if the signal is still ours; by default it is ignored. Our commands listen to
+        its handler.
+        """
+        return (
+            hasattr(signal, "SIGURG")
+            and original_handler(signal.getsignal(signal.SIGURG)) == self._raise
+        )
+
+    def begin_cell(self) -> None:
+        """Forget the interrupt of the last cell."""
+        self.left_bytes = -1
+
+    def strike(self, thread: int, left_bytes: int) -> None:
+        """Raise the error in a cell's thread; a signal also ends its wait for threads and
+        processes.
+        """
+        self.is_pending, self.left_bytes = True, left_bytes
+        if self._listens() and thread == threading.main_thread().ident:
+            signal.pthread_kill(thread, signal.SIGURG)
+        elif _runs_code(sys._current_frames().get(thread)):
+            error = ctypes.py_object(MemoryGuardError)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
+
+    def forget(self) -> None:
+        """Raise no error for an interrupt whose signal has not been handled yet: the cell fails
+        already.
+        """
+        self.is_pending = False
+
+    def cancel(self, thread: int | None) -> None:
+        """Raise no error in a thread whose cell has ended; it may not have been raised yet."""
+        if self.is_pending and thread is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
+        self.is_pending = False
+
+    def _raise(self, number: int, frame: FrameType | None) -> None:
+        was_pending, self.is_pending = self.is_pending, False
+        if was_pending and _runs_code(frame) and self._is_needed():
+            raise MemoryGuardError
+
+
+HANDLER_CODE = CellInterrupt._raise.__code__
+"""The code of the last frame in the traceback of an error that a signal has raised."""
+
+
+def _runs_code(frame: FrameType | None) -> bool:
+    """Return True if a cell's code runs at ``frame``: an error in the kernel's event loop would end
+    the kernel.
+    """
+    if frame is not None and _module_of(frame) in _NEVER_IN:
+        return False
+    while frame is not None and frame.f_code.co_name != "run_code":
+        if _module_of(frame).startswith(_WAITS_FOR_CHILD):
+            return False
+        frame = frame.f_back
+    return frame is not None
+
+
+def _module_of(frame: FrameType) -> str:
+    return text_of(frame.f_globals.get("__name__"))

@@ -1,0 +1,120 @@
+"""Measures the memory left to the cells of one shell, and limits their allocations to it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+
+from ipygpumem.extras.guard.bounds import LAST_ROOM_BYTES, Bounds
+from ipygpumem.extras.guard.counting import CountAllocated, Counting, CountTouched, CountUnlimited
+from ipygpumem.extras.guard.headroom import Figures, Headroom
+from ipygpumem.extras.guard.limit import AllocationLimit
+from ipygpumem.extras.guard.spare import Spare
+from ipygpumem.probes.host import free_heap_bytes, malloc_trim
+from ipygpumem.probes.own_limits import resource
+from ipygpumem.units import format_bytes
+
+_ABORTING = ("polars",)
+"""Libraries that end the process if an allocation fails, so that allocations are not limited where
+they are loaded."""
+
+
+class GuardedMemory:
+    """The memory left, its shares, and the limit on allocations.
+
+    Args:
+        most_bytes: the user's ``--limit``; None without one.
+        touched: count only memory in use.
+        knows_peak: returns True if the kernel measures the peak of each cell.
+    """
+
+    def __init__(
+        self, most_bytes: int | None, *, touched: bool, knows_peak: Callable[[], bool]
+    ) -> None:
+        self.headroom = Headroom()
+        self.bounds = Bounds(self.headroom, most_bytes)
+        self.limit = AllocationLimit(self.headroom.data_bytes, self._renew_if_possible)
+        self.spare = Spare()
+        self._counting: CountAllocated | CountTouched = CountTouched(self.bounds)
+        """The way that the user has chosen."""
+        can_limit = self.headroom.now().data_bytes is not None and resource is not None
+        if can_limit and not touched:
+            self._counting = CountAllocated(self.bounds, self.limit, self.spare, knows_peak)
+
+    @property
+    def counting(self) -> Counting:
+        """The way in which memory is counted now: a cell may have loaded a library that excludes
+        the user's choice.
+        """
+        for library in _ABORTING:
+            if library in sys.modules:
+                return CountUnlimited(library)
+        return self._counting
+
+    @property
+    def state(self) -> str:
+        """The memory left, and how it is guarded."""
+        room = format_bytes(self.bounds.room_bytes(self.trimmed()))
+        return (
+            f"the guard is on: a cell can use {room} of {self.bounds.whose} · {self.counting.how}"
+        )
+
+    def now(self) -> Figures:
+        """Return the current figures."""
+        return self.headroom.now()
+
+    def trimmed(self) -> Figures:
+        """Return the current figures; if little is left, return free heap, which counts as used, to
+        the system first.
+        """
+        figures = self.now()
+        free = self.bounds.free_bytes(figures)
+        if free >= 4 * self.bounds.reserve_bytes or free >= (free_heap_bytes() or 0):
+            return figures
+        trim = malloc_trim()
+        if trim is None:
+            return figures
+        trim(0)
+        return self.now()
+
+    def share(self, figures: Figures) -> None:
+        """Fix the shares of a cell that begins now."""
+        self.bounds.begin_cell(figures)
+        self._counting.begin_cell(figures)
+
+    def limit_cell(self, figures: Figures) -> None:
+        """Limit the allocations of a cell that begins now."""
+        self.limit.begin()
+        self.renew(figures)
+
+    def renew(self, figures: Figures) -> None:
+        """Limit allocations to the memory left now."""
+        if figures.data_bytes is None:
+            return
+        with self.limit.lock:
+            limit_bytes = self.counting.limit_bytes(figures)
+            self.limit.set_bounds(limit_bytes, self.bounds.cushion_bytes(figures))
+
+    def _renew_if_possible(self) -> None:
+        """Measure the memory left after a call that took memory for long.
+
+        The limit stays until the next check if another thread has closed the files, or if no memory
+        is left to read
+        them: this runs inside the user's calls, which must not fail by it.
+        """
+        with contextlib.suppress(OSError, ValueError, MemoryError):
+            self.renew(self.now())
+
+    def room_for_error_bytes(self) -> int:
+        """Return the bytes for an error and its traceback; threads of the cell that go on may use
+        them up.
+        """
+        most_bytes = self.bounds.error_bytes
+        try:
+            figures = self.now()
+        except (MemoryError, OSError, ValueError):
+            return min(most_bytes, LAST_ROOM_BYTES)
+        if self.limit.has_threads():
+            return min(most_bytes, self.bounds.cushion_bytes(figures))
+        return min(most_bytes, figures.available_bytes // 2)

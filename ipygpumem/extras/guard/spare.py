@@ -1,0 +1,40 @@
+"""Keeps memory that is freed when nothing else can be allocated."""
+
+from __future__ import annotations
+
+import contextlib
+from mmap import ACCESS_COPY, mmap
+
+from ipygpumem.units import MIB
+
+_SPARE_BYTES = 8 * MIB
+"""Address space, which takes no RAM. Not ``malloc``'s, which would keep larger blocks after they
+were freed."""
+
+
+class Spare:
+    """Small objects of all sizes and one large block."""
+
+    def __init__(self) -> None:
+        self.blocks: object = None
+        """Set it to None to free them: that needs no memory, which a call might."""
+
+    def fill(self) -> None:
+        """Allocate what was freed, if there is enough memory: threads of an earlier cell may have
+        used it up.
+        """
+        if self.blocks is None:
+            with contextlib.suppress(MemoryError, OSError):
+                self.blocks = _allocate()
+
+    @property
+    def freed_bytes(self) -> int:
+        """Address space that is free because the blocks were freed."""
+        return _SPARE_BYTES if self.blocks is None else 0
+
+
+def _allocate() -> object:
+    small: list[object] = [bytes(size) for size in range(1, 480, 16) for _ in range(100)]
+    small += map(float, range(100))
+    small += (object() for _ in range(100))
+    return small, mmap(-1, _SPARE_BYTES, access=ACCESS_COPY)
