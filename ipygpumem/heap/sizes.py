@@ -165,29 +165,39 @@ class Sizes:
 
     def measure(self, value: object, label: str = "") -> Size:
         """Return the memory that ``value`` holds and that no earlier call counted."""
-        reader = self.region.reader
-        reader.limits.is_complete = self.complete = not self._is_stopped()
-        if not self.complete:
+        if not self._begin():
             return Size({}, complete=False)
-        is_named = self._labels.get(id(value)) == label and id(value) in self._waiting
-        is_known = id(value) in self.region.objects and not is_named
-        if is_known or is_left_out(value) or id(value) in reader.barriers.passed_over:
-            also_in = (
-                {self._labels[id(value)]: None}
-                if self._labels.get(id(value), label) != label
-                else {}
-            )
-            return Size({}, also_in=tuple(also_in))
-        measurement = _Measurement(self.region)
+        if self._is_counted(value, label):
+            other = self._labels.get(id(value), label)
+            return Size({}, also_in=() if other == label else (other,))
         self._waiting.discard(id(value))
-        shares, remaining = list[Share](), list[ObjectPart]()
+        measurement = _Measurement(self.region)
+        shares = self._measure_parts(value, measurement)
+        also_in = self._sharers(measurement, label)
+        if label:
+            self._measured.append((label, measurement.nodes))
+        self.complete = self.region.reader.limits.is_complete
+        return Size(
+            dict(self.region.bytes_of(measurement.nodes)),
+            tuple(sorted(shares, key=attrgetter("size_bytes"), reverse=True)),
+            tuple(also_in),
+            tuple(measurement.notes),
+            self.complete,
+            tuple(sorted(self.region.uncounted_by(measurement.nodes))),
+        )
+
+    def _measure_parts(self, value: object, measurement: _Measurement) -> list[Share]:
+        """Read an object's parts one after the other, then the object itself."""
+        reader = self.region.reader
         # A part may lead back to the object: a trainer's callback refers to the trainer, and does
         # not own its data.
         reader.reserve([value])
         reader.barriers.open([value])
+        shares = list[Share]()
+        unread_parts = list[ObjectPart]()
         for part in self._parts(value):
             if part.objects is None:
-                remaining.append(part)
+                unread_parts.append(part)
             elif part.kind == "items" and container_base(type(value)) is not None:
                 size = measurement.add_items(value, part.objects)
                 shares.append(Share(part.names[0], part.kind, part.names[0], part.items, size))
@@ -195,60 +205,50 @@ class Sizes:
                 shares += self._of_part(part, measurement)
         reader.release([value])
         size = measurement.add(reader.barriers.entered([value]))
-        shares += [
-            Share(name, part.kind, name, part.items, size)
-            for part in remaining
-            for name in part.names
-        ]
-        shares.sort(key=attrgetter("size_bytes"), reverse=True)
-        also_in = self._sharers(measurement, label)
-        if label:
-            self._measured.append((label, measurement.nodes))
-        self.complete = reader.limits.is_complete
-        device_bytes = dict(self.region.bytes_of(measurement.nodes))
-        uncounted = tuple(sorted(self.region.uncounted_by(measurement.nodes)))
-        return Size(
-            device_bytes,
-            tuple(shares),
-            tuple(also_in),
-            tuple(measurement.notes),
-            reader.limits.is_complete,
-            uncounted,
-        )
+        for part in unread_parts:
+            shares += [Share(name, part.kind, name, part.items, size) for name in part.names]
+        return shares
+
+    def _begin(self) -> bool:
+        """Begin a measurement; return False if the allowance is spent."""
+        self.complete = self.allowance is None or not self.allowance.is_spent()
+        self.region.reader.limits.is_complete = self.complete
+        return self.complete
+
+    def _is_counted(self, value: object, label: str) -> bool:
+        """Return True if an object counts elsewhere, or not at all."""
+        is_named_so = self._labels.get(id(value)) == label and id(value) in self._waiting
+        is_counted = id(value) in self.region.objects and not is_named_so
+        passed_over = self.region.reader.barriers.passed_over
+        return is_counted or is_left_out(value) or id(value) in passed_over
 
     def together(self, values: Sequence[object]) -> int:
         """Return the bytes that several objects hold, on all devices; faster than one after the
         other.
         """
-        reader = self.region.reader
-        reader.limits.is_complete = self.complete = not self._is_stopped()
-        if not self.complete:
+        if not self._begin():
             return 0
+        reader = self.region.reader
         reader.release([value for value in values if id(value) in self._waiting])
         self._waiting.difference_update(map(id, values))
         size = _Measurement(self.region).add(reader.barriers.entered(values))
         self.complete = reader.limits.is_complete
         return size
 
-    def _is_stopped(self) -> bool:
-        return self.allowance is not None and self.allowance.is_spent()
-
     def _sharers(self, measurement: _Measurement, label: str) -> dict[str, None]:
         """Return the labels of other objects that share more than a little with one; named objects
         always count.
         """
-        met = measurement.met
-        found = dict.fromkeys(
-            self._labels[key] for key in self._labels.keys() & met if self._labels[key] != label
-        )
+        met_labels = [self._labels[key] for key in self._labels.keys() & measurement.met]
+        sharers = dict.fromkeys(other for other in met_labels if other != label)
         for other, nodes in self._measured:
-            common = nodes & met
+            common = nodes & measurement.met
             if not common:
                 continue
             shared_bytes = self.region.bytes_of(self.region.reach(common) & nodes).total()
             if shared_bytes >= _LARGE or any(type(key) is tuple for key in common):
-                found[other] = None
-        return found
+                sharers[other] = None
+        return sharers
 
     def _parts(self, value: object) -> list[ObjectPart]:
         base = container_base(type(value))
@@ -265,22 +265,21 @@ class Sizes:
         """Measure a part; names that share memory get equal shares, except of the elements of an
         object array.
         """
-        values = self.region.reader.owned(part.objects or ())
-        weights = [0] * len(part.names)
+        objects = part.objects or ()
+        values = self.region.reader.owned(objects)
+        row_bytes = [0] * len(part.names)
         if len(part.names) > 1:
             for array in filter(_is_rows_of_objects, values):
                 for position, row in enumerate(array):
-                    weights[position] += _bytes_of_row(row)
+                    row_bytes[position] += _bytes_of_row(row)
         size = measurement.add(values)
-        together = max(0, size - sum(weights)) // len(part.names)
-        kind = (
-            type_name(part.objects[0])
-            if part.objects and part.kind in ("keys", "attributes", "items")
-            else ""
-        )
+        bytes_of_each = max(0, size - sum(row_bytes)) // len(part.names)
+        kind = ""
+        if objects and part.kind in ("keys", "attributes", "items"):
+            kind = type_name(objects[0])
         return [
-            Share(name, part.kind, kind, part.items, min(size, weight + together))
-            for name, weight in zip(part.names, weights, strict=True)
+            Share(name, part.kind, kind, part.items, min(size, of_row + bytes_of_each))
+            for name, of_row in zip(part.names, row_bytes, strict=True)
         ]
 
 
@@ -337,23 +336,26 @@ def _bytes_of_row(row: Any) -> int:
 
 def sizeable(values: Sequence[object]) -> list[object]:
     """Return the values without plain numbers, short text, modules, and classes of libraries."""
-    texts, kinds = of_types(ATOMS, values), one_of_each(values)
-    chosen = set(map(id, compress(texts, map(_LARGE.__le__, map(sys.getsizeof, texts)))))
-    asked = {
-        key for key, one in kinds.items() if is_instance(one, type) or is_instance(one, ModuleType)
-    }
-    chosen.update(id(item) for item in of_types(asked, values) if not is_left_out(item))
+    texts = of_types(ATOMS, values)
+    wanted = set(map(id, compress(texts, map(_LARGE.__le__, map(sys.getsizeof, texts)))))
+    asked = set[int]()
+    for type_id, example in one_of_each(values).items():
+        if is_instance(example, type) or is_instance(example, ModuleType):
+            asked.add(type_id)
+    wanted.update(id(item) for item in of_types(asked, values) if not is_left_out(item))
     plain = asked | ATOMS
-    return [item for item in values if id(type(item)) not in plain or id(item) in chosen]
+    return [item for item in values if id(type(item)) not in plain or id(item) in wanted]
 
 
 def _is_rows_of_objects(value: Any) -> bool:
     """Return True for a plain object array of rows, or a view of one that shows all of it."""
-    exact = type(value) is library_type("numpy", "ndarray")
-    is_whole = exact and (
-        value.base is None or (type(value.base) is type(value) and value.base.size == value.size)
-    )
-    return is_whole and len(value.shape) > 1 and all(holding_objects([value]))
+    array_type: Any = library_type("numpy", "ndarray")
+    if array_type is None or type(value) is not array_type:
+        return False
+    viewed = value.base
+    if viewed is not None and (type(viewed) is not array_type or viewed.size != value.size):
+        return False
+    return value.ndim > 1 and all(holding_objects([value]))
 
 
 _MOST_SHOWN = 3
@@ -365,11 +367,9 @@ def row_of(items: Sequence[object], size: Size) -> RetainedArray:
     kinds = {name_of(type(item)) for item in one_of_each(items).values()}
     kind = kinds.pop() if len(kinds) == 1 else "object"
     device = ", ".join(sorted(size.device_bytes)) or "cpu"
-    parts = (
-        {share.name: share.size_bytes for share in size.parts[:_MOST_SHOWN]}
-        if len(items) == 1
-        else {}
-    )
+    parts: dict[str, int] = {}
+    if len(items) == 1:
+        parts = {share.name: share.size_bytes for share in size.parts[:_MOST_SHOWN]}
     return RetainedArray(
         "", kind, None, "", device, size.size_bytes, arrays=0, objects=len(items), parts=parts
     )

@@ -8,13 +8,13 @@ import fnmatch
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library, library_type
-from ipygpumem.heap.bulk import Progress, chunks, no_progress, of_types, one_of_each
+from ipygpumem.heap.bulk import Progress, chunks, kinds_of, no_progress, of_types
 from ipygpumem.heap.heap import refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.tasks import is_pending, pending
 from ipygpumem.heap.knowledge.views import small_view
@@ -35,8 +35,10 @@ _SMALLEST = 1 << 10
 """Smallest size in bytes of a listed name."""
 _SMALLEST_CLASS = 1 << 16
 """The same of a class, which takes some KiB for its methods."""
-_CONTAINERS, _MOST_TASKS = (list, tuple, set, dict), 1000
-"""Containers in which so many items may be asyncio tasks."""
+_CONTAINERS = (list, tuple, set)
+_MOST_TASKS = 1000
+"""Maximum number of items of a container that are asked whether they are asyncio tasks."""
+_INCOMPLETE = "there are too many objects to examine: some names hold more"
 _PARTS = 10
 """Maximum number of parts in a record."""
 
@@ -97,19 +99,32 @@ class LargestNames(Record):
     @property
     def device_bytes(self) -> dict[str, int]:
         """Bytes of the listed names on each device."""
-        total = Counter[str]()
-        for row in self.names:
-            total.update(row.device_bytes)
-        return dict(total)
+        return dict(_total(self.names))
 
     def __repr__(self) -> str:
         """Return one line: there may be many names."""
-        sizes = ", ".join(
-            f"{device} {format_bytes(size)}" for device, size in self.device_bytes.items()
-        )
-        return f"<LargestNames: {len(self.names)} names: {sizes or 'no memory'}>"
+        sizes = [f"{device} {format_bytes(size)}" for device, size in self.device_bytes.items()]
+        memory = ", ".join(sizes) or "no memory"
+        return f"<LargestNames: {len(self.names)} names: {memory}>"
 
     __str__ = __repr__
+
+
+def _total(rows: Iterable[NamedSize]) -> Counter[str]:
+    """Return the bytes of rows by device."""
+    total = Counter[str]()
+    for row in rows:
+        total.update(row.device_bytes)
+    return total
+
+
+def _deletion(names: Sequence[str]) -> str:
+    """Return the line that deletes all of an object's names."""
+    return f"del {', '.join(map(target_of, names))}"
+
+
+def _no_cell(name: str) -> None:
+    """Return None: it is not known which cell bound a name."""
 
 
 def take(
@@ -118,10 +133,8 @@ def take(
     *,
     references: Mapping[int, int] | None = None,
     namespaces: Iterable[int] = (),
-    cell_of: Callable[[str], int | None] = lambda root: None,
-    remedy_of: Callable[[Sequence[str]], str] = lambda names: (
-        f"del {', '.join(map(target_of, names))}"
-    ),
+    cell_of: Callable[[str], int | None] = _no_cell,
+    remedy_of: Callable[[Sequence[str]], str] = _deletion,
     progress: Progress = no_progress,
 ) -> LargestNames:
     """Return the memory that named objects hold, and what deleting each of them frees.
@@ -145,16 +158,12 @@ def take(
         if references is not None and measured.complete:
             measured = _with_freed(measured, named, references)
         measured.sizes.drop()
-    rows = [
-        _with_remedy(row._replace(cell=cell_of(row.name)), named, remedy_of((row.name, *row.same)))
-        for row in sorted(measured.rows, key=lambda row: -row.size_bytes)
-    ]
-    notes = (
-        ()
-        if measured.complete
-        else ("there are too many objects to examine: some names hold more",)
-    )
-    unnamed = Counter(used_bytes) - sum((Counter(row.device_bytes) for row in rows), Counter[str]())
+    rows = list[NamedSize]()
+    for row in sorted(measured.rows, key=lambda row: -row.size_bytes):
+        deletion = remedy_of((row.name, *row.same))
+        rows.append(_with_remedy(row._replace(cell=cell_of(row.name)), named, deletion))
+    notes = () if measured.complete else (_INCOMPLETE,)
+    unnamed = Counter(used_bytes) - _total(rows)
     return LargestNames(
         tuple(rows), dict(used_bytes), time.time(), measured.small_names, notes, dict(unnamed)
     )
@@ -162,27 +171,39 @@ def take(
 
 def _with_remedy(row: NamedSize, named: Mapping[str, object], deletion: str) -> NamedSize:
     """Return a row with the line that frees its memory; ``deletion`` deletes its names."""
-    value = named[row.name]
-    if is_pending(value) or _has_pending(value):  # the event loop keeps it
-        is_code = is_pending(value) and deletion.startswith("del ")
-        first = f"{target_of(row.name)}.cancel(); " if is_code else "cancel its tasks, then "
-        return row._replace(remedy=first + deletion)
-    if not is_segment(value):
-        first = "close() and unlink() its shared memory, then " * (OUTLIVES in row.notes)
-        return row._replace(remedy=first + deletion)
+    value, target = named[row.name], target_of(row.name)
+    if is_pending(value) and deletion.startswith("del "):
+        return row._replace(remedy=f"{target}.cancel(); {deletion}")
+    if is_pending(value) or _has_pending(value):  # the event loop keeps them
+        return row._replace(remedy=f"cancel its tasks, then {deletion}")
+    if is_segment(value):
+        return _with_remedy_of_segment(row, named)
+    if OUTLIVES in row.notes:
+        deletion = f"close() and unlink() its shared memory, then {deletion}"
+    return row._replace(remedy=deletion)
+
+
+def _with_remedy_of_segment(row: NamedSize, named: Mapping[str, object]) -> NamedSize:
+    """Return the row of shared memory with the line that frees it.
+
+    Arrays on it are deleted before, because they would refer to memory that is gone.
+    """
+    target = target_of(row.name)
+    remedy = f"{target}.close(); {target}.unlink()"
     arrays = [name for name in row.held_by if is_of_library(named[name], "numpy", "ndarray")]
-    more, target = tuple(name for name in row.held_by if name not in arrays), target_of(row.name)
-    # they would refer to memory that is gone
-    first = f"del {', '.join(map(target_of, arrays))}; " * bool(arrays)
-    return row._replace(remedy=f"{first}{target}.close(); {target}.unlink()", held_by=more)
+    if arrays:
+        remedy = f"{_deletion(arrays)}; {remedy}"
+    other_holders = tuple(name for name in row.held_by if name not in arrays)
+    return row._replace(remedy=remedy, held_by=other_holders)
 
 
 def _has_pending(value: Any) -> bool:
     """Return True for a container of asyncio tasks that are not done."""
-    kind = next((kind for kind in _CONTAINERS if type(value) is kind), None)
-    return kind is not None and bool(
-        pending(list(islice(value.values() if kind is dict else value, _MOST_TASKS)))
-    )
+    if type(value) is dict:
+        value = value.values()
+    elif not any(type(value) is kind for kind in _CONTAINERS):  # ``in`` compares metaclasses
+        return False
+    return bool(pending(list(islice(value, _MOST_TASKS))))
 
 
 class _Measured(NamedTuple):
@@ -199,46 +220,54 @@ def _measure(
     named: Mapping[str, object], namespaces: Iterable[int], progress: Progress
 ) -> _Measured:
     """Measure named objects one after the other."""
-    names_of: dict[int, list[str]] = {}
-    for name, value in named.items():
-        names_of.setdefault(id(value), []).append(name)
-    firsts = {names[0]: named[names[0]] for names in names_of.values()}
-    wanted = set(map(id, sizeable(list(firsts.values()))))
-    sizeable_names = {name: value for name, value in firsts.items() if id(value) in wanted}
-    chosen = _without_little(sizeable_names, progress)
-    complete, rows, held_by, number_of_names = (
-        True,
-        list[NamedSize](),
-        dict[str, list[str]](),
-        len(chosen),
-    )
+    names_by_object = _names_by_object(named)
+    objects = {names[0]: named[names[0]] for names in names_by_object.values()}
+    sizeable_objects = set(map(id, sizeable(list(objects.values()))))
+    objects = {name: value for name, value in objects.items() if id(value) in sizeable_objects}
+    chosen = _without_little(objects, progress)
+    rows = list[NamedSize]()
+    number_of_names = len(chosen)
     region = Region(
         namespaces=[*namespaces, id(named)], progress=lambda: progress(len(rows) / number_of_names)
     )
     sizes = Sizes(chosen, region=region)
+    is_complete = True
+    holders_by_name: dict[str, list[str]] = {}
     for name in _in_order(chosen):
-        size = sizes.measure(chosen[name], name)
-        complete &= size.complete
+        value = chosen[name]
+        size = sizes.measure(value, name)
+        is_complete &= size.complete
         for other in size.also_in:
-            held_by.setdefault(other, []).append(name)
-        row = NamedSize(
-            name,
-            type_name(chosen[name]),
-            size.device_bytes,
-            size.parts[:_PARTS],
-            sum(part.kind != "index" for part in size.parts),
-            same=tuple(names_of[id(chosen[name])][1:]),
-            holds=size.also_in,
-            notes=notes_on(chosen[name], size),
-            is_at_least=size.is_at_least,
-        )
-        rows.append(row)
+            holders_by_name.setdefault(other, []).append(name)
+        rows.append(_row(name, value, size)._replace(same=tuple(names_by_object[id(value)][1:])))
     listed = [
-        row._replace(held_by=tuple(held_by.get(row.name, ())))
+        row._replace(held_by=tuple(holders_by_name.get(row.name, ())))
         for row in rows
         if row.is_at_least or row.size_bytes >= _smallest_size(chosen[row.name])
     ]
-    return _Measured(listed, len(sizeable_names) - len(listed), complete, sizes)
+    return _Measured(listed, len(objects) - len(listed), is_complete, sizes)
+
+
+def _names_by_object(named: Mapping[str, object]) -> dict[int, list[str]]:
+    """Return the names of each object by its identity."""
+    names: dict[int, list[str]] = {}
+    for name, value in named.items():
+        names.setdefault(id(value), []).append(name)
+    return names
+
+
+def _row(name: str, value: object, size: Size) -> NamedSize:
+    """Return the row of a named object."""
+    return NamedSize(
+        name,
+        type_name(value),
+        size.device_bytes,
+        size.parts[:_PARTS],
+        part_count=sum(part.kind != "index" for part in size.parts),
+        holds=size.also_in,
+        notes=notes_on(value, size),
+        is_at_least=size.is_at_least,
+    )
 
 
 def _smallest_size(value: object) -> int:
@@ -272,9 +301,10 @@ def _with_freed(
     keys = [id(named[row.name]) for row in measured.rows]
     ours = Counter(map(id, named.values()))
     ours.update({key: references.get(key, 0) for key in keys})
-    freed = measured.sizes.region.freed_by(keys, ours)
+    freed_sizes = measured.sizes.region.freed_by(keys, ours)
     rows = [
-        row._replace(freed_bytes=dict(size)) for row, size in zip(measured.rows, freed, strict=True)
+        row._replace(freed_bytes=dict(size))
+        for row, size in zip(measured.rows, freed_sizes, strict=True)
     ]
     return measured._replace(rows=rows)
 
@@ -283,16 +313,13 @@ def _without_little(named: Mapping[str, object], progress: Progress) -> dict[str
     """Return the names without those of large groups that hold little memory together."""
     if len(named) <= _FEW:
         return dict(named)
-    together, chosen, names = (
-        Sizes(named, progress=lambda: progress(0)),
-        dict[str, object](),
-        list(named),
-    )
-    for group in chunks(names, _GROUP):
-        values = [named[name] for name in group]
-        if together.together(values) >= _LITTLE:
-            chosen.update(zip(group, values, strict=True))
-    together.drop()
+    sizes = Sizes(named, progress=lambda: progress(0))
+    chosen = dict[str, object]()
+    for names in chunks(list(named), _GROUP):
+        values = [named[name] for name in names]
+        if sizes.together(values) >= _LITTLE:
+            chosen.update(zip(names, values, strict=True))
+    sizes.drop()
     return chosen
 
 
@@ -301,13 +328,11 @@ def _in_order(named: Mapping[str, object]) -> list[str]:
     view or optimizer.
     """
     values = list(named.values())
-    base = library_type("torch.nn", "Module")
-    kinds = {
-        key
-        for key, one in one_of_each(values).items()
-        if base is not None and is_instance(one, base)
-    }
-    first = set(map(id, [*segments(values), *of_types(kinds, values)]))
+    module_type = library_type("torch.nn", "Module")
+    modules = list[object]()
+    if module_type is not None:
+        modules = of_types(kinds_of(values, module_type), values)
+    first = set(map(id, [*segments(values), *modules]))
     return sorted(named, key=lambda name: id(named[name]) not in first)
 
 
@@ -320,23 +345,28 @@ def select(
 ) -> LargestNames:
     """Return the names that match a glob and hold enough memory, on one device if given."""
     if device is not None:
-        device = device_here(device, {one for row in found.names for one in row.device_bytes})
-        by_row = [(row, _on(device, row.device_bytes)) for row in found.names]
-        rows = [row._replace(device_bytes=sizes) for row, sizes in by_row if sizes]
-        found = replace(found, names=tuple(rows), used_bytes=_on(device, found.used_bytes))
+        device = device_here(device, {name for row in found.names for name in row.device_bytes})
+        found = replace(
+            found,
+            names=tuple(_rows_on(device, found.names)),
+            used_bytes=_on(device, found.used_bytes),
+            unnamed_bytes=_on(device, found.unnamed_bytes),
+        )
+    rows = [row for row in found.names if row.size_bytes >= min_bytes]
     if patterns:
+        globs = [fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns]
+        matches = re.compile("|".join(globs)).match
+        rows = [row for row in rows if matches(row.name)]
         found = replace(found, unnamed_bytes={})
-    elif device is not None:
-        found = replace(found, unnamed_bytes=_on(device, found.unnamed_bytes))
-    matches = re.compile(
-        "|".join(fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns)
-    ).match
-    rows = [
-        row
-        for row in found.names
-        if row.size_bytes >= min_bytes and (not patterns or matches(row.name))
-    ]
     return replace(found, names=tuple(sorted(rows, key=lambda row: -row.size_bytes)))
+
+
+def _rows_on(device: str, rows: Iterable[NamedSize]) -> Iterator[NamedSize]:
+    """Yield the rows that hold memory on a device, with the bytes there."""
+    for row in rows:
+        sizes = _on(device, row.device_bytes)
+        if sizes:
+            yield row._replace(device_bytes=sizes)
 
 
 def _on(device: str, sizes: Mapping[str, int]) -> dict[str, int]:
