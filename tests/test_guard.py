@@ -1,5 +1,6 @@
 """The memory guard: its figures, and real kernels that run out of memory and go on."""
 
+import ctypes
 import functools
 import re
 import resource
@@ -326,6 +327,41 @@ def test_the_thread_goes_on_looking_after_an_error(
     guard._memory.limit.end_error()
     guard._watch.interrupt.is_pending = True
     guard._watch.interrupt._raise(0, sys._getframe())  # memory has been freed meanwhile
+
+
+def test_no_second_error_is_raised_while_one_is_shown(loaded: InteractiveShell) -> None:
+    """The thread may check just before an error: IPython would show its own failure instead."""
+    loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
+    (guard,) = MemoryGuard._in_force
+    app_of(loaded).context.meter.worker.remove(guard._watch._tick)
+    cell = Cell(None, nested=False, thread=0)
+    guard._watch.begin_cell(cell)
+    guard._memory.limit.begin_error()
+    guard._watch._strike(cell, 0)
+    assert not guard._watch.interrupt.is_pending
+    guard._memory.limit.end_error()
+    guard._watch._strike(cell, 0)
+    assert guard._watch.interrupt.is_pending
+
+
+def test_an_error_takes_back_the_interrupt_before_it(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cell may run in a thread that gets no signals; its interrupt is raised later."""
+    loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
+    (guard,) = MemoryGuard._in_force
+    app_of(loaded).context.meter.worker.remove(guard._watch._tick)
+    thread, raised = threading.get_ident(), list[tuple[int | None, object]]()
+    monkeypatch.setattr(
+        ctypes.pythonapi,
+        "PyThreadState_SetAsyncExc",
+        lambda thread, error: raised.append((thread.value, error)),
+    )
+    guard._watch.begin_cell(Cell(None, nested=False, thread=thread))
+    guard._watch.interrupt.is_pending = True
+    guard._errors._make_room()
+    assert raised == [(thread, None)]
+    assert not guard._watch.interrupt.is_pending
 
 
 def test_no_error_is_raised_while_an_isolated_cell_is_awaited() -> None:

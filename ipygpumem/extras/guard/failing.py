@@ -87,7 +87,7 @@ class ErrorRoom:
                 return  # other threads may use it up
             was_failing = limit.is_failing
             limit.begin_error()
-            self._watch.interrupt.forget()
+            self._watch.interrupt.cancel(cell.thread)
             limit.add_room(min(bounds.error_bytes, LAST_ROOM_BYTES))
             if not was_failing and limit.wanted_bytes != NO_LIMIT:
                 with contextlib.suppress(MemoryError, OSError, ValueError):

@@ -96,14 +96,10 @@ class CellInterrupt:
             error = ctypes.py_object(MemoryGuardError)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)
 
-    def forget(self) -> None:
-        """Raise no error for an interrupt whose signal has not been handled yet: the cell fails
-        already.
-        """
-        self.is_pending = False
-
     def cancel(self, thread: int | None) -> None:
-        """Raise no error in a thread whose cell has ended; it may not have been raised yet."""
+        """Raise no error in the thread of a cell that has ended or fails already, although it was
+        struck.
+        """
         if self.is_pending and thread is not None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)
         self.is_pending = False

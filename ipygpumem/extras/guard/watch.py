@@ -64,7 +64,7 @@ class Watch:
         """
         self.is_on = False
         self.cell = None
-        self.interrupt.forget()
+        self.interrupt.cancel(None)
         self.lock = threading.Lock()
 
     def begin_cell(self, cell: Cell) -> None:
@@ -156,8 +156,13 @@ class Watch:
         self._strike(cell, self._memory.bounds.left_bytes(figures))
 
     def _strike(self, cell: Cell, left_bytes: int) -> None:
-        with self.lock:
-            if cell is self.cell:  # else its code has ended
+        """Interrupt the cell, unless its code has ended, or an error is on its way already.
+
+        A second error would be raised while IPython formats the first one. The limit's lock is held
+        while an error begins.
+        """
+        with self.lock, self._memory.limit.lock:
+            if cell is self.cell and not self._memory.limit.is_failing:
                 self.interrupt.strike(cell.thread, left_bytes)
 
     def check_search(self) -> None:
