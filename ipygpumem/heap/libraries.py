@@ -1,8 +1,7 @@
 """Finds the memory behind objects of known libraries: one short function per library.
 
-Most libraries keep their data in arrays and containers, which ``sizes`` follows by itself. Only
-objects with memory to which no Python object refers need a function here, and objects whose parts
-have names, such as a frame's columns.
+Most libraries keep their data in arrays and containers, which every reader follows by itself. Only
+objects with memory to which no Python object refers need a function here.
 """
 
 from __future__ import annotations
@@ -13,11 +12,9 @@ import io
 import mmap
 import os
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from operator import attrgetter, methodcaller
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap import structs
@@ -33,18 +30,13 @@ from ipygpumem.heap.arrays import (
     slots,
 )
 from ipygpumem.heap.arrow import buffers
-from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each, types_of
-from ipygpumem.heap.holders.frames import SUSPENDED, in_traceback, locals_of
+from ipygpumem.heap.bulk import kinds_of, of_types
 from ipygpumem.heap.holders.graphs import of_script
 from ipygpumem.heap.mapped import MappedFiles, note_on_pages
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import (
-    ATOMS,
-    class_dict,
     instance_dict,
-    is_exactly,
     is_instance,
-    key_text,
     module_dict,
     name_of,
     solid_base,
@@ -84,15 +76,17 @@ def _of(value: object, size_bytes: int, note: str = "") -> Piece:
     return Piece(("object", id(value)), size_bytes, note=note)
 
 
-def _native(value: object, kind: str, *attributes: str) -> Any:
-    """Return an attribute of ``value`` if it is an instance of the C class named ``kind``, else
-    None.
+def native(value: object, kind: str, *attributes: str) -> Any:
+    """Return the first of some attributes that ``value`` has, if it is an instance of the C class
+    named ``kind``; else None.
     """
-    found = slots(value) | (instance_dict(value) or {})
-    native = next((found[name] for name in attributes if name in found), None)
-    return (
-        native if type_name(native) == kind and solid_base(type(native)) is type(native) else None
-    )
+    values = slots(value) | (instance_dict(value) or {})
+    for name in attributes:
+        if name in values:
+            inner = values[name]
+            is_of_kind = type_name(inner) == kind and solid_base(type(inner)) is type(inner)
+            return inner if is_of_kind else None
+    return None
 
 
 # -- memory, by library -------------------------------------------------------------------------
@@ -139,21 +133,29 @@ def _h5py_file(item: Any) -> Iterator[object]:
 
 
 def _jax_array(array: Any) -> Iterator[object]:
-    if not array.is_deleted():
-        first, *more = sorted(array.devices(), key=lambda device: int(device.id))
-        is_host, number = first.platform == "cpu", getattr(first, "local_hardware_id", None)
-        device = "cpu" if is_host else f"jax:{first.id if number is None else number}"
-        address = 0 if more or not array.is_ready() else int(array.unsafe_buffer_pointer())
-        key = ("jax", device, address) if address else ("object", id(array))
-        yield Piece(key, int(array.on_device_size_in_bytes()), device, address if is_host else 0)
+    if array.is_deleted():
+        return
+    first, *further_devices = sorted(array.devices(), key=lambda device: int(device.id))
+    if first.platform == "cpu":
+        device = "cpu"
+    else:
+        number = getattr(first, "local_hardware_id", None)
+        device = f"jax:{first.id if number is None else number}"
+    address = 0
+    key: tuple[object, ...] = ("object", id(array))
+    if array.is_ready() and not further_devices:
+        address = int(array.unsafe_buffer_pointer())
+    if address:
+        key = ("jax", device, address)
+    host_address = address if device == "cpu" else 0
+    yield Piece(key, int(array.on_device_size_in_bytes()), device, host_address)
 
 
 def _lightgbm_booster(booster: Any) -> Iterator[object]:
     rounds = booster.current_iteration()
-    some = min(rounds, 20)  # writing all of a large model would take seconds
-    yield _of(
-        booster, len(booster.model_to_string(num_iteration=some)) * rounds // max(some, 1), _SAVED
-    )
+    sampled_rounds = min(rounds, 20)  # writing all of a large model would take seconds
+    text = booster.model_to_string(num_iteration=sampled_rounds)
+    yield _of(booster, len(text) * rounds // max(sampled_rounds, 1), _SAVED)
 
 
 def _memory_map(mapped: Any) -> Iterator[object]:
@@ -218,7 +220,7 @@ _PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16
 
 
 def _pillow_image(image: Any) -> Iterator[object]:
-    pixels = _native(image, "ImagingCore", "_im", "im")
+    pixels = native(image, "ImagingCore", "_im", "im")
     if pixels is not None:
         width, height = pixels.size
         # and a pointer to each row
@@ -226,15 +228,20 @@ def _pillow_image(image: Any) -> Iterator[object]:
 
 
 def _polars_frame(frame: Any) -> Iterator[object]:
-    return (piece for part in _polars_columns(frame) for piece in part.objects or ())
+    inner = native(frame, "PyDataFrame", "_df")
+    for place, column in enumerate([] if inner is None else inner.get_columns()):
+        yield from polars_column(column, "polars", id(inner), place)
 
 
 def _polars_series(series: Any) -> Iterable[object]:
-    column = _native(series, "PySeries", "_s")
-    return () if column is None else _polars_column(column)
+    column = native(series, "PySeries", "_s")
+    return () if column is None else polars_column(column)
 
 
-def _polars_column(column: Any, *key: object) -> Iterator[object]:
+def polars_column(column: Any, *key: object) -> Iterator[object]:
+    """Yield the memory of a column of polars; ``key`` is the column's identity if it has one of its
+    own.
+    """
     kind = column.dtype()
     with contextlib.suppress(AttributeError):  # another version of polars
         yield from _polars_categories(column, kind.categories)
@@ -242,9 +249,8 @@ def _polars_column(column: Any, *key: object) -> Iterator[object]:
         yield from column.to_list()  # no copies
     if "Object" not in str(kind):  # these have no buffers, and polars would print an error
         with contextlib.suppress(AttributeError, KeyError):  # another version of polars
-            for address, size in _polars_spans(
-                column
-            ):  # the start of a column is shorter, at the same address
+            # the start of a column is shorter, at the same address
+            for address, size in _polars_spans(column):
                 yield Piece(("polars", address, size), size, address=address)
             return
     yield Piece(key or ("object", id(column)), column.estimated_size())
@@ -255,20 +261,21 @@ def _polars_categories(column: Any, categories: Any) -> Iterator[object]:
     texts to codes.
     """
     series = sys.modules["polars.series.series"].Series
+    identity: tuple[object, ...]
     if is_instance(categories, series):  # of an Enum
-        own = _native(categories, "PySeries", "_s")
-        yield own
-        identity, number = tuple(_polars_spans(own)[:1]), own.len()
+        texts = native(categories, "PySeries", "_s")
+        yield texts
+        identity = tuple(_polars_spans(texts)[:1])
+        number = texts.len()
     else:
         identity = categories.name(), categories.namespace()
-        number = (
-            series._from_pyseries(column).to_physical().max() or 0
-        ) + 1  # those used by this column, at least
+        largest_code = series._from_pyseries(column).to_physical().max() or 0
+        number = largest_code + 1  # the column uses at least as many
     yield Piece(("polars", *identity), number * _CATEGORY, note=_BY_CATEGORIES)
 
 
 def _polars_spans(column: Any) -> list[tuple[int, int]]:
-    chunks = [_native(chunk, "PySeries", "_s") for chunk in column.get_chunks()]
+    chunks = [native(chunk, "PySeries", "_s") for chunk in column.get_chunks()]
     return [span for chunk in chunks for span in buffers(chunk._export_arrow_to_c)]
 
 
@@ -283,10 +290,14 @@ OUTLIVES = "shared memory, which only close() and unlink() free"
 
 
 def _shared_memory(segment: Any) -> Iterator[object]:
-    if is_segment(segment):  # its pages need not be those that this process has touched
-        own: dict[str, Any] = instance_dict(segment) or {}
-        size = linked_bytes(_segment_name(own))
-        yield _of(own["_mmap"], mmap.mmap.__len__(own["_mmap"]) if size is None else size, OUTLIVES)
+    if not is_segment(segment):
+        return
+    attributes: dict[str, Any] = instance_dict(segment) or {}
+    # its pages need not be those that this process has touched
+    size = linked_bytes(_segment_name(attributes))
+    if size is None:
+        size = mmap.mmap.__len__(attributes["_mmap"])
+    yield _of(attributes["_mmap"], size, OUTLIVES)
 
 
 def is_segment(item: object) -> bool:
@@ -295,9 +306,11 @@ def is_segment(item: object) -> bool:
     """
     if not is_of_library(item, *_SEGMENT):
         return False
-    own = instance_dict(item) or {}
-    flags = own.get("_flags")
-    return type(flags) is int and flags & os.O_CREAT > 0 and linked_bytes(_segment_name(own)) != 0
+    attributes = instance_dict(item) or {}
+    flags = attributes.get("_flags")
+    if type(flags) is not int or not flags & os.O_CREAT:
+        return False
+    return linked_bytes(_segment_name(attributes)) != 0
 
 
 def _segment_name(attributes: Mapping[str, object]) -> str:
@@ -307,7 +320,9 @@ def _segment_name(attributes: Mapping[str, object]) -> str:
 def segments(items: Sequence[object]) -> list[object]:
     """Return the ``items`` that are such shared memory."""
     base = library_type(*_SEGMENT)
-    return [] if base is None else list(filter(is_segment, of_types(kinds_of(items, base), items)))
+    if base is None:
+        return []
+    return list(filter(is_segment, of_types(kinds_of(items, base), items)))
 
 
 def _sqlite_connection(connection: Any) -> Iterator[object]:
@@ -324,9 +339,8 @@ def _text_stream(stream: Any) -> Iterator[object]:
 def _torch_storage(storage: Any) -> Iterator[object]:
     device = str(storage.device)
     address = storage.data_ptr() if device == "cpu" else 0
-    yield Piece(
-        ("torch", storage._cdata), 0 if device == "meta" else storage.nbytes(), device, address
-    )
+    size = 0 if device == "meta" else storage.nbytes()
+    yield Piece(("torch", storage._cdata), size, device, address)
 
 
 _BY_INSTANCE: tuple[tuple[str, str, Behind], ...] = (
@@ -341,7 +355,7 @@ _BY_INSTANCE: tuple[tuple[str, str, Behind], ...] = (
     ("numba.typed.typedlist", "List", _numba_list),
     ("numpy", "void", _numpy_row),
     ("numpy.dtypes", "StringDType", _numpy_texts),
-    ("polars._plr", "PySeries", _polars_column),
+    ("polars._plr", "PySeries", polars_column),
     ("polars.dataframe.frame", "DataFrame", _polars_frame),
     ("polars.series.series", "Series", _polars_series),
     ("pyarrow", "Array", _arrow_array),
@@ -350,11 +364,8 @@ _BY_INSTANCE: tuple[tuple[str, str, Behind], ...] = (
 )
 """Functions that read an instance of any subclass without running the subclass's code."""
 _BY_METHOD: tuple[tuple[str, str, Behind], ...] = (
-    (
-        "cymem.cymem",
-        "Pool",
-        lambda pool: [_of(pool, pool.size + 8 * len(pool.addresses))],
-    ),  # malloc's headers
+    # malloc's headers
+    ("cymem.cymem", "Pool", lambda pool: [_of(pool, pool.size + 8 * len(pool.addresses))]),
     ("h5py", "Dataset", _h5py_file),
     ("h5py", "Group", _h5py_file),
     ("lightgbm", "Booster", _lightgbm_booster),
@@ -375,11 +386,8 @@ _BY_METHOD: tuple[tuple[str, str, Behind], ...] = (
     ("sklearn.tree._tree", "Tree", _sklearn_tree),
     ("torch", "UntypedStorage", _torch_storage),
     ("xgboost", "Booster", lambda booster: [_of(booster, len(booster.save_raw("ubj")), _SAVED)]),
-    (
-        "xgboost",
-        "DMatrix",
-        lambda data: [_of(data, data.num_nonmissing() * 8, _BY_VALUES)],
-    ),  # each has an index
+    # each has an index
+    ("xgboost", "DMatrix", lambda data: [_of(data, data.num_nonmissing() * 8, _BY_VALUES)]),
 )
 """Functions that call an instance's methods: for the library's own classes only."""
 
@@ -436,14 +444,14 @@ class LoadedReader(NamedTuple):
 
 def loaded_readers() -> list[LoadedReader]:
     """Return the functions for the classes of loaded libraries."""
-    found = []
+    readers = []
     for table in (_BY_INSTANCE, _BY_METHOD):
         for module, name, function in table:
             base = library_type(module, name)
             if base is not None:
                 library = module.partition(".")[0] if table is _BY_METHOD else ""
-                found.append(LoadedReader(base, function, library))
-    return found
+                readers.append(LoadedReader(base, function, library))
+    return readers
 
 
 def behind(kind: type, readers: Sequence[LoadedReader] | None = None) -> Behind | None:
@@ -465,9 +473,11 @@ def sharing_kinds() -> set[int]:
     """Return the identities of all types whose instances may share memory with objects to which
     they do not refer.
     """
-    places = [(module, name) for module, name, _ in (*_BY_INSTANCE, *_BY_METHOD)]
-    found = [library_type(*place) for place in places if place[0].partition(".")[0] in _SHARING]
-    kinds = [base for base in found if base is not None]
+    kinds = list[type]()
+    for module, name, _ in (*_BY_INSTANCE, *_BY_METHOD):
+        base = library_type(module, name)
+        if base is not None and module.partition(".")[0] in _SHARING:
+            kinds.append(base)
     for kind in kinds:  # the list grows
         kinds += type.__subclasses__(kind)
     return set(map(id, kinds))
@@ -484,46 +494,60 @@ def with_memory(items: Sequence[Any]) -> list[tuple[Any, Piece]]:
 
     Views of arrays among the items are left out.
     """
-    array_type, base = library_type("numpy", "ndarray"), library_type("torch", "Tensor")
-    found = [
-        (item, piece) for item in of_types(sharing_kinds(), items) for piece in pieces_behind(item)
-    ]
-    arrays = [] if array_type is None else of_types(kinds_of(items, array_type), items)
-    known = set(map(id, arrays))
+    memory = list[tuple[Any, Piece]]()
+    for item in of_types(sharing_kinds(), items):
+        memory += [(item, piece) for piece in pieces_behind(item)]
+    if library_type("numpy", "ndarray") is not None:
+        memory += _memory_of_arrays(items)
+        memory += _memory_of_buffers(items)
+    if library_type("torch", "Tensor") is not None:
+        memory += _memory_of_tensors(items)
+    return memory
+
+
+def _memory_of_arrays(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
+    """Yield each NumPy array with its memory, without views of arrays among the items."""
+    array_type: Any = library_type("numpy", "ndarray")
+    arrays = of_types(kinds_of(items, array_type), items)
+    identities = set(map(id, arrays))
     for array in arrays:
         viewed = read_array("base", array)
-        if not is_array(viewed) or id(viewed) not in known:
-            owner = owner_of(array)
-            _, start, end = place_of(owner if is_array(owner) else array)
-            found.append((array, Piece(("numpy", id(owner)), end - start, address=start)))
-    for data in () if array_type is None else of_types(BUFFERS, items):
+        if is_array(viewed) and id(viewed) in identities:
+            continue
+        owner = owner_of(array)
+        _, start, end = place_of(owner if is_array(owner) else array)
+        yield array, Piece(("numpy", id(owner)), end - start, address=start)
+
+
+def _memory_of_buffers(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
+    """Yield all but small plain bytes, whose memory an object of a library may show."""
+    numpy: Any = sys.modules["numpy"]
+    for data in of_types(BUFFERS, items):
         if sys.getsizeof(data) >= _LEAST_SHARED:
-            _, start, end = place_of(sys.modules["numpy"].frombuffer(data, "u1"))
-            found.append((data, Piece(("object", id(data)), end - start, address=start)))
-    if base is not None and (tensors := of_types(kinds_of(items, base), items)):
-        torch: Any = sys.modules["torch"]
-        with torch._C.DisableTorchFunction():
-            reader = Reader(torch)
-            plain, rest = reader.plain(tensors)
-            places = each(torch.UntypedStorage.data_ptr, plain.storages)
-            for tensor, key, size, device, place in zip(
-                plain.tensors, *plain[2:], places, strict=True
-            ):
-                found.append(
-                    (
-                        tensor,
-                        Piece(
-                            ("torch", key), size, device, place if device == "cpu" and place else 0
-                        ),
-                    )
-                )
-            for tensor in rest:
-                memory = reader.memory(tensor)
-                found += [
-                    (tensor, Piece(("torch", key), size, memory.device))
-                    for key, size in memory.storages.items()
-                ]
-    return found
+            _, start, end = place_of(numpy.frombuffer(data, "u1"))
+            yield data, Piece(("object", id(data)), end - start, address=start)
+
+
+def _memory_of_tensors(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
+    """Yield each tensor with its storages."""
+    base: Any = library_type("torch", "Tensor")
+    tensors = of_types(kinds_of(items, base), items)
+    if not tensors:
+        return
+    torch: Any = sys.modules["torch"]
+    with torch._C.DisableTorchFunction():
+        reader = Reader(torch)
+        plain, wrappers = reader.plain(tensors)
+        addresses = each(torch.UntypedStorage.data_ptr, plain.storages)
+        for tensor, key, size, device, address in zip(
+            plain.tensors, *plain[2:], addresses, strict=True
+        ):
+            host_address = address if device == "cpu" else 0
+            yield tensor, Piece(("torch", key), size, device, host_address)
+        for tensor in wrappers:
+            memory = reader.memory(tensor)
+            for key, size in memory.storages.items():
+                yield tensor, Piece(("torch", key), size, memory.device)
 
 
 BUFFERS = {id(bytes), id(bytearray)}
@@ -549,17 +573,17 @@ def behind_object(item: Any, read: Behind) -> BehindObject:
         if is_from_signal(error):
             raise
         return BehindObject([], [], is_complete=False)
-    found = BehindObject([], [], is_complete=True)
+    pieces, objects = list[Piece](), list[object]()
     for part in parts:
         if type(part) is Piece:
-            found.pieces.append(part)
+            pieces.append(part)
             continue
-        pieces = [piece for _, piece in with_memory([part])]
-        if pieces:
-            found.pieces.extend(pieces)
+        pieces_of_part = [piece for _, piece in with_memory([part])]
+        if pieces_of_part:
+            pieces += pieces_of_part
         else:
-            found.objects.append(part)
-    return found
+            objects.append(part)
+    return BehindObject(pieces, objects, is_complete=True)
 
 
 def pieces_behind(item: Any) -> list[Piece]:
@@ -582,172 +606,9 @@ def library_of(kind: type) -> str:
     return name.partition(".")[0] if is_there else ""
 
 
-# -- parts --------------------------------------------------------------------------------------
-
-
-class ObjectPart(NamedTuple):
-    """Some of an object's content, which the user knows by names or by kind."""
-
-    kind: str
-    """One of columns, index, variables, keys, attributes, or items, which are grouped by type."""
-    names: Sequence[str]
-    """Columns, keys or attributes that share the memory equally; or a type."""
-    objects: Sequence[object] | None
-    """None for all content that no other part has."""
-    items: int = 1
-
-
-CACHED = "cached results"
-MOST_PARTS = 200
-"""Maximum number of columns, keys or attributes that are measured one by one."""
-_MOST_ITEMS = 1_000_000
-"""Maximum number of a container's items that are sorted by their types."""
-_SEQUENCES: tuple[Any, ...] = (list, tuple, deque, set, frozenset)
-_OF_MODULE = ("_parameters", "_buffers", "_modules")
-
-
-def parts_of(value: Any) -> Iterator[ObjectPart]:
-    """Yield the parts of a frame, dict, container or object."""
-    for module, name, function in _WITH_PARTS:
-        base = library_type(module, name)
-        if base is not None and is_instance(value, base):
-            yield from function(value)
-            return
-    sequence = next((base for base in _SEQUENCES if is_instance(value, base)), None)
-    if is_instance(value, dict):
-        length = dict.__len__(value)
-        if length > MOST_PARTS:
-            yield from _by_type(list(islice(dict.values(value), _MOST_ITEMS)), length)
-        else:
-            keys, values = list(dict.keys(value)), list(dict.values(value))
-            names = [
-                text or f"<{type_name(key)}>"
-                for key, text in zip(keys, map(key_text, keys), strict=True)
-            ]
-            yield from (
-                ObjectPart("keys", [f"[{name}]"], [item])
-                for name, item in zip(names, values, strict=True)
-            )
-    elif sequence is not None:
-        yield from _by_type(
-            list(islice(sequence.__iter__(value), _MOST_ITEMS)), sequence.__len__(value)
-        )
-    elif is_instance(value, type):
-        yield from _named(class_dict(value))
-    elif not is_exactly(value, FunctionType, ModuleType):
-        yield from _attributes(value)
-
-
-def _variables(value: Any) -> Iterator[ObjectPart]:
-    """Yield the local variables that a generator, coroutine or exception keeps."""
-    names = locals_of(value).items() if is_exactly(value, *SUSPENDED) else in_traceback(value)
-    yield from (ObjectPart("variables", [name], [item]) for name, item in names)
-
-
-def _cached_results(cache: Any) -> Iterator[ObjectPart]:
-    yield ObjectPart("items", [CACHED], cached(cache), cache.cache_info().currsize)
-
-
-def cached(cache: object) -> list[object]:
-    """Return the objects in an ``lru_cache``, without the function and its own attributes."""
-    own = instance_dict(cache) or {}
-    return [
-        item
-        for item in gc.get_referents(cache)
-        if item is not own and item is not own.get("__wrapped__")
-    ]
-
-
-def _by_type(items: list[object], length: int) -> Iterator[ObjectPart]:
-    kinds = one_of_each(items)
-    if len(kinds) == 1 or length > len(items) or len(kinds) > MOST_PARTS:
-        names = ", ".join(map(type_name, islice(kinds.values(), 3)))
-        yield ObjectPart("items", [names], None, length)
-    else:
-        groups = [(item, of_types({key}, items)) for key, item in kinds.items()]
-        yield from (
-            ObjectPart("items", [type_name(item)], group, len(group)) for item, group in groups
-        )
-
-
-def _attributes(value: object) -> Iterator[ObjectPart]:
-    # Reading ``__dict__`` creates the dict for good, so only objects that hold more than numbers
-    # and text are read.
-    if ATOMS.issuperset(
-        types_of([item for item in gc.get_referents(value) if item is not type(value)])
-    ):
-        return
-    attributes = slots(value) | (instance_dict(value) or {})
-    if is_of_library(value, "torch.nn", "Module"):
-        inside: list[Any] = [attributes.pop(name, None) for name in _OF_MODULE]
-        attributes = {
-            name: item
-            for found in inside
-            if is_instance(found, dict)
-            for name, item in dict.items(found)
-        }
-    yield from _named(attributes)
-
-
-def _named(attributes: Mapping[str, object]) -> Iterator[ObjectPart]:
-    for name, item in list(attributes.items())[:MOST_PARTS]:
-        yield ObjectPart("attributes", [f".{text_of(name)}"], [item])
-
-
-def _pandas_columns(frame: Any) -> Iterator[ObjectPart]:
-    manager: Any = (instance_dict(frame) or {}).get("_mgr")
-    # no index of the user's class
-    is_plain = library_of(type(manager)) == library_of(type(manager.items)) == "pandas"
-    if is_plain and len(manager.items) <= MOST_PARTS:
-        labels = [_label(place, label) for place, label in enumerate(manager.items)]
-        for block in manager.blocks:
-            yield ObjectPart("columns", [labels[place] for place in block.mgr_locs], [block.values])
-        yield ObjectPart("index", ["index"], [manager.axes[-1]])
-
-
-def _label(place: int, label: object) -> str:
-    """Return a column's label, or its number if the label is not plain."""
-    return label if type(label) is str else key_text(label) or f"column {place}"
-
-
-def _polars_columns(frame: Any) -> Iterator[ObjectPart]:
-    inner = _native(frame, "PyDataFrame", "_df")
-    for place, column in enumerate([] if inner is None else inner.get_columns()):
-        yield ObjectPart(
-            "columns", [column.name()], list(_polars_column(column, "polars", id(inner), place))
-        )
-
-
-def _arrow_table_columns(table: Any) -> Iterator[ObjectPart]:
-    return (
-        ObjectPart("columns", [name], [column])
-        for name, column in zip(table.column_names, table.columns, strict=True)
-    )
-
-
-def _xarray_variables(dataset: Any) -> Iterator[ObjectPart]:
-    variables = slots(dataset).get("_variables")
-    for name, variable in dict.items(variables) if type(variables) is dict else ():
-        yield ObjectPart("variables", [_label(0, name)], [variable])
-
-
-_WITH_PARTS: tuple[tuple[str, str, Callable[[Any], Iterator[ObjectPart]]], ...] = (
-    ("builtins", "BaseException", _variables),
-    ("functools", "_lru_cache_wrapper", _cached_results),
-    ("pandas", "DataFrame", _pandas_columns),
-    ("polars.dataframe.frame", "DataFrame", _polars_columns),
-    ("pyarrow", "RecordBatch", _arrow_table_columns),
-    ("pyarrow", "Table", _arrow_table_columns),
-    ("types", "AsyncGeneratorType", _variables),
-    ("types", "CoroutineType", _variables),
-    ("types", "GeneratorType", _variables),
-    ("xarray", "Dataset", _xarray_variables),
-)
-
-
 def loaded_classes() -> list[type]:
     """Return the classes of loaded libraries whose objects have memory to which no Python object
     refers.
     """
-    found = [library_type(module, name) for module, name, _ in (*_BY_INSTANCE, *_BY_METHOD)]
-    return [kind for kind in found if kind is not None]
+    classes = [library_type(module, name) for module, name, _ in (*_BY_INSTANCE, *_BY_METHOD)]
+    return [kind for kind in classes if kind is not None]

@@ -15,7 +15,8 @@ from ipygpumem.heap.arrays import holding_objects, library_type
 from ipygpumem.heap.bulk import container_base, of_types, one_of_each
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.knowledge.barriers import is_left_out
-from ipygpumem.heap.libraries import UNREAD, ObjectPart, parts_of
+from ipygpumem.heap.libraries import UNREAD
+from ipygpumem.heap.parts import ObjectPart, parts_of
 from ipygpumem.heap.reading import MOST_NODES
 from ipygpumem.heap.region import Region
 from ipygpumem.interrupts import is_from_signal

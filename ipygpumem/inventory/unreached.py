@@ -19,7 +19,7 @@ from typing import Any
 from ipygpumem.heap.bulk import by_identity, kinds_of, of_types
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.frames import SUSPENDED, code_of, failed, locals_of
-from ipygpumem.heap.libraries import cached
+from ipygpumem.heap.parts import cached
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.introspect import (
     class_dict,

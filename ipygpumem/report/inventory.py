@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ipygpumem.heap.libraries import CACHED
+from ipygpumem.heap.parts import CACHED
 from ipygpumem.heap.sizes import Share
 from ipygpumem.introspect import target_of
 from ipygpumem.inventory.ownership import Ownership

@@ -1,0 +1,197 @@
+"""Divides objects into parts that the user knows by name or by kind: columns, keys, attributes,
+variables, and items by type.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from ipygpumem.heap.arrays import is_of_library, library_type, slots
+from ipygpumem.heap.bulk import of_types, one_of_each, types_of
+from ipygpumem.heap.holders.frames import SUSPENDED, in_traceback, locals_of
+from ipygpumem.heap.libraries import library_of, native, polars_column
+from ipygpumem.introspect import (
+    ATOMS,
+    class_dict,
+    instance_dict,
+    is_exactly,
+    is_instance,
+    key_text,
+    text_of,
+    type_name,
+)
+
+CACHED = "cached results"
+MOST_PARTS = 200
+"""Maximum number of columns, keys or attributes that are measured one by one."""
+_MOST_ITEMS = 1_000_000
+"""Maximum number of a container's items that are sorted by their types."""
+_MOST_TYPES_SHOWN = 3
+_SEQUENCES: tuple[Any, ...] = (list, tuple, deque, set, frozenset)
+_OF_MODULE = ("_parameters", "_buffers", "_modules")
+
+
+class ObjectPart(NamedTuple):
+    """Some of an object's content, which the user knows by names or by kind."""
+
+    kind: str
+    """One of columns, index, variables, keys, attributes, or items, which are grouped by type."""
+    names: Sequence[str]
+    """Columns, keys or attributes that share the memory equally; or a type."""
+    objects: Sequence[object] | None
+    """None for all content that no other part has."""
+    items: int = 1
+
+
+def parts_of(value: Any) -> Iterator[ObjectPart]:
+    """Yield the parts of a frame, dict, container or object."""
+    for module, name, function in _WITH_PARTS:
+        base = library_type(module, name)
+        if base is not None and is_instance(value, base):
+            yield from function(value)
+            return
+    if is_instance(value, dict):
+        yield from _of_dict(value)
+        return
+    for base in _SEQUENCES:
+        if is_instance(value, base):
+            items = list(islice(base.__iter__(value), _MOST_ITEMS))
+            yield from _by_type(items, base.__len__(value))
+            return
+    if is_instance(value, type):
+        yield from _named(class_dict(value))
+    elif not is_exactly(value, FunctionType, ModuleType):
+        yield from _attributes(value)
+
+
+def cached(cache: object) -> list[object]:
+    """Return the objects in an ``lru_cache``, without the function and its own attributes."""
+    attributes = instance_dict(cache) or {}
+    function = attributes.get("__wrapped__")
+    referents = gc.get_referents(cache)
+    return [item for item in referents if item is not attributes and item is not function]
+
+
+# -- containers and objects ---------------------------------------------------------------------
+
+
+def _of_dict(value: Any) -> Iterator[ObjectPart]:
+    length = dict.__len__(value)
+    if length > MOST_PARTS:
+        yield from _by_type(list(islice(dict.values(value), _MOST_ITEMS)), length)
+        return
+    for key, item in list(dict.items(value)):
+        name = key_text(key) or f"<{type_name(key)}>"
+        yield ObjectPart("keys", [f"[{name}]"], [item])
+
+
+def _by_type(items: list[object], length: int) -> Iterator[ObjectPart]:
+    kinds = one_of_each(items)
+    if len(kinds) == 1 or length > len(items) or len(kinds) > MOST_PARTS:
+        names = ", ".join(map(type_name, islice(kinds.values(), _MOST_TYPES_SHOWN)))
+        yield ObjectPart("items", [names], None, length)
+        return
+    groups = [(type_name(example), of_types({key}, items)) for key, example in kinds.items()]
+    for name, group in groups:
+        yield ObjectPart("items", [name], group, len(group))
+
+
+def _attributes(value: object) -> Iterator[ObjectPart]:
+    # Reading ``__dict__`` creates the dict for good, so only objects that hold more than numbers
+    # and text are read.
+    kind = type(value)
+    contents = [item for item in gc.get_referents(value) if item is not kind]
+    if types_of(contents) <= ATOMS:
+        return
+    attributes = slots(value) | (instance_dict(value) or {})
+    if is_of_library(value, "torch.nn", "Module"):
+        attributes = _content_of_module(attributes)
+    yield from _named(attributes)
+
+
+def _content_of_module(attributes: Mapping[str, Any]) -> dict[str, object]:
+    """Return the parameters, buffers and modules of a torch module by name."""
+    content: dict[str, object] = {}
+    for group in _OF_MODULE:
+        by_name: Any = attributes.get(group)
+        if is_instance(by_name, dict):
+            content.update(dict.items(by_name))
+    return content
+
+
+def _named(attributes: Mapping[str, object]) -> Iterator[ObjectPart]:
+    for name, item in list(attributes.items())[:MOST_PARTS]:
+        yield ObjectPart("attributes", [f".{text_of(name)}"], [item])
+
+
+def _variables(value: Any) -> Iterator[ObjectPart]:
+    """Yield the local variables that a generator, coroutine or exception keeps."""
+    if is_exactly(value, *SUSPENDED):
+        variables = list(locals_of(value).items())
+    else:
+        variables = list(in_traceback(value))
+    for name, item in variables:
+        yield ObjectPart("variables", [name], [item])
+
+
+def _cached_results(cache: Any) -> Iterator[ObjectPart]:
+    yield ObjectPart("items", [CACHED], cached(cache), cache.cache_info().currsize)
+
+
+# -- tables -------------------------------------------------------------------------------------
+
+
+def _pandas_columns(frame: Any) -> Iterator[ObjectPart]:
+    manager: Any = (instance_dict(frame) or {}).get("_mgr")
+    # no index of the user's class
+    is_plain = library_of(type(manager)) == library_of(type(manager.items)) == "pandas"
+    if not is_plain or len(manager.items) > MOST_PARTS:
+        return
+    labels = [_label(place, label) for place, label in enumerate(manager.items)]
+    for block in manager.blocks:
+        yield ObjectPart("columns", [labels[place] for place in block.mgr_locs], [block.values])
+    yield ObjectPart("index", ["index"], [manager.axes[-1]])
+
+
+def _label(place: int, label: object) -> str:
+    """Return a column's label, or its number if the label is not plain."""
+    if type(label) is str:
+        return label
+    return key_text(label) or f"column {place}"
+
+
+def _polars_columns(frame: Any) -> Iterator[ObjectPart]:
+    inner = native(frame, "PyDataFrame", "_df")
+    for place, column in enumerate([] if inner is None else inner.get_columns()):
+        memory = list(polars_column(column, "polars", id(inner), place))
+        yield ObjectPart("columns", [column.name()], memory)
+
+
+def _arrow_table_columns(table: Any) -> Iterator[ObjectPart]:
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        yield ObjectPart("columns", [name], [column])
+
+
+def _xarray_variables(dataset: Any) -> Iterator[ObjectPart]:
+    variables = slots(dataset).get("_variables")
+    for name, variable in dict.items(variables) if type(variables) is dict else ():
+        yield ObjectPart("variables", [_label(0, name)], [variable])
+
+
+_WITH_PARTS: tuple[tuple[str, str, Callable[[Any], Iterator[ObjectPart]]], ...] = (
+    ("builtins", "BaseException", _variables),
+    ("functools", "_lru_cache_wrapper", _cached_results),
+    ("pandas", "DataFrame", _pandas_columns),
+    ("polars.dataframe.frame", "DataFrame", _polars_columns),
+    ("pyarrow", "RecordBatch", _arrow_table_columns),
+    ("pyarrow", "Table", _arrow_table_columns),
+    ("types", "AsyncGeneratorType", _variables),
+    ("types", "CoroutineType", _variables),
+    ("types", "GeneratorType", _variables),
+    ("xarray", "Dataset", _xarray_variables),
+)
