@@ -4,6 +4,7 @@ them.
 
 import functools
 import mmap
+import sqlite3
 from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
@@ -217,6 +218,15 @@ def test_content_is_shown_as_the_user_knows_it(
     assert content_of(row) == shown
 
 
+def test_attributes_without_memory_of_their_own_are_not_its_content() -> None:
+    connection = sqlite3.connect(":memory:")
+    connection.execute("create table texts(text)")
+    connection.executemany("insert into texts values(?)", [("x" * 1000,)] * 1000)
+    row = take(connection=connection)["connection"]
+    assert row.size_bytes > 900_000
+    assert content_of(row) == ""
+
+
 def test_nothing_of_a_hostile_object_runs_and_the_next_row_is_right() -> None:
     thing = hostile.made(hostile.Slotted, bytes(MIB))
     with hostile.untouched():
@@ -254,6 +264,16 @@ def test_an_output_is_named_and_freed_by_its_line(
     loaded.run_cell("%xdel _2")
     loaded.run_cell("found = [row.name for row in ipygpumem.top(min_bytes='100KiB').names]")
     assert loaded.user_ns["found"] == ["frames"]
+
+
+def test_a_variable_named_underscore_is_listed(loaded: InteractiveShell) -> None:
+    look = "rows = {row.name: row for row in ipygpumem.top(min_bytes='100KiB').names}"
+    loaded.run_cell("import ipygpumem\n[bytes(400_000)]", store_history=True)
+    loaded.run_cell(look)
+    assert list(loaded.user_ns["rows"]) == ["Out[1]"]  # ``_`` is IPython's
+    loaded.run_cell("_ = [bytes(400_000) for _ in range(2)]\ncache = list(_)")
+    loaded.run_cell(look)
+    assert loaded.user_ns["rows"]["cache"].held_by == ("_",)
 
 
 def test_a_displayed_name_is_freed_by_xdel(loaded: InteractiveShell) -> None:

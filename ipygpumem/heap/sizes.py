@@ -180,7 +180,7 @@ class Sizes:
         self.complete = self.region.reader.limits.is_complete
         return Size(
             dict(self.region.bytes_of(measurement.nodes)),
-            tuple(sorted(shares, key=attrgetter("size_bytes"), reverse=True)),
+            tuple(sorted(filter(_is_content, shares), key=_size_of_share, reverse=True)),
             tuple(also_in),
             tuple(measurement.notes),
             self.complete,
@@ -282,6 +282,14 @@ class Sizes:
             Share(name, part.kind, kind, part.items, min(size, of_row + bytes_of_each))
             for name, of_row in zip(part.names, row_bytes, strict=True)
         ]
+
+
+_size_of_share = attrgetter("size_bytes")
+
+
+def _is_content(share: Share) -> bool:
+    """Return False for an attribute that has no memory which is counted here."""
+    return share.size_bytes > 0 or share.kind != "attributes"
 
 
 class _Measurement:

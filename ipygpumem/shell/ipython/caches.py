@@ -86,9 +86,19 @@ def named_objects(shell: Any) -> dict[str, object]:
     if any(is_private):
         names = [*compress(names, map(not_, is_private)), *compress(names, is_private)]
     found = dict(zip(names, map(namespace.__getitem__, names), strict=True))
+    found |= _users_latest(shell)
     outputs: Any = namespace.get("_oh")
     kept = list(dict.items(outputs)) if is_instance(outputs, dict) else []
     return found | {f"Out[{number}]": value for number, value in kept if type(number) is int}
+
+
+def _users_latest(shell: Any) -> dict[str, object]:
+    """Return the variables that the user has named ``_``, ``__`` or ``___``: then IPython does not
+    bind the name to its latest outputs.
+    """
+    outputs = instance_dict(shell.displayhook) or {}
+    names = [name for name in _LATEST if name in shell.user_ns and name in outputs]
+    return {name: shell.user_ns[name] for name in names if shell.user_ns[name] is not outputs[name]}
 
 
 def global_of_run(file: str, name: str) -> str:
