@@ -35,17 +35,30 @@ from ipygpumem.introspect import (
     text_of,
 )
 
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
 _VALUES: tuple[type, ...] = (
-    *(int, float, complex, str, bytes, bytearray, tuple, list, dict, set, frozenset),
-    *(
-        BaseException,
-        type,
-        ModuleType,
-        datetime.date,
-        datetime.time,
-        datetime.timedelta,
-        datetime.tzinfo,
-    ),
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    bytearray,
+    tuple,
+    list,
+    dict,
+    set,
+    frozenset,
+    BaseException,
+    type,
+    ModuleType,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    datetime.tzinfo,
 )
 """Built-in types whose C subclasses are values, too, such as pandas' ``Timestamp``."""
 
@@ -65,44 +78,16 @@ _OF_STANDARD_LIBRARY: dict[str, tuple[str, ...]] = {
 """Types of the standard library that keep memory in C, by module."""
 
 _FOLLOWED = {
-    *(
-        "aiohttp",
-        "contourpy",
-        "frozenlist",
-        "h5py",
-        "kiwisolver",
-        "matplotlib",
-        "multidict",
-        "numpy",
-        "pandas",
-    ),
-    *(
-        "propcache",
-        "psutil",
-        "pydantic_core",
-        "sklearn",
-        "torch",
-        "torchvision",
-        "uarray",
-        "xxhash",
-        "yarl",
-        "zmq",
-    ),
-    *(
-        "blis",
-        "cymem",
-        "murmurhash",
-        "preshed",
-        "spacy",
-        "srsly",
-        "thinc",
-    ),  # by way of a pool of cymem
+    *_words("aiohttp contourpy frozenlist h5py kiwisolver matplotlib multidict numpy pandas"),
+    *_words("propcache psutil pydantic_core sklearn torch torchvision uarray xxhash yarl zmq"),
+    # by way of a pool of cymem
+    *_words("blis cymem murmurhash preshed spacy srsly thinc"),
     "_cyutility",  # Cython's views of memory that belongs to other objects
     "_dynfunc",  # numba's functions
     "_nrt_python",  # numba's owners of arrays' memory, which the arrays show
     "nanobind",
     "pybind11_builtins",  # bases of all classes that these have made
-    *("ipygpumem", "IPython", "ipykernel", "debugpy", "_pydevd_bundle", "_pydev_bundle", "pydevd"),
+    *_words("ipygpumem IPython ipykernel debugpy _pydevd_bundle _pydev_bundle pydevd"),
 }
 """Libraries whose C types refer to objects that are followed, are small, or are read by a function
 in a table.
@@ -125,68 +110,20 @@ _VALUES_OF: dict[str, tuple[str, ...]] = {
     "charset_normalizer": ("",),
     "protobuf": ("Descriptor", "EnumDescriptor", "FieldDescriptor", "FileDescriptor"),
     "jaxlib": (
-        *(
-            "Array",
-            "Client",
-            "Config",
-            "Device",
-            "DeviceList",
-            "Layout",
-            "Memory",
-            "Mesh",
-            "Sharding",
-        ),
-        *("PyTreeDef", "PyTreeRegistry"),
+        *_words("Array Client Config Device DeviceList Layout Memory Mesh Sharding"),
+        *_words("PyTreeDef PyTreeRegistry"),
     ),
     "jax": ("Sharding",),
     "lxml": ("QName", "ClassLookup", "ErrorLog", "Resolver"),
     "netCDF4": ("Dimension",),
     "polars": ("PyDataFrame", "Expr", "DataType", "Selector", "When", "Then"),
     "pyarrow": (
-        *(
-            "DataType",
-            "Type",
-            "Field",
-            "Schema",
-            "KeyValueMetadata",
-            "MemoryPool",
-            "Function",
-            "FunctionRegistry",
-        ),
-        *(
-            "FunctionOptions",
-            "Options",
-            "Kernel",
-            "Expression",
-            "FileSystem",
-            "FileSelector",
-            "FileInfo",
-            "Codec",
-        ),
-        *(
-            "BooleanScalar",
-            "FloatScalar",
-            "DoubleScalar",
-            "HalfFloatScalar",
-            "DurationScalar",
-            "NullScalar",
-        ),
-        *(
-            "Int8Scalar",
-            "Int16Scalar",
-            "Int32Scalar",
-            "Int64Scalar",
-            "TimestampScalar",
-            "MonthDayNanoIntervalScalar",
-        ),
-        *(
-            "Date32Scalar",
-            "Date64Scalar",
-            "Time32Scalar",
-            "Time64Scalar",
-            "Decimal128Scalar",
-            "Decimal256Scalar",
-        ),
+        *_words("DataType Type Field Schema KeyValueMetadata MemoryPool Function FunctionRegistry"),
+        *_words("FunctionOptions Options Kernel Expression FileSystem FileSelector FileInfo Codec"),
+        *_words("BooleanScalar FloatScalar DoubleScalar HalfFloatScalar DurationScalar NullScalar"),
+        *_words("Int8Scalar Int16Scalar Int32Scalar Int64Scalar TimestampScalar"),
+        *_words("MonthDayNanoIntervalScalar Date32Scalar Date64Scalar Time32Scalar Time64Scalar"),
+        *_words("Decimal128Scalar Decimal256Scalar"),
     ),
     "regex": ("",),
     "_regex": ("",),
@@ -289,11 +226,8 @@ def _keeps_memory(kind: type) -> bool:
         return False
     if package in sys.stdlib_module_names:
         return name in _OF_STANDARD_LIBRARY.get(module, ())
-    if _has_size_or_is_compiled(kind) or name.startswith(
-        "__pyx_"
-    ):  # Cython's closures and default arguments
-        return False
-    if _is_enumeration(kind):
+    is_of_cython = name.startswith("__pyx_")  # its closures and default arguments
+    if is_of_cython or _has_size_or_is_compiled(kind) or _is_enumeration(kind):
         return False
     if library in _FOLLOWED:
         return f"{module}.{name}".startswith(_EXCEPTIONS.get(library, ()))
