@@ -1,6 +1,7 @@
 """Tests whose result or duration depends on what else is in the process."""
 
 import functools
+import importlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,6 +25,13 @@ def printed(*arguments: object, **options: Any) -> str:
     done = subprocess.run(command, **options)
     assert done.returncode == 0, done.stderr
     return str(done.stdout)
+
+
+def limit_stack() -> None:
+    """Give a process an eighth of the usual stack before it begins (``preexec_fn``)."""
+    resource = importlib.import_module("resource")  # not on Windows
+    _, most = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, most))
 
 
 def alone(test: Callable[..., None]) -> Callable[..., None]:

@@ -1,25 +1,33 @@
-"""Graphs so long that torch cannot destroy them once the Python objects of all their
-nodes exist.
+"""Graphs so long that torch cannot destroy them once the Python objects of all their nodes exist.
+
+It destroys nodes recursively whose Python objects have been read, some 50,000 at most. The tests'
+processes have an eighth of the usual stack, and our limit is an eighth, too.
 """
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
 
-from tests.alone import printed
+from tests.alone import ROOT, limit_stack
 
 ONE_TENSOR = """
 import torch
 x = torch.ones(1, requires_grad=True)
-for _ in range(60_000):
+for _ in range(8_000):
     x = x + 1
 """
 EACH_STEP = """
 import torch
 steps = [torch.ones(1, requires_grad=True)]
-for _ in range(60_000):
+for _ in range(8_000):
     steps.append(steps[-1] + 1)
 steps.reverse()
 x = steps[0]
 """
+LOAD = "%load_ext ipygpumem"
 DELETE = "x = steps = None"
 
 LOOKS = {
@@ -34,47 +42,129 @@ LOOKS = {
 PARTS = ["%gpumem why c", "%gpumem why b", "%gpumem why a"]
 LONG = {"one tensor": ONE_TENSOR, "each step": EACH_STEP}
 
-
-def survives(*cells: str) -> bool:
-    """Return True if IPython runs all cells in a process with the extension and does not crash."""
-    code = f"""
+FORKS = """
+import json, os, sys, torch
 from IPython.core.interactiveshell import InteractiveShell
-shell = InteractiveShell.instance()
-for cell in {["%load_ext ipygpumem", *cells]!r}:
-    shell.run_cell(cell, store_history=True)
-print("alive")
+from traitlets.config import Config
+from ipygpumem.heap.holders import nodes
+nodes.LONGEST_CHAIN //= 8
+for line in sys.stdin:
+    process = os.fork()
+    if process == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+        results = [shell.run_cell(cell, store_history=True) for cell in json.loads(line)]
+        os._exit(sum(not result.success for result in results))
+    _, status = os.waitpid(process, 0)
+    print(os.waitstatus_to_exitcode(status), flush=True)
 """
-    return printed("-c", code).splitlines()[-1] == "alive"
+"""Runs cells of an IPython in a process of their own, and prints how many failed, or the signal."""
+
+
+class Forks:
+    """Runs cells in processes that have imported torch."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", FORKS],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            preexec_fn=limit_stack,
+        )
+
+    def failures(self, *cells: str) -> int:
+        """Return the number of cells that failed; negative if the process crashed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(cells) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    forks = Forks()
+    yield forks
+    forks.close()
+
+
+def test_a_graph_whose_nodes_have_been_read_ends_the_process(forks: Forks) -> None:
+    read = """
+nodes = [x.grad_fn]
+while nodes[-1].next_functions:
+    nodes.append(nodes[-1].next_functions[0][0])
+del nodes
+"""
+    assert forks.failures(ONE_TENSOR, "del x") == 0
+    assert forks.failures(ONE_TENSOR, read, "del x") < 0
 
 
 @pytest.mark.parametrize("code", LONG.values(), ids=LONG)
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-def test_a_process_survives_looks_at_a_long_graph(look: list[str], code: str) -> None:
-    assert survives(code, *look, DELETE)
+def test_a_process_survives_looks_at_a_long_graph(forks: Forks, look: list[str], code: str) -> None:
+    assert forks.failures(LOAD, code, *look, DELETE) == look.count("fail(x)")
 
 
 @pytest.mark.parametrize("code", LONG.values(), ids=LONG)
-def test_a_process_survives_experiments_with_a_long_graph(code: str) -> None:
-    assert survives(f"%%experiment --keep x\n{code}", DELETE, f"%%experiment\n{code}", DELETE)
+def test_a_process_survives_experiments_with_a_long_graph(forks: Forks, code: str) -> None:
+    kept, dropped = f"%%experiment a --keep x\n{code}", f"%%experiment a\n{code}"
+    assert forks.failures(LOAD, kept, DELETE, dropped, DELETE) == 0
 
 
-def test_a_process_survives_looks_at_a_graph_that_grows() -> None:
+def test_a_process_survives_looks_at_a_graph_that_grows(forks: Forks) -> None:
     begin = """
 import torch
 x = torch.ones(1, requires_grad=True)
 """
     grow = """
-for _ in range(15_000):
+for _ in range(2_000):
     x = x + 1
 """
-    assert survives(begin, *[grow, "%gpumem leaks"] * 6, DELETE)
+    assert forks.failures(LOAD, begin, *[grow, "%gpumem leaks"] * 6, DELETE) == 0
 
 
-def test_a_process_survives_looks_at_parts_of_a_graph() -> None:
-    assert survives(
-        EACH_STEP,
-        "a, b, c = steps[0], steps[30_000], steps[50_000]",
-        *PARTS,
-        DELETE,
-        "a = b = c = None",
-    )
+def test_a_process_survives_looks_at_parts_of_a_graph(forks: Forks) -> None:
+    take, drop = "a, b, c = steps[0], steps[4_000], steps[6_500]", "a = b = c = None"
+    assert forks.failures(LOAD, EACH_STEP, take, *PARTS, DELETE, drop) == 0
+
+
+IN_TRACEBACKS = {
+    "one tensor": """
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(13_000):
+        x = x + 1
+""",
+    "each step": """
+    steps = [torch.ones(2, requires_grad=True)]
+    for _ in range(13_000):
+        steps.append(steps[-1] + 1)
+""",
+    "each step, the newest first": """
+    steps = [torch.ones(2, requires_grad=True)]
+    for _ in range(13_000):
+        steps.append(steps[-1] + 1)
+    steps.reverse()
+""",
+}
+
+
+@pytest.mark.parametrize("steps", IN_TRACEBACKS.values(), ids=IN_TRACEBACKS)
+def test_a_process_survives_a_long_graph_in_a_traceback(forks: Forks, steps: str) -> None:
+    code = f"""
+import torch
+from ipygpumem.heap.allowance import Allowance
+from ipygpumem.reclaim import listing, tracebacks
+def fail():{steps}    raise MemoryError
+try:
+    fail()
+except MemoryError as error:
+    kept = error.with_traceback(error.__traceback__.tb_next)
+listing.held(kept, {{}}, Allowance(1000))
+tracebacks.release(kept)
+"""
+    assert forks.failures(code) == 0

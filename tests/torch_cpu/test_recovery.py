@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from tests.alone import printed
 from tests.kernel import Kernel
 from tests.steps import recovery, works
 
@@ -134,42 +133,3 @@ def test_model_optimizer_and_graph_of_a_failed_try_are_gone_when_the_next_begins
     (report,) = reply.reports("autofit")
     assert "batch_size=32 fits · 4 tries" in report
     assert report.count("out of memory, asked for 1.00 PiB") == 3
-
-
-LONG_GRAPHS = {
-    "one tensor": """
-    x = torch.ones(2, requires_grad=True)
-    for _ in range(100_000):
-        x = x + 1
-""",
-    "each step": """
-    steps = [torch.ones(2, requires_grad=True)]
-    for _ in range(100_000):
-        steps.append(steps[-1] + 1)
-""",
-    "each step, the newest first": """
-    steps = [torch.ones(2, requires_grad=True)]
-    for _ in range(100_000):
-        steps.append(steps[-1] + 1)
-    steps.reverse()
-""",
-}
-
-
-@pytest.mark.parametrize("steps", LONG_GRAPHS.values(), ids=LONG_GRAPHS)
-def test_a_long_graph_in_a_traceback_does_not_end_the_process(steps: str) -> None:
-    """torch destroys nodes recursively whose Python objects have been read."""
-    code = f"""
-import torch
-from ipygpumem.heap.allowance import Allowance
-from ipygpumem.reclaim import listing, tracebacks
-def fail():{steps}    raise MemoryError
-try:
-    fail()
-except MemoryError as error:
-    kept = error.with_traceback(error.__traceback__.tb_next)
-listing.held(kept, {{}}, Allowance(1000))
-tracebacks.release(kept)
-print("alive")
-"""
-    assert printed("-c", code).splitlines()[-1] == "alive"
