@@ -26,7 +26,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.api import shell as where
-from ipygpumem.meter.meter import Meter
+from ipygpumem.meter.meter import Meter, Span
 from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.cell import CellStack
@@ -437,7 +437,7 @@ def test_a_fault_stops_no_code_and_loses_no_name(
 
 KINDS = (
     *(Session, CellStack, ExperimentManager, Experiment, CodeObserver, MeasuredScope, Progress),
-    *(ExperimentEnd, OpenExperiments, Scope, Outputs, Meter, Recovery, Display),
+    *(ExperimentEnd, OpenExperiments, Scope, Outputs, Meter, Span, Recovery, Display),
 )
 FOREVER = [
     (kind, name)
@@ -560,7 +560,7 @@ def test_each_kind_of_failure_is_told_once_with_what_was_lost(
         return [line for line in capsys.readouterr().err.splitlines() if "ipygpumem:" in line]
 
     for kind in (RuntimeError, KeyError):
-        monkeypatch.setattr(app.context.meter, "start", broken(kind))
+        monkeypatch.setattr(app.context.meter, "span", broken(kind))
         for _ in range(20):
             assert shell.run_cell("1").success
         (line,) = told()
@@ -572,7 +572,7 @@ def test_each_kind_of_failure_is_told_once_with_what_was_lost(
     assert line.startswith("ipygpumem: post_run_cell failed (RuntimeError: "), "another component"
     monkeypatch.undo()
     shell.run_cell("%reload_ext ipygpumem")
-    monkeypatch.setattr(app_of(shell).context.meter, "start", broken(RuntimeError))
+    monkeypatch.setattr(app_of(shell).context.meter, "span", broken(RuntimeError))
     shell.run_cell("1")
     assert len(told()) == 1, "the extension was loaded again"
 

@@ -56,9 +56,9 @@ def touched(size: int) -> mmap.mmap:
 @needs_mark
 def test_a_peak_inside_one_call_that_holds_the_gil_is_exact() -> None:
     meter = Meter([HostProbe()])
-    span = meter.start()
+    span = meter.span()
     len(b"x" * (256 * MIB))
-    (usage,) = meter.stop(span)
+    (usage,) = span.stop()
     meter.close()
     assert usage.method == "kernel"
     assert usage.peak_delta_bytes == pytest.approx(256 * MIB, rel=0.02)
@@ -70,21 +70,21 @@ def test_a_peak_inside_one_call_that_holds_the_gil_is_exact() -> None:
 def test_two_meters_see_each_their_own_peak_over_the_one_mark_of_the_process() -> None:
     """One opens, and resets the mark, inside a span of the other."""
     first = Meter([HostProbe()])
-    around = first.start()
+    around = first.span()
     len(b"x" * (64 * MIB))
     second = Meter([HostProbe()])  # resets the mark
-    (usage,) = first.stop(around)
+    (usage,) = around.stop()
     assert usage.peak_delta_bytes == pytest.approx(64 * MIB, rel=0.02)
-    around = first.start()
+    around = first.span()
     len(b"x" * (128 * MIB))
-    inside = second.start()  # resets the mark
+    inside = second.span()  # resets the mark
     len(b"x" * (32 * MIB))
-    (usage,) = second.stop(inside)
+    (usage,) = inside.stop()
     assert usage.peak_delta_bytes == pytest.approx(32 * MIB, rel=0.02)
-    (usage,) = first.stop(around)
+    (usage,) = around.stop()
     assert usage.peak_delta_bytes == pytest.approx(128 * MIB, rel=0.02)
-    after = first.start()
-    (usage,) = first.stop(after)
+    after = first.span()
+    (usage,) = after.stop()
     assert usage.peak_delta_bytes < 8 * MIB
     first.close()
     second.close()
@@ -143,20 +143,20 @@ def test_a_sandbox_that_ignores_the_reset_is_noticed(monkeypatch: pytest.MonkeyP
 def test_a_forked_child_reads_its_own_memory_and_its_exact_peak() -> None:
     """It has used memory before it asks, and its parent has opened a span."""
     meter = Meter([HostProbe()])
-    around = meter.start()
+    around = meter.span()
     meter.now()  # finds the mark at the RSS: nothing to reset
     if (child := os.fork()) == 0:
         code = 1
         try:
             touched(96 * MIB).close()
-            (usage,) = meter.read(around)
+            (usage,) = around.read()
             assert (usage.method, usage.note) == ("kernel", "")
             assert usage.peak_bytes - usage.after_bytes == pytest.approx(96 * MIB, rel=0.05)
-            span = meter.start()
+            span = meter.span()
             memory = touched(64 * MIB)
-            assert meter.read(span)[0].delta_bytes == pytest.approx(64 * MIB, rel=0.05)
+            assert span.read()[0].delta_bytes == pytest.approx(64 * MIB, rel=0.05)
             memory.close()
-            (usage,) = meter.stop(span)
+            (usage,) = span.stop()
             assert usage.peak_delta_bytes == pytest.approx(64 * MIB, rel=0.05)
             code = 0
         finally:

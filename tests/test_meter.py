@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipygpumem.meter.meter import Measurement, Meter
+from ipygpumem.meter.meter import Meter, Span
 from ipygpumem.meter.worker import Worker
 from ipygpumem.records import Reading
 from tests.fakes import FakeProbe
@@ -25,26 +25,26 @@ def test_a_device_that_is_first_used_inside_the_span_began_empty() -> None:
 
     probe = Late("cuda:0")
     meter = Meter([probe])
-    span = meter.start()
+    span = meter.span()
     probe.ready = True
     probe.spike(80)
     probe.set(60)
-    (usage,) = meter.stop(span)
+    (usage,) = span.stop()
     assert (usage.before_bytes, usage.after_bytes, usage.peak_bytes) == (0, 60, 80)
 
 
 def test_sampling_sees_what_lasts_and_its_thread_ends_with_the_last_span() -> None:
     probe = FakeProbe(sampled=True)
     meter = Meter([probe], sample_seconds=0.001)
-    outer, inner = meter.start(), meter.start()
+    outer, inner = meter.span(), meter.span()
     probe.set(300)
     wait_for(lambda: outer.peaks["cpu"] >= 300)
     probe.set(10)
-    usage = meter.stop(inner)[0]
+    usage = inner.stop()[0]
     assert (usage.peak_bytes, usage.method) == (300, "sampled")
     samplers = [thread for thread in threading.enumerate() if thread.name == "ipygpumem-sampler"]
     assert len(samplers) == 1
-    meter.stop(outer)
+    outer.stop()
     samplers[0].join(10)
     assert not samplers[0].is_alive()
 
@@ -52,7 +52,7 @@ def test_sampling_sees_what_lasts_and_its_thread_ends_with_the_last_span() -> No
 def test_a_change_of_a_probe_loses_no_peak_and_starts_the_samples_that_it_needs() -> None:
     probe = FakeProbe()
     meter = Meter([probe], sample_seconds=0.001)
-    span = meter.start()
+    span = meter.span()
     probe.spike(500)
 
     def sample() -> None:
@@ -61,7 +61,7 @@ def test_a_change_of_a_probe_loses_no_peak_and_starts_the_samples_that_it_needs(
 
     meter.change(sample)
     (sampler,) = [thread for thread in threading.enumerate() if thread.name == "ipygpumem-sampler"]
-    assert meter.stop(span)[0].peak_bytes == 500
+    assert span.stop()[0].peak_bytes == 500
     sampler.join(10)
 
 
@@ -69,9 +69,9 @@ def test_probes_that_turn_up_later_are_measured_from_then_on() -> None:
     late = FakeProbe("cuda:0")
     finds: list[list[FakeProbe]] = [[], [late], []]
     meter = Meter([FakeProbe()], find_more=lambda: finds.pop(0))
-    span = meter.start()
+    span = meter.span()
     late.set(70)
-    found = [(one.device, one.before_bytes, one.peak_bytes) for one in meter.stop(span)]
+    found = [(one.device, one.before_bytes, one.peak_bytes) for one in span.stop()]
     assert found == [("cpu", 0, 0), ("cuda:0", 0, 70)]
     meter.now()
     assert finds == []
@@ -91,11 +91,11 @@ def test_any_overlap_of_spans_gives_the_peak_of_the_true_history(
     probe = FakeProbe()
     meter = Meter([probe])
     history = [0]
-    opened: list[tuple[Measurement, int]] = []
+    opened: list[tuple[Span, int]] = []
     for action, number in actions:
         if action == "start":
             history.append(probe._current)
-            opened.append((meter.start(), len(history) - 1))
+            opened.append((meter.span(), len(history) - 1))
         elif action in ("stop", "read") and opened:
             meter.now()  # which no span notices
             span, began = (
@@ -103,7 +103,7 @@ def test_any_overlap_of_spans_gives_the_peak_of_the_true_history(
                 if action == "stop"
                 else opened[number % len(opened)]
             )
-            (usage,) = meter.stop(span) if action == "stop" else meter.read(span)
+            (usage,) = span.stop() if action == "stop" else span.read()
             assert usage.peak_bytes == max(history[began:])
             assert usage.before_bytes == history[began]
             assert usage.after_bytes == probe._current
@@ -210,10 +210,10 @@ def test_a_probe_that_failed_at_the_start_gives_no_figure(monkeypatch: pytest.Mo
     meter = Meter([probe], find_more=lambda: [more.pop()] if more else [])
     with monkeypatch.context() as patch:
         patch.setattr(probe, "rearm", lambda: 1 / 0)
-        failed = meter.start()
-    assert meter.read(failed) == ()
-    measured = meter.start()
+        failed = meter.span()
+    assert failed.read() == ()
+    measured = meter.span()
     more.append(FakeProbe("cuda:1"))
     more[0].set(7)
-    assert [usage.delta_bytes for usage in meter.stop(measured)] == [0, 7]
+    assert [usage.delta_bytes for usage in measured.stop()] == [0, 7]
     meter.close()

@@ -406,11 +406,11 @@ def test_every_visible_device_is_measured_to_the_byte(
     meter: Meter, allocator: FakeAllocator
 ) -> None:
     allocator.allocate(100)
-    span = meter.start()
+    span = meter.span()
     allocator.allocate(300)
     allocator.allocate(-250)
     allocator.allocate(7, device=1)
-    first, second = meter.stop(span)
+    first, second = span.stop()
     assert (first.device, first.before_bytes, first.after_bytes, first.peak_bytes) == (
         "cuda:0",
         100,
@@ -438,20 +438,20 @@ def test_an_unused_device_is_not_asked_for_free_memory(
 def test_the_users_reset_loses_nothing_of_ours(
     meter: Meter, allocator: FakeAllocator, cuda: Any
 ) -> None:
-    span = meter.start()
+    span = meter.span()
     allocator.allocate(500)
     allocator.allocate(-400)
     cuda.reset_peak_memory_stats()
     assert cuda.max_memory_allocated() == 100
     allocator.allocate(50)
     assert cuda.max_memory_allocated() == 150
-    assert meter.stop(span)[0].peak_bytes == 500
+    assert span.stop()[0].peak_bytes == 500
     assert cuda.max_memory_allocated() == 150
 
 
 def test_closing_puts_torchs_own_functions_back(allocator: FakeAllocator, cuda: Any) -> None:
     meter = Meter([CachingAllocatorProbe("cuda")])
-    meter.stop(meter.start())
+    meter.span().stop()
     assert "_cuda_memoryStats" in vars(allocator)
     meter.close()
     allocator.allocate(5)

@@ -101,18 +101,18 @@ def test_descendants_of_any_thread_count_by_pss() -> None:
     started = [sys.executable, "-c", OUTER]
     with contextlib.closing(OutsideProbe()) as probe, ThreadPoolExecutor(1) as threads:
         meter = Meter([probe])
-        span = meter.start()
+        span = meter.span()
         child = threads.submit(
             subprocess.Popen, started, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ).result()
         child.stdout.readline()
-        (usage,) = meter.read(span)
+        (usage,) = span.read()
         assert 64 * MIB < usage.delta_bytes < 96 * MIB
         assert usage.delta_bytes == pytest.approx(
             sum(one.memory_bytes for one in outside.children()), rel=0.05
         )
         child.communicate()
-        (usage,) = meter.stop(span)
+        (usage,) = span.stop()
         assert (usage.after_bytes, usage.note) == (0, "")
         assert usage.peak_bytes > 64 * MIB
 

@@ -148,15 +148,15 @@ def test_a_span_that_rises_above_all_before_has_its_exact_peak_and_nothing_is_re
     library.take(-512 * MIB)
     meter = Meter([], find_more=finder(), sample_seconds=600)
     try:
-        span = meter.start()
+        span = meter.span()
         library.take(64 * MIB)
-        (usage,) = [usage for usage in meter.read(span) if usage.device == device]
+        (usage,) = [usage for usage in span.read() if usage.device == device]
         assert (usage.delta_bytes, usage.peak_delta_bytes) == (64 * MIB, 64 * MIB), (
             "not what was before the span"
         )
         library.take(704 * MIB)
         library.take(-704 * MIB)
-        (usage,) = [usage for usage in meter.stop(span) if usage.device == device]
+        (usage,) = [usage for usage in span.stop() if usage.device == device]
     finally:
         meter.close()
     assert (usage.delta_bytes, usage.peak_delta_bytes, usage.method) == (
@@ -298,7 +298,7 @@ def test_an_answer_that_makes_no_sense_counts_for_nothing(meter: Meter, answer: 
     liar = Toy()
     liar.read = lambda **how: answer  # type: ignore[method-assign]
     meter.add(PluginProbe("toy", liar))
-    assert [usage.device for usage in meter.stop(meter.start())] == ["cpu"]
+    assert [usage.device for usage in meter.span().stop()] == ["cpu"]
     assert list(meter.failures) == ["toy"]
 
 
@@ -309,7 +309,7 @@ def test_a_probe_that_raises_is_named_and_the_others_go_on(
     meter: Meter, probe: Any, said: str
 ) -> None:
     meter.add(PluginProbe("toy", probe))
-    assert [usage.device for usage in meter.stop(meter.start())] == ["cpu"]
+    assert [usage.device for usage in meter.span().stop()] == ["cpu"]
     assert meter.failures == {"toy": said}
 
 
@@ -352,12 +352,12 @@ def test_a_name_that_is_ours_or_none_is_refused(name: Any) -> None:
 def test_a_second_probe_of_a_name_takes_the_first_ones_place(meter: Meter) -> None:
     first, second = Toy(), Toy("toy:1")
     meter.add(PluginProbe("toy", first))
-    span = meter.start()
+    span = meter.span()
     first.spike(500)
     meter.add(PluginProbe("toy", second))
     assert list(meter.now()) == ["cpu", "toy:1"]
     assert span.peaks["toy:0"] == 500
-    meter.drop(span)
+    span.close()
     assert first.closed
     meter.close()
     assert second.closed

@@ -128,7 +128,7 @@ class _Loop:
         self._records = records
         self._traces, self._growing = current_traces(), Growing()
         self._shown = _Shown(tracked._length())
-        self._span = self._traces.meter.start()
+        self._span = self._traces.meter.span()
         self._number = 0
         self._is_measured = True
 
@@ -142,10 +142,7 @@ class _Loop:
         if not self._is_measured:
             return
         try:
-            usages, seconds = (
-                self._traces.meter.lap(self._span),
-                time.perf_counter() - self._started,
-            )
+            usages, seconds = self._span.lap(), time.perf_counter() - self._started
             record = TraceRecord(self._label, self._started_at, seconds, None, usages, self._number)
             self._records.append(record)
             self._traces.finished.append(record)
@@ -160,7 +157,7 @@ class _Loop:
         try:
             if self._growing.wants_look:
                 _look(self._growing, frame, self._traces.meter)
-                self._traces.meter.lap(self._span)  # exclude the memory of our own search
+                self._span.lap()  # exclude the memory of our own search
             _note_processes(self._growing, frame)
             if not self._is_silent:
                 self._shown.show(self._records, _remarks(self._growing))
@@ -170,7 +167,7 @@ class _Loop:
     def close(self) -> None:
         """Stop measuring, and show the last iteration."""
         try:
-            self._traces.meter.drop(self._span)
+            self._span.close()
             if self._records and not self._is_silent:
                 self._shown.show(self._records, _remarks(self._growing), at_end=True)
         except Exception as error:

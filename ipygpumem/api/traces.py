@@ -15,7 +15,7 @@ from ipygpumem.errors import NotLoadedError, ProbeError, TraceError
 from ipygpumem.failures import Block, CallBlock, is_own_failure, tell
 from ipygpumem.introspect import is_instance, text_of, type_name
 from ipygpumem.meter import traces as measuring
-from ipygpumem.meter.meter import Measurement
+from ipygpumem.meter.meter import Span
 from ipygpumem.meter.traces import Traces
 from ipygpumem.probes import Probe
 from ipygpumem.probes.pools import PluginProbe
@@ -57,7 +57,7 @@ class Trace(Block):
         self.record: TraceRecord | None = None
         """Its record, once it is stopped."""
         self._traces: Traces | None = None
-        self._span: Measurement | None = None
+        self._span: Span | None = None
         self._started_at = self._started = 0.0
 
     @property
@@ -72,7 +72,7 @@ class Trace(Block):
         self.record = None
         self._traces = current_traces()
         self._started_at, self._started = time.time(), time.perf_counter()
-        self._span = self._traces.meter.start()
+        self._span = self._traces.meter.span()
         return self
 
     def usage(self) -> tuple[Usage, ...]:
@@ -81,8 +81,8 @@ class Trace(Block):
         """
         if self.record is not None:
             return self.record.usages
-        traces, span = self._open()
-        return traces.meter.read(span)
+        _, span = self._open()
+        return span.read()
 
     def report(self, note: str = "") -> None:
         """Show the usage since the start or the last reset, and continue measuring."""
@@ -106,20 +106,18 @@ class Trace(Block):
 
     def _stop(self, error: BaseException | None) -> TraceRecord:
         traces, span = self._open()
-        self.record = self._record(
-            traces.meter.stop(span), None if error is None else type_name(error)
-        )
+        self.record = self._record(span.stop(), None if error is None else type_name(error))
         self._span = self._traces = None
         traces.finished.append(self.record)
         return self.record
 
     def _lap(self) -> TraceRecord:
-        traces, span = self._open()
-        record = self._record(traces.meter.lap(span))
+        _, span = self._open()
+        record = self._record(span.lap())
         self._started_at, self._started = time.time(), time.perf_counter()
         return record
 
-    def _open(self) -> tuple[Traces, Measurement]:
+    def _open(self) -> tuple[Traces, Span]:
         if self._traces is None or self._span is None:
             raise TraceError("this trace is not running: start() it first")
         return self._traces, self._span
@@ -147,7 +145,7 @@ class Trace(Block):
     def _after_failed_end(self) -> None:
         """Stop measuring after a failed end."""
         if self._traces is not None and self._span is not None:
-            self._traces.meter.drop(self._span)
+            self._span.close()
         self._span = self._traces = None
 
     def __call__(self, function: F) -> F:

@@ -20,7 +20,7 @@ from ipygpumem.fitting import budgets
 from ipygpumem.fitting.plan import Number, Plan
 from ipygpumem.heap.garbage import Garbage, GcMark
 from ipygpumem.introspect import is_exactly, text_of, type_name
-from ipygpumem.meter.meter import Measurement, Meter
+from ipygpumem.meter.meter import Meter, Span
 from ipygpumem.probes import own_limits
 from ipygpumem.probes.accelerators import TORCH_DEVICES, current_device
 from ipygpumem.probes.host import available_bytes
@@ -125,7 +125,7 @@ class Fit:
         self._mark: GcMark | None = None
         self._left: dict[str, int] = {}
         """Bytes in use on each device after the last try."""
-        self._span: Measurement | None = None
+        self._span: Span | None = None
         self._started = 0.0
         self._thread = 0
 
@@ -134,7 +134,7 @@ class Fit:
         self._thread = threading.get_ident()
         self._threads.add(self._thread)
         self._mark = self._garbage.mark()
-        self._span = self._meter.start()
+        self._span = self._meter.span()
         self._started = time.perf_counter()
 
     def end(self, error: BaseException | None, result: object = None) -> bool:
@@ -146,7 +146,7 @@ class Fit:
         seconds = time.perf_counter() - self._started
         self._threads.discard(self._thread)
         span, self._span = self._span, None
-        usages = () if span is None else self._meter.stop(span)
+        usages = () if span is None else span.stop()
         note = functools.partial(
             Try, dict(self.plan.values), duration_seconds=seconds, usages=usages
         )
@@ -242,7 +242,7 @@ class Fit:
         """Stop measuring a try that does not end normally."""
         self._threads.discard(self._thread)
         if self._span is not None:
-            self._meter.drop(self._span)
+            self._span.close()
             self._span = None
 
 

@@ -22,44 +22,88 @@ from ipygpumem.probes import Probe
 from ipygpumem.records import Reading, Usage
 
 
-class Measurement:
-    """An open span, made by ``Meter.start``."""
+class Span:
+    """An open span, made by ``Meter.span``.
 
-    def __init__(self, before: dict[str, Reading], *, is_whole: bool) -> None:
-        self.begin(before, is_whole=is_whole)
+    ``stop`` closes it, or the end of a ``with`` block.
+    """
 
-    def begin(self, before: dict[str, Reading], *, is_whole: bool) -> None:
-        """Start the span with the readings ``before``, which are whole if no probe failed."""
-        self.before, self._is_whole = before, is_whole
+    def __init__(self, meter: Meter, before: dict[str, Reading], *, is_whole: bool) -> None:
+        self._meter = meter
+        self._begin(before, is_whole=is_whole)
+
+    def _begin(self, before: dict[str, Reading], *, is_whole: bool) -> None:
+        """Start with the readings ``before``, which are whole if no probe failed."""
+        self.before = before
+        self._is_whole = is_whole
         self.peaks = {device: reading.current_bytes for device, reading in before.items()}
-        self.is_settled = False
+        self._is_settled = False
+
+    def __enter__(self) -> Span:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def read(self) -> tuple[Usage, ...]:
+        """Return each device's usage so far."""
+        with self._meter.lock:
+            return self._usages(self._meter.readings())
+
+    def lap(self) -> tuple[Usage, ...]:
+        """Return each device's usage so far, and start again."""
+        meter = self._meter
+        with meter.lock:
+            readings = meter.readings(rearm=True)
+            usages = self._usages(readings)
+            self._begin(readings, is_whole=not meter.failures)
+            return usages
+
+    def settle(self) -> tuple[Usage, ...]:
+        """Return each device's usage so far, and make its peaks final.
+
+        The remaining code only frees memory.
+        """
+        with self._meter.lock:
+            usages = self.read()
+            self._is_settled = True
+            return usages
+
+    def stop(self) -> tuple[Usage, ...]:
+        """Close the span and return each device's usage; a closed span is only read."""
+        with self._meter.lock:
+            usages = self._usages(self._meter.readings())
+            self._meter.forget(self)
+            return usages
+
+    def close(self) -> None:
+        """Close the span without reading it; can be called again."""
+        with self._meter.lock:
+            self._meter.forget(self)
 
     def fold(self, readings: Sequence[Reading]) -> None:
-        """Raise the peaks of this span to those of ``readings``, unless they are final."""
-        for reading in () if self.is_settled else readings:
+        """Raise the peaks to those of ``readings``, unless they are final."""
+        if self._is_settled:
+            return
+        for reading in readings:
             if reading.peak_bytes > self.peaks.get(reading.device, 0):
                 self.peaks[reading.device] = reading.peak_bytes
 
-    def usages(self, readings: dict[str, Reading]) -> tuple[Usage, ...]:
-        """Return each device's usage from the start of the span until ``readings``."""
-        found = []
+    def _usages(self, readings: dict[str, Reading]) -> tuple[Usage, ...]:
+        """Return each device's usage from the start until ``readings``."""
+        usages = list[Usage]()
         for device, now in readings.items():
             before = self.before.get(device)
-            if (
-                before is None and not self._is_whole
-            ):  # else it was empty: it was first used inside the span
-                continue
-            start, peak = (
-                before.current_bytes if before else 0,
-                max(self.peaks.get(device, 0), now.current_bytes),
-            )
+            if before is None and not self._is_whole:
+                continue  # else the device was empty: it was first used inside the span
+            start = before.current_bytes if before else 0
+            current = now.current_bytes
+            peak = max(self.peaks.get(device, 0), current)
             # By position, which is twice as fast: every cell makes one per device.
-            found.append(
-                Usage(
-                    device, start, now.current_bytes, peak, now.total_bytes, now.method, *now[5:9]
-                )
+            usages.append(
+                Usage(device, start, current, peak, now.total_bytes, now.method, *now[5:9])
             )
-        return tuple(found)
+        return tuple(usages)
 
 
 class Meter:
@@ -84,78 +128,50 @@ class Meter:
         self._sample_seconds = sample_seconds
         # Weak: a span lost to a Ctrl-C before its assignment closes itself.
         # A set of references, because a WeakSet is as slow as a probe.
-        self._open: set[weakref.ref[Measurement]] = set()
+        self._open: set[weakref.ref[Span]] = set()
         self._own_lock, self._pid = threading.RLock(), os.getpid()
         self._sampling = self._is_closed = False
         self.worker = Worker()
 
     @property
-    def _lock(self) -> threading.RLock:
+    def lock(self) -> threading.RLock:
+        """Held while spans are read or changed."""
         if os.getpid() != self._pid:  # our thread may have held it when the process forked
             self._own_lock, self._pid = threading.RLock(), os.getpid()
         return self._own_lock
 
-    def start(self) -> Measurement:
-        """Open a span."""
-        with self._lock:
-            measurement = Measurement(
-                self._readings(peak=bool(self._open), rearm=True), is_whole=not self.failures
-            )
-            self._open.add(weakref.ref(measurement, self._open.discard))
-            self._sample_if_needed()
-            return measurement
+    def span(self) -> Span:
+        """Open a span.
 
-    def read(self, measurement: Measurement) -> tuple[Usage, ...]:
-        """Return the usages of an open span so far."""
-        with self._lock:
-            return measurement.usages(self._readings())
-
-    def lap(self, measurement: Measurement) -> tuple[Usage, ...]:
-        """Return the usages of an open span so far, and restart it."""
-        with self._lock:
-            readings = self._readings(rearm=True)
-            usages = measurement.usages(readings)
-            measurement.begin(readings, is_whole=not self.failures)
-            return usages
-
-    def settle(self, measurement: Measurement) -> tuple[Usage, ...]:
-        """Return the usages of an open span so far, and make its peaks final: the remaining code
-        only frees memory.
+        >>> with meter.span() as span:
+        ...     data = bytes(1_000_000)
+        ...     usages = span.stop()
         """
-        with self._lock:
-            usages = self.read(measurement)
-            measurement.is_settled = True
-            return usages
+        with self.lock:
+            before = self.readings(peak=bool(self._open), rearm=True)
+            span = Span(self, before, is_whole=not self.failures)
+            self._open.add(weakref.ref(span, self._open.discard))
+            self._sample_if_needed()
+            return span
 
-    def stop(self, measurement: Measurement) -> tuple[Usage, ...]:
-        """Close a span and return its usages; a closed span is only read."""
-        with self._lock:
-            usages = measurement.usages(self._readings())
-            self._close(measurement)
-            return usages
-
-    def drop(self, measurement: Measurement) -> None:
-        """Close a span without reading it."""
-        with self._lock:
-            self._close(measurement)
-
-    def _close(self, measurement: Measurement) -> None:
-        self._open.discard(weakref.ref(measurement))
+    def forget(self, span: Span) -> None:
+        """Close a span; ``Span.close`` calls it."""
+        self._open.discard(weakref.ref(span))
         if self._sampling and not self._open:
             self._sampling = False
             self.worker.remove(self._sample)
 
     def now(self, *, detail: bool = False) -> dict[str, Reading]:
         """Return each device's reading; open spans keep their peaks."""
-        with self._lock:
-            return self._readings(detail=detail)
+        with self.lock:
+            return self.readings(detail=detail)
 
     def glance(self) -> dict[str, Reading]:
         """Return each device's memory now, without affecting open spans; other threads may use the
         devices.
         """
         found: dict[str, Reading] = {}
-        with self._lock:
+        with self.lock:
             self._probes += self._find_more() if self._find_more is not None else ()
             for probe in self._probes:
                 try:
@@ -168,15 +184,15 @@ class Meter:
 
     def change(self, action: Callable[[], None]) -> None:
         """Run ``action``, which changes a probe; open spans keep their peaks so far."""
-        with self._lock:
-            self._readings()
+        with self.lock:
+            self.readings()
             action()
             self._sample_if_needed()
 
     def add(self, probe: Probe) -> None:
         """Measure with ``probe`` from now on, instead of any probe with the same name."""
-        with self._lock:
-            self._readings()  # open spans keep the peaks of a replaced probe
+        with self.lock:
+            self.readings()  # open spans keep the peaks of a replaced probe
             dropped = [other for other in self._probes if _name(other) == _name(probe)]
             self._probes = [other for other in self._probes if other not in dropped]
             if self._is_closed:
@@ -187,7 +203,7 @@ class Meter:
         for other in dropped:
             other.close()
 
-    def _readings(self, **how: bool) -> dict[str, Reading]:
+    def readings(self, **how: bool) -> dict[str, Reading]:
         """Read all probes into all open spans."""
         self._probes += self._find_more() if self._find_more is not None else ()
         return self._read(self._probes, **how)
@@ -229,7 +245,7 @@ class Meter:
             self.worker.add(self._sample)  # even if it is registered: a forked child has no thread
 
     def _sample(self) -> float | None:
-        with self._lock:
+        with self.lock:
             if not self._open:  # the last span was garbage-collected without being closed
                 self._sampling = False
                 self.worker.remove(self._sample)
@@ -239,7 +255,7 @@ class Meter:
 
     def close(self) -> None:
         """Stop sampling and close the probes; later readings are empty."""
-        with self._lock:
+        with self.lock:
             self._is_closed = True
             self._open.clear()
             probes, self._probes, self._find_more = self._probes, [], None

@@ -59,13 +59,13 @@ def preload(meter: Meter) -> TraceRecord | None:
     name = next((name for name in ("cuda", "xpu", "mps") if _is_available(torch, name)), None)
     if name is None:
         return None
-    started_at, started, span = time.time(), time.perf_counter(), meter.start()
-    try:
-        torch.ones(1, device=name).add_(1).cpu()
-    except RuntimeError as error:
-        meter.drop(span)
-        raise DeviceError(f"{name} cannot be used ({describe_error(error)})") from None
-    return TraceRecord(name, started_at, time.perf_counter() - started, None, meter.stop(span))
+    started_at, started = time.time(), time.perf_counter()
+    with meter.span() as span:
+        try:
+            torch.ones(1, device=name).add_(1).cpu()
+        except RuntimeError as error:
+            raise DeviceError(f"{name} cannot be used ({describe_error(error)})") from None
+        return TraceRecord(name, started_at, time.perf_counter() - started, None, span.stop())
 
 
 def why_none() -> str:

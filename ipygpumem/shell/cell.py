@@ -13,7 +13,7 @@ from threading import get_ident
 from time import perf_counter, time
 from typing import Any, NamedTuple, Protocol
 
-from ipygpumem.meter.meter import Measurement
+from ipygpumem.meter.meter import Span
 from ipygpumem.probes.outside import EndedChildren
 from ipygpumem.records import Cause, CellRecord, RecoveryRecord, Usage
 from ipygpumem.report.layout import Report
@@ -79,7 +79,7 @@ class CellMeasurement:
         """The cell's execution count, once it has ended."""
         self.started = perf_counter()
         self.started_at = time()
-        self.span: Measurement | None = None
+        self.span: Span | None = None
         """None if measuring failed, and once it is read."""
         self.at_end: tuple[Usage, ...] = ()
         """Usage when its code ended, if memory may be freed after that."""

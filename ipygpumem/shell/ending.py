@@ -207,7 +207,7 @@ class ExperimentEnd:
         """Measure the usage, and list the names and arrays, before anything is freed."""
         contents = self._contents
         try:
-            contents.usages = self._context.meter.settle(self._scope.measurement)
+            contents.usages = self._scope.measurement.settle()
             contents.waiting = self._scope.waiting()
             self._own_names = self._scope.names.own_names()
             contents.watched = self._watch(self._own_names)
@@ -370,7 +370,7 @@ class ExperimentEnd:
     def _make_record(self) -> None:
         scope, progress = self._scope.names, self._progress
         at_end = self._contents.usages
-        usages = self._context.meter.stop(self._scope.measurement)
+        usages = self._scope.measurement.stop()
         after_freeing = self._usages_after or usages
         consumed = {usage.device: usage.delta_bytes for usage in at_end}
         freed = dict[str, int]()  # empty if memory was too short to measure its end

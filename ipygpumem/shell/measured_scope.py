@@ -9,7 +9,7 @@ from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.heap.walk import ArraySearch
-from ipygpumem.meter.meter import Measurement
+from ipygpumem.meter.meter import Span
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.host import RamFigures, allocated_bytes
 from ipygpumem.records import CellRecord, ExperimentRecord, RetainedArray, Usage
@@ -126,7 +126,7 @@ class MeasuredScope:
         self._outputs = Outputs(context.shell)
         self._outputs_at_start = self._outputs.mark()
         self._baseline: Baseline | None = None
-        self._measurement: Measurement | None = None
+        self._measurement: Span | None = None
         self.allocated_at_start = 0
         self.ram_at_start: RamFigures | None = None
 
@@ -140,7 +140,7 @@ class MeasuredScope:
             budget.start()
         self.allocated_at_start = allocated_bytes()
         self.ram_at_start = RamFigures.now()
-        self._measurement = self._context.meter.start()
+        self._measurement = self._context.meter.span()
 
     @property
     def baseline(self) -> Baseline:
@@ -149,14 +149,14 @@ class MeasuredScope:
         return self._baseline
 
     @property
-    def measurement(self) -> Measurement:
+    def measurement(self) -> Span:
         """The span since its start."""
         assert self._measurement is not None
         return self._measurement
 
     def usages(self) -> tuple[Usage, ...]:
         """Return each device's usage from the start until now."""
-        return self._context.meter.read(self.measurement)
+        return self.measurement.read()
 
     def reseed(self) -> None:
         """Seed the generators if there is a seed; libraries imported later are seeded on import."""
@@ -201,4 +201,4 @@ class MeasuredScope:
 
     def drop_measurement(self) -> None:
         """End the measurement without reading it."""
-        self._context.meter.drop(self.measurement)
+        self.measurement.close()

@@ -75,7 +75,7 @@ class Session:
         def measure() -> None:
             cell.last_error = last_error()
             cell.children.ended_before = EndedChildren.now()
-            cell.measured.span = context.meter.start()
+            cell.measured.span = context.meter.span()
 
         begins: list[Part] = [(measure, "this cell's memory was not measured")]
         begins += [
@@ -196,7 +196,7 @@ class Session:
 
     def _settle(self, cell: Cell, result: Any) -> None:
         if cell.measured.span and (cell.scopes.ending or cell.failed):
-            cell.measured.at_end = self._context.meter.settle(cell.measured.span)
+            cell.measured.at_end = cell.measured.span.settle()
 
     def _recover(self, cell: Cell, result: Any) -> None:
         self._recovery.cell_ended(cell, _error(cell, result) if cell.failed else None)
@@ -206,7 +206,7 @@ class Session:
 
     def _drop(self, cell: Cell, _: Any = None) -> None:
         if cell.measured.span is not None:
-            self._context.meter.drop(cell.measured.span)
+            cell.measured.span.close()
 
     def _measure(self, cell: Cell, result: Any, seconds: float) -> CellRecord | None:
         """Collect garbage if that is cheap, and return the cell's record.
@@ -218,7 +218,7 @@ class Session:
             return None
         if not (measured.at_end or cell.nested):  # else it was collected already, or will be
             self._collect(cell, seconds)
-        usages, measured.span = self._context.meter.stop(measured.span), None
+        usages, measured.span = measured.span.stop(), None
         now = {usage.device: usage.after_bytes for usage in usages}
         if cell.children.peak_bytes is None:
             _note_ended_children(cell, usages)

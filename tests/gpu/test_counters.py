@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ipygpumem.meter.meter import Measurement, Meter
+from ipygpumem.meter.meter import Meter, Span
 from ipygpumem.probes.accelerators import CachingAllocatorProbe
 from ipygpumem.records import Usage
 from ipygpumem.units import MIB
@@ -72,15 +72,15 @@ def test_random_spans(torch: Any, meter: Meter, figure: Callable[[str], None]) -
     tensors = Tensors(torch)
     torch.cuda.reset_peak_memory_stats()
     reset_at = tensors.mark
-    spans: list[tuple[Measurement, int]] = []
+    spans: list[tuple[Span, int]] = []
     checked = 0
     for _ in range(600):
         match choice.choice(["start", "stop", "read", "take", "take", "drop", "reset", "empty"]):
             case "start" if len(spans) < 6:
-                spans.append((meter.start(), tensors.mark))
+                spans.append((meter.span(), tensors.mark))
             case "stop" | "read" as action if spans:
                 span, mark = choice.choice(spans)
-                usage = on_device(meter.read(span) if action == "read" else meter.stop(span))
+                usage = on_device(span.read() if action == "read" else span.stop())
                 assert usage.before_bytes == tensors.allocated[mark]
                 assert usage.after_bytes == tensors.allocated[-1]
                 assert usage.peak_bytes == max(tensors.allocated[mark:])

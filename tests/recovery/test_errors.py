@@ -7,6 +7,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
+from ipygpumem.meter.meter import Span
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.ending import ExperimentEnd
 from ipygpumem.shell.measured_scope import MeasuredScope
@@ -275,7 +276,7 @@ def test_names_go_even_if_memory_for_reports_is_short(
     loaded.run_cell("x = 'new'\ny = 1")
     with monkeypatch.context() as patch:
         if missing == "measuring":
-            patch.setattr(app_of(loaded).context.meter, "read", _no_memory)
+            patch.setattr(Span, "read", _no_memory)
             patch.setattr(app_of(loaded).context.meter, "now", _no_memory)
         else:
             owner, method = {
@@ -298,7 +299,7 @@ def test_a_failure_at_a_cells_end_prevents_no_recovery(
     loaded.user_ns["watched"] = []
     with monkeypatch.context() as patch:
         if missing == "the reading before the recovery":
-            patch.setattr(app_of(loaded).context.meter, "settle", _no_memory)
+            patch.setattr(Span, "settle", _no_memory)
         else:
             patch.setattr(app_of(loaded).experiments, "code_ended", _no_memory)
         loaded.run_cell(

@@ -94,18 +94,14 @@ def _run(task: Task, own: int) -> None:
         guard = loaded(f"extras.{EXTRAS['gpumem guard']}.guard")
         guard(app, Options(state="on", limit=private_bytes + task.memory_bytes, touched=False))
     send("started", rss_bytes())
-    measurement = app.context.meter.start()
+    span = app.context.meter.span()
     result = shell.run_cell(task.source, store_history=False)
     late: list[BaseException] = []  # an interrupt from here on must not lose the names to keep
     signal.signal(signal.SIGINT, lambda *_: late.append(KeyboardInterrupt()))
     if os.getpid() != own:  # the cell forked, and its child came here
         os._exit(0)
     peak = next(
-        (
-            usage.peak_delta_bytes
-            for usage in app.context.meter.stop(measurement)
-            if usage.device == "cpu"
-        ),
+        (usage.peak_delta_bytes for usage in span.stop() if usage.device == "cpu"),
         0,
     )
     with contextlib.suppress(OSError, ValueError):  # pages copied on write do not increase RSS

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
-from ipygpumem.meter.meter import Measurement, Meter
+from ipygpumem.meter.meter import Meter, Span
 from ipygpumem.reclaim import reclaim
 
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -108,7 +108,7 @@ class Tracer:
         self._suspended: dict[int, tuple[int | None, dict[str, int]]] = {}
         """The line of each frame that was left, and the bytes that this run of it has kept so far.
         """
-        self._span: Measurement | None = None
+        self._span: Span | None = None
         self._began = self._trim_seconds = 0.0
         self._thread, self._on = threading.get_ident(), False
 
@@ -127,7 +127,7 @@ class Tracer:
 
     def start(self) -> None:
         """Trace the calls of this thread."""
-        self._began, self._span = time.perf_counter(), self._meter.start()
+        self._began, self._span = time.perf_counter(), self._meter.span()
         self._before = sys.gettrace()
         self._on = True
         sys.settrace(self._call)
@@ -161,7 +161,7 @@ class Tracer:
         """Stop measuring; can be called again."""
         self.stop()
         if self._span is not None:
-            self._meter.drop(self._span)
+            self._span.close()
 
     # -- the trace function ----------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class Tracer:
         else:
             reclaim.trim_host_heap()
             self._trim_seconds += time.perf_counter() - began
-        usages = self._meter.lap(self._span)
+        usages = self._span.lap()
         for running in self._lines()[-1:]:
             running.fold({usage.device: usage.peak_bytes for usage in usages})
         return {usage.device: usage.after_bytes for usage in usages}

@@ -112,17 +112,14 @@ def _run(
             gc.collect()
     reclaim.trim_host_heap()  # pages that the allocator kept would be used again without being seen
     wait()
-    span = meter.start()
-    try:
+    with meter.span() as span:
         started = time.perf_counter()
         exec(statement.code, names)  # noqa: S102
         wait()
         seconds = time.perf_counter() - started
         # dropped memory does not count as kept; it does count for the kernel's peak
         reclaim.trim_host_heap()
-        return Run(meter.stop(span), seconds)
-    finally:
-        meter.drop(span)
+        return Run(span.stop(), seconds)
 
 
 def _wait_for(devices: Sequence[str]) -> Callable[[], None]:

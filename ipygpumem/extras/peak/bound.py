@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ipygpumem.extras.peak.records import DevicePeak, PeakPoint, PeakRow
-from ipygpumem.meter.meter import Measurement, Meter
+from ipygpumem.meter.meter import Meter, Span
 from ipygpumem.probes.host import own_pages, unused_mappings
 from ipygpumem.records import Usage, usage_on
 from ipygpumem.units import MIB
@@ -65,7 +65,7 @@ class HostSpan:
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
-        self._measurement: Measurement | None = None
+        self._measurement: Span | None = None
         self._free_heap_bytes = 0
         self._unused: Unused = {}
 
@@ -73,13 +73,13 @@ class HostSpan:
         """Start measuring."""
         self._free_heap_bytes = own_pages().free_heap_bytes
         self._unused = unused_mappings()
-        self._measurement = self._meter.start()
+        self._measurement = self._meter.span()
 
     def stop(self) -> HostUse | None:
         """Stop measuring, and return the figures; None if the host's memory cannot be read."""
         if self._measurement is None:
             return None
-        usage = usage_on(self._meter.stop(self._measurement), "cpu")
+        usage = usage_on(self._measurement.stop(), "cpu")
         if usage is None:
             return None
         return HostUse(usage, self._free_heap_bytes, unused_growth(self._unused, unused_mappings()))
@@ -87,7 +87,7 @@ class HostSpan:
     def drop(self) -> None:
         """Stop measuring; can be called again."""
         if self._measurement is not None:
-            self._meter.drop(self._measurement)
+            self._measurement.close()
 
 
 def unused_growth(before: Unused, now: Unused) -> int:

@@ -98,7 +98,7 @@ class Tracker:
         their identities.
         """
         self._traces = current_traces()
-        self._span = self._traces.meter.start()
+        self._span = self._traces.meter.span()
 
     def track(self) -> TrackerRecord:
         """Report and return the changes since the last call; the first call lists everything as
@@ -139,7 +139,7 @@ class Tracker:
             ),
         )
         self._last = found, where, storages
-        self._traces.meter.lap(self._span)  # exclude the memory of our own search
+        self._span.lap()  # exclude the memory of our own search
         if not self._silent:
             self._write(tracker_report(record, top=self._top))
         return record
@@ -147,9 +147,9 @@ class Tracker:
     def _usages(self) -> tuple[tuple[Usage, ...], list[str]]:
         traces = current_traces()
         if traces is self._traces:
-            return traces.meter.lap(self._span), []
-        self._traces, self._span = traces, traces.meter.start()
-        return traces.meter.read(self._span), [
+            return self._span.lap(), []
+        self._traces, self._span = traces, traces.meter.span()
+        return self._span.read(), [
             "the extension was loaded or unloaded: peaks count from this call only"
         ]
 

@@ -34,14 +34,14 @@ class Epochs:
         """
         self.close()
         traces, started_at, started = current_traces(), time.time(), time.perf_counter()
-        self._open = traces, traces.meter.start(), number, started_at, started
+        self._open = traces, traces.meter.span(), number, started_at, started
 
     def end(self) -> dict[str, float]:
         """End the epoch, store its record, and return its figures by name."""
         if self._open is None:
             return {}
         (traces, span, number, started_at, started), self._open = self._open, None
-        usages = traces.meter.stop(span)
+        usages = span.stop()
         if not usages:  # the extension was unloaded during the epoch
             return {}
         traces.finished.append(
@@ -58,8 +58,8 @@ class Epochs:
     def close(self) -> None:
         """End the running epoch without figures."""
         if self._open is not None:
-            traces, span, *_ = self._open
-            traces.meter.drop(span)
+            _, span, *_ = self._open
+            span.close()
         self._open = None
 
 
