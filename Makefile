@@ -3,7 +3,11 @@
 # make notebooks   run the notebooks in examples/ and save them with their outputs; NOTEBOOKS="quickstart cluster": only these
 # make pictures    make the pictures and the film in docs/img; needs chromium, an idle machine and root
 # make test        test every feature; needs neither a browser nor a GPU
+# make quick ROOM=scope  lint, types and the tests of one room, in at most 90 seconds
+# make lint        lint, types, layers
 # make check       lint, types, layers, the site of `make docs`
+# make fix         format the code and sort its imports
+# make install     create .venv with the packages of the tests and of lint
 # make verify      run everything else as well: browsers, all torture modes, all versions, the whole GPU suite
 #
 # What `make verify` consists of, besides `make test` and `make check`:
@@ -27,6 +31,7 @@ PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 VENV ?= .venv
 BIN := $(VENV)/bin
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 BENCH := build/bench
 
 JOBS ?= 2
@@ -42,7 +47,7 @@ GPU_MEMORY := cells counters experiments freeing recovery reconcile measuring es
 # The tests start hundreds of kernels. If this were set, each of them would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo docs notebooks pictures test check verify thorough smoke-without-posix frontends gpu-sim gpu-memory bench bench-estimates torture corners matrix dist clean
+.PHONY: demo docs notebooks pictures install fix quick test lint check verify thorough smoke-without-posix frontends gpu-sim gpu-memory bench bench-estimates torture corners matrix dist clean
 
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c $(CONSTRAINTS)
 
@@ -67,20 +72,31 @@ pictures:
 	$(MAKE) frontends PICTURES=docs/img
 	for script in plots peak host_memory; do $(BIN)/python examples/$$script.py docs/img || exit 1; done
 
+install: $(VENV)/.installed
+
+fix: $(VENV)/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+quick: lint
+	tests=$$($(BIN)/python -m tests.rooms '$(ROOM)') && $(PYTEST) $$tests
+
 # Tests that import torch or a trainer run in processes of their own, because each search of the heap takes longer there.
+# All three parts run, even if one fails.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore tests/torch_cpu --ignore tests/integrations
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/torch_cpu
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/integrations
+	$(PYTEST) --ignore tests/torch_cpu --ignore tests/integrations; main=$$?; \
+	$(PYTEST) tests/torch_cpu; torch=$$?; \
+	$(PYTEST) tests/integrations; trainers=$$?; \
+	exit $$((main | torch | trainers))
 
 # matrix includes the corners.
 verify: test check thorough smoke-without-posix frontends torture matrix gpu-sim
 
 thorough: $(VENV)/.installed
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m thorough
+	$(PYTEST) -m thorough
 
 smoke-without-posix: $(VENV)/.installed
-	IPYGPUMEM_WITHOUT_POSIX=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/smoke
+	IPYGPUMEM_WITHOUT_POSIX=1 $(PYTEST) tests/smoke
 
 frontends: $(VENV)/.installed
 	$(INSTALL) --quiet -e '.[frontends]'
@@ -101,11 +117,13 @@ docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo 'the documentation: build/site/index.html'
 
-check: docs
+lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+check: docs lint
 
 # The peers stay out of the tests' packages.
 $(BENCH)/.installed: setup.cfg pyproject.toml $(CONSTRAINTS) benchmarks/peers.txt

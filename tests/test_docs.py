@@ -15,6 +15,7 @@ from _pytest.mark import ParameterSet
 
 import ipygpumem
 from ipygpumem.shell.config import IPyGpuMem
+from tests import rooms as rooms_of_tests
 from tests.alone import ROOT
 from tests.kernel import Kernel, Reply
 
@@ -190,6 +191,14 @@ def test_the_rooms_of_the_package_are_listed(folder: str) -> None:
         "py.typed",
         "__pycache__",
     }
+
+
+def test_every_room_of_the_package_has_tests_for_a_quick_run() -> None:
+    folder = ROOT / "ipygpumem"
+    rooms = {path.stem for path in folder.iterdir()} - {"__init__", "__pycache__", "py"}
+    assert set(rooms_of_tests.ROOMS) == rooms
+    named = {name for room in rooms for name in rooms_of_tests.files(room)}
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []
 
 
 def test_every_option_is_listed_with_its_default() -> None:
