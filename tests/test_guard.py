@@ -2,9 +2,11 @@
 
 import ctypes
 import functools
+import os
 import re
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import traceback
@@ -20,6 +22,7 @@ from ipygpumem.extras.guard.failing import shortened
 from ipygpumem.extras.guard.guard import MemoryGuard
 from ipygpumem.extras.guard.headroom import Figures, Headroom
 from ipygpumem.extras.guard.interrupt import _runs_code
+from ipygpumem.heap.bulk import OBSERVERS
 from ipygpumem.probes.host import PAGE_BYTES
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.cell import Cell
@@ -558,3 +561,61 @@ def test_off_leaves_nothing_behind(loaded: InteractiveShell) -> None:
         assert state() != before
         loaded.run_line_magic(*end)
         wait_for(lambda: state() == before)  # the thread ends
+
+
+def test_a_terminal_without_zmq_is_guarded(tmp_path: Path) -> None:
+    cells = f"""\
+%load_ext ipygpumem
+{ON}
+rows = []
+while len(rows) < 2**20: rows.append("x" * 1000 + str(len(rows)))
+
+print("error:", isinstance(_e if "_e" in globals() else sys.last_value, MemoryError))
+rows.clear(); print("zmq" in sys.modules, len(bytearray(2**20)))
+%gpumem guard off
+%gpumem guard
+"""
+    options = ["--simple-prompt", "--colors=NoColor", "-i", "-c", "import sys"]
+    finished = subprocess.run(
+        [sys.executable, "-m", "IPython", *options],
+        input=cells,
+        env={**os.environ, "IPYTHONDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "the guard is on: a cell can use " in finished.stdout
+    assert "error: True" in finished.stdout
+    assert "False 1048576" in finished.stdout
+    assert "the guard is off" in finished.stdout
+    assert "ipygpumem: " not in finished.stdout + finished.stderr, "nothing of ours has failed"
+
+
+def test_modules_loaded_after_the_guard_get_room_too(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "zmq", raising=False)
+    loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
+    late = types.ModuleType("zmq")
+    late.Socket = type("Socket", (), {"send": lambda self: None})  # type: ignore[attr-defined]
+    send = late.Socket.send
+    monkeypatch.setitem(sys.modules, "zmq", late)
+    loaded.run_cell("1")
+    assert late.Socket.send is not send
+    loaded.run_line_magic("gpumem", "guard off")
+    assert late.Socket.send is send
+
+
+def test_a_guard_that_cannot_start_leaves_nothing_behind(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(interrupt: object) -> None:
+        raise OSError("no such call")
+
+    show, observers = loaded.showtraceback, list(OBSERVERS)
+    monkeypatch.setattr("ipygpumem.extras.guard.interrupt.CellInterrupt.listen", fail)
+    with pytest.raises(UsageError, match="no such call"):
+        loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
+    assert loaded.showtraceback == show
+    assert observers == OBSERVERS
+    assert not list(MemoryGuard._in_force)

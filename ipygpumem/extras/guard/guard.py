@@ -21,7 +21,7 @@ from ipygpumem.extras.guard.buffers import Buffers
 from ipygpumem.extras.guard.causes import Causes
 from ipygpumem.extras.guard.failing import ErrorRoom
 from ipygpumem.extras.guard.memory import GuardedMemory
-from ipygpumem.extras.guard.raising import raise_around
+from ipygpumem.extras.guard.raising import RaisedCalls
 from ipygpumem.extras.guard.replacing import replace
 from ipygpumem.extras.guard.report import guard_report
 from ipygpumem.extras.guard.watch import Watch
@@ -70,11 +70,16 @@ class MemoryGuard:
         self._watch = Watch(self._memory, context.meter.worker, context.guard)
         self._causes = Causes(self._memory, self._watch.interrupt)
         self._errors = ErrorRoom(self._memory, self._watch, self._causes, context.guard)
+        self._raised_calls = RaisedCalls(self._memory.limit)
         self._buffers = Buffers()
         self._undo = contextlib.ExitStack()
         self._undo.callback(self._memory.headroom.close)
         self._buffers.allocate()
-        self._join()
+        try:
+            self._join()
+        except Exception:  # half a guard could not be switched off
+            self.close()
+            raise
 
     def _join(self) -> None:
         """Watch and limit from now on, until ``close``."""
@@ -85,8 +90,8 @@ class MemoryGuard:
         self._undo.callback(OBSERVERS.remove, self._watch.check_search)
         for undo in self._errors.install(self._shell):
             self._undo.callback(undo)
-        for undo in raise_around(self._memory.limit):
-            self._undo.callback(undo)
+        self._undo.callback(self._raised_calls.undo)
+        self._raised_calls.install()
         self._lift_the_limit_around_processes()
         stop_listening = self._watch.interrupt.listen()
         if stop_listening is not None:
@@ -126,6 +131,7 @@ class MemoryGuard:
         """Guard the cell."""
         if not self._guards(cell):
             return
+        self._raised_calls.install()
         self._memory.spare.fill()
         figures = self._memory.trimmed()
         self._causes.forget()

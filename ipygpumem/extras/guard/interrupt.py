@@ -13,21 +13,21 @@ from ipygpumem.interrupts import original_handler
 from ipygpumem.introspect import text_of
 
 _NEVER_IN = {
-    "ipygpumem.extras.guard.bounds",
-    "ipygpumem.extras.guard.buffers",
-    "ipygpumem.extras.guard.causes",
-    "ipygpumem.extras.guard.counting",
-    "ipygpumem.extras.guard.failing",
-    "ipygpumem.extras.guard.guard",
-    "ipygpumem.extras.guard.interrupt",
-    "ipygpumem.extras.guard.limit",
-    "ipygpumem.extras.guard.memory",
-    "ipygpumem.extras.guard.replacing",
-    "ipygpumem.extras.guard.spare",
-    "ipygpumem.extras.guard.watch",
+    "bounds",
+    "buffers",
+    "causes",
+    "counting",
+    "failing",
+    "guard",
+    "interrupt",
+    "limit",
+    "memory",
+    "replacing",
+    "spare",
+    "watch",
 }
-"""Modules in which no error is raised: the cell is failing already, or its process is being
-started."""
+"""Modules of this package in which no error is raised: the cell is failing already, or its process
+is being started."""
 _WAITS_FOR_CHILD = "ipygpumem.extras.isolate."
 """Modules of ``%%isolate``: while it waits for its child process, an error would lose a message,
 for which both would wait forever. The system ends the child first."""
@@ -118,8 +118,10 @@ def _runs_code(frame: FrameType | None) -> bool:
     """Return True if a cell's code runs at ``frame``: an error in the kernel's event loop would end
     the kernel.
     """
-    if frame is not None and _module_of(frame) in _NEVER_IN:
-        return False
+    if frame is not None:
+        package, _, module = _module_of(frame).rpartition(".")
+        if package == __package__ and module in _NEVER_IN:
+            return False
     while frame is not None and frame.f_code.co_name != "run_code":
         if _module_of(frame).startswith(_WAITS_FOR_CHILD):
             return False

@@ -8,6 +8,7 @@ runs, so that it waits forever, and ipykernel's thread loses messages.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
@@ -19,21 +20,15 @@ from ipygpumem.extras.guard.limit import SMALL_BYTES, AllocationLimit, stack_byt
 from ipygpumem.extras.guard.replacing import install
 
 _STREAMS = (
-    (
-        "ipykernel.iostream",
-        "IOPubThread",
-        "schedule",
-    ),  # opens a socket in each thread that prints or displays
-    (
-        "ipykernel.iostream",
-        "OutStream",
-        "_flush",
-    ),  # called in ipykernel's own thread, like the next one
+    # opens a socket in each thread that prints or displays
+    ("ipykernel.iostream", "IOPubThread", "schedule"),
+    # called in ipykernel's own thread, like the next one
+    ("ipykernel.iostream", "OutStream", "_flush"),
     ("zmq.eventloop.zmqstream", "ZMQStream", "_run_callback"),
 )
 """ipykernel's output: if one of its steps fails, later outputs are lost, too."""
 
-_SOCKETS = (
+_SOCKET_METHODS = (
     "close",
     "bind",
     "unbind",
@@ -44,27 +39,78 @@ _SOCKETS = (
     "recv",
     "recv_into",
     "poll",
+    # libzmq handles what other threads have sent to a socket when one of its options is read
+    "get",
+    "set",
+    "getsockopt",
+    "setsockopt",
 )
-_OPTIONS = ("get", "set", "getsockopt", "setsockopt")
-"""libzmq handles what other threads have sent to a socket when one of its options is read."""
+_SOCKETS = tuple(("zmq", "Socket", name) for name in _SOCKET_METHODS)
+_FIRST_SOCKET = ("zmq", "Socket", "__init__")
+_STACKS_OF_CONTEXT = 2
+"""Number of threads that the first socket of a ``zmq.Context`` starts."""
 
 _NO_THREAD = "can't start new thread"
 """Python's own words."""
 _START_SECONDS = 0.05
 """Time between two looks whether a new thread still exists."""
-_STACKS_OF_CONTEXT = 2
-"""Number of threads that the first socket of a ``zmq.Context`` starts."""
+_Place = tuple[str, str, str]
+"""A module, a class in it (empty: the module itself), and a function of it."""
 
 
-def raise_around(limit: AllocationLimit) -> list[Callable[[], None]]:
-    """Raise the limit around these calls from now on, and return functions that undo this."""
-    sockets = [("zmq", "Socket", name) for name in (*_SOCKETS, *_OPTIONS)]
-    context = ("zmq", "Context", "__init__")
-    undo = [_replace(limit, place, stacks=0) for place in (*_STREAMS, *sockets, context)]
-    undo.append(_replace(limit, ("zmq", "Socket", "__init__"), stacks=_STACKS_OF_CONTEXT))
-    undo.append(_replace(limit, ("threading", "", "excepthook"), stacks=0))
-    undo.append(_replace_start(limit))
-    return undo
+class RaisedCalls:
+    """Raises the limit around these calls, from ``install`` to ``undo``."""
+
+    def __init__(self, limit: AllocationLimit) -> None:
+        self._limit = limit
+        self._replaced: set[_Place] = set()
+        self._undo = contextlib.ExitStack()
+
+    def install(self) -> None:
+        """Raise the limit from now on around calls into modules that are loaded."""
+        for place in (*_STREAMS, *_SOCKETS, ("zmq", "Context", "__init__")):
+            self._replace(place, stacks=0)
+        self._replace(_FIRST_SOCKET, stacks=_STACKS_OF_CONTEXT)
+        self._replace(("threading", "", "excepthook"), stacks=0)
+        start = ("threading", "Thread", "start")
+        if start not in self._replaced:
+            self._replaced.add(start)
+            self._undo.callback(_replace_start(self._limit))
+
+    def undo(self) -> None:
+        """Raise the limit no longer."""
+        self._undo.close()
+
+    def _replace(self, place: _Place, *, stacks: int) -> None:
+        """Raise the limit around one function, once, if its module is loaded: a terminal has no
+        zmq, until the user imports it.
+        """
+        if place in self._replaced:
+            return
+        module, class_name, name = place
+        owner: Any = sys.modules.get(module)
+        if class_name:
+            owner = getattr(owner, class_name, None)
+        if owner is None or not hasattr(owner, name):
+            return
+        self._replaced.add(place)
+        raised = _call_raised(getattr(owner, name), self._limit, stacks)
+        self._undo.callback(install(owner, name, raised))
+
+
+def _call_raised(
+    function: Callable[..., Any], limit: AllocationLimit, stacks: int
+) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call_raised(*args: Any, **options: Any) -> Any:
+        __tracebackhide__ = True  # IPython leaves this frame out of tracebacks
+        limit.enter(SMALL_BYTES + stacks * stack_bytes())
+        try:
+            return function(*args, **options)
+        finally:
+            limit.leave(renew=stacks > 0)
+
+    return call_raised
 
 
 class _Started(threading.Event):
@@ -128,29 +174,3 @@ def _replace_start(limit: AllocationLimit) -> Callable[[], None]:
             limit.leave(renew=True)
 
     return install(threading.Thread, "start", start)
-
-
-def _replace(
-    limit: AllocationLimit, place: tuple[str, str, str], *, stacks: int
-) -> Callable[[], None]:
-    """Raise the limit around one function, if its module is loaded, and return a function that
-    undoes this.
-    """
-    module, class_name, name = place
-    owner: Any = sys.modules.get(module)
-    if class_name:
-        owner = getattr(owner, class_name, None)
-    function = getattr(owner, name, None)
-    if function is None:
-        return lambda: None
-
-    @functools.wraps(function)
-    def call_raised(*args: Any, **options: Any) -> Any:
-        __tracebackhide__ = True  # IPython leaves this frame out of tracebacks
-        limit.enter(SMALL_BYTES + stacks * stack_bytes())
-        try:
-            return function(*args, **options)
-        finally:
-            limit.leave(renew=stacks > 0)
-
-    return install(owner, name, call_raised)
