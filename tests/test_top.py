@@ -44,6 +44,14 @@ def test_names_of_one_object_share_a_row_and_holders_are_named() -> None:
     assert [row[-1] for row in table.rows] == ["del box", "del data, again; box also refers to it"]
 
 
+def test_an_item_in_two_lists_of_a_name_is_freed_with_it() -> None:
+    shared = bytearray(MIB)
+    names: dict[str, object] = {"both": [shared, [shared]]}
+    del shared
+    (row,) = top.take(names, {}, references={id(names["both"]): 0}).names
+    assert row.freed_bytes == row.device_bytes
+
+
 def test_any_name_is_deleted_by_its_remedy() -> None:
     names: dict[str, object] = {"class": [bytes(MIB)], "a b": [bytes(MIB)], "plain": [bytes(MIB)]}
     for row in take(**names).values():

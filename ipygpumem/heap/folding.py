@@ -95,7 +95,8 @@ class Folder:
         takes 2.7 s instead of 0.3 s.
         """
         kind = type(node)
-        if any(is_instance(node, base) for base in _LEADS_TO_ALL):
+        is_read = id(node) in self._with_items_read
+        if is_read or any(is_instance(node, base) for base in _LEADS_TO_ALL):
             return
         met = {id(node)}
         following = list[Any]()
@@ -104,8 +105,9 @@ class Folder:
             shared = list[Any]()
             for item in level:
                 same = _of_same_kind(item, kind) if self._is_short(item) else []
-                has_several = map(ONCE_IN_LIST.__lt__, map(sys.getrefcount, same))
-                shared += compress(same, has_several)
+                # ``compress`` holds an item while it asks for the next selector, so count before.
+                counts = list(map(sys.getrefcount, same))
+                shared += compress(same, map(ONCE_IN_LIST.__lt__, counts))
             new = {key: item for key, item in by_identity(shared).items() if key not in met}
             met.update(new)
             level = [item for key, item in new.items() if key not in self._graph.objects]
@@ -389,8 +391,9 @@ def _of_same_kind(item: object, kind: type) -> list[Any]:
     references = gc.get_referents(item)
     same = of_types({id(kind)}, references)
     if not same and kind is not dict:
-        is_own = map(ONCE_IN_LIST.__ge__, map(sys.getrefcount, references))
-        own_dicts = of_types({id(dict)}, list(compress(references, is_own)))
+        counts = list(map(sys.getrefcount, references))
+        own = list(compress(references, map(ONCE_IN_LIST.__ge__, counts)))
+        own_dicts = of_types({id(dict)}, own)
         same = of_types({id(kind)}, gc.get_referents(*own_dicts))
     return same
 
