@@ -4,6 +4,7 @@ left after it.
 
 import gc
 import sys
+import textwrap
 import threading
 import weakref
 from collections.abc import Callable
@@ -293,6 +294,20 @@ def test_a_name_lists_the_devices_that_hold_more_than_a_little_of_it() -> None:
     assert (found["devices"], found["size"]) == ("cuda:0 + cuda:1", 10_010)
     assert found["name"].isprintable()
     assert len(found["name"]) <= 80
+    assert not found["at_least"]
+
+
+def test_a_name_whose_bytes_are_not_all_counted_says_at_least(notebook: InteractiveShell) -> None:
+    _, feed, widget = opened(notebook)
+    code = """
+        import lzma
+        archive = [lzma.LZMACompressor(), bytearray(2**21)]
+        numbers = bytearray(2**20)
+    """
+    notebook.run_cell(textwrap.dedent(code), store_history=True)
+    feed._tick()
+    rows = widget.sent[-1]["state"]["largest"]["names"]
+    assert {row["name"]: row["at_least"] for row in rows} == {"archive": True, "numbers": False}
 
 
 def test_a_kernel_without_anywidget_says_what_to_install(kernel: Kernel) -> None:

@@ -213,12 +213,13 @@ export default () => {
       names.hidden = !rest.length;
       make(make(names, "div", "head"), "b", "", "largest names").parentElement
         .append(make(names, "span", "faint", `after cell ${largest.cell}`));
-      for (const { name, size, devices: where } of rest) {
+      for (const { name, size, at_least: isAtLeast, devices: where } of rest) {
         const row = make(names, "div", "name");
-        row.title = `${name}: ${bytes(size)} in ${where}`;
+        const shown = isAtLeast ? `at least ${bytes(size)}` : bytes(size);
+        row.title = `${name}: ${shown} in ${where}`;
         make(row, "code", "", name);
         make(row, "span", "faint", where);
-        make(row, "span", "figure", bytes(size));
+        make(row, "span", "figure", shown);
         row.style.setProperty("--share", `${(100 * size) / rest[0].size}%`);
       }
     }

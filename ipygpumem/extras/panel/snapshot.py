@@ -51,16 +51,16 @@ def _rounded(sizes: Mapping[str, int | None]) -> Figures:
 
 
 def names(rows: Sequence[NamedSize]) -> list[dict[str, Any]]:
-    """Return the largest names with their sizes and devices."""
-    return [
-        {
-            "name": clean_name(row.name),
-            "size": row.size_bytes,
-            "devices": " + ".join(
-                device_label(device)
-                for device, size in row.device_bytes.items()
-                if size >= row.size_bytes * _LEAST_SHARE
-            ),
-        }
-        for row in rows[:_NAMES]
-    ]
+    """Return the largest names with their sizes, devices, and the certainty of the sizes."""
+    return [_name(row) for row in rows[:_NAMES]]
+
+
+def _name(row: NamedSize) -> dict[str, Any]:
+    least_bytes = row.size_bytes * _LEAST_SHARE
+    devices = [device for device, size in row.device_bytes.items() if size >= least_bytes]
+    return {
+        "name": clean_name(row.name),
+        "size": row.size_bytes,
+        "at_least": row.is_at_least,
+        "devices": " + ".join(map(device_label, devices)),
+    }
