@@ -28,22 +28,21 @@ def devices(readings: Iterable[Reading], cards: Mapping[int, CardLoad]) -> dict[
 
     A card that the process does not use yet has only the driver's.
     """
-    found: dict[str, Figures] = {}
+    figures_by_device: dict[str, Figures] = {}
     for reading in readings:
-        is_plain = reading.reserved_bytes is None and reading.used_bytes is None
-        sizes = {
-            "own" if is_plain else "allocated": reading.current_bytes,
-            "reserved": reading.reserved_bytes,
-            "total": reading.total_bytes,
-        }
-        sizes |= {} if is_plain else {"used": reading.used_bytes}
-        found[device_label(reading.device)] = _rounded(sizes)
+        sizes = {"reserved": reading.reserved_bytes, "total": reading.total_bytes}
+        if reading.reserved_bytes is None and reading.used_bytes is None:  # memory without a pool
+            sizes["own"] = reading.current_bytes
+        else:
+            sizes["allocated"] = reading.current_bytes
+            sizes["used"] = reading.used_bytes
+        figures_by_device[device_label(reading.device)] = _rounded(sizes)
     for index, card in cards.items():
-        figures = found.setdefault(f"cuda:{index}", {})
+        figures = figures_by_device.setdefault(f"cuda:{index}", {})
         figures |= _rounded({"used": card.wide.used_bytes, "total": card.wide.total_bytes})
         if card.utilization is not None:
             figures["load"] = card.utilization
-    return found
+    return figures_by_device
 
 
 def _rounded(sizes: Mapping[str, int | None]) -> Figures:
