@@ -76,9 +76,10 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """Install the extension; IPython calls this for ``%load_ext ipygpumem``."""
-    from ipygpumem.shell.extension import load  # reading an export needs no IPython
+    from ipygpumem.features import all_features  # reading an export needs no IPython
+    from ipygpumem.shell.extension import load
 
-    load(shell)
+    load(shell, all_features())
 
 
 def unload_ipython_extension(shell: Any) -> None:

@@ -10,32 +10,36 @@ import IPython
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from ipygpumem.extras.lines import memlines as profiling
-from ipygpumem.inventory import records
-from ipygpumem.magics import parsing
+from ipygpumem.features import all_features
 from ipygpumem.magics.gpumem import RELEASED
-from ipygpumem.magics.parsing import Command, command_of, complete
-from ipygpumem.shell import dispatch as magics
 from ipygpumem.shell.app import app_of
+from ipygpumem.shell.commands.completion import complete
+from ipygpumem.shell.commands.declarations import Command, Group
+from ipygpumem.shell.commands.helps import help_of
 from ipygpumem.shell.config import IPyGpuMem
-from ipygpumem.shell.registry import MAGICS
 from ipygpumem.units import MIB
 from tests.kernel import Kernel
 from tests.steps import kernel_with
 
-NAMES = sorted({magic.lstrip("%") for magic in MAGICS})
+TABLE = all_features().commands
+NAMES = sorted(TABLE.names)
 LINES = ("", " ", "  ", " x", " -", " --", " on ", " end ", " start", " start a ", " plot", "\t")
 
 
 def all_commands() -> Iterator[Command]:
-    """Yield what the rows of all helps name."""
-    for magic in MAGICS:
-        waiting: list[list[str]] = [[]]
-        while waiting:
-            words = waiting.pop()
-            command = command_of(magic, words)
-            waiting += [[*words, word] for word in command.commands]
-            yield command
+    """Yield every command that is declared, with the options of optional features."""
+    for magic in TABLE.magics:
+        yield from commands_in(TABLE.find(magic))
+
+
+def commands_in(place: Command | Group) -> Iterator[Command]:
+    if isinstance(place, Command):
+        yield TABLE.complete(place)
+        return
+    for name in place.names:
+        found = place.load(name)
+        assert found.name == f"{place.name} {name}"  # the table and the declaration agree
+        yield from commands_in(found)
 
 
 @pytest.fixture
@@ -82,9 +86,8 @@ def test_commands_options_and_names_are_offered(loaded: InteractiveShell) -> Non
     app = app_of(loaded)
 
     def after(line: str) -> list[str]:
-        return complete(
-            app, line.split()[0].strip("%"), SimpleNamespace(line=line, text_until_cursor=line)
-        )
+        event = SimpleNamespace(line=line, text_until_cursor=line)
+        return complete(app.commands, app, loaded.user_ns, line.split()[0].strip("%"), event)
 
     loaded.run_cell("%experiment start alpha\nweights = 1; _hidden = 2")
     assert after("%experiment ") == ["start", "end", "keep", "status", "list", "compare"]
@@ -107,26 +110,21 @@ def test_commands_options_and_names_are_offered(loaded: InteractiveShell) -> Non
     assert after("%gpumem export x.json --force ") == ["--force"]
 
 
-def test_what_the_helps_name_is_there() -> None:
-    """Functions, words to offer, and questions to ask; and what can be chosen is what there is."""
-    asked, known = set(), set()
+def test_a_command_has_at_most_one_required_argument_and_asks_for_it() -> None:
     for command in all_commands():
-        if not command.commands:
-            assert callable(magics.loaded(command.run)), command.name
-        if command.needed:
-            asked.add(command.name)
-        for argument in command.arguments:
-            known |= {argument.usage, f"{command.name} {argument.usage}"}
-            assert isinstance(argument.offers, tuple) or argument.offers in parsing.SOURCES, (
-                argument.usage
-            )
-    assert asked == parsing._MISSING.keys()
-    assert parsing._DETAILS.keys() <= known
-    arguments = command_of("%gpumem", ["tensors"]).arguments + command_of("%%memlines").arguments
-    choices = {item.name: item.choices for item in arguments}
-    assert choices["--by"] == records.GROUPS
-    assert choices["--kind"] == tuple(kind.removesuffix(" state") for kind in records.KINDS)
-    assert choices["--sort"] == profiling.ORDERS
+        questions = [item.missing for item in command.arguments if item.missing]
+        assert len(questions) <= 1, command.name
+        assert all(question.startswith("which ") for question in questions), command.name
+
+
+def test_each_option_has_a_help_and_its_magic_shows_it() -> None:
+    for magic in TABLE.magics:
+        shown = " ".join(help_of(TABLE, magic).split())
+        for command in commands_in(TABLE.find(magic)):
+            assert command.name in shown
+            for item in command.options.values():
+                assert item.help, f"{command.name} {item.name}"
+                assert f"{item.usage} {item.description}" in shown
 
 
 shared = kernel_with(

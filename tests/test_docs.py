@@ -14,6 +14,8 @@ import pytest
 from _pytest.mark import ParameterSet
 
 import ipygpumem
+from ipygpumem.features import all_features
+from ipygpumem.shell.commands.declarations import Command, CommandTable, Group
 from ipygpumem.shell.config import IPyGpuMem
 from tests import rooms as rooms_of_tests
 from tests.alone import ROOT
@@ -212,6 +214,43 @@ def test_every_option_is_listed_with_its_default() -> None:
         if name in vars(IPyGpuMem)
     }
     assert rows == defaults
+
+
+def sections() -> list[str]:
+    """Return the text below each heading of the documentation."""
+    return [
+        part
+        for page in ("README.md", *_DOCS)
+        for part in re.split(r"^#+ ", read(page), flags=re.MULTILINE)
+    ]
+
+
+def commands_in(place: Command | Group, table: CommandTable) -> Iterator[Command]:
+    if isinstance(place, Command):
+        yield table.complete(place)
+        return
+    for name in place.names:
+        yield from commands_in(place.load(name), table)
+
+
+def undocumented(command: Command, texts: list[str]) -> list[str]:
+    """Return the options of a command that no section about the command names."""
+    words = command.name.replace("%%", "%").split()  # %experiment has the options of %%experiment
+    about = [text for text in texts if all(word in text.replace("%%", "%") for word in words)]
+    return [
+        f"{command.name} {option}"
+        for option in command.options
+        if not any(re.search(rf"{re.escape(option)}\b", text) for text in about)
+    ]
+
+
+def test_a_section_of_the_documentation_has_each_option_of_each_command() -> None:
+    table, texts = all_features().commands, sections()
+    missing = []
+    for magic in table.magics:
+        for command in commands_in(table.find(magic), table):
+            missing += undocumented(command, texts)
+    assert missing == []
 
 
 def test_the_reference_of_the_functions_and_records_is_that_of_the_docstrings() -> None:

@@ -48,7 +48,7 @@ def test_a_load_that_fails_half_way_leaves_nothing(
 
     monkeypatch.setattr(hooks.Extension, "_magics", broken)
     with pytest.raises(RuntimeError, match="half-way"):
-        hooks.load(shell)
+        ipygpumem.load_ipython_extension(shell)
     assert registered(shell) == before
 
 
@@ -76,7 +76,7 @@ def test_no_optional_part_prevents_loading(
     before = registered(shell)
     monkeypatch.setattr(place, broken)
     shell.config = Config({"IPyGpuMem": {"recorder": True}})
-    hooks.load(shell)
+    ipygpumem.load_ipython_extension(shell)
     assert shell.run_cell("%experiment start a\nx = 1").success
     assert shell.run_cell("%experiment end").success
     said = capsys.readouterr()
@@ -184,7 +184,7 @@ def test_bad_options_in_a_file_get_defaults_and_line(
 ) -> None:
     bad = {name: value for name, value, _ in BAD_OPTIONS}
     shell.config = Config({"IPyGpuMem": {**bad, "report": False}})
-    hooks.load(shell)
+    ipygpumem.load_ipython_extension(shell)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split()[2] for line in lines] == list(bad)
     config = app_of(shell).context.config
@@ -225,7 +225,7 @@ def test_loading_imports_nothing_that_takes_long() -> None:
     )
     assert "shell.session" in loaded
     assert loaded.isdisjoint({"torch", "matplotlib", "numpy", "jinja2", "rich", "pynvml"})
-    assert loaded.isdisjoint({"report.history", "magics.parsing"})
+    assert loaded.isdisjoint({"report.history", "magics.gpumem", "magics.experiment"})
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,14 @@ from ipygpumem.fitting.fit import TOO_LARGE, Fit
 from ipygpumem.fitting.plan import Number, Plan, Values
 from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import type_name
-from ipygpumem.magics.parsing import Options
+from ipygpumem.magics import sources
 from ipygpumem.report.autofit import autofit_report
 from ipygpumem.report.layout import Report, clean
 from ipygpumem.scope.bindings import Bindings, bindings_of
 from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import Cell
+from ipygpumem.shell.commands.declarations import Options, argument, command, integer, option
 from ipygpumem.shell.ipython.caches import last_error, shown_since
 from ipygpumem.shell.ipython.rewriting import FIT_NAME, first_lines
 from ipygpumem.units import format_bytes
@@ -36,6 +37,35 @@ _MISSING = object()
 _SETS_ITSELF = "the cell sets {} itself, which replaces the value to try: delete that line"
 
 
+@command(
+    "%%autofit",
+    "rerun a cell with smaller values until it fits in memory; "
+    "the variable keeps the value that fits",
+    argument(
+        "variables",
+        "NAME=VALUE",
+        "such as batch_size=1024; several are reduced in turn; "
+        "NAME alone starts at its current value",
+        offers=sources.numbers,
+        many=True,
+        missing="which variable? For instance: %%autofit batch_size=1024",
+    ),
+    option(
+        "--min", "N", "smallest value, for all or each: --min batch_size=8 seq_len=128", many=True
+    ),
+    option(
+        "--step",
+        "STEP",
+        "halve, a factor such as 0.9, or search: halve, then go up to the largest that fits",
+        offers=("halve", "search", "0.9"),
+    ),
+    option("--headroom", "5%", "share of the device's memory that must stay free at the peak"),
+    option("--max-tries", "10", "maximum number of tries after the first", to=integer(least=0)),
+    details=(
+        "Followed by a line ``%%estimate``, it finds the largest value that fits from estimates "
+        "alone, without the device.\n``ipygpumem.autofit`` does the same for a function."
+    ),
+)
 def of_cell(app: App, options: Options) -> list[Report]:
     """Fit the running cell: create the ``CellFit`` that the loop around its body calls."""
     cells = app.context.cells

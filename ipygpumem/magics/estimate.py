@@ -6,52 +6,87 @@ from __future__ import annotations
 
 import re
 import traceback
-from typing import Any
+import types
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import loading, users_part
-from ipygpumem.magics.parsing import Options
+from ipygpumem.estimating.records import Estimate
 from ipygpumem.report.estimate import estimate_report
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.app import App
-from ipygpumem.shell.registry import EXTRAS, loaded
+from ipygpumem.shell.commands.declarations import Options, byte_size, command, duration, option
+from ipygpumem.units import MIB
 
+T = TypeVar("T")
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(\w+)'")
 
 
+@command(
+    "%%estimate",
+    "estimate a cell's memory without running it on a device: its tensors are fake",
+    option(
+        "--device-memory",
+        "SIZE",
+        "check that it fits in this much, instead of the free memory",
+        to=byte_size(least=MIB),
+    ),
+    option(
+        "--device",
+        "D",
+        "assume all tensors on this device; you need not have it",
+        offers=("RAM", "cuda:0"),
+    ),
+    option("--timeout", "SECONDS", "stop after this time and name the line (300)", to=duration),
+    details=(
+        "The cell runs at once, in the notebook's process, and its changes are undone. Build the "
+        "model inside the cell:\n16 GB of weights take no memory there."
+    ),
+)
 def of_cell(app: App, options: Options, cell: str) -> list[Report]:
     """Return the estimate of a cell as a report."""
-    if not cell.strip():
-        raise EstimateError(
-            "%%estimate: the cell is empty; write the code to estimate below the first line"
-        )
     __tracebackhide__ = True  # of the user's errors
-    shell = app.context.shell
-    module = loading.loaded()
-    try:
-        if options.fit is not None:
-            return loaded(f"extras.{EXTRAS['--fit']}.of_cell")(app, options, _compiled(shell, cell))  # type: ignore[no-any-return]
-        if options.batch is not None:
-            raise EstimateError(
-                "%%estimate: --batch names what --fit makes smaller: write --fit 24GiB, too"
-            )
-        timeout = options.timeout or module.TIMEOUT_SECONDS
+
+    def estimate(code: types.CodeType) -> Estimate:
+        __tracebackhide__ = True
+        timeout = options.timeout or loading.loaded().TIMEOUT_SECONDS
         estimation = loading.estimation(options.device, options.device_memory, timeout)
-        result = estimation.of_code(_compiled(shell, cell), app.context.namespace)
-    except SyntaxError as error:
-        # Shown like a plain cell's: for a real SyntaxError IPython would show our frames too.
-        frames = traceback.extract_tb(users_part(error.__traceback__))
-        shown = shell.SyntaxTB.structured_traceback(type(error), error, frames)
-        kind: type[Exception] = type(
-            type(error).__name__, (Exception,), {"_render_traceback_": lambda _: shown}
-        )
-        raise kind(str(error)) from None
+        result: Estimate = estimation.of_code(code, app.context.namespace)
+        return result
+
+    result = with_code(app, cell, estimate)
     reports = [estimate_report(result)]
     running = app.context.cells.running()
     if not running or running[-1].fit is None:
         return reports
     running[-1].fit.estimated(result, reports)
     return []
+
+
+def with_code(app: App, cell: str, use: Callable[[types.CodeType], T]) -> T:
+    """Call a function with the code of a cell, and return its result.
+
+    Raises:
+        EstimateError: the cell is empty, or torch cannot make estimates.
+        Exception: a ``SyntaxError`` of the cell, which IPython then shows like a plain cell's.
+    """
+    __tracebackhide__ = True
+    if not cell.strip():
+        problem = "the cell is empty; write the code to estimate below the first line"
+        raise EstimateError(f"%%estimate: {problem}")
+    loading.loaded()  # before the cell's own errors: whether there is a torch that can
+    shell = app.context.shell
+    try:
+        return use(_compiled(shell, cell))
+    except SyntaxError as error:
+        # For a real SyntaxError IPython would show our frames too.
+        frames = traceback.extract_tb(users_part(error.__traceback__))
+        shown = shell.SyntaxTB.structured_traceback(type(error), error, frames)
+        kind: type[Exception] = type(
+            type(error).__name__, (Exception,), {"_render_traceback_": lambda _: shown}
+        )
+        raise kind(str(error)) from None
 
 
 def _compiled(shell: Any, cell: str) -> Any:

@@ -10,20 +10,60 @@ from IPython.core.error import UsageError
 
 from ipygpumem.errors import ExperimentError, ellipsize, quoted
 from ipygpumem.fitting.budgets import parse_budget
-from ipygpumem.magics.parsing import Options, command_of
+from ipygpumem.magics import sources
 from ipygpumem.report import history as reports
 from ipygpumem.report.content import times, usage_parts
 from ipygpumem.report.layout import Report, clean, listed, note
 from ipygpumem.shell.app import App
+from ipygpumem.shell.commands.declarations import (
+    Options,
+    argument,
+    command,
+    integer,
+    option,
+    switch,
+)
 from ipygpumem.shell.experiment_options import PARAMETER, Parameters, plain_number
 from ipygpumem.shell.experiments import Experiment, ExperimentManager
-from ipygpumem.shell.registry import EXTRAS, loaded
 from ipygpumem.units import format_bytes
 
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _GLOB = re.compile(r"(?=.*[*?\[])[\w*?\[\]!-]+")
 
 
+_NAME = argument(
+    "name",
+    "NAME",
+    is_joined=True,
+    missing="which name? Write it before the options: NAME --keep x",
+)
+_OPTIONS = (
+    option(
+        "--keep",
+        "NAME",
+        "names or globs to keep, separated by blanks or commas: --keep model 'loss*'",
+        offers=sources.names,
+        many=True,
+    ),
+    switch("--drop-imports", "delete the names of imported modules too"),
+    option(
+        "--seed",
+        "N",
+        "seed Python's, NumPy's and torch's random generators first",
+        to=integer(least=-(2**63), most=2**64 - 1),
+    ),
+    option("--report", "", "level of detail of the report", choices=("full", "compact", "none")),
+    option(
+        "--note",
+        "NAME=VALUE",
+        "parameters to store in the record: --note lr=1e-3 bs=64",
+        many=True,
+    ),
+    option("--budget", "gpu=SIZE", "limit torch's memory on a GPU: --budget gpu=8GiB", many=True),
+)
+
+
+@command("%experiment start", "open one", _NAME, *_OPTIONS)
 def start(app: App, options: Options) -> list[Report]:
     """Open an experiment; return notes about devices that its budget cannot limit."""
     experiment = new(app, options)
@@ -32,6 +72,12 @@ def start(app: App, options: Options) -> list[Report]:
     return [] if budget is None else [note(text) for text in budget.notes]
 
 
+@command(
+    "%%experiment",
+    "run a cell like a function: at the end its new names are deleted and its memory is freed",
+    _NAME,
+    *_OPTIONS,
+)
 def of_cell(app: App, options: Options) -> list[Report]:
     """Open an experiment that ends with the running cell."""
     experiment = new(app, options)
@@ -44,7 +90,7 @@ def new(app: App, options: Options) -> Experiment:
     """Return a new experiment, not started yet; invalid options raise an error."""
     return Experiment(
         app.experiments,
-        _checked_name(options.name),
+        _checked_name(app, options.name),
         patterns_of("--keep", options.keep),
         options.drop_imports,
         options.seed,
@@ -54,7 +100,7 @@ def new(app: App, options: Options) -> Experiment:
     )
 
 
-def _checked_name(name: str) -> str:
+def _checked_name(app: App, name: str) -> str:
     """Return an experiment's name if it is one word; further words are probably
     misplaced options.
     """
@@ -64,7 +110,7 @@ def _checked_name(name: str) -> str:
     option = next(iter(re.findall(r"\w[\w-]*", more[0])), "")
     if "#" in more[0]:
         fix = "put the comment on its own line"
-    elif f"--{option}" in [argument.name for argument in command_of("%%experiment").arguments]:
+    elif f"--{option}" in _option_names(app):
         fix = " ".join(
             filter(None, [f"write {word} --{option}", more[0].partition("=")[2], *more[1:]])
         )
@@ -73,6 +119,11 @@ def _checked_name(name: str) -> str:
     raise UsageError(
         clean(f"an experiment's name is one word, not {quoted(name)}: {ellipsize(fix)}")
     )
+
+
+def _option_names(app: App) -> Iterable[str]:
+    """Return the options of an experiment, with those that optional features add."""
+    return app.commands.complete(of_cell).options
 
 
 def parse_parameters(words: Iterable[str]) -> Parameters:
@@ -113,6 +164,11 @@ def patterns_of(what: str, words: Iterable[str]) -> list[str]:
     return patterns
 
 
+@command(
+    "%experiment end",
+    "delete its names, restore overwritten ones, free the memory",
+    argument("name", "NAME", offers=sources.open_experiments, is_joined=True),
+)
 def end(app: App, options: Options) -> list[Report]:
     """End the named experiment, or the one started last, here or on engines."""
     on_engines = [item for item in app.on_cluster if not options.name or item.name == options.name]
@@ -120,7 +176,7 @@ def end(app: App, options: Options) -> list[Report]:
     if on_engines and (
         options.name or not here or here[-1].elapsed_seconds >= on_engines[-1].elapsed_seconds
     ):
-        reports: list[Report] = loaded(f"extras.{EXTRAS['--on']}.end")(app, on_engines[-1])
+        reports: list[Report] = on_engines[-1].finish(app)
         return reports
     if not options.name or not app.experiments.open:
         experiment = _innermost(app)
@@ -135,25 +191,31 @@ def end(app: App, options: Options) -> list[Report]:
     return []
 
 
+_WHICH_NAMES = "which names? For instance: %experiment keep model 'loss*'"
+
+
+@command(
+    "%experiment keep",
+    "keep these names or globs, such as 'y*', at the end too",
+    argument("names", "NAME", offers=sources.names, many=True, missing=_WHICH_NAMES),
+)
 def keep(app: App, options: Options) -> list[Report]:
     """Keep names at the end of the innermost experiment."""
     patterns = patterns_of("%experiment keep", options.names)
     if not patterns:  # words of commas
-        raise UsageError(
-            "%experiment keep: which names? For instance: %experiment keep model 'loss*'"
-        )
+        raise UsageError(f"%experiment keep: {_WHICH_NAMES}")
     _innermost(app).keep(*patterns)
     return []
 
 
+@command("%experiment status", "show the open experiments and their memory so far")
 def status(app: App, options: Options) -> list[Report]:
     """Return one line for each open experiment."""
-    found = [note(line) for line in described(app.experiments)]
-    found += [
-        note(loaded(f"extras.{EXTRAS['--on']}.described")(experiment))
-        for experiment in app.on_cluster
-    ]
-    return found or [note("no experiment is open")]
+    lines = described(app.experiments)
+    lines += [experiment.description for experiment in app.on_cluster]
+    if not lines:
+        lines.append("no experiment is open")
+    return [note(line) for line in lines]
 
 
 def _innermost(app: App) -> Experiment:
@@ -193,12 +255,18 @@ def described(experiments: ExperimentManager) -> list[str]:
 _NAMES_SHOWN = 10
 
 
+@command("%experiment list", "show the finished experiments, one row each")
 def list_(app: App, options: Options) -> list[Report]:
     """Return one row per finished experiment."""
     still_open = [item.name for item in app.experiments.open]
     return [reports.experiments_report(list(app.experiments.finished), still_open)]
 
 
+@command(
+    "%experiment compare",
+    "compare finished experiments: names, globs, or A#2 for the second run of A",
+    argument("names", "NAME", offers=sources.finished_experiments, many=True),
+)
 def compare(app: App, options: Options) -> list[Report]:
     """Compare the finished experiments that match names, globs or ``name#2``; all by default."""
     runs = reports.numbered(app.experiments.finished)

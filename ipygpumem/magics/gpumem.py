@@ -11,9 +11,8 @@ from ipygpumem.introspect import text_of
 from ipygpumem.inventory import findings
 from ipygpumem.inventory.breakdown import PRINTED
 from ipygpumem.inventory.children import with_endings
-from ipygpumem.magics import tensors
+from ipygpumem.magics import sources, tensors
 from ipygpumem.magics.experiment import described, there_are
-from ipygpumem.magics.parsing import Options
 from ipygpumem.meter.traces import preload as create
 from ipygpumem.meter.traces import why_none
 from ipygpumem.probes.outside import other_kernels
@@ -25,24 +24,39 @@ from ipygpumem.report.history import history_report, traces_report
 from ipygpumem.report.layout import Report, clean, count, device_label, listed, note, sizes
 from ipygpumem.report.status import status_report
 from ipygpumem.shell.app import App
+from ipygpumem.shell.commands.declarations import (
+    Options,
+    argument,
+    at_least_one,
+    command,
+    option,
+    switch,
+)
 from ipygpumem.shell.ipython.caches import Outputs
 from ipygpumem.shell.ipython.printed import Printed
 from ipygpumem.shell.ipython.sources import number_of_input
 from ipygpumem.units import MIB, format_bytes, format_change, format_seconds
 
 
+@command("%gpumem on", "show a line after each cell")
 def on(app: App, options: Options) -> list[Report]:
     """Show a line after each cell."""
     app.context.config.report = True
     return [note("the report after each cell is on")]
 
 
+@command("%gpumem off", "hide it; measuring continues")
 def off(app: App, options: Options) -> list[Report]:
     """Hide the line after each cell; measuring continues."""
     app.context.config.report = False
     return [note("the report after each cell is off")]
 
 
+@command(
+    "%gpumem quiet",
+    "hide the lines of cells that moved less than 1 MiB",
+    argument("state", "", choices=("on", "off")),
+)
 def quiet(app: App, options: Options) -> list[Report]:
     """Hide or show the lines of cells that moved little memory, or return which of
     the two is set.
@@ -57,6 +71,7 @@ def quiet(app: App, options: Options) -> list[Report]:
     ]
 
 
+@command("%gpumem free", "free memory now: printed output, tracebacks, garbage, caches")
 def free(app: App, options: Options) -> list[Report]:
     """Free memory now: printed output, frames of stored tracebacks, garbage, caches."""
     context = app.context
@@ -70,6 +85,7 @@ def free(app: App, options: Options) -> list[Report]:
     return [freed_report("freed", steps, freed)]
 
 
+@command("%gpumem preload", "create the accelerator's context now, and show its cost")
 def preload(app: App, options: Options) -> list[Report]:
     """Create the context of torch's accelerator, so that no cell pays for it, and
     report its cost.
@@ -88,6 +104,17 @@ def preload(app: App, options: Options) -> list[Report]:
     return [note(" · ".join(parts))]
 
 
+@command(
+    "%gpumem history",
+    "show one row per finished cell",
+    option("-n", "N", "number of rows", to=at_least_one, default=20),
+    option(
+        "--experiment",
+        "NAME",
+        "only the cells of experiments with this name or glob",
+        offers=sources.finished_experiments,
+    ),
+)
 def history(app: App, options: Options) -> list[Report]:
     """Return one row for each of the last cells and traces."""
     cells = list(app.session.history)
@@ -108,6 +135,17 @@ def history(app: App, options: Options) -> list[Report]:
     return reports
 
 
+@command(
+    "%gpumem export",
+    "write the session's records as .json or .csv",
+    argument(
+        "file",
+        "FILE",
+        offers=sources.files,
+        missing="which file? Its suffix selects the format",
+    ),
+    switch("--force", "replace a file that ipygpumem did not write"),
+)
 def export(app: App, options: Options) -> list[Report]:
     """Write the finished cells and experiments to a file."""
     record = app.records()
@@ -131,7 +169,8 @@ RELEASED = {
 _LARGEST_SHOWN = 3
 
 
-def of_line(app: App, options: Options) -> list[Report]:
+@command("%gpumem", "show a short status and the largest names")
+def short_status(app: App, options: Options) -> list[Report]:
     """Return a short status, the largest names, what changed since the last look, and the next
     commands to try.
     """
@@ -169,6 +208,7 @@ def _headline(app: App) -> tuple[str, str, str]:
     return f"ipygpumem · reports {lines_shown}", RELEASED[config.release_frames], measured
 
 
+@command("%gpumem status", "show settings, open experiments, and each device's memory")
 def status(app: App, options: Options) -> list[Report]:
     """Return the settings, the open experiments, and the memory of each device."""
     headline = " · ".join(_headline(app))

@@ -30,12 +30,12 @@ from ipygpumem.inventory import unreached
 from ipygpumem.inventory.merging import merged
 from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
 from ipygpumem.inventory.survey import optimizer_states
-from ipygpumem.magics.parsing import Options
 from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.report.content import Kept, leaks_report
 from ipygpumem.report.layout import Report
 from ipygpumem.scope.scope import ownable
 from ipygpumem.shell.app import App
+from ipygpumem.shell.commands.declarations import Options, byte_size, command, option
 from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs
 from ipygpumem.shell.ipython.printed import Printed
 from ipygpumem.shell.survivors import (
@@ -50,6 +50,11 @@ _OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")
 _QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")
 
 
+@command(
+    "%gpumem leaks",
+    "list memory that was not freed, and what holds it",
+    option("--min", "SIZE", "only memory of at least this size", to=byte_size()),
+)
 def leaks(app: App, options: Options) -> list[Report]:
     """Report memory that survived experiments or that no notebook name reaches, with
     its holders.

@@ -19,13 +19,22 @@ from ipygpumem.inventory import records, survey
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.top import LargestNames, select
 from ipygpumem.inventory.top import take as take_largest
-from ipygpumem.magics.parsing import Options
+from ipygpumem.magics import sources
 from ipygpumem.probes.host import rss_bytes
 from ipygpumem.reclaim.reclaim import current
 from ipygpumem.report import inventory as reports
 from ipygpumem.report.inventory import top_report
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.app import App, find_app
+from ipygpumem.shell.commands.declarations import (
+    Options,
+    argument,
+    at_least_one,
+    byte_size,
+    command,
+    one_of,
+    option,
+)
 from ipygpumem.shell.ipython.caches import (
     cell_of_output,
     kept_by_run,
@@ -34,7 +43,31 @@ from ipygpumem.shell.ipython.caches import (
 )
 from ipygpumem.shell.ipython.sources import cell_of_file, cell_that_bound, running_cell
 
+_NAMES = argument(
+    "names", "NAME", "only these names, or globs such as 'x*'", offers=sources.names, many=True
+)
+_DEVICE = option("--device", "D", "only this device: RAM, cuda or cuda:0", offers=("RAM", "cuda"))
+_MIN = option("--min", "SIZE", "only memory of at least this size", to=byte_size())
 
+
+def _kind(text: str) -> object:
+    """Return a kind of tensors; reports show ``optimizer`` as ``optimizer state``."""
+    return one_of(*_KINDS)(text.removesuffix(" state"))
+
+
+_KINDS = tuple(kind.removesuffix(" state") for kind in records.KINDS)
+
+
+@command(
+    "%gpumem tensors",
+    "list tensors and arrays by storage",
+    _NAMES,
+    _DEVICE,
+    _MIN,
+    option("--kind", "", "only this kind", to=_kind, choices=_KINDS),
+    option("--by", "", "one row per group", choices=records.GROUPS),
+    option("--top", "N", "number of rows", to=at_least_one, default=20, also=("-n",)),
+)
 def tensors(app: App, options: Options) -> list[Report]:
     """Return the report of ``%gpumem tensors``."""
     kind = next(
@@ -50,6 +83,14 @@ def tensors(app: App, options: Options) -> list[Report]:
     return [reports.groups_report(found, options.by, groups, top=options.top)]
 
 
+@command(
+    "%gpumem top",
+    "list the names that hold the most memory, of any kind",
+    _NAMES,
+    _DEVICE,
+    _MIN,
+    option("-n", "N", "number of rows", to=at_least_one, default=20),
+)
 def top(app: App, options: Options) -> list[Report]:
     """Return the report of ``%gpumem top``."""
     found = largest(app.context.shell)

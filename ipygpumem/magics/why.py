@@ -8,13 +8,25 @@ from IPython.core.error import UsageError
 
 from ipygpumem.errors import describe_error, ellipsize, quoted
 from ipygpumem.inventory.ownership import take
-from ipygpumem.magics.parsing import Options
+from ipygpumem.magics import sources
 from ipygpumem.report.inventory import left_report, why_report
 from ipygpumem.report.layout import Report, clean
 from ipygpumem.shell.app import App
+from ipygpumem.shell.commands.declarations import Options, argument, command
 from ipygpumem.shell.ipython.sources import cell_that_bound
 
 
+@command(
+    "%gpumem why",
+    "show what ``del`` of a name would free, and what else holds the rest",
+    argument(
+        "expression",
+        "EXPRESSION",
+        offers=sources.names,
+        is_code=True,
+        missing="which name? For instance: %gpumem why model",
+    ),
+)
 def why(app: App, options: Options) -> list[Report]:
     """Return the report on a name, an expression, or a deleted name."""
     expression, names = options.expression, app.context.namespace

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from IPython import get_ipython
@@ -16,26 +17,47 @@ from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.records import SessionRecord
 from ipygpumem.shell.cell import HISTORY_LENGTH
+from ipygpumem.shell.commands.declarations import CommandTable
 from ipygpumem.shell.config import IPyGpuMem
-from ipygpumem.shell.context import context_for
+from ipygpumem.shell.context import ShellContext, context_for
 from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.shell.recovery import Recovery
-from ipygpumem.shell.registry import EXTRAS, loaded
 from ipygpumem.shell.session import Session
 from ipygpumem.shell.subscribers import Subscribers
+
+
+def _no_recorder(context: ShellContext) -> Any:
+    raise NotLoadedError("there is no flight recorder here")
+
+
+@dataclass(frozen=True)
+class Features:
+    """Commands and parts from the rooms above: see ``ipygpumem/features.py``."""
+
+    commands: CommandTable = field(default_factory=CommandTable)
+    recorder: Callable[[ShellContext], Any] = _no_recorder
+    """Makes the flight recorder."""
 
 
 class App:
     """The services of one shell."""
 
-    def __init__(self, shell: Any, config: IPyGpuMem, probes: Sequence[Probe] = ()) -> None:
+    def __init__(
+        self,
+        shell: Any,
+        config: IPyGpuMem,
+        probes: Sequence[Probe] = (),
+        features: Features | None = None,
+    ) -> None:
+        self._features = features or Features()
+        self.commands = self._features.commands
         self.host = HostProbe(exact=config.host_peak == "kernel")
         self.context = context = context_for(shell, config, self.host, probes)
         self.recovery = Recovery(context)
         self.subscribers = Subscribers(shell)
         self.experiments = ExperimentManager(context, self.recovery, self.subscribers)
         self.on_cluster: list[Any] = []
-        """Experiments open on engines of a cluster."""
+        """Experiments open on engines of a cluster: objects of ``extras/cluster``."""
         self.traces = Traces(context.meter, HISTORY_LENGTH)
         self.last_look: dict[str, int] = {}
         """Bytes of each device and name at the last ``%gpumem``."""
@@ -44,7 +66,7 @@ class App:
     @functools.cached_property
     def recorder(self) -> Any:
         """The flight recorder, registered as a cell observer on first use."""
-        recorder = loaded(f"extras.{EXTRAS['recorder']}.Recorder")(self.context)
+        recorder = self._features.recorder(self.context)
         self.session.observers = (*self.session.observers, recorder)
         return recorder
 

@@ -1,11 +1,10 @@
-"""Creates IPython's magics from the registry: each parses its line, calls a command, and shows its
-reports.
-"""
+"""Creates IPython's magics: each parses its line, calls a command, and shows its reports."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from contextlib import AbstractContextManager
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -18,8 +17,10 @@ from ipygpumem.introspect import text_of
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.report.layout import clean
 from ipygpumem.shell.app import App
-from ipygpumem.shell.ipython.rewriting import is_first_line, is_for_engines, words_of
-from ipygpumem.shell.registry import EXTRAS, MAGICS, REWRITTEN, loaded
+from ipygpumem.shell.commands.declarations import Call, Command, Group, Magic, Options, Run
+from ipygpumem.shell.commands.helps import help_of
+from ipygpumem.shell.commands.parsing import parse
+from ipygpumem.shell.ipython.rewriting import REWRITTEN, is_first_line, is_for_engines, words_of
 
 _LOST = {"experiment": "it runs without this scope"}
 """The work that is not done if a magic fails, where that is more than the magic's own."""
@@ -27,63 +28,68 @@ _LOST = {"experiment": "it runs without this scope"}
 
 @magics_class
 class GpuMemMagics(Magics):
-    """All magics of the registry, for one shell."""
+    """All magics of the table of commands, for one shell."""
 
     def __init__(self, shell: Any, app: App) -> None:
         super().__init__(shell)
         self._app = app
-        for magic in MAGICS:
-            name = magic.lstrip("%")
+        for magic in app.commands.magics.values():
+            name = magic.name.lstrip("%")
             called = _Called(self, magic)
             no_var_expand(called)  # see ``_expanded``
-            if magic.startswith("%%"):
+            if magic.name.startswith("%%"):
                 self.magics["cell"][name] = called
-            if not magic.startswith("%%") or (name in REWRITTEN and f"%{name}" not in MAGICS):
+            else:
                 self.magics["line"][name] = called
+        for name in REWRITTEN:  # a rewritten first line is a call of a line magic
+            if name in self.magics["cell"]:
+                self.magics["line"].setdefault(name, self.magics["cell"][name])
 
     def call(self, name: str, line: str, cell: str | None) -> None:
-        """Run ``%name``, ``%%name`` with a cell, or the first line ``%%name`` of the
-        running cell.
-        """
+        """Run ``%name``, ``%%name`` with a cell, or a first line ``%%name``."""
         __tracebackhide__ = True
         if cell is not None and name in REWRITTEN and not is_for_engines(line):
-            # From run_cell_magic and similar calls, or a first line that could not be rewritten.
-            source = f"%%{name} {line}\n{cell}"
-            # the inner one is a retry by the run_cell below
-            cells = self._app.context.cells.running()[-2:]
-            texts = [text_of(getattr(running.info, "raw_cell", None)).split() for running in cells]
-            if texts == [source.split()] * 2:
-                source = cell
-                # the reason was reported before
-                write(f"%%{name} failed again", _LOST.get(name, ""))
-            else:
-                # below, an error would be shown twice
-                loaded("magics.parsing.parse")(f"%%{name}", line)
-            self.shell.run_cell(source).raise_error()
+            self._run_as_plain_cell(name, line, cell)
         elif cell is not None:
             self._run(f"%%{name}", line, cell)
         elif name in REWRITTEN and is_first_line(line):
             self._run(f"%%{name}", words_of(line))
-        elif f"%{name}" not in MAGICS:
+        elif f"%{name}" not in self._app.commands.magics:
             raise UsageError(f"%{name}: write %%{name} as the first line of a cell")
         else:
             self._run(f"%{name}", line)
 
+    def _run_as_plain_cell(self, name: str, line: str, cell: str) -> None:
+        """Run a cell magic that IPython called with its body, by a cell with its first line.
+
+        The call came from ``run_cell_magic``, or the first line could not be rewritten.
+        """
+        __tracebackhide__ = True
+        source = f"%%{name} {line}\n{cell}"
+        # the inner one is a retry by the run_cell below
+        cells = self._app.context.cells.running()[-2:]
+        texts = [text_of(getattr(running.info, "raw_cell", None)).split() for running in cells]
+        if texts == [source.split()] * 2:
+            source = cell
+            # the reason was reported before
+            write(f"%%{name} failed again", _LOST.get(name, ""))
+        else:
+            # below, an error would be shown twice
+            parse(self._app.commands, f"%%{name}", line)
+        self.shell.run_cell(source).raise_error()
+
     def _run(self, magic: str, line: str, *cell: str) -> None:
         """Run a command and show its reports."""
         __tracebackhide__ = True  # IPython hides this frame in tracebacks of the user's code
-        runs_users_code = True
+        runs_users_code = bool(cell) or self._app.commands.magics[magic].runs_line
         try:
-            command, options = loaded("magics.parsing.parse")(magic, line)
-            runs_users_code = bool(cell or command.ends_in_code)
-            asked = growth_for(command.name) if magic == "%gpumem" else contextlib.nullcontext()
-            with asked:
-                if getattr(options, "on", None) is None:
-                    reports = loaded(command.run)(self._app, options, *cell)
+            with self._growth_of(magic, line):
+                command, options = parse(self._app.commands, magic, line)
+                run = _run_of_option(command, options)
+                if run is None:
+                    reports = command.run(self._app, options, *cell)
                 else:
-                    reports = loaded(f"extras.{EXTRAS['--on']}.on_engines")(
-                        self._app, magic.lstrip("%"), command, options, line, *cell
-                    )
+                    reports = run(self._app, Call(command, line, options, cell))
         except GpuMemError as error:
             raise UsageError(clean(str(error))) from None
         except KeyboardInterrupt as error:
@@ -93,20 +99,44 @@ class GpuMemMagics(Magics):
             raise
         self._app.context.display.show(reports)
 
+    def _growth_of(self, magic: str, line: str) -> AbstractContextManager[None]:
+        """Return a block in which growth of the process is named by the command of ``%gpumem``.
+
+        The cells of other magics run user code, whose growth is the user's.
+        """
+        if magic != "%gpumem":
+            return contextlib.nullcontext()
+        group = self._app.commands.find(magic)
+        word = next(iter(line.split()), "")
+        is_command = isinstance(group, Group) and word in group.names
+        return growth_for(f"{magic} {word}" if is_command else magic)
+
+
+def _run_of_option(command: Command, options: Options) -> Run | None:
+    """Return the function of an option that runs instead of its command."""
+    for argument in command.arguments:
+        if argument.run is not None and getattr(options, argument.attribute) is not None:
+            return argument.run
+    return None
+
 
 class _Called:
     """The callable that IPython registers for a magic."""
 
-    def __init__(self, magics: GpuMemMagics, magic: str) -> None:
+    def __init__(self, magics: GpuMemMagics, magic: Magic) -> None:
         self.__self__ = magics  # as in a method: %lsmagic groups by it
-        self.__name__ = magic.lstrip("%")
-        self.__doc__ = MAGICS[magic]
+        self.__name__ = magic.name.lstrip("%")
+        self._magic = magic
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]  # made when it is asked for
+        return help_of(self.__self__._app.commands, self._magic.name)
 
     def __call__(self, line: str, cell: str | None = None) -> None:
         __tracebackhide__ = True
-        if self.__name__ != "gpumemit":  # code follows
+        if not self._magic.runs_line:
             line = _expanded(self.__self__.shell, line)
-        if cell is not None or self.__name__ == "gpumemit":
+        if cell is not None or self._magic.runs_line:
             # its errors may come from the user's code
             self.__self__.call(self.__name__, line, cell)
             return

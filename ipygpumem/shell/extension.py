@@ -15,19 +15,19 @@ from traitlets.config import Config
 from ipygpumem import interrupts
 from ipygpumem.errors import NotLoadedError
 from ipygpumem.scope.instrumenting import BINDING_RECORDER
-from ipygpumem.shell.app import App, app_of
+from ipygpumem.shell.app import App, Features, app_of
+from ipygpumem.shell.commands.completion import complete
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.dispatch import GpuMemMagics
 from ipygpumem.shell.ipython.rewriting import loop_over_body, raise_at_start, rewrite_cell
-from ipygpumem.shell.registry import MAGICS, loaded
 
 
-def load(shell: Any) -> App:
+def load(shell: Any, features: Features) -> App:
     """Install the extension in ``shell`` and return its ``App``."""
     try:
         return app_of(shell)  # loaded already
     except NotLoadedError:
-        return Extension(shell).app
+        return Extension(shell, features).app
 
 
 def unload(shell: Any) -> None:
@@ -44,11 +44,11 @@ def unload(shell: Any) -> None:
 class Extension:
     """The extension's registrations with one shell."""
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: Any, features: Features) -> None:
         self._shell = shell
         self._undo: list[Callable[[], object]] = []
         config = _configured(shell)
-        self.app = config.app = App(shell, config)
+        self.app = config.app = App(shell, config, features=features)
         config.extension = self
         self._guarded = self.app.context.guard
         self._struck: BaseException | None = None
@@ -124,7 +124,7 @@ class Extension:
             self._guarded(name, start, lost=f"{name} is off")()
 
     def _completers(self) -> None:
-        for name in {magic.lstrip("%") for magic in MAGICS}:
+        for name in self.app.commands.names:
             for prefix in ("%", "%%"):
                 self._completer(prefix + name, functools.partial(_completions, self.app, name))
         if hasattr(
@@ -275,15 +275,14 @@ def _put_back(magics: dict[str, Any], name: str, earlier: Any) -> None:
 
 
 def _completions(app: App, magic: str, shell: Any, event: Any) -> list[str]:
-    found: list[str] = loaded("magics.parsing.complete")(app, magic, event)
-    return found
+    return complete(app.commands, app, app.context.namespace, magic, event)
 
 
 def _matcher(app: App) -> Callable[[Any], dict[str, Any]]:
     """Return a matcher that suppresses all other completions in lines of our magics, such as Jedi's
     names.
     """
-    names = {magic.lstrip("%") for magic in MAGICS}
+    names = app.commands.names
 
     def ipygpumem_matcher(context: Any) -> dict[str, Any]:
         word = next(iter(context.line_with_cursor.split()), "")

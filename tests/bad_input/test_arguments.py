@@ -7,8 +7,9 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import GpuMemError
-from ipygpumem.magics.parsing import parse
+from ipygpumem.features import all_features
 from ipygpumem.shell.app import app_of
+from ipygpumem.shell.commands.parsing import parse
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 WRONG = [
@@ -163,7 +164,7 @@ def test_a_size_may_have_a_space_before_its_unit() -> None:
             {"budget": ["gpu=8GiB", "cuda:1=4GiB"]},
         ),
     ):
-        assert vars(parse(magic, line)[1]).items() >= found.items(), line
+        assert vars(parse(all_features().commands, magic, line)[1]).items() >= found.items(), line
 
 
 def test_gpumem_alone_shows_a_short_status_a_hint(

@@ -21,15 +21,13 @@ from IPython import get_ipython
 
 from ipygpumem.errors import GpuMemError, describe_error, quoted
 from ipygpumem.magics import experiment
-from ipygpumem.magics.parsing import parse
 from ipygpumem.probes.accelerators import in_use
 from ipygpumem.reclaim.reclaim import current
 from ipygpumem.records import ExperimentRecord
 from ipygpumem.report import text
-from ipygpumem.shell.app import App, find_app
-from ipygpumem.shell.extension import load
+from ipygpumem.shell.app import App, app_of, find_app
+from ipygpumem.shell.commands.parsing import parse
 from ipygpumem.shell.recovery import free_on_devices
-from ipygpumem.shell.registry import loaded
 
 _OF_CALL = re.compile(r"_\w+_(f|args|kwargs|result)")
 
@@ -46,7 +44,8 @@ def answer(function: str, *words: Any) -> dict[str, Any]:
     try:
         found = find_app(get_ipython())
         if found is None:  # loaded here, it shows nothing by itself
-            found = load(get_ipython())
+            get_ipython().extension_manager.load_extension("ipygpumem")
+            found = app_of(get_ipython())
             found.context.config.report = False
         return {"value": _ASKED[function](found, *words)}
     except Exception as error:  # any error: the notebook reports it
@@ -57,13 +56,13 @@ def answer(function: str, *words: Any) -> dict[str, Any]:
 
 def prepare(app: App, line: str) -> dict[str, Any]:
     """Check the options of the next cell, ``%%experiment LINE``."""
-    experiment.new(app, parse("%experiment", f"start {line}")[1])
+    experiment.new(app, parse(app.commands, "%experiment", f"start {line}")[1])
     return place()
 
 
 def start(app: App, line: str) -> dict[str, Any]:
     """Open an experiment like ``%experiment start LINE``."""
-    options = parse("%experiment", f"start {line}")[1]
+    options = parse(app.commands, "%experiment", f"start {line}")[1]
     # what the first one imports is not the experiment's
     sys.modules["ipyparallel.serialize"].serialize_object(place())
     for other in list(app.experiments.open):
@@ -112,9 +111,9 @@ def _result(app: App, found: ExperimentRecord) -> dict[str, Any]:
 
 def look(app: App, magic: str, line: str) -> dict[str, Any]:
     """Return a command's output here as text, and the memory in use before and after it."""
-    command, options = parse(f"%{magic}", line)
+    command, options = parse(app.commands, f"%{magic}", line)
     before = current(app.context.meter.now())
-    reports = loaded(command.run)(app, options)
+    reports = command.run(app, options)
     after = current(app.context.meter.now())
     return {
         **place(),

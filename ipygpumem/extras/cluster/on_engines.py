@@ -30,10 +30,10 @@ from ipygpumem.extras.cluster.engines_report import (
 )
 from ipygpumem.heap.bulk import Progress, no_progress
 from ipygpumem.introspect import is_exactly
-from ipygpumem.magics.parsing import Command, Options
 from ipygpumem.records import EngineRecord, ExperimentRecord
 from ipygpumem.report.layout import Report, count
 from ipygpumem.shell.app import App
+from ipygpumem.shell.commands.declarations import Call, Options
 from ipygpumem.units import format_seconds
 
 _NUMBERS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
@@ -50,27 +50,29 @@ Asked = dict[int, Any]
 """ipyparallel's ``AsyncResult`` by engine."""
 
 
-def on_engines(
-    app: App, magic: str, command: Command, options: Options, line: str, cell: str = ""
-) -> list[Report]:
-    """Run ``command`` on engines; a Ctrl-C interrupts only the waiting, so that
-    nothing stays open.
-    """
+def on_engines(app: App, call: Call) -> list[Report]:
+    """Run a command on engines; a Ctrl-C interrupts only the waiting: nothing stays open."""
     __tracebackhide__ = True
-    words = shlex.split(line)
-    at = next(place for place, word in enumerate(words) if word.partition("=")[0] == "--on")
-    del words[at : at + 2 - ("=" in words[at])]
-    line = shlex.join(words)
+    options, line = call.options, _without_on(call.line)
     with interrupts.deferred() as struck:
-        if command.name == "%%experiment":
-            reports = _run_cell(app, options, line, cell, struck)
-        elif command.name == "%experiment start":
+        if call.command.name == "%%experiment":
+            reports = _run_cell(app, options, line, "".join(call.cell), struck)
+        elif call.command.name == "%experiment start":
             reports = _start(app, options, line.removeprefix("start").lstrip(), struck)
-        elif command.name == "%experiment end":
+        elif call.command.name == "%experiment end":
             reports = _end_by_name(app, options)
         else:
-            reports = _look(app, magic, line, options)
+            reports = _look(app, call.command.name.split()[0].lstrip("%"), line, options)
     return _unless(struck, app, reports)
+
+
+def _without_on(line: str) -> str:
+    """Return a line without ``--on`` and its value."""
+    words = shlex.split(line)
+    places = [at for at, word in enumerate(words) if word.partition("=")[0] == "--on"]
+    length = 1 if "=" in words[places[0]] else 2
+    del words[places[0] : places[0] + length]
+    return shlex.join(words)
 
 
 def _unless(struck: list[int], app: App, reports: list[Report]) -> list[Report]:
@@ -169,15 +171,6 @@ def _ended(app: App, experiment: ClusterExperiment, record: ExperimentRecord) ->
     return [engines_report(record)] if is_shown else []
 
 
-def described(experiment: ClusterExperiment) -> str:
-    """Return a line that describes an open experiment."""
-    where = engine_numbers(experiment.engines.numbers)
-    return (
-        f"experiment {experiment.name} · on {where} · span "
-        f"{format_seconds(experiment.elapsed_seconds)}"
-    )
-
-
 def _look(app: App, magic: str, line: str, options: Options) -> list[Report]:
     """Run a command on each engine, and return its reports below one table of figures."""
     engines = _engines_of(app.context.shell, options.on)
@@ -216,6 +209,17 @@ class ClusterExperiment:
     def elapsed_seconds(self) -> float:
         """Time since the start."""
         return time.perf_counter() - self._started
+
+    @property
+    def description(self) -> str:
+        """A line about it while it is open."""
+        where = engine_numbers(self.engines.numbers)
+        span = format_seconds(self.elapsed_seconds)
+        return f"experiment {self.name} · on {where} · span {span}"
+
+    def finish(self, app: App) -> list[Report]:
+        """End it, and return its report."""
+        return end(app, self)
 
     def begin(self, function: str, line: str) -> None:
         """Ask all engines; those that reply participate, and a busy one will not begin later."""

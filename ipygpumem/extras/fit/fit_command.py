@@ -16,11 +16,11 @@ from ipygpumem.estimating.records import DOES_NOT_FIT, FITS, DeviceEstimate, Est
 from ipygpumem.extras.fit.applying import Change, Run
 from ipygpumem.extras.fit.changes import candidates, parts, untried
 from ipygpumem.extras.fit.observing import Observed
-from ipygpumem.magics.parsing import Options
 from ipygpumem.probes.accelerators import parse_device
 from ipygpumem.report.estimate import estimate_report
 from ipygpumem.report.layout import Fact, Listing, Report, Table, clean, count, device_label
 from ipygpumem.shell.app import App
+from ipygpumem.shell.commands.declarations import Options
 from ipygpumem.units import MIB, checked_bytes, format_bytes
 
 

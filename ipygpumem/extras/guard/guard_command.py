@@ -7,11 +7,26 @@ import psutil
 from ipygpumem import interrupts
 from ipygpumem.errors import GpuMemError, describe_error
 from ipygpumem.extras.guard.guard import MemoryGuard
-from ipygpumem.magics.parsing import Options
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.app import App
+from ipygpumem.shell.commands.declarations import (
+    Options,
+    argument,
+    byte_size,
+    command,
+    option,
+    switch,
+)
+from ipygpumem.units import MIB
 
 
+@command(
+    "%gpumem guard",
+    "raise MemoryError before the system kills the kernel",
+    argument("state", "", choices=("on", "off")),
+    option("--limit", "SIZE", "the most that the kernel may use", to=byte_size(least=64 * MIB)),
+    switch("--touched", "count only memory in use, not what is allocated and never written"),
+)
 def guard(app: App, options: Options) -> list[Report]:
     """Switch the memory guard on or off, or return its state."""
     session = app.session

@@ -24,12 +24,11 @@ from typing import Any, BinaryIO, NoReturn
 
 from ipygpumem.extras.isolate.packets import Connection, dump
 from ipygpumem.introspect import mro_of, name_of, type_name
-from ipygpumem.magics.parsing import Options
 from ipygpumem.probes.host import rss_bytes
 from ipygpumem.probes.own_limits import figure
 from ipygpumem.scope.scope import is_ownable
 from ipygpumem.shell.app import App
-from ipygpumem.shell.registry import EXTRAS, loaded
+from ipygpumem.shell.commands.parsing import parse
 
 
 @dataclass
@@ -91,8 +90,9 @@ def _run(task: Task, own: int) -> None:
     _redirect(task, errors)
     if task.memory_bytes is not None:
         private_bytes = figure(Path("/proc/self/status").read_bytes(), b"\nRssAnon:")
-        guard = loaded(f"extras.{EXTRAS['gpumem guard']}.guard")
-        guard(app, Options(state="on", limit=private_bytes + task.memory_bytes, touched=False))
+        line = f"guard on --limit {private_bytes + task.memory_bytes}B"
+        guard, options = parse(app.commands, "%gpumem", line)
+        guard.run(app, options)
     send("started", rss_bytes())
     span = app.context.meter.span()
     result = shell.run_cell(task.source, store_history=False)

@@ -29,13 +29,14 @@ from ipygpumem.extras.isolate import child
 from ipygpumem.extras.isolate.needs import unusable
 from ipygpumem.extras.isolate.packets import Connection, load
 from ipygpumem.introspect import text_of
+from ipygpumem.magics import sources
 from ipygpumem.magics.experiment import patterns_of
-from ipygpumem.magics.parsing import Options
 from ipygpumem.probes.cgroup import Kills
 from ipygpumem.report.layout import Report, clean, note
 from ipygpumem.scope.bindings import Bindings
 from ipygpumem.shell.app import App
-from ipygpumem.units import KIB, format_bytes, format_seconds
+from ipygpumem.shell.commands.declarations import Options, byte_size, command, duration, option
+from ipygpumem.units import KIB, MIB, format_bytes, format_seconds
 
 _PAUSE_SECONDS = 0.1
 """Time without a message after which the child process may have ended."""
@@ -45,6 +46,29 @@ _PAUSE, _PAUSE_HARD = "omp_pause_resource_all", 2
 """Function and argument that end OpenMP's threads, from version 5 on (GCC 9)."""
 
 
+@command(
+    "%%isolate",
+    "run a cell in a child process: "
+    "it may crash, run out of memory or leak, and the kernel goes on",
+    option(
+        "--keep",
+        "NAME",
+        "names or globs that come back, separated by blanks or commas: --keep model 'loss*'",
+        offers=sources.names,
+        many=True,
+    ),
+    option(
+        "--memory",
+        "SIZE",
+        "raise MemoryError when the cell needs more than this in addition",
+        to=byte_size(least=64 * MIB),
+    ),
+    option("--time", "SECONDS", "end the cell after this time", to=duration),
+    details=(
+        "The cell sees all your names. Its new names and its changes end with it, except those to "
+        "keep."
+    ),
+)
 def of_cell(app: App, options: Options, cell: str) -> list[Report]:
     """Run a cell in a child process; raise its error."""
     __tracebackhide__ = True

@@ -13,15 +13,39 @@ from typing import Any, TypeVar
 from IPython.core.error import UsageError
 
 from ipygpumem.extras.lines.statements import Cost, Statement, measure
-from ipygpumem.magics.parsing import Options
+from ipygpumem.magics import sources
 from ipygpumem.report.layout import Report, Table, clean, clean_name, count, device_label
 from ipygpumem.shell.app import App
+from ipygpumem.shell.commands.declarations import Options, argument, command, integer, option
 from ipygpumem.units import format_bytes, format_change, format_short_seconds
 
 T = TypeVar("T", int, float)
 _RULE = re.compile(r"^---[ \t]*$", re.MULTILINE)
 
 
+_RUNS = option(
+    "-r", "RUNS", "measured runs, after one warm-up run", to=integer(most=10_000), default=5
+)
+_SETUP = option("-s", "'SETUP'", "code to run before each run, not measured", default="")
+
+
+@command(
+    "%gpumemit",
+    "measure a statement: memory kept, peak and time",
+    _RUNS,
+    _SETUP,
+    argument(
+        "code",
+        "STATEMENT",
+        offers=sources.names,
+        is_code=True,
+        missing="which statement? For instance: %gpumemit -r 3 torch.relu(x)",
+    ),
+    details=(
+        "Names that the statement binds are local to it; its changes to your objects remain. "
+        "``%%gpumemit`` compares\nseveral."
+    ),
+)
 def of_line(app: App, options: Options) -> list[Report]:
     """Return the cost of the statement in a line."""
     __tracebackhide__ = True
@@ -30,6 +54,17 @@ def of_line(app: App, options: Options) -> list[Report]:
     )
 
 
+@command(
+    "%%gpumemit",
+    "compare statements: memory kept, peak and time",
+    _RUNS,
+    _SETUP,
+    argument("code", "", is_code=True),  # refused below, with a hint
+    details=(
+        "Each line of the cell is a statement; separate longer ones with lines ``---``. Names that "
+        "a statement binds\nare local to it; its changes to your objects remain."
+    ),
+)
 def of_cell(app: App, options: Options, cell: str) -> list[Report]:
     """Return the costs of the statements of a cell, side by side."""
     __tracebackhide__ = True

@@ -15,10 +15,11 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord, Tracer, code_of
-from ipygpumem.magics.parsing import Options
+from ipygpumem.magics import sources
 from ipygpumem.report.layout import Report, Table, clean, count, device_label
 from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import Cell
+from ipygpumem.shell.commands.declarations import Options, command, option
 from ipygpumem.units import format_change, format_seconds, format_short_seconds
 
 _PROG = "%%memlines"
@@ -36,6 +37,24 @@ _KEYS: dict[str, Callable[[LineCost], float]] = {
 ORDERS = ("line", *_KEYS)
 
 
+@command(
+    _PROG,
+    "measure each line of a cell, and of functions: memory kept, peak, runs and time",
+    option(
+        "-f",
+        "FUNCTION",
+        "functions or methods to measure too: -f train Model.forward",
+        offers=sources.functions,
+        many=True,
+    ),
+    option(
+        "--sort",
+        "",
+        "order of the lines: by number, or most expensive first",
+        choices=ORDERS,
+        default="line",
+    ),
+)
 def of_cell(app: App, options: Options) -> list[Report]:
     """Follow the lines of the running cell until it ends."""
     running, namespace = app.context.cells.running(), app.context.namespace

@@ -17,7 +17,6 @@ from typing import Any
 from ipygpumem.errors import GpuMemError, describe_error
 from ipygpumem.extras.panel import snapshot
 from ipygpumem.magics.gpumem import free
-from ipygpumem.magics.parsing import Options
 from ipygpumem.magics.tensors import largest
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.accelerators import in_use
@@ -25,6 +24,7 @@ from ipygpumem.probes.nvml import Nvml
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.app import App, current_app
 from ipygpumem.shell.cell import Cell
+from ipygpumem.shell.commands.declarations import Options
 from ipygpumem.shell.ipython.sources import running_cell
 
 _PAUSE_SECONDS = 0.5

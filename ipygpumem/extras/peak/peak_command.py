@@ -10,15 +10,28 @@ from IPython.display import display
 from ipygpumem.errors import PlotError
 from ipygpumem.extras.peak.peak import Peak
 from ipygpumem.extras.peak.report import peak_report
-from ipygpumem.magics.parsing import Options
+from ipygpumem.magics import sources
 from ipygpumem.magics.tensors import take
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.app import App
+from ipygpumem.shell.commands.declarations import Options, at_least_one, command, option
 from ipygpumem.shell.ipython.caches import shown_since
 from ipygpumem.shell.ipython.rewriting import first_lines
 
 
+@command(
+    "%%peak",
+    "run a cell, and show what the memory held at its highest moment, by name, origin and purpose",
+    option("--top", "N", "number of rows to show", to=at_least_one, default=20, also=("-n",)),
+    option(
+        "--save",
+        "FILE",
+        "write torch's history of CUDA allocations, for pytorch.org/memory_viz",
+        offers=sources.files,
+    ),
+    details="After an out-of-memory error it shows the moment of the failure.",
+)
 def of_cell(app: App, options: Options) -> list[Report]:
     """Follow the memory of the running cell until it ends."""
     running = app.context.cells.running()

@@ -11,12 +11,13 @@ from pathlib import Path
 from ipygpumem.errors import RecordingError, ellipsize
 from ipygpumem.extras.recorder import recordings
 from ipygpumem.extras.recorder.recordings import Moment, Recording, Verdict
-from ipygpumem.magics.parsing import Options
 from ipygpumem.report.layout import Fact, Listing, Report, Table, clean, count, device_label, note
 from ipygpumem.shell.app import App
+from ipygpumem.shell.commands.declarations import Group, Options, Part, argument, command
 from ipygpumem.units import format_bytes, format_seconds
 
 
+@command("%gpumem recorder on", "start the recording")
 def recorder_on(app: App, options: Options) -> list[Report]:
     """Start the flight recorder."""
     app.recorder.start()
@@ -24,12 +25,14 @@ def recorder_on(app: App, options: Options) -> list[Report]:
     return recorder_status(app, options)
 
 
+@command("%gpumem recorder off", "end the recording")
 def recorder_off(app: App, options: Options) -> list[Report]:
     """End the recording."""
     app.context.config.recorder = False
     return recorder_status(app, options)
 
 
+@command("%gpumem recorder status", "show if it is on, and the folder of the recordings")
 def recorder_status(app: App, options: Options) -> list[Report]:
     """Return the state of the recorder, and the folder of recordings."""
     path, folder = app.recorder.path, app.recorder.folder
@@ -38,6 +41,24 @@ def recorder_status(app: App, options: Options) -> list[Report]:
     return [note(f"recording is {'off' if path is None else f'on: {path.name}'} · {kept}")]
 
 
+RECORDER = Group(
+    "%gpumem recorder",
+    "write a recording that outlives the kernel",
+    (Part(("on", "off", "status"), lambda: (recorder_on, recorder_off, recorder_status)),),
+)
+
+
+def _recordings(app: App, begun: str) -> list[str]:
+    """Return the names of recordings, for Tab."""
+    names: list[str] = app.recorder.names()
+    return names
+
+
+@command(
+    "%gpumem postmortem",
+    "show how the last recorded kernel died",
+    argument("file", "FILE", "one of the recordings", offers=_recordings),
+)
 def postmortem(app: App, options: Options) -> list[Report]:
     """Return the report on a recording, by default the last one whose kernel died."""
     folder = app.recorder.folder

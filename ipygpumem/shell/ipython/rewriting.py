@@ -16,8 +16,8 @@ from typing import Any
 
 from IPython.core.inputtransformer2 import cell_magic
 
-from ipygpumem.shell.registry import REWRITTEN
-
+REWRITTEN = ("experiment", "memlines", "peak", "autofit")
+"""Cell magics whose first line is turned into a call, so that the body is a plain cell."""
 _FIRST_LINE = re.compile(rf"%%({'|'.join(REWRITTEN)})(?:[ \t]+(.*?))?[ \t]*\r?\n?", re.DOTALL)
 _ON = re.compile(r"(?:^|\s)--on(?:[\s=]|$)")
 """Matches ``--on``: the cell runs on engines of a cluster, so it stays text."""

@@ -15,8 +15,7 @@ from typing import Any
 from IPython.core.inputtransformer2 import TransformerManager
 
 from ipygpumem.scope.bindings import bindings_of
-from ipygpumem.shell.ipython.rewriting import is_first_line
-from ipygpumem.shell.registry import REWRITTEN
+from ipygpumem.shell.ipython.rewriting import REWRITTEN, is_first_line
 
 _NUMBERED = re.compile(r"<ipython-input-(\d+)-")
 _RUN_CODE = ("time", "capture", "prun", *REWRITTEN)

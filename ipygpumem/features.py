@@ -1,0 +1,211 @@
+"""Registers all commands and optional features: it stands above all rooms.
+
+A new command is declared above its function, in a file of ``magics/`` or of a folder in
+``extras/``; its name in a table below makes it known. To remove an optional feature, delete its
+folder in ``extras/`` and its lines here. Nothing else imports one.
+
+Each function below imports its module when one of its commands is used for the first time, so that
+loading the extension stays fast.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ipygpumem.shell.app import Features
+from ipygpumem.shell.commands.declarations import (
+    Argument,
+    Command,
+    CommandTable,
+    Group,
+    Magic,
+    Part,
+)
+
+# -- the core --------------------------------------------------------------------------------------
+
+
+def _experiment() -> tuple[Command, ...]:
+    from ipygpumem.magics import experiment as module  # on first use, as in all functions below
+
+    return (module.start, module.end, module.keep, module.status, module.list_, module.compare)
+
+
+def _experiment_cell() -> Command:
+    from ipygpumem.magics.experiment import of_cell  # on first use
+
+    return of_cell
+
+
+def _short_status() -> Command:
+    from ipygpumem.magics.gpumem import short_status  # on first use
+
+    return short_status
+
+
+def _settings() -> tuple[Command, ...]:
+    from ipygpumem.magics import gpumem as module  # on first use
+
+    return (module.on, module.off, module.quiet, module.status, module.preload, module.free)
+
+
+def _leaks() -> tuple[Command, ...]:
+    from ipygpumem.magics.leaks import leaks  # on first use
+
+    return (leaks,)
+
+
+def _why() -> tuple[Command, ...]:
+    from ipygpumem.magics.why import why  # on first use
+
+    return (why,)
+
+
+def _tensors() -> tuple[Command, ...]:
+    from ipygpumem.magics.tensors import tensors, top  # on first use
+
+    return (top, tensors)
+
+
+def _records() -> tuple[Command, ...]:
+    from ipygpumem.magics.gpumem import export, history  # on first use
+
+    return (history, export)
+
+
+def _autofit() -> Command:
+    from ipygpumem.magics.autofit import of_cell  # on first use
+
+    return of_cell
+
+
+def _estimate() -> Command:
+    from ipygpumem.magics.estimate import of_cell  # on first use
+
+    return of_cell
+
+
+# -- optional features -----------------------------------------------------------------------------
+
+
+def _guard() -> tuple[Command, ...]:
+    from ipygpumem.extras.guard.guard_command import guard  # on first use
+
+    return (guard,)
+
+
+def _plot() -> tuple[Command, ...]:
+    from ipygpumem.extras.pictures.plot_command import plot  # on first use
+
+    return (plot,)
+
+
+def _recorder_commands() -> tuple[Command | Group, ...]:
+    from ipygpumem.extras.recorder.recorder_commands import RECORDER, postmortem  # on first use
+
+    return (RECORDER, postmortem)
+
+
+def _recorder(context: Any) -> Any:
+    from ipygpumem.extras.recorder.recorder import Recorder  # on first use
+
+    return Recorder(context)
+
+
+def _gpumemit() -> Command:
+    from ipygpumem.extras.lines.gpumemit import of_line  # on first use
+
+    return of_line
+
+
+def _gpumemit_cell() -> Command:
+    from ipygpumem.extras.lines.gpumemit import of_cell  # on first use
+
+    return of_cell
+
+
+def _memlines() -> Command:
+    from ipygpumem.extras.lines.memlines import of_cell  # on first use
+
+    return of_cell
+
+
+def _isolate() -> Command:
+    from ipygpumem.extras.isolate.isolate import of_cell  # on first use
+
+    return of_cell
+
+
+def _peak() -> Command:
+    from ipygpumem.extras.peak.peak_command import of_cell  # on first use
+
+    return of_cell
+
+
+def _on() -> tuple[Argument, ...]:
+    from ipygpumem.extras.cluster.on_option import ON  # on first use
+
+    return (ON,)
+
+
+def _fit() -> tuple[Argument, ...]:
+    from ipygpumem.extras.fit.fit_options import BATCH, FIT  # on first use
+
+    return (FIT, BATCH)
+
+
+# -- the tables ------------------------------------------------------------------------------------
+
+
+_EXPERIMENT = Group(
+    "%experiment",
+    "group several cells into an experiment",
+    (Part(("start", "end", "keep", "status", "list", "compare"), _experiment),),
+    details="``%%experiment NAME`` as a cell's first line does all of this for one cell.",
+)
+_GPUMEM = Group(
+    "%gpumem",
+    "show what uses memory, and free it",
+    (
+        Part(("on", "off", "quiet", "status", "preload", "free"), _settings),
+        Part(("leaks",), _leaks),
+        Part(("why",), _why),
+        Part(("top", "tensors"), _tensors),
+        Part(("history", "export"), _records),
+        Part(("plot",), _plot),
+        Part(("guard",), _guard),
+        Part(("recorder", "postmortem"), _recorder_commands),
+    ),
+    alone=_short_status,
+    details=(
+        "``%gpumem`` alone shows a short status and the largest names. Options: "
+        "``%config IPyGpuMem``."
+    ),
+)
+_MAGICS = (
+    Magic("%experiment", lambda: _EXPERIMENT),
+    Magic("%%experiment", _experiment_cell),
+    Magic("%gpumem", lambda: _GPUMEM),
+    Magic("%gpumemit", _gpumemit, runs_line=True),
+    Magic("%%gpumemit", _gpumemit_cell, runs_line=True),
+    Magic("%%isolate", _isolate),
+    Magic("%%memlines", _memlines),
+    Magic("%%peak", _peak),
+    Magic("%%autofit", _autofit),
+    Magic("%%estimate", _estimate),
+)
+_MORE_OPTIONS = {
+    "%experiment start": _on,
+    "%experiment end": _on,
+    "%%experiment": _on,
+    "%gpumem status": _on,
+    "%gpumem free": _on,
+    "%gpumem leaks": _on,
+    "%%estimate": _fit,
+}
+"""Functions that return further options of a command, by its name."""
+
+
+def all_features() -> Features:
+    """Return all commands and optional features, for one shell."""
+    return Features(CommandTable(_MAGICS, _MORE_OPTIONS), _recorder)

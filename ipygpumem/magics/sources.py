@@ -1,0 +1,53 @@
+"""Functions that list completions: names of the notebook, experiments, files."""
+
+from __future__ import annotations
+
+from glob import glob
+from pathlib import Path
+from types import FunctionType
+
+from ipygpumem.introspect import is_instance
+from ipygpumem.scope.scope import is_ownable
+from ipygpumem.shell.app import App
+
+
+def names(app: App, begun: str = "") -> list[str]:
+    """Return the notebook's names."""
+    return list(_values(app))
+
+
+def numbers(app: App, begun: str = "") -> list[str]:
+    """Return the names of numbers."""
+    return [name for name, value in _values(app).items() if type(value) in (int, float)]
+
+
+def functions(app: App, begun: str = "") -> list[str]:
+    """Return the names of functions and classes."""
+    found = []
+    for name, value in _values(app).items():
+        if type(value) is FunctionType or is_instance(value, type):
+            found.append(name)
+    return found
+
+
+def open_experiments(app: App, begun: str = "") -> list[str]:
+    """Return the names of open experiments."""
+    return [experiment.name for experiment in app.experiments.open]
+
+
+def finished_experiments(app: App, begun: str = "") -> list[str]:
+    """Return the names of finished experiments."""
+    return sorted({experiment.name for experiment in app.experiments.finished})
+
+
+def files(app: App, begun: str) -> list[str]:
+    """Return the files and folders whose paths begin with a text."""
+    paths = sorted(glob(f"{begun}*"))  # noqa: PTH207  # keeps the typed form
+    return [f"{path}/" if Path(path).is_dir() else path for path in paths]
+
+
+def _values(app: App) -> dict[str, object]:
+    """Return the notebook's names in order, with their values."""
+    namespace = app.context.namespace
+    usable = [name for name in list(namespace) if is_ownable(name) and not name.startswith("_")]
+    return {name: namespace.get(name) for name in sorted(usable)}

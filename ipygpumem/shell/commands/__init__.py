@@ -1,0 +1,1 @@
+"""Declarations of commands, and the help texts, completions and errors made from them."""

@@ -1,0 +1,347 @@
+"""Declares commands: the name, arguments, help and completions stand above the function that runs.
+
+::
+
+    @command(
+        "%gpumem top",
+        "list the names that hold the most memory, of any kind",
+        argument("names", "NAME", "only these names, or globs such as 'x*'", many=True),
+        option("--min", "SIZE", "only names that hold at least this much", to=byte_size()),
+        option("-n", "N", "number of rows", to=at_least_one, default=20),
+    )
+    def top(app: App, options: Options) -> list[Report]: ...
+
+Parsing, ``?``, Tab and the errors of one line all read these declarations. A ``Group`` has the
+commands below one word, and a ``Magic`` is what IPython knows: both import the declarations when
+they are used for the first time, so that loading the extension stays fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ipygpumem.errors import UnitError, quoted
+from ipygpumem.report.layout import Report
+from ipygpumem.units import checked_bytes, finite, number_in, whole
+
+Options = argparse.Namespace
+"""The words and options of a line, each as an attribute."""
+
+Run = Callable[..., list[Report]]
+"""Function of a command; it takes the ``App``, the options and, for a cell magic, the cell."""
+
+Offers = Callable[[Any, str], Iterable[str]]
+"""Function that returns completions from the ``App`` and the beginning of the word."""
+
+
+class WrongValue(argparse.ArgumentTypeError):
+    """A value that an argument does not accept; argparse adds the argument's name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Argument:
+    """An argument of a command: made by ``argument``, ``option`` or ``switch``."""
+
+    attribute: str
+    """Attribute of the options that gets the value."""
+    name: str = ""
+    """``--seed``; empty for a positional argument."""
+    value: str = ""
+    """Word for the value in help texts, such as ``SIZE``; empty for a switch."""
+    help: str = ""
+    to: Callable[[str], object] = str
+    """Converts the text; raises ``WrongValue``."""
+    default: object = None
+    choices: tuple[str, ...] = ()
+    offers: Offers | tuple[str, ...] = ()
+    """Completions."""
+    also: tuple[str, ...] = ()
+    """Alternative names, which Tab does not offer."""
+    many: bool = False
+    """True for a list of words."""
+    is_joined: bool = False
+    """True if all words are one text: the function names the words that should not be there."""
+    is_code: bool = False
+    """True if it is the rest of the line, with its quotes and blanks."""
+    missing: str = ""
+    """Question to ask if a required argument is missing; empty for an optional one."""
+    run: Run | None = None
+    """Function that runs instead of the command's own if this option is given.
+
+    It takes a ``Call``, because it may send the line to another process.
+    """
+
+    @property
+    def usage(self) -> str:
+        """The argument as help texts write it, such as ``--keep NAME...``."""
+        value = f"{self.value}..." if self.many else self.value
+        return f"{self.name} {value}".strip()
+
+    @property
+    def description(self) -> str:
+        """Its help with the default value."""
+        if self.default is None or self.default is False or self.default == "":
+            return self.help
+        return f"{self.help} ({self.default})"
+
+
+def argument(
+    attribute: str,
+    value: str,
+    help: str = "",  # noqa: A002  # as in argparse
+    *,
+    to: Callable[[str], object] = str,
+    default: object = None,
+    choices: tuple[str, ...] = (),
+    offers: Offers | tuple[str, ...] = (),
+    many: bool = False,
+    is_joined: bool = False,
+    is_code: bool = False,
+    missing: str = "",
+) -> Argument:
+    """Declare a positional argument; it is required if ``missing`` has a question."""
+    return Argument(
+        attribute,
+        value=value or "|".join(choices),
+        help=help,
+        to=one_of(*choices) if choices else to,
+        default=default,
+        choices=choices,
+        offers=offers or choices,
+        many=many,
+        is_joined=is_joined,
+        is_code=is_code,
+        missing=missing,
+    )
+
+
+def option(
+    name: str,
+    value: str,
+    help: str,  # noqa: A002  # as in argparse
+    *,
+    to: Callable[[str], object] = str,
+    default: object = None,
+    choices: tuple[str, ...] = (),
+    offers: Offers | tuple[str, ...] = (),
+    also: tuple[str, ...] = (),
+    many: bool = False,
+    run: Run | None = None,
+) -> Argument:
+    """Declare an option with a value, such as ``--seed N`` or ``--report full|none``."""
+    return Argument(
+        _attribute_of(name),
+        name,
+        value or "|".join(choices),
+        help,
+        to=one_of(*choices) if choices and to is str else to,
+        default=default,
+        choices=choices,
+        offers=offers or choices,
+        also=also,
+        many=many,
+        run=run,
+    )
+
+
+def switch(name: str, help: str) -> Argument:  # noqa: A002  # as in argparse
+    """Declare an option without a value, such as ``--force``."""
+    return Argument(_attribute_of(name), name, help=help, default=False)
+
+
+def _attribute_of(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def _converter(check: Callable[..., object], **bounds: int) -> Callable[[str], object]:
+    """Return a converter that uses the same check as Python functions and the configuration."""
+
+    def convert(text: str) -> object:
+        try:
+            return check(text, **bounds)
+        except UnitError as error:
+            raise WrongValue(str(error)) from None
+
+    return convert
+
+
+def byte_size(least: int = 0) -> Callable[[str], object]:
+    """Return a converter of sizes such as ``8GiB``, in bytes."""
+    return _converter(checked_bytes, least=least)
+
+
+def integer(least: int = 1, most: int | None = None) -> Callable[[str], object]:
+    """Return a converter of whole numbers."""
+    bounds = {"least": least} if most is None else {"least": least, "most": most}
+    return _converter(lambda text, **limits: whole(number_in(text), **limits), **bounds)
+
+
+at_least_one = integer()
+"""Converter of whole numbers from 1 on."""
+
+
+duration = _converter(lambda text: finite(number_in(text)))
+"""Converter of durations."""
+
+
+def one_of(*choices: str) -> Callable[[str], object]:
+    """Return a converter that accepts only these words."""
+
+    def choose(text: str) -> object:
+        if text not in choices:
+            hint = f"{did_you_mean(text, choices)}; use {', '.join(choices)}"
+            raise WrongValue(f"invalid choice: {quoted(text)}{hint}")
+        return text
+
+    return choose
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """Return a suggestion of the word most similar to an unknown one, or an empty text."""
+    import difflib  # takes long
+
+    similar = difflib.get_close_matches(word[:40].lower(), words, 1)
+    return f" (did you mean {similar[0]}?)" if similar else ""
+
+
+# -- commands --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Command:
+    """A command: a magic such as ``%%peak``, or one of a magic's such as ``%gpumem top``."""
+
+    name: str
+    summary: str
+    arguments: tuple[Argument, ...]
+    run: Run
+    details: str = ""
+    """Further paragraphs of a magic's help."""
+
+    def __call__(self, app: Any, options: Options, *cell: str) -> list[Report]:
+        """Run the command's function."""
+        return self.run(app, options, *cell)
+
+    @property
+    def options(self) -> dict[str, Argument]:
+        """The arguments that have a name, by name."""
+        return {item.name: item for item in self.arguments if item.name}
+
+    @property
+    def code(self) -> Argument | None:
+        """The argument that is the rest of the line."""
+        return next((item for item in self.arguments if item.is_code), None)
+
+    @property
+    def positional(self) -> list[Argument]:
+        """The arguments without a name."""
+        return [item for item in self.arguments if not item.name]
+
+
+def command(
+    name: str, summary: str, *arguments: Argument, details: str = ""
+) -> Callable[[Run], Command]:
+    """Declare the decorated function as a command; ``name`` is what users write."""
+
+    def declare(run: Run) -> Command:
+        return Command(name, summary, arguments, run, details)
+
+    return declare
+
+
+@dataclass(frozen=True)
+class Part:
+    """Commands of a group that one module declares."""
+
+    names: tuple[str, ...]
+    load: Callable[[], tuple[Command | Group, ...]]
+    """Imports the module and returns the commands, in the order of ``names``."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Commands below one word, such as ``%gpumem`` or ``%gpumem recorder``."""
+
+    name: str
+    summary: str
+    parts: tuple[Part, ...]
+    alone: Callable[[], Command] | None = None
+    """Imports the command that runs if no other word follows."""
+    details: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The words that may follow."""
+        return [name for part in self.parts for name in part.names]
+
+    def load(self, name: str) -> Command | Group:
+        """Return the command of one of the names; the modules of the others are not imported."""
+        part = next(part for part in self.parts if name in part.names)
+        return part.load()[part.names.index(name)]
+
+
+@dataclass(frozen=True)
+class Magic:
+    """A magic as IPython knows it."""
+
+    name: str
+    """With its signs, such as ``%%peak``."""
+    load: Callable[[], Command | Group]
+    """Imports and returns the declaration."""
+    runs_line: bool = False
+    """True if the rest of the line is Python code."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A parsed line, for an option with its own ``run``."""
+
+    command: Command
+    line: str
+    options: Options
+    cell: tuple[str, ...] = ()
+    """The cell of a cell magic, else empty."""
+
+
+class CommandTable:
+    """All magics, with the options that optional features add to commands of the core."""
+
+    def __init__(
+        self,
+        magics: Iterable[Magic] = (),
+        more: Mapping[str, Callable[[], tuple[Argument, ...]]] | None = None,
+    ) -> None:
+        self.magics = {magic.name: magic for magic in magics}
+        self._more = more or {}
+        """Functions that return further options, by command."""
+        self._complete: dict[str, Command] = {}
+        """Commands with all of their options, by name."""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the magics, without signs, each once."""
+        return list(dict.fromkeys(name.lstrip("%") for name in self.magics))
+
+    def find(self, magic: str, words: Iterable[str] = ()) -> Command | Group:
+        """Return the command that a magic's first words name, or the group in which they end."""
+        place = self.magics[magic].load()
+        for word in words:
+            if not isinstance(place, Group) or word not in place.names:
+                break
+            place = place.load(word)
+        return self.complete(place) if isinstance(place, Command) else place
+
+    def complete(self, command: Command) -> Command:
+        """Return a command with the options that optional features add."""
+        if command.name not in self._more:
+            return command
+        if command.name not in self._complete:
+            arguments = (*command.arguments, *self._more[command.name]())
+            self._complete[command.name] = replace(command, arguments=arguments)
+        return self._complete[command.name]

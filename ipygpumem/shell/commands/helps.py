@@ -1,0 +1,95 @@
+"""Makes the help texts of magics, shown by ``?``, from their declarations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ipygpumem.shell.commands.declarations import Argument, Command, CommandTable, Group
+
+_WIDTH = 116
+"""Maximum length of a line."""
+_INDENT = "    "
+_WIDEST_COLUMN = 32
+"""Longer words of a first column have a line of their own."""
+
+
+def help_of(table: CommandTable, magic: str) -> str:
+    """Return the help text of a magic."""
+    place = table.find(magic)
+    lines = _lines_of_group(table, place) if isinstance(place, Group) else _lines_of_command(place)
+    block = "\n".join(lines)
+    summary = place.summary[:1].upper() + place.summary[1:]
+    paragraphs = [f"{summary}.", "::", block]
+    if place.details:
+        paragraphs.append(place.details)
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def _lines_of_command(command: Command) -> list[str]:
+    """Return a command's usage, and a row for each of its arguments."""
+    usages = [usage_of(item) for item in command.arguments if item.usage]
+    start = f"{_INDENT}{command.name} "
+    lines = _wrapped(usages, start, " " * len(start))
+    rows = [(item.usage, item.description.split()) for item in command.arguments if item.help]
+    return [*lines, *_aligned(rows)]
+
+
+def _lines_of_group(table: CommandTable, group: Group) -> list[str]:
+    """Return a row for each command of a group, then one for each of their options."""
+    rows = list[Row]()
+    options: dict[tuple[str, str], Row] = {}
+    for command in _commands(table, group):
+        usage = [command.name, *(usage_of(item) for item in command.positional)]
+        names = [usage_of(item) for item in command.options.values()]
+        rows.append((" ".join(usage), [*command.summary.split(), *names]))
+        for item in command.options.values():
+            row = item.usage, item.description.split()
+            options[item.usage, item.description] = row  # commands share most of them
+    return [*_aligned(rows), "", *_aligned(options.values())]
+
+
+def _commands(table: CommandTable, group: Group) -> Iterator[Command]:
+    """Yield all commands of a group, and those of the groups in it."""
+    for name in group.names:
+        place = group.load(name)
+        if isinstance(place, Group):
+            yield from _commands(table, place)
+        else:
+            yield table.complete(place)
+
+
+def usage_of(argument: Argument) -> str:
+    """Return an argument as a usage line has it: in brackets if it is optional."""
+    return argument.usage if argument.missing else f"[{argument.usage}]"
+
+
+Row = tuple[str, list[str]]
+"""The first column, and the pieces of the second: words, and usages that are not broken."""
+
+
+def _aligned(rows: Iterable[Row]) -> list[str]:
+    """Return the lines of a table with two columns."""
+    rows = list(rows)
+    widths = [len(first) for first, _ in rows if len(first) <= _WIDEST_COLUMN]
+    width = max(widths, default=0)
+    indent = " " * (len(_INDENT) + width + 2)
+    lines = list[str]()
+    for first, pieces in rows:
+        if len(first) > width:
+            lines += [f"{_INDENT}{first}", *_wrapped(pieces, indent, indent)]
+        else:
+            lines += _wrapped(pieces, f"{_INDENT}{first:{width}}  ", indent)
+    return lines
+
+
+def _wrapped(pieces: list[str], start: str, indent: str) -> list[str]:
+    """Return lines that begin with ``start``, then with ``indent``."""
+    lines = list[str]()
+    line, is_empty = start, True
+    for piece in pieces:
+        if not is_empty and len(line) + 1 + len(piece) > _WIDTH:
+            lines.append(line)
+            line, is_empty = indent, True
+        line += piece if is_empty else f" {piece}"
+        is_empty = False
+    return [*lines, line.rstrip()]

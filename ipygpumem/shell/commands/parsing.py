@@ -1,0 +1,162 @@
+"""Parses the lines of magics according to their declarations; a mistake is an error of one line."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import re
+import shlex
+from typing import NoReturn
+
+from IPython.core.error import UsageError
+
+from ipygpumem.errors import ellipsize, quoted
+from ipygpumem.report.layout import clean
+from ipygpumem.shell.commands.declarations import (
+    Argument,
+    Command,
+    CommandTable,
+    Group,
+    Options,
+    WrongValue,
+    did_you_mean,
+)
+from ipygpumem.units import UNIT
+
+
+def parse(table: CommandTable, magic: str, line: str) -> tuple[Command, Options]:
+    """Return the command that a magic's line names, and its options."""
+    command = table.find(magic, line.split())
+    if isinstance(command, Command) and command.code is not None:
+        text = _after_words(line, command.name.count(" "))
+        options = _options_and_code(command, command.code, text)
+    else:
+        command, options = _command_and_options(table, magic, line)
+    for argument in command.arguments:
+        if argument.missing and not getattr(options, argument.attribute):
+            raise UsageError(f"{command.name}: {argument.missing}")
+    return command, options
+
+
+def _after_words(line: str, number: int) -> str:
+    """Return a line without its first words."""
+    parts = line.split(None, number)
+    return parts[number] if len(parts) > number else ""
+
+
+def _command_and_options(table: CommandTable, magic: str, line: str) -> tuple[Command, Options]:
+    """Return the command and the options of a line of words."""
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"{magic}: {error}") from None
+    place = table.find(magic, words)
+    words = words[place.name.count(" ") :]
+    if isinstance(place, Group):
+        if words or place.alone is None:
+            raise UsageError(clean(_no_command(place, words)))
+        place = place.alone()
+    return place, _options(place, words)
+
+
+def _no_command(group: Group, words: list[str]) -> str:
+    problem = "a command is missing"
+    if words:
+        problem = f"no such command {quoted(words[0])}{did_you_mean(words[0], group.names)}"
+    return f"{group.name}: {problem}; use {', '.join(group.names)}"
+
+
+def _options(command: Command, words: list[str]) -> Options:
+    if words and not command.arguments:
+        problem = f"{quoted(words[0])} is not an option; this command takes none"
+        raise UsageError(clean(f"{command.name}: {problem}"))
+    joined = _with_joined_sizes(command, words)
+    options, unknown = _parser_of(command).parse_known_args(joined)
+    if unknown:
+        names = list(command.options)
+        hint = f"use {', '.join(names)}" if names else "this command has no options"
+        problem = f"{quoted(unknown[0])} is not an option{did_you_mean(unknown[0], names)}; {hint}"
+        raise UsageError(clean(f"{command.name}: {problem}"))
+    for argument in command.arguments:
+        if argument.is_joined:
+            setattr(options, argument.attribute, " ".join(getattr(options, argument.attribute)))
+    return options
+
+
+_SIZE_BEFORE_UNIT = re.compile(r"(^|=)-?[0-9.]*[1-9][0-9.]*$")
+
+
+def _with_joined_sizes(command: Command, words: list[str]) -> list[str]:
+    """Return the words with each size of an option as one word.
+
+    ``8 GiB`` is two words, and argparse takes ``-8GiB`` for an option.
+    """
+    sizes = {name for name, item in command.options.items() if "SIZE" in item.value}
+    joined, option = list[str](), ""
+    for word in words:
+        previous = joined[-1] if joined else ""
+        is_negative = previous == option and re.match(r"-[0-9.]", word)
+        is_unit = _SIZE_BEFORE_UNIT.search(previous) and re.fullmatch(UNIT, word, re.IGNORECASE)
+        if option in sizes and is_negative:
+            joined[-1] += f"={word}"
+        elif option in sizes and is_unit:
+            joined[-1] += word
+        else:
+            if word.startswith("-"):
+                option = word.partition("=")[0]
+            joined.append(word)
+    return joined
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise IPython's error instead of exiting the process."""
+        raise UsageError(clean(f"{self.prog}: {ellipsize(message, 600)}"))
+
+
+@functools.cache  # making one calls 250 functions
+def _parser_of(command: Command) -> _Parser:
+    parser = _Parser(prog=command.name, add_help=False, allow_abbrev=False)
+    for argument in command.arguments:
+        _add(parser, argument)
+    return parser
+
+
+def _add(parser: _Parser, argument: Argument) -> None:
+    """Add an argument to argparse's parser."""
+    if not argument.name:
+        number = "*" if argument.many or argument.is_joined else "?"
+        parser.add_argument(
+            argument.attribute, nargs=number, type=argument.to, default=argument.default
+        )
+    elif not argument.value:
+        parser.add_argument(argument.name, action="store_true")
+    elif argument.many:
+        parser.add_argument(argument.name, nargs="+", action="extend", default=[])
+    else:
+        names = (argument.name, *argument.also)
+        parser.add_argument(*names, type=argument.to, default=argument.default)
+
+
+def _options_and_code(command: Command, code: Argument, line: str) -> Options:
+    """Return the options at the start of a line, and the rest of it as code."""
+    options = Options(**{item.attribute: item.default for item in command.arguments})
+    names = "|".join(command.options)
+    option = re.compile(rf"""\s*(?P<name>{names})[\s=]*(?P<value>'[^']*'|"[^"]*"|\S+)(?:\s+|$)""")
+    while names and (match := option.match(line)):
+        argument, value = command.options[match["name"]], match["value"]
+        line = line[match.end() :]
+        if value[0] in "'\"":
+            value = value[1:-1]
+        try:
+            setattr(options, argument.attribute, argument.to(value))
+        except WrongValue as error:
+            problem = f"{argument.name} {ellipsize(value)}: {error}"
+            raise UsageError(clean(f"{command.name}: {problem}")) from None
+    if names and re.match(r"\s*--?[a-zA-Z]", line):
+        usages = " or ".join(item.usage for item in command.options.values())
+        hint = ", or put (...) around the statement" if code.missing else ""
+        word = quoted(clean(line.split()[0]))
+        raise UsageError(f"{command.name}: {word} is not an option; use {usages}{hint}")
+    setattr(options, code.attribute, line.strip())
+    return options
