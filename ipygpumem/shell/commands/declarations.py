@@ -281,7 +281,7 @@ class Group:
         return [name for part in self.parts for name in part.names]
 
     def load(self, name: str) -> Command | Group:
-        """Return the command of one of the names; the modules of the others are not imported."""
+        """Return the command of one of the names; other modules are not imported."""
         part = next(part for part in self.parts if name in part.names)
         return part.load()[part.names.index(name)]
 
@@ -320,6 +320,8 @@ class CommandTable:
         self.magics = {magic.name: magic for magic in magics}
         self._more = more or {}
         """Functions that return further options, by command."""
+        self._loaded: dict[str, Command | Group] = {}
+        """Declarations of magics that have been used."""
         self._complete: dict[str, Command] = {}
         """Commands with all of their options, by name."""
 
@@ -330,7 +332,9 @@ class CommandTable:
 
     def find(self, magic: str, words: Iterable[str] = ()) -> Command | Group:
         """Return the command that a magic's first words name, or the group in which they end."""
-        place = self.magics[magic].load()
+        if magic not in self._loaded:
+            self._loaded[magic] = self.magics[magic].load()
+        place = self._loaded[magic]
         for word in words:
             if not isinstance(place, Group) or word not in place.names:
                 break
