@@ -34,6 +34,7 @@ ROOMS = {
         "test_tracker",
     ),
     "failures": ("test_faults", "test_helpers", "test_signals"),
+    "features": ("test_completion", "test_extension", "bad_input/test_arguments"),
     "fitting": ("test_autofit", "test_budget", "torch_cpu/test_fit"),
     "heap": (
         "test_certainty",
