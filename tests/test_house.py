@@ -46,17 +46,26 @@ def imported(node: ast.AST) -> Iterator[str]:
 
 
 def named_in_texts(tree: ast.AST) -> set[str]:
-    """Return the modules that texts name, such as ``"report.inventory.why_report"``."""
-    statements = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
-    docstrings = {id(value) for value in statements}  # they may name anything
+    """Return the modules that texts name for an import.
+
+    Such a text is the whole argument of a call, or names a module without the package, as in
+    ``"report.inventory.why_report"``. Whole names elsewhere are compared with those of frames.
+    """
+    nodes = list(ast.walk(tree))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    arguments = {id(value) for node in nodes if isinstance(node, ast.Call) for value in node.args}
     modules = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.Constant) or id(node) in docstrings:
             continue
-        if isinstance(node.value, str) and re.fullmatch(r"\w+(\.\w+)+", node.value):
-            place = node.value.removeprefix("ipygpumem.")
-            names = [f"ipygpumem.{place}", f"ipygpumem.{place.rpartition('.')[0]}"]
-            modules.update(name for name in names if name in SOURCES)
+        text = node.value
+        if not isinstance(text, str) or not re.fullmatch(r"\w+(\.\w+)+", text):
+            continue
+        if text.startswith("ipygpumem.") and id(node) not in arguments:
+            continue
+        place = text.removeprefix("ipygpumem.")
+        names = [f"ipygpumem.{place}", f"ipygpumem.{place.rpartition('.')[0]}"]
+        modules.update(name for name in names if name in SOURCES)
     return modules
 
 
