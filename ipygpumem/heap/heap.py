@@ -17,9 +17,9 @@ import threading
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
-from itertools import accumulate, chain, compress, count, filterfalse, islice, repeat, starmap
-from operator import is_, not_
-from typing import Any, Protocol
+from itertools import accumulate, chain, compress, count, filterfalse, islice, repeat
+from operator import not_
+from typing import Any, NamedTuple, Protocol
 
 from ipygpumem.errors import GpuMemError
 from ipygpumem.heap.arrays import (
@@ -28,31 +28,24 @@ from ipygpumem.heap.arrays import (
     StorageKey,
     describe,
     elements,
-    flat_elements,
-    holding_objects,
-    is_array,
     library_type,
     places_of,
-    read_array,
 )
 from ipygpumem.heap.bulk import (
     ROWS,
+    Batch,
     by_identity,
     chunks,
     kinds_of,
+    numbers,
     of_types,
-    one_of_each,
-    without_types,
+    position,
 )
 from ipygpumem.heap.holders.frames import emptied_locals, running_locals
 from ipygpumem.heap.large import LargeObjects
-from ipygpumem.introspect import ATOMS, is_atom, is_instance
+from ipygpumem.heap.referrers import Moment, Referrers
+from ipygpumem.introspect import ATOMS, identities, mro_of
 from ipygpumem.probes.accelerators import loaded_torch
-
-_FEW = 100
-"""Maximum number of objects for the collector's own search for referrers, which compares every
-pair.
-"""
 
 
 class _Turn:
@@ -115,20 +108,17 @@ class HeapObserver(Protocol):
 
     is_complete: bool
 
-    def see(
-        self, tracked: Sequence[object], untracked: list[object], examples: Mapping[int, object]
-    ) -> Sequence[object]:
+    def see(self, tracked: Batch[object], untracked: Sequence[object]) -> list[object]:
         """Observe some tracked objects, and the untracked ones to which they refer.
 
         Args:
             tracked: objects that it has not seen before.
             untracked: an object for each reference to it. No other list of the heap contains these
                 objects, except those of running functions.
-            examples: a tracked object of each type, by the type's identity.
 
         Returns:
-            The untracked objects that it sees for the first time; not all of those that refer to no
-            other objects.
+            The NumPy arrays among the untracked objects, and behind these, that it sees for the
+            first time.
         """
 
 
@@ -137,21 +127,22 @@ class Heap:
     it.
 
     Args:
-        observer: sees the objects during the pass over them.
+        observer: sees the objects during the pass over them, and finds the arrays; then nothing
+            else than arrays and instances is known.
+        smallest: minimum bytes of the objects that ``large_objects`` returns; None if it is not
+            called.
+        of_libraries: types of libraries whose objects it returns, too.
+        instances_of: classes of which ``instances`` is asked.
 
     Attributes:
+        tracked: the objects that the collector tracks; None in the places of those that must not be
+            touched.
         tensors: torch tensors, including those that only another object refers to.
         ndarrays: NumPy arrays.
         modules: torch modules.
         optimizers: torch optimizers.
-        tasks: asyncio tasks.
         local: objects of the local names of running functions, and of the current context's
             variables.
-
-    Args:
-        smallest: minimum bytes of the objects that ``large_objects`` returns; None if it is not
-            called.
-        of_libraries: types of libraries whose objects it returns, too.
     """
 
     def __init__(
@@ -160,168 +151,140 @@ class Heap:
         *,
         smallest: int | None = None,
         of_libraries: Sequence[type] = (),
+        instances_of: Sequence[type] = (),
     ) -> None:
         # Before any list of ours refers to a frame's locals: ``peek`` counts references.
         self.local: list[object] = [*running_locals(), *copy_context().values()]
         emptied = emptied_locals()
-        self._young: set[int] = set(map(id, gc.get_objects(generation=0)))
-        """Identities of the youngest objects; younger ones were made later, unless a collection has
-        run since.
-        """
-        self._collections = _collections()
+        moment = Moment()
         # Objects made from here on are ours. This object must not be in its own list, nor in a
         # variable that an inner function shares: that would be a cycle, and it must be freed as
         # soon as it is dropped.
-        self._tracked: list[object] = gc.get_objects()
-        """Keeps the objects alive, so that no identity is reused."""
-        self._added: dict[int, object] = {}
-        """Objects made later for older ones, by identity."""
+        self.tracked: list[object] = gc.get_objects()
+        self._leave_out(moment, emptied)
+        self._instances = _Instances(instances_of)
+        self.tensors = self._instances.collect(library_type("torch", "Tensor"))
+        self.modules = self._instances.collect(library_type("torch.nn", "Module"))
+        self.optimizers = self._instances.collect(library_type("torch.optim", "Optimizer"))
+        self.ndarrays = self._instances.collect(library_type("numpy", "ndarray"))
+        tasks = self._instances.collect(library_type("asyncio", "Task"))
         self._containers: list[object] = []
         """Untracked containers that hold more than plain numbers and text."""
-        self.tensors: list[object] = []
-        self.modules: list[object] = []
-        self.optimizers: list[object] = []
-        self.tasks: list[object] = []
-        self.ndarrays: list[object] = []
         self._large = None if smallest is None else LargeObjects(smallest, of_libraries)
-        self._one_of_each: dict[int, object] = {}
-        """An object of each type, by the type's identity."""
-        self._roles = [
-            (base, found, set[int]()) for base, found in self._lists() if base is not None
-        ]
-        """Classes with the list of their instances, and the types that derive from them, by
-        identity.
-        """
-        self._referrers: dict[int, list[Any]] = {}
-        """The objects that refer to each object that was asked about, by its identity."""
-        self._inside: list[tuple[object, set[int]]] | None = None
-        """Object arrays, with the identities of the containers and arrays in them; views, with that
-        of their base.
-        """
-        # Python 3.12's asyncio shows the collector objects that it has freed and keeps for reuse.
-        # Putting one into a list frees it again, and every later collection would loop for ever.
-        left_out = [self, self.local, sys.modules.get("_asyncio")]
-        if sys.version_info < (3, 11):
-            left_out.append(vars(self))
-        for item in left_out:
-            for place in islice(compress(count(), map(is_, self._tracked, repeat(item))), 1):
-                self._tracked[place] = None
-            self._young.discard(id(item))
-        self._young -= emptied
-        if emptied:
-            for place in list(compress(count(), map(emptied.__contains__, map(id, self._tracked)))):
-                self._tracked[place] = None
-        self._look_behind(observer)
+        self._large_arrays: dict[int, dict[StorageKey, list[object]]] = {}
+        """Results of ``large``, by the size that was asked for."""
+        self._pass_over_all(observer)
+        self._referrers = Referrers(moment, self.tracked, self._containers, self.ndarrays, tasks)
 
-    def _lists(self) -> Iterator[tuple[type | None, list[object]]]:
-        yield library_type("torch", "Tensor"), self.tensors
-        yield library_type("torch.nn", "Module"), self.modules
-        yield library_type("torch.optim", "Optimizer"), self.optimizers
-        yield library_type("asyncio", "Task"), self.tasks
-        yield library_type("numpy", "ndarray"), self.ndarrays
+    def _leave_out(self, moment: Moment, emptied: set[int]) -> None:
+        """Take this object, and those that must not be touched, out of the list of all objects.
+
+        Args:
+            moment: when the list was made.
+            emptied: identities of dicts of running functions, which must be left to these.
+        """
+        left_out = {id(self), id(self.local)} | emptied
+        if sys.version_info < (3, 11):
+            left_out.add(id(vars(self)))
+        asyncio = sys.modules.get("_asyncio")
+        if asyncio is not None:
+            # In Python 3.12, it shows the collector objects that it has freed and keeps for reuse.
+            # Putting one into a list frees it again, and every later collection would loop for
+            # ever.
+            left_out.add(id(asyncio))
+        row = identities(self.tracked)
+        for identity in left_out:
+            place = position(identity, row)
+            if place is not None:
+                self.tracked[place] = None
+        moment.young -= left_out
 
     def drop(self) -> None:
         """Drop all references. If the maker of the heap is in it, they would be a cycle."""
-        found = self.tensors, self.modules, self.optimizers, self.tasks, self.ndarrays, self.local
-        for objects in (self._tracked, self._containers, *found):
+        for objects in (self.tracked, self._containers, self.local):
             objects.clear()
-        self._added.clear()
-        self._young.clear()
-        self._collections.clear()
-        self._one_of_each.clear()
-        self._roles.clear()
-        self._referrers.clear()
-        self._inside = None
-        self._large = None
+        self._instances.drop()
+        self._referrers.drop()
+        vars(self).clear()
 
-    def _look_behind(self, observer: HeapObserver | None) -> None:
-        """Find the arrays and the containers that the collector does not track, in one pass over
-        all objects.
-        """
+    # -- the pass --------------------------------------------------------------------------------
+
+    def _pass_over_all(self, observer: HeapObserver | None) -> None:
+        """Find the instances, the arrays, and the containers that the collector does not track."""
         behind: dict[int, object] = {}
-        leading: Sequence[object]
-        for part in chunks(self._tracked):
-            examples = one_of_each(part)
-            self._sort(part, examples)
-            # not our own rows
-            leading = part if ROWS.isdisjoint(examples) else without_types(ROWS, part)
-            untracked = list(filterfalse(gc.is_tracked, gc.get_referents(*leading)))
+        """Untracked arrays and containers, by identity."""
+        for part in chunks(self.tracked):
+            tracked = Batch(part)
+            self._instances.see(tracked)
             if self._large is not None:
-                self._large.read_tracked(part, set(examples))
-            self._note_large(untracked)
-            leading = untracked if observer is None else observer.see(part, untracked, examples)
-            behind.update(_that_lead_on(leading))
-        leading = untracked = list(filterfalse(gc.is_tracked, self.local))
-        self._note_large(untracked)
+                self._large.read_tracked(tracked)
+            untracked = _untracked_behind(tracked.without_types(ROWS))  # not our own rows
+            self._see_untracked(tracked, untracked, behind, observer)
+        local = list(filterfalse(gc.is_tracked, self.local))
+        self._see_untracked(Batch([]), local, behind, observer)
         if observer is not None:
-            leading = observer.see([], untracked, {})
             observer.is_complete = True
-        behind.update(_that_lead_on(leading))
+        self._follow(behind)
+
+    def _see_untracked(
+        self,
+        tracked: Batch[object],
+        untracked: list[object],
+        behind: dict[int, object],
+        observer: HeapObserver | None,
+    ) -> None:
+        """Add the arrays and containers among untracked objects to ``behind``."""
+        if observer is not None:
+            behind.update(by_identity(observer.see(tracked, untracked)))
+            return
+        batch = Batch(untracked)
+        if self._large is not None:
+            self._large.read(batch)
+        behind.update(_that_lead_on(batch))
+
+    def _follow(self, behind: dict[int, object]) -> None:
+        """Find the arrays and containers in those ``behind`` tracked objects."""
         new = list(behind.values())
         contents = _contents(self.ndarrays)
         while new or contents:
-            arrays = of_types({id(library_type("numpy", "ndarray"))}, new)
+            arrays = of_types(_array_types(), new)
             containers = of_types(_CONTAINERS, new)
             self.ndarrays += arrays
             self._containers += containers
             known = len(behind)
             for part in chunks([*containers, *contents, *_contents(arrays)]):
-                untracked = list(filterfalse(gc.is_tracked, gc.get_referents(*part)))
-                self._note_large(untracked)
-                behind.update(_that_lead_on(untracked))
+                batch = Batch(_untracked_behind(part))
+                if self._large is not None:
+                    self._large.read(batch)
+                behind.update(_that_lead_on(batch))
             new = list(islice(behind.values(), known, None))
             contents = []
 
-    def _note_large(self, untracked: list[object]) -> None:
-        if self._large is not None:
-            self._large.read(untracked)
-
-    def _sort(self, objects: Sequence[object], examples: dict[int, object]) -> None:
-        """Collect the tensors, modules, optimizers, tasks and arrays among tracked objects."""
-        type_ids = set(examples)
-        for type_id in type_ids - self._one_of_each.keys():
-            self._one_of_each[type_id] = examples[type_id]
-            for base, _, kinds in self._roles:
-                if is_instance(examples[type_id], base):
-                    kinds.add(type_id)
-        for _, found, kinds in self._roles:
-            if not kinds.isdisjoint(type_ids):
-                found += of_types(kinds, objects)
+    # -- objects ---------------------------------------------------------------------------------
 
     def of_types(self, kinds: set[int]) -> list[object]:
         """Return the objects of some types, including those that the collector does not track."""
         found: dict[int, object] = {}
-        for part in chunks([*self._tracked, *self._containers]):
+        for part in chunks([*self.tracked, *self._containers]):
             found.update(by_identity(of_types(kinds, [*part, *gc.get_referents(*part)])))
         return list(found.values())
 
-    @property
-    def tracked(self) -> Sequence[object]:
-        """The objects that the collector tracks; None in the places of those that must not be
-        touched.
-        """
-        return self._tracked
-
     def instances(self, *bases: type) -> list[Any]:
-        """Return the tracked instances of classes, subclasses included."""
-        kinds = kinds_of(list(self._one_of_each.values()), *bases)
-        return list(
-            chain.from_iterable(of_types(kinds, part) for part in chunks(self._tracked) if kinds)
-        )
-
-    @property
-    def size(self) -> int:
-        """Number of objects that a search for referrers examines."""
-        return len(self._tracked) + len(self._containers)
+        """Return the tracked instances of some of the classes ``instances_of``, and of their
+        subclasses.
+        """
+        return self._instances.of(*bases)
 
     def large(self, smallest: int) -> dict[StorageKey, list[object]]:
         """Return the tensors and arrays of each storage of at least ``smallest`` bytes."""
-        by_storage = large_tensors(self.tensors, smallest)
-        for item in self.ndarrays:
-            array = describe(item)
-            if array is not None and array.size_bytes >= smallest:
-                by_storage.setdefault(array.storage, []).append(item)
-        return by_storage
+        if smallest not in self._large_arrays:
+            by_storage = large_tensors(self.tensors, smallest)
+            for item in self.ndarrays:
+                array = describe(item)
+                if array is not None and array.size_bytes >= smallest:
+                    by_storage.setdefault(array.storage, []).append(item)
+            self._large_arrays[smallest] = by_storage
+        return self._large_arrays[smallest]
 
     def large_objects(self) -> list[object]:
         """Return the objects that are large by themselves, without arrays."""
@@ -340,50 +303,41 @@ class Heap:
         """Return the objects with the ``wanted`` identities to which an object that is not among
         ``without`` refers.
         """
-        found = dict[int, object]()
-        parts = (
-            compress(part, map(not_, map(without.__contains__, map(id, part))))
-            for part in chunks(self._tracked)
-        )
-        for held in chain([self.local], starmap(gc.get_referents, parts)) if wanted else ():
-            inside = gc.get_referents(*filterfalse(gc.is_tracked, of_types(_CONTAINERS, held)))
-            for items in (held, inside):
-                found.update(
-                    by_identity(list(compress(items, map(wanted.__contains__, map(id, items)))))
-                )
+        if not wanted:
+            return []
+        found = _with_identities(wanted, self.local)
+        found |= _with_identities(wanted, _in_containers(self.local))
+        for part in chunks(self.tracked):
+            is_left_out = map(without.__contains__, map(id, part))
+            held = gc.get_referents(*compress(part, map(not_, is_left_out)))
+            found |= _with_identities(wanted, held)
+            found |= _with_identities(wanted, _in_containers(held))
         return list(found.values())
 
     def with_identities(self, wanted: Collection[int]) -> dict[int, object]:
         """Return the live objects with the ``wanted`` identities; looks behind each object only for
         untracked ones.
         """
-        found = dict[int, object]()
-        large = [] if self._large is None else list(self._large.found.values())
-        for items in (self._tracked, large) if wanted else ():
-            found.update(
-                by_identity(list(compress(items, map(wanted.__contains__, map(id, items)))))
-            )
+        if not wanted:
+            return {}
+        found = _with_identities(wanted, self.tracked)
+        if self._large is not None:
+            found |= _with_identities(wanted, list(self._large.found.values()))
         missing = set(wanted).difference(found)
         return found | by_identity(self.referred(missing))
 
-    def add(self, item: object) -> None:
-        """Add an object that was made later for an older one, such as the dict of
-        its attributes.
-        """
-        self._added[id(item)] = item
+    # -- referrers -------------------------------------------------------------------------------
 
-    def _alive(self, items: Sequence[object]) -> list[object]:
-        """Return the items that were alive when the heap was made; a set of all identities would
-        take seconds.
+    @property
+    def size(self) -> int:
+        """Number of objects that a search for referrers examines."""
+        return len(self.tracked) + len(self._containers)
+
+    def add(self, item: object) -> None:
+        """Add an object that was made later for an older one, such as the dict of its
+        attributes.
         """
-        wanted = by_identity(items)
-        if self._collections == _collections():
-            later = wanted.keys() & map(id, gc.get_objects(generation=0))
-            later -= self._young
-            alive = wanted.keys() - later
-        else:
-            alive = set(filter(wanted.__contains__, map(id, self._tracked)))
-        return [item for key, item in wanted.items() if key in alive or key in self._added]
+        self._referrers.add(item)
 
     def referrers(self, objects: Mapping[int, object]) -> Iterator[tuple[object, list[int]]]:
         """Yield the objects that refer to some of ``objects`` (by identity), and the identities of
@@ -408,83 +362,83 @@ class Heap:
 
         Several questions about one object take one search.
         """
-        new = {key: item for key, item in objects.items() if key not in self._referrers}
-        for key in new:
-            self._referrers[key] = []
-        for referrer in self._candidates(new) if new else ():
-            for key in new.keys() & map(id, gc.get_referents(referrer)):
-                self._referrers[key].append(referrer)
-        if self._inside is None:
-            self._inside = [(array, _identities_inside(array)) for array in self.ndarrays]
-            self._inside = [(array, inside) for array, inside in self._inside if inside]
-        for array, inside in self._inside:  # the collector does not look into an array
-            for key in inside.intersection(new):
-                self._referrers[key].append(array)
-        atoms = {key for key, item in new.items() if is_atom(item)}
-        if atoms:
-            # Numbers and text are not kept for later questions, because there may be millions in an
-            # array.
-            for array in compress(self.ndarrays, holding_objects(self.ndarrays)):
-                elements_here = (
-                    () if read_array("base", array) is not None else flat_elements(array) or ()
-                )
-                for key in atoms.intersection(map(id, elements_here)):
-                    self._referrers[key].append(array)
-        return self._referrers
-
-    def _candidates(self, objects: dict[int, object]) -> list[object]:
-        """Return all objects that refer to some of ``objects``, and maybe more."""
-        if len(objects) > _FEW:
-            found = _that_refer_to(objects, self._tracked)
-            found += _that_refer_to(objects, list(self._added.values()))
-        else:
-            # A task does not report to that search what its future refers to.
-            found = self._alive(
-                [*gc.get_referrers(*objects.values()), *_that_refer_to(objects, self.tasks)]
-            )
-        if not all(map(gc.is_tracked, objects.values())):
-            # The collector's own search misses containers that it no longer tracks, some since the
-            # heap was made.
-            found += _that_refer_to(
-                objects, [*self._containers, *filterfalse(gc.is_tracked, self._tracked)]
-            )
-        if any(map(is_atom, objects.values())):  # such as text in the dict of an lru_cache
-            for part in _referents_of(self._tracked):
-                plain = by_identity(list(filterfalse(gc.is_tracked, of_types(_CONTAINERS, part))))
-                found += _that_refer_to(objects, list(plain.values()))
-        return list(by_identity(found).values())
+        return self._referrers.of(objects)
 
 
-def _collections() -> list[int]:
-    """Return the number of collections so far of each generation."""
-    return [generation["collections"] for generation in gc.get_stats()]
+class _Instances:
+    """Collects the instances of classes, and of their subclasses, among tracked objects."""
+
+    def __init__(self, bases: Iterable[type]) -> None:
+        self._classes: list[_OfClass] = []
+        self._known: set[int] = set()
+        """Identities of the types that were seen."""
+        for base in bases:
+            self.collect(base)
+
+    def collect(self, base: type | None) -> list[object]:
+        """Collect the instances of a class from now on, and return the list of them; it stays empty
+        if the class is None, because its library is not loaded.
+        """
+        of_class = _OfClass(base, [], set())
+        if base is not None:
+            self._classes.append(of_class)
+        return of_class.instances
+
+    def see(self, tracked: Batch[object]) -> None:
+        """Add the instances among some objects."""
+        if not tracked.types <= self._known:
+            self._learn(tracked)
+        for of_class in self._classes:
+            of_class.instances.extend(tracked.of_types(of_class.types))
+
+    def _learn(self, tracked: Batch[object]) -> None:
+        examples = tracked.one_of_each()
+        for type_id in tracked.types - self._known:
+            bases = set(map(id, mro_of(type(examples[type_id]))))
+            for of_class in self._classes:
+                if id(of_class.base) in bases:
+                    of_class.types.add(type_id)
+        self._known |= tracked.types
+
+    def of(self, *bases: type) -> list[Any]:
+        """Return the instances of some classes that were collected."""
+        wanted = set(map(id, bases))
+        chosen = [one.instances for one in self._classes if id(one.base) in wanted]
+        return list(chain.from_iterable(chosen))
+
+    def drop(self) -> None:
+        """Drop all references."""
+        for of_class in self._classes:
+            of_class.instances.clear()
 
 
-def _that_refer_to(objects: dict[int, object], candidates: list[object]) -> list[object]:
-    """Return the ``candidates`` that refer to some of ``objects``; fast for any
-    number of objects.
-    """
-    return [
-        item
-        for part in chunks(candidates)
-        if not objects.keys().isdisjoint(map(id, gc.get_referents(*part)))
-        for item in part
-        if not objects.keys().isdisjoint(map(id, gc.get_referents(item)))
-    ]
+class _OfClass(NamedTuple):
+    base: type | None
+    instances: list[object]
+    types: set[int]
+    """Identities of the types that derive from it."""
 
 
 _CONTAINERS = {id(dict), id(tuple)}
 """Types that the collector stops tracking if they contain only arrays, numbers and text."""
 
 
-def _that_lead_on(untracked: Sequence[object]) -> dict[int, object]:
+def _array_types() -> set[int]:
+    return {id(library_type("numpy", "ndarray"))}
+
+
+def _untracked_behind(objects: Sequence[object]) -> list[object]:
+    """Return the objects that the collector does not track, one for each reference to it."""
+    return list(filterfalse(gc.is_tracked, gc.get_referents(*objects)))
+
+
+def _that_lead_on(untracked: Batch[object]) -> dict[int, object]:
     """Return the arrays among some objects, and the containers that hold more than numbers and
     text, by identity.
     """
-    arrays = {id(library_type("numpy", "ndarray"))}
-    found = of_types(arrays | _CONTAINERS, untracked)
-    containers = _containers_of_more(of_types(_CONTAINERS, found))
-    return by_identity(of_types(arrays, found)) | by_identity(containers)
+    arrays = by_identity(untracked.of_types(_array_types()))
+    containers = by_identity(untracked.of_types(_CONTAINERS))
+    return arrays | by_identity(_containers_of_more(list(containers.values())))
 
 
 def _containers_of_more(untracked: Sequence[object]) -> list[object]:
@@ -495,39 +449,35 @@ def _containers_of_more(untracked: Sequence[object]) -> list[object]:
     """
     contents = list(map(gc.get_referents, untracked))
     ends = list(accumulate(map(len, contents)))
-    type_ids = map(id, map(type, chain.from_iterable(contents)))
-    places = compress(count(), map(not_, map(ATOMS.__contains__, type_ids)))
+    type_of_each = numbers(list(map(type, chain.from_iterable(contents))))
+    places = compress(count(), map(not_, map(ATOMS.__contains__, type_of_each)))
     positions = set(map(bisect_right, repeat(ends), places))
     return list(map(untracked.__getitem__, sorted(positions)))
 
 
-def _referents_of(items: Sequence[object]) -> Iterator[list[object]]:
-    return (gc.get_referents(*part) for part in chunks(items))
+def _in_containers(items: Sequence[object]) -> list[object]:
+    """Return the contents of the untracked containers among some objects."""
+    containers = of_types(_CONTAINERS, items)
+    return gc.get_referents(*filterfalse(gc.is_tracked, containers))
+
+
+def _with_identities(wanted: Collection[int], items: Sequence[object]) -> dict[int, object]:
+    """Return the items whose identities are ``wanted``, by identity."""
+    return by_identity(list(compress(items, map(wanted.__contains__, map(id, items)))))
 
 
 def _contents(arrays: Sequence[Any]) -> list[object]:
-    """Return the elements of object arrays, row by row: the collector does not look
-    into an array.
+    """Return the elements of object arrays, row by row: the collector does not look into an
+    array.
     """
     rows: list[object] = []
-    waiting = [found for found in map(elements, arrays) if found is not None]
+    waiting = [row for row in map(elements, arrays) if row is not None]
     while waiting:
         row = waiting.pop()
-        inner = [item for item in row if type(item) is list]
         rows.append(row)
-        # a row of lists looks like another dimension
-        waiting += inner if len(inner) == len(row) else []
+        if all(type(item) is list for item in row):  # a row of lists looks like another dimension
+            waiting += row
     return rows
-
-
-def _identities_inside(array: object) -> set[int]:
-    bases, read = set[int](), library_type("numpy", "ndarray").__dict__["base"].__get__
-    while is_array(array) and (viewed := read(array)) is not None:
-        bases.add(id(viewed))
-        array = viewed
-    if bases:
-        return bases
-    return {id(item) for item in flat_elements(array) or () if not is_atom(item)}
 
 
 def live_instances(*bases: type) -> list[object]:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import Any
 
-from ipygpumem.heap.bulk import by_identity, kinds_of, of_types
+from ipygpumem.heap.bulk import Batch, by_identity
+from ipygpumem.introspect import mro_of
 
 _SIZED = {id(kind) for kind in (list, dict, set, str, bytes, bytearray)}
 """Types whose objects are large by themselves if they hold much."""
@@ -39,36 +40,40 @@ class LargeObjects:
         """The tracked containers by identity."""
         self._smallest = smallest
         self._shortest = smallest // _MOST_BYTES_EACH
-        self._bases = of_libraries
+        self._bases = set(map(id, of_libraries))
         self._known: set[int] = set()
         """Types that were seen."""
         self._wanted: set[int] = set()
         """Identities of the types that derive from those of libraries."""
 
-    def read(self, items: Sequence[object]) -> None:
+    def read(self, untracked: Batch[Any]) -> None:
         """Add the large ones among some objects that the garbage collector does not track."""
-        type_ids = list(map(id, map(type, items)))  # once for all questions: there are millions
-        here = set(type_ids)
-        self._learn(here, items)
-        sized: list[Any] = list(compress(items, map(_SIZED.__contains__, type_ids)))
+        self._learn(untracked)
+        sized = untracked.of_types(_SIZED)
         long = list(compress(sized, map(self._shortest.__le__, map(len, sized))))
         if long:
             self.found.update(by_identity(_of_size(long, self._smallest)))
-        if not self._wanted.isdisjoint(here):
-            of_libraries = list(compress(items, map(self._wanted.__contains__, type_ids)))
+        self._add_of_libraries(untracked)
+
+    def read_tracked(self, tracked: Batch[Any]) -> None:
+        """Add the large ones among some tracked objects."""
+        self._learn(tracked)
+        sized = tracked.of_types(_SIZED)
+        if sized:
+            self.containers.update(by_identity(_of_size(sized, self._smallest)))
+        self._add_of_libraries(tracked)
+
+    def _add_of_libraries(self, batch: Batch[Any]) -> None:
+        of_libraries = batch.of_types(self._wanted)
+        if of_libraries:
             self.found.update(by_identity(of_libraries))
 
-    def read_tracked(self, items: Sequence[object], type_ids: set[int]) -> None:
-        """Add the large ones among some tracked objects; ``type_ids`` are the identities of their
-        types.
-        """
-        self._learn(type_ids, items)
-        if not type_ids.isdisjoint(_SIZED):
-            self.containers.update(by_identity(_of_size(of_types(_SIZED, items), self._smallest)))
-        if not type_ids.isdisjoint(self._wanted):
-            self.found.update(by_identity(of_types(self._wanted, items)))
-
-    def _learn(self, type_ids: set[int], items: Sequence[object]) -> None:
-        if not type_ids <= self._known:
-            self._known |= type_ids
-            self._wanted |= kinds_of(items, *self._bases)
+    def _learn(self, batch: Batch[Any]) -> None:
+        """Note which of the types that were not seen yet derive from those of libraries."""
+        if batch.types <= self._known:
+            return
+        examples = batch.one_of_each()
+        for type_id in batch.types - self._known:
+            if not self._bases.isdisjoint(map(id, mro_of(type(examples[type_id])))):
+                self._wanted.add(type_id)
+        self._known |= batch.types

@@ -7,13 +7,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import compress, filterfalse
 from operator import not_
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import Reader, library_type
-from ipygpumem.heap.bulk import by_identity, chunks, of_types, one_of_each, types_of
+from ipygpumem.heap.bulk import Batch, by_identity, chunks
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.knowledge.own_bytes import STORAGE_BYTES, OwnBytes, of_tensors
 from ipygpumem.heap.knowledge.references import text_keys
@@ -72,11 +72,9 @@ class ObjectCount:
         """Types of tensors, which have C++ objects."""
         self._readers: dict[int, Behind] = {}
         """Functions that read the memory behind objects, by the identity of the type."""
-        self._once = _references_if_held_once()
         self._shared: set[int] = set()
-        """Identities of the counted untracked objects with several references. Objects with one are
-        met once.
-        """
+        """Identities of the counted untracked objects with several references."""
+        self._held_once = _references_if_held_once()
         self._read: dict[int, object] = {}
         """Objects behind which memory was read; kept alive, so that no identity is reused."""
         self._pieces: dict[object, tuple[str, Piece]] = {}
@@ -85,66 +83,64 @@ class ObjectCount:
         """Return the memory of the objects that it has seen."""
         return Total(self._size, tuple(self._pieces.values()))
 
-    def see(
-        self, tracked: Sequence[object], untracked: list[object], examples: Mapping[int, object]
-    ) -> Sequence[object]:
-        """Count tracked objects, and the untracked ones to which they refer; return the new ones
-        that lead to more.
+    def see(self, tracked: Batch[object], untracked: Sequence[object]) -> list[object]:
+        """Count tracked objects, and the untracked ones behind them; return the new arrays among
+        the latter.
         """
         new = self._new(untracked)
-        type_ids = self._add(tracked, examples)
-        new_keys = self._new_keys(tracked, type_ids)
-        found = leading = self._add_untracked(new)
-        self._add_untracked(new_keys)
-        while leading:
+        self._add(tracked)
+        self._add(Batch(self._new_keys(tracked)))
+        arrays = []
+        while new:
+            batch = Batch(new)
+            self._add(batch)
+            arrays += batch.of_types(self._own_bytes.arrays)
+            leading = batch.of_types(self._leading)
             new = []
             for part in chunks(leading):
                 new += self._new(list(filterfalse(gc.is_tracked, gc.get_referents(*part))))
-                new += self._new_keys(part, types_of(part))
-            leading = self._add_untracked(new)
-        return found
+                new += self._new_keys(Batch(part))
+        return arrays
 
-    def _add_untracked(self, items: Sequence[object]) -> Sequence[object]:
-        """Add the bytes of untracked objects; return those that lead to more."""
-        type_ids = self._add(items, one_of_each(items))
-        return [] if self._leading.isdisjoint(type_ids) else of_types(self._leading, items)
-
-    def _new_keys(self, objects: Sequence[object], type_ids: set[int]) -> list[object]:
+    def _new_keys(self, objects: Batch[object]) -> list[object]:
         """Return the text keys of dicts that were not counted yet, each once."""
-        dicts = self._own_bytes.dicts & type_ids
-        if not dicts:
-            return []
-        # Dicts of instances share their keys, to which one reference may be left.
-        keys = list(by_identity(text_keys(objects, dicts)).values())
-        return self._new(keys)
+        dicts = objects.of_types(self._own_bytes.dicts)
+        return self._new(text_keys(dicts, self._own_bytes.dicts)) if dicts else []
 
     def _new(self, untracked: Sequence[object]) -> list[object]:
-        """Return the objects that were not counted yet, each once."""
-        references = map(sys.getrefcount, untracked)
-        are_shared = list(map(self._once.__lt__, references))
-        shared = by_identity(list(compress(untracked, are_shared)))
-        new_keys = shared.keys() - self._shared
-        self._shared |= new_keys
-        return [*compress(untracked, map(not_, are_shared)), *map(shared.__getitem__, new_keys)]
+        """Return the objects that were not counted yet, each once.
 
-    def _add(self, items: Sequence[object], examples: Mapping[int, object]) -> set[int]:
-        """Add the bytes of objects themselves, and the memory behind them; return the identities of
-        their types.
+        Objects with one reference are met once, so that they need not be remembered: there may be
+        millions.
         """
-        type_ids = set(examples)
-        for type_id in type_ids - self._types:
-            self._learn(type_id, examples[type_id])
-        self._size += self._own_bytes.requested(items, type_ids)
-        if not self._tensors.isdisjoint(type_ids):
-            self._add_tensors(of_types(self._tensors, items))
-        if not self._readers.keys().isdisjoint(type_ids):
-            self._look_behind(of_types(self._readers, items))
-        return type_ids
+        here = by_identity(untracked)
+        is_new = list(map(not_, map(self._shared.__contains__, here)))
+        new = list(compress(here.values(), is_new))
+        are_shared = map(self._held_once.__lt__, map(sys.getrefcount, new))
+        self._shared.update(compress(compress(here, is_new), are_shared))
+        return new
 
-    def _learn(self, type_id: int, example: object) -> None:
-        """Sort the type of an object."""
+    def _add(self, batch: Batch[object]) -> None:
+        """Add the bytes of objects themselves, and the memory behind them."""
+        if not batch.types <= self._types:
+            self._learn(batch)
+        self._size += self._own_bytes.requested(batch)
+        tensors = batch.of_types(self._tensors)
+        if tensors:
+            self._add_tensors(tensors)
+        self._look_behind(batch.of_types(self._readers.keys()))
+
+    def _learn(self, batch: Batch[object]) -> None:
+        """Sort the types that were not seen yet."""
+        examples = batch.one_of_each()
+        new_types = batch.types - self._types
+        self._own_bytes.learn([examples[type_id] for type_id in new_types])
+        for type_id in new_types:
+            self._learn_type(type_id, examples[type_id])
+
+    def _learn_type(self, type_id: int, example: object) -> None:
+        """Sort the type of an object that the own bytes know."""
         self._types.add(type_id)
-        self._own_bytes.learn([example])
         tensor = library_type("torch", "Tensor")
         if tensor is not None and is_instance(example, tensor):
             self._tensors.add(type_id)
@@ -166,14 +162,14 @@ class ObjectCount:
         waiting = list(items)
         while waiting:
             item = waiting.pop()
-            self._learn(id(type(item)), item)
+            if id(type(item)) not in self._types:
+                self._learn(Batch([item]))
             reader = self._readers.get(id(type(item)))
             if reader is None or id(item) in self._read:
                 continue
             self._read[id(item)] = item
-            with contextlib.suppress(
-                Exception
-            ):  # a thread changes it, or an unknown version of a library
+            # A thread may change it, or the library's version may be unknown.
+            with contextlib.suppress(Exception):
                 found = list(reader(item))
                 waiting += found
                 library = library_of(type(item)) or "other libraries"
@@ -183,10 +179,12 @@ class ObjectCount:
 
 
 def _references_if_held_once() -> int:
-    """Return the reference count of an object with one holder, as it is seen in a list of
-    referents.
+    """Return the reference count of an object with one holder, while ``ObjectCount`` has it in a
+    list of referents, in a dict by identity, and in a list of new objects.
     """
     holder = [object()]
-    found = list(filterfalse(gc.is_tracked, gc.get_referents(holder)))
-    (references,) = map(sys.getrefcount, found)
+    untracked = list(filterfalse(gc.is_tracked, gc.get_referents(holder)))
+    here = by_identity(untracked)
+    new = list(here.values())
+    (references,) = map(sys.getrefcount, new)
     return references

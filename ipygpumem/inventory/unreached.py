@@ -37,6 +37,15 @@ _MOST = 2000
 """Maximum number of large objects to measure that only libraries hold."""
 
 
+OF_PLACES: tuple[type, ...] = (
+    FunctionType,
+    functools._lru_cache_wrapper,
+    *SUSPENDED,
+    BaseException,
+)
+"""The classes of which a heap must know the ``instances`` for ``Places``."""
+
+
 class Places:
     """The user's functions, caches, generators and errors, and the objects that they keep.
 
@@ -112,23 +121,19 @@ def count_named(
 
 def _places(heap: Heap) -> Iterator[Any]:
     """Yield the user's functions and their caches, generators and errors."""
-    items = heap.instances(FunctionType, functools._lru_cache_wrapper, *SUSPENDED, BaseException)
-    functions = of_types({id(FunctionType)}, items)
+    functions = heap.instances(FunctionType)
     files = list(map(attrgetter("__code__.co_filename"), functions))
-    own = {file for file in set(files) if is_users(file)}
-    users = list(compress(functions, map(own.__contains__, files)))
+    users_files = {file for file in set(files) if is_users(file)}
+    users = list(compress(functions, map(users_files.__contains__, files)))
     yield from users
-    known = set(map(id, users))
-    caches = of_types({id(functools._lru_cache_wrapper)}, items)
-    yield from (
-        item for item in caches if id((instance_dict(item) or {}).get("__wrapped__")) in known
-    )
-    yield from (
-        item
-        for item in of_types(set(map(id, SUSPENDED)), items)
-        if is_users(code_of(item).co_filename)
-    )
-    yield from failed(of_types(kinds_of(items, BaseException), items))
+    identities = set(map(id, users))
+    for cache in heap.instances(functools._lru_cache_wrapper):
+        if id((instance_dict(cache) or {}).get("__wrapped__")) in identities:
+            yield cache
+    for suspended in heap.instances(*SUSPENDED):
+        if is_users(code_of(suspended).co_filename):
+            yield suspended
+    yield from failed(heap.instances(BaseException))
 
 
 def _contents(place: Any) -> list[object]:

@@ -93,7 +93,11 @@ def _look(
         paths, inside = paths_of(names, outputs)
         inside |= keepers | {id(kept), id(outputs)}
         printed = set(map(id, Printed(app.context.shell).own_texts()))
-        heap = Heap(smallest=smallest, of_libraries=loaded_classes())
+        heap = Heap(
+            smallest=smallest,
+            of_libraries=loaded_classes(),
+            instances_of=unreached.OF_PLACES,
+        )
         progress(0.3)
         retained = Retained(heap, paths, outputs, inside)
         progress(0.5)

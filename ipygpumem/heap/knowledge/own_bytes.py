@@ -16,7 +16,14 @@ from types import MethodDescriptorType
 from typing import Any
 
 from ipygpumem.heap.arrays import Reader, each, library_type
-from ipygpumem.heap.bulk import container_base, of_types, one_of_each, types_of, without_types
+from ipygpumem.heap.bulk import (
+    Batch,
+    container_base,
+    of_types,
+    one_of_each,
+    types_of,
+    without_types,
+)
 from ipygpumem.heap.knowledge.certainty import Keepers
 from ipygpumem.heap.libraries import VISITS_BUFFER, Behind, behind, bulk_reader, loaded_readers
 from ipygpumem.interrupts import is_from_signal
@@ -129,27 +136,22 @@ class OwnBytes:
                 found.append(in_one_block[next(following)])
         return found
 
-    def requested(self, items: Sequence[Any], type_ids: set[int]) -> int:
+    def requested(self, batch: Batch[Any]) -> int:
         """Return the bytes that objects have requested from allocators, without the data of arrays.
 
-        For the whole heap, because ``of`` takes twice as long.
-
-        Args:
-            items: any objects.
-            type_ids: the identities of their types, which ``learn`` has returned.
+        For the whole heap, because ``of`` takes twice as long. ``learn`` must have seen the types.
         """
         size = 0
-        if not self._inline.isdisjoint(type_ids):
-            size += _attributes_of(of_types(self._inline, items))
-        if not self.arrays.isdisjoint(type_ids):
-            size += sum(map(object.__sizeof__, of_types(self.arrays, items)))
-            items = without_types(self.arrays, items)
-        for type_id in self._in_bulk.keys() & type_ids:
-            size += self._in_bulk[type_id](of_types({type_id}, items))
-        for type_id in self._sizers.keys() & type_ids - self.arrays:
-            size += _sum(self._sizers[type_id], of_types({type_id}, items))
-            items = without_types({type_id}, items)
-        return size + _sum(sys.getsizeof, items)
+        inline = batch.of_types(self._inline)
+        if inline:
+            size += _attributes_of(inline)
+        for type_id in self._in_bulk.keys() & batch.types:
+            size += self._in_bulk[type_id](batch.of_types({type_id}))
+        size += sum(map(object.__sizeof__, batch.of_types(self.arrays)))
+        different = self._sizers.keys() & batch.types - self.arrays
+        for type_id in different:
+            size += _sum(self._sizers[type_id], batch.of_types({type_id}))
+        return size + _sum(sys.getsizeof, batch.without_types(different | self.arrays))
 
     def uncounted(self, items: Sequence[object], type_ids: set[int] | None = None) -> set[str]:
         """Return the libraries that keep memory of some objects which nothing counts, such as
