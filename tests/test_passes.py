@@ -28,6 +28,7 @@ LOOKS = {
     "why of an array": "%gpumem why array",
     "why of a list": "%gpumem why rows",
     "why of an object in a cycle": "%gpumem why node",
+    "why of texts in an array": "%gpumem why texts",
     "tensors": "%gpumem tensors",
     "an experiment that leaves an array": "%%experiment leaves\nleft = numpy.ones(1 << 18)\nkeeper[len(keeper)] = left",  # noqa: E501
 }
@@ -51,6 +52,7 @@ PRESENT = {
     "why of an array": (0, 0.0),
     "why of a list": (0, 0.0),
     "why of an object in a cycle": (5, 2.6),
+    "why of texts in an array": (9, 9.0),
     "tensors": (1, 1.4),
     "an experiment that leaves an array": (5, 1.4),
 }
@@ -77,6 +79,8 @@ class Node:
         self.me, self.array = self, numpy.ones(1 << 16)
 node = Node()
 keeper["node"] = [node.array]
+words = [str(number) * 100 for number in range(50)]
+texts = numpy.array(words, object)
 def fail():
     raise MemoryError
 def fail_with(rows):

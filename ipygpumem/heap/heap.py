@@ -133,6 +133,7 @@ class Heap:
             called.
         of_libraries: types of libraries whose objects it returns, too.
         instances_of: classes of which ``instances`` is asked.
+        types: identities of types of which ``of_types`` returns all objects.
 
     Attributes:
         tracked: the objects that the collector tracks; None in the places of those that must not be
@@ -152,6 +153,7 @@ class Heap:
         smallest: int | None = None,
         of_libraries: Sequence[type] = (),
         instances_of: Sequence[type] = (),
+        types: Collection[int] = (),
     ) -> None:
         # Before any list of ours refers to a frame's locals: ``peek`` counts references.
         self.local: list[object] = [*running_locals(), *copy_context().values()]
@@ -170,6 +172,9 @@ class Heap:
         tasks = self._instances.collect(library_type("asyncio", "Task"))
         self._containers: list[object] = []
         """Untracked containers that hold more than plain numbers and text."""
+        self._types = types
+        self._of_types: dict[int, object] = {}
+        """The objects of these types, by identity."""
         self._large = None if smallest is None else LargeObjects(smallest, of_libraries)
         self._large_arrays: dict[int, dict[StorageKey, list[object]]] = {}
         """Results of ``large``, by the size that was asked for."""
@@ -218,6 +223,7 @@ class Heap:
             self._instances.see(tracked)
             if self._large is not None:
                 self._large.read_tracked(tracked)
+            self._of_types.update(by_identity(tracked.of_types(self._types)))
             untracked = _untracked_behind(tracked.without_types(ROWS))  # not our own rows
             self._see_untracked(tracked, untracked, behind, observer)
         local = list(filterfalse(gc.is_tracked, self.local))
@@ -237,10 +243,17 @@ class Heap:
         if observer is not None:
             behind.update(by_identity(observer.see(tracked, untracked)))
             return
+        behind.update(self._that_lead_on(untracked))
+
+    def _that_lead_on(self, untracked: list[object]) -> dict[int, object]:
+        """Return the arrays and containers among untracked objects; note those that were asked
+        for.
+        """
         batch = Batch(untracked)
         if self._large is not None:
             self._large.read(batch)
-        behind.update(_that_lead_on(batch))
+        self._of_types.update(by_identity(batch.of_types(self._types)))
+        return _that_lead_on(batch)
 
     def _follow(self, behind: dict[int, object]) -> None:
         """Find the arrays and containers in those ``behind`` tracked objects."""
@@ -253,21 +266,17 @@ class Heap:
             self._containers += containers
             known = len(behind)
             for part in chunks([*containers, *contents, *_contents(arrays)]):
-                batch = Batch(_untracked_behind(part))
-                if self._large is not None:
-                    self._large.read(batch)
-                behind.update(_that_lead_on(batch))
+                behind.update(self._that_lead_on(_untracked_behind(part)))
             new = list(islice(behind.values(), known, None))
             contents = []
 
     # -- objects ---------------------------------------------------------------------------------
 
-    def of_types(self, kinds: set[int]) -> list[object]:
-        """Return the objects of some types, including those that the collector does not track."""
-        found: dict[int, object] = {}
-        for part in chunks([*self.tracked, *self._containers]):
-            found.update(by_identity(of_types(kinds, [*part, *gc.get_referents(*part)])))
-        return list(found.values())
+    def of_types(self) -> list[object]:
+        """Return the objects of the ``types`` that were asked for, also those that the collector
+        does not track.
+        """
+        return list(self._of_types.values())
 
     def instances(self, *bases: type) -> list[Any]:
         """Return the tracked instances of some of the classes ``instances_of``, and of their
@@ -287,13 +296,26 @@ class Heap:
         return self._large_arrays[smallest]
 
     def large_objects(self) -> list[object]:
-        """Return the objects that are large by themselves, without arrays."""
-        if self._large is None:
-            return []
-        # Our own lists, to which only a running function refers, are left out.
-        referrers = self.referrers_of(self._large.containers)
-        containers = [item for key, item in self._large.containers.items() if referrers[key]]
-        return [*containers, *self._large.found.values()]
+        """Return the objects that are large by themselves, without arrays and our own lists."""
+        referrers = self.referrers_of(self.large_containers)
+        containers = [item for key, item in self.large_containers.items() if referrers[key]]
+        return [*containers, *self.large_leaves]
+
+    @property
+    def large_containers(self) -> Mapping[int, object]:
+        """The tracked containers that are large by themselves, by identity; also our own lists,
+        to which no object refers.
+        """
+        return {} if self._large is None else self._large.containers
+
+    @property
+    def large_leaves(self) -> Collection[object]:
+        """The untracked objects that are large by themselves, and objects of libraries."""
+        return [] if self._large is None else self._large.found.values()
+
+    def is_referred(self, item: object) -> bool:
+        """Return True if an object refers to ``item``, not only one of our running functions."""
+        return bool(self.referrers_of({id(item): item})[id(item)])
 
     def places(self) -> set[Span]:
         """Return the places of the arrays that own the memory of arrays on the heap."""
@@ -321,8 +343,7 @@ class Heap:
         if not wanted:
             return {}
         found = _with_identities(wanted, self.tracked)
-        if self._large is not None:
-            found |= _with_identities(wanted, list(self._large.found.values()))
+        found |= _with_identities(wanted, list(self.large_leaves))
         missing = set(wanted).difference(found)
         return found | by_identity(self.referred(missing))
 

@@ -1,4 +1,4 @@
-"""Finds the objects that refer to others, among those that were alive at one moment.
+"""Finds the objects that refer to given ones, among those that were alive at one moment.
 
 The collector's own search compares each object that it tracks with each one that is asked about. It
 misses containers that it no longer tracks, and everything that NumPy's arrays hold, so that these
@@ -8,7 +8,7 @@ are searched here.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import compress, filterfalse
 from typing import Any
 
@@ -19,7 +19,7 @@ from ipygpumem.heap.arrays import (
     library_type,
     read_array,
 )
-from ipygpumem.heap.bulk import by_identity, chunks, of_types
+from ipygpumem.heap.bulk import Batch, by_identity, chunks
 from ipygpumem.introspect import is_atom
 
 _FEW = 100
@@ -87,12 +87,15 @@ class Referrers:
         """Arrays, with the identities of the containers and arrays to which they refer; None until
         they are asked about.
         """
+        self._containers_of_any: list[object] | None = None
+        """Untracked containers, also those of numbers and text; None until one is asked about."""
 
     def drop(self) -> None:
         """Drop all references."""
         self._added.clear()
         self._referrers.clear()
         self._inside_arrays = None
+        self._containers_of_any = None
 
     def add(self, item: object) -> None:
         """Add an object that was made later for an older one."""
@@ -155,17 +158,20 @@ class Referrers:
             untracked = filterfalse(gc.is_tracked, self._tracked)
             found += _that_refer_to(objects, [*self._containers, *untracked])
         if any(map(is_atom, objects.values())):
-            found += self._containers_of_atoms(objects)
+            found += _that_refer_to(objects, self._all_containers())
         return list(by_identity(found).values())
 
-    def _containers_of_atoms(self, objects: dict[int, object]) -> Iterator[object]:
-        """Yield the untracked containers that refer to numbers and text, such as the dict of an
-        ``lru_cache``.
+    def _all_containers(self) -> list[object]:
+        """Return the untracked containers, also those that hold only numbers and text, such as the
+        dict of an ``lru_cache``.
         """
-        for part in chunks(self._tracked):
-            containers = of_types(_CONTAINERS, gc.get_referents(*part))
-            untracked = by_identity(list(filterfalse(gc.is_tracked, containers)))
-            yield from _that_refer_to(objects, list(untracked.values()))
+        if self._containers_of_any is None:
+            found: dict[int, object] = {}
+            for part in chunks(self._tracked):
+                untracked = list(filterfalse(gc.is_tracked, gc.get_referents(*part)))
+                found.update(by_identity(Batch(untracked).of_types(_CONTAINERS)))
+            self._containers_of_any = list(found.values())
+        return self._containers_of_any
 
     def _alive(self, items: Sequence[object]) -> list[object]:
         """Return the items that were alive at the moment; a set of all identities would take

@@ -27,6 +27,11 @@ object.
 """
 
 
+def types_to_compare() -> set[int]:
+    """Return the identities of the types that a heap must find for ``partners``."""
+    return sharing_kinds() | BUFFERS
+
+
 def partners(region: Region, heap: Heap, held: Collection[int]) -> Partners:
     """Return the memory that a region shares with objects from outside.
 
@@ -34,7 +39,7 @@ def partners(region: Region, heap: Heap, held: Collection[int]) -> Partners:
 
     Args:
         region: has read some objects, with ``keeps_folded``.
-        heap: the live objects.
+        heap: the live objects, and those of the ``types_to_compare``.
         held: objects of the region that are held from outside. A tensor's storage is a partner of
             these only, because torch keeps its Python object while the tensor lives.
     """
@@ -44,7 +49,7 @@ def partners(region: Region, heap: Heap, held: Collection[int]) -> Partners:
     }.values()
     if not own:
         return {}
-    candidates = [*heap.of_types(sharing_kinds() | BUFFERS), *heap.ndarrays, *heap.tensors]
+    candidates = [*heap.of_types(), *heap.ndarrays, *heap.tensors]
     inside = region.objects.keys() | set(map(id, region.folded))
     outside = _Outside(with_memory([item for item in candidates if id(item) not in inside]))
     tensors = [tensor for tensor in heap.tensors if id(tensor) not in inside]

@@ -21,7 +21,7 @@ from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.frames import stack
 from ipygpumem.heap.knowledge.barriers import is_left_out
 from ipygpumem.heap.region import Region
-from ipygpumem.heap.sharing import partners
+from ipygpumem.heap.sharing import partners, types_to_compare
 from ipygpumem.introspect import is_users, is_users_class
 from ipygpumem.inventory.findings import storages_of
 from ipygpumem.inventory.top import take
@@ -407,7 +407,8 @@ def _freed(
         region = Region(holding, allowance, keeps_folded=True, keeps_arrays=True)
         held = region.held_from_outside(dict(zip(map(id, holding), references, strict=True)))
         allowance.check()
-        heap = Heap()  # after counting, because it refers to every object
+        # after counting, because it refers to every object
+        heap = Heap(types=types_to_compare())
         held |= partners(region, heap, held).keys()
         heap.drop()
         own = region.reach(map(id, holding)) - region.reach(held) if region.complete else set()

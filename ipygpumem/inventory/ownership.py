@@ -20,7 +20,7 @@ from ipygpumem.heap.knowledge.barriers import Barriers, is_left_out
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.region import Region
-from ipygpumem.heap.sharing import Partners, partners
+from ipygpumem.heap.sharing import Partners, partners, types_to_compare
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.introspect import (
     is_atom,
@@ -188,7 +188,7 @@ def _holders(
     """
     own_name = name if is_name else ""
     namespaces = {key: _without(own_name, root) for key, root in roots.namespaces.items()}
-    heap = Heap()  # after counting, because it refers to every object
+    heap = Heap(types=types_to_compare())  # after counting, because it refers to every object
     shared = partners(region, heap, held)
     # Of a tensor that a graph has saved, the object itself is held.
     held = held | {
