@@ -370,6 +370,12 @@ class RetainedArray(Record):
     """Bytes of the largest parts of an object without arrays: columns, keys, attributes, or types
     of items.
     """
+    is_at_least: bool = False
+    """True if it holds more than ``size_bytes``: memory that is not counted, or that was not
+    reached within the limits.
+    """
+    uncounted: tuple[str, ...] = ()
+    """Libraries that keep memory of it which nothing counts."""
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,14 @@ SIZE_BYTES = 8 * MIB
 """Size of each object, roughly."""
 LEFT = 'outer["x"]'
 """The place in which a cell of an experiment leaves an object."""
-_KEPT_ROW = re.compile(r"^(?P<size>[\d.]+ (?:[KMG]i)?B) on \S+ · (?P<what>.*?) · (?P<remedy>.*)$")
+_KEPT_ROW = re.compile(
+    r"^(at least )?(?P<size>[\d.]+ (?:[KMG]i)?B) on \S+ · (?P<what>.*?) · (?P<remedy>.*)$"
+)
 """A row of ``%gpumem leaks`` about memory that is kept by mistake: it is no record of the report.
 """
 
-_OTHER_ROWS = re.compile(r"(other rows: |but )(?P<size>[\d.]+ (?:[KMG]i)?B)")
+_TOTAL = re.compile(r"(^\d+ leaks?.* · |but )(at least )?(?P<size>[\d.]+ (?:[KMG]i)?B)")
+"""The sum of all rows in the headline."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +165,8 @@ class Asker:
         answers = [
             _answer_of("leaks", row) for row in report.records if isinstance(row, RetainedArray)
         ]
-        size = sum(answer.size_bytes for answer in answers)
-        if other := _OTHER_ROWS.search(report.headline):  # without memory that the rows above count
-            size += parse_bytes(other["size"])
+        total = _TOTAL.search(report.headline)
+        size = parse_bytes(total["size"]) if total else 0
         for line in report.lines:
             if match := _KEPT_ROW.match(line):
                 kept = parse_bytes(match["size"])
@@ -181,10 +183,8 @@ class Asker:
 
 def _answer_of(command: str, row: RetainedArray) -> Answer:
     if row.holder is None:
-        return Answer(command, row.size_bytes)
-    return Answer(
-        command, row.size_bytes, "at least" in row.holder.path, row.holder.path, row.holder.advice
-    )
+        return Answer(command, row.size_bytes, row.is_at_least)
+    return Answer(command, row.size_bytes, row.is_at_least, row.holder.path, row.holder.advice)
 
 
 def _sum_of(command: str, answers: list[Answer]) -> list[Answer]:

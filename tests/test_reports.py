@@ -361,8 +361,34 @@ def test_the_largest_row_of_leaks_comes_first_whatever_found_it() -> None:
     graphs = (5 << 20, "cpu", "losses keep their graphs", "losses.clear()", 5 << 20)
     output = (1 << 20, "cpu", "Out[3]", "%xdel _3", 1 << 20)
     report = content.leaks_report([leak], 1 << 20, kept=[output, graphs])
-    assert report.headline == "1 leak · 3 MiB · other rows: 6 MiB"
+    assert report.headline == "1 leak and 2 other rows · 9 MiB"
     assert [line.partition(" ")[0] for line in report.lines] == ["5", "3", "1"]
+
+
+def test_a_row_of_leaks_shows_only_what_no_row_above_counts() -> None:
+    graphs = (5 << 20, "cpu", "losses keep their graphs", "losses.clear()", 2 << 20)
+    report = content.leaks_report([leak("x", size=3 * MIB)], MIB, kept=[graphs])
+    assert report.headline == "1 leak and 1 other row · 5 MiB"
+    assert report.lines[1] == (
+        "2 MiB on cpu · losses keep their graphs (3 MiB more of it in the rows of leaks) · "
+        "losses.clear()"
+    )
+
+
+def test_leaks_say_at_least_where_memory_is_not_counted() -> None:
+    index = dataclasses.replace(leak("x"), is_at_least=True, uncounted=("faiss",))
+    report = content.leaks_report([index, leak("y")], MIB)
+    assert report.headline == "2 leaks · at least 2 MiB"
+    assert report.lines[0] == (
+        "at least 1 MiB · Tensor f 4 on cpu · faiss keeps memory that is not counted · held by x · "
+        "to free it: del it"
+    )
+    output = content.Kept(MIB, "cpu", "Out[3]", "%xdel _3", MIB, is_at_least=True)
+    report = content.leaks_report([], MIB, kept=[output])
+    assert report.headline == (
+        "no leak of at least 1 MiB, but at least 1 MiB are kept by what is listed below"
+    )
+    assert report.lines == ["at least 1 MiB on cpu · Out[3] · %xdel _3"]
 
 
 def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
@@ -371,19 +397,19 @@ def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
         "it again"
     )
     found = content.leaks_report([leak("a\x1b[2Jb", name="x\ny")], MIB, [leak("y"), leak("z")])
-    assert (found.headline, found.lines[1:]) == ("1 leak · 1 MiB · other rows: 2 MiB", [line])
+    assert (found.headline, found.lines[1:]) == ("1 leak and 2 other rows · 3 MiB", [line])
     assert found.lines[0].isprintable()
     assert content.leaks_report([], MIB, [leak("y"), leak("z")]).lines == [line]
     lines = content.leaks_report([leak(f"x{n}") for n in range(23)], MIB).lines
     assert (len(lines), lines[-1]) == (21, "and 3 more: 3 MiB")
-    kept = [((1 + n) * MIB, "cpu", f"losses{n}", "del it", MIB) for n in range(23)]
+    kept = [((1 + n) * MIB, "cpu", f"losses{n}", "del it", (1 + n) * MIB) for n in range(23)]
     assert (
         content.leaks_report([leak("x")], MIB, (), kept).headline
-        == "1 leak · 1 MiB · other rows: 23 MiB"
+        == "1 leak and 23 other rows · 277 MiB"
     )
     found = content.leaks_report([], MIB, (), kept, ["a note"])
     assert (
-        found.headline == "no leak of at least 1 MiB, but 23 MiB are kept by what is listed below"
+        found.headline == "no leak of at least 1 MiB, but 276 MiB are kept by what is listed below"
     )
     lines = found.lines
     assert lines[0] == "23 MiB on cpu · losses22 · del it"

@@ -380,5 +380,15 @@ def row_of(items: Sequence[object], size: Size) -> RetainedArray:
     if len(items) == 1:
         parts = {share.name: share.size_bytes for share in size.parts[:_MOST_SHOWN]}
     return RetainedArray(
-        "", kind, None, "", device, size.size_bytes, arrays=0, objects=len(items), parts=parts
+        "",
+        kind,
+        None,
+        "",
+        device,
+        size.size_bytes,
+        arrays=0,
+        objects=len(items),
+        parts=parts,
+        is_at_least=size.is_at_least,
+        uncounted=size.uncounted,
     )

@@ -101,6 +101,8 @@ def _as_one(group: _Group) -> RetainedArray | None:
         objects=sum(row.objects for row in rows),
         cell=first.cell if all(row.cell == first.cell for row in rows) else None,
         holder=holder,
+        is_at_least=any(row.is_at_least for row in rows),
+        uncounted=tuple(sorted({library for row in rows for library in row.uncounted})),
     )
     if all(_looks_like(other, first) for other in rows):
         return row

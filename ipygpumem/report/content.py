@@ -7,6 +7,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter, itemgetter
+from typing import NamedTuple
 
 from ipygpumem.records import (
     OUTSIDE,
@@ -445,10 +447,19 @@ def freed_report(
 # -- leaks --------------------------------------------------------------------------------------
 
 
-Kept = tuple[int, str, str, str, int]
-"""Memory that is probably kept by mistake: bytes, device, description, remedy, bytes that no leak's
-row counts.
-"""
+class Kept(NamedTuple):
+    """Memory that is probably kept by mistake, but is no leak."""
+
+    size_bytes: int
+    device: str
+    what: str
+    remedy: str
+    new_bytes: int
+    """Bytes that no leak's row counts."""
+    is_at_least: bool = False
+    """True if it is more than its bytes."""
+
+
 _LAST_INDEX = re.compile(r"\[\d+\](?=[^\[\]]*$)")
 
 
@@ -462,10 +473,10 @@ def leaks_report(
     """Return the report of ``%gpumem leaks``; ``beyond`` were too many to examine, ``kept`` are no
     leaks.
     """
-    other = _sum(beyond) + sum(item[4] for item in kept)
-    headline = _leaks_headline(held, smallest, other)
-    rows = [*_leak_rows(held), *_kept_rows(kept)]
-    rows.sort(key=lambda row: row[0], reverse=True)
+    kept_rows = [Kept(*item) for item in kept]
+    headline = _leaks_headline(held, smallest, beyond, kept_rows)
+    rows = [*_leak_rows(held), *_kept_rows(kept_rows)]
+    rows.sort(key=itemgetter(0), reverse=True)
     lines = [line for _, line in rows]
     if beyond:
         rest = f"{count(len(beyond), 'smaller storage')}, {_total(beyond)} in all"
@@ -473,14 +484,25 @@ def leaks_report(
     return Report("leaks", headline, [*lines, *notes], records=held)
 
 
-def _leaks_headline(held: Sequence[RetainedArray], smallest: int, other: int) -> str:
-    """Return the number and the size of the leaks, and the size of the other rows."""
+def _leaks_headline(
+    held: Sequence[RetainedArray],
+    smallest: int,
+    beyond: Sequence[RetainedArray],
+    kept: Sequence[Kept],
+) -> str:
+    """Return the number of leaks and of other rows, and the bytes of all of them together."""
+    size_bytes = _sum(held) + _sum(beyond) + sum(item.new_bytes for item in kept)
+    is_at_least = any(item.is_at_least for item in (*held, *kept))
+    total = _at_least(size_bytes, is_at_least=is_at_least)
+    other_rows = len(beyond) + sum(item.new_bytes > 0 for item in kept)
     if held:
-        leaks = f"{count(len(held), 'leak')}{SEPARATOR}{_total(held)}"
-        return f"{leaks}{SEPARATOR}other rows: {format_bytes(other)}" if other else leaks
+        rows = count(len(held), "leak")
+        if other_rows:
+            rows += f" and {count(other_rows, 'other row')}"
+        return f"{rows}{SEPARATOR}{total}"
     none = f"no leak of at least {format_bytes(smallest)}"
-    if other:
-        return f"{none}, but {format_bytes(other)} are kept by what is listed below"
+    if other_rows:
+        return f"{none}, but {total} are kept by what is listed below"
     return f"{none} was found"
 
 
@@ -488,15 +510,28 @@ def _kept_rows(kept: Sequence[Kept]) -> list[tuple[int, str]]:
     """Return the bytes and the line of each memory that is kept by mistake, and one line for the
     rest.
     """
-    ordered = sorted(kept, key=lambda item: item[0], reverse=True)
-    rows = []
-    for size, device, what, remedy, _ in ordered[:_ROWS_SHOWN]:
-        words = [f"{format_bytes(size)} on {device}", clean(what), clean(remedy)]
-        rows.append((size, SEPARATOR.join(words)))
+    ordered = sorted(kept, key=attrgetter("new_bytes"), reverse=True)
+    rows = [(item.new_bytes, _kept_line(item)) for item in ordered[:_ROWS_SHOWN]]
     more = ordered[_ROWS_SHOWN:]
     if more:
-        rows.append((0, f"and {len(more)} more: {format_bytes(sum(item[0] for item in more))}"))
+        total = format_bytes(sum(item.new_bytes for item in more))
+        rows.append((0, f"and {len(more)} more: {total}"))
     return rows
+
+
+def _kept_line(item: Kept) -> str:
+    """Return the line of memory that is kept by mistake, with the bytes that only it counts."""
+    size = _at_least(item.new_bytes, is_at_least=item.is_at_least)
+    what = item.what
+    if item.new_bytes < item.size_bytes:
+        rest = format_bytes(item.size_bytes - item.new_bytes)
+        what = f"{what} ({rest} more of it in the rows of leaks)"
+    return SEPARATOR.join([f"{size} on {item.device}", clean(what), clean(item.remedy)])
+
+
+def _at_least(size_bytes: int, *, is_at_least: bool) -> str:
+    size = format_bytes(size_bytes)
+    return f"at least {size}" if is_at_least else size
 
 
 def leak_lines(held: Sequence[RetainedArray]) -> list[str]:
@@ -534,24 +569,38 @@ def _sum(held: Iterable[RetainedArray]) -> int:
 
 
 def _leak_line(group: Sequence[RetainedArray]) -> str:
+    """Return the line of leaks of the same kind in one container."""
     first = group[0]
-    objects = sum(item.objects for item in group)
-    number = f"{objects:,} × " if objects > 1 else ""
-    type_name, shape = clean_name(first.type_name), " × ".join(map(str, first.shape or ()))
-    inside = "" if first.shape is not None else _contents(first) or _shape(first)
-    kind = f"{type_name} with {inside}" if inside else type_name
-    words = " ".join(
-        clean_name(word) for word in (kind, first.dtype, shape, f"on {first.device}") if word
-    )
-    parts = [
-        _total(group),
-        number + (f"{clean_name(first.name)}: {words}" if first.name else words),
-    ]
+    is_at_least = any(item.is_at_least for item in group)
+    parts = [_at_least(_sum(group), is_at_least=is_at_least), _leaked_objects(group)]
+    libraries = sorted({library for item in group for library in item.uncounted})
+    if libraries:
+        verb = "keeps" if len(libraries) == 1 else "keep"
+        parts.append(f"{clean(', '.join(libraries))} {verb} memory that is not counted")
     if first.cell is not None:
         parts.append(f"cell {first.cell}")
     if first.holder is not None:
-        path = _LAST_INDEX.sub("[…]", first.holder.path) if len(group) > 1 else first.holder.path
+        path = first.holder.path
+        if len(group) > 1:
+            path = _LAST_INDEX.sub("[…]", path)
         parts.append(f"held by {clean(path)}")
         if first.holder.advice:
             parts.append(f"to free it: {clean(first.holder.advice)}")
     return SEPARATOR.join(parts)
+
+
+def _leaked_objects(group: Sequence[RetainedArray]) -> str:
+    """Return the number, name, type and content of leaks of the same kind."""
+    first = group[0]
+    kind = clean_name(first.type_name)
+    if first.shape is None:
+        inside = _contents(first) or _shape(first)
+        if inside:
+            kind = f"{kind} with {inside}"
+    shape = " × ".join(map(str, first.shape or ()))
+    words = [kind, first.dtype, shape, f"on {first.device}"]
+    text = " ".join(clean_name(word) for word in words if word)
+    if first.name:
+        text = f"{clean_name(first.name)}: {text}"
+    objects = sum(item.objects for item in group)
+    return f"{objects:,} × {text}" if objects > 1 else text
