@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import (
@@ -33,8 +33,10 @@ _OTHERS = ""
 """Owner of the graph nodes that may still be needed."""
 _ROOT = re.compile(r"Out\[\d+\]|\w+")
 _LAST_STEP = re.compile(r"""\[("[^"]*"|[^\[\]"]*)\]$|[.][^.\[\]"]+$""")
+_POSITION = re.compile(r"\[\d+\]")
 _NO_CODE = re.compile(r"[<{…'\\]|cell_contents|_hooks\[")
 """Marks a path that cannot be assigned to as written; a key's quotes are shown as apostrophes."""
+_REMEDIES_SHOWN = 3
 
 
 def paths_of(
@@ -47,10 +49,10 @@ def paths_of(
     """
     walk = NamedArrays()
     walk.named(names.items())
-    known = set(walk.seen)
+    behind_names = set(walk.seen)
     walk.named(outputs.items())
     walk.drop()
-    return walk.paths, walk.seen - known
+    return walk.paths, walk.seen - behind_names
 
 
 class Finding(NamedTuple):
@@ -62,6 +64,11 @@ class Finding(NamedTuple):
     what: str
     remedy: str
 
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes of all storages."""
+        return sum(self.shares.values())
+
 
 class _Root(NamedTuple):
     """A tensor whose graph may not be needed, and the statement that would not store the graph."""
@@ -70,10 +77,33 @@ class _Root(NamedTuple):
     path: str
     instead: str
     kind: str
+    """``evaluation``, ``output``, ``stored`` or ``sum``; empty if the graph may be needed."""
+
+    @property
+    def name(self) -> str:
+        """Return the name or output at which the path begins."""
+        return _name_in(self.path)
+
+
+def _name_in(path: str) -> str:
+    """Return the name or output at which a path begins."""
+    first: str = _ROOT.findall(path)[0]
+    return first
 
 
 class Retained:
-    """Memory that the user's names and IPython's outputs keep alive; drop it with the heap."""
+    """Memory that the user's names and IPython's outputs keep alive; drop it with the heap.
+
+    Args:
+        heap: the live objects.
+        paths: paths of arrays by identity.
+        outputs: the outputs that IPython keeps.
+        inside_outputs: identities of the objects that only outputs lead to.
+
+    Attributes:
+        graphs: the memory of graphs that are probably not needed.
+        complete: False if there were too many nodes of graphs to follow.
+    """
 
     def __init__(
         self,
@@ -82,229 +112,302 @@ class Retained:
         outputs: Mapping[str, object],
         inside_outputs: Collection[int],
     ) -> None:
-        self._heap, self._paths, self._outputs = heap, paths, outputs
-        self._inside_outputs, self._in_frames, self.complete = (
-            inside_outputs,
-            set(map(id, heap.local)),
-            True,
-        )
-        self._sizes: dict[StorageKey, tuple[str, int]] = {}
-        self._shown_by: dict[StorageKey, list[Any]] = {}
-        self._locked: set[StorageKey | None] = set()
-        """Storages that code out of sight may keep alive."""
+        self.complete = True
+        self._paths, self._outputs = paths, outputs
+        self._inside_outputs = inside_outputs
         self._graphs_of_outputs: dict[str, list[StorageKey]] = {}
-        self._referrers: Mapping[int, Sequence[Any]] = {}
-        """The objects that refer to each object that was asked about, by its identity."""
-        self._tensor_ids = set(map(id, heap.tensors))
         with torch_reader() as reader:
-            self._read = (lambda name, tensor: None) if reader is None else reader.read
-            tensors = (
-                []
-                if reader is None
-                else [item for item in heap.tensors if reader.memory(item).is_plain]
-            )
-            self._lock(set() if reader is None else set(map(reader.address_of_others, tensors)))
-            self.graphs = list(self._graphs())
-
-    def _lock(self, foreign: set[int | None]) -> None:
-        """Record the arrays on each storage; lock NumPy's memory in torch, and memory that no array
-        owns.
-        """
-        for item in (*self._heap.tensors, *self._heap.ndarrays):
-            self._shown_by.setdefault(self._key(item), []).append(item)
-        for array in self._heap.ndarrays:
-            owner = owner_of(array)
-            if (
-                not is_array(owner)
-                or not read_array("flags", owner).owndata
-                or place_of(owner)[1] in foreign
-            ):
-                self._locked.add(self._key(array))
-
-    def _key(self, item: object) -> StorageKey:
-        found = describe(item)
-        if found is None:
-            return "object", id(item)
-        self._sizes[found.storage] = found.device, found.size_bytes
-        return found.storage
-
-    def _ask_about(self, items: Iterable[object]) -> None:
-        """Find the objects that refer to some items: all at once, because each search passes over
-        the heap.
-        """
-        self._referrers = self._heap.referrers_of({id(item): item for item in items})
-
-    def _is_held(self, item: object, inside: Collection[int] = ()) -> bool:
-        """Return True if any Python object, except those ``inside``, refers to an object."""
-        return id(item) in self._in_frames or any(
-            id(one) not in inside for one in self._referrers_of(item)
-        )
-
-    def _referrers_of(self, item: object) -> list[Any]:
-        """Return the objects that refer to an item, without tensors: C++ code holds a tensor's
-        gradient.
-        """
-        return [one for one in self._referrers.get(id(item), ()) if id(one) not in self._tensor_ids]
-
-    def _dies(self, key: StorageKey, inside: Collection[int]) -> bool:
-        """Return True if a storage is freed with the objects ``inside``."""
-        is_held = any(self._is_held(item, inside) for item in self._shown_by.get(key, ()))
-        return key in self._sizes and key not in self._locked and not is_held
-
-    def _findings(self, keys: Iterable[StorageKey], what: str, remedy: str) -> Iterator[Finding]:
-        by_device: dict[str, dict[StorageKey, int]] = {}
-        for key in keys:
-            device, size = self._sizes[key]
-            by_device.setdefault(device, {})[key] = size
-        yield from (
-            Finding(device, shares, what, remedy) for device, shares in sorted(by_device.items())
-        )
+            foreign = set[int | None]()
+            self._read: Callable[[str, object], Any] = _read_nothing
+            if reader is not None:
+                self._read = reader.read
+                plain = [item for item in heap.tensors if reader.memory(item).is_plain]
+                foreign.update(map(reader.address_of_others, plain))
+            self._memory = _Memory(heap)
+            self._memory.lock_arrays(heap.ndarrays, foreign)
+            self.graphs = list(self._of_graphs(heap))
 
     # -- graphs ----------------------------------------------------------------------------------
 
-    def _graphs(self) -> Iterator[Finding]:
+    def _of_graphs(self, heap: Heap) -> Iterator[Finding]:
         """Yield the graphs that are probably not needed; none if there are too many to follow."""
-        requiring = [tensor for tensor in self._heap.tensors if self._read("requires_grad", tensor)]
+        requiring = [tensor for tensor in heap.tensors if self._read("requires_grad", tensor)]
         with_graphs = list(filter(has_graph, requiring))
-        held = self._heap.tensors
+        tensors = heap.tensors
         if with_graphs:
-            self._ask_about([*self._heap.tensors, *self._heap.ndarrays])
-            held = list(filter(self._is_held, held))
-            with_graphs = list(filter(self._is_held, with_graphs))
-        ids_with_graphs = set(map(id, with_graphs))
-        leaves = [tensor for tensor in held if id(tensor) not in ids_with_graphs]
-        gradients = [grad for tensor in leaves if (grad := self._read("_grad", tensor)) is not None]
-        scripted = [item for module in self._heap.modules for item in of_script(module)]
-        self._locked.update(map(self._key, (*gradients, *scripted)))
+            self._memory.ask_about([*heap.tensors, *heap.ndarrays])
+            tensors = list(filter(self._memory.is_referred, tensors))
+            with_graphs = list(filter(self._memory.is_referred, with_graphs))
+        gradients = self._gradients(tensors, without=set(map(id, with_graphs)))
+        scripted = [item for module in heap.modules for item in of_script(module)]
+        self._memory.lock([*gradients, *scripted])
         if not with_graphs:
             return
-        nodes = _Nodes([*gradients, *with_graphs], self._at_rest())
+        nodes = _Nodes([*gradients, *with_graphs], _at_rest(heap.modules))
         self.complete = nodes.are_all
-        # after backward(create_graph=True)
-        needed = [nodes.first(gradient) for gradient in gradients]
-        roots = [
-            (tensor, node) for tensor in with_graphs if (node := nodes.first(tensor)) is not None
-        ]
-        if roots and nodes.are_all:
-            wanted = [self._root(tensor, node, nodes) for tensor, node in roots]
-            wanted.sort(key=lambda root: root.kind != "sum")  # the largest graphs first
-            needed += [root.node for root in wanted if not root.kind]
-            yield from self._of_groups(nodes, needed, [root for root in wanted if root.kind])
+        roots = self._roots(with_graphs, nodes) if nodes.are_all else []
+        if roots:
+            # Those of gradients are needed after backward(create_graph=True).
+            needed = [nodes.first(gradient) for gradient in gradients]
+            needed += [root.node for root in roots if not root.kind]
+            groups = _Groups(nodes, needed)
+            for root in roots:
+                if root.kind:
+                    groups.add(root)
+            yield from self._of_groups(groups)
 
-    def _at_rest(self) -> set[int]:
-        """Return the identities of the parameters of modules in eval mode that no module in
-        training has.
-        """
-        found: dict[bool, set[int]] = {True: set(), False: set()}
-        for module in self._heap.modules:
-            attributes = instance_dict(module) or {}
-            parameters: Any = attributes.get("_parameters")
-            if is_instance(parameters, dict):
-                found[attributes.get("training") is not False].update(
-                    map(id, dict.values(parameters))
-                )
-        return found[False] - found[True]
+    def _gradients(self, tensors: Iterable[object], without: Collection[int]) -> list[Any]:
+        """Return the gradients of tensors, except those ``without`` some."""
+        gradients = []
+        for tensor in tensors:
+            if id(tensor) not in without:
+                gradient = self._read("_grad", tensor)
+                if gradient is not None:
+                    gradients.append(gradient)
+        return gradients
+
+    def _roots(self, tensors: Iterable[object], nodes: _Nodes) -> list[_Root]:
+        """Return the roots of the tensors' graphs, the largest graphs first: those of sums."""
+        roots = []
+        for tensor in tensors:
+            node = nodes.first(tensor)
+            if node is not None:
+                roots.append(self._root(tensor, node, nodes))
+        return sorted(roots, key=lambda root: root.kind != "sum")
 
     def _root(self, tensor: Any, node: Any, nodes: _Nodes) -> _Root:
         """Return a tensor with a graph; its kind is empty if the graph may still be needed."""
         path = self._paths.get(id(tensor), "")
-        value = (
-            "loss.item()"
-            if math.prod(self._read("shape", tensor) or ()) == 1
-            else "result.detach()"
-        )
-        container, holders = _LAST_STEP.sub("", path), self._referrers_of(tensor)
-        instead = f"{path} = {value}"
-        kind = "" if not path or path.isidentifier() else "stored"
-        if any(is_instance(one, list) or is_instance(one, deque) for one in holders):
-            instead = f"{container}.append({value})"
-        elif path and nodes.is_sum(node):
-            kind, instead = (
-                "sum",
-                f"{path} += {value}" if _adds(node) else f"keep {value} in {path}",
-            )
-        if (
-            any(is_instance(one, tuple) for one in holders)
-            or _NO_CODE.search(path)
-            or re.search(r"\[\d+\]", container)
-        ):
-            owner = "the hook" if "_hooks[" in path else _ROOT.findall(f"{path}_")[0]
-            instead = f"keep {value} in {owner}"
-        if nodes.leaves[id(node)] == {True} and path:
-            kind, instead = "evaluation", "wrap the evaluation in with torch.no_grad():"
-        elif path.startswith("Out["):
+        is_evaluation = nodes.leaves[id(node)] == {True} and path
+        if is_evaluation:
+            return _Root(node, path, "wrap the evaluation in with torch.no_grad():", "evaluation")
+        kind, instead = self._storing(tensor, node, nodes, path)
+        if path.startswith("Out["):
             kind = "output"
         return _Root(node, path, instead, kind)
 
-    def _of_groups(self, nodes: _Nodes, needed: list[Any], roots: list[_Root]) -> Iterator[Finding]:
-        """Yield the memory kept by groups of roots: those below one name, and those whose graphs
-        share results.
-        """
-        owners = dict.fromkeys(map(id, nodes.behind(needed, {})[0]), _OTHERS)
-        members: dict[str, list[_Root]] = {}
-        for root in roots:
-            new, known = nodes.behind([root.node], owners)
-            # Several graphs may end in one leaf: that does not make them a group.
-            names = [
-                owners[id(node)]
-                for node in known
-                if not is_leaf(node) and owners[id(node)] != _OTHERS
-            ]
-            name = (*names, _ROOT.findall(root.path)[0])[0]
-            owners.update(dict.fromkeys(map(id, new), name))
-            if new or names:
-                members.setdefault(name, []).append(root)
-        needed_by, inside = dict[StorageKey, set[str]](), set[int]()
-        for node, saved in nodes.saved():
-            inside |= {id(node), id(instance_dict(node))}  # a Function refers to its saved objects
-            needed_by.setdefault(storage_key(saved) or ("object", id(saved)), set()).add(
-                owners[id(node)]
-            )
-        for name, those in members.items():
-            keys = [
-                key
-                for key, names in needed_by.items()
-                if names == {name} and self._dies(key, inside)
-            ]
-            if those[0].kind == "output":
+    def _storing(self, tensor: Any, node: Any, nodes: _Nodes, path: str) -> tuple[str, str]:
+        """Return the kind of a stored tensor, and the statement that would not store its graph."""
+        is_number = math.prod(self._read("shape", tensor) or ()) == 1
+        value = "loss.item()" if is_number else "result.detach()"
+        container = _LAST_STEP.sub("", path)
+        holders = self._memory.referrers_of(tensor)
+        kind = "stored"
+        if not path or path.isidentifier():
+            kind = ""  # the name of a result whose graph may be needed
+        instead = f"{path} = {value}"
+        if any(is_instance(one, list) or is_instance(one, deque) for one in holders):
+            instead = f"{container}.append({value})"
+        elif path and nodes.is_sum(node):
+            kind = "sum"
+            instead = f"{path} += {value}" if _adds(node) else f"keep {value} in {path}"
+        is_in_tuple = any(is_instance(one, tuple) for one in holders)
+        if is_in_tuple or _NO_CODE.search(path) or _POSITION.search(container):
+            owner = "the hook" if "_hooks[" in path else _name_in(f"{path}_")
+            instead = f"keep {value} in {owner}"
+        return kind, instead
+
+    def _of_groups(self, groups: _Groups) -> Iterator[Finding]:
+        """Yield the memory kept by groups of roots."""
+        needed_by, inside = groups.saved()
+        for name, roots in groups.members.items():
+            keys = []
+            for key, names in needed_by.items():
+                if names == {name} and self._memory.dies(key, inside):
+                    keys.append(key)
+            if roots[0].kind == "output":
                 self._graphs_of_outputs[name] = keys
             else:
-                yield from self._findings(keys, *_words(those))
+                yield from self._memory.findings(keys, *_words(roots))
 
     # -- outputs ---------------------------------------------------------------------------------
 
     def outputs(self, listed: Collection[StorageKey]) -> Iterator[Finding]:
         """Yield the outputs that only IPython refers to, without those already ``listed``."""
-        found = self._graphs_of_outputs
         if not self._outputs:
             return
+        storages = dict(self._graphs_of_outputs)
+        by_output = self._storages_of_outputs()
+        arrays = [item for key in by_output for item in self._memory.shown_by[key]]
+        self._memory.ask_about([*self._outputs.values(), *arrays])
+        for key, name in by_output.items():
+            if self._memory.dies(key, self._inside_outputs):
+                storages.setdefault(name, []).append(key)
+        for name, value in self._outputs.items():
+            if not self._memory.is_referred(value, self._inside_outputs):
+                keys = [key for key in storages.get(name, ()) if key not in listed]
+                what = f"{name}: {type_name(value)} that only IPython holds"
+                remedy = f"to free it: %xdel _{name[4:-1]}"
+                yield from self._memory.findings(keys, what, remedy)
+
+    def _storages_of_outputs(self) -> dict[StorageKey, str]:
+        """Return the storages whose arrays have paths from one output only, with its name."""
         by_output: dict[StorageKey, str] = {}
-        for key, items in self._shown_by.items():
-            names = {
-                _ROOT.findall(path)[0] for item in items if (path := self._paths.get(id(item)))
-            }
+        for key, items in self._memory.shown_by.items():
+            names = set()
+            for item in items:
+                path = self._paths.get(id(item))
+                if path:
+                    names.add(_name_in(path))
             if len(names) == 1 and not names.isdisjoint(self._outputs):
                 by_output[key] = names.pop()
-        arrays = [item for key in by_output for item in self._shown_by[key]]
-        self._ask_about([*self._outputs.values(), *arrays])
-        for key, name in by_output.items():
-            if self._dies(key, self._inside_outputs):
-                found.setdefault(name, []).append(key)
-        for name, value in self._outputs.items():
-            if not self._is_held(value, self._inside_outputs):
-                keys = [key for key in found.get(name, ()) if key not in listed]
-                what = f"{name}: {type_name(value)} that only IPython holds"
-                yield from self._findings(keys, what, f"to free it: %xdel _{name[4:-1]}")
+        return by_output
+
+
+def _read_nothing(name: str, tensor: object) -> None:
+    """Stand for ``Reader.read`` without torch."""
+
+
+def _at_rest(modules: Iterable[object]) -> set[int]:
+    """Return the identities of the parameters of modules in eval mode that no module in training
+    has.
+    """
+    in_training, in_evaluation = set[int](), set[int]()
+    for module in modules:
+        attributes = instance_dict(module) or {}
+        parameters: Any = attributes.get("_parameters")
+        if is_instance(parameters, dict):
+            identities = map(id, dict.values(parameters))
+            if attributes.get("training") is False:
+                in_evaluation.update(identities)
+            else:
+                in_training.update(identities)
+    return in_evaluation - in_training
+
+
+class _Memory:
+    """The storages of live tensors and arrays, and what refers to these.
+
+    Attributes:
+        shown_by: the tensors and arrays on each storage.
+    """
+
+    def __init__(self, heap: Heap) -> None:
+        self._heap = heap
+        self._in_frames = set(map(id, heap.local))
+        self._tensor_ids = set(map(id, heap.tensors))
+        self._sizes: dict[StorageKey, tuple[str, int]] = {}
+        """Device and bytes of each storage."""
+        self._locked: set[StorageKey | None] = set()
+        """Storages that code out of sight may keep alive."""
+        self._referrers: Mapping[int, Sequence[Any]] = {}
+        """The objects that refer to each object that was asked about, by its identity."""
+        self.shown_by: dict[StorageKey, list[Any]] = {}
+        for item in (*heap.tensors, *heap.ndarrays):
+            self.shown_by.setdefault(self._key(item), []).append(item)
+
+    def _key(self, item: object) -> StorageKey:
+        array = describe(item)
+        if array is None:
+            return "object", id(item)
+        self._sizes[array.storage] = array.device, array.size_bytes
+        return array.storage
+
+    def lock(self, items: Iterable[object]) -> None:
+        """Note that code out of sight may keep some tensors alive."""
+        self._locked.update(map(self._key, items))
+
+    def lock_arrays(self, arrays: Iterable[Any], foreign: Collection[int | None]) -> None:
+        """Lock NumPy's memory in torch, at the ``foreign`` addresses, and memory that no array
+        owns.
+        """
+        for array in arrays:
+            owner = owner_of(array)
+            is_owned = is_array(owner) and read_array("flags", owner).owndata
+            if not is_owned or place_of(owner)[1] in foreign:
+                self.lock([array])
+
+    def ask_about(self, items: Iterable[object]) -> None:
+        """Find the objects that refer to some items: all at once, because each search passes over
+        the heap.
+        """
+        self._referrers = self._heap.referrers_of({id(item): item for item in items})
+
+    def is_referred(self, item: object, inside: Collection[int] = ()) -> bool:
+        """Return True if any Python object, except those ``inside``, refers to an object."""
+        if id(item) in self._in_frames:
+            return True
+        return any(id(referrer) not in inside for referrer in self.referrers_of(item))
+
+    def referrers_of(self, item: object) -> list[Any]:
+        """Return the objects that refer to an item, without tensors: C++ code holds a tensor's
+        gradient.
+        """
+        referrers = self._referrers.get(id(item), ())
+        return [referrer for referrer in referrers if id(referrer) not in self._tensor_ids]
+
+    def dies(self, key: StorageKey, inside: Collection[int]) -> bool:
+        """Return True if a storage is freed with the objects ``inside``."""
+        if key not in self._sizes or key in self._locked:
+            return False
+        return not any(self.is_referred(item, inside) for item in self.shown_by.get(key, ()))
+
+    def findings(self, keys: Iterable[StorageKey], what: str, remedy: str) -> Iterator[Finding]:
+        """Yield some storages by device."""
+        by_device: dict[str, dict[StorageKey, int]] = {}
+        for key in keys:
+            device, size = self._sizes[key]
+            by_device.setdefault(device, {})[key] = size
+        for device, shares in sorted(by_device.items()):
+            yield Finding(device, shares, what, remedy)
+
+
+class _Groups:
+    """Roots below one name, or whose graphs share results, and the nodes that only a group needs.
+
+    Args:
+        nodes: the nodes of all graphs.
+        needed: nodes that are needed, with all nodes behind them.
+
+    Attributes:
+        members: the roots of each group, by its name.
+    """
+
+    def __init__(self, nodes: _Nodes, needed: Iterable[Any]) -> None:
+        self.members: dict[str, list[_Root]] = {}
+        self._nodes = nodes
+        behind_needed, _ = nodes.behind(needed, {})
+        self._owners = dict.fromkeys(map(id, behind_needed), _OTHERS)
+        """The name of the group that needs a node, by the node's identity."""
+
+    def add(self, root: _Root) -> None:
+        """Add a root to the group with which it shares results, or else to that of its name."""
+        new, ends = self._nodes.behind([root.node], self._owners)
+        # Several graphs may end in one leaf: that does not make them a group.
+        owners = [self._owners[id(node)] for node in ends if not is_leaf(node)]
+        names = [owner for owner in owners if owner != _OTHERS]
+        name = names[0] if names else root.name
+        self._owners.update(dict.fromkeys(map(id, new), name))
+        if new or names:
+            self.members.setdefault(name, []).append(root)
+
+    def saved(self) -> tuple[dict[StorageKey, set[str]], set[int]]:
+        """Return the groups that need each storage that a node has saved, and the identities of the
+        nodes that have saved one.
+        """
+        needed_by = dict[StorageKey, set[str]]()
+        inside = set[int]()
+        for node, item in self._nodes.saved():
+            inside |= {id(node), id(instance_dict(node))}  # a Function refers to its saved objects
+            key = storage_key(item) or ("object", id(item))
+            needed_by.setdefault(key, set()).add(self._owners[id(node)])
+        return needed_by, inside
 
 
 class _Nodes:
-    """The nodes of the graphs of some tensors; ``at_rest`` are identities of models' parameters in
-    eval mode.
+    """The nodes of the graphs of some tensors.
+
+    Args:
+        tensors: the tensors.
+        at_rest: identities of models' parameters in eval mode.
+
+    Attributes:
+        leaves: for each node, True or False for the leaves behind it: parameters at rest or not.
+        are_all: False if there were too many nodes.
     """
 
     def __init__(self, tensors: Iterable[Any], at_rest: set[int]) -> None:
         self.leaves: dict[int, set[bool]] = {}
-        """For each node, True or False for the leaves behind it: parameters at rest or not."""
         self._nodes = Nodes(_MOST_NODES, with_gradients=False)
         for tensor in tensors:
             for _ in self._nodes.of(tensor):
@@ -315,12 +418,13 @@ class _Nodes:
             if is_leaf(node):
                 self.leaves[id(node)] = {id(node.variable) in at_rest}
             else:
-                behind = (self.leaves.get(id(part), set()) for part in self._nodes.following(node))
+                following = self._nodes.following(node)
+                behind = (self.leaves.get(id(part), set()) for part in following)
                 self.leaves[id(node)] = set().union(*behind)
 
     def first(self, tensor: Any) -> Any:
-        """Return the first node of a tensor's graph; None if there is none or it
-        must not be read.
+        """Return the first node of a tensor's graph; None if there is none or it must not be
+        read.
         """
         return self._nodes.first(tensor)
 
@@ -328,11 +432,8 @@ class _Nodes:
         """Return the nodes reachable from ``first``, inclusive, and the ``known`` ones where the
         search stopped.
         """
-        new, ends, waiting = (
-            dict[int, Any](),
-            list[Any](),
-            [node for node in first if node is not None],
-        )
+        new, ends = dict[int, Any](), list[Any]()
+        waiting = [node for node in first if node is not None]
         while waiting:
             node = waiting.pop()
             if id(node) in known:
@@ -350,55 +451,71 @@ class _Nodes:
         """Return True if a node sums the results of one repeated computation, as ``total += loss``
         does.
         """
-        while not _adds(node) and len(self._nodes.following(node)) == 1:
-            (node,) = self._nodes.following(node)  # such as a mean of the sum
-        waiting, from_zero, seen, kinds, terms = [node], False, set[int](), set[frozenset[str]](), 0
+        first = self._past_single_steps(node)
+        waiting, counted = [first], set[int]()
+        kinds_of_terms = set[frozenset[str]]()
+        terms = 0
+        begins_with_number = False
         while waiting:
             node = waiting.pop()
             if _adds(node):
-                from_zero |= len(self._nodes.following(node)) == 1
-                waiting += self._nodes.following(node)
+                following = self._nodes.following(node)
+                begins_with_number |= len(following) == 1  # as ``total = 0`` does
+                waiting += following
             elif not is_leaf(node):
-                new, known = self.behind([node], seen)
-                if not all(map(is_leaf, known)):
+                term, ends = self.behind([node], counted)
+                if not all(map(is_leaf, ends)):
                     return False  # two results of one computation
                 terms += 1
-                seen.update(map(id, new))
-                kinds.add(frozenset(name_of(type(part)) for part in new if not is_leaf(part)))
-        return terms >= 3 - from_zero and len(kinds) == 1
+                counted.update(map(id, term))
+                kinds_of_terms.add(_kinds_in(term))
+        least = 2 if begins_with_number else 3
+        return terms >= least and len(kinds_of_terms) == 1
+
+    def _past_single_steps(self, node: Any) -> Any:
+        """Return the first node that adds or has several inputs; before it is such as a mean."""
+        while not _adds(node) and len(self._nodes.following(node)) == 1:
+            (node,) = self._nodes.following(node)
+        return node
 
 
 def _adds(node: Any) -> bool:
     return name_of(type(node)) == "AddBackward0"
 
 
-def _words(roots: list[_Root]) -> tuple[str, str]:
+def _kinds_in(nodes: Iterable[Any]) -> frozenset[str]:
+    """Return the names of the operations of some nodes."""
+    return frozenset(name_of(type(node)) for node in nodes if not is_leaf(node))
+
+
+def _words(roots: Sequence[_Root]) -> tuple[str, str]:
     """Return a description of a group of roots, and a remedy."""
-    where, number = dict.fromkeys(_ROOT.findall(root.path)[0] for root in roots), len(roots)
-    remedies = list(dict.fromkeys(root.instead for root in roots))[:3]
-    if any(root.kind == "evaluation" for root in roots):
-        remedies = [root.instead for root in roots if root.kind == "evaluation"][:1]
-    what, path = f"{', '.join(where)}: {number:,} tensors keep their autograd graphs", roots[0].path
-    if number == 1:
-        named = (
-            "a hook on " * ("_hooks[" in path) + next(iter(where))
-            if _NO_CODE.search(path)
-            else path
-        )
-        what = f"{named} keeps its autograd graph"
-    return what, f"unless you still call backward(): {'; '.join(remedies)}"
+    evaluations = [root.instead for root in roots if root.kind == "evaluation"]
+    remedies = evaluations[:1]
+    if not evaluations:
+        remedies = list(dict.fromkeys(root.instead for root in roots))[:_REMEDIES_SHOWN]
+    remedy = f"unless you still call backward(): {'; '.join(remedies)}"
+    if len(roots) > 1:
+        names = ", ".join(dict.fromkeys(root.name for root in roots))
+        return f"{names}: {len(roots):,} tensors keep their autograd graphs", remedy
+    (root,) = roots
+    named = root.path
+    if _NO_CODE.search(root.path):
+        named = f"a hook on {root.name}" if "_hooks[" in root.path else root.name
+    return f"{named} keeps its autograd graph", remedy
 
 
 def caches() -> Iterator[Finding]:
     """Yield the memory that torch's allocators have reserved and can free."""
     for backend in ("cuda", "xpu"):
         try:
-            found = snapshots(backend)
+            by_device = snapshots(backend)
         except RuntimeError:  # an allocator without snapshots
             continue
-        for device, snapshot in found.items():
-            what, remedy = (
+        for device, snapshot in by_device.items():
+            yield Finding(
+                device,
+                {("cache", 0): snapshot.cached_bytes},
                 "reserved by torch, but not in use",
                 "if another process or library needs it: %gpumem free",
             )
-            yield Finding(device, {("cache", 0): snapshot.cached_bytes}, what, remedy)

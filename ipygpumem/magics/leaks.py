@@ -9,10 +9,10 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import compress
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import StorageKey, holding_objects, library_type, storage_key
-from ipygpumem.heap.bulk import Progress, by_identity, of_types, one_of_each
+from ipygpumem.heap.bulk import Progress, by_identity, kinds_of, of_types
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.graphs import live_tensors, requiring_grad
 from ipygpumem.heap.holders.roots import NOTEBOOK
@@ -62,36 +62,40 @@ def leaks(app: App, options: Options) -> list[Report]:
     smallest = app.context.config.min_held_bytes if options.min is None else options.min
     app.context.garbage.collect()  # garbage is no leak
     with app.context.display.working("leaks") as progress:
-        found, beyond, kept, is_all = _look(app, smallest, progress)
-    kept += _sized(caches(), smallest)
-    kept += Printed(app.context.shell).leaks(smallest)
-    notes = [] if is_all else ["too many autograd graphs to examine: they are not listed"]
+        found = _look(app, smallest, progress)
+    kept = [*found.kept, *_sized(caches(), smallest)]
+    kept += [Kept(*row) for row in Printed(app.context.shell).leaks(smallest)]
+    notes = []
+    if not found.has_all_graphs:
+        notes.append("too many autograd graphs to examine: they are not listed")
     segments = app.context.meter.now().get("shm")
-    notes += [f"shared memory: {segments.note}"] if segments is not None and segments.note else []
-    return [
-        leaks_report(
-            sorted(found, key=lambda held: -held.size_bytes), smallest, beyond, kept, notes
-        )
-    ]
+    if segments is not None and segments.note:
+        notes.append(f"shared memory: {segments.note}")
+    return [leaks_report(found.leaks, smallest, found.beyond, kept, notes)]
 
 
-def _look(
-    app: App, smallest: int, progress: Progress
-) -> tuple[list[RetainedArray], list[RetainedArray], list[Kept], bool]:
-    """Return leaks, memory too small to examine, and memory that caches keep; drop freed survivors.
+class _Found(NamedTuple):
+    leaks: list[RetainedArray]
+    """The largest first."""
+    beyond: list[RetainedArray]
+    """Arrays that were too many to examine."""
+    kept: list[Kept]
+    """Memory that outputs and autograd graphs keep."""
+    has_all_graphs: bool
+    """False if there were too many autograd graphs to examine."""
 
-    The last item is False if there are too many autograd graphs to examine.
-    """
-    app.experiments.survivors.cuts.clear()
+
+def _look(app: App, smallest: int, progress: Progress) -> _Found:
+    """Return leaks and other memory that is kept by mistake; forget survivors that were freed."""
+    survivors = app.experiments.survivors
+    survivors.cuts.clear()
     live_tensors(app.context.garbage)  # gives each a Python object
     with undisturbed():
-        namespace = dict(app.context.namespace)
-        names = {name: namespace[name] for name in ownable(namespace)}
-        del namespace  # it would be another holder of the outputs
+        names = _names(app.context.namespace)
         kept, keepers = kept_outputs(app.context.shell)
         outputs = {f"Out[{number}]": value for number, value in kept.items() if not is_atom(value)}
-        paths, inside = paths_of(names, outputs)
-        inside |= keepers | {id(kept), id(outputs)}
+        paths, inside_outputs = paths_of(names, outputs)
+        inside_outputs |= keepers | {id(kept), id(outputs)}
         printed = set(map(id, Printed(app.context.shell).own_texts()))
         heap = Heap(
             smallest=smallest,
@@ -99,44 +103,74 @@ def _look(
             instances_of=unreached.OF_PLACES,
         )
         progress(0.3)
-        retained = Retained(heap, paths, outputs, inside)
+        retained = Retained(heap, paths, outputs, inside_outputs)
         progress(0.5)
-        app.experiments.survivors.update(heap)
-        known = [
-            item for item in app.experiments.survivors.known if size_of(item.alive()) >= smallest
-        ]
-        expected = _of_training(heap, {key for item in known for key in _storages(item)})
-        # State that the user's live optimizer needs is no leak.
-        known = [
-            item for item in known if item.held.name or not expected.issuperset(_storages(item))
-        ]
+        survivors.update(heap)
+        known = _leaked_names(survivors.known, heap, smallest)
         listed = {key for item in known for key in _storages(item)}
-        graphs = [one for one in retained.graphs if sum(one.shares.values()) >= smallest]
-        skipped = listed.union(*(one.shares for one in graphs))
-        unnamed = {
-            key: held_without_name(same[0])
-            for key, same in heap.large(smallest).items()
-            if key not in skipped
-        }
-        ordered = sorted(unnamed, key=lambda key: -unnamed[key].size_bytes)
-        of_objects = _Objects(app, heap, names, outputs, smallest, listed)
-        of_objects.leave_out(printed)
+        graphs = [graph for graph in retained.graphs if graph.size_bytes >= smallest]
+        arrays = _UnnamedArrays(heap, smallest, listed.union(*(graph.shares for graph in graphs)))
+        objects = _Objects(app, heap, names, outputs, smallest, listed)
+        objects.leave_out(printed)
         progress(0.7)
-        questions = Questions(ordered[:MOST_EXPLAINED], of_objects.to_explain)
-        of_survivors = app.experiments.survivors.explained(known, heap, questions=questions)
-        modules = _users_modules(app.context.namespace)
-        found = [row for _, row in of_survivors]
-        without_name = [
-            key for key in questions.storages if not _is_plain(questions.holders[key].path, modules)
-        ]
-        found += [replace(unnamed[key], holder=questions.holders[key]) for key in without_name]
-        beyond = [unnamed[key] for key in ordered[MOST_EXPLAINED:]]
-        found += of_objects.leaked(questions.holders, modules)
-        found_kept = _sized([*graphs, *retained.outputs(heap.large(smallest))], smallest, listed)
-        found_kept += of_objects.of_outputs()
+        questions = Questions(arrays.to_explain, objects.to_explain)
+        explained = survivors.explained(known, heap, questions=questions)
+        user_modules = _users_modules(app.context.namespace)
+        rows = [row for _, row in explained]
+        rows += arrays.leaked(questions.holders, user_modules)
+        rows += objects.leaked(questions.holders, user_modules)
+        of_arrays = [*graphs, *retained.outputs(heap.large(smallest))]
+        kept_rows = [*_sized(of_arrays, smallest, listed), *objects.of_outputs()]
         heap.drop()
-    found = merged(found, app.experiments.survivors.cuts)
-    return found, beyond, _together(found_kept), retained.complete
+    return _Found(
+        merged(rows, survivors.cuts), arrays.beyond, _together(kept_rows), retained.complete
+    )
+
+
+def _names(namespace: Mapping[str, object]) -> dict[str, object]:
+    """Return the user's names; a copy of the whole namespace would be a holder of the outputs."""
+    return {name: namespace[name] for name in ownable(dict(namespace))}
+
+
+def _leaked_names(survivors: Iterable[WatchedName], heap: Heap, smallest: int) -> list[WatchedName]:
+    """Return the survivors of at least ``smallest`` bytes, without state of training: what the
+    user's live optimizer needs is no leak.
+    """
+    large = [item for item in survivors if size_of(item.alive()) >= smallest]
+    storages = {key for item in large for key in _storages(item)}
+    of_training = _of_training(heap, storages)
+    return [item for item in large if item.held.name or not of_training.issuperset(_storages(item))]
+
+
+class _UnnamedArrays:
+    """Tensors and arrays without a row yet, of which those that a variable leads to are no leaks.
+
+    Args:
+        heap: the live objects.
+        smallest: minimum bytes of each.
+        listed: storages that have rows of their own.
+
+    Attributes:
+        to_explain: the storages whose holders are searched, the largest first.
+        beyond: the rows of further ones.
+    """
+
+    def __init__(self, heap: Heap, smallest: int, listed: Container[StorageKey]) -> None:
+        self._rows: dict[StorageKey, RetainedArray] = {}
+        for key, same in heap.large(smallest).items():
+            if key not in listed:
+                self._rows[key] = held_without_name(same[0])
+        ordered = sorted(self._rows, key=lambda key: -self._rows[key].size_bytes)
+        self.to_explain = ordered[:MOST_EXPLAINED]
+        self.beyond = [self._rows[key] for key in ordered[MOST_EXPLAINED:]]
+
+    def leaked(
+        self, holders: Mapping[StorageKey, ReferencePath], user_modules: Container[str]
+    ) -> Iterator[RetainedArray]:
+        """Yield the rows of leaks, given the holders of the storages ``to_explain``."""
+        for key in self.to_explain:
+            if not _is_plain(holders[key].path, user_modules):
+                yield replace(self._rows[key], holder=holders[key])
 
 
 class _Objects:
@@ -167,7 +201,7 @@ class _Objects:
         self._places.contents.update(by_identity(list(in_run_modules(app.context.shell))))
         # Before anything is measured, because each is remembered only if something else refers to
         # it, too.
-        self._large = heap.large_objects()
+        self._large = [*heap.large_containers.values(), *heap.large_leaves]
         self._listed = listed
         self._sizes = self._without_arrays()
         self._survivors = app.experiments.survivors.others_alive(heap, self._sizes, smallest)
@@ -192,52 +226,61 @@ class _Objects:
     ) -> list[RetainedArray]:
         """Return the rows of leaks, given the holders of the objects ``to_explain``."""
         rows = [other.with_holder(holders) for other in self._survivors]
-        left = list[object]()
+        candidates = list[object]()
         for item in self._candidates:
+            if id(item) in self._heap.large_containers and not self._heap.is_referred(item):
+                continue  # one of our own lists
             path = holders["object", id(item)].path
             is_in_module = _OF_MODULE.fullmatch(_QUOTED.sub("", path)) is not None
             if not is_in_module and not _is_plain(path, user_modules):
-                left.append(item)
-        if left:
+                candidates.append(item)
+        if candidates:
             self._measure_names()
-        for item in left:
-            if not self._sizes.has_counted(item):
-                size = self._sizes.together([item])
-                if size >= self._smallest:
-                    # Only a large object's parts are worth the time.
-                    parts = Sizes().measure(item)._replace(device_bytes={"cpu": size})
-                    rows.append(replace(row_of([item], parts), holder=holders["object", id(item)]))
+        for item in candidates:
+            if self._sizes.has_counted(item):
+                continue
+            size = self._sizes.together([item])
+            if size >= self._smallest:
+                # Only a large object's parts are worth the time.
+                measured = Sizes().measure(item)._replace(device_bytes={"cpu": size})
+                holder = holders["object", id(item)]
+                rows.append(replace(row_of([item], measured), holder=holder))
         return rows
 
     def of_outputs(self) -> list[Kept]:
         """Return the other memory of outputs; call it after ``leaked``."""
+        if not self._outputs:
+            return []
         alone = self._without_arrays()
         if alone.together(list(self._outputs.values())) < self._smallest:
             return []  # so it need not be known what names lead to
         self._measure_names()
-        # those of outputs are listed by storage, as are large arrays
+        # Tensors in outputs are listed by storage, as are large arrays.
         self._sizes.together(self._heap.tensors)
         rows = list[Kept]()
         for name, value in self._outputs.items():
             size = self._sizes.together([value])
             if size >= self._smallest:
                 what = f"{name}: {type_name(value)} that only IPython holds"
-                rows.append((size, "cpu", what, f"to free it: %xdel _{name[4:-1]}", size))
+                remedy = f"to free it: %xdel _{name[4:-1]}"
+                is_at_least = Sizes().measure(value).is_at_least
+                rows.append(Kept(size, "cpu", what, remedy, size, is_at_least))
         return rows
 
     def _without_arrays(self) -> Sizes:
         """Return sizes without the arrays that have rows of their own, and without large ones."""
         sizes = Sizes()
-        items = self._heap.large(self._smallest)
-        sizes.leave_out(_with_storage(self._heap, self._listed, items.keys()))
+        large = self._heap.large(self._smallest)
+        sizes.leave_out(_with_storage(self._heap, self._listed, large.keys()))
         arrays = [
-            array for (library, _), same in items.items() if library == "numpy" for array in same
+            array for (library, _), same in large.items() if library == "numpy" for array in same
         ]
-        of_objects = set(map(id, compress(arrays, holding_objects(arrays))))
-        sizes.leave_out(array for array in arrays if id(array) in of_objects)  # not their elements
-        sizes.together(
-            [item for same in items.values() for item in same if id(item) not in of_objects]
-        )
+        of_objects = by_identity(list(compress(arrays, holding_objects(arrays))))
+        sizes.leave_out(of_objects.values())  # not their elements
+        other_items = [
+            item for same in large.values() for item in same if id(item) not in of_objects
+        ]
+        sizes.together(other_items)
         return sizes
 
     def _measure_names(self) -> None:
@@ -262,28 +305,31 @@ def _with_storage(
 
 def _together(rows: Iterable[Kept]) -> list[Kept]:
     """Return the rows, those of one object together."""
-    found: dict[tuple[str, str, str], Kept] = {}
-    for size, device, what, remedy, own in rows:
-        known = found.get((device, what, remedy), (0, device, what, remedy, 0))
-        found[device, what, remedy] = (known[0] + size, device, what, remedy, known[4] + own)
-    return list(found.values())
+    together: dict[tuple[str, str, str], Kept] = {}
+    for row in rows:
+        place = row.device, row.what, row.remedy
+        before = together.get(place)
+        if before is None:
+            together[place] = row
+        else:
+            together[place] = row._replace(
+                size_bytes=before.size_bytes + row.size_bytes,
+                new_bytes=before.new_bytes + row.new_bytes,
+                is_at_least=before.is_at_least or row.is_at_least,
+            )
+    return list(together.values())
 
 
 def _sized(
     findings: Iterable[Finding], smallest: int, leaked: Container[StorageKey] = ()
 ) -> list[Kept]:
-    sized = [(sum(one.shares.values()), one) for one in findings]
-    return [
-        (
-            size,
-            one.device,
-            one.what,
-            one.remedy,
-            sum(n for key, n in one.shares.items() if key not in leaked),
-        )
-        for size, one in sized
-        if size >= smallest
-    ]
+    """Return the rows of findings; the bytes of ``leaked`` storages are in rows of leaks."""
+    rows = []
+    for one in findings:
+        if one.size_bytes >= smallest:
+            new = sum(size for key, size in one.shares.items() if key not in leaked)
+            rows.append(Kept(one.size_bytes, one.device, one.what, one.remedy, new))
+    return rows
 
 
 def _storages(item: WatchedName) -> list[StorageKey]:
@@ -312,14 +358,18 @@ def _of_training(heap: Heap, survivors: set[StorageKey]) -> set[StorageKey | Non
 
 def _users_modules(namespace: dict[str, Any]) -> set[str]:
     """Return the user's modules reachable by a name in the notebook, such as ``package.module``."""
-    waiting, names = [namespace], set[str]()
+    names = set[str]()
+    waiting = [namespace]
     while waiting:
         values = list(waiting.pop().values())
-        kinds = {kind for kind, one in one_of_each(values).items() if is_instance(one, ModuleType)}
-        found = [module_dict(item) for item in of_types(kinds, values) if is_users_module(item)]
-        new = {text_of(inside.get("__name__")): inside for inside in found if "__file__" in inside}
-        waiting += [inside for name, inside in new.items() if name not in names]
-        names |= new.keys()
+        for module in of_types(kinds_of(values, ModuleType), values):
+            if not is_users_module(module):
+                continue
+            inside = module_dict(module)
+            name = text_of(inside.get("__name__"))
+            if "__file__" in inside and name not in names:
+                names.add(name)
+                waiting.append(inside)
     return names
 
 
