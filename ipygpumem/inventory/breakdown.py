@@ -15,9 +15,10 @@ import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
-from ipygpumem.probes import own_limits
+from ipygpumem.probes import cgroup, own_limits
 from ipygpumem.probes.allocator import Block, Snapshot
 from ipygpumem.probes.host import HostFigures, OwnPages
 from ipygpumem.probes.nvml import DeviceWide, process_label
@@ -97,9 +98,15 @@ def device_parts(
         pools: memory reserved there by other libraries than torch.
     """
     names = (reading.device, f"{reading.device}:0")  # tensors have mps:0 for a single device
-    own = None if storages is None else [item for item in storages if item.device in names]
     texts = list(notes)
-    parts = _by_counters(reading) if snapshot is None else _by_blocks(snapshot, own, texts)
+    if snapshot is None:
+        parts = _by_counters(reading)
+    elif storages is None:
+        parts = [_unsorted(snapshot.requested_bytes)]
+        parts += _overhead(snapshot, snapshot.allocated_bytes - snapshot.requested_bytes)
+    else:
+        on_device = [item for item in storages if item.device in names]
+        parts = _by_blocks(snapshot, on_device, texts)
     return _with_the_rest(reading, [*parts, *pools], wide, texts)
 
 
@@ -116,74 +123,77 @@ def card_parts(
 # -- the allocator's reserved memory ------------------------------------------------------------
 
 
-def _by_blocks(snapshot: Snapshot, storages: list[Storage] | None, texts: list[str]) -> list[Part]:
-    if storages is None:
-        parts, rounding = (
-            [_unsorted(snapshot.requested_bytes)],
-            snapshot.allocated_bytes - snapshot.requested_bytes,
+def _by_blocks(snapshot: Snapshot, storages: Sequence[Storage], texts: list[str]) -> list[Part]:
+    """Return the parts of the allocator's memory, given the storages on the device."""
+    cover = _Cover(snapshot.blocks_in_use, storages)
+    if cover.outside_bytes:
+        texts.append(
+            f"{format_bytes(cover.outside_bytes)} of tensors lie outside torch's allocator "
+            "(another library's, or another process's memory): they are counted there"
         )
-    else:
-        kinds, unheld, rounding, outside = _cover(snapshot.blocks_in_use, storages)
-        parts = [
-            *kind_parts("tensors", dict.fromkeys(KINDS, 0) | kinds),
-            Part("held by C++ or autograd", unheld, _UNHELD),
-        ]
-        if outside:
-            texts.append(
-                f"{format_bytes(outside)} of tensors lie outside torch's allocator (another "
-                f"library's, or "
-                "another process's memory): they are counted there"
-            )
-    largest = format_bytes(max(snapshot.fragments, default=0))
-    gaps = f"gaps, the largest of {largest}: freed with the neighbouring tensors"
-    pending = "freed, but still in use by another stream"
-    cache = "free for this process's next tensors; %gpumem free frees it"
-    private = "free blocks of CUDA graphs or other pools: delete those, then %gpumem free"
     return [
-        *parts,
-        Part(
-            "rounding",
-            rounding,
-            "the allocator rounds sizes up: few large tensors cost less than many",
-        ),
-        Part("waiting for a stream", snapshot.pending_bytes, pending),
-        Part("allocator cache", snapshot.cached_bytes, cache),
-        Part("fragmentation", sum(snapshot.fragments), gaps),
-        Part("pools' cache", snapshot.private_bytes, private),
+        *kind_parts("tensors", dict.fromkeys(KINDS, 0) | cover.kinds),
+        Part("held by C++ or autograd", cover.unheld_bytes, _UNHELD),
+        *_overhead(snapshot, cover.rounding_bytes),
     ]
 
 
-def _cover(
-    blocks: Sequence[Block], storages: Iterable[Storage]
-) -> tuple[Counter[str], int, int, int]:
-    """Match storages with used blocks, both sorted by address; bytes shared by several storages
-    count once.
+def _overhead(snapshot: Snapshot, rounding_bytes: int) -> list[Part]:
+    """Return the parts of the allocator's memory that no tensor needs."""
+    largest = format_bytes(max(snapshot.fragments, default=0))
+    gaps = f"gaps, the largest of {largest}: freed with the neighbouring tensors"
+    return [
+        Part("rounding", rounding_bytes, _ROUNDING),
+        Part("waiting for a stream", snapshot.pending_bytes, _PENDING),
+        Part("allocator cache", snapshot.cached_bytes, _CACHED),
+        Part("fragmentation", sum(snapshot.fragments), gaps),
+        Part("pools' cache", snapshot.private_bytes, _IN_POOLS),
+    ]
 
-    Return the bytes of each kind, then the bytes without a storage, the rounding, and the bytes
-    outside all blocks.
+
+_ROUNDING = "the allocator rounds sizes up: few large tensors cost less than many"
+_PENDING = "freed, but still in use by another stream"
+_CACHED = "free for this process's next tensors; %gpumem free frees it"
+_IN_POOLS = "free blocks of CUDA graphs or other pools: delete those, then %gpumem free"
+
+
+class _Cover:
+    """Matches storages with used blocks, by address; bytes shared by several storages count once.
+
+    Attributes:
+        kinds: bytes of the storages in blocks, by kind.
+        unheld_bytes: bytes of blocks without a storage.
+        rounding_bytes: bytes of blocks beyond what was requested.
+        outside_bytes: bytes of storages outside all blocks.
     """
-    ordered = sorted(storages, key=lambda item: (item.address, item.size_bytes))
-    starts = [item.address for item in ordered]
-    kinds: Counter[str] = Counter()
-    unheld = rounding = 0
-    outside = sum(item.size_bytes for item in ordered)
-    for block in blocks:
+
+    def __init__(self, blocks: Iterable[Block], storages: Iterable[Storage]) -> None:
+        self.kinds: Counter[str] = Counter()
+        self.unheld_bytes = self.rounding_bytes = 0
+        self._storages = sorted(storages, key=attrgetter("address", "size_bytes"))
+        self._starts = [item.address for item in self._storages]
+        self.outside_bytes = sum(item.size_bytes for item in self._storages)
+        for block in blocks:
+            self._add(block)
+
+    def _add(self, block: Block) -> None:
         end = block.address + block.size_bytes
-        first, last = bisect.bisect_left(starts, block.address), bisect.bisect_left(starts, end)
-        inside, reached = 0, block.address
-        for item in ordered[first:last]:
+        first = bisect.bisect_left(self._starts, block.address)
+        last = bisect.bisect_left(self._starts, end)
+        covered, reached = 0, block.address
+        for item in self._storages[first:last]:
             stop = min(item.address + item.size_bytes, end)
             fresh = max(0, stop - max(item.address, reached))
-            kinds[item.kind] += fresh
-            outside -= item.size_bytes
-            inside += fresh
+            self.kinds[item.kind] += fresh
+            self.outside_bytes -= item.size_bytes
+            covered += fresh
             reached = max(reached, stop)
-        # A block without any storage is held as a whole; otherwise the excess over the request is
-        # rounding.
-        rounded = block.size_bytes - max(inside, block.requested_bytes) if inside else 0
-        rounding += rounded
-        unheld += block.size_bytes - inside - rounded
-    return kinds, unheld, rounding, outside
+        if not covered:
+            self.unheld_bytes += block.size_bytes  # held as a whole
+            return
+        rounding = block.size_bytes - max(covered, block.requested_bytes)
+        self.rounding_bytes += rounding
+        self.unheld_bytes += block.size_bytes - covered - rounding
 
 
 def _by_counters(reading: Reading) -> list[Part]:
@@ -218,23 +228,23 @@ def _with_the_rest(
     them.
     """
     reserved = sum(part.size_bytes or 0 for part in parts)
-    source = reading if wide is None or wide.used_bytes is None else wide
-    total, used = source.total_bytes, source.used_bytes
-    why = reading.note or (wide.note if wide is not None else "") or "the driver does not report it"
+    total, used = reading.total_bytes, reading.used_bytes
+    if wide is not None and wide.used_bytes is not None:
+        total, used = wide.total_bytes, wide.used_bytes
+    why = reading.note
+    if not why and wide is not None:
+        why = wide.note
+    why = why or "the driver does not report it"
     if total is not None and used is not None:
         if reserved <= used <= total:
-            rest = [
-                *_beside(used - reserved, reserved, wide, why),
-                Part("free", total - used, "free for any process"),
-            ]
-            return Reconciliation(
-                reading.device, total, "the device's memory", (*parts, *rest), tuple(notes)
-            )
+            more = _beside(used - reserved, reserved, wide, why)
+            more.append(Part("free", total - used, "free for any process"))
+            basis = "the device's memory"
+            return Reconciliation(reading.device, total, basis, (*parts, *more), tuple(notes))
         why = "the driver's figures contradict torch's: unified memory, or a busy moment"
     unknown = Part("unknown: context, other processes, free", None, why)
-    return Reconciliation(
-        reading.device, reserved, "reserved by torch's allocator", (*parts, unknown), tuple(notes)
-    )
+    basis = "reserved by torch's allocator"
+    return Reconciliation(reading.device, reserved, basis, (*parts, unknown), tuple(notes))
 
 
 def _beside(size: int, reserved: int, wide: DeviceWide | None, why: str) -> list[Part]:
@@ -243,24 +253,19 @@ def _beside(size: int, reserved: int, wide: DeviceWide | None, why: str) -> list
     """
     if wide is not None and wide.own_bytes is not None:
         context = max(0, wide.own_bytes - reserved)
-        rest = size - context - sum(used for _, used in wide.other_processes)
-        if rest >= 0:
-            own = "CUDA's context, kernels, workspaces: freed when the kernel restarts"
-            by_size = sorted(wide.other_processes, key=lambda item: -item[1])
-            hidden = (
-                "in use, by no process that the driver lists: the driver itself, or hidden "
-                "processes"
-            )
-            return [
-                Part("context and libraries", context, own),
-                *(
-                    Part(process_label(pid), used, "another process: end it if it is yours")
-                    for pid, used in by_size
-                ),
-                Part("unknown", rest, hidden),
-            ]
+        hidden = size - context - sum(used for _, used in wide.other_processes)
+        if hidden >= 0:
+            parts = [Part("context and libraries", context, _CONTEXT)]
+            for pid, used in sorted(wide.other_processes, key=lambda item: -item[1]):
+                advice = "another process: end it if it is yours"
+                parts.append(Part(process_label(pid), used, advice))
+            return [*parts, Part("unknown", hidden, _HIDDEN)]
         why = "the driver's figures for processes exceed the memory in use: read at a busy moment"
     return [Part("unknown: context, libraries and other processes", size, why)]
+
+
+_CONTEXT = "CUDA's context, kernels, workspaces: freed when the kernel restarts"
+_HIDDEN = "in use, by no process that the driver lists: the driver itself, or hidden processes"
 
 
 # -- pools of other libraries -------------------------------------------------------------------
@@ -268,8 +273,7 @@ def _beside(size: int, reserved: int, wide: DeviceWide | None, why: str) -> list
 _UNUSED = {
     "jax": (
         "serves JAX alone, until the kernel ends: XLA_PYTHON_CLIENT_PREALLOCATE=false before its "
-        "first use lets it "
-        "reserve only what it needs"
+        "first use lets it reserve only what it needs"
     ),
     "cupy": "free for CuPy's next arrays; %gpumem free frees it",
 }
@@ -280,15 +284,15 @@ def pools_on(index: int, readings: Mapping[str, Reading]) -> tuple[Part, ...]:
     """Return the parts of the pools on a device, by torch's number; a pool without a device counts
     on a single one.
     """
-    is_alone = len({device for device in readings if device.partition(":")[0] == "cuda"}) <= 1
+    cards = {device for device in readings if device.partition(":")[0] == "cuda"}
     parts = []
     for device, reading in readings.items():
         name, _, number = device.partition(":")
-        if name not in POOLS or not (number == str(index) or (not number and is_alone)):
+        is_here = number == str(index) or (not number and len(cards) <= 1)
+        if name not in POOLS or not is_here:
             continue
-        parts.append(
-            Part(f"{POOLS[name]}: in use", reading.current_bytes, "its arrays: delete their names")
-        )
+        in_use = "its arrays: delete their names"
+        parts.append(Part(f"{POOLS[name]}: in use", reading.current_bytes, in_use))
         if reading.reserved_bytes is not None:
             unused = max(0, reading.reserved_bytes - reading.current_bytes)
             parts.append(Part(f"{POOLS[name]}: pool's rest", unused, _UNUSED.get(name, "")))
@@ -344,70 +348,138 @@ def host_parts(
         resident: returns the bytes in RAM of each address range.
         objects: bytes of objects without arrays' data, by part.
     """
-    notes: list[str] = []
-    group = figures.group
-    if group is not None and group.limit_bytes < figures.ram_bytes:
-        total, free = group.limit_bytes, max(0, group.limit_bytes - group.used_bytes)
-        files = min(figures.file_bytes, group.mapped_bytes)
-        cache = group.cache_bytes - files
-        withheld = max(0, free - figures.available_bytes)
-        basis, rest_name = "the container's limit (cgroup)", "other processes in the container"
-    else:
-        total, free, files, withheld = figures.ram_bytes, figures.free_bytes, figures.file_bytes, 0
-        cache = figures.available_bytes - free - files
-        basis, rest_name = "the machine's RAM", _OTHERS
-    out_of_reach = "within the container's limit, but in use by the rest of the machine"
-    if figures.limit is not None and (beyond := free - figures.limit.available_bytes) > withheld:
-        size, what = format_bytes(figures.limit.limit_bytes), own_limits.WHAT[figures.limit.name]
-        withheld, remedy = beyond, "raise it (ulimit, or %gpumem guard off)"
-        out_of_reach = f"{figures.limit.name} allows this process {size} of {what}: {remedy}"
-    left = total
-    taken = []
-    own = (
-        free,
-        figures.private_bytes,
-        figures.shared_bytes,
-        files,
-        cache,
-        figures.children_bytes or 0,
-    )
-    for size_bytes in own:  # the first that claims a byte gets it
-        taken.append(max(0, min(size_bytes, left)))
-        left -= taken[-1]
-    free, private, shared, files, cache, children = taken
-    if private + shared + files < figures.rss_bytes:
-        missing = figures.rss_bytes - private - shared - files
-        notes.append(
-            f"{format_bytes(missing)} of this process's RSS are not charged to it here: shared "
-            f"files, mostly"
-        )
-    workers = (
-        "such as data loaders; shared pages count by share where that is known (PSS): end them"
-    )
-    parts = [
-        *_private(private, storages, resident, notes, figures.own, objects or {}),
-        Part(
-            "shared memory",
-            shared,
-            "data loaders' batches, pinned memory, /dev/shm: close their creator",
-        ),
-        Part(
-            "libraries and mapped files",
-            files,
-            "code and mapped data: dropped by the kernel when it needs room",
-        ),
-        Part("child processes", children, workers),
-        Part(rest_name, left, "end what you do not need, such as other notebooks' kernels"),
-        Part("cache", cache, "cached files: the system frees them when memory is needed"),
-        Part("out of reach", withheld, out_of_reach),
-        Part("free", free - withheld, "free now"),
-    ]
-    rest = sum(part.size_bytes or 0 for part in parts if part.name == _NOT_NAMED)
-    if rest > min(MANY_BYTES, MANY_SHARE * figures.rss_bytes):
-        notes.append(f"{format_bytes(rest)} of this process are not named: {UNACCOUNTED}")
+    basis = _host_basis(figures)
+    claims = _claims(basis, figures)
+    notes = _host_notes(claims, figures)
+    private = _private(claims.private, storages, resident, notes, figures.own, objects or {})
+    not_named = sum(part.size_bytes or 0 for part in private if part.name == _NOT_NAMED)
+    if not_named > min(MANY_BYTES, MANY_SHARE * figures.rss_bytes):
+        notes.append(f"{format_bytes(not_named)} of this process are not named: {UNACCOUNTED}")
     if figures.children_bytes is None:
         notes.append(f"child processes are not known separately here: they are among the {_OTHERS}")
-    return Reconciliation("cpu", total, basis, tuple(parts), tuple(notes))
+    parts = [
+        *private,
+        Part("shared memory", claims.shared, _SHARED),
+        Part("libraries and mapped files", claims.files, _FILES),
+        Part("child processes", claims.children, _WORKERS),
+        Part(basis.name_of_others, claims.unclaimed, _OF_OTHERS),
+        Part("cache", claims.cache, _CACHE),
+        Part("out of reach", basis.withheld_bytes, basis.why_withheld),
+        Part("free", claims.free - basis.withheld_bytes, "free now"),
+    ]
+    return Reconciliation("cpu", basis.total_bytes, basis.name, tuple(parts), tuple(notes))
+
+
+_SHARED = "data loaders' batches, pinned memory, /dev/shm: close their creator"
+_FILES = "code and mapped data: dropped by the kernel when it needs room"
+_WORKERS = "such as data loaders; shared pages count by share where that is known (PSS): end them"
+_OF_OTHERS = "end what you do not need, such as other notebooks' kernels"
+_CACHE = "cached files: the system frees them when memory is needed"
+
+
+class _HostBasis(NamedTuple):
+    """The memory that is broken down: the machine's, or that of a container."""
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+    file_bytes: int
+    cache_bytes: int
+    name_of_others: str
+    withheld_bytes: int
+    """Bytes that are free, but not for this process."""
+    why_withheld: str
+
+
+def _host_basis(figures: HostFigures) -> _HostBasis:
+    """Return the memory to break down: the container's, if that is less than the machine's."""
+    basis = _of_machine(figures)
+    group = figures.group
+    if group is not None and group.limit_bytes < figures.ram_bytes:
+        basis = _of_container(figures, group)
+    limit = figures.limit
+    if limit is None:
+        return basis
+    beyond_bytes = basis.free_bytes - limit.available_bytes
+    if beyond_bytes <= basis.withheld_bytes:
+        return basis
+    size, what = format_bytes(limit.limit_bytes), own_limits.WHAT[limit.name]
+    why = f"{limit.name} allows this process {size} of {what}: {_RAISE_LIMIT}"
+    return basis._replace(withheld_bytes=beyond_bytes, why_withheld=why)
+
+
+_RAISE_LIMIT = "raise it (ulimit, or %gpumem guard off)"
+_IN_USE_OUTSIDE = "within the container's limit, but in use by the rest of the machine"
+
+
+def _of_machine(figures: HostFigures) -> _HostBasis:
+    return _HostBasis(
+        name="the machine's RAM",
+        total_bytes=figures.ram_bytes,
+        free_bytes=figures.free_bytes,
+        file_bytes=figures.file_bytes,
+        cache_bytes=figures.available_bytes - figures.free_bytes - figures.file_bytes,
+        name_of_others=_OTHERS,
+        withheld_bytes=0,
+        why_withheld=_IN_USE_OUTSIDE,
+    )
+
+
+def _of_container(figures: HostFigures, group: cgroup.Group) -> _HostBasis:
+    free_bytes = max(0, group.limit_bytes - group.used_bytes)
+    file_bytes = min(figures.file_bytes, group.mapped_bytes)
+    return _HostBasis(
+        name="the container's limit (cgroup)",
+        total_bytes=group.limit_bytes,
+        free_bytes=free_bytes,
+        file_bytes=file_bytes,
+        cache_bytes=group.cache_bytes - file_bytes,
+        name_of_others="other processes in the container",
+        withheld_bytes=max(0, free_bytes - figures.available_bytes),
+        why_withheld=_IN_USE_OUTSIDE,
+    )
+
+
+class _Claims(NamedTuple):
+    """Bytes of each kind of pages, each byte in the first that claims it."""
+
+    free: int
+    private: int
+    shared: int
+    files: int
+    cache: int
+    children: int
+    unclaimed: int
+
+
+def _claims(basis: _HostBasis, figures: HostFigures) -> _Claims:
+    """Divide the host's memory among the kinds of pages, which the kernel counts by overlapping
+    measures.
+    """
+    in_order = (
+        basis.free_bytes,
+        figures.private_bytes,
+        figures.shared_bytes,
+        basis.file_bytes,
+        basis.cache_bytes,
+        figures.children_bytes or 0,
+    )
+    left = basis.total_bytes
+    claimed = []
+    for size_bytes in in_order:
+        claim = max(0, min(size_bytes, left))
+        claimed.append(claim)
+        left -= claim
+    return _Claims(*claimed, unclaimed=left)
+
+
+def _host_notes(claims: _Claims, figures: HostFigures) -> list[str]:
+    """Return a note on the process's pages that are charged elsewhere, if there are any."""
+    missing = figures.rss_bytes - claims.private - claims.shared - claims.files
+    if missing <= 0:
+        return []
+    size = format_bytes(missing)
+    return [f"{size} of this process's RSS are not charged to it here: shared files, mostly"]
 
 
 def _private(
@@ -419,18 +491,14 @@ def _private(
     objects: Mapping[str, int],
 ) -> list[Part]:
     """Return the parts of this process's own pages: arrays in RAM by kind, objects, what malloc
-    keeps, the rest.
+    keeps, and pages without a name.
     """
     whole = [Part("this process", size, _REST)]
-    ranges = _disjoint(item for item in storages or () if item.device == "cpu")
-    kinds: Counter[str] = Counter()
     try:
-        found = resident([(item.address, item.size_bytes) for item in ranges]) if ranges else []
+        kinds = _resident_by_kind(storages or (), resident)
     except OSError as error:
         notes.append(f"the arrays' bytes in RAM are unknown here ({error.strerror})")
         return whole
-    for item, size_bytes in zip(ranges, found, strict=True):
-        kinds[item.kind] += size_bytes
     left = size - sum(kinds.values())
     if left < 0:
         notes.append(
@@ -439,31 +507,48 @@ def _private(
         )
         return whole
     of_libraries = {kind: kinds.pop(kind) for kind in list(kinds) if kind.startswith(OF)}
-    parts = kind_parts("arrays", kinds) + [
-        Part(f"data {kind}", size, _OF_LIBRARY) for kind, size in of_libraries.items()
-    ]
-    named = dict(objects) if own is None else {**objects, **dict(zip(_OWN, own, strict=True))}
+    parts = kind_parts("arrays", kinds)
+    for kind, size_bytes in of_libraries.items():
+        parts.append(Part(f"data {kind}", size_bytes, _OF_LIBRARY))
+    named = dict(objects)
+    if own is not None:
+        named |= zip(_OWN, own, strict=True)
     for name, size_bytes in named.items():
-        parts.append(
-            Part(name, min(left, size_bytes), _OWN.get(name) or _OBJECTS.get(name, _OF_LIBRARY))
-        )
+        advice = _OWN.get(name) or _OBJECTS.get(name, _OF_LIBRARY)
+        parts.append(Part(name, min(left, size_bytes), advice))
         left -= min(left, size_bytes)
     if not parts:
         return whole
-    return [
-        *parts,
-        Part(_NOT_NAMED, left, "no object accounts for them: delete names, then %gpumem free"),
-    ]
+    advice = "no object accounts for them: delete names, then %gpumem free"
+    return [*parts, Part(_NOT_NAMED, left, advice)]
+
+
+def _resident_by_kind(storages: Iterable[Storage], resident: Resident) -> Counter[str]:
+    """Return the bytes in RAM of the storages on the host, by kind.
+
+    Raises:
+        OSError: the system does not report them.
+    """
+    ranges = _disjoint(item for item in storages if item.device == "cpu")
+    if not ranges:
+        return Counter()
+    in_ram = resident([(item.address, item.size_bytes) for item in ranges])
+    kinds: Counter[str] = Counter()
+    for item, size_bytes in zip(ranges, in_ram, strict=True):
+        kinds[item.kind] += size_bytes
+    return kinds
 
 
 def _disjoint(storages: Iterable[Storage]) -> list[Storage]:
     """Return the storages by address, without bytes that an earlier one covers (arrays may share
     memory).
     """
-    found, reached = [], 0
-    for item in sorted(storages, key=lambda item: item.address):
-        start, end = max(item.address, reached), item.address + item.size_bytes
+    disjoint = []
+    reached = 0
+    for item in sorted(storages, key=attrgetter("address")):
+        start = max(item.address, reached)
+        end = item.address + item.size_bytes
         if start < end:
-            found.append(item._replace(address=start, size_bytes=end - start))
+            disjoint.append(item._replace(address=start, size_bytes=end - start))
             reached = end
-    return found
+    return disjoint
