@@ -81,24 +81,23 @@ def candidates(
         most: maximum number of objects, the largest ones.
     """
     named = set(map(id, names))
-    found = list[tuple[int, object]]()
     sizes.pass_over(map(id, places.items))  # their contents are measured themselves
+    sized = list[tuple[int, object]]()
     for key, item in places.contents.items():
         if key not in named and (not is_atom(item) or sys.getsizeof(item) >= smallest):
-            found.append((sizes.together([item]), item))
-    without_name = (
-        item for item in large if id(item) not in named and id(item) not in places.contents
-    )
-    for item in islice(without_name, _MOST):
+            sized.append((sizes.together([item]), item))
+    unnamed = (item for item in large if id(item) not in named and id(item) not in places.contents)
+    for item in islice(unnamed, _MOST):
         # What a large container leads to matters only if no name leads to the container, and few
         # are measured then.
-        own = sys.getsizeof(item)
-        found.append((own if own >= smallest else sizes.together([item]), item))
-    found = [(size, item) for size, item in found if size >= smallest]
-    largest = set(
-        map(id, map(itemgetter(1), sorted(found, key=itemgetter(0), reverse=True)[:most]))
-    )
-    return [item for _, item in found if id(item) in largest]
+        size = sys.getsizeof(item)
+        if size < smallest:
+            size = sizes.together([item])
+        sized.append((size, item))
+    sized = [pair for pair in sized if pair[0] >= smallest]
+    largest = sorted(sized, key=itemgetter(0), reverse=True)[:most]
+    chosen = set(map(id, map(itemgetter(1), largest)))
+    return [item for _, item in sized if id(item) in chosen]
 
 
 def count_named(
@@ -112,11 +111,14 @@ def count_named(
         names: the objects of the notebook's names.
         modules: the user's modules among the names, whose data is kept on purpose, too.
     """
-    kept = [*names, *(value for module in modules for value in list(module_dict(module).values()))]
-    classes = list(filter(is_users_class, of_types(kinds_of(kept, type), kept)))
-    values = (value for kind in classes for value in list(class_dict(kind).values()))
+    values = list(names)
+    for module in modules:
+        values += list(module_dict(module).values())
+    for kind in of_types(kinds_of(values, type), values):
+        if is_users_class(kind):
+            values += list(class_dict(kind).values())
     with sizes.passing_over(set(map(id, places.items))):
-        sizes.together([*kept, *values])
+        sizes.together(values)
 
 
 def _places(heap: Heap) -> Iterator[Any]:

@@ -39,19 +39,20 @@ def status_report(
     ``cells``, and kernels.
     """
     readings = list(readings)
-    noted = [(item.device, item.note) for item in readings if item.note]
-    noted += [(item.device, note) for item in reconciliations for note in item.notes]
+    notes = [(item.device, item.note) for item in readings if item.note]
+    for item in reconciliations:
+        notes += [(item.device, note) for note in item.notes]
     tables = [
         _readings_table(readings),
         *map(_parts_table, reconciliations),
         _children_table(children, cells),
+        _kernels_table(kernels),
     ]
-    tables.append(_kernels_table(kernels))
-    notes = [clean(f"{device_label(device)}: {note}") for device, note in noted]
+    shown = [clean(f"{device_label(device)}: {note}") for device, note in notes]
     return Report(
         "status",
         headline.split(SEPARATOR),
-        (*map(clean, lines), *notes),
+        (*map(clean, lines), *shown),
         tables,
         records=reconciliations,
     )
@@ -60,11 +61,11 @@ def status_report(
 def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> Table:
     """Return the child processes, each with the cell during which it was started."""
     largest = sorted(
-        children, key=lambda child: (-sum(dict(child.on_devices).values()), -child.memory_bytes)
+        children, key=lambda child: (-_on_devices([child]).total(), -child.memory_bytes)
     )
-    rest = largest[_CHILDREN_SHOWN:]
-    rows = [
-        {
+    rows = []
+    for child in largest[:_CHILDREN_SHOWN]:
+        row = {
             "size": format_bytes(child.memory_bytes),
             "on devices": ", ".join(sizes(dict(child.on_devices))),
             "process": str(child.pid),
@@ -72,20 +73,33 @@ def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> T
             "started in": started_in(child, cells),
             "to end it": clean(child.ends_by),
         }
-        for child in largest[:_CHILDREN_SHOWN]
-    ]
-    if rest:
-        size, used = format_bytes(sum(child.memory_bytes for child in rest)), Counter[str]()
-        for child in rest:
-            used.update(dict(child.on_devices))
-        rows.append(
-            {"size": size, "on devices": ", ".join(sizes(used)), "name": f"and {len(rest):,} more"}
-        )
-    is_pss = all(child.is_shared_out for child in children)
-    kind = "PSS: shared pages count by share" if is_pss else "RSS: shared pages count fully"
-    return Table.of(
-        rows, {"size", "on devices", "process"}, f"child processes, by {kind}", code={"to end it"}
-    )
+        rows.append(row)
+    more = largest[_CHILDREN_SHOWN:]
+    if more:
+        row = {
+            "size": format_bytes(sum(child.memory_bytes for child in more)),
+            "on devices": ", ".join(sizes(_on_devices(more))),
+            "name": f"and {len(more):,} more",
+        }
+        rows.append(row)
+    kind = "RSS: shared pages count fully"
+    if all(child.is_shared_out for child in children):
+        kind = "PSS: shared pages count by share"
+    right = {"size", "on devices", "process"}
+    return Table.of(rows, right, f"child processes, by {kind}", code={"to end it"})
+
+
+def _sizes_of(child: Child) -> tuple[int, int]:
+    """Return the bytes that a process uses on all devices, and in RAM."""
+    return _on_devices([child]).total(), child.memory_bytes
+
+
+def _on_devices(children: Iterable[Child]) -> Counter[str]:
+    """Return the bytes that processes use on each device."""
+    used = Counter[str]()
+    for child in children:
+        used.update(dict(child.on_devices))
+    return used
 
 
 def _kernels_table(kernels: Sequence[OtherKernel]) -> Table:
@@ -98,42 +112,42 @@ def _kernels_table(kernels: Sequence[OtherKernel]) -> Table:
             "notebook": clean(kernel.notebook) or "unknown",
         }
         rows.append(row)
-    rest = kernels[_CHILDREN_SHOWN:]
-    if rest:
-        size = format_bytes(sum(kernel.memory_bytes for kernel in rest))
-        rows.append({"size": size, "notebook": f"and {len(rest):,} more"})
-    measure = "PSS" if all(kernel.is_shared_out for kernel in kernels) else "RSS"
-    return Table.of(rows, {"size", "process"}, f"your other Jupyter kernels, by {measure}")
+    more = kernels[_CHILDREN_SHOWN:]
+    if more:
+        size = format_bytes(sum(kernel.memory_bytes for kernel in more))
+        rows.append({"size": size, "notebook": f"and {len(more):,} more"})
+    is_pss = all(kernel.is_shared_out for kernel in kernels)
+    title = f"your other Jupyter kernels, by {'PSS' if is_pss else 'RSS'}"
+    return Table.of(rows, {"size", "process"}, title)
 
 
 def started_in(child: Child, cells: Sequence[CellRecord]) -> str:
-    """Return the cell that ran when a process was started, or both cells if its clock cannot tell
-    them apart.
+    """Return the cell that ran when a process was started, or all such cells if its clock cannot
+    tell them apart.
     """
-    near = [
-        str(cell.execution_count)
-        for cell in cells
-        if cell.execution_count is not None
-        and -_CLOCK_SECONDS
-        <= child.started_at - cell.started_at
-        <= cell.duration_seconds + _CLOCK_SECONDS
-    ]
+    near = []
+    for cell in cells:
+        seconds = child.started_at - cell.started_at
+        is_near = -_CLOCK_SECONDS <= seconds <= cell.duration_seconds + _CLOCK_SECONDS
+        if is_near and cell.execution_count is not None:
+            near.append(str(cell.execution_count))
     return f"cell {' or '.join(near)}" if near else "unknown cell"
 
 
 def _readings_table(readings: Sequence[Reading]) -> Table:
     rows = []
     for item in readings:
-        known = (
+        figures = (
             item.current_bytes,
             item.reserved_bytes,
             item.used_bytes,
             item.other_bytes,
             item.total_bytes,
         )
-        figures = zip(_FIGURES, known, strict=True)
-        shown = {name: "" if size is None else format_bytes(size) for name, size in figures}
-        rows.append({"device": device_label(item.device), **shown})
+        row = {"device": device_label(item.device)}
+        for column, size in zip(_FIGURES, figures, strict=True):
+            row[column] = "" if size is None else format_bytes(size)
+        rows.append(row)
     return Table.of(rows, _FIGURES, bars=list(map(_use, readings)))
 
 
@@ -150,22 +164,21 @@ def _use(reading: Reading) -> Bar | None:
     return Bar(label, reading.total_bytes, used - mine, mine)
 
 
-def _parts_table(found: Reconciliation) -> Table:
+def _parts_table(device: Reconciliation) -> Table:
     """Return the parts of one device that are not empty, including "unknown"."""
-    parts = [part for part in found.parts if part.size_bytes != 0]
-    rows = [
-        {
+    parts = [part for part in device.parts if part.size_bytes != 0]
+    rows = []
+    for part in parts:
+        row = {
             "size": "unknown" if part.size_bytes is None else format_bytes(part.size_bytes),
             "part": clean(part.name),
             "what it is, what you can do": clean(part.advice),
         }
-        for part in parts
-    ]
-    title = (
-        f"{clean(device_label(found.device))}: {format_bytes(found.total_bytes)}, "
-        f"{clean(found.basis)}"
-    )
-    return Table.of(rows, {"size"}, title, bars=[_share(part, found.total_bytes) for part in parts])
+        rows.append(row)
+    total = format_bytes(device.total_bytes)
+    title = f"{clean(device_label(device.device))}: {total}, {clean(device.basis)}"
+    bars = [_share(part, device.total_bytes) for part in parts]
+    return Table.of(rows, {"size"}, title, bars=bars)
 
 
 def _share(part: Part, total_bytes: int) -> Bar | None:
