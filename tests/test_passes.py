@@ -46,26 +46,21 @@ QUIET = {
     "a recovery of what a name holds": "fail_with(rows_of_dicts)",
 }
 PRESENT = {
-    "status": (1, 2.4),
-    "leaks": (6, 1.4),
+    "status": (1, 2.3),
+    "leaks": (5, 1.4),
     "top": (0, 0.0),
     "why of an array": (0, 0.0),
     "why of a list": (0, 0.0),
-    "why of an object in a cycle": (5, 2.6),
-    "why of texts in an array": (9, 9.0),
+    "why of an object in a cycle": (4, 1.4),
+    "why of texts in an array": (3, 2.7),
     "tensors": (1, 1.4),
-    "an experiment that leaves an array": (5, 1.4),
+    "an experiment that leaves an array": (4, 1.4),
 }
 """Passes of each look today, and visits of each object. A commit that raises a number says why."""
-if sys.version_info < (
-    3,
-    11,
-):  # the objects' dicts are tracked on their own, so that there are more to visit
-    PRESENT |= {"status": (1, 4.4), "leaks": (6, 2.7), "tensors": (1, 2.5)}
-    PRESENT |= {
-        "an experiment that leaves an array": (5, 2.7),
-        "why of an object in a cycle": (5, 4.6),
-    }
+if sys.version_info < (3, 11):  # the objects' dicts are tracked on their own: there are more
+    PRESENT |= {"status": (1, 4.4), "leaks": (5, 2.7), "tensors": (1, 2.5)}
+    PRESENT |= {"an experiment that leaves an array": (4, 2.7)}
+    PRESENT |= {"why of an object in a cycle": (4, 2.7), "why of texts in an array": (3, 5.2)}
 MOST_PASSES, MOST_VISITS = 1, 1.5
 """Goal of each look; the collector does not list some containers, which are visited as the parts of
 others.
