@@ -492,7 +492,7 @@ def _leaks_headline(
 ) -> str:
     """Return the number of leaks and of other rows, and the bytes of all of them together."""
     size_bytes = _sum(held) + _sum(beyond) + sum(item.new_bytes for item in kept)
-    is_at_least = any(item.is_at_least for item in (*held, *kept))
+    is_at_least = any(row.is_at_least for row in held) or any(row.is_at_least for row in kept)
     total = _at_least(size_bytes, is_at_least=is_at_least)
     other_rows = len(beyond) + sum(item.new_bytes > 0 for item in kept)
     if held:
