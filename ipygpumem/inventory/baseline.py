@@ -52,27 +52,25 @@ def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
     Returns:
         The arrays without duplicates, and True if all were seen.
     """
-    own = users_modules()
-    namespaces = {
-        id(names): names for names in map(module_dict, own.values()) if names is not namespace
-    }
-    walk = Walk(MOST_AT_START, ("ndarray",), {"__main__", *own}, is_hasty=True)
-    walk.pass_over(namespace, *namespaces.values())  # their contents belong to the whole session
+    modules = users_modules()
+    namespaces = {id(names): names for names in map(module_dict, modules.values())}
+    namespaces.pop(id(namespace), None)
+    walk = Walk(MOST_AT_START, ("ndarray",), {"__main__", *modules}, is_hasty=True)
+    # Their contents belong to the whole session.
+    walk.pass_over(namespace, *namespaces.values())
     named = without_types(ATOMS, list(dict(namespace).values()))
-    values = [
-        *_that_may_lead_on(named),
-        *(value for names in namespaces.values() for _, value in named_objects(names)),
-    ]
+    values = _that_may_lead_on(named)
+    for names in namespaces.values():
+        values += [value for _, value in named_objects(names)]
     arrays = list(chain.from_iterable(walk.run([(values, None)])))
-    complete = walk.complete
+    is_complete = walk.complete
     for module in by_identity(walk.of_kind("module", named)).values():
         walk.left = _MOST_INSTALLED
-        found = [
-            item for item in list(module_dict(module).values()) if type(item) is not FunctionType
-        ]
-        arrays += chain.from_iterable(walk.run([(found, None)]))
+        installed = list(module_dict(module).values())
+        data = [item for item in installed if type(item) is not FunctionType]
+        arrays += chain.from_iterable(walk.run([(data, None)]))
     walk.drop()
-    return arrays, complete
+    return arrays, is_complete
 
 
 def _that_may_lead_on(values: Sequence[object]) -> list[object]:
@@ -135,12 +133,14 @@ class BaselineSnapshot:
             self._add_arrays(array_type, arrays)
 
     def _add_arrays(self, array_type: Any, arrays: Sequence[Any]) -> None:
-        base = array_type.__dict__["base"].__get__
-        owners = [array if base(array) is None else owner_of(array) for array in arrays]
-        large = list(map(_LARGE.__lt__, map(array_type.__dict__["nbytes"].__get__, arrays)))
-        self._large.update(place_of(owner) for owner in compress(owners, large) if is_array(owner))
+        base_of = array_type.__dict__["base"].__get__
+        owners = [array if base_of(array) is None else owner_of(array) for array in arrays]
+        sizes = map(array_type.__dict__["nbytes"].__get__, arrays)
+        are_large = list(map(_LARGE.__lt__, sizes))
+        large = compress(owners, are_large)
+        self._large.update(place_of(owner) for owner in large if is_array(owner))
         self._spans = sorted((start, end) for _, start, end in self._large)
-        self._small = set(map(id, compress(owners, map(not_, large))))
+        self._small = set(map(id, compress(owners, map(not_, are_large))))
 
     def has(self, item: object, array: Array) -> bool:
         """Return True if the memory of a tensor or array, described by ``array``,

@@ -144,45 +144,53 @@ class _Survey:
         """Return the records of all tensors and arrays, the largest first; add torch's storages to
         ``storages``.
         """
+        arrays: list[Any] = []
         array_type = library_type("numpy", "ndarray")
-        arrays = [] if array_type is None else self._all(array_type, self._heap.ndarrays)
-        shown: set[int] = set()
-        records: list[TensorRecord] = []
-        with torch_reader() as reader:
-            if reader is not None:
-                tensors = self._all(reader.base, self._heap.tensors)
-                gradients = add_gradients(reader, tensors, self._labels)
-                if storages is not None:
-                    storages.add_of(reader, tensors)
-                roles = roles_of(reader, self._heap, tensors, gradients)
-                listed = TensorList(reader, tensors, self._labels)
-                shown = listed.match(arrays)
-                records += listed.records(roles)
-                if listed.unread:
-                    self.notes.append(
-                        f"the memory of {len(listed.unread)} tensors {listed.unread[0]}"
-                    )
+        if array_type is not None:
+            arrays = self._all(array_type, self._heap.ndarrays)
+        records, shown = self._tensor_records(arrays, storages)
         buffers = _jax_records(self._named, self._labels)
         shown |= _shown_by_jax(arrays, buffers)
         records += buffers.values()
         records += array_records(arrays, self._labels, shown)
         return sorted(records, key=attrgetter("size_bytes"), reverse=True)
 
+    def _tensor_records(
+        self, arrays: Sequence[object], storages: Storages | None
+    ) -> tuple[list[TensorRecord], set[int]]:
+        """Return the records of torch tensors, and the identities of the owners of arrays' memory
+        that these records show.
+        """
+        with torch_reader() as reader:
+            if reader is None:
+                return [], set()
+            tensors = self._all(reader.base, self._heap.tensors)
+            gradients = add_gradients(reader, tensors, self._labels)
+            if storages is not None:
+                storages.add_of(reader, tensors)
+            roles = roles_of(reader, self._heap, tensors, gradients)
+            listed = TensorList(reader, tensors, self._labels)
+            shown = listed.match(arrays)
+            if listed.unread:
+                reason = listed.unread[0]
+                self.notes.append(f"the memory of {len(listed.unread)} tensors {reason}")
+            return listed.records(roles), shown
+
     def roles(self) -> list[tuple[object, Role]]:
         """Return each object with memory, or with parts that have memory, and its role."""
         other: Role = "other"
-        found: list[tuple[object, Role]] = [(array, other) for array in self._heap.ndarrays]
+        roles: list[tuple[object, Role]] = [(array, other) for array in self._heap.ndarrays]
         with torch_reader() as reader:
-            if reader is not None:
-                tensors = self._all(reader.base, self._heap.tensors)
-                roles = roles_of(
-                    reader, self._heap, tensors, add_gradients(reader, tensors, self._labels)
-                )
-                for tensor in tensors:
-                    keys = (id(tensor), *reader.keys(tensor))
-                    role = next((roles[key] for key in keys if key in roles), other)
-                    found += [(item, role) for item in (tensor, *reader.parts(tensor))]
-        return found
+            if reader is None:
+                return roles
+            tensors = self._all(reader.base, self._heap.tensors)
+            gradients = add_gradients(reader, tensors, self._labels)
+            by_key = roles_of(reader, self._heap, tensors, gradients)
+            for tensor in tensors:
+                keys = (id(tensor), *reader.keys(tensor))
+                role = next((by_key[key] for key in keys if key in by_key), other)
+                roles += [(item, role) for item in (tensor, *reader.parts(tensor))]
+        return roles
 
 
 @contextlib.contextmanager
@@ -344,44 +352,54 @@ class TensorList:
         yield from found.items()
 
     def records(self, roles: Mapping[int, Role]) -> list[TensorRecord]:
-        """Return one record per storage or set of storages; ``roles`` maps some
-        storages to roles.
+        """Return one record per storage or set of storages; ``roles`` maps some storages to
+        roles.
         """
+        return [*self._records_of_sharers(roles), *self._records_of_plain(roles)]
+
+    def _records_of_sharers(self, roles: Mapping[int, Role]) -> list[TensorRecord]:
+        """Return the records of tensors that share storages, and of those with several or none."""
         together: dict[tuple[int, ...], list[tuple[Any, Memory]]] = {}
         for tensor, memory in self._memories:
             if not self._is_part(memory):  # otherwise it is listed with the whole
-                together.setdefault(tuple(memory.storages) or (id(tensor),), []).append(
-                    (tensor, memory)
-                )
-        some = [
-            found[0] if len(found) == 1 else min(found, key=self._rank)
-            for found in together.values()
-        ]
-        shown = self._shown
-        tensors = [tensor for tensor, _ in some]
-        found = self._records(
+                keys = tuple(memory.storages) or (id(tensor),)
+                together.setdefault(keys, []).append((tensor, memory))
+        tensors, memories = list[Any](), list[Memory]()
+        for same in together.values():
+            tensor, memory = min(same, key=self._rank) if len(same) > 1 else same[0]
+            tensors.append(tensor)
+            memories.append(memory)
+        aliases = []
+        for keys, same in together.items():
+            aliases.append(len(same) - 1 + sum(map(self._shown.__getitem__, keys)))
+        devices = []
+        for tensor, memory in zip(tensors, memories, strict=True):
+            devices.append(memory.device or self._reader.device(tensor))
+        return self._records(
             tensors,
-            [key[0] for key in together],
-            [memory.device or self._reader.device(tensor) for tensor, memory in some],
-            [sum(memory.storages.values()) for _, memory in some],
+            [keys[0] for keys in together],
+            devices,
+            [sum(memory.storages.values()) for memory in memories],
             _roles(roles, together, map(id, tensors)),
-            [
-                len(tensors) - 1 + sum(map(shown.__getitem__, key))
-                for key, tensors in together.items()
-            ],
-            [memory.shared for _, memory in some],
-            [memory.note for _, memory in some],
+            aliases,
+            [memory.shared for memory in memories],
+            [memory.note for memory in memories],
         )
+
+    def _records_of_plain(self, roles: Mapping[int, Role]) -> list[TensorRecord]:
+        """Return the records of tensors that are alone on their storage: there may be a million."""
+        records = list[TensorRecord]()
         for part, storages, keys, sizes, devices in zip(*map(chunks, self._alone), strict=True):
-            kinds: Iterable[Role] = (
-                _roles(roles, zip(keys), map(id, part)) if roles else repeat("other", len(part))
-            )
-            aliases: Iterable[int] = map(shown.__getitem__, keys) if shown else repeat(0, len(part))
+            kinds: Iterable[Role] = repeat("other", len(part))
+            if roles:
+                kinds = _roles(roles, zip(keys), map(id, part))
+            aliases: Iterable[int] = repeat(0, len(part))
+            if self._shown:
+                aliases = map(self._shown.__getitem__, keys)
             shared = self._reader.are_shared(storages, devices)
-            found += self._records(
-                part, keys, devices, sizes, kinds, aliases, shared, repeat("", len(part))
-            )
-        return found
+            notes = repeat("", len(part))
+            records += self._records(part, keys, devices, sizes, kinds, aliases, shared, notes)
+        return records
 
     def _records(
         self,
