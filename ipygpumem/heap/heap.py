@@ -223,7 +223,8 @@ class Heap:
             self._instances.see(tracked)
             if self._large is not None:
                 self._large.read_tracked(tracked)
-            self._of_types.update(by_identity(tracked.of_types(self._types)))
+            if self._types:
+                self._of_types.update(by_identity(tracked.of_types(self._types)))
             untracked = _untracked_behind(tracked.without_types(ROWS))  # not our own rows
             self._see_untracked(tracked, untracked, behind, observer)
         local = list(filterfalse(gc.is_tracked, self.local))
@@ -252,7 +253,8 @@ class Heap:
         batch = Batch(untracked)
         if self._large is not None:
             self._large.read(batch)
-        self._of_types.update(by_identity(batch.of_types(self._types)))
+        if self._types:
+            self._of_types.update(by_identity(batch.of_types(self._types)))
         return _that_lead_on(batch)
 
     def _follow(self, behind: dict[int, object]) -> None:
@@ -410,7 +412,8 @@ class _Instances:
         if not tracked.types <= self._known:
             self._learn(tracked)
         for of_class in self._classes:
-            of_class.instances.extend(tracked.of_types(of_class.types))
+            if not of_class.types.isdisjoint(tracked.types):
+                of_class.instances.extend(tracked.of_types(of_class.types))
 
     def _learn(self, tracked: Batch[object]) -> None:
         examples = tracked.one_of_each()

@@ -48,30 +48,27 @@ class LargeObjects:
 
     def read(self, untracked: Batch[Any]) -> None:
         """Add the large ones among some objects that the garbage collector does not track."""
-        self._learn(untracked)
+        if not untracked.types <= self._known:
+            self._learn(untracked)
         sized = untracked.of_types(_SIZED)
         long = list(compress(sized, map(self._shortest.__le__, map(len, sized))))
         if long:
             self.found.update(by_identity(_of_size(long, self._smallest)))
-        self._add_of_libraries(untracked)
+        if not self._wanted.isdisjoint(untracked.types):
+            self.found.update(by_identity(untracked.of_types(self._wanted)))
 
     def read_tracked(self, tracked: Batch[Any]) -> None:
         """Add the large ones among some tracked objects."""
-        self._learn(tracked)
+        if not tracked.types <= self._known:
+            self._learn(tracked)
         sized = tracked.of_types(_SIZED)
         if sized:
             self.containers.update(by_identity(_of_size(sized, self._smallest)))
-        self._add_of_libraries(tracked)
-
-    def _add_of_libraries(self, batch: Batch[Any]) -> None:
-        of_libraries = batch.of_types(self._wanted)
-        if of_libraries:
-            self.found.update(by_identity(of_libraries))
+        if not self._wanted.isdisjoint(tracked.types):
+            self.found.update(by_identity(tracked.of_types(self._wanted)))
 
     def _learn(self, batch: Batch[Any]) -> None:
         """Note which of the types that were not seen yet derive from those of libraries."""
-        if batch.types <= self._known:
-            return
         examples = batch.one_of_each()
         for type_id in batch.types - self._known:
             if not self._bases.isdisjoint(map(id, mro_of(type(examples[type_id])))):
