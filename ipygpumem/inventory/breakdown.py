@@ -470,7 +470,7 @@ def _claims(basis: _HostBasis, figures: HostFigures) -> _Claims:
         claim = max(0, min(size_bytes, left))
         claimed.append(claim)
         left -= claim
-    return _Claims(*claimed, left)
+    return _Claims._make([*claimed, left])
 
 
 def _host_notes(claims: _Claims, figures: HostFigures) -> list[str]:
