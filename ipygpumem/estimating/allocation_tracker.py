@@ -25,7 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import user_line
-from ipygpumem.estimating.devices import UNKNOWN, Devices
+from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.fake_copies import FakeCopies
 from ipygpumem.estimating.largest import LARGEST, is_known, is_mask, largest_value
 from ipygpumem.estimating.records import Note
@@ -37,6 +37,7 @@ from ipygpumem.estimating.storages import (
     Workspaces,
     takes_cudnn,
 )
+from ipygpumem.estimating.torch_functions import UNKNOWN
 from ipygpumem.estimating.transients import loss_bytes, operator_name
 from ipygpumem.heap.holders.frames import stack
 from ipygpumem.introspect import is_ours, is_users

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from ipygpumem.estimating.devices import Devices
+
 _LOWER = """
 _convolution convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d prelu
 addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot
@@ -43,7 +45,10 @@ _KEPT = frozenset({"mkldnn_rnn_layer", "binary_cross_entropy"})
 autocast refuses.
 """
 _CPU, _CUDA = "AutocastCPU", "AutocastCUDA"
-cast_type: Any = torch.get_autocast_dtype  # before it is replaced
+# Before they are replaced:
+_dtype_of: Any = torch.get_autocast_dtype
+_is_enabled: Any = torch.is_autocast_enabled
+_cast_inputs: Any = torch.amp.autocast_mode._cast
 _CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
@@ -82,7 +87,70 @@ def _widest(operator: Any, *args: Any, **kwargs: Any) -> Any:
     return (_float32 if widest else _lower)(operator, *args, **kwargs)
 
 
-class CudaAutocast:
+class Autocast:
+    """Makes the autocast of code whose tensors are on the CPU that of the card they stand for."""
+
+    def __init__(self, devices: Devices) -> None:
+        self._devices = devices
+        self._policies = CudaPolicies()
+
+    def close(self) -> None:
+        """Restore the CPU's own policies."""
+        self._policies.close()
+
+    def is_enabled(self, device_type: str = "cuda") -> bool:
+        """Return True if autocast is enabled for a device, or for the CPU that stands for it."""
+        return bool(_is_enabled("cpu" if self._devices.is_elsewhere else device_type))
+
+    def dtype(self, device_type: str = "cuda") -> Any:
+        """Return the type to which autocast converts."""
+        if self._devices.is_elsewhere and self.is_enabled(device_type):
+            device_type = "cpu"
+        return _dtype_of(device_type)
+
+    def cast(self, value: Any) -> Any:
+        """Return an argument as autocast converts it for an operator in its lower type."""
+        if not self.is_enabled():
+            return value
+        return _cast_inputs(value, "cpu", self.dtype())
+
+    # Replacements of torch's functions, which are called with the original function first.
+
+    def begin(
+        self,
+        original: Any,
+        block: Any,
+        device_type: str,
+        dtype: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Initialize a ``torch.autocast`` of any device as one of the CPU, with CUDA's policies."""
+        if device_type != "cpu":
+            self._policies.register()
+            dtype = dtype or _dtype_of(device_type)
+            device_type = "cpu"
+        original(block, device_type, dtype, *args, **kwargs)
+
+    def clear_cache(self, original: Any) -> None:
+        """Drop the converted weights."""
+        self._policies.forget_weights()
+        original()
+
+    def cast_inputs(self, original: Any, value: Any, _: str, dtype: Any) -> Any:
+        """Convert the arguments of a function decorated with ``torch.amp.custom_fwd``."""
+        return original(value, "cpu", dtype)
+
+    def is_enabled_for(self, _: Any, device_type: str = "cuda") -> bool:
+        """Stand for ``torch.is_autocast_enabled``."""
+        return self.is_enabled(device_type)
+
+    def dtype_for(self, _: Any, device_type: str = "cuda") -> Any:
+        """Stand for ``torch.get_autocast_dtype``."""
+        return self.dtype(device_type)
+
+
+class CudaPolicies:
     """Registers CUDA's policies for the CPU's autocast key, from the first use until ``close``.
 
     Known limit: until then they also apply to CPU autocast in other threads.
@@ -129,7 +197,7 @@ class CudaAutocast:
 
     def _lowered(self, tensor: Any) -> Any:
         """Return a tensor in autocast's type; as in torch, converted weights are cached."""
-        dtype = cast_type("cpu")
+        dtype = _dtype_of("cpu")
         is_weight = tensor.dtype is torch.float32 and tensor.requires_grad and tensor.is_leaf
         if not is_weight or tensor._is_view() or not torch.is_autocast_cache_enabled():
             return tensor.to(dtype)

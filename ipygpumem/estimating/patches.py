@@ -1,5 +1,8 @@
-"""Replaces torch functions that fail on fake tensors, and those of torch.cuda that change or query
-a device.
+"""Replaces Python functions that fail on fake tensors, or that reach out of the estimate.
+
+``torch_functions.py`` has the table of the functions that torch passes to a mode. Here are those
+that it does not pass: functions of other libraries, functions that take no tensors, and functions
+that torch's own functions call while the modes are off.
 """
 
 from __future__ import annotations
@@ -10,12 +13,11 @@ import importlib.util
 import os
 import sys
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from types import FunctionType, ModuleType, SimpleNamespace
-from typing import Any, NoReturn
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -25,14 +27,12 @@ from torch.utils import _device
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import fused, user_line
-from ipygpumem.estimating.autocast import CudaAutocast, cast_type
+from ipygpumem.estimating import user_line
+from ipygpumem.estimating.autocast import Autocast
+from ipygpumem.estimating.card_functions import CardFunctions
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.records import Note
-from ipygpumem.estimating.storages import StorageLog
-from ipygpumem.estimating.transients import HOPPERS_PROCESSORS
 from ipygpumem.introspect import is_users
-from ipygpumem.probes.nvml import Nvml
 
 
 def choose_loop(optimizer: Any, devices: Devices) -> None:
@@ -96,606 +96,335 @@ def _fake_kind(kind: Any) -> Any:
     return type(kind)(kind.__name__, bases, {"__module__": kind.__module__, "detach": detach})
 
 
-@contextmanager
-def patched(
-    note: Note, devices: Devices, following: Callable[[], AbstractContextManager[Any]]
-) -> Iterator[None]:
-    """Replace torch functions during the block; ``following`` makes the modes for threads that the
-    code starts.
+class Patch(NamedTuple):
+    """A value that replaces an attribute during the estimate."""
+
+    owner: Any
+    name: str
+    value: Any
+    reason: str
+
+
+class Wrapper(NamedTuple):
+    """A function that is called instead of another one, with that one as its first argument."""
+
+    owner: Any
+    name: str
+    function: Callable[..., Any]
+    reason: str
+
+    def patch(self) -> Patch:
+        """Return the replacement."""
+        original, function = getattr(self.owner, self.name), self.function
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        return Patch(self.owner, self.name, call, self.reason)
+
+
+class Patches:
+    """All replacements of one estimate.
+
+    ``threads_modes`` returns the modes for a thread that the code starts, and ``functions`` is the
+    one among them that handles torch's functions.
     """
-    casts = CudaAutocast()
-    with ExitStack() as stack:
-        stack.callback(casts.close)
-        made = [patch.object(*change) for change in _changes(note, devices, casts, following)]
-        for one in made:
-            stack.enter_context(one)
-        stack.enter_context(_libraries_imported_without(made))
-        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        yield
+
+    def __init__(
+        self,
+        note: Note,
+        devices: Devices,
+        autocast: Autocast,
+        card: CardFunctions,
+        functions: AbstractContextManager[Any],
+        threads_modes: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self._note = note
+        self._devices = devices
+        self._autocast = autocast
+        self._card = card
+        self._functions = functions
+        self._threads_modes = threads_modes
+        self._files = SavedFiles(note)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Replace the functions during the block."""
+        with ExitStack() as stack:
+            stack.callback(self._autocast.close)
+            changes = [patch.object(item.owner, item.name, item.value) for item in self.table()]
+            for change in changes:
+                stack.enter_context(change)
+            stack.enter_context(_libraries_imported_without(changes))
+            if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            yield
+
+    def table(self) -> list[Patch]:
+        """Return the replacements of everything that this version of torch has."""
+        items = [*self._of_fake_tensors(), *self._of_effects(), *self._of_code(), *self._of_card()]
+        if self._devices.on_cpu:
+            items += self._of_autocast()
+        existing = [item for item in items if hasattr(item.owner, item.name)]
+        return [item.patch() if isinstance(item, Wrapper) else item for item in existing]
+
+    def _of_fake_tensors(self) -> list[Patch | Wrapper]:
+        """Return the replacements in torch's own fake tensors."""
+        mode, tensor = fake_tensor.FakeTensorMode, fake_tensor.FakeTensor
+        make = staticmethod(functools.partial(_make_subclass, torch.Tensor._make_subclass))
+        no_references = SimpleNamespace(getweakrefs=lambda _: [])
+        return [
+            Patch(fake_tensor.log, "disabled", True, "the errors that it logs are raised, too"),
+            Patch(mode, "avoid_device_init", True, "torch.tensor would allocate on a device"),
+            Patch(fake_tensor, "init_gpu_context", _do_nothing, "it allocates on the device"),
+            Patch(fake_tensor, "CONSTANT_NUMEL_LIMIT", MOST_VALUES, "values may be sizes"),
+            Wrapper(tensor, "tolist", _to_list, "it needs values, and no mode is asked"),
+            Patch(torch.Tensor, "record_stream", _do_nothing, "it refuses our streams"),
+            Patch(torch.Tensor, "_make_subclass", make, "it makes parameters, and asks no mode"),
+            Patch(torch.utils, "weakref", no_references, "swap_tensors refuses them"),
+            Wrapper(torch.utils, "swap_tensors", _swap, "it swaps values, too"),
+        ]
+
+    def _of_effects(self) -> list[Patch | Wrapper]:
+        """Return the replacements of functions with effects outside the estimate."""
+        files = self._files
+        # Imported here, since the estimated code may import it, and a trainer saves at its end.
+        safetensors = None
+        if importlib.util.find_spec("safetensors"):
+            safetensors = importlib.import_module("safetensors.torch")
+        return [
+            Wrapper(torch, "save", files.save, "fake tensors have no values to save"),
+            Wrapper(torch, "load", files.load, "the file may be one that was not saved"),
+            Wrapper(safetensors, "serialize", files.serialize, "as torch.save"),
+            Wrapper(safetensors, "serialize_file", files.serialize, "as torch.save"),
+            Patch(safetensors, "_flatten", _no_tensors, "it reads addresses"),
+            Patch(safetensors, "_flatten_as_ptr", _no_tensors, "it reads addresses"),
+            Patch(torch, "set_num_threads", _do_nothing, "it would last"),
+        ]
+
+    def _of_code(self) -> list[Patch | Wrapper]:
+        """Return the replacements of functions that run code of the user's in another way."""
+        loader, context = torch.utils.data.DataLoader, _device.DeviceContext
+        scaler = torch.amp.GradScaler
+        return [
+            Wrapper(loader, "__init__", _load_here, "processes get no fake tensors"),
+            Wrapper(threading.Thread, "start", self._start, "modes belong to a thread"),
+            Wrapper(torch, "compile", self._compile, "fake tensors are not compiled"),
+            Wrapper(torch.nn.Module, "compile", self._compile_module, "as torch.compile"),
+            Wrapper(scaler, "_maybe_opt_step", _always_step, "an overflow is a value"),
+            Wrapper(
+                torch.autograd, "_engine_run_backward", self._run_backward, "backward leaves modes"
+            ),
+            Wrapper(context, "__torch_function__", self._in_context, "called after our mode"),
+        ]
+
+    def _of_card(self) -> list[Patch | Wrapper]:
+        """Return the replacements of functions with other kernels on a card.
+
+        torch's own functions, such as ``multi_head_attention_forward``, call these with modes off.
+        """
+        card, aten_functions = self._card, (torch, torch.Tensor)
+        off = "called by torch's own functions with modes off"
+        return [
+            Wrapper(functional, "linear", card.linear, off),
+            Wrapper(functional, "dropout", card.dropout, off),
+            Wrapper(torch, "dropout", card.torchs_dropout, off),
+            Wrapper(functional, "scaled_dot_product_attention", card.attention, off),
+            *(Wrapper(owner, "softmax", card.softmax, off) for owner in aten_functions),
+            *(Wrapper(owner, "log_softmax", card.log_softmax, off) for owner in aten_functions),
+            Wrapper(torch.overrides, "has_torch_function", _is_foreign, "it counts our modes"),
+        ]
+
+    def _of_autocast(self) -> list[Patch | Wrapper]:
+        """Return the replacements of autocast's functions, which take no tensors."""
+        autocast, module = self._autocast, torch.amp.autocast_mode
+        why = "the CPU stands for the device"
+        optimizers = [
+            module for name, module in list(sys.modules.items()) if name.startswith("torch.optim.")
+        ]
+        return [
+            *(
+                Patch(module, "_get_capturable_supported_devices", _supports_cpu, why)
+                for module in optimizers
+            ),
+            Wrapper(module.autocast, "__init__", autocast.begin, why),
+            Wrapper(module, "_cast", autocast.cast_inputs, why),
+            Wrapper(torch, "is_autocast_enabled", autocast.is_enabled_for, why),
+            Wrapper(torch, "get_autocast_dtype", autocast.dtype_for, why),
+            Wrapper(torch, "get_autocast_gpu_dtype", autocast.dtype_for, why),
+            Wrapper(torch, "clear_autocast_cache", autocast.clear_cache, why),
+        ]
+
+    # -- functions that run code in another way ----------------------------------------------------
+
+    def _start(self, original: Any, thread: Any) -> None:
+        """Start a thread, with the modes if the estimated code starts it."""
+        if torch._C._len_torch_dispatch_stack():
+            run = thread.run
+
+            def run_in_modes() -> None:
+                with self._threads_modes():
+                    run()
+
+            thread.run = run_in_modes
+        original(thread)
+
+    def _compile(self, _: Any, model: Any = None, **__: Any) -> Any:
+        """Return a model, or a decorator's function, without compiling it."""
+        self._note(COMPILED)
+        if model is None:
+            return lambda function: function
+        return model
+
+    def _compile_module(self, *_: Any, **__: Any) -> None:
+        self._note(COMPILED)
+
+    def _run_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run a backward pass in the mode, which ``Tensor.backward`` has left.
+
+        A checkpoint runs the user's code again.
+        """
+        with self._functions:
+            return original(*args, **kwargs)
+
+    def _in_context(
+        self,
+        _: Any,
+        context: Any,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
+        """Call a function in a ``torch.device`` context, with the device that stands for its."""
+        kwargs = kwargs or {}
+        if func in _device._device_constructors() and kwargs.get("device") is None:
+            kwargs = {**kwargs, "device": self._devices.place_for(context.device)}
+        return func(*args, **kwargs)
+
+
+class SavedFiles:
+    """Saves nothing, and refuses to load what would have been saved."""
+
+    def __init__(self, note: Note) -> None:
+        self._note = note
+        self._files: dict[Any, Any] = {}
+        """Files by their paths, or by the identity of a file object, which this keeps unique."""
+
+    def save(self, _: Any, obj: Any, f: Any, *__: Any, **___: Any) -> None:
+        """Stand for ``torch.save``."""
+        self._files[_key_of(f)] = f
+        self._note(f"{user_line()}: torch.save wrote nothing")
+
+    def load(self, original: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        """Load a file, or raise an error that names the reason if it was not saved."""
+        try:
+            return original(f, *args, **kwargs)
+        except Exception as error:
+            if _key_of(f) not in self._files:
+                raise
+            reason = "torch.save wrote nothing, so it cannot be loaded"
+            raise EstimateError(f"{reason} in {user_line()}") from error
+
+    def serialize(self, *_: Any, **__: Any) -> bytes:
+        """Stand for the functions of safetensors that write."""
+        self._note(f"{user_line()}: safetensors wrote nothing")
+        return b""
+
+
+def _key_of(file: Any) -> Any:
+    return Path(file).absolute() if isinstance(file, (str, os.PathLike)) else id(file)
+
+
+def _do_nothing(*_: Any) -> None:
+    return None
+
+
+def _no_tensors(*_: Any) -> dict[str, Any]:
+    return {}
+
+
+def _supports_cpu(*_: Any, **__: Any) -> list[str]:
+    return ["cpu"]
+
+
+def _make_subclass(original: Any, kind: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+    """Make a parameter of a library's own class from a fake tensor."""
+    if isinstance(data, fake_tensor.FakeTensor) and issubclass(kind, torch.nn.Parameter):
+        requires_grad = kwargs.get("require_grad", args[0] if args else False)
+        return fake_parameter(kind, data, bool(requires_grad))
+    return original(kind, data, *args, **kwargs)
+
+
+def _swap(original: Any, first: Any, second: Any) -> None:
+    if first.device.type == second.device.type:
+        first.data = second.data
+    else:
+        original(first, second)
+
+
+def _to_list(_: Any, tensor: Any) -> Any:
+    """Return a tensor's values as nested lists; unknown ones all get the same guess."""
+    if tensor.constant is not None:
+        with torch._C._DisableTorchDispatch():
+            return tensor.constant.tolist()
+    values: Any = torch.ops.aten._local_scalar_dense(tensor)  # which records the guess
+    if type(values) is int:
+        values = 0  # it may be an index
+    for length in reversed(tensor.shape):
+        values = [values] * length
+    return values
+
+
+def _load_here(original: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+    original(loader, *args, **kwargs)
+    vars(loader).update(NO_PROCESSES)
+
+
+def _always_step(_: Any, scaler: Any, optimizer: Any, __: Any, *args: Any, **kwargs: Any) -> Any:
+    """Step: it is unknown if a gradient overflowed, and a skipped step would take no memory."""
+    return optimizer.step(*args, **kwargs)
+
+
+_PLAIN = (type(None), torch.Tensor, torch.nn.Parameter, fake_tensor.FakeTensor)
+
+
+def _is_foreign(original: Any, items: Any) -> bool:
+    """Return True if an item is a tensor of a class that overrides torch functions.
+
+    Modules use their fused kernels only if there is none, and our modes must not disable these.
+    """
+    return any(type(item) not in _PLAIN and original(items) for item in items)
 
 
 @contextmanager
-def _libraries_imported_without(made: list[Any]) -> Iterator[None]:
-    """Import libraries with torch's own functions and tensors: what they take at their import, they
-    keep for good.
+def _libraries_imported_without(changes: list[Any]) -> Iterator[None]:
+    """Import libraries with torch's own functions and tensors.
+
+    A library keeps what it takes at its import for good.
     """
-    basics: Any = importlib._bootstrap_external._LoaderBasics  # type: ignore[attr-defined]  # of all Python files
-    own, importing = basics.exec_module, set[int]()
+    # The base class of the loaders of all Python files.
+    basics: Any = importlib._bootstrap_external._LoaderBasics  # type: ignore[attr-defined]
+    original, importing = basics.exec_module, set[int]()
 
     def exec_module(loader: Any, module: Any) -> None:
         if importing or is_users(loader.path):
-            own(loader, module)
+            original(loader, module)
             return
         importing.add(id(module))
-        # the code may wrap a replacement
-        current = [vars(one.target).get(one.attribute, one.new) for one in made]
-        for one in reversed(made):
-            one.__exit__(None, None, None)
+        # The code may have replaced a replacement.
+        current = [vars(change.target).get(change.attribute, change.new) for change in changes]
+        for change in reversed(changes):
+            change.__exit__(None, None, None)
         try:
             with _disable_current_modes(), torch._C.DisableTorchFunction():
-                own(loader, module)
+                original(loader, module)
         finally:
-            for one, replacement in zip(made, current, strict=True):
-                one.__enter__()
-                setattr(one.target, one.attribute, replacement)
+            for change, replacement in zip(changes, current, strict=True):
+                change.__enter__()
+                setattr(change.target, change.attribute, replacement)
             importing.clear()
 
     with patch.object(basics, "exec_module", exec_module):
         yield
-
-
-def _changes(  # noqa: C901  # one small function after another
-    note: Note,
-    devices: Devices,
-    casts: CudaAutocast,
-    following: Callable[[], AbstractContextManager[Any]],
-) -> list[tuple[Any, str, Any]]:
-    """Return the owner, the name and the replacement of each function to replace."""
-    tensor, loader, thread = torch.Tensor, torch.utils.data.DataLoader, threading.Thread
-    aten: Any = torch.ops.aten
-    cast: Any = torch.amp.autocast_mode.autocast
-    cast_inputs: Any = torch.amp.autocast_mode._cast
-    drop, is_cast = functional.dropout, torch.is_autocast_enabled
-    written: dict[Any, Any] = {}
-    # Imported here, since the estimated code may import it, and a trainer saves at its end.
-    safetensors = (
-        importlib.import_module("safetensors.torch")
-        if importlib.util.find_spec("safetensors")
-        else None
-    )
-    make: Any = tensor._make_subclass
-
-    def set_data(fake: Any, value: Any) -> None:
-        tensor.data.__set__(fake, value)
-        fake.fake_device = value.fake_device  # torch does not set it
-
-    def make_subclass(kind: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(data, fake_tensor.FakeTensor) and issubclass(kind, torch.nn.Parameter):
-            return fake_parameter(
-                kind, data, bool(kwargs.get("require_grad", args[0] if args else False))
-            )
-        return make(kind, data, *args, **kwargs)
-
-    def swap_tensors(own: Any, first: Any, second: Any) -> None:
-        # torch refuses to swap a tensor with weak references, and the memo of fake tensors has
-        # some.
-        if first.device.type == second.device.type:
-            first.data = second.data
-        else:
-            own(first, second)
-
-    def key(file: Any) -> Any:
-        return Path(file).absolute() if isinstance(file, (str, os.PathLike)) else id(file)
-
-    def save(_: Any, f: Any, *__: Any, **___: Any) -> None:
-        written[key(f)] = f  # keeps its id unique
-        note(f"{user_line()}: torch.save wrote nothing")
-
-    def serialize(*_: Any, **__: Any) -> bytes:
-        note(f"{user_line()}: safetensors wrote nothing")
-        return b""
-
-    def load_what_was_there(own: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return own(f, *args, **kwargs)
-        except Exception as error:
-            if key(f) not in written:
-                raise
-            raise EstimateError(
-                f"torch.save wrote nothing, so it cannot be loaded in {user_line()}"
-            ) from error
-
-    def tolist(tensor: Any) -> Any:
-        if tensor.constant is not None:
-            with torch._C._DisableTorchDispatch():
-                return tensor.constant.tolist()
-        values: Any = torch.ops.aten._local_scalar_dense(tensor)  # which records the guess
-        values = 0 if type(values) is int else values  # it may be an index
-        for length in reversed(tensor.shape):
-            values = [values] * length
-        return values
-
-    def formatted(own: Any, tensor: Any, how: str) -> str:
-        if not isinstance(tensor, fake_tensor.FakeTensor):
-            return str(own(tensor, how))
-        return format(tensor.item(), how) if tensor.dim() == 0 else str(tensor)
-
-    def without_processes(own: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-        own(loader, *args, **kwargs)
-        vars(loader).update(NO_PROCESSES)
-
-    def start_followed(own: Any, thread: Any) -> None:
-        if torch._C._len_torch_dispatch_stack():  # started by the estimated code, not next to it
-            run = thread.run
-
-            def follow() -> None:
-                with following():
-                    run()
-
-            thread.run = follow
-        own(thread)
-
-    def step_always(_: Any, optimizer: Any, __: Any, *args: Any, **kwargs: Any) -> Any:
-        # It is unknown whether a gradient overflowed, and a skipped step would take no memory.
-        return optimizer.step(*args, **kwargs)
-
-    def compile_nothing(model: Any = None, **_: Any) -> Any:
-        note(COMPILED)
-        return (lambda function: function) if model is None else model
-
-    def cast_here(
-        own: Any, mode: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any
-    ) -> None:
-        if device_type != "cpu":
-            casts.register()
-            device_type, dtype = "cpu", dtype or cast_type(device_type)
-        own(mode, device_type, dtype, *args, **kwargs)
-
-    def clear_casts(own: Any) -> None:
-        casts.forget_weights()
-        own()
-
-    def casts_now(device_type: str = "cuda") -> bool:
-        return bool(is_cast("cpu" if devices.is_elsewhere else device_type))
-
-    def type_of_casts(device_type: str = "cuda") -> Any:
-        return cast_type("cpu" if casts_now(device_type) and devices.is_elsewhere else device_type)
-
-    def attention(own: Any, query: Any, key: Any, value: Any, *rest: Any, **more: Any) -> Any:
-        def of_products(*args: Any, **more: Any) -> Any:
-            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-                return own(*args, **more)
-
-        if not devices.is_elsewhere:
-            return own(query, key, value, *rest, **more)
-        items = query, key, value, *rest
-        if casts_now():
-            kind = type_of_casts()
-            items = tuple(cast_inputs(item, "cpu", kind) for item in items)
-            more = {name: cast_inputs(item, "cpu", kind) for name, item in more.items()}
-        return fused.attention(of_products, *items, **more)
-
-    def on_card(kernel: Any, own: Any, first: Any, *args: Any, **more: Any) -> Any:
-        is_there = devices.is_elsewhere or first.device.type == "cuda"
-        return (kernel if is_there else own)(first, *args, **more)
-
-    def to_float32(kernel: Any, own: Any, first: Any, *args: Any, **more: Any) -> Any:
-        converts = (
-            first.dtype is torch.float16 and more.get("dtype") is torch.float32 and not casts_now()
-        )
-        if converts and devices.is_elsewhere:  # CUDA makes no converted copy
-            return kernel(first, more["dim"] if "dim" in more else args[0], True)
-        return own(first, *args, **more)
-
-    def linear(own: Any, input: Any, weight: Any, bias: Any = None) -> Any:  # noqa: A002  # torch's
-        in_one_product = input.dim() == 2 or input.is_contiguous()
-        if bias is None or in_one_product or weight.dim() != 2:
-            return own(input, weight, bias)
-        # torch adds in place, but not for fake tensors
-        return torch.matmul(input, weight.t()).add_(bias)
-
-    def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002  # torch's
-        if training and 0 < p < 1 and not inplace and devices.is_elsewhere:
-            # saves a byte for each number; the CPU's saves a number
-            return torch.native_dropout(input, p, True)[0]
-        return drop(input, p, training, inplace)
-
-    def rms_norm(
-        own: Any,
-        input: Any,  # noqa: A002  # as above
-        shape: Any,
-        weight: Any = None,
-        eps: float | None = None,
-    ) -> Any:
-        fuses = hasattr(torch.ops.aten, "_fused_rms_norm") and (
-            weight is None or weight.dtype is input.dtype
-        )
-        if devices.is_elsewhere and (fuses or casts_now()):
-            # saves as much; the CPU runs several kernels
-            return functional.layer_norm(input, shape, weight)
-        return own(input, shape, weight, eps)
-
-    def is_other_tensor(own: Any, items: Any) -> bool:
-        # Modules use their fused kernels for torch's own tensors only, and our modes must not
-        # disable these.
-        return any(
-            type(item) not in (*_PLAIN, fake_tensor.FakeTensor) and own(items) for item in items
-        )
-
-    def ctc_loss(own: Any, scores: Any, targets: Any, *rest: Any, **more: Any) -> Any:
-        # For fake tensors torch takes a path that cannot read lengths on the host.
-        lengths = [torch.as_tensor(item, device=scores.device) for item in rest[:2]]
-        return own(scores, targets, *lengths, *rest[2:], **more)
-
-    def in_context(context: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Its mode may be called after ours.
-        adds = func in _device._device_constructors() and (kwargs or {}).get("device") is None
-        more = {"device": devices.place_for(context.device)} if adds else {}
-        return func(*args, **{**(kwargs or {}), **more})
-
-    def run_backward(own: Any, *args: Any, **more: Any) -> Any:
-        with devices:  # left by Tensor.backward; a checkpoint runs the user's code again
-            return own(*args, **more)
-
-    changes: list[tuple[Any, str, Any]] = [
-        (tensor, "_make_subclass", staticmethod(make_subclass)),
-        (torch.utils, "weakref", SimpleNamespace(getweakrefs=lambda _: [])),
-        (torch, "save", save),
-        *((safetensors, name, serialize) for name in ("serialize", "serialize_file")),
-        *(
-            (safetensors, name, lambda *_: {}) for name in ("_flatten", "_flatten_as_ptr")
-        ),  # these read addresses
-        (torch, "set_num_threads", lambda _: None),
-        (fake_tensor.log, "disabled", True),  # its errors are raised, too
-        (
-            fake_tensor.FakeTensorMode,
-            "avoid_device_init",
-            True,
-        ),  # else torch.tensor makes a real tensor on a device
-        (fake_tensor.FakeTensor, "tolist", tolist),
-        (fake_tensor.FakeTensor, "data", property(tensor.data.__get__, set_data)),
-        (fake_tensor, "CONSTANT_NUMEL_LIMIT", MOST_VALUES),
-        (tensor, "record_stream", lambda *_: None),
-        (torch.amp.GradScaler, "_maybe_opt_step", step_always),
-        (functional, "dropout", dropout),
-        (torch, "dropout", dropout),
-        (_device.DeviceContext, "__torch_function__", in_context),
-        (
-            fake_tensor,
-            "init_gpu_context",
-            lambda *_: None,
-        ),  # it would allocate memory on the device
-        (torch, "compile", compile_nothing),
-        (torch.nn.Module, "compile", lambda *_, **__: note(COMPILED)),
-    ]
-    around: list[tuple[Any, str, Callable[..., Any]]] = [
-        (torch.utils, "swap_tensors", swap_tensors),
-        (torch, "load", load_what_was_there),
-        (tensor, "__format__", formatted),
-        (loader, "__init__", without_processes),
-        (thread, "start", start_followed),
-        (torch, "ctc_loss", ctc_loss),
-        (torch.autograd, "_engine_run_backward", run_backward),
-        (torch.overrides, "has_torch_function", is_other_tensor),
-        (functional, "linear", linear),
-        (functional, "rms_norm", rms_norm),
-        (functional, "scaled_dot_product_attention", attention),
-        (torch._VF, "lstm_cell", functools.partial(on_card, fused.lstm_cell)),
-        (torch._VF, "gru_cell", functools.partial(on_card, fused.gru_cell)),
-        (torch, "_transformer_encoder_layer_fwd", functools.partial(on_card, fused.encoder_layer)),
-        (
-            torch,
-            "_native_multi_head_attention",
-            functools.partial(on_card, fused.multi_head_attention),
-        ),
-        *(
-            (place, "softmax", functools.partial(to_float32, aten._softmax))
-            for place in (torch, tensor)
-        ),
-        *(
-            (place, "log_softmax", functools.partial(to_float32, aten._log_softmax))
-            for place in (torch, tensor)
-        ),
-    ]
-    if devices.on_cpu:
-        optimizers = [
-            module for name, module in list(sys.modules.items()) if name.startswith("torch.optim.")
-        ]
-        changes += [
-            *(
-                (module, "_get_capturable_supported_devices", lambda *_, **__: ["cpu"])
-                for module in optimizers
-            ),
-            (
-                torch.amp.autocast_mode,
-                "_cast",
-                lambda value, _, dtype: cast_inputs(value, "cpu", dtype),
-            ),
-            (torch, "is_autocast_enabled", casts_now),
-            (torch, "get_autocast_dtype", type_of_casts),
-            (torch, "get_autocast_gpu_dtype", type_of_casts),
-        ]
-        around += [(cast, "__init__", cast_here), (torch, "clear_autocast_cache", clear_casts)]
-    changes += [(place, name, _around(getattr(place, name), new)) for place, name, new in around]
-    # older versions of torch lack some
-    return [change for change in changes if hasattr(*change[:2])]
-
-
-def _around(own: Any, new: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a replacement of the function ``own`` that passes it to ``new``."""
-
-    @functools.wraps(own)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return new(own, *args, **kwargs)
-
-    return call
-
-
-_PLAIN = (type(None), torch.Tensor, torch.nn.Parameter)
-_NOTHING = (
-    "init",
-    "synchronize",
-    "empty_",
-    "ipc_collect",
-    "set_",
-    "reset_",
-    "manual_seed",
-    "seed",
-    "_lazy_init",
-)
-"""Beginnings of the names of functions that do nothing during an estimate."""
-_AS_IT_IS = (
-    "get_arch_list",
-    "get_gencode_flags",
-    "check_error",
-    "cudaStatus",
-    "is_initialized",
-    "Device",
-    "lru_cache",
-)
-UNKNOWN_SIZE = "device memory size unknown, pass --device-memory (device_memory=)"
-
-
-def _does_nothing(*_: Any, **__: Any) -> None:
-    return None
-
-
-class Stream:
-    """A stream on which nothing runs, or a completed event."""
-
-    device_index = stream_id = cuda_stream = priority = 0
-    wait = synchronize = record = wait_event = wait_stream = __exit__ = _does_nothing
-    query = staticmethod(lambda: True)
-    is_capturing = staticmethod(lambda: False)
-    elapsed_time = staticmethod(lambda *_: 1.0)
-    record_event = staticmethod(lambda event=None: event or Stream())
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.device = torch.device("cuda", 0)
-
-    def __enter__(self) -> Stream:
-        return self
-
-
-class Accelerators:
-    """Replaces torch's accelerator modules during one estimate: public methods have the names of
-    their functions.
-
-    ``room_bytes``: memory that the device has for the code.
-    """
-
-    def __init__(
-        self, log: StorageLog, devices: Devices, room_bytes: int | None, note: Note
-    ) -> None:
-        self._log, self._devices, self._room_bytes, self._note = log, devices, room_bytes, note
-        self._type = devices.label.partition(":")[0] if devices.label is not None else None
-        self._current = 0
-        known = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
-        self._known = {number: torch.cuda.get_device_properties(number) for number in range(known)}
-        with closing(Nvml()) as nvml:  # which needs no context
-            told = nvml.capabilities() if not known else []
-        self._told = {
-            at: _Properties(f"cuda:{at}", room_bytes, *told[at]) for at in range(len(told))
-        }
-
-    def is_available(self) -> bool:
-        return self.device_count() > 0
-
-    def device_count(self) -> int:
-        here = (
-            int(torch._C._cuda_getDeviceCount()) if hasattr(torch._C, "_cuda_getDeviceCount") else 0
-        )
-        return max(here, int(self._type not in (None, "cpu")))
-
-    def current_device(self) -> int:
-        return self._current
-
-    def current_accelerator(self, *_: Any, **__: Any) -> Any:
-        return torch.device(self._type or "cuda") if self.device_count() else None
-
-    def set_device(self, device: Any) -> None:
-        self._current = self._index(device)
-
-    current_device_index = current_device_idx = current_device
-    set_device_index = set_device_idx = set_device
-
-    def _index(self, device: Any) -> int:
-        if device is None:
-            return self._current
-        if isinstance(device, int):
-            return device if device >= 0 else self._current
-        index = torch.device(device).index
-        return self._current if index is None else int(index)
-
-    @contextmanager
-    def device(self, device: Any) -> Iterator[None]:
-        before, self._current = self._current, self._index(device)
-        try:
-            yield
-        finally:
-            self._current = before
-
-    def device_of(self, tensor: Any) -> Any:
-        return self.device(tensor.device if tensor.device.type == "cuda" else None)
-
-    def get_device_name(self, device: Any = None) -> str:
-        return str(self.get_device_properties(device).name)
-
-    def get_device_capability(self, device: Any = None) -> tuple[int, int]:
-        properties = self.get_device_properties(device)
-        return properties.major, properties.minor
-
-    def get_device_properties(self, device: Any = None) -> Any:
-        index = self._index(device)
-        if index in self._known:
-            return self._known[index]
-        if self._type in (None, "cuda") and index in self._told:
-            return self._told[index]
-        name = f"{self._type or 'cuda'}:{index}"
-        self._note(f"{user_line()}: {name} is assumed to have compute capability 9.0")
-        return _Properties(name, self._room_bytes)
-
-    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        known = self._known.get(self._index(device))
-        total = self._room_bytes or (known.total_memory if known is not None else None)
-        if total is None:
-            raise EstimateError(f"{UNKNOWN_SIZE}: mem_get_info in {user_line()}")
-        return max(0, total - self.memory_allocated(device)), total
-
-    get_memory_info = mem_get_info
-
-    def cudart(self) -> Any:
-        profiler = dict.fromkeys(("cudaProfilerStart", "cudaProfilerStop"), _does_nothing)
-        # for functions imported by name
-        return SimpleNamespace(cudaMemGetInfo=self.mem_get_info, **profiler)
-
-    def _logged_as(self, device: Any) -> str:
-        return str(self._devices.name(torch.device("cuda", self._index(device))))
-
-    def memory_allocated(self, device: Any = None) -> int:
-        return self._log.now.get(self._logged_as(device), 0)
-
-    def max_memory_allocated(self, device: Any = None) -> int:
-        return self._log.peak.get(self._logged_as(device), 0)
-
-    memory_reserved = memory_cached = current_allocated_memory = driver_allocated_memory = (
-        memory_allocated
-    )
-    max_memory_reserved = max_memory_cached = max_memory_allocated
-
-    def memory_stats(self, device: Any = None) -> dict[str, int]:
-        stats: dict[str, int] = defaultdict(int)
-        for name in ("allocated_bytes", "reserved_bytes", "active_bytes"):
-            stats[f"{name}.all.current"] = self.memory_allocated(device)
-            stats[f"{name}.all.peak"] = self.max_memory_allocated(device)
-        return stats
-
-    def memory_summary(self, device: Any = None, *_: Any, **__: Any) -> str:
-        return f"allocated in the estimate: {self.memory_allocated(device)}"
-
-    get_rng_state = staticmethod(lambda *_: torch.empty(16, dtype=torch.uint8, device="cpu"))
-    get_rng_state_all = staticmethod(lambda: [torch.empty(16, dtype=torch.uint8, device="cpu")])
-    current_stream = default_stream = get_stream_from_external = staticmethod(lambda *_: Stream())
-    Stream = ExternalStream = Event = Stream  # torch's names
-    stream = StreamContext = staticmethod(lambda *_: nullcontext())
-    is_bf16_supported = is_tf32_supported = staticmethod(lambda *_, **__: True)
-    is_current_stream_capturing = staticmethod(lambda: False)
-    initial_seed = staticmethod(lambda: 0)
-
-    def known_properties(self, device: Any) -> Any:
-        """Return the properties of an available CUDA device; None if they are unknown."""
-        index = device.index or 0
-        return self._known.get(index, self._told.get(index)) if device.type == "cuda" else None
-
-    @contextmanager
-    def standing_in(self) -> Iterator[None]:
-        """Replace the functions and classes of torch's accelerator modules during the block."""
-        names = {"cuda", self._type or "cuda"} & {"cuda", "xpu", "mps"}
-        modules = [getattr(torch, name, None) for name in [*names, "accelerator"]]
-        modules += [
-            torch.cuda.memory,
-            torch.cuda.random,
-            torch.cuda.streams,
-            torch.cuda.nvtx,
-            torch.cuda.graphs,
-        ]
-        seen: dict[int, Any] = {}
-        with ExitStack() as stack:
-            for module in dict.fromkeys(module for module in modules if module is not None):
-                for name, old in list(vars(module).items()):
-                    new = seen[id(old)] if id(old) in seen else self._instead(module, name, old)
-                    if new is not old:
-                        new = seen[id(old)] = (
-                            new if isinstance(new, type) else _here_alone(new, old)
-                        )
-                        stack.enter_context(patch.object(module, name, new))
-            if self._type == "mps":
-                stack.enter_context(patch.object(torch.backends.mps, "is_available", lambda: True))
-            yield
-
-    def _instead(self, module: ModuleType, name: str, old: Any) -> Any:
-        """Return the replacement of a module's attribute; the attribute itself if it needs none."""
-        short = module.__name__.removeprefix("torch.")
-        if short == "cuda.nvtx":
-            does_something = (
-                type(old) is FunctionType and not name.startswith("_") and name != "range"
-            )
-            return _does_nothing if does_something else old
-        if hasattr(self, name) and not name.startswith("_"):
-            return getattr(self, name)
-        if name.startswith(_NOTHING):
-            return _does_nothing
-        if name.startswith("_"):
-            return old
-        is_own = getattr(old, "__module__", "").startswith(module.__name__)
-        if (
-            not is_own
-            or name in _AS_IT_IS
-            or (isinstance(old, type) and issubclass(old, BaseException))
-        ):
-            return old
-        refuse = functools.partial(_refuse, f"torch.{short.partition('.')[0]}.{name}")
-        if name in ("CUDAGraph", "MemPool", "graph", "GreenContext"):  # classes, for annotations
-            return type(
-                name,
-                (),
-                {"__new__": lambda _, *args, **more: _here_alone(refuse, old)(*args, **more)},
-            )
-        return refuse if type(old) is FunctionType else old
-
-
-class _Properties(SimpleNamespace):
-    """Assumed properties of a device that is not queried."""
-
-    def __init__(self, name: str, total_bytes: int | None, major: int = 9, minor: int = 0) -> None:
-        super().__init__(
-            name=name,
-            major=major,
-            minor=minor,
-            multi_processor_count=HOPPERS_PROCESSORS,
-            warp_size=32,
-        )
-        self.is_integrated = False
-        self._total_bytes = total_bytes
-
-    @property
-    def total_memory(self) -> int:
-        if self._total_bytes is None:
-            raise EstimateError(f"{UNKNOWN_SIZE}: total_memory in {user_line()}")
-        return self._total_bytes
-
-
-def _here_alone(new: Callable[..., Any], old: Any) -> Callable[..., Any]:
-    """Return a function that calls ``new`` in estimated code, and ``old`` in other threads, such as
-    ours.
-    """
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return (new if torch._C._len_torch_dispatch_stack() else old)(*args, **kwargs)
-
-    return call
-
-
-def _refuse(name: str, *_: Any, **__: Any) -> NoReturn:
-    raise EstimateError(f"an estimate cannot follow {name} in {user_line()}")

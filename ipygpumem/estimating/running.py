@@ -27,11 +27,14 @@ from torch.optim.optimizer import (
 from ipygpumem import interrupts
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import FOR_FAKES, user_line, user_line_of, users_part
+from ipygpumem.estimating.accelerator_modules import UNKNOWN_SIZE, Accelerators
 from ipygpumem.estimating.allocation_tracker import AllocationTracker, tensors_in
+from ipygpumem.estimating.autocast import Autocast
+from ipygpumem.estimating.card_functions import CardFunctions
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.effects import WAITS, closure_of, effects_of, refuse_numpy
 from ipygpumem.estimating.fake_copies import FakeCopies, loading, run_code
-from ipygpumem.estimating.patches import UNKNOWN_SIZE, Accelerators, choose_loop, patched
+from ipygpumem.estimating.patches import Patches, choose_loop
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.estimating.rollback import Rollback, imports_undone
 from ipygpumem.estimating.storages import (
@@ -44,6 +47,7 @@ from ipygpumem.estimating.storages import (
     unfollowed,
     with_room,
 )
+from ipygpumem.estimating.torch_functions import TorchFunctions
 from ipygpumem.introspect import is_exactly, is_instance, type_name
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.host import available_bytes
@@ -192,6 +196,12 @@ class Estimation:
         self._follower = AllocationTracker(
             self.log, self._devices, self._workspaces, self.copies, self._note, check
         )
+        autocast = Autocast(self._devices)
+        card = CardFunctions(self._devices, autocast)
+        self._functions = TorchFunctions(self._devices, card)
+        self._patches = Patches(
+            self._note, self._devices, autocast, card, self._functions, self._modes
+        )
 
     def _note(self, text: str) -> None:
         self._notes[text] = None
@@ -238,7 +248,7 @@ class Estimation:
 
     def place_of(self, tensor: Any) -> str:
         """Return the device that a fake tensor is assumed to be on."""
-        return self._devices.named or str(tensor.device)
+        return self._devices.assumed(tensor.device)
 
     def _of(self, run: Callable[[], Any]) -> Estimate:
         __tracebackhide__ = True  # of the user's errors
@@ -270,7 +280,7 @@ class Estimation:
             self._note(
                 f"{names} is not available: tensors on it and on the host are counted together"
             )
-        for line in self._devices.recurrent:
+        for line in self._functions.recurrent:
             self._note(
                 f"{line}: memory of a card's kernels for a recurrent layer, such as cuDNN's, is "
                 f"not counted"
@@ -332,7 +342,7 @@ class Estimation:
             stack.callback(chosen.remove)
             stack.callback(register_optimizer_step_post_hook(self._follower.stepped).remove)
             stack.enter_context(self._accelerators.standing_in())
-            stack.enter_context(patched(self._note, self._devices, self._modes))
+            stack.enter_context(self._patches.applied())
             for run in (eval, exec):
                 stack.enter_context(patch.object(builtins, run.__name__, loading(run)))
             stack.enter_context(self._modes())
@@ -372,7 +382,7 @@ class Estimation:
     @contextmanager
     def _modes(self) -> Iterator[None]:
         # The fake mode is the outermost: it gets the calls that the inner modes do not handle.
-        with self._fakes, self._follower, self._devices:
+        with self._fakes, self._follower, self._functions:
             yield
 
 

@@ -1,0 +1,138 @@
+"""Handles the torch functions that need more of a tensor than a fake one has, or a device."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from ipygpumem.errors import EstimateError
+from ipygpumem.estimating import user_line
+from ipygpumem.estimating.card_functions import CardFunctions
+from ipygpumem.estimating.devices import Devices
+from ipygpumem.heap.holders.frames import stack
+
+UNKNOWN = "this code cannot be estimated, because it needs the values of tensors"
+Handler = Callable[..., Any]
+"""Called with a torch function and its arguments, instead of the function."""
+
+
+class TorchFunctions(TorchFunctionMode):
+    """Calls a handler instead of each torch function in its table, and redirects devices.
+
+    torch calls a mode for each function of ``torch.overrides``, but not for the functions that such
+    a function calls in turn. The estimate replaces those by patches (see ``patches.py``).
+    """
+
+    def __init__(self, devices: Devices, card: CardFunctions) -> None:
+        super().__init__()
+        self._devices = devices
+        self.recurrent: dict[str, None] = {}
+        """Lines that call recurrent layers with other kernels on a card, such as cuDNN's."""
+        tensor = torch.Tensor
+        self._handlers: dict[Any, Handler] = {
+            # Values and addresses, which a fake tensor does not have.
+            tensor.data_ptr: _refuse_address,
+            tensor.numpy: _array,
+            tensor.__array__: _array,
+            tensor.__format__: _formatted,
+            # torch sets the data of a fake tensor, but not its device.
+            tensor.data.__set__: _set_data,
+            # Memory of the host.
+            tensor.pin_memory: self._pinned,
+            tensor.share_memory_: _unchanged,
+            # Functions with other kernels on a card.
+            torch.lstm: self._recurrent_layer,
+            torch.gru: self._recurrent_layer,
+            torch.rnn_tanh: self._recurrent_layer,
+            torch.rnn_relu: self._recurrent_layer,
+            torch.lstm_cell: card.lstm_cell,
+            torch.gru_cell: card.gru_cell,
+            torch._transformer_encoder_layer_fwd: card.encoder_layer,
+            torch._native_multi_head_attention: card.multi_head_attention,
+            torch.ctc_loss: card.ctc_loss,
+            functional.ctc_loss: card.ctc_loss,
+        }
+        if hasattr(functional, "rms_norm"):  # since torch 2.4
+            self._handlers[functional.rms_norm] = card.rms_norm
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a torch function or its handler, with the devices redirected."""
+        kwargs = kwargs or {}
+        handler = self._handlers.get(func)
+        if handler is not None:
+            return handler(func, *args, **kwargs)
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        # The step counters of torch's optimizers stay on the host.
+        if self._devices.target is None or caller.startswith("torch.optim."):
+            return func(*args, **kwargs)
+        return self._redirected(func, args, kwargs)
+
+    def _redirected(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a torch function with the available device instead of other devices."""
+        devices = self._devices
+        if func in (torch.Tensor.cuda, torch.Tensor.xpu):
+            devices.asked.setdefault("cuda:0" if func is torch.Tensor.cuda else "xpu:0")
+            return args[0].to(devices.target)
+        if func is torch.Tensor.to and len(args) > 1:
+            args = (args[0], devices.place_for(args[1]), *args[2:])
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": devices.place_for(kwargs["device"])}
+        elif devices.label is not None and func in _device_constructors() and not devices.on_cpu:
+            kwargs = {**kwargs, "device": devices.target}
+        return func(*args, **kwargs)
+
+    def _pinned(self, _: Any, tensor: Any, *__: Any, **___: Any) -> Any:
+        """Return a copy on the host, unless host and device are counted together."""
+        return tensor.clone() if self._devices.target is None else tensor
+
+    def _recurrent_layer(self, original: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a recurrent layer, and note the line if a card's kernels need more memory."""
+        has_own_kernels = torch.backends.cudnn.enabled or self._devices.is_elsewhere
+        if has_own_kernels and self._devices.assumed(source.device).startswith("cuda"):
+            self.recurrent[user_line()] = None
+        return original(source, *args, **kwargs)
+
+
+def _refuse_address(*_: Any) -> NoReturn:
+    hint = ""
+    if any(frame.f_code.co_name == "save_pretrained" for frame in stack(sys._getframe(1))):
+        hint = "; leave out that it saves the model: save_strategy='no' for a Trainer"
+    raise EstimateError(f"{UNKNOWN}: data_ptr in {user_line()}{hint}")
+
+
+def _array(_: Any, tensor: Any, *__: Any, **___: Any) -> Any:
+    """Return a tensor's values as an array; unknown ones all get the same guess."""
+    if getattr(tensor, "constant", None) is not None:
+        with torch._C._DisableTorchDispatch():
+            return tensor.constant.numpy().copy()
+    guess = torch.ops.aten._local_scalar_dense(tensor)  # which records the guess
+    if type(guess) is int:
+        guess = 0  # it may be an index
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return importlib.import_module("numpy").full(tuple(tensor.shape), guess, kind)
+
+
+def _formatted(original: Any, tensor: Any, format_spec: str) -> str:
+    if not isinstance(tensor, FakeTensor):
+        return str(original(tensor, format_spec))
+    return format(tensor.item(), format_spec) if tensor.dim() == 0 else str(tensor)
+
+
+def _set_data(original: Any, tensor: Any, value: Any) -> None:
+    original(tensor, value)
+    if isinstance(tensor, FakeTensor):
+        tensor.fake_device = value.fake_device
+
+
+def _unchanged(_: Any, tensor: Any) -> Any:
+    return tensor
