@@ -204,7 +204,7 @@ class Patches:
         ]
 
     def _of_code(self) -> list[Patch | Wrapper]:
-        """Return the replacements of functions that run code of the user's in another way."""
+        """Return the replacements of functions that run the code in another way."""
         loader, context = torch.utils.data.DataLoader, _device.DeviceContext
         scaler = torch.amp.GradScaler
         return [

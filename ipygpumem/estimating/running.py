@@ -28,26 +28,21 @@ from ipygpumem import interrupts
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import FOR_FAKES, user_line, user_line_of, users_part
 from ipygpumem.estimating.accelerator_modules import UNKNOWN_SIZE, Accelerators
-from ipygpumem.estimating.allocation_tracker import AllocationTracker, tensors_in
+from ipygpumem.estimating.allocation_tracker import AllocationTracker
 from ipygpumem.estimating.autocast import Autocast
+from ipygpumem.estimating.caching_allocator import unfollowed_settings
 from ipygpumem.estimating.card_functions import CardFunctions
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.effects import WAITS, closure_of, effects_of, refuse_numpy
 from ipygpumem.estimating.fake_copies import FakeCopies, loading, run_code
 from ipygpumem.estimating.patches import Patches, choose_loop
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
+from ipygpumem.estimating.replay import read
 from ipygpumem.estimating.rollback import Rollback, imports_undone
-from ipygpumem.estimating.storages import (
-    WORKSPACES,
-    StorageLife,
-    StorageLog,
-    Workspaces,
-    advice,
-    read,
-    unfollowed,
-    with_room,
-)
+from ipygpumem.estimating.room import advice, with_room
+from ipygpumem.estimating.storages import WORKSPACES, StorageLife, StorageLog, tensors_in
 from ipygpumem.estimating.torch_functions import TorchFunctions
+from ipygpumem.estimating.workspaces import Workspaces
 from ipygpumem.introspect import is_exactly, is_instance, type_name
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.host import available_bytes
@@ -301,7 +296,7 @@ class Estimation:
                 device = replace(device, unknown_operators=tuple(self._workspaces.unknown))
             devices.append((device, there_bytes or of_copies))
         if any(device.device.startswith("cuda") for device, _ in devices) and (
-            settings := unfollowed()
+            settings := unfollowed_settings()
         ):
             self._note(
                 f"{', '.join(settings)}: not followed, reserved and needed are the figures without "
@@ -340,7 +335,7 @@ class Estimation:
                 lambda optimizer, *_: choose_loop(optimizer, self._devices)
             )
             stack.callback(chosen.remove)
-            stack.callback(register_optimizer_step_post_hook(self._follower.stepped).remove)
+            stack.callback(register_optimizer_step_post_hook(self._follower.mark_state).remove)
             stack.enter_context(self._accelerators.standing_in())
             stack.enter_context(self._patches.applied())
             for run in (eval, exec):
@@ -349,7 +344,7 @@ class Estimation:
             result = self._result_of(code)
             for known in self.copies.optimizers:
                 if (optimizer := known()) is not None:
-                    self._follower.stepped(optimizer)
+                    self._follower.mark_state(optimizer)
             self.log.close()
             del result  # kept until here, as the code's caller would keep it
 

@@ -13,17 +13,12 @@ import torch
 from torch import nn
 
 import ipygpumem
+from ipygpumem.estimating.caching_allocator import Allocator, OutOfRoomError, most_split_bytes
 from ipygpumem.estimating.records import DeviceEstimate
+from ipygpumem.estimating.replay import Replay
+from ipygpumem.estimating.room import free_bytes, with_room
 from ipygpumem.estimating.running import Estimation
-from ipygpumem.estimating.storages import (
-    Allocator,
-    OutOfRoomError,
-    Replay,
-    free_bytes,
-    most_split_bytes,
-    with_room,
-    workspace_sizes,
-)
+from ipygpumem.estimating.workspaces import workspace_sizes
 from ipygpumem.probes.allocator import Block, Segment
 from ipygpumem.probes.nvml import DeviceWide, Nvml
 from ipygpumem.units import GIB, KIB, MIB
@@ -120,7 +115,7 @@ def test_a_replay_starts_with_the_segments_of_the_card() -> None:
     segments = (
         Segment(tuple(blocks[:4])),
         Segment(tuple(blocks[4:])),
-        Segment((blocks[1],), stream=7),
+        Segment((Block(80 * MIB, 6 * MIB, 6 * MIB, "inactive"),), stream=7),
     )
     replay = Replay([(0, 8 * MIB), (1, 6 * MIB), (0, 0), (2, 14 * MIB)], 1 << 62, segments, {0: 0})
     assert (replay.others_bytes, replay.there_bytes) == (30 * MIB, 16 * MIB)

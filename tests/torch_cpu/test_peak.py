@@ -203,7 +203,7 @@ def test_loaded_and_listed_numbers_are_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", ["Follower.start", "Follower.read", "Follower._place", "Follower._know"]
+    "broken", ["Follower.start", "Follower.read", "Follower._place", "Follower._know_module"]
 )
 def test_a_failure_of_ours_becomes_a_note(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:

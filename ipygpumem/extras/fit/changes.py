@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
-from ipygpumem.estimating.allocation_tracker import tensors_in
+from ipygpumem.estimating.storages import tensors_in
 from ipygpumem.extras.fit.applying import Change, Run, is_tensor
 from ipygpumem.extras.fit.observing import Blocks, Observed
 from ipygpumem.introspect import is_instance

@@ -1,6 +1,4 @@
-"""Replays the CUDA allocator's own history of blocks, so that sums equal its
-counters to the byte.
-"""
+"""Replays the CUDA allocator's own history of blocks: sums equal its counters to the byte."""
 
 from __future__ import annotations
 
@@ -11,15 +9,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ipygpumem.estimating.storages import StorageLife, most_split_bytes
+from ipygpumem.errors import describe_error
+from ipygpumem.estimating.caching_allocator import FreePieces, block_bytes, most_split_bytes
+from ipygpumem.estimating.storages import StorageLife
 from ipygpumem.extras.peak.timeline import Clock
 from ipygpumem.introspect import is_users
 from ipygpumem.probes.allocator import Segment, snapshots
-from ipygpumem.units import MIB
 
 _MOST_ENTRIES = 500_000
 """Number of events that torch keeps, of about 200 bytes each."""
-_LEAST = 512
 
 
 class Block(NamedTuple):
@@ -33,69 +31,73 @@ class Blocks:
     """The blocks of one device: those of ``segments``, and those of the events that follow."""
 
     def __init__(self, device: str, segments: Iterable[Segment], began_us: int) -> None:
-        self.device, self.clock, self.tick = device, Clock(), 0
+        self.device = device
+        self.clock = Clock()
+        self.tick = 0
         self.lives: list[StorageLife] = []
         self.failed: tuple[int, float] | None = None
         """Tick and seconds of the last out-of-memory error."""
-        self._began_us, self._most_split = began_us, most_split_bytes()
-        self._seen: dict[int, list[tuple[int, StorageLife]]] = {}
-        """Tensors' storages that have no block yet, with the time when they were seen, by address.
-        """
+        self._began_us = began_us
+        self._unmatched: dict[int, list[tuple[int, StorageLife]]] = {}
+        """Tensors' storages without a block, with the time when they were seen, by address."""
         self._alive: dict[int, StorageLife] = {}
-        self._sizes: dict[int, int] = {}
-        """Sizes of blocks that wait for another stream, by address."""
-        self._free: dict[int, int] = {}
-        """Sizes of free pieces by address, and their addresses by their ends."""
-        self._ends: dict[int, int] = {}
-        self._starts: set[int] = set()
-        """Addresses of segments, across which free pieces do not join."""
-        self._grows = False
+        self._pending: dict[int, int] = {}
+        """Sizes of blocks that are freed, and wait for another stream, by address."""
+        self._free = FreePieces(most_split_bytes())
         for segment in segments:
-            self._starts.update(block.address for block in segment.blocks[:1])
-            self._grows |= segment.page_bytes is not None
-            for block in segment.blocks:
-                if block.state == "allocated":
-                    self._born(block.address, block.size_bytes, None)
-                elif block.state == "inactive":
-                    self._join(block.address, block.size_bytes)
-                else:
-                    self._sizes[block.address] = block.size_bytes
+            self._load(segment)
+
+    def _load(self, segment: Segment) -> None:
+        """Add the blocks of a segment that exists."""
+        if segment.page_bytes is not None:
+            self._free.is_expandable = True
+        if segment.blocks:
+            size_bytes = sum(block.size_bytes for block in segment.blocks)
+            self._free.segments[segment.blocks[0].address] = size_bytes
+        for block in segment.blocks:
+            if block.state == "allocated":
+                self._born(block.address, block.size_bytes, None)
+            elif block.state == "inactive":
+                self._free.free(block.address, block.size_bytes)
+            else:
+                self._pending[block.address] = block.size_bytes
 
     def saw(self, storage: StorageLife) -> None:
         """Note the storage of a tensor, which its block belongs to."""
-        self._seen.setdefault(storage.address, []).append((time.time_ns() // 1000, storage))
+        now_us = time.time_ns() // 1000
+        self._unmatched.setdefault(storage.address, []).append((now_us, storage))
 
     def replay(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Replay the events of a history."""
         for event in events:
-            action, size = event["action"], event["size"]
-            address, at = event.get("addr", 0), event["time_us"]
-            if at < self._began_us:
-                continue
-            self.tick += 1
-            self.clock.note(self.tick, (at - self._began_us) / 1e6)
-            if action == "alloc":
-                self._born(
-                    address,
-                    self._cut(address, max(_LEAST, -(-size // _LEAST) * _LEAST)),
-                    event.get("frames"),
-                )
-            elif action == "free_requested":
-                block = self._alive.pop(address, None)
-                if block is not None:
-                    self._match(block, at)
-                    block.died, self._sizes[address] = self.tick, block.size_bytes
-            elif action == "free_completed":
-                self._join(address, self._sizes.pop(address, 0))
-            elif action in ("segment_alloc", "segment_map"):
-                self._grows |= action == "segment_map"
-                self._starts.update([address] * (action == "segment_alloc"))
-                self._join(address, size)
-            elif action in ("segment_free", "segment_unmap"):
-                self._starts.discard(address)
-                self._leave(address, size)
-            elif action == "oom":
-                self.failed = self.tick, (at - self._began_us) / 1e6
+            if event["time_us"] >= self._began_us:
+                self._replay(event)
+
+    def _replay(self, event: Mapping[str, Any]) -> None:
+        time_us, address, size = event["time_us"], event.get("addr", 0), event["size"]
+        seconds = (time_us - self._began_us) / 1e6
+        self.tick += 1
+        self.clock.note(self.tick, seconds)
+        match event["action"]:
+            case "alloc":
+                size = self._free.take_if_free(address, block_bytes(size))
+                self._born(address, size, event.get("frames"))
+            case "free_requested":
+                self._died(address, time_us)
+            case "free_completed":
+                if address in self._pending:
+                    self._free.free(address, self._pending.pop(address))
+            case "segment_alloc":
+                self._free.segments[address] = size
+                self._free.free(address, size)
+            case "segment_map":  # an expandable segment grows
+                self._free.is_expandable = True
+                self._free.free(address, size)
+            case "segment_free" | "segment_unmap":
+                self._free.segments.pop(address, None)
+                self._free.cut_out(address, size)
+            case "oom":
+                self.failed = self.tick, seconds
 
     def settle(self) -> None:
         """Give the blocks that are in use now the storages that were seen at their addresses."""
@@ -107,63 +109,43 @@ class Blocks:
         self.lives = list(self._alive.values())
 
     def _match(self, block: StorageLife, until_us: int) -> None:
-        seen = self._seen.get(block.address)
-        if block.place.storage is None and seen and seen[0][0] <= until_us:
-            block.place = Block(seen.pop(0)[1], None)
+        """Give a block the first storage that was seen at its address."""
+        storages = self._unmatched.get(block.address)
+        if block.place.storage is None and storages and storages[0][0] <= until_us:
+            _, storage = storages.pop(0)
+            block.place = Block(storage, None)
 
     def _born(self, address: int, size: int, frames: Any) -> None:
-        life = StorageLife(self.device, size, self.tick, not self.tick, address=address)
-        found = [frame for frame in frames or () if is_users(frame["filename"])][:1]
-        life.place = Block(None, (found[0]["filename"], found[0]["line"]) if found else None)
+        life = StorageLife(self.device, size, self.tick, self.tick == 0, address=address)
+        life.place = Block(None, _users_line(frames or ()))
         self._alive[address] = life
         self.lives.append(life)
 
-    def _cut(self, address: int, size: int) -> int:
-        """Take a block from the free piece at its address, and return its size: the rest may be too
-        small to split.
-        """
-        piece = self._free.get(address)
-        if piece is None:
-            return size
-        rest = piece - size
-        splits = (
-            rest >= _LEAST if size <= MIB or self._grows else rest > MIB and size < self._most_split
-        )
-        self._leave(address, size if splits else piece)
-        return size if splits else piece
+    def _died(self, address: int, time_us: int) -> None:
+        block = self._alive.pop(address, None)
+        if block is not None:
+            self._match(block, time_us)
+            block.died = self.tick
+            self._pending[address] = block.size_bytes
 
-    def _join(self, start: int, size: int) -> None:
-        """Add a free piece, and join it with its neighbours."""
-        end = start + size
-        if start not in self._starts and start in self._ends:
-            start = self._ends.pop(start)
-        if end not in self._starts and end in self._free:
-            end += self._free.pop(end)
-        self._free[start], self._ends[end] = end - start, start
 
-    def _leave(self, address: int, size: int) -> None:
-        """Remove a part of a free piece."""
-        for start in (address,) if address in self._free else [*self._free]:
-            end = start + self._free[start]
-            if start <= address and address + size <= end:
-                del self._free[start], self._ends[end]
-                for first, last in ((start, address), (address + size, end)):
-                    if first < last:
-                        self._free[first], self._ends[last] = last - first, first
-                return
+def _users_line(frames: Iterable[Mapping[str, Any]]) -> tuple[str, int] | None:
+    """Return file and number of the innermost line in the user code."""
+    for frame in frames:
+        if is_users(frame["filename"]):
+            return frame["filename"], frame["line"]
+    return None
 
 
 class History:
     """torch's history of CUDA allocations, from the first use of CUDA on."""
 
     def __init__(self, began_us: int, *, keep: bool) -> None:
-        self._is_ours, self._keeps, self._began_us = (
-            not torch._C._cuda_isHistoryEnabled(),
-            keep,
-            began_us,
-        )
+        self._is_ours = not torch._C._cuda_isHistoryEnabled()
+        self._keeps = keep
+        self._began_us = began_us
         self.devices = {
-            device: Blocks(device, snapshot.segments, self._began_us)
+            device: Blocks(device, snapshot.segments, began_us)
             for device, snapshot in snapshots("cuda").items()
         }
         self._switch(on=True)
@@ -173,9 +155,9 @@ class History:
         self._blocks(storage.device).saw(storage)
 
     def _blocks(self, device: str) -> Blocks:
-        return self.devices.get(device) or self.devices.setdefault(
-            device, Blocks(device, (), self._began_us)
-        )
+        if device not in self.devices:
+            self.devices[device] = Blocks(device, (), self._began_us)
+        return self.devices[device]
 
     def replay(self, *, last: bool) -> Any:
         """Replay the events since the last call, and return torch's snapshot."""
@@ -191,11 +173,75 @@ class History:
         return snapshot
 
     def _switch(self, *, on: bool) -> None:
-        """Record, or stop and forget; a recording of the user's own goes on as it is."""
-        if self._is_ours and on:
+        """Record, or stop and forget; a recording of the user's own goes on unchanged."""
+        if not self._is_ours:
+            return
+        if on:
             most = sys.maxsize if self._keeps else _MOST_ENTRIES
             torch.cuda.memory._record_memory_history(
                 "all", context="alloc", stacks="python", max_entries=most
             )
-        elif self._is_ours:
+        else:
             torch.cuda.memory._record_memory_history(None)
+
+
+class CudaRecording:
+    """torch's history while code runs; not every allocator and every torch has one."""
+
+    def __init__(self, *, keep: bool) -> None:
+        self._keeps = keep
+        self._history: History | None = None
+        self.is_possible = True
+        """False once it has failed to start."""
+        self.snapshot: Any = None
+        """torch's snapshot at the end, with the history."""
+
+    @property
+    def is_on(self) -> bool:
+        """True once the recording has started."""
+        return self._history is not None
+
+    @property
+    def blocks(self) -> dict[str, Blocks]:
+        """The blocks of each device."""
+        return {} if self._history is None else self._history.devices
+
+    def start(self, began: float, lives: Iterable[StorageLife]) -> str:
+        """Start to record, and return why that is not possible; an empty text if it is.
+
+        Args:
+            began: when the code began, on ``time.perf_counter``.
+            lives: the storages that exist.
+        """
+        began_us = time.time_ns() // 1000 - int((time.perf_counter() - began) * 1e6)
+        try:
+            self._history = History(began_us, keep=self._keeps)
+            for life in lives:
+                if life.address and life.device != "cpu":
+                    self._history.saw(life)
+        except (
+            RuntimeError,
+            TypeError,
+            AttributeError,
+        ) as error:  # another allocator, an old torch
+            self.is_possible = False
+            return f"CUDA's allocator has no history ({describe_error(error)})"
+        return ""
+
+    def saw(self, storage: StorageLife) -> None:
+        """Note the storage of a tensor."""
+        if self._history is not None:
+            self._history.saw(storage)
+
+    def replay(self) -> None:
+        """Replay the events so far, unless torch is to keep them for the snapshot."""
+        if self._history is not None and not self._keeps:
+            self._history.replay(last=False)
+
+    def stop(self) -> bool:
+        """Stop recording; return True if it has ended early, by another block or by the code."""
+        if self._history is None:
+            return False
+        has_ended = not torch._C._cuda_isHistoryEnabled()
+        self.snapshot = self._history.replay(last=True)
+        return has_ended

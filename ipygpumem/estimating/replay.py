@@ -1,0 +1,259 @@
+"""Replays the log of storages in the simulated allocator, and derives a device's figures."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ipygpumem.estimating.caching_allocator import (
+    NO_LIMIT,
+    STEP_BYTES,
+    Allocator,
+    Block,
+    OutOfRoomError,
+    most_split_bytes,
+)
+from ipygpumem.estimating.records import DeviceEstimate
+from ipygpumem.estimating.storages import ROLES, StorageLife, StorageLog
+from ipygpumem.probes.allocator import Segment, snapshots
+
+_CLOSE = 0.005
+"""Precision of the search for the minimum memory, as a share of the reserved memory."""
+_MOST_LIMITS = 40
+"""Maximum number of limits to try in that search."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Input of a replay: events, the allocator's settings, and the segments at the start."""
+
+    events: Sequence[tuple[int, int]]
+    """Number of the storage, and its size when it is allocated, 0 when it is freed."""
+    most_split_bytes: int = NO_LIMIT
+    segments: Sequence[Segment] = ()
+    addresses: Mapping[int, int] = field(default_factory=dict)
+    """Addresses of the storages that exist at the start, by number."""
+
+    @functools.cached_property
+    def others_bytes(self) -> int:
+        """Bytes of the segments that no storage of the log can use.
+
+        Other tensors occupy them, or only another stream or a private pool can use them.
+        """
+        storages = set(self.addresses.values())
+        size_bytes = 0
+        for segment in self.segments:
+            for block in segment.blocks:
+                if not segment.is_usable(block) and block.address not in storages:
+                    size_bytes += block.size_bytes
+        return size_bytes
+
+    @property
+    def there_bytes(self) -> int:
+        """Bytes of the segments that the storages occupy or can use."""
+        return sum(map(_size_of, self.segments)) - self.others_bytes
+
+    def allocator(self, limit_bytes: int = NO_LIMIT, *, downwards: bool = False) -> Allocator:
+        """Return an allocator that may reserve ``limit_bytes`` in addition to ``others_bytes``."""
+        limit_bytes += self.others_bytes
+        return Allocator(self.most_split_bytes, limit_bytes, self.segments, downwards=downwards)
+
+    def changes(self, allocator: Allocator) -> Iterator[tuple[int, int]]:
+        """Yield each event's storage and the change of bytes in use."""
+        blocks: dict[int, Block] = {}
+        for number, size in self.events:
+            if size:
+                existing = allocator.in_use.get(self.addresses.get(number, -1))
+                block = existing or allocator.take(size)
+                blocks[number] = block
+                yield number, block.size
+            else:
+                block = blocks.pop(number)
+                yield number, -block.size
+                allocator.give(block)
+
+    def runs(self, limit_bytes: int) -> bool:
+        """Return True if the replay completes within a limit.
+
+        It must do so with new segments above the existing ones, and with new ones below them.
+        """
+        try:
+            for downwards in (False, True):
+                for _ in self.changes(self.allocator(limit_bytes, downwards=downwards)):
+                    pass
+        except OutOfRoomError:
+            return False
+        return True
+
+    def least_bytes(self, allocated_bytes: int, reserved_bytes: int) -> int:
+        """Return about the lowest limit from which on the replay completes.
+
+        It is between the peak of the allocated memory and the reserved memory. Limits are tried
+        from above, because a higher limit can fail where a lower one suffices: the later the cache
+        is freed, the more of its segments are pinned by a small block.
+        """
+        fine_step = int(reserved_bytes * _CLOSE)
+        coarse_step = (reserved_bytes - allocated_bytes) // _MOST_LIMITS
+        step = max(STEP_BYTES, fine_step, coarse_step)
+        enough = reserved_bytes
+        while enough - step >= allocated_bytes and self.runs(enough - step):
+            enough -= step
+        return enough
+
+
+def _size_of(segment: Segment) -> int:
+    return sum(block.size_bytes for block in segment.blocks)
+
+
+def read(log: StorageLog, device: str, label: str) -> tuple[DeviceEstimate, int]:
+    """Return the figures of one device, and the bytes of existing segments that they include.
+
+    RAM is counted without an allocator.
+
+    Args:
+        log: the storages of all devices.
+        device: the device's name in the log.
+        label: its name in the estimate.
+    """
+    lives = [life for life in log.lives if life.device == device]
+    moments = _moments(lives)
+    segments, freed_bytes = _segments_in_use(label, log.erased)
+    replay = _replay_of(lives, moments, segments)
+    sizes = [life.size_bytes for life in lives]
+    if label == "cpu":
+        peak = _Peak.of(moments, _changes_on_host(replay.events, sizes), sizes)
+        reserved_bytes = needed_bytes = peak.size_bytes
+    else:
+        allocator = replay.allocator(downwards=True)
+        peak = _Peak.of(moments, replay.changes(allocator), sizes)
+        reserved_bytes = allocator.most_reserved_bytes - replay.others_bytes
+        needed_bytes = replay.least_bytes(peak.size_bytes, reserved_bytes)
+    before_bytes = sum(size for life, size in zip(lives, sizes, strict=True) if life.before)
+    figures = DeviceEstimate(
+        label,
+        before_bytes,
+        peak.size_bytes,
+        peak.after_bytes,
+        reserved_bytes,
+        needed_bytes,
+        _parts(log, lives, sizes, peak.moment),
+    )
+    return figures, replay.there_bytes + freed_bytes
+
+
+_Moment = tuple[int, bool, int]
+"""Time on the log's clock, True for an allocation, and the number of the storage."""
+
+
+def _moments(lives: Sequence[StorageLife]) -> list[_Moment]:
+    """Return when each storage is allocated and freed, in order."""
+    moments: list[_Moment] = []
+    for number, life in enumerate(lives):
+        if life.size_bytes:
+            moments.append((life.born, True, number))
+            if life.died:
+                moments.append((life.died, False, number))
+    return sorted(moments)
+
+
+def _replay_of(
+    lives: Sequence[StorageLife], moments: Iterable[_Moment], segments: Sequence[Segment]
+) -> Replay:
+    """Return the input of a replay of some storages."""
+    events = [
+        (number, lives[number].size_bytes if is_born else 0) for _, is_born, number in moments
+    ]
+    existing = {block.address for segment in segments for block in segment.blocks}
+    addresses = {
+        number: life.address for number, life in enumerate(lives) if life.address in existing
+    }
+    return Replay(events, most_split_bytes(), segments, addresses)
+
+
+def _changes_on_host(
+    events: Iterable[tuple[int, int]], sizes: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """Yield each event's storage and the change of bytes in use, without an allocator."""
+    for number, size in events:
+        yield number, size or -sizes[number]
+
+
+@dataclass
+class _Peak:
+    """The highest moment of a replay."""
+
+    size_bytes: int = 0
+    moment: int = 0
+    after_bytes: int = 0
+    """Bytes in use after the last event."""
+
+    @classmethod
+    def of(
+        cls, moments: Iterable[_Moment], changes: Iterable[tuple[int, int]], sizes: list[int]
+    ) -> _Peak:
+        """Run a replay, and return its peak; note the size of each storage's block in ``sizes``."""
+        peak = cls()
+        for (moment, is_born, _), (number, change) in zip(moments, changes, strict=True):
+            peak.after_bytes += change
+            if is_born:
+                sizes[number] = change
+            if peak.after_bytes > peak.size_bytes:
+                peak.size_bytes = peak.after_bytes
+                peak.moment = moment
+        return peak
+
+
+def _parts(
+    log: StorageLog, lives: Iterable[StorageLife], sizes: Iterable[int], moment: int
+) -> dict[str, int]:
+    """Return the bytes that are alive at one moment, by role."""
+    parts = dict.fromkeys(ROLES, 0)
+    for life, size in zip(lives, sizes, strict=True):
+        if life.born <= moment and (life.died is None or life.died > moment):
+            parts[log.role(life)] += size
+    return parts
+
+
+def _segments_in_use(device: str, erased: set[int]) -> tuple[list[Segment], int]:
+    """Return the segments of a CUDA device with a block in use; the allocator can free the rest.
+
+    Blocks at the addresses ``erased`` count as free. The second result is the size of the segments
+    that have no other block in use.
+    """
+    if not torch.cuda.is_initialized():
+        return [], 0
+    try:
+        snapshot = snapshots("cuda").get(device)
+    except RuntimeError:  # another allocator
+        return [], 0
+    if snapshot is None:
+        return [], 0
+    segments = list[Segment]()
+    freed_bytes = 0
+    for segment in snapshot.segments:
+        if _is_free(segment):
+            continue
+        if segment.page_bytes:
+            return [], 0
+        remaining = _without(segment, erased)
+        if _is_free(remaining):
+            freed_bytes += _size_of(remaining)
+        else:
+            segments.append(remaining)
+    return segments, freed_bytes
+
+
+def _is_free(segment: Segment) -> bool:
+    return all(block.state == "inactive" for block in segment.blocks)
+
+
+def _without(segment: Segment, erased: set[int]) -> Segment:
+    """Return a segment in which the blocks at some addresses are free."""
+    blocks = [
+        replace(block, state="inactive") if block.address in erased else block
+        for block in segment.blocks
+    ]
+    return replace(segment, blocks=tuple(blocks))

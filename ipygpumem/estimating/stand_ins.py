@@ -1,0 +1,126 @@
+"""Computes results that torch cannot infer for fake tensors, or infers for the CPU only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from ipygpumem.estimating.caching_allocator import rounded_up
+
+_ATEN = torch.ops.aten
+_ALIGNED_BYTES = 16
+"""Rows of a grouped product are multiples of this."""
+
+
+def _lstm_cell(gates: Any, _: Any, state: Any, *__: Any) -> tuple[Any, Any, Any]:
+    return torch.empty_like(state), torch.empty_like(state), torch.empty_like(gates)
+
+
+def _gru_cell(gates: Any, _: Any, state: Any, *__: Any) -> tuple[Any, Any]:
+    return torch.empty_like(state), state.new_empty(len(state), 5 * state.shape[1])
+
+
+def _gru_cell_backward(gradient: Any, workspace: Any, has_bias: bool) -> tuple[Any, ...]:
+    count, wide = gradient.shape
+    gates = [gradient.new_empty(count, 3 * wide) for _ in range(2)]
+    biases = [gradient.new_empty(3 * wide) if has_bias else None for _ in range(2)]
+    return (*gates, torch.empty_like(gradient), *biases)
+
+
+def _ctc_loss_backward(_: Any, log_probabilities: Any, *__: Any) -> Any:
+    return torch.empty_like(log_probabilities)
+
+
+def _grouped_mm(
+    first: Any, second: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> Any:
+    """Return a grouped product with the padded rows of CUDA's kernel.
+
+    torch's own rule accepts bfloat16 only.
+    """
+    groups: list[int] = []
+    if first.dim() == second.dim() == 2:
+        groups = [len(offs)]
+    elif second.dim() > 2:
+        groups = list(first.shape[:-2])
+    rows, columns, dtype = first.shape[-2], second.shape[-1], out_dtype or first.dtype
+    padded = rounded_up(columns * dtype.itemsize, _ALIGNED_BYTES) // dtype.itemsize
+    return first.new_empty((*groups, rows, padded), dtype=dtype)[..., :columns]
+
+
+def _no_other_kernel(*_: Any) -> bool:
+    """Answer that CTC loss has no kernel of cuDNN or MIOpen."""
+    return False
+
+
+def _no_result(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _optional(name: str, overload: str) -> Any:
+    """Return an operator; None if this version of torch does not have it."""
+    return getattr(getattr(_ATEN, name, None), overload, None)
+
+
+STAND_INS: dict[Any, Callable[..., Any]] = {
+    _optional("_grouped_mm", "default"): _grouped_mm,
+    _ATEN._thnn_fused_lstm_cell.default: _lstm_cell,
+    _ATEN._thnn_fused_gru_cell.default: _gru_cell,
+    _ATEN._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+    _ATEN._ctc_loss_backward.Tensor: _ctc_loss_backward,
+    _optional("_use_cudnn_ctc_loss", "default"): _no_other_kernel,
+    _optional("_use_cudnn_ctc_loss", "Tensor"): _no_other_kernel,
+    _optional("_use_miopen_ctc_loss", "default"): _no_other_kernel,
+    _optional("_use_miopen_ctc_loss", "Tensor"): _no_other_kernel,
+    _optional("_fused_sgd_", "default"): _no_result,
+    _optional("_fused_sgd_", "tensor_lr"): _no_result,
+}
+"""Functions that run instead of operators."""
+
+
+# -- recurrent layers on the CPU -------------------------------------------------------------------
+
+_PAGE_BYTES, _LINE_BYTES = 4096, 64
+
+
+def with_workspace(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+    """Return the result of oneDNN's recurrent layer, with the workspace that it saves to train."""
+    names = [argument.name for argument in func._schema.arguments]
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    if not arguments["train"]:
+        return result
+    size_bytes = _lstm_workspace(*args)
+    workspace = torch.empty(size_bytes, dtype=torch.uint8, device=result[0].device)
+    return (*result[:3], workspace)
+
+
+def _lstm_workspace(source: Any, *weights: Any) -> int:
+    """Return the bytes that oneDNN saves for a recurrent layer's backward pass.
+
+    It saves gates and outputs of every step, states and gradients, padded for the inputs, each on
+    its own pages. The result was exact with the oneDNN of torch 2.13.
+    """
+    gates, wide = weights[1].shape
+    steps, batch, given = source.shape
+    itemsize = source.element_size()
+    padded = 2 * (steps + 1) * batch * _row(max(given, wide), itemsize)
+    plain = 2 * (steps + 1) * batch * wide
+    of_gates = steps * batch * _row(gates, itemsize)
+    of_outputs = steps * batch * _row(wide, itemsize)
+    spaces = [of_gates, of_outputs, padded, padded, padded, plain, plain]
+    return sum(rounded_up(space * itemsize, _PAGE_BYTES) for space in spaces)
+
+
+def _row(wide: int, itemsize: int) -> int:
+    """Return oneDNN's row length: whole cache lines, and one more if that is a multiple of 256."""
+    line = _LINE_BYTES // itemsize
+    row = rounded_up(wide, line)
+    return row + line if row % 256 == 0 else row
+
+
+def without_channels_last(result: Any) -> Any:
+    """Return the results of a convolution in the usual layout: the CPU keeps channels last."""
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.new_empty(tensor.shape), result)

@@ -1,0 +1,85 @@
+"""Tells what the memory of a storage, or of a block of CUDA's allocator, is for and from where."""
+
+from __future__ import annotations
+
+from ipygpumem.estimating.storages import (
+    GRADIENTS,
+    OPTIMIZER,
+    OTHER,
+    PARAMETERS,
+    TEMPORARIES,
+    WORKSPACES,
+    StorageLife,
+    StorageLog,
+)
+from ipygpumem.estimating.workspaces import workspace_sizes
+from ipygpumem.extras.peak.cuda import Block
+from ipygpumem.extras.peak.places import BEFORE, Place, is_owned
+from ipygpumem.extras.peak.timeline import Origin
+from ipygpumem.inventory.records import Inventory
+
+BUFFERS = "buffers"
+DATA = "data"
+ROLES = {
+    "parameter": PARAMETERS,
+    "gradient": GRADIENTS,
+    "optimizer state": OPTIMIZER,
+    "buffer": BUFFERS,
+}
+"""Roles by the kinds of an inventory."""
+
+
+class Origins:
+    """Returns roles and rows of the storages in a log, and of the blocks that have them."""
+
+    def __init__(self, log: StorageLog) -> None:
+        self._log = log
+        self._replaced: set[Place | None] = set()
+        """Places of tensors whose names had other values when the code ended."""
+
+    def name(self, inventory: Inventory) -> None:
+        """Give the storages that are alive the names and roles of an inventory."""
+        for record in inventory.tensors:
+            life = self._log.life(record.storage) if record.library == "torch" else None
+            if life is None:
+                continue
+            if record.kind != "other" and (not life.role or record.kind == "parameter"):
+                life.role = ROLES[record.kind]
+            if record.name is not None and not is_owned(life):
+                life.place = Place(name=record.name)
+
+    def note_replaced(self) -> None:
+        """Note the tensors that existed before, had a name or were parameters, and were freed."""
+        for life in self._log.lives:
+            if not life.before or life.died is None:
+                continue
+            if life.role == PARAMETERS or (life.place and life.place.name):
+                self._replaced.add(life.place)
+
+    def role(self, life: StorageLife) -> str:
+        """Return the role of a storage, or of a block and the storage in it."""
+        if type(life.place) is not Block:
+            role = self._log.role(life)
+            return DATA if role == OTHER else role
+        if life.place.storage is not None:
+            return self.role(life.place.storage)
+        is_of_workspace = life.size_bytes in {*workspace_sizes(None), *workspace_sizes((0, 0))}
+        if life.died is None and is_of_workspace:
+            return WORKSPACES
+        return DATA if life.before else TEMPORARIES
+
+    def row(self, life: StorageLife) -> Origin:
+        """Return the role, name, module, operation and line of a storage or block."""
+        if type(life.place) is Block:
+            return self._row_of_block(life, life.place)
+        place: Place = life.place or BEFORE
+        name, module = place.name, place.module
+        if life.before and life.place in self._replaced:
+            name, module = f"{name or module.partition('.')[0]} (earlier value)", ""
+        return self.role(life), name, module, place.operation, place.line
+
+    def _row_of_block(self, life: StorageLife, block: Block) -> Origin:
+        if block.storage is not None:
+            return self.row(block.storage)
+        operation = "held by C++" if life.before else "inside an operation"
+        return self.role(life), "", "", operation, block.line
