@@ -382,3 +382,20 @@ def calls_for(value: object) -> tuple[Size, int]:
         return sizes.measure(value), calls
     finally:
         sys.setprofile(None)
+
+
+@pytest.mark.parametrize("kind", ["a view", "a view of a view", "a view of bytes", "a masked array"])
+def test_the_data_of_a_view_is_left_out_with_its_owner(kind: str) -> None:
+    """The owner has one reference, that of the view."""
+    np = pytest.importorskip("numpy")
+    view = {
+        "a view": lambda: np.ones(1 << 20)[:],
+        "a view of a view": lambda: np.ones(1 << 20)[1:][1:].reshape(2, -1),
+        "a view of bytes": lambda: np.frombuffer(bytes(8 << 20)),
+        "a masked array": lambda: np.ma.masked_invalid(np.ones(1 << 20)),
+    }[kind]()
+    holder = [view]
+    sizes = Sizes()
+    sizes.leave_out([view])
+    del view
+    assert sizes.measure(holder).size_bytes < 2 << 20  # the mask has a byte for each element

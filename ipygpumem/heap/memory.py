@@ -74,6 +74,7 @@ class MemoryReader:
                 if key is not None:
                     self._graph.pieces.setdefault(key, Piece(key, 0))
             elif read_array("nbytes", array) >= _LARGE:
+                self._left_out += _owners(array)
                 _, start, end = place_of(array)
                 self._spans.claim(start, end, None)
             else:
@@ -237,3 +238,13 @@ class MemoryReader:
             if piece is not None and piece.address and piece.size_bytes >= _LARGE:
                 spans.append((piece.address, piece.address + piece.size_bytes, key))
         return sorted(spans, key=lambda span: (span[0], -span[1], type(span[2]) is tuple))
+
+
+def _owners(array: Any) -> list[object]:
+    """Return the objects whose data an array shows, such as the array of a view, and its bytes."""
+    owners = list[object]()
+    owner = read_array("base", array)
+    while owner is not None:
+        owners.append(owner)
+        owner = read_array("base", owner) if is_array(owner) else None
+    return owners
