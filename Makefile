@@ -12,6 +12,7 @@
 #
 # What `make verify` consists of, besides `make test` and `make check`:
 # make thorough    the tests that take long: tutorials, converted notebooks, all cases where `make test` has some
+# make first-change  what CONTRIBUTING.md says about a first change, in a fresh clone
 # make frontends   the tests in JupyterLab and Notebook 7; PICTURES=docs/img takes the pictures
 # make torture     all ways in which notebooks leak, with and without the extension; writes docs/measured/leaks.md
 # make smoke-without-posix  tests/smoke in kernels that lack what Python lacks on Windows (tests/without_posix)
@@ -47,7 +48,7 @@ GPU_MEMORY := cells counters experiments freeing recovery reconcile measuring es
 # The tests start hundreds of kernels. If this were set, each of them would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo docs notebooks pictures install fix quick test lint check verify thorough smoke-without-posix frontends gpu-sim gpu-memory bench bench-estimates torture corners matrix dist clean
+.PHONY: demo docs notebooks pictures install fix quick test lint check verify thorough first-change smoke-without-posix frontends gpu-sim gpu-memory bench bench-estimates torture corners matrix dist clean
 
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c $(CONSTRAINTS)
 
@@ -90,10 +91,13 @@ test: $(VENV)/.installed
 	exit $$((main | torch | trainers))
 
 # matrix includes the corners.
-verify: test check thorough smoke-without-posix frontends torture matrix gpu-sim
+verify: test check thorough first-change smoke-without-posix frontends torture matrix gpu-sim
 
 thorough: $(VENV)/.installed
 	$(PYTEST) -m thorough
+
+first-change:
+	$(PYTHON) -m tests.first_change
 
 smoke-without-posix: $(VENV)/.installed
 	IPYGPUMEM_WITHOUT_POSIX=1 $(PYTEST) tests/smoke

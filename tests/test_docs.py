@@ -5,6 +5,8 @@ are complete.
 import importlib
 import importlib.util
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from functools import reduce
@@ -19,7 +21,9 @@ from ipygpumem.shell.commands.declarations import Command, CommandTable, Group
 from ipygpumem.shell.config import IPyGpuMem
 from tests import rooms as rooms_of_tests
 from tests.alone import ROOT
+from tests.first_change import blocks
 from tests.kernel import Kernel, Reply
+from tests.test_completion import all_commands
 
 _DOCS = [f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md"))]
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *_DOCS)
@@ -126,10 +130,11 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_to_a_page_and_to_its_heading(page: str) -> None:
     place = ROOT / page
-    assert [link for link in _LINK.findall(read(page)) if not (place.parent / link).exists()] == []
+    text = _CODE_BLOCK.sub("", read(page))
+    assert [link for link in _LINK.findall(text) if not (place.parent / link).exists()] == []
     links = [
         (place.parent / target if target else place, anchor)
-        for target, anchor in _ANCHOR.findall(read(page))
+        for target, anchor in _ANCHOR.findall(text)
     ]
     assert [anchor for target, anchor in links if anchor not in anchors(target)] == []
 
@@ -201,6 +206,25 @@ def test_every_room_of_the_package_has_tests_for_a_quick_run() -> None:
     assert set(rooms_of_tests.ROOMS) == rooms
     named = {name for room in rooms for name in rooms_of_tests.files(room)}
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git applies the change")
+def test_the_first_change_of_a_contributor_can_be_applied() -> None:
+    (change,) = [text for kind, text in blocks(read("CONTRIBUTING.md")) if kind == "diff"]
+    command = ["git", "apply", "--check", "-"]
+    done = subprocess.run(command, cwd=ROOT, input=change, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_option_of_a_command_is_in_the_documentation() -> None:
+    documented = "".join(read(page) for page in PAGES)
+    missing = [
+        f"{command.name} {name}"
+        for command in all_commands()
+        for name in command.options
+        if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", documented)
+    ]
+    assert missing == []
 
 
 def test_every_option_is_listed_with_its_default() -> None:
