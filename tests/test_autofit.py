@@ -503,10 +503,12 @@ def rows(reply: Any) -> list[str]:
 
 def test_a_cell_runs_until_it_fits_and_leaves_what_that_run_leaves(notebook: Kernel) -> None:
     works(notebook, "total = 7")
-    code = (
-        "%%autofit size=400\nbig = Big()\nif size == 400: only_first = 1\ntotal = total + 1\n"
-        "work(size)"
-    )
+    code = """\
+%%autofit size=400
+big = Big()
+if size == 400: only_first = 1
+total = total + 1
+work(size)"""
     reply = works(notebook, code)
     assert (reply.result, reply.traceback, reply.stderr) == ("100", "", "")
     assert "autofit · size=100 fits · 3 tries" in reply.reports("autofit")[0]
@@ -555,9 +557,13 @@ def test_where_it_starts_and_how_it_goes_on(notebook: Kernel) -> None:
 def test_await_prints_and_magics_work_in_the_body(notebook: Kernel) -> None:
     reply = works(
         notebook,
-        "%%autofit size=200\nawait asyncio.sleep(0.01)\nprint('try', size)\nx = %sx echo hello\n"
-        "work(size)\n"
-        "await asyncio.sleep(0, x)",
+        """\
+%%autofit size=200
+await asyncio.sleep(0.01)
+print('try', size)
+x = %sx echo hello
+work(size)
+await asyncio.sleep(0, x)""",
     )
     assert (reply.stdout, reply.result) == ("try 200\ntry 100\n", "['hello']")
     assert works(notebook, "%%autofit size=200\nwork(size);").result is None
@@ -565,7 +571,14 @@ def test_await_prints_and_magics_work_in_the_body(notebook: Kernel) -> None:
     assert "Wall time" in works(notebook, "%%autofit size=200\n%%time\ny = work(size)").stdout
     assert notebook.value("size, y") == (100, 100)
     # A magic that shows the error itself.
-    works(notebook, "%%autofit size=200\n%%capture out\nprint('try', size)\nwork(size)")
+    works(
+        notebook,
+        """\
+%%autofit size=200
+%%capture out
+print('try', size)
+work(size)""",
+    )
     assert notebook.value("size, out.stdout, alive()") == (100, "try 100\n", 0)
 
 
@@ -589,7 +602,11 @@ def test_another_error_is_shown_as_ever_and_stops(notebook: Kernel) -> None:
 
 def test_nothing_fits_is_one_line_and_leaves_the_variable_as_it_was(notebook: Kernel) -> None:
     works(notebook, "size = 'mine'")
-    reply = notebook.run("%%autofit size=3\nx = 1\nwork(1000)\nsize")
+    reply = notebook.run("""\
+%%autofit size=3
+x = 1
+work(1000)
+size""")
     assert (reply.status, reply.traceback) == ("error", "")
     assert reply.stderr.startswith(
         "UsageError: %%autofit: even size=1 does not fit (out of memory)\n"
@@ -599,7 +616,11 @@ def test_nothing_fits_is_one_line_and_leaves_the_variable_as_it_was(notebook: Ke
 
 
 def test_nothing_fits_in_an_experiment_before_any_traceback_was_shown(kernel: Kernel) -> None:
-    reply = kernel.run("%%experiment a\n%%autofit size=2\nbytearray(1 << 60)\nsize")
+    reply = kernel.run("""\
+%%experiment a
+%%autofit size=2
+bytearray(1 << 60)
+size""")
     assert reply.stderr.startswith("UsageError: %%autofit: even size=1 does not fit")
     assert "AttributeError" not in reply.reports("experiment")[0]
 
@@ -607,9 +628,11 @@ def test_nothing_fits_in_an_experiment_before_any_traceback_was_shown(kernel: Ke
 def test_an_interrupt_while_a_failed_try_is_taken_back_loses_no_name(notebook: Kernel) -> None:
     works(
         notebook,
-        "import _thread\nold = 'old'\n"
-        "class Bomb:\n    __del__ = staticmethod(_thread.interrupt_main)  # strikes after the "
-        "finaliser, in our code",
+        """\
+import _thread
+old = 'old'
+class Bomb:
+    __del__ = staticmethod(_thread.interrupt_main)  # strikes after the finaliser, in our code""",
     )
     for head in (
         "",
@@ -633,13 +656,23 @@ def test_inside_an_experiment_the_variable_is_the_experiments_and_around_one_eac
     works(notebook, "size = 'mine'")
     reply = works(
         notebook,
-        "%%experiment a --keep found\n%%autofit size=400\nfound = work(size)\nmore = Big()\nfound",
+        """\
+%%experiment a --keep found
+%%autofit size=400
+found = work(size)
+more = Big()
+found""",
     )
     assert (reply.result, len(reply.reports("experiment"))) == ("100", 1)
     assert notebook.value("size, found, 'more' in globals()") == ("mine", 100, False)
     reply = works(
         notebook,
-        "%%autofit size=400\n%%experiment b --keep found\nfound = work(size)\nmore = Big()\nfound",
+        """\
+%%autofit size=400
+%%experiment b --keep found
+found = work(size)
+more = Big()
+found""",
     )
     assert (reply.result, len(reply.reports("experiment"))) == ("100", 1)
     assert notebook.value("size, found, 'more' in globals()") == (100, 100, False)

@@ -342,8 +342,16 @@ FORMS = [
     "for a in [{v}]:\n    if {bit}: b = {w}",
     "for a in [{v}]:\n    b = 1 / {bit}",
     "for a in [{v}]: break\nelse: b = {w}",
-    "for a in [{v}, {w}]:\n    same(a)\n    if {bit}: continue\n    b = a",
-    "while {bit}:\n    a = {v}\n    break\nelse: b = {w}",
+    """\
+for a in [{v}, {w}]:
+    same(a)
+    if {bit}: continue
+    b = a""",
+    """\
+while {bit}:
+    a = {v}
+    break
+else: b = {w}""",
     "while (a := {v}) and same({bit}):\n    b = {w}\n    break",
     "while True:\n    a = {v}\n    fail()",
     "with Manager({v}) as a: pass",
@@ -355,8 +363,16 @@ FORMS = [
     "with Manager(({v}, {w})) as (a, refuses.x): pass",
     "with Manager({v}) as a, fail() as b: pass",
     "try: {x}\nexcept Failure as a: b = {v}",
-    "try: fail()\nexcept ValueError as a: pass\nexcept Failure as b: same(b)\nelse: a = {v}",
-    "try: same(1)\nexcept Failure as a: pass\nelse: b = {v}\nfinally: same(2)",
+    """\
+try: fail()
+except ValueError as a: pass
+except Failure as b: same(b)
+else: a = {v}""",
+    """\
+try: same(1)
+except Failure as a: pass
+else: b = {v}
+finally: same(2)""",
     "try: a = fail()\nexcept (ValueError, Failure) as b: a = {v}; raise",
     "def a(x=(b := {v})): c = 1",
     "@fail\ndef a(): pass",

@@ -34,11 +34,17 @@ from tests.waiting import wait_for
 MIB = 2**20
 ON = "%gpumem guard on --limit 250MiB"
 FILL = "rows = []\nwhile True:\n    rows.append('x' * 1000 + str(len(rows)))"
-DICT = (
-    "class P:\n    def __init__(self, x): self.x = x\nd = {}\nwhile True:\n    d[len(d)] = "
-    "P(f'{len(d):400}')"
-)
-ARRAYS = "import numpy\narrays = []\nwhile True:\n    arrays.append(numpy.ones(2**17))"
+DICT = """\
+class P:
+    def __init__(self, x): self.x = x
+d = {}
+while True:
+    d[len(d)] = P(f'{len(d):400}')"""
+ARRAYS = """\
+import numpy
+arrays = []
+while True:
+    arrays.append(numpy.ones(2**17))"""
 ERRORS = ("MemoryError", "MemoryGuardError")
 SOFT = "__import__('resource').getrlimit(__import__('resource').RLIMIT_DATA)[0]"
 
@@ -177,9 +183,14 @@ def test_code_that_handles_the_error_goes_on(options: str, notebook: Kernel) -> 
     works(notebook, ON + options)
     reply = works(
         notebook,
-        "sizes = []\nfor _ in range(2):\n    rows = []\n    try:\n        for _ in range(1000): "
-        "rows.append(bytearray(b'1') * 2**20)\n    except MemoryError: sizes.append(len(rows))\n"
-        "assert len(sizes) == 2",
+        """\
+sizes = []
+for _ in range(2):
+    rows = []
+    try:
+        for _ in range(1000): rows.append(bytearray(b'1') * 2**20)
+    except MemoryError: sizes.append(len(rows))
+assert len(sizes) == 2""",
     )
     assert reply.reports("guard") == []
 
@@ -207,8 +218,11 @@ STARTED = (
         f"with multiprocessing.get_context('spawn').Pool(1) as pool: pool.map(os.system, "
         f"[shlex.join([{STARTED}])])",
         f"os.waitpid(os.posix_spawn(sys.executable, [{STARTED}], os.environ), 0)",
-        "if (child := os.fork()) == 0:\n    os.write(1, str(soft()).encode())\n    os._exit(0)\n"
-        "os.waitpid(child, 0)",
+        """\
+if (child := os.fork()) == 0:
+    os.write(1, str(soft()).encode())
+    os._exit(0)
+os.waitpid(child, 0)""",
         "with multiprocessing.get_context('fork').Pool(1) as pool: os.write(1, "
         "str(pool.apply(soft)).encode())",
     ],
@@ -240,20 +254,23 @@ def test_cells_that_keep_memory_hardly_exceed_the_limit(loaded: InteractiveShell
 
 
 def test_a_wait_for_threads_ends_and_the_users_threads_get_their_error(notebook: Kernel) -> None:
-    threads = (
-        "from concurrent.futures import ThreadPoolExecutor\nparts = []\nboth = "
-        "threading.Barrier(2)\n"
-        "def work():\n    both.wait()\n    while True: parts.append(bytearray(b'1') * 2**16)\n"
-        "with ThreadPoolExecutor(2) as pool: pool.submit(work); pool.submit(work).result()"
-    )
+    threads = """\
+from concurrent.futures import ThreadPoolExecutor
+parts = []
+both = threading.Barrier(2)
+def work():
+    both.wait()
+    while True: parts.append(bytearray(b'1') * 2**16)
+with ThreadPoolExecutor(2) as pool: pool.submit(work); pool.submit(work).result()"""
     for options in "", " --touched":
         works(notebook, ON + options)
         assert fails(notebook, threads).error in ERRORS
         works(notebook, "parts.clear()")
-    touch = (
-        "data = numpy.zeros(400 * 2**20, 'u1')\ndef work():\n    for at in range(0, len(data), "
-        "2**12): data[at] = 1\n"
-    )
+    touch = """\
+data = numpy.zeros(400 * 2**20, 'u1')
+def work():
+    for at in range(0, len(data), 2**12): data[at] = 1
+"""
     reply = fails(
         notebook,
         f"{touch}thread = threading.Thread(target=work); thread.start(); threading.Event().wait()",

@@ -169,7 +169,15 @@ def test_experiments_are_listed_and_compared(
     [
         ("loss = train()\nloss", "loss = train()"),
         ("\n\n# first\n%%time\n  loss = train()", "loss = train()"),
-        ("import torch\nfrom x import (\n    y,\n    z)\nrun(y)", "run(y)"),
+        (
+            """\
+import torch
+from x import (
+    y,
+    z)
+run(y)""",
+            "run(y)",
+        ),
         ("%matplotlib inline\n# a comment\nimport x", "%matplotlib inline"),
         ("", ""),
         ("x = '" + "y" * 200 + "'", "x = '" + "y" * 74 + "…"),
@@ -193,10 +201,11 @@ def test_each_out_of_memory_error_counts_once_for_every_experiment_that_it_met(
         "MemoryError"
     )
     loaded.run_cell(
-        "for _ in range(3):\n"
-        "    try:\n"
-        "        with ipygpumem.experiment('caught'): raise MemoryError\n"
-        "    except MemoryError: pass"
+        """\
+for _ in range(3):
+    try:
+        with ipygpumem.experiment('caught'): raise MemoryError
+    except MemoryError: pass"""
     )
     loaded.run_cell("%experiment end")
     counts = [(record.name, record.ooms) for record in ipygpumem.experiments()]

@@ -18,10 +18,12 @@ from tests.terminal import Terminal
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="%%isolate forks on Linux only")
 kernel = kernel_with(
-    "%load_ext ipygpumem\nimport ctypes, logging, os, random, signal, sys, time\nfrom "
-    "IPython.display import *\n"
-    "class Point: pass\nold = [1]; model = {'old': old}; random.seed(1); handler = "
-    "logging.StreamHandler()"
+    """\
+%load_ext ipygpumem
+import ctypes, logging, os, random, signal, sys, time
+from IPython.display import *
+class Point: pass
+old = [1]; model = {'old': old}; random.seed(1); handler = logging.StreamHandler()"""
 )
 GRANDCHILD = "import subprocess\nsleeper = subprocess.Popen(['sleep', '1000']).pid\n"
 
@@ -57,7 +59,11 @@ def test_a_cell_looks_as_usual(kernel: Kernel) -> None:
 
 def test_output_comes_while_the_cell_runs(kernel: Kernel, tmp_path: Path) -> None:
     """The Ctrl-C is sent once the text has arrived; the cell would wait for it."""
-    cell = "%%isolate --keep seen\nseen = 1\nprint('now')\ntime.sleep(1000)"
+    cell = """\
+%%isolate --keep seen
+seen = 1
+print('now')
+time.sleep(1000)"""
     reply = fails(kernel, cell, "KeyboardInterrupt", interrupt_when="now")
     assert "----> 4 time.sleep(1000)" in plain(reply.traceback)
     assert reply.reports("recovery") == []
@@ -103,7 +109,14 @@ def test_it_works_where_no_cell_is_seen(kernel: Kernel) -> None:
 
 
 def test_magics_around_it_and_inside_work(kernel: Kernel) -> None:
-    ok(kernel, "%%capture caught\n%%isolate\nprint('out')\nold")
+    ok(
+        kernel,
+        """\
+%%capture caught
+%%isolate
+print('out')
+old""",
+    )
     assert kernel.value("(caught.stdout, caught.outputs[0].data)") == (
         "out\n",
         {"text/plain": "[1]"},
@@ -122,8 +135,11 @@ def test_magics_around_it_and_inside_work(kernel: Kernel) -> None:
 def test_an_output_that_cannot_be_shown_is_named(kernel: Kernel) -> None:
     reply = ok(
         kernel,
-        "%%isolate\nclass Text(str): pass\ndisplay({'text/plain': Text('x')}, raw=True)\n"
-        "print('next')",
+        """\
+%%isolate
+class Text(str): pass
+display({'text/plain': Text('x')}, raw=True)
+print('next')""",
     )
     assert reply.stdout == "next\n"
     assert "an output was lost: AttributeError" in reply.reports("note")[0]
@@ -259,10 +275,14 @@ def test_a_name_that_takes_much_memory_is_loaded_after_the_child(kernel: Kernel)
     """The kernel's process is refused the memory while the child process has it, too."""
     works(
         kernel,
-        "pid = os.getpid()\ndef when_alone():\n    children = "
-        "open(f'/proc/{pid}/task/{pid}/children').read()\n"
-        "    if os.getpid() == pid and children: raise MemoryError\n    return 'loaded'\n"
-        "class Large:\n    def __reduce__(self): return when_alone, ()",
+        """\
+pid = os.getpid()
+def when_alone():
+    children = open(f'/proc/{pid}/task/{pid}/children').read()
+    if os.getpid() == pid and children: raise MemoryError
+    return 'loaded'
+class Large:
+    def __reduce__(self): return when_alone, ()""",
     )
     reply = works(
         kernel, "%%isolate --keep large shared small\nlarge, shared, small = Large(), [old], 3"
@@ -399,8 +419,11 @@ def test_garbage_of_the_kernel_stays_the_kernels(kernel: Kernel) -> None:
     """Finalizers remove files, end pools, and so on."""
     works(
         kernel,
-        "import gc; gc.disable()\nclass Loop:\n    def __del__(self): print('deleted')\n"
-        "loop = Loop(); loop.itself = loop; del loop",
+        """\
+import gc; gc.disable()
+class Loop:
+    def __del__(self): print('deleted')
+loop = Loop(); loop.itself = loop; del loop""",
     )
     assert ok(kernel, "%%isolate\ngc.collect();").stdout == ""
     assert ok(kernel, "gc.enable(); gc.collect();").stdout == "deleted\n"

@@ -384,7 +384,9 @@ def calls_for(value: object) -> tuple[Size, int]:
         sys.setprofile(None)
 
 
-@pytest.mark.parametrize("kind", ["a view", "a view of a view", "a view of bytes", "a masked array"])
+@pytest.mark.parametrize(
+    "kind", ["a view", "a view of a view", "a view of bytes", "a masked array"]
+)
 def test_the_data_of_a_view_is_left_out_with_its_owner(kind: str) -> None:
     """The owner has one reference, that of the view."""
     np = pytest.importorskip("numpy")

@@ -222,7 +222,11 @@ def test_a_misspelt_name_to_keep_deletes_nothing(
     )
     assert loaded.user_ns["model"] == 3
     # A name that the code would have bound is no slip: nothing keeps the memory of what failed.
-    error = loaded.run_cell("%%experiment c --keep late\nearly = 1\n1 / 0\nlate = 2").error_in_exec
+    error = loaded.run_cell("""\
+%%experiment c --keep late
+early = 1
+1 / 0
+late = 2""").error_in_exec
     assert type(error) is ZeroDivisionError
     assert open_and_names(loaded)[1] == ["here", "model"]
 

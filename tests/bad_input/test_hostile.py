@@ -91,16 +91,20 @@ def test_a_scope_survives_changes_of_ipythons_own_names(
 def test_threads_that_add_and_remove_names_during_an_exit_do_not_stop_it(notebook: Kernel) -> None:
     works(
         notebook,
-        "import threading\nold = 'old'\nstop = threading.Event()\ncounts = [0]\n"
-        "def churn():\n"
-        "    space, number = globals(), 0\n"
-        "    while not stop.is_set():\n"
-        "        number += 1\n"
-        "        space[f'churn{number % 500}'] = number\n"
-        "        space.pop(f'churn{(number + 250) % 500}', None)\n"
-        "        counts[0] = number\n"
-        "threads = [threading.Thread(target=churn) for _ in range(2)]\nfor thread in threads: "
-        "thread.start()",
+        """\
+import threading
+old = 'old'
+stop = threading.Event()
+counts = [0]
+def churn():
+    space, number = globals(), 0
+    while not stop.is_set():
+        number += 1
+        space[f'churn{number % 500}'] = number
+        space.pop(f'churn{(number + 250) % 500}', None)
+        counts[0] = number
+threads = [threading.Thread(target=churn) for _ in range(2)]
+for thread in threads: thread.start()""",
     )
     for _ in range(2):
         works(
@@ -137,15 +141,16 @@ def test_no_method_of_a_users_object_is_called_at_exit_in_status_or_in_reports(
         SOURCE,
         "import numpy as np\nold = made(Hostile)",
         "%experiment start a --keep kept",
-        "a = made(Hostile)\n"
-        "b = made(Container, {'k': np.ones(1 << 19)})\n"
-        "c = made(Sequence, [a])\n"
-        "old = made(Hostile)\n"
-        "kept = made(Hostile)\n"
-        "d = [a, {'x': (a, b)}, Function()]\n"
-        "Array = type('Array', (np.ndarray,), body)\n"
-        "e = np.ndarray.__new__(Array, 1 << 19)\n"
-        "f = Hostile",
+        """\
+a = made(Hostile)
+b = made(Container, {'k': np.ones(1 << 19)})
+c = made(Sequence, [a])
+old = made(Hostile)
+kept = made(Hostile)
+d = [a, {'x': (a, b)}, Function()]
+Array = type('Array', (np.ndarray,), body)
+e = np.ndarray.__new__(Array, 1 << 19)
+f = Hostile""",
         "%experiment status",
         "%gpumem status",
     )
@@ -161,13 +166,14 @@ def test_no_method_of_a_users_object_is_called_after_an_oom(notebook: Kernel) ->
     works(
         notebook,
         SOURCE + "\nimport numpy as np",
-        "def fail():\n"
-        "    Array = type('Array', (np.ndarray,), body)\n"
-        "    array = np.ndarray.__new__(Array, 1 << 20)\n"
-        "    thing = made(Hostile); box = made(Container); row = made(Sequence, [thing])\n"
-        "    error = MemoryError.__new__(Oom, (1, 2), thing)\n"
-        "    BaseException.__setattr__(error, 'thing', thing)\n"
-        "    raise error",
+        """\
+def fail():
+    Array = type('Array', (np.ndarray,), body)
+    array = np.ndarray.__new__(Array, 1 << 20)
+    thing = made(Hostile); box = made(Container); row = made(Sequence, [thing])
+    error = MemoryError.__new__(Oom, (1, 2), thing)
+    BaseException.__setattr__(error, 'thing', thing)
+    raise error""",
     )
     text = recovery(notebook, "fail()")
     assert "array" in text
@@ -179,12 +185,16 @@ def test_no_method_of_a_users_object_is_called_after_an_oom(notebook: Kernel) ->
 def test_finalisers_that_raise_or_replace_names_do_not_stop_an_exit(notebook: Kernel) -> None:
     works(
         notebook,
-        "class Raises:\n    def __del__(self): raise ValueError('from __del__')\n"
-        "class Exits:\n    def __del__(self): raise SystemExit(4)\n"
-        "class Deletes:\n    def __del__(self): globals().pop('zz', None); globals().pop('old2', "
-        "None)\n"
-        "class Adds:\n    def __del__(self): globals()['late'] = 1\n"
-        "old, old2 = 'old', 'old2'",
+        """\
+class Raises:
+    def __del__(self): raise ValueError('from __del__')
+class Exits:
+    def __del__(self): raise SystemExit(4)
+class Deletes:
+    def __del__(self): globals().pop('zz', None); globals().pop('old2', None)
+class Adds:
+    def __del__(self): globals()['late'] = 1
+old, old2 = 'old', 'old2'""",
         "%experiment start a",
         "a, b, c, d = Raises(), Exits(), Deletes(), Adds()\nzz = 1\nold = 'new'",
     )
@@ -198,9 +208,12 @@ def test_finalisers_that_raise_or_replace_names_do_not_stop_an_exit(notebook: Ke
     ("bend", "mend"),
     [
         (
-            "import sys, io\nkeep_out = sys.stdout\nclass Broken(io.StringIO):\n"
-            "    def write(self, text): raise OSError\n"
-            "sys.stdout = Broken()",
+            """\
+import sys, io
+keep_out = sys.stdout
+class Broken(io.StringIO):
+    def write(self, text): raise OSError
+sys.stdout = Broken()""",
             "sys.stdout = keep_out",
         ),
         ("import sys\ndef trace(*a): return trace\nsys.settrace(trace)", "sys.settrace(None)"),
@@ -252,7 +265,14 @@ def test_a_stub_in_place_of_torch_and_numpy_breaks_neither_cells_nor_scopes() ->
                 "x = 'new'",
             )
             works(kernel, "%gpumem status", "%gpumem free")
-            run(kernel, "def f():\n    held = bytearray(1 << 20)\n    raise MemoryError\nf()")
+            run(
+                kernel,
+                """\
+def f():
+    held = bytearray(1 << 20)
+    raise MemoryError
+f()""",
+            )
             works(kernel, "%experiment end")
             assert kernel.value("x") == "old"
             works(kernel, "del sys.modules['torch'], sys.modules['numpy']")

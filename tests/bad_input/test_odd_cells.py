@@ -26,7 +26,14 @@ ODD = [
         "%%experiment a\n%%capture\nx = 1",
         "%%experiment a\n%%bash\necho x",
     ),
-    *("%%experiment a\n%%experiment b\n%%time\nx = 1", "%%timeit -n 2 -r 2\n%%experiment a\nx = 1"),
+    *(
+        """\
+%%experiment a
+%%experiment b
+%%time
+x = 1""",
+        "%%timeit -n 2 -r 2\n%%experiment a\nx = 1",
+    ),
     *("%%experiment a\n%%writefile {0}/one.py\nx = 1", "%%experiment a\n%run {0}/two.py"),
     "get_ipython().run_cell_magic('experiment', 'a', 'x = 1')",
     "get_ipython().run_cell('%%experiment a\\nx = 1')",
@@ -90,8 +97,12 @@ def test_a_forked_child_in_a_scope_disturbs_nobody(notebook: Kernel) -> None:
         "%config IPyGpuMem.host_peak = 'sampled'",  # in a thread, which a child has not
         "import os\nx = 'old'",
         "%experiment start a",
-        "x = 'new'\npid = os.fork()\nif pid == 0:\n    globals().clear(); import os; os._exit(0)\n"
-        "done = os.waitpid(pid, 0)",
+        """\
+x = 'new'
+pid = os.fork()
+if pid == 0:
+    globals().clear(); import os; os._exit(0)
+done = os.waitpid(pid, 0)""",
     )
     assert notebook.value("done[1]") == 0
     works(notebook, "%experiment end", "%config IPyGpuMem.host_peak = 'kernel'")
@@ -116,10 +127,12 @@ def test_what_a_forked_child_shows_is_text(notebook: Kernel) -> None:
 
 
 def test_outputs_after_a_reset_in_a_scope_are_gone_at_its_end(notebook: Kernel) -> None:
-    thing = (
-        "import weakref, builtins\nclass Thing: 1\nthing = Thing()\nbuiltins.test_ref = "
-        "weakref.ref(thing)\nthing"
-    )
+    thing = """\
+import weakref, builtins
+class Thing: 1
+thing = Thing()
+builtins.test_ref = weakref.ref(thing)
+thing"""
     works(
         notebook,
         *map(str, range(6)),
@@ -301,7 +314,11 @@ def test_a_scope_restores_a_new_name_that_a_subshell_bound_first(
 def test_a_subshells_loop_binds_names_again_and_again(
     subshell: Subshell, subshell_first: bool
 ) -> None:
-    ours = "%%experiment long\na = 5\nfor _ in same(range(1000)): a = 6\nmeet()"
+    ours = """\
+%%experiment long
+a = 5
+for _ in same(range(1000)): a = 6
+meet()"""
     theirs = "for _ in same(range(1000)): a = 'theirs'"
     wait_in_both(subshell, ours, theirs, subshell_first=subshell_first)
     assert subshell.kernel.value("a") == "theirs"
@@ -356,7 +373,12 @@ def test_an_end_beside_a_running_cell_of_another_shell_takes_its_own_garbage(
 ) -> None:
     notebook = subshell.kernel
     works(
-        notebook, "import weakref\nclass Node:\n    def __init__(self): self.me = self\nalive = []"
+        notebook,
+        """\
+import weakref
+class Node:
+    def __init__(self): self.me = self
+alive = []""",
     )
     subshell.send("begun.set(); go_on.wait(); theirs = Node()")
     works(
@@ -477,10 +499,12 @@ def test_a_block_in_a_thread_puts_back_no_name_that_other_code_has_bound(
 ) -> None:
     works(
         notebook,
-        "import threading, ipygpumem\ninside, go, old = threading.Event(), threading.Event(), 1\n"
-        "def work():\n"
-        "    with ipygpumem.experiment('t', report='none'): inside.set(); go.wait(60)\n"
-        "thread = threading.Thread(target=work)",
+        """\
+import threading, ipygpumem
+inside, go, old = threading.Event(), threading.Event(), 1
+def work():
+    with ipygpumem.experiment('t', report='none'): inside.set(); go.wait(60)
+thread = threading.Thread(target=work)""",
     )
     assert works(notebook, *cells).result == "1"
     assert notebook.value("int(old)") == 1

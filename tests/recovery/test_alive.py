@@ -57,9 +57,14 @@ def test_a_worker_from_outside_survives_the_end_of_a_scope(worker: Kernel) -> No
 def test_a_generator_that_waits_keeps_its_place_and_its_locals(notebook: Kernel) -> None:
     works(
         notebook,
-        "def tries():\n    kept = big()\n    for _ in range(2):\n"
-        "        try: raise MemoryError\n        except MemoryError as error: yield error\n"
-        "    yield kept\nit = tries()",
+        """\
+def tries():
+    kept = big()
+    for _ in range(2):
+        try: raise MemoryError
+        except MemoryError as error: yield error
+    yield kept
+it = tries()""",
     )
     for _ in range(2):
         (text,) = fails(notebook, "raise next(it)").reports("recovery")
@@ -70,13 +75,17 @@ def test_a_generator_that_waits_keeps_its_place_and_its_locals(notebook: Kernel)
 def test_a_thread_that_goes_on_keeps_its_locals(notebook: Kernel) -> None:
     works(
         notebook,
-        "import queue, threading\nasked, answers = queue.Queue(), queue.Queue()\n"
-        "def serve():\n    kept = big()\n"
-        "    while True:\n"
-        "        asked.get()\n"
-        "        try: raise MemoryError\n        except MemoryError as error: answers.put(error)\n"
-        "        asked.get(); answers.put(float(kept[0]))\n"
-        "thread = threading.Thread(target=serve, daemon=True); thread.start()",
+        """\
+import queue, threading
+asked, answers = queue.Queue(), queue.Queue()
+def serve():
+    kept = big()
+    while True:
+        asked.get()
+        try: raise MemoryError
+        except MemoryError as error: answers.put(error)
+        asked.get(); answers.put(float(kept[0]))
+thread = threading.Thread(target=serve, daemon=True); thread.start()""",
     )
     (text,) = fails(notebook, "asked.put(0); raise answers.get()").reports("recovery")
     assert "kept" not in text
@@ -86,10 +95,14 @@ def test_a_thread_that_goes_on_keeps_its_locals(notebook: Kernel) -> None:
 def test_a_function_that_goes_on_pins_no_more_than_it_needs(notebook: Kernel) -> None:
     works(
         notebook,
-        "def main():\n    batch = big()\n"
-        "    try:\n        with ipygpumem.experiment('a', report='none'): raise MemoryError\n"
-        "    except MemoryError: batch = None\n"
-        "    gc.collect()\n    return alive()",
+        """\
+def main():
+    batch = big()
+    try:
+        with ipygpumem.experiment('a', report='none'): raise MemoryError
+    except MemoryError: batch = None
+    gc.collect()
+    return alive()""",
     )
     assert works(notebook, "main()").result == "0"
 
@@ -97,10 +110,15 @@ def test_a_function_that_goes_on_pins_no_more_than_it_needs(notebook: Kernel) ->
 def test_the_namespace_of_a_class_that_is_a_registry_is_not_emptied(notebook: Kernel) -> None:
     works(
         notebook,
-        "registry = {'old': 1}\n"
-        "class Meta(type):\n    @classmethod\n    def __prepare__(cls, name, bases): return "
-        "registry\n"
-        "def f():\n    class A(metaclass=Meta):\n        x = 7\n        raise MemoryError",
+        """\
+registry = {'old': 1}
+class Meta(type):
+    @classmethod
+    def __prepare__(cls, name, bases): return registry
+def f():
+    class A(metaclass=Meta):
+        x = 7
+        raise MemoryError""",
     )
     fails(notebook, "f()")
     assert notebook.value("(registry['old'], registry['x'])") == (1, 7)
@@ -116,13 +134,27 @@ def test_the_namespace_of_code_that_was_executed_is_not_emptied(
 
 
 def test_what_a_function_keeps_of_its_locals_is_not_emptied(notebook: Kernel) -> None:
-    works(notebook, "kept = []\ndef f(rate):\n    kept.append(locals())\n    raise MemoryError")
+    works(
+        notebook,
+        """\
+kept = []
+def f(rate):
+    kept.append(locals())
+    raise MemoryError""",
+    )
     fails(notebook, "f(0.1)")
     assert notebook.value("kept[0]['rate']") == 0.1
 
 
 def test_an_attribute_errors_object_dies_and_other_attributes_are_named(notebook: Kernel) -> None:
-    fails(notebook, "%%experiment a\nclass Model: pass\nm = Model(); m.weights = big()\nm.missing")
+    fails(
+        notebook,
+        """\
+%%experiment a
+class Model: pass
+m = Model(); m.weights = big()
+m.missing""",
+    )
     assert notebook.value("alive()") == 0
     reply = fails(
         notebook, "%%experiment a\nerror = ValueError(); error.batch = big()\nraise error"

@@ -244,8 +244,11 @@ def test_a_ctrl_c_counts_wherever_it_is_in_the_chain_and_a_timeout_does_not(name
         "raise group('outer', [KeyboardInterrupt(), MemoryError()])"
         if sys.version_info >= (3, 11)
         else "raise MemoryError",
-        "ran_out = MemoryError()\nran_out.__context__ = KeyboardInterrupt()\n"
-        "ran_out.__context__.__context__ = ran_out\nraise ran_out",
+        """\
+ran_out = MemoryError()
+ran_out.__context__ = KeyboardInterrupt()
+ran_out.__context__.__context__ = ran_out
+raise ran_out""",
     ],
 )
 def test_memory_that_runs_out_after_a_ctrl_c_is_an_oom(code: str) -> None:

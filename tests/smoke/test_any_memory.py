@@ -103,10 +103,16 @@ def test_new_objects_are_named_wherever_they_are_kept(notebook: Kernel) -> None:
     works(
         notebook,
         OLD,
-        "class Registry: items = []\n"
-        "def make():\n    seen = []\n    def add(x): seen.append(x)\n    return add\n"
-        "add = make()\ndef memo(x, known=[]): known.append(x)\n"
-        "@functools.lru_cache(None)\ndef load(n): return texts(n)",
+        """\
+class Registry: items = []
+def make():
+    seen = []
+    def add(x): seen.append(x)
+    return add
+add = make()
+def memo(x, known=[]): known.append(x)
+@functools.lru_cache(None)
+def load(n): return texts(n)""",
     )
     works(notebook, "%%experiment a\n" + "\n".join(ELSEWHERE.values()))
     sizes = {
@@ -169,10 +175,12 @@ def test_the_locals_of_a_running_thread_are_named_in_each_report(notebook: Kerne
     works(notebook, "older, go_on, ready = bytes(9 << 20), threading.Event(), threading.Event()")
     works(
         notebook,
-        "%%experiment x\ndef work(given):\n"
-        "    text, rows, array = 'ab' * (5 << 20), [texts(7000)], np.ones(1 << 20)\n"
-        "    ready.set(); go_on.wait()\n"
-        "threading.Thread(target=work, args=(older,), name='worker').start(); ready.wait()",
+        """\
+%%experiment x
+def work(given):
+    text, rows, array = 'ab' * (5 << 20), [texts(7000)], np.ones(1 << 20)
+    ready.set(); go_on.wait()
+threading.Thread(target=work, args=(older,), name='worker').start(); ready.wait()""",
     )
     where = {
         name: f'thread "worker": running work() line 4, local {name}'
@@ -204,8 +212,11 @@ def test_the_locals_of_a_running_thread_are_named_in_each_report(notebook: Kerne
 def test_the_content_of_a_cache_is_listed_once(notebook: Kernel) -> None:
     works(
         notebook,
-        "@functools.lru_cache\ndef parts(n): return [bytes(2 << 20) for _ in range(n)]\n"
-        "@functools.lru_cache(None)\ndef text(n): return 'x' * (n << 20)",
+        """\
+@functools.lru_cache
+def parts(n): return [bytes(2 << 20) for _ in range(n)]
+@functools.lru_cache(None)
+def text(n): return 'x' * (n << 20)""",
         "%%experiment x\nwhole = parts(4); blob = text(5)",
         "part = parts(4)[0]",
     )
@@ -229,9 +240,11 @@ def test_an_output_that_only_ipython_holds_is_listed_with_its_remedy(notebook: K
 def test_an_error_says_how_much_memory_of_any_kind_its_frames_hold(notebook: Kernel) -> None:
     works(
         notebook,
-        "shared = texts(9000)\n"
-        "def f(error):\n    own, blob = texts(8000), {'k': bytes(40 << 20)}\n    g(own, shared, "
-        "error)",
+        """\
+shared = texts(9000)
+def f(error):
+    own, blob = texts(8000), {'k': bytes(40 << 20)}
+    g(own, shared, error)""",
     )
     works(notebook, "def g(a, b, error):\n    raise error")
     found = fails(notebook, "f(ValueError())", "ValueError").reports("cell")[0]

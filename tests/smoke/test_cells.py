@@ -51,10 +51,12 @@ def test_a_cell_magic_changes_nothing_about_the_line(notebook: Kernel, magic: st
 
 @pytest.mark.skipif(not HAS_POSIX, reason="needs fork")
 def test_a_cell_runs_in_a_child_process(notebook: Kernel) -> None:
-    cell = (
-        "%%isolate --keep kept\nimport asyncio\nprint('out')\nkept = await asyncio.sleep(0, [1])\n"
-        "kept"
-    )
+    cell = """\
+%%isolate --keep kept
+import asyncio
+print('out')
+kept = await asyncio.sleep(0, [1])
+kept"""
     reply = ok(notebook, cell)
     assert (reply.stdout, reply.stderr, reply.result, notebook.value("kept")) == (
         "out\n",
@@ -97,7 +99,15 @@ def test_our_own_commands_and_quiet_cells_have_no_line_unless_they_moved_memory(
 
 def test_the_last_expression_is_displayed_and_prints_and_magics_work(notebook: Kernel) -> None:
     reply = ok(
-        notebook, "%%experiment a\nprint('one')\nx = %pwd\n!echo two\n%time y = 3\nprint(y)\ny * 14"
+        notebook,
+        """\
+%%experiment a
+print('one')
+x = %pwd
+!echo two
+%time y = 3
+print(y)
+y * 14""",
     )
     assert (reply.result, len(reply.reports("experiment"))) == ("42", 1)
     assert reply.stdout.startswith("one\n")
@@ -107,7 +117,13 @@ def test_the_last_expression_is_displayed_and_prints_and_magics_work(notebook: K
 
 
 def test_the_traceback_shows_the_right_lines(notebook: Kernel) -> None:
-    cell = "%%experiment a\n\ndef half(x):\n    return 1 / x\n\nhalf(0)"
+    cell = """\
+%%experiment a
+
+def half(x):
+    return 1 / x
+
+half(0)"""
     text = plain(fails(notebook, cell, "ZeroDivisionError").traceback)
     assert re.search(r"-> *6 half\(0\)", text)
     assert re.search(r"-> *4 +return 1 / x", text)
@@ -163,9 +179,13 @@ def test_it_imports_no_framework_changes_nothing_of_the_collectors_and_keeps_not
 ) -> None:
     ok(
         notebook,
-        "import gc, sys, threading, weakref\nclass Thing: pass\nthing = Thing()\nthing.block = "
-        "bytearray(1 << 20)\n"
-        "died = []\nweakref.finalize(thing, died.append, 1).atexit = False",
+        """\
+import gc, sys, threading, weakref
+class Thing: pass
+thing = Thing()
+thing.block = bytearray(1 << 20)
+died = []
+weakref.finalize(thing, died.append, 1).atexit = False""",
     )
     collector = "gc.get_threshold(), gc.isenabled(), gc.get_freeze_count()"
     look = f"({collector}, threading.active_count(), 'torch' in sys.modules)"
@@ -188,13 +208,21 @@ ENDINGS = {
         None,
     ),
     "a recovery": (
-        "def fill():\n    block = bytearray(256 << 20)\n    raise MemoryError\nfill()",
+        """\
+def fill():
+    block = bytearray(256 << 20)
+    raise MemoryError
+fill()""",
         "MemoryError",
     ),
     "a recovery in an experiment": (
-        "%%experiment failing\nother = bytearray(128 << 20)\ndef fill():\n    block = "
-        "bytearray(128 << 20)\n"
-        "    raise MemoryError\nfill()",
+        """\
+%%experiment failing
+other = bytearray(128 << 20)
+def fill():
+    block = bytearray(128 << 20)
+    raise MemoryError
+fill()""",
         "MemoryError",
     ),
 }

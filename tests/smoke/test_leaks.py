@@ -277,10 +277,11 @@ def test_what_no_experiment_measured_gets_advice_that_can_be_pasted(
         f"import asyncio, functools, os, sys; sys.path.insert(0, {str(tmp_path)!r}); "
         f"os.chdir(sys.path[0])",
     )
-    cached = (
-        "class Files:\n    @staticmethod\n    @functools.lru_cache\n    def load(n): return "
-        "numpy.zeros(n)"
-    )
+    cached = """\
+class Files:
+    @staticmethod
+    @functools.lru_cache
+    def load(n): return numpy.zeros(n)"""
     works(notebook, f"def big(): return {BIG}\ndef fails(x): 1 / 0\n{cached}")
     cases = dict(PASTED)
     if importlib.util.find_spec("matplotlib") is None:

@@ -46,17 +46,37 @@ BINDING = [
     "[x, [y]] = 1, [2]",
     "x = ''\nx += 'a'",
     "x: int = 1",
-    "for x in range(3):\n    pass\nelse:\n    y = 1",
-    "async def many():\n    yield 1\nasync for x in many():\n    pass",
+    """\
+for x in range(3):
+    pass
+else:
+    y = 1""",
+    """\
+async def many():
+    yield 1
+async for x in many():
+    pass""",
     "with open('/dev/null') as x:\n    pass",
     "async def x():\n    return 1",
-    "import contextlib\nasync with contextlib.AsyncExitStack() as x:\n    y = x\ndel contextlib",
+    """\
+import contextlib
+async with contextlib.AsyncExitStack() as x:
+    y = x
+del contextlib""",
     "class x:\n    y = 1",
     "def x():\n    return 1",
     "y = [x := i for i in range(3)]",
-    "try:\n    1 / 0\nexcept ZeroDivisionError as x:\n    pass",
+    """\
+try:
+    1 / 0
+except ZeroDivisionError as x:
+    pass""",
     "match [1, {'a': 2}]:\n    case [int() as x, {**y}]:\n        pass",
-    "if True:\n    while True:\n        x = 1\n        break",
+    """\
+if True:
+    while True:
+        x = 1
+        break""",
     "x = %env HOME",
 ]
 if "getoutput" in TransformerManager().transform_cell(
@@ -65,7 +85,11 @@ if "getoutput" in TransformerManager().transform_cell(
     BINDING.append("x = !echo 1")
 if sys.version_info >= (3, 11):
     BINDING.append(
-        "try:\n    raise ExceptionGroup('', [ValueError()])\nexcept* ValueError as x:\n    pass"
+        """\
+try:
+    raise ExceptionGroup('', [ValueError()])
+except* ValueError as x:
+    pass"""
     )
 if sys.version_info >= (3, 12):
     BINDING += ["type x = int", "def x[T](a: T) -> T:\n    return a"]
@@ -83,14 +107,33 @@ def test_a_new_name_goes_and_an_old_one_names_its_object_again(
     assert notebook.value("(x is saved, y)") == (True, "outer")
 
 
-COUNT = "n = 0\ndef count():\n    global n\n    n += 1\n    return n"
+COUNT = """\
+n = 0
+def count():
+    global n
+    n += 1
+    return n"""
 OTHER_RULES = {
     "a function's and a comprehension's names": (
         "x = i = 1",
-        "def f(x):\n    i = x\n    return i\nf(2)\nz = [i for i in range(3)]\nx: int",
+        """\
+def f(x):
+    i = x
+    return i
+f(2)
+z = [i for i in range(3)]
+x: int""",
         {"x": 1, "i": 1},
     ),
-    "global": ("old = 1", "global old, new\nold = 2\nnew = 3\nother = 4", {"old": 2, "new": 3}),
+    "global": (
+        "old = 1",
+        """\
+global old, new
+old = 2
+new = 3
+other = 4""",
+        {"old": 2, "new": 3},
+    ),
     "global in a function of the cell": ("x = 1", "def f():\n    global x\nx = 2", {"x": 1}),
     "imports": ("", "import json, os.path as p\nx = 1", {"json": "module", "p": "module"}),
     "changed by a function": (COUNT, "count()\ncount()", {"n": 2, "count": "function"}),
@@ -101,12 +144,21 @@ OTHER_RULES = {
     ),
     "mutation": (
         "d = {}",
-        "alias = d\nmine = [1]\nd['k'] = mine\nmine.append(2)",
+        """\
+alias = d
+mine = [1]
+d['k'] = mine
+mine.append(2)""",
         {"d": {"k": [1, 2]}},
     ),
     "deleted": (
         "x = y = z = 1",
-        "del x\ndel y\ny = 5\nif True: del z\nfor z in range(3): pass",
+        """\
+del x
+del y
+y = 5
+if True: del z
+for z in range(3): pass""",
         {},
     ),
     "deleted and bound by a nested cell": (
@@ -145,7 +197,11 @@ def test_the_other_rules_of_names(notebook: Kernel, rule: str, way: str) -> None
         "exec('new = 1')",
         "globals().update(new=1)",
         "get_ipython().push({'new': 1})",
-        "def f():\n    global new\n    new = 1\nf()",
+        """\
+def f():
+    global new
+    new = 1
+f()""",
         "from string import *",
         "%run {script}",
         "%%capture new\nprint(1)",
@@ -178,7 +234,12 @@ def build():
 FREEING = [
     "del thing\nseen.append(dead() is None)",
     "if 'thing' in globals(): del thing\nthing = build()",
-    "try:\n    del thing\nexcept NameError:\n    pass\nthing = build()",
+    """\
+try:
+    del thing
+except NameError:
+    pass
+thing = build()""",
     "drop()\nthing = build()",
     "globals().pop('thing')\nthing = build()",
     "%reset_selective -f ^thing$\nthing = build()",
@@ -204,10 +265,21 @@ def test_an_old_object_that_is_deleted_dies_at_once(notebook: Kernel, code: str,
     "sweep",
     [
         "for n in (1, 2):\n    with ipygpumem.experiment('i', report='none'):\n        {}",
-        "for n in (1, 2):\n    %experiment start i --report none\n    {}\n    %experiment end",
-        "%%capture\nfor n in (1, 2):\n    with ipygpumem.experiment('i', report='none'):\n        "
-        "{}",
-        "for n in (1, 2):\n    e = made('i', report='none').start()\n    {}\n    e.finish()",
+        """\
+for n in (1, 2):
+    %experiment start i --report none
+    {}
+    %experiment end""",
+        """\
+%%capture
+for n in (1, 2):
+    with ipygpumem.experiment('i', report='none'):
+        {}""",
+        """\
+for n in (1, 2):
+    e = made('i', report='none').start()
+    {}
+    e.finish()""",
     ],
 )
 def test_a_scope_inside_a_loop_gives_back_what_it_shadows(
@@ -223,7 +295,12 @@ def test_a_scope_inside_a_loop_gives_back_what_it_shadows(
     assert notebook.value("x is saved") is True
 
 
-KEEP = "%%experiment a --keep best,loss* --keep '?_end'\nbest = 2\nloss_1 = 3\na_end = 4\nx = 5"
+KEEP = """\
+%%experiment a --keep best,loss* --keep '?_end'
+best = 2
+loss_1 = 3
+a_end = 4
+x = 5"""
 MODULE = "from math import pi\nimport json"
 NOTEBOOKS = {
     "global in one cell": (
@@ -279,8 +356,12 @@ NOTEBOOKS = {
             "import os\ndef change(value): globals().update(lr=value)\nlr = 1",
             "%%experiment a\nlr = os.environ.get('HOME') or (lr := 0.1)",
             "assert lr == 1",
-            "%%experiment a\n%%time\ntry: change(2)\n"
-            "except ValueError as lr: pass\nfor lr in []: pass",
+            """\
+%%experiment a
+%%time
+try: change(2)
+except ValueError as lr: pass
+for lr in []: pass""",
             "del change",
         ],
         {"lr": 2, "os": "module"},
@@ -297,7 +378,11 @@ NOTEBOOKS = {
         [
             "x = y = 1",
             START,
-            "%%experiment b\n%%memlines\nx = 9\ny = 9",
+            """\
+%%experiment b
+%%memlines
+x = 9
+y = 9""",
             "exec('x = 3')",
             "del y",
             END,
@@ -307,7 +392,11 @@ NOTEBOOKS = {
     "a scope begins and ends in the middle of cells": (
         [
             "x = y = 1",
-            "x = 2\n%experiment start a\nx = 3\nnew = y",
+            """\
+x = 2
+%experiment start a
+x = 3
+new = y""",
             "more = 4",
             "last = 5\n%experiment end\ny = 4",
         ],
@@ -321,7 +410,14 @@ NOTEBOOKS = {
         {"x": 5, "y": 7, "ipygpumem": "module", "s": "Experiment"},
     ),
     "a cell that ends its own scope": (
-        ["x = 1", "%%experiment a\nx = 2\n%experiment end\ny = x"],
+        [
+            "x = 1",
+            """\
+%%experiment a
+x = 2
+%experiment end
+y = x""",
+        ],
         {"x": 1, "y": 1},
     ),
     "other magics": (
@@ -334,7 +430,14 @@ NOTEBOOKS = {
     ),
     "reset": ([START, "x = 1", "%reset -f", "y = 2", END], {}),
     "a cell inside a capture": (
-        ["%%capture out\n%%experiment a\nx = 1\nprint(x)", "out = out.stdout"],
+        [
+            """\
+%%capture out
+%%experiment a
+x = 1
+print(x)""",
+            "out = out.stdout",
+        ],
         {"out": "1\n"},
     ),
 }
@@ -373,7 +476,11 @@ def test_ipythons_own_names_are_never_a_scopes_and_private_ones_are(notebook: Ke
         "1",
         "%cd -q .",
         "!true",
-        "_new = 1\n__both__ = 2\n_old = 3\n_x, _1a = 4, 5",
+        """\
+_new = 1
+__both__ = 2
+_old = 3
+_x, _1a = 4, 5""",
         END,
     )
     assert exist(notebook, *own, "_new", "__both__", "_x", "_1a") == list(own)
@@ -416,7 +523,17 @@ def big():
     [
         [START, "t = big()\nt", "u = _", "[u]", END],
         ["%%experiment b\nt = big()\nt"],
-        [START, "try:\n    big()\nfinally:\n    pass\nbig()", "_.ref = weakref.ref(_)", END],
+        [
+            START,
+            """\
+try:
+    big()
+finally:
+    pass
+big()""",
+            "_.ref = weakref.ref(_)",
+            END,
+        ],
         # Seen: the first outputs of a kernel stayed, since `_` is an empty text before them and
         # after a flush.
         ["1", "%reset -f out", START, "big()", "big()", "%reset -f out", END],
@@ -478,7 +595,15 @@ def test_errors_and_interrupts_leave_an_open_scope_open_and_end_an_experiment_ce
     assert (
         run(notebook, "z = 3\nannounce()", interrupt_when="waits here").error == "KeyboardInterrupt"
     )
-    fails(notebook, "%%experiment inner\nx = 2\ninner = 3\n1 / 0", "ZeroDivisionError")
+    fails(
+        notebook,
+        """\
+%%experiment inner
+x = 2
+inner = 3
+1 / 0""",
+        "ZeroDivisionError",
+    )
     assert open_now(notebook) == ["a"]
     assert notebook.value("(x, y, z, old, 'inner' in globals())") == (1, 2, 3, 2, False)
     ok(notebook, END)
@@ -487,10 +612,11 @@ def test_errors_and_interrupts_leave_an_open_scope_open_and_end_an_experiment_ce
 
 
 def test_transformers_of_the_users_see_the_code_as_written_and_may_fail(notebook: Kernel) -> None:
-    sees = (
-        "class Sees(ast.NodeTransformer):\n    def visit(self, node):\n        "
-        "seen.append(ast.unparse(node))\n"
-    )
+    sees = """\
+class Sees(ast.NodeTransformer):
+    def visit(self, node):
+        seen.append(ast.unparse(node))
+"""
     ok(
         notebook,
         f"import ast\nseen, x = [], 1\n{sees}        return node\nfound = "
@@ -546,11 +672,28 @@ def test_cells_that_load_or_unload_the_extension_go_on(bare_kernel: Kernel) -> N
 
 def test_a_deletion_in_a_try_that_is_taken_back_is_none(notebook: Kernel) -> None:
     ok(notebook, "x = saved = object()", START)
-    fails(notebook, "%%autofit n=2\ndel x\nx = 1\nraise MemoryError", None)
+    fails(
+        notebook,
+        """\
+%%autofit n=2
+del x
+x = 1
+raise MemoryError""",
+        None,
+    )
     assert notebook.value("x is saved") is True
     ok(notebook, END)
     assert notebook.value("x is saved") is True
-    ok(notebook, START, "%%autofit n=2\ndel x\nx = n\nif n > 1: raise MemoryError", END)
+    ok(
+        notebook,
+        START,
+        """\
+%%autofit n=2
+del x
+x = n
+if n > 1: raise MemoryError""",
+        END,
+    )
     assert exist(notebook, "x") == []
 
 

@@ -189,12 +189,32 @@ MISTAKES = {
     "%%estimate --device cuda --fit 8GiB\nnumber = 3": "--fit: the cell makes no tensor to fit",
     "%%estimate --fit 2GiB --batch n\ny = x * 2": "--batch n: neither the cell nor the notebook has this name",  # noqa: E501
     "%%estimate\n\n": "the cell is empty",
-    "%%estimate\nimport numpy\ny = numpy.ones(3)\nwhile True: y = numpy.sin(y)": "NumPy arrays are not estimated",  # noqa: E501
+    """\
+%%estimate
+import numpy
+y = numpy.ones(3)
+while True: y = numpy.sin(y)""": "NumPy arrays are not estimated",
     "%%estimate\nawait x\n": "can await only inside an async function",
-    "%%estimate\ny = x * 2\nz = y.to_sparse()\n": "to_sparse in line 3: z = y.to_sparse()",
-    "%%estimate\n%%time\ny = x\n": "%%time acts on the notebook itself",
-    "%%estimate\n%%autofit n=8\ny = x\n": "write %%autofit above %%estimate",
-    "%%estimate\nfor _ in [1]:\n    %time y = x\n": "%time acts on the notebook itself",
+    """\
+%%estimate
+y = x * 2
+z = y.to_sparse()
+""": "to_sparse in line 3: z = y.to_sparse()",
+    """\
+%%estimate
+%%time
+y = x
+""": "%%time acts on the notebook itself",
+    """\
+%%estimate
+%%autofit n=8
+y = x
+""": "write %%autofit above %%estimate",
+    """\
+%%estimate
+for _ in [1]:
+    %time y = x
+""": "%time acts on the notebook itself",
 }
 
 
@@ -309,7 +329,12 @@ def test_what_the_notebook_shares_with_an_estimate_is_as_it_was(users: Kernel) -
     """
     works(users, NOTEBOOK)
     before = users.value("state()")
-    cell = "Table()(x)\nplain[:] = 7\nclosed.seen.append(x)\nclass Own: pass\nprint(Own.__module__)"
+    cell = """\
+Table()(x)
+plain[:] = 7
+closed.seen.append(x)
+class Own: pass
+print(Own.__module__)"""
     reply = users.run(f"%%estimate\n{cell}\n")
     assert (reply.status, reply.stdout) == ("ok", "__main__\n"), reply.traceback
     assert users.value("state()") == before
@@ -476,8 +501,12 @@ def test_a_library_that_code_imports_first_keeps_torchs_own(
 ) -> None:
     """Neither fake tensors in its defaults, nor functions that an estimate replaces."""
     (tmp_path / "imported_lib.py").write_text(
-        "import torch, imported_part\nfrom torch import save\n"
-        "def scaled(x, scale=torch.tensor(2)):\n    return x * scale\n"
+        """\
+import torch, imported_part
+from torch import save
+def scaled(x, scale=torch.tensor(2)):
+    return x * scale
+"""
     )
     (tmp_path / "imported_part.py").write_text("from torch import Tensor\nitem = Tensor.tolist\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -531,8 +560,20 @@ def test_an_error_is_not_hidden_by_a_fake_tensor_that_it_left_half_made() -> Non
 
 
 def test_an_error_is_shown_with_the_users_lines_alone(estimating: Kernel) -> None:
-    works(estimating, "# two\n# lines\ndef deeper(x):\n    return x @ x[:, :3].T\n")
-    reply = estimating.run("%%estimate\ny = x * 2\nz = deeper(y)\n")
+    works(
+        estimating,
+        """\
+# two
+# lines
+def deeper(x):
+    return x @ x[:, :3].T
+""",
+    )
+    reply = estimating.run("""\
+%%estimate
+y = x * 2
+z = deeper(y)
+""")
     assert reply.error == "RuntimeError"
     text = plain(reply.traceback)
     assert "----> 3 z = deeper(y)" in text
@@ -546,7 +587,12 @@ def test_an_error_is_shown_with_the_users_lines_alone(estimating: Kernel) -> Non
 
 
 def test_a_loop_that_never_ends_is_stopped_and_its_line_named(estimating: Kernel) -> None:
-    reply = estimating.run("%%estimate --timeout 2\ny = x * 2\nwhile True:\n    pass\n")
+    reply = estimating.run("""\
+%%estimate --timeout 2
+y = x * 2
+while True:
+    pass
+""")
     assert reply.stderr.startswith("UsageError: the estimate was stopped after 2 s in line ")
     assert "line 3" in reply.stderr or "line 4" in reply.stderr
     works(estimating, "import time")
@@ -710,12 +756,21 @@ def test_a_users_error_is_raised_as_it_is() -> None:
 
 def test_an_error_after_a_guess_says_which_lines_got_one(estimating: Kernel) -> None:
     reply = estimating.run(
-        "%%estimate\nloss = x.sum()\nif loss.item() < 2:\n    raise ValueError('small')\n"
+        """\
+%%estimate
+loss = x.sum()
+if loss.item() < 2:
+    raise ValueError('small')
+"""
     )
     assert reply.error == "ValueError"
     assert "guess" in reply.stderr
     assert "line 3: if loss.item() < 2:" in reply.stderr
-    reply = estimating.run("%%estimate\nx.sum()\nraise ValueError('small')\n")
+    reply = estimating.run("""\
+%%estimate
+x.sum()
+raise ValueError('small')
+""")
     assert (reply.error, reply.stderr) == ("ValueError", "")
 
 

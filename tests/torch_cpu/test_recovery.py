@@ -11,14 +11,15 @@ from tests.steps import recovery, works
 def test_torchs_cpu_allocator_refusing_is_an_oom_with_its_size(notebook: Kernel) -> None:
     works(
         notebook,
-        "watched.clear()\n"
-        "def train(size):\n"
-        "    model = nn.Linear(1024, 1024)\n"
-        "    batch = torch.ones(256, 1024)\n"
-        "    loss = model(batch).square().mean()\n"
-        "    watch(model=model, batch=batch, loss=loss, weight=model.weight)\n"
-        "    big = torch.empty(size, dtype=torch.uint8)\n"
-        "    return 'trained'",
+        """\
+watched.clear()
+def train(size):
+    model = nn.Linear(1024, 1024)
+    batch = torch.ones(256, 1024)
+    loss = model(batch).square().mean()
+    watch(model=model, batch=batch, loss=loss, weight=model.weight)
+    big = torch.empty(size, dtype=torch.uint8)
+    return 'trained'""",
     )
     text = recovery(notebook, "train(1 << 50)")
     assert "out of memory (RuntimeError)" in text
@@ -40,8 +41,11 @@ def test_torchs_cpu_allocator_refusing_is_an_oom_with_its_size(notebook: Kernel)
         ("out = net(batch)", {"net": 12, "autograd graph of out": 8, "batch": 4, "out": 4}),
         ("net(batch).mean().backward()", {"net": 12, "gradients of net": 12, "batch": 4}),
         (
-            "net(batch).mean().backward()\nout = net(batch)\nview = out.view(-1)\nout = "
-            "out.detach()",
+            """\
+net(batch).mean().backward()
+out = net(batch)
+view = out.view(-1)
+out = out.detach()""",
             {"net": 12, "gradients of net": 12, "autograd graph of view": 8, "batch": 4, "out": 4},
         ),
         (
@@ -78,16 +82,21 @@ def test_memory_kept_by_autograd_has_rows_of_its_own(
 def test_an_optimizer_that_keeps_half_of_its_state_is_reported(notebook: Kernel) -> None:
     works(
         notebook,
-        "def step(optimizer, fails):\n"
-        "    zeros = torch.zeros_like\n"
-        "    def fail(*args, **options):\n        raise torch.OutOfMemoryError('CUDA out of "
-        "memory.')\n"
-        "    try:\n        torch.zeros_like = fail if fails else zeros\n        optimizer.step()\n"
-        "    finally:\n        torch.zeros_like = zeros\n"
-        "def made(kind):\n"
-        "    model = nn.Linear(4, 4)\n    model(torch.ones(1, 4)).sum().backward()\n"
-        "    return kind(model.parameters(), lr=0.1)\n"
-        "kept = made(torch.optim.AdamW)",
+        """\
+def step(optimizer, fails):
+    zeros = torch.zeros_like
+    def fail(*args, **options):
+        raise torch.OutOfMemoryError('CUDA out of memory.')
+    try:
+        torch.zeros_like = fail if fails else zeros
+        optimizer.step()
+    finally:
+        torch.zeros_like = zeros
+def made(kind):
+    model = nn.Linear(4, 4)
+    model(torch.ones(1, 4)).sum().backward()
+    return kind(model.parameters(), lr=0.1)
+kept = made(torch.optim.AdamW)""",
     )
     advice = "Make a new optimizer, or call its state.clear()"
     text = recovery(notebook, "step(kept, True)")

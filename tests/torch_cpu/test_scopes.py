@@ -16,15 +16,16 @@ def test_survivors_are_those_that_something_outside_refers_to_with_their_sizes(
     works(notebook, "leaked = []\nouter = torch.ones(1 << 20)\nwatched.clear()")
     reply = works(
         notebook,
-        "%%experiment a\n"
-        "free = torch.ones(1 << 20)\n"
-        "model = nn.Linear(1024, 1024)\n"
-        "kept = same = torch.ones(512, 1024)\n"
-        "box = [kept, kept[1:]]\n"
-        "view = outer[10:20]\n"
-        "hooks = [lambda: 0]\n"
-        "wide = torch.ones(1 << 20)\n"
-        "leaked.append(model); leaked.append({'x': [kept]}); leaked.append(wide[:1])",
+        """\
+%%experiment a
+free = torch.ones(1 << 20)
+model = nn.Linear(1024, 1024)
+kept = same = torch.ones(512, 1024)
+box = [kept, kept[1:]]
+view = outer[10:20]
+hooks = [lambda: 0]
+wide = torch.ones(1 << 20)
+leaked.append(model); leaked.append({'x': [kept]}); leaked.append(wide[:1])""",
     )
     found = notebook.value(
         "[(h.name, h.type_name, h.shape, h.dtype, h.device, h.size_bytes, h.arrays) for h in "
@@ -149,19 +150,20 @@ def test_a_model_that_was_compiled_in_an_experiment_dies_with_it_and_torch_compl
 ) -> None:
     works(
         shared,
-        "%%experiment a --keep gone\n"
-        "class Net(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.layer = torch.nn.Linear(512, 512)\n"
-        "    def forward(self, x):\n"
-        "        y = self.layer(x)\n"
-        "        torch._dynamo.graph_break()\n"
-        "        return y.relu().sum()\n"
-        "net = Net()\n"
-        "torch.compile(net, backend='eager')(torch.ones(2, 512)).backward()\n"
-        "gone = weakref.ref(net.layer.weight)\n"
-        "__mine = 1",
+        """\
+%%experiment a --keep gone
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(512, 512)
+    def forward(self, x):
+        y = self.layer(x)
+        torch._dynamo.graph_break()
+        return y.relu().sum()
+net = Net()
+torch.compile(net, backend='eager')(torch.ones(2, 512)).backward()
+gone = weakref.ref(net.layer.weight)
+__mine = 1""",
     )
     assert shared.value("gone() is None, '__mine' in globals()") == (True, False)
     assert works(shared, "gc.collect(); torch._dynamo.reset(); gc.collect();").stderr == ""
@@ -182,7 +184,12 @@ def test_no_code_of_a_tensor_subclass_runs_at_exit_in_status_or_after_an_oom(
     assert notebook.value("touched") == []
     assert notebook.value("'mine' in globals() or 'box' in globals() or type(old) is int") is False
     recovery(
-        notebook, "def f():\n    mine = tensors(); watch(**mine)\n    raise MemoryError('no')\nf()"
+        notebook,
+        """\
+def f():
+    mine = tensors(); watch(**mine)
+    raise MemoryError('no')
+f()""",
     )
     assert notebook.value("touched") == []
     assert notebook.value("alive()") == []

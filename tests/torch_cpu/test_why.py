@@ -22,19 +22,33 @@ from tests import hostile
 from tests.kernel import Kernel
 from tests.steps import works
 
-GRAPH = (
-    "x = torch.ones(2**18)\nw = torch.ones(2**18, requires_grad=True)\na = (x * w).exp().sum()\n"
-)
+GRAPH = """\
+x = torch.ones(2**18)
+w = torch.ones(2**18, requires_grad=True)
+a = (x * w).exp().sum()
+"""
 STEP = "a = nn.Linear(512, 512)\na(torch.ones(1, 512)).sum().backward()\n"
-ERROR = (
-    "def f():\n    big = bytes(MIB)\n    raise ValueError\ntry: f()\nexcept ValueError as e: a = "
-    "e\n"
-)
-FUNCTION = (
-    "def outer():\n    big = bytes(MIB)\n    def inner(): return big\n    return inner\na = "
-    "outer()\n"
-)
-SUSPENDED = "def run():\n    big = bytes(MIB)\n    yield big\na = run()\nnext(a)\n"
+ERROR = """\
+def f():
+    big = bytes(MIB)
+    raise ValueError
+try: f()
+except ValueError as e: a = e
+"""
+FUNCTION = """\
+def outer():
+    big = bytes(MIB)
+    def inner(): return big
+    return inner
+a = outer()
+"""
+SUSPENDED = """\
+def run():
+    big = bytes(MIB)
+    yield big
+a = run()
+next(a)
+"""
 
 
 CASES = [
@@ -169,10 +183,12 @@ def test_what_it_says_comes_true(notebook: Kernel) -> None:
     works(notebook, "def step(m, o):\n    m(torch.ones(8, 1024)).sum().backward(); o.step()")
     works(
         notebook,
-        "model = nn.Linear(1024, 1024)\noptimizer = torch.optim.Adam(model.parameters())\n"
-        "step(model, optimizer)\n"
-        "watch(weight=model.weight, moment=optimizer.state[model.weight]['exp_avg'])\n"
-        "losses = [model(torch.ones(2, 1024)).sum()]",
+        """\
+model = nn.Linear(1024, 1024)
+optimizer = torch.optim.Adam(model.parameters())
+step(model, optimizer)
+watch(weight=model.weight, moment=optimizer.state[model.weight]['exp_avg'])
+losses = [model(torch.ones(2, 1024)).sum()]""",
     )
     (report,) = works(notebook, "%gpumem why model").reports("why")
     assert "model · Linear · RAM 8 MiB · del model frees" in report
@@ -193,7 +209,14 @@ def test_an_output_a_closure_and_a_deleted_name(notebook: Kernel) -> None:
     (report,) = works(notebook, "%gpumem why frame").reports("why")
     assert "Out[" in report or "output _" in report
     assert "%xdel _" in report
-    works(notebook, "cache = []\ndef keep(x):\n    cache.append(x)\n    return lambda: x")
+    works(
+        notebook,
+        """\
+cache = []
+def keep(x):
+    cache.append(x)
+    return lambda: x""",
+    )
     works(notebook, "%%experiment gone\nblock = torch.ones(2**20)\nhook = keep(block)")
     (report,) = works(notebook, "%gpumem why block").reports("why")
     assert "block is not defined; cell" in report
