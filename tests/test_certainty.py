@@ -20,6 +20,8 @@ from ipygpumem.heap.knowledge.own_bytes import OwnBytes
 from ipygpumem.inventory import top
 from ipygpumem.inventory.top import LargestNames
 from ipygpumem.report.inventory import top_report, why_report
+from tests.kernel import Kernel
+from tests.steps import works
 
 KEEPERS = {
     "lzma": ("lzma", "lzma.LZMACompressor()"),
@@ -253,3 +255,17 @@ def test_a_small_view_says_what_it_keeps_alive() -> None:
     (row,) = top.take({"view": view}, {}, references={}).names
     assert row.notes == ("10 × 8 of an array of 4 MiB: .copy()",)
     assert ipygpumem.why(view).notes == row.notes
+
+
+LEAK = """%%experiment leaky
+keeper["z"] = [zlib.compressobj(), bytearray(2 << 20)]
+"""
+
+
+def test_leaks_say_at_least_where_memory_is_not_counted(kernel: Kernel) -> None:
+    works(kernel, "import zlib; keeper = {}", LEAK)
+    (text,) = works(kernel, "%gpumem leaks").reports("leaks")
+    headline, row = text.splitlines()
+    assert headline == "1 leak · at least 2 MiB"
+    assert row.strip().startswith("at least 2 MiB · list")
+    assert "zlib keeps memory that is not counted" in row

@@ -1,0 +1,53 @@
+"""Questions about many objects at once, answered by the identities of their types."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from ipygpumem.heap.bulk import Batch, by_identity, numbers, of_types, position, without_types
+from ipygpumem.introspect import ID_BYTES
+
+
+class Untouchable(type):
+    """A metaclass whose classes must not be hashed or compared."""
+
+    def __hash__(cls) -> int:
+        raise AssertionError
+
+    def __eq__(cls, other: object) -> bool:
+        raise AssertionError
+
+
+class Item(metaclass=Untouchable):
+    """An object of a class that must not be hashed."""
+
+
+MIXED = [1, "text", Item(), [], 2, Item(), None, "more"] * 20
+
+
+@pytest.mark.parametrize("items", [[], MIXED[:8], MIXED], ids=["none", "few", "many"])
+def test_a_batch_answers_like_the_functions(items: list[object]) -> None:
+    batch = Batch(items)
+    for wanted in (set[int](), {id(str)}, {id(Item), id(int)}, {id(dict)}):
+        assert numbers(batch.of_types(wanted)) == numbers(of_types(wanted, items))
+        assert numbers(batch.without_types(wanted)) == numbers(without_types(wanted, items))
+    assert batch.types == set(map(id, map(type, items)))
+    assert set(batch.one_of_each()) == batch.types
+
+
+@pytest.mark.parametrize("number", [0, 3, 49, 50, 1000])
+def test_numbers_are_the_identities(number: int) -> None:
+    items = [object() for _ in range(number)]
+    assert numbers(items) == list(map(id, items))
+    assert list(by_identity(items)) == list(map(id, items))
+
+
+def test_a_position_is_that_of_a_whole_identity() -> None:
+    # The bytes of 0x0100 are in the end of the first number and the start of the second one.
+    row = array("Q", [1 << 56, 1, 256, 7]).tobytes()
+    assert len(row) == 4 * ID_BYTES
+    assert [position(number, row) for number in (7, 256, 1, 1 << 56)] == [3, 2, 1, 0]
+    shifted = int.from_bytes(row[4 : 4 + ID_BYTES], "little")
+    assert position(shifted, row) is None
