@@ -49,26 +49,31 @@ def cell_report(record: CellRecord, scales: layout.Scales | None = None) -> Repo
     """
     number = record.execution_count
     segments = _span_segments(record, scales or layout.Scales())
-    if (
-        number is not None
-        and record.error is None
-        and not any(type(part) is LineSegment for part in segments)
-    ):
-        return Report("cell", [str(number), *segments[record.duration_seconds < 1 :]])
-    return Report("cell", ["cell" if number is None else f"cell {number}", *segments])
+    if number is None:
+        return Report("cell", ["cell", *segments])
+    has_bars = any(isinstance(segment, LineSegment) for segment in segments)
+    if record.error is not None or has_bars:
+        return Report("cell", [f"cell {number}", *segments])
+    if record.duration_seconds < 1:
+        segments.pop(0)  # the time
+    return Report("cell", [str(number), *segments])
 
 
 def trace_report(record: TraceRecord, note: str = "") -> Report:
     """Return the one-line report of a trace."""
-    head = " ".join(filter(None, ("trace", clean_name(record.label))))
-    return Report(
-        "trace", [head, *[clean(note)] * bool(note), *trace_segments(record)], records=[record]
-    )
+    label = clean_name(record.label)
+    head: list[LineSegment | str] = [f"trace {label}" if label else "trace"]
+    if note:
+        head.append(clean(note))
+    return Report("trace", [*head, *trace_segments(record)], records=[record])
 
 
 def trace_segments(record: TraceRecord) -> list[LineSegment | str]:
     """Return a trace's headline after its name: its time, its error, each device in use."""
-    return _span_segments(record) + ["memory was not measured"] * (not record.usages)
+    segments = _span_segments(record)
+    if not record.usages:
+        segments.append("memory was not measured")
+    return segments
 
 
 def _span_segments(
@@ -79,13 +84,14 @@ def _span_segments(
         segments.append(clean_name(record.error))
     if isinstance(record, CellRecord) and record.child_peak_bytes is not None:
         segments.append(f"child process peak +{format_bytes(record.child_peak_bytes)}")
-    for usage in filter(layout.in_use, record.usages):
-        if has_moved(usage):
-            segments.append(
-                LineSegment(_usage_part(usage), None if scales is None else scales.bar(usage))
-            )
-        else:
+    for usage in record.usages:
+        if not layout.in_use(usage):
+            continue
+        if not has_moved(usage):
             segments.append(f"{_label(usage)} {_now(usage).removesuffix(' now')}")
+            continue
+        bar = None if scales is None else scales.bar(usage)
+        segments.append(LineSegment(_usage_part(usage), bar))
     return segments
 
 
@@ -120,13 +126,16 @@ def has_moved(usage: Usage) -> bool:
 
 
 def _usage_part(usage: Usage) -> str:
-    peak = [] if usage.device in OUTSIDE else [f"peak {layout.peak_label(usage)}"]
-    return ", ".join([f"{_label(usage)} {format_change(usage.delta_bytes)}", *peak, _now(usage)])
+    parts = [f"{_label(usage)} {format_change(usage.delta_bytes)}"]
+    if usage.device not in OUTSIDE:
+        parts.append(f"peak {layout.peak_label(usage)}")
+    return ", ".join([*parts, _now(usage)])
 
 
 def _label(usage: Usage) -> str:
     """Return the name of the device, with the measure of child processes where it is not PSS."""
-    return device_label(usage.device) + " by RSS" * bool(usage.device == "children" and usage.note)
+    label = device_label(usage.device)
+    return f"{label} by RSS" if usage.device == "children" and usage.note else label
 
 
 def _now(usage: Usage) -> str:
@@ -148,48 +157,58 @@ def experiment_reports(
     """
     if style == "none":
         return []
-    head = [
-        f"experiment {clean_name(record.name)}",
-        *[count(len(record.cells), "cell")] * bool(record.cells),
-    ]
+    scales = scales or layout.Scales()
+    head = [f"experiment {clean_name(record.name)}"]
+    if record.cells:
+        head.append(count(len(record.cells), "cell"))
     head += times(record.duration_seconds, record.span_seconds)
     notes = tuple(map(clean, record.notes))
-    used = list(filter(layout.in_use, record.usages))
-    bars = list(map((scales or layout.Scales()).bar, used))
-    rows = [
-        {
-            "device": _label(usage),
-            **end_labels(record, usage.device),
-            "peak": ""
-            if usage.device in OUTSIDE
-            else layout.peak_label(usage),  # the line shows what is in use now
-        }
-        for usage in used
-    ]
+    usages = [usage for usage in record.usages if layout.in_use(usage)]
     if style == "compact":
-        parts = ["{device} consumed {consumed}, freed {freed}".format_map(row) for row in rows]
-        parts = [
-            part + f", peak {row['peak']}" * bool(row["peak"])
-            for part, row in zip(parts, rows, strict=True)
+        segments = [
+            LineSegment(_compact_part(record, usage), scales.bar(usage)) for usage in usages
         ]
-        return [
-            Report("experiment", [*head, *map(LineSegment, parts, bars)], notes, records=[record])
-        ]
+        return [Report("experiment", [*head, *segments], notes, records=[record])]
+    table = _devices_table(record, usages, scales)
     title = "still alive, because something outside the experiment refers to it"
     listings = [layout.Listing(title, leak_lines(record.survivors))]
-    tables = [Table.of(rows, {"consumed", "freed", "peak"}, bars=bars)]
-    names = {
-        "noted": [f"{name}={value}" for name, value in record.parameters.items()],
-        "deleted": record.deleted,
-        "restored": record.restored,
-        "kept": record.kept,
-    }
-    facts = [
-        layout.Fact(title, list(map(clean_name, found)), code=True)
-        for title, found in names.items()
-    ]
+    facts = _experiment_facts(record)
+    return [Report("experiment", head, notes, [table], facts, listings, records=[record])]
+
+
+def _compact_part(record: ExperimentRecord, usage: Usage) -> str:
+    """Return an experiment's figures on one device in a few words."""
+    labels = end_labels(record, usage.device)
+    text = f"{_label(usage)} consumed {labels['consumed']}, freed {labels['freed']}"
+    if usage.device in OUTSIDE:
+        return text
+    return f"{text}, peak {layout.peak_label(usage)}"
+
+
+def _devices_table(
+    record: ExperimentRecord, usages: Sequence[Usage], scales: layout.Scales
+) -> Table:
+    """Return one row per device; the cell's line shows what is in use now."""
+    rows = []
+    for usage in usages:
+        peak = "" if usage.device in OUTSIDE else layout.peak_label(usage)
+        rows.append({"device": _label(usage), **end_labels(record, usage.device), "peak": peak})
+    bars = [scales.bar(usage) for usage in usages]
+    return Table.of(rows, {"consumed", "freed", "peak"}, bars=bars)
+
+
+def _experiment_facts(record: ExperimentRecord) -> list[layout.Fact]:
+    """Return an experiment's parameters, what happened to its names, and the steps that freed."""
+    facts = []
+    for title, names in (
+        ("noted", [f"{name}={value}" for name, value in record.parameters.items()]),
+        ("deleted", record.deleted),
+        ("restored", record.restored),
+        ("kept", record.kept),
+    ):
+        facts.append(layout.Fact(title, [clean_name(name) for name in names], code=True))
     facts.append(layout.Fact("freed by", _step_list(record.steps, record.freed)))
-    return [Report("experiment", head, notes, tables, facts, listings, records=[record])]
+    return facts
 
 
 def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
@@ -206,49 +225,60 @@ def times(seconds: float, span_seconds: float) -> list[str]:
     """Return the time in an experiment's cells, and the span from start to end if that is more than
     a second longer.
     """
-    return [
-        format_seconds(seconds),
-        *[f"span {format_seconds(span_seconds)}"] * (span_seconds > seconds + 1),
-    ]
+    texts = [format_seconds(seconds)]
+    if span_seconds > seconds + 1:
+        texts.append(f"span {format_seconds(span_seconds)}")
+    return texts
 
 
 def _step_list(steps: Iterable[FreeingStep], total: Mapping[str, int]) -> list[str]:
-    """Return each step's share of ``total``, those below 1 % together, and the rest; tiny ones are
-    left out.
+    """Return each step's share of the ``total`` freed on each device, and the remainder.
+
+    Shares below 1 % are one item together, and tiny ones are left out.
     """
-    least = {device: max(MIB // 10, size // 100) for device, size in total.items()}
-    texts, left = [], dict(total)
-    small: Counter[str] = Counter()
-
-    def add(name: str, shares: Mapping[str, int]) -> None:
-        shown = {
-            device: size for device, size in shares.items() if size >= least.get(device, MIB // 10)
-        }
-        small.update({device: size for device, size in shares.items() if device not in shown})
-        if shown:
-            texts.append(f"{name} ({_sizes(shown)})")
-
+    shares = _Shares(total)
+    remaining = dict(total)
     for step in steps:
-        # A later step may take some of it again, such as a page for its own work.
-        shares = {
-            device: min(size, left.get(device, 0))
-            for device, size in step.freed.items()
-            if size > 0
-        }
-        left |= {device: left.get(device, 0) - size for device, size in shares.items()}
-        add(
-            step.name,
-            shares
-            | {
-                f"{device_label(device)} reserved": size
-                for device, size in step.freed_reserved.items()
-            },
-        )
-    ended = left.pop("children", 0)
-    texts += [f"processes that ended ({format_bytes(ended)})"] * (ended >= MIB // 10)
-    add("smaller steps", dict(small))
-    add("allocators by themselves", left)
-    return texts
+        freed: dict[str, int] = {}
+        for device, size in step.freed.items():
+            if size > 0:
+                # A later step may take some of it again, such as a page for its own work.
+                freed[device] = min(size, remaining.get(device, 0))
+        for device, size in freed.items():
+            remaining[device] = remaining.get(device, 0) - size
+        for device, size in step.freed_reserved.items():
+            freed[f"{device_label(device)} reserved"] = size
+        shares.add(step.name, freed)
+    of_ended_processes = remaining.pop("children", 0)
+    if of_ended_processes >= _TINY_BYTES:
+        shares.texts.append(f"processes that ended ({format_bytes(of_ended_processes)})")
+    shares.add("smaller steps", dict(shares.small))
+    shares.add("allocators by themselves", remaining)
+    return shares.texts
+
+
+_TINY_BYTES = MIB // 10
+"""Less than that in a step is not shown."""
+
+
+class _Shares:
+    """The shares that are large enough to be shown, as texts, and the sum of all others."""
+
+    def __init__(self, total: Mapping[str, int]) -> None:
+        self._least = {device: max(_TINY_BYTES, size // 100) for device, size in total.items()}
+        self.texts: list[str] = []
+        self.small = Counter[str]()
+
+    def add(self, name: str, sizes: Mapping[str, int]) -> None:
+        """Add the bytes that one step freed on each device."""
+        large: dict[str, int] = {}
+        for device, size in sizes.items():
+            if size >= self._least.get(device, _TINY_BYTES):
+                large[device] = size
+            else:
+                self.small[device] += size
+        if large:
+            self.texts.append(f"{name} ({_sizes(large)})")
 
 
 # -- errors -------------------------------------------------------------------------------------
@@ -262,44 +292,55 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
     """Return the report after an OOM, or after another error whose frames kept a relevant amount of
     memory alive.
     """
-    held = [item for item in record.held if item.size_bytes >= min_held_bytes]
-    has_kept_errors = any(kept.size_bytes >= min_held_bytes for kept in record.kept_errors)
-    if record.kind != "oom" and not held and not has_kept_errors and not record.poisoned:
+    has_arrays = any(item.size_bytes >= min_held_bytes for item in record.held)
+    has_errors = bool(_large_errors(record, min_held_bytes))
+    if not (record.kind == "oom" or has_arrays or has_errors or record.poisoned):
         return []
-    head = [f"{_CAUSES[record.kind]} ({clean_name(record.error)})"]
-    if record.requested_bytes is not None:
-        head.append(f"asked for {format_bytes(record.requested_bytes)}")
-    head += [f"free: {_sizes(record.free)}"] * (record.kind == "oom")
-    freed = {
-        device: max(0, size)
-        for device, size in record.freed.items()
-        if size > 0 or device not in OUTSIDE
-    }
-    head.append(f"freed: {_sizes(freed)}")
     tables = list[Table]()
-    if held:
+    if has_arrays:
         title = "held by the traceback" if record.cut is None else "held by the traceback, at least"
         tables.append(held_table(title, record.held, min_held_bytes, _also_freed(record)))
     listings = [layout.Listing("small locals of these frames", list(map(clean, record.plain)))]
     lines = _recovery_lines(record, min_held_bytes)
+    head = _recovery_head(record)
     return [Report("recovery", head, lines, tables, listings=listings, is_trouble=True)]
+
+
+def _recovery_head(record: RecoveryRecord) -> list[str]:
+    """Return the error, the memory that it asked for, and what was free and was freed."""
+    head = [f"{_CAUSES[record.kind]} ({clean_name(record.error)})"]
+    if record.requested_bytes is not None:
+        head.append(f"asked for {format_bytes(record.requested_bytes)}")
+    if record.kind == "oom":
+        head.append(f"free: {_sizes(record.free)}")
+    freed: dict[str, int] = {}
+    for device, size in record.freed.items():
+        if size > 0 or device not in OUTSIDE:
+            freed[device] = max(0, size)
+    head.append(f"freed: {_sizes(freed)}")
+    return head
+
+
+def _large_errors(record: RecoveryRecord, min_held_bytes: int) -> list[KeptError]:
+    return [error for error in record.kept_errors if error.size_bytes >= min_held_bytes]
 
 
 def _also_freed(record: RecoveryRecord) -> dict[str, int]:
     """Return the memory freed on the held tensors' devices in addition to them, if it deserves a
     row.
     """
-    held: Counter[str] = Counter()
+    held_bytes = Counter[str]()
     for item in record.held:
         *hosts, device = item.device.split(", ")  # the last of an optimizer's is not the host
         if not set(hosts) <= {"cpu"}:
             return {}
-        held[device] += item.size_bytes
-    more = Counter(record.freed)
-    more.subtract(held)
-    return {
-        device: more[device] for device in held if more[device] >= max(MIB, held[device] // 100)
-    }
+        held_bytes[device] += item.size_bytes
+    rows: dict[str, int] = {}
+    for device, size in held_bytes.items():
+        more = record.freed.get(device, 0) - size
+        if more >= max(MIB, size // 100):
+            rows[device] = more
+    return rows
 
 
 _CUTS = {
@@ -333,40 +374,47 @@ def _kept_text(kept: KeptError) -> str:
     )
 
 
+_CONTEXT_IS_BROKEN = (
+    "This error has broken the device's context: nothing on the device can be used or freed any "
+    "more. Restart the kernel."
+)
+
+
 def _recovery_lines(record: RecoveryRecord, min_held_bytes: int) -> list[str]:
     lines = []
     if record.cut is not None:
         lines.append(_cut_text(record.cut))
     if record.poisoned:
-        lines.append(
-            "This error has broken the device's context: nothing on the device can be used or "
-            "freed any more. "
-            "Restart the kernel."
-        )
+        lines.append(_CONTEXT_IS_BROKEN)
     if record.cause is not None and record.cause.kind != "guard":  # which has a report of its own
-        lines.append(clean(": ".join(filter(None, (record.cause.text, record.cause.remedy)))))
-    large = [kept for kept in record.kept_errors if kept.size_bytes >= min_held_bytes]
-    lines += map(_kept_text, large[:_ERRORS_SHOWN])
-    if more := large[_ERRORS_SHOWN:]:
-        size = format_bytes(sum(kept.size_bytes for kept in more))
-        lines.append(
-            f"{count(len(more), 'more error')} {'holds' if len(more) == 1 else 'hold'} {size}"
-        )
+        texts = [record.cause.text, record.cause.remedy]
+        lines.append(clean(": ".join(text for text in texts if text)))
+    lines += _error_lines(_large_errors(record, min_held_bytes))
     if record.incomplete_optimizer:
         lines.append(
             f"{clean_name(record.incomplete_optimizer)}: optimizer state is incomplete; the next "
-            f"step() would raise "
-            "KeyError. Make a new optimizer, or call its state.clear()."
+            "step() would raise KeyError. Make a new optimizer, or call its state.clear()."
         )
-    reserved: Counter[str] = Counter()
+    reserved = Counter[str]()
     for step in record.steps:
         reserved.update(step.freed_reserved)
     if any(size > 0 for size in reserved.values()):
-        lines.append("freed reserved memory: " + _sizes(reserved))
+        lines.append(f"freed reserved memory: {_sizes(reserved)}")
     if record.frames and (record.held or record.plain):
         option = f"%config IPyGpuMem.release_frames = '{_KEEPS[record.kind]}'"
         lines.append(f"%debug finds no locals in these frames: {option} keeps them")
     return lines + _failed_steps(record.steps)
+
+
+def _error_lines(errors: Sequence[KeptError]) -> list[str]:
+    """Return one line for each of the largest errors that hold memory, and one for all others."""
+    lines = [_kept_text(error) for error in errors[:_ERRORS_SHOWN]]
+    more = errors[_ERRORS_SHOWN:]
+    if more:
+        verb = "holds" if len(more) == 1 else "hold"
+        size = format_bytes(sum(error.size_bytes for error in more))
+        lines.append(f"{count(len(more), 'more error')} {verb} {size}")
+    return lines
 
 
 def _failed_steps(steps: Iterable[FreeingStep]) -> list[str]:
@@ -387,32 +435,31 @@ def held_table(
     ``more``.
     """
     shown = [item for item in held if item.size_bytes >= smallest][:_ROWS_SHOWN]
-    rows = [
-        {
-            "size": format_bytes(item.size_bytes),
-            "function": clean_name(item.function),
-            "line": str(item.line) if item.function else "",
-            "name": clean_name(item.name),
-            "type": clean_name(item.type_name),
-            "shape": clean_name(_shape(item)),
-            "contents": clean_name(_contents(item)),
-            "dtype": clean_name(item.dtype),
-            "device": clean_name(item.device),
-        }
-        for item in shown
-    ]
-    rest = held[len(shown) :]
-    first = "function" if any(row["function"] for row in rows) else "name"
-    extra = [
-        (format_bytes(size), "garbage and caches", device) for device, size in (more or {}).items()
-    ]
-    extra += (
-        [(_total(rest), f"and {len(rest)} more", "")] if rest and _sum(rest) >= smallest else []
-    )
-    rows += [{"size": size, first: what, "device": device} for size, what, device in extra]
+    others = held[len(shown) :]
+    rows = [_held_row(item) for item in shown]
+    column = "function" if any(item.function for item in shown) else "name"
+    for device, size in (more or {}).items():
+        rows.append({"size": format_bytes(size), column: "garbage and caches", "device": device})
+    if others and _sum(others) >= smallest:
+        rows.append({"size": _total(others), column: f"and {len(others)} more", "device": ""})
     is_long = len(shown) > _ROWS_OPEN
-    title = f"{title}: {_total(held)}" if is_long else title
+    if is_long:
+        title = f"{title}: {_total(held)}"
     return Table.of(rows, {"line", "size"}, title, code={"function", "name"}, folded=is_long)
+
+
+def _held_row(item: RetainedArray) -> dict[str, str]:
+    return {
+        "size": format_bytes(item.size_bytes),
+        "function": clean_name(item.function),
+        "line": str(item.line) if item.function else "",
+        "name": clean_name(item.name),
+        "type": clean_name(item.type_name),
+        "shape": clean_name(_shape(item)),
+        "contents": clean_name(_contents(item)),
+        "dtype": clean_name(item.dtype),
+        "device": clean_name(item.device),
+    }
 
 
 def _shape(item: RetainedArray) -> str:
@@ -429,19 +476,24 @@ def freed_report(
     title: str, steps: Sequence[FreeingStep], freed: Mapping[str, int], notes: Sequence[str] = ()
 ) -> Report:
     """Return the report of memory freed by hand."""
-    by_step = ", ".join(_step_list(steps, freed))
-    found = []
+    sizes = []
     for device, size in freed.items():
-        # if no tensor was freed
-        reserved = sum(max(0, step.freed_reserved.get(device, 0)) for step in steps)
-        what = (
-            f"reserved {format_bytes(reserved)}"
-            if reserved and size <= 0
-            else format_bytes(max(0, size))
-        )
-        found += [f"{device_label(device)} {what}"] * (size > 0 or device not in OUTSIDE)
-    lines = (*[f"freed by: {by_step}"] * bool(by_step), *notes, *_failed_steps(steps))
-    return Report("note", f"{title}: {', '.join(found) or 'nothing'}", lines, records=steps)
+        if size > 0 or device not in OUTSIDE:
+            sizes.append(f"{device_label(device)} {_freed_label(device, size, steps)}")
+    lines = []
+    by_step = ", ".join(_step_list(steps, freed))
+    if by_step:
+        lines.append(f"freed by: {by_step}")
+    lines += [*notes, *_failed_steps(steps)]
+    return Report("note", f"{title}: {', '.join(sizes) or 'nothing'}", tuple(lines), records=steps)
+
+
+def _freed_label(device: str, size: int, steps: Iterable[FreeingStep]) -> str:
+    """Return the bytes freed on a device; if no tensor was freed, the reserved memory."""
+    reserved = sum(max(0, step.freed_reserved.get(device, 0)) for step in steps)
+    if reserved and size <= 0:
+        return f"reserved {format_bytes(reserved)}"
+    return format_bytes(max(0, size))
 
 
 # -- leaks --------------------------------------------------------------------------------------
@@ -545,19 +597,21 @@ def _leak_rows(held: Sequence[RetainedArray]) -> list[tuple[int, str]]:
     """
     groups: dict[tuple[object, ...], list[RetainedArray]] = {}
     for item in held:
-        where = (
-            None
-            if item.holder is None
-            else (_LAST_INDEX.sub("", item.holder.path), item.holder.advice)
-        )
-        what = (item.name, item.type_name, item.dtype, item.shape, item.device, item.cell, where)
-        groups.setdefault(what, []).append(item)
+        groups.setdefault(_group_of(item), []).append(item)
     ordered = sorted(groups.values(), key=_sum, reverse=True)
     rows = [(_sum(group), _leak_line(group)) for group in ordered[:_ROWS_SHOWN]]
-    rest = [item for group in ordered[_ROWS_SHOWN:] for item in group]
-    if rest:
-        rows.append((0, f"and {len(rest)} more: {_total(rest)}"))
+    others = [item for group in ordered[_ROWS_SHOWN:] for item in group]
+    if others:
+        rows.append((0, f"and {len(others)} more: {_total(others)}"))
     return rows
+
+
+def _group_of(item: RetainedArray) -> tuple[object, ...]:
+    """Return a key that is equal for leaks of one line, such as the items of one list."""
+    where = None
+    if item.holder is not None:
+        where = _LAST_INDEX.sub("", item.holder.path), item.holder.advice
+    return item.name, item.type_name, item.dtype, item.shape, item.device, item.cell, where
 
 
 def _total(held: Iterable[RetainedArray]) -> str:
