@@ -15,6 +15,7 @@ from ipygpumem.records import (
     ExperimentRecord,
     Growth,
     TraceRecord,
+    Usage,
     devices_of,
     usage_on,
 )
@@ -47,41 +48,47 @@ def history_report(
     cells: Sequence[CellRecord], *, total: int, experiment: str | None = None
 ) -> Report:
     """Return one row for each of ``cells``, out of ``total`` (of ``experiment``, if given)."""
-    of = f" of {clean(experiment)}" if experiment is not None else ""
+    of = "" if experiment is None else f" of {clean(experiment)}"
     if not total:
-        why = "; an experiment inside one cell has no cells of its own" if of else ""
-        return Report("history", f"no cell{of} has finished yet{why}")
-    rows = [
-        {
-            "cell": "" if cell.execution_count is None else str(cell.execution_count),
-            **own,
-            "time": format_seconds(cell.duration_seconds),
-            "source": shorten(cell.source_line, _SOURCE_SHOWN),
-            "experiment": clean(cell.experiment or ""),
-            "error": clean(cell.error or ""),
-        }
-        for cell, own in zip(cells, _figures(cells), strict=True)
-    ]
+        text = f"no cell{of} has finished yet"
+        if of:
+            text += "; an experiment inside one cell has no cells of its own"
+        return Report("history", text)
+    figures = _figures(cells)
+    rows = [_cell_row(cell, devices) for cell, devices in zip(cells, figures, strict=True)]
     seconds = format_seconds(sum(cell.duration_seconds for cell in cells))
     headline = f"history · {_number(cells, total, 'cell')}{of} · {seconds}"
     return Report("history", headline, tables=[_table(rows, "source", "experiment", "error")])
 
 
+def _cell_row(cell: CellRecord, devices: dict[str, str]) -> dict[str, str]:
+    number = cell.execution_count
+    return {
+        "cell": "" if number is None else str(number),
+        **devices,
+        "time": format_seconds(cell.duration_seconds),
+        "source": shorten(cell.source_line, _SOURCE_SHOWN),
+        "experiment": clean(cell.experiment or ""),
+        "error": clean(cell.error or ""),
+    }
+
+
 def traces_report(traces: Sequence[TraceRecord], *, total: int) -> Report:
     """Return one row for each of ``traces``, including iterations of loops, out of ``total``."""
-    rows = [
-        {
-            "label": clean_name(trace.label),
-            "iteration": "" if trace.iteration is None else str(trace.iteration),
-            **own,
-            "time": format_seconds(trace.duration_seconds),
-            "error": clean(trace.error or ""),
-        }
-        for trace, own in zip(traces, _figures(traces), strict=True)
-    ]
-    return Report(
-        "traces", _number(traces, total, "trace"), tables=[_table(rows, "label", "error")]
-    )
+    figures = _figures(traces)
+    rows = [_trace_row(trace, devices) for trace, devices in zip(traces, figures, strict=True)]
+    number = _number(traces, total, "trace")
+    return Report("traces", number, tables=[_table(rows, "label", "error")])
+
+
+def _trace_row(trace: TraceRecord, devices: dict[str, str]) -> dict[str, str]:
+    return {
+        "label": clean_name(trace.label),
+        "iteration": "" if trace.iteration is None else str(trace.iteration),
+        **devices,
+        "time": format_seconds(trace.duration_seconds),
+        "error": clean(trace.error or ""),
+    }
 
 
 def _table(rows: Sequence[dict[str, str]], *words: str, title: str = "") -> Table:
@@ -90,35 +97,44 @@ def _table(rows: Sequence[dict[str, str]], *words: str, title: str = "") -> Tabl
 
 
 def _number(shown: Sequence[object], total: int, what: str) -> str:
-    return (
-        f"the last {len(shown)} of {count(total, what)}"
-        if len(shown) < total
-        else count(total, what)
-    )
+    number = count(total, what)
+    return f"the last {len(shown)} of {number}" if len(shown) < total else number
 
 
 def _figures(spans: Spans, first: TraceRecord | None = None) -> list[dict[str, str]]:
     """Return each record's kept memory, peak and growth since ``first``, by heading; experiments'
     peak comes first.
     """
-    devices, found = _in_use(spans), []
+    devices = _in_use(spans)
+    rows = []
     for span in spans:
-        own: dict[str, str] = {}
+        row: dict[str, str] = {}
         for device in devices:
-            usage, label = usage_on(span.usages, device), device_label(device)
-            kept = {f"{label} kept": "" if usage is None else format_change(usage.delta_bytes)}
-            peak = {f"{label} peak": "" if usage is None else peak_label(usage)}
-            own |= {**peak, **kept} if isinstance(span, ExperimentRecord) else {**kept, **peak}
+            usage = usage_on(span.usages, device)
+            row |= _device_figures(span, device, usage)
             if first is not None:
-                start = usage_on(first.usages, device)
-                grown = (
-                    0 if usage is None else usage.after_bytes - (start.after_bytes if start else 0)
-                )
-                own[f"{label} growth"] = (
-                    "" if usage is None or span is first else format_change(grown)
-                )
-        found.append(own)
-    return found
+                growth = "" if span is first else _growth_since(first, usage)
+                row[f"{device_label(device)} growth"] = growth
+        rows.append(row)
+    return rows
+
+
+def _device_figures(
+    span: CellRecord | ExperimentRecord | TraceRecord, device: str, usage: Usage | None
+) -> dict[str, str]:
+    """Return the memory that a record kept on a device, and its peak."""
+    label = device_label(device)
+    kept = {f"{label} kept": "" if usage is None else format_change(usage.delta_bytes)}
+    peak = {f"{label} peak": "" if usage is None else peak_label(usage)}
+    return peak | kept if isinstance(span, ExperimentRecord) else kept | peak
+
+
+def _growth_since(first: TraceRecord, usage: Usage | None) -> str:
+    """Return the growth of a device since the end of a loop's first iteration."""
+    if usage is None:
+        return ""
+    start = usage_on(first.usages, usage.device)
+    return format_change(usage.after_bytes - (0 if start is None else start.after_bytes))
 
 
 def _in_use(spans: Spans) -> list[str]:
@@ -172,44 +188,51 @@ def holder_lines(
     holds no more than before. The inventories have only arrays without a name. ``free_bytes`` is
     the growth of the free pages in malloc's heap: what names hold cannot be in them.
     """
-    old = {row.name: row.device_bytes for row in before[0].names}
-    known = {row.storage for row in before[1].tensors}
     lines = list[str]()
     for growth in growths:
-        device, least = growth.device, growth.least_bytes * _LEAST_SHARE
-        more = [
-            (row.device_bytes.get(device, 0) - old.get(row.name, {}).get(device, 0), row)
-            for row in now[0].names
-        ]
-        large = [(size // runs, row) for size, row in more if size >= least * runs]
-        found = sorted(
-            ((size, f"{clean_name(row.name)} ({kind_of(row)})") for size, row in large),
-            reverse=True,
-        )
-        added = (now[1].device_bytes.get(device, 0) - before[1].device_bytes.get(device, 0)) // runs
+        least = growth.least_bytes * _LEAST_SHARE
+        holders = _grown_names(before[0], now[0], growth.device, least, runs)
+        named_bytes = sum(size for size, _ in holders)
+        added, example = _grown_unnamed(before[1], now[1], growth.device)
         # names may hold some of them
-        rest = min(added, growth.most_bytes - sum(size for size, _ in found))
-        if rest >= least:
-            new = next(
-                (
-                    row
-                    for row in now[1].tensors
-                    if row.device == device and row.storage not in known
-                ),
-                None,
-            )
-            found.append((rest, "objects without a name" if new is None else clean(keeper_of(new))))
-        label = device_label(device)
-        lines += [
-            f"{label} {format_change(size)} per {run} is held by {holder}" for size, holder in found
-        ]
+        unnamed_bytes = min(added // runs, growth.most_bytes - named_bytes)
+        if unnamed_bytes >= least:
+            what = "objects without a name" if example is None else clean(keeper_of(example))
+            holders.append((unnamed_bytes, what))
+            named_bytes += unnamed_bytes
+        label = device_label(growth.device)
+        for size, holder in holders:
+            lines.append(f"{label} {format_change(size)} per {run} is held by {holder}")
         lines = lines[:_HOLDERS_SHOWN]
-        if device == "cpu":
-            named_bytes = sum(size for size, _ in found)
-            lines += free_heap_line(
-                growth, min(free_bytes // runs, growth.most_bytes - named_bytes), run
-            )
+        if growth.device == "cpu":
+            gaps = min(free_bytes // runs, growth.most_bytes - named_bytes)
+            lines += free_heap_line(growth, gaps, run)
     return lines or list(now[0].notes)
+
+
+def _grown_names(
+    before: LargestNames, now: LargestNames, device: str, least: float, runs: int
+) -> list[tuple[int, str]]:
+    """Return the names that grew by at least ``least`` bytes in each run, the largest first."""
+    old_bytes = {row.name: row.device_bytes.get(device, 0) for row in before.names}
+    holders = []
+    for row in now.names:
+        grown = row.device_bytes.get(device, 0) - old_bytes.get(row.name, 0)
+        if grown >= least * runs:
+            holders.append((grown // runs, f"{clean_name(row.name)} ({kind_of(row)})"))
+    return sorted(holders, reverse=True)
+
+
+def _grown_unnamed(
+    before: Inventory, now: Inventory, device: str
+) -> tuple[int, TensorRecord | None]:
+    """Return the growth of a device's arrays without a name, and one of those that are new."""
+    grown = now.device_bytes.get(device, 0) - before.device_bytes.get(device, 0)
+    old_storages = {row.storage for row in before.tensors}
+    for row in now.tensors:
+        if row.device == device and row.storage not in old_storages:
+            return grown, row
+    return grown, None
 
 
 def process_lines(grown: Iterable[ProcessGrowth], growth: Growth, run: str, runs: int) -> list[str]:
@@ -303,23 +326,28 @@ def experiments_report(
     lines = [f"open: {clean(name)}" for name in still_open]
     if not records:
         return Report("experiments", "no experiment has finished yet", lines)
-    rows = [
-        {
-            "experiment": run.label,
-            "began": datetime.fromtimestamp(item.started_at).strftime("%H:%M:%S"),  # local time
-            **_times(item),
-            "cells": _parts(item),
-            **own,
-            "OOMs": str(item.ooms) if item.ooms else "",
-            "parameters": ", ".join(
-                f"{shorten(key, _VALUE_SHOWN)}={_value(value)}"
-                for key, value in item.parameters.items()
-            ),
-        }
-        for run, item, own in zip(numbered(records), records, _figures(records), strict=True)
-    ]
+    rows = []
+    for run, devices in zip(numbered(records), _figures(records), strict=True):
+        rows.append(_experiment_row(run, devices))
     table = _table(rows, "experiment", "began", "parameters")
     return Report("experiments", count(len(records), "experiment"), lines, [table])
+
+
+def _experiment_row(run: NumberedRun, devices: dict[str, str]) -> dict[str, str]:
+    record = run.record
+    parameters = [
+        f"{shorten(name, _VALUE_SHOWN)}={_value(value)}"
+        for name, value in record.parameters.items()
+    ]
+    return {
+        "experiment": run.label,
+        "began": datetime.fromtimestamp(record.started_at).strftime("%H:%M:%S"),  # local time
+        **_times(record),
+        "cells": _parts(record),
+        **devices,
+        "OOMs": str(record.ooms) if record.ooms else "",
+        "parameters": ", ".join(parameters),
+    }
 
 
 def _parts(record: ExperimentRecord) -> str:
@@ -339,34 +367,38 @@ def comparison_report(runs: Sequence[NumberedRun]) -> Report:
     Several devices have a table each, because one would be too wide for most pages.
     """
     records = [run.record for run in runs]
-    parameters = dict.fromkeys(key for item in records for key in item.parameters)
-    rows = [
-        {
-            "experiment": run.label,
-            **{
-                shorten(key, _VALUE_SHOWN): _value(run.record.parameters.get(key, ""))
-                for key in parameters
-            },
-            **_times(run.record),
-            "cells": _parts(run.record),
-            "OOMs": str(run.record.ooms),
-        }
-        for run in runs
-    ]
+    parameters = dict.fromkeys(name for record in records for name in record.parameters)
+    rows = [_comparison_row(run, parameters) for run in runs]
     tables = [_table(rows, "experiment")]
     for device in _in_use(records):
-        rows = [
-            {
-                "experiment": run.label,
-                **end_labels(run.record, device),
-                "peak": peak_label(usage),
-                "kept": format_change(usage.delta_bytes),
-            }
-            for run in runs
-            if (usage := usage_on(run.record.usages, device)) is not None
-        ]
+        rows = []
+        for run in runs:
+            usage = usage_on(run.record.usages, device)
+            if usage is not None:
+                rows.append(_device_row(run, usage))
         tables.append(_table(rows, "experiment", title=device_label(device)))
     return Report("comparison", f"{count(len(runs), 'experiment')} side by side", tables=tables)
+
+
+def _comparison_row(run: NumberedRun, parameters: Iterable[str]) -> dict[str, str]:
+    row = {"experiment": run.label}
+    for name in parameters:
+        row[shorten(name, _VALUE_SHOWN)] = _value(run.record.parameters.get(name, ""))
+    return {
+        **row,
+        **_times(run.record),
+        "cells": _parts(run.record),
+        "OOMs": str(run.record.ooms),
+    }
+
+
+def _device_row(run: NumberedRun, usage: Usage) -> dict[str, str]:
+    return {
+        "experiment": run.label,
+        **end_labels(run.record, usage.device),
+        "peak": peak_label(usage),
+        "kept": format_change(usage.delta_bytes),
+    }
 
 
 class NumberedRun(NamedTuple):
@@ -383,24 +415,18 @@ class NumberedRun(NamedTuple):
 def numbered(records: Iterable[ExperimentRecord]) -> list[NumberedRun]:
     """Return each experiment with its number among those of the same name."""
     named = [(clean(record.name), record) for record in records]
-    times = Counter(name for name, _ in named)
-    so_far: Counter[str] = Counter()
+    total = Counter(name for name, _ in named)
+    so_far = Counter[str]()
     runs = []
     for name, record in named:
         so_far[name] += 1
-        runs.append(
-            NumberedRun(
-                name, so_far[name], f"{name} #{so_far[name]}" if times[name] > 1 else name, record
-            )
-        )
+        number = so_far[name]
+        label = f"{name} #{number}" if total[name] > 1 else name
+        runs.append(NumberedRun(name, number, label, record))
     return runs
 
 
 def _value(value: object) -> str:
-    return (
-        shorten(value, _VALUE_SHOWN)
-        if type(value) is str
-        else f"{value:g}"
-        if type(value) is float
-        else str(value)
-    )
+    if type(value) is str:
+        return shorten(value, _VALUE_SHOWN)
+    return f"{value:g}" if type(value) is float else str(value)

@@ -46,27 +46,30 @@ def groups_report(
     inventory: Inventory, by: str, groups: Sequence[TensorGroup], *, top: int
 ) -> Report:
     """Return the ``top`` largest groups of tensors, and the sum of the rest."""
-    shown = [(item.size_bytes, item.tensors, clean(item.label)) for item in groups[:top]]
-    if rest := groups[top:]:
-        size, tensors = sum(item.size_bytes for item in rest), sum(item.tensors for item in rest)
-        shown.append((size, tensors, f"and {len(rest):,} more"))
-    rows = [
-        {"size": format_bytes(size), "tensors": str(number), by: label}
-        for size, number, label in shown
-    ]
+    rows = [_group_row(group, by) for group in groups[:top]]
+    others = groups[top:]
+    if others:
+        tensors = sum(group.tensors for group in others)
+        size = sum(group.size_bytes for group in others)
+        rows.append(_group_row(TensorGroup(f"and {len(others):,} more", tensors, size), by))
     return _report(inventory, Table.of(rows, {"tensors", "size"}))
 
 
+def _group_row(group: TensorGroup, by: str) -> dict[str, str]:
+    return {
+        "size": format_bytes(group.size_bytes),
+        "tensors": str(group.tensors),
+        by: clean(group.label),
+    }
+
+
 def _report(inventory: Inventory, table: Table) -> Report:
-    head = [
-        f"tensors and arrays: {count(len(inventory.tensors), 'storage')}",
-        *sizes(inventory.device_bytes),
-    ]
-    notes = [
-        f"{row.name or row.type_name}: {row.note}" for row in inventory.tensors[:10] if row.note
-    ]
-    notes = list(map(clean, [*inventory.notes, *notes]))
-    return Report("tensors", SEPARATOR.join(head), notes, [table], records=[inventory])
+    number = count(len(inventory.tensors), "storage")
+    head = [f"tensors and arrays: {number}", *sizes(inventory.device_bytes)]
+    noted = [row for row in inventory.tensors[:10] if row.note]
+    notes = [f"{row.name or row.type_name}: {row.note}" for row in noted]
+    lines = [clean(note) for note in (*inventory.notes, *notes)]
+    return Report("tensors", SEPARATOR.join(head), lines, [table], records=[inventory])
 
 
 @shows(InventoryDiff)
@@ -92,25 +95,42 @@ def changed_tables(difference: InventoryDiff, top: int) -> list[Table]:
 
 
 def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
-    rows = [
-        {
-            "size": "?" if row.note.startswith("could not") else format_bytes(row.size_bytes),
-            "name": clean((row.name or "(no name)") + f" +{row.aliases}" * bool(row.aliases))
-            + " shared" * row.shared,
-            "type": clean(row.type_name),
-            "shape": "" if row.shape is None else layout.shape_label(row.shape),
-            "dtype": clean(row.dtype),
-            "device": clean(row.device),
-            "kind": row.kind,
-            "grad": "graph" if row.in_graph else "requires" if row.requires_grad else "",
-            "cell": "" if row.cell is None else str(row.cell),
-        }
-        for row in tensors[:top]
-    ]
-    if rest := tensors[top:]:
-        size = format_bytes(sum(row.size_bytes for row in rest))
-        rows.append({"size": size, "name": f"and {len(rest):,} more"})
+    rows = [_tensor_row(row) for row in tensors[:top]]
+    others = tensors[top:]
+    if others:
+        size = format_bytes(sum(row.size_bytes for row in others))
+        rows.append({"size": size, "name": f"and {len(others):,} more"})
     return Table.of(rows, {"cell", "size"}, title)
+
+
+def _tensor_row(row: TensorRecord) -> dict[str, str]:
+    is_unknown = row.note.startswith("could not")
+    return {
+        "size": "?" if is_unknown else format_bytes(row.size_bytes),
+        "name": _tensor_name(row),
+        "type": clean(row.type_name),
+        "shape": "" if row.shape is None else layout.shape_label(row.shape),
+        "dtype": clean(row.dtype),
+        "device": clean(row.device),
+        "kind": row.kind,
+        "grad": _gradient_label(row),
+        "cell": "" if row.cell is None else str(row.cell),
+    }
+
+
+def _tensor_name(row: TensorRecord) -> str:
+    """Return a tensor's name, the number of its other names, and whether it is shared."""
+    name = row.name or "(no name)"
+    if row.aliases:
+        name += f" +{row.aliases}"
+    name = clean(name)
+    return f"{name} shared" if row.shared else name
+
+
+def _gradient_label(row: TensorRecord) -> str:
+    if row.in_graph:
+        return "graph"
+    return "requires" if row.requires_grad else ""
 
 
 # -- names --------------------------------------------------------------------------------------
@@ -119,50 +139,76 @@ def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
 @shows(LargestNames)
 def top_report(found: LargestNames, *, top: int = 20) -> Report:
     """Return the ``top`` largest names, and the sum of the rest."""
+    shares = _shares(found)
+    rows = []
+    for row, device, size in shares[:top]:
+        rows.append(_row(row, device, size, found.used_bytes.get(device, 0)))
+    others = shares[top:]
+    if others:
+        size_of_others = format_bytes(sum(size for _, _, size in others))
+        rows.append({"size": size_of_others, "name": f"and {len(others):,} more"})
+    rows += _without_name(found)
+    notes = list(found.notes)
+    for row in found.names[:top]:
+        notes += [f"{row.name}: {note}" for note in row.notes]
+    numbers = {"cell", "size", "share", "del frees"}
+    table = Table.of(rows, numbers, whole={"to free it"})
+    return Report("top", _top_head(found), [*map(clean, notes)], [table], records=[found])
+
+
+def _top_head(found: LargestNames) -> list[str]:
+    """Return the number of names, and the memory of each device that they hold."""
     head = [f"memory by name: {count(len(found.names), 'name')}"]
     for device, size in (dict.fromkeys(found.used_bytes, 0) | found.device_bytes).items():
-        used = f" of {format_bytes(found.used_bytes[device])}" if device in found.used_bytes else ""
-        head += [f"{device_label(device)} {format_bytes(size)}{used}"] * (
-            size > 0 or device not in OUTSIDE
-        )
-    rows = [(row, device, size) for row in found.names for device, size in row.device_bytes.items()]
-    rows = [item for item in rows if item[2] >= _LEAST_SHARE * item[0].size_bytes]
-    rows.sort(key=lambda item: -item[2])
-    lines = [f"{row.name}: {row_note}" for row in found.names[:top] for row_note in row.notes]
-    table = [
-        _row(row, device, size, found.used_bytes.get(device, 0)) for row, device, size in rows[:top]
-    ]
-    if rest := rows[top:]:
-        sizes = format_bytes(sum(size for _, _, size in rest))
-        table.append({"size": sizes, "name": f"and {len(rest):,} more"})
-    table += _without_name(found)
-    notes = list(map(clean, [*found.notes, *lines]))
-    return Report(
-        "top",
-        head,
-        notes,
-        [Table.of(table, {"cell", "size", "share", "del frees"}, whole={"to free it"})],
-        records=[found],
-    )
+        if size <= 0 and device in OUTSIDE:
+            continue
+        text = f"{device_label(device)} {format_bytes(size)}"
+        if device in found.used_bytes:
+            text += f" of {format_bytes(found.used_bytes[device])}"
+        head.append(text)
+    return head
+
+
+def _shares(found: LargestNames) -> list[tuple[NamedSize, str, int]]:
+    """Return the memory of each name on each device, the largest first; small parts of a name are
+    left out.
+    """
+    shares = []
+    for row in found.names:
+        least = _LEAST_SHARE * row.size_bytes
+        for device, size in row.device_bytes.items():
+            if size >= least:
+                shares.append((row, device, size))
+    shares.sort(key=lambda share: -share[2])
+    return shares
 
 
 def _row(row: NamedSize, device: str, size: int, used: int) -> dict[str, str]:
-    share = f"{size / used:.0%}" if used else ""
-    holders = f"; {listed(row.held_by, 3)} also refer{'s' * (len(row.held_by) == 1)} to it"
     least = "at least " if row.is_at_least else ""
+    share = f"{size / used:.0%}" if used else ""
+    freed = ""
+    if row.freed_bytes is not None:
+        freed = least + format_bytes(row.freed_bytes.get(device, 0))
     return {
         "size": least + format_bytes(size),
-        "share": "" if share in ("0%", "") else share,
-        "del frees": ""
-        if row.freed_bytes is None
-        else least + format_bytes(row.freed_bytes.get(device, 0)),
+        "share": "" if share == "0%" else share,
+        "del frees": freed,
         "name": clean(", ".join([row.name, *row.same])),
         "device": "" if device == "cpu" else device,
         "type": clean(row.type_name),
         "content": content_of(row),
         "cell": "" if row.cell is None else str(row.cell),
-        "to free it": clean((row.remedy + holders * bool(row.held_by)).removeprefix("; ")),
+        "to free it": _remedy_text(row),
     }
+
+
+def _remedy_text(row: NamedSize) -> str:
+    """Return the line that frees a name's memory, and the other names that refer to it."""
+    parts = [row.remedy] if row.remedy else []
+    if row.held_by:
+        verb = "refers" if len(row.held_by) == 1 else "refer"
+        parts.append(f"{listed(row.held_by, 3)} also {verb} to it")
+    return clean("; ".join(parts))
 
 
 def _without_name(found: LargestNames) -> list[dict[str, str]]:
@@ -184,48 +230,52 @@ def content_of(row: NamedSize) -> str:
     """Return the largest parts of an object and their sizes, such as ``3 columns: text 120 MiB,
     number 8 MiB``.
     """
-    large = [
-        part for part in row.parts if part.size_bytes >= _LEAST_SHARE * row.size_bytes
-    ] or row.parts[:1]
+    large = _large_parts(row) or list(row.parts[:1])
     shown = large[:_PARTS_SHOWN]
     if not shown:
         return ""
     kind = next((part.kind for part in shown if part.kind != "index"), "")
-    kinds = {part.type_name for part in row.parts}
-    if kind == "items":
-        texts = [
-            f"{part.items:,} {part.name}" + _size(part) * (row.part_count > 1) for part in shown
-        ]
-    else:
-        texts = [part.name + _size(part) for part in shown]
-    head = (
-        count(row.part_count, kind[:-1])
-        if kind != "keys" or len(kinds) > 1
-        else f"{row.part_count} {kinds.pop()}"
-    )
-    more = ", …" if len(large) > len(shown) else ""
-    return (
-        (f"{head}: " if kind in ("columns", "variables", "keys") else "")
-        + ", ".join(map(clean_name, texts))
-        + more
-    )
+    texts = []
+    for part in shown:
+        text = f"{part.items:,} {part.name}" if kind == "items" else part.name
+        if kind != "items" or row.part_count > 1:
+            text += _size(part)
+        texts.append(clean_name(text))
+    content = ", ".join(texts)
+    if kind in ("columns", "variables", "keys"):
+        content = f"{_number_of_parts(row, kind)}: {content}"
+    return f"{content}, …" if len(large) > len(shown) else content
+
+
+def _large_parts(row: NamedSize) -> list[Share]:
+    least = _LEAST_SHARE * row.size_bytes
+    return [part for part in row.parts if part.size_bytes >= least]
+
+
+def _number_of_parts(row: NamedSize, kind: str) -> str:
+    """Return ``3 columns``, or ``3 str`` for keys of one type."""
+    type_names = {part.type_name for part in row.parts}
+    if kind == "keys" and len(type_names) == 1:
+        return f"{row.part_count} {type_names.pop()}"
+    return count(row.part_count, kind[:-1])
 
 
 def kind_of(row: NamedSize) -> str:
     """Return the type of an object and its largest parts, without figures: ``list of str``,
     ``DataFrame: text``.
     """
-    parts = [
-        part
-        for part in row.parts
-        if part.kind != "index" and part.size_bytes >= _LEAST_SHARE * row.size_bytes
-    ]
-    typed = (part for part in parts if part.kind in ("items", "keys") and part.name != CACHED)
-    kinds = dict.fromkeys(part.type_name for part in typed)
-    is_of = len(kinds) == 1 or any(part.kind == "items" for part in parts)
-    names = list(kinds) if is_of else [part.name for part in parts]
-    of = (" of " if is_of else ": ") * bool(names)
-    return clean_name(row.type_name) + of + ", ".join(map(clean_name, names[:_PARTS_SHOWN]))
+    parts = [part for part in _large_parts(row) if part.kind != "index"]
+    types: dict[str, None] = {}
+    for part in parts:
+        if part.kind in ("items", "keys") and part.name != CACHED:
+            types[part.type_name] = None
+    names, separator = [part.name for part in parts], ": "
+    if len(types) == 1 or any(part.kind == "items" for part in parts):
+        names, separator = list(types), " of "
+    if not names:
+        return clean_name(row.type_name)
+    shown = ", ".join(map(clean_name, names[:_PARTS_SHOWN]))
+    return f"{clean_name(row.type_name)}{separator}{shown}"
 
 
 def _size(part: Share) -> str:
