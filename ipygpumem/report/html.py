@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from ipygpumem.report import text
-from ipygpumem.report.layout import SEPARATOR, Bar, Report, Table, clean, listed
+from ipygpumem.report.layout import SEPARATOR, Bar, Fact, Listing, Report, Table, clean, listed
 
 _TOGETHER = re.compile(
     r"(?<=\d) (?=(?:[KMGTP]?i?B|[mnµ]?s|min|h)\b)|(?<=\d) (?=× \d)|(?<=\d ×) (?=\d)"
@@ -127,15 +127,21 @@ def _escaped(text: str) -> str:
     return _TOGETHER.sub("\N{NO-BREAK SPACE}", escape(clean(text)))
 
 
-def _parts(first: str, *rest: str, is_head: bool = False) -> str:
-    """Return drawn parts with separators between them; a headline's first part is bold."""
-    kind, look, opacity, width = (
-        ("b", "; font-weight: 600", 0.85, 95) if is_head else ("span", "", 1, 100)
-    )
-    return _PARTS.format(
-        width,
-        " ".join([_FIRST.format(kind, look, first), *(_PART.format(opacity, it) for it in rest)]),
-    )
+def _parts(first: str, *others: str) -> str:
+    """Return drawn parts with separators between them."""
+    return _joined("span", "", 1, 100, first, others)
+
+
+def _head(first: str, *others: str) -> str:
+    """Return a headline of drawn parts, the first one bold."""
+    return _joined("b", "; font-weight: 600", 0.85, 95, first, others)
+
+
+def _joined(
+    kind: str, look: str, opacity: float, width: int, first: str, others: Sequence[str]
+) -> str:
+    parts = [_FIRST.format(kind, look, first), *(_PART.format(opacity, part) for part in others)]
+    return _PARTS.format(width, " ".join(parts))
 
 
 def _line(line: str) -> str:
@@ -145,14 +151,16 @@ def _line(line: str) -> str:
 def _report(report: Report, *, bars: bool) -> str:
     parts: list[str] = []
     for line, bar in report.segments:
-        first, *rest = map(_escaped, line.split(SEPARATOR))
-        parts += [f"{html_bar(bar)} {first}" if bars and bar is not None else first, *rest]
-    if report.tables or report.facts or report.listings or (report.lines and report.kind != "cell"):
+        first, *others = map(_escaped, line.split(SEPARATOR))
+        if bars and bar is not None:
+            first = f"{html_bar(bar)} {first}"
+        parts += [first, *others]
+    has_lines = bool(report.lines) and report.kind != "cell"
+    if report.tables or report.facts or report.listings or has_lines:
         colours = _TROUBLE if report.is_trouble else _ACCENT
-        return _FRAME.format(
-            *colours, _parts(*parts, is_head=True), "\n".join(_body(report, bars=bars))
-        )
-    head = _parts(*parts, is_head=True) if len(parts) > 1 or report.lines else parts[0]
+        return _FRAME.format(*colours, _head(*parts), "\n".join(_body(report, bars=bars)))
+    is_more_than_a_word = len(parts) > 1 or report.lines
+    head = _head(*parts) if is_more_than_a_word else parts[0]
     return _LINE.format("<br>".join([head, *map(_line, report.lines)]))
 
 
@@ -161,92 +169,118 @@ def _body(report: Report, *, bars: bool) -> Iterator[str]:
         drawn = _table(table, bars=bars)
         yield _fold(table.title, drawn, shown=not table.folded) if table.title else drawn
     for fact in report.facts:
-        values = [
-            _NAME.format(_escaped(value)) if fact.code else _escaped(value) for value in fact.values
-        ]
-        yield (
-            f'<div><span style="opacity: 0.75">{_escaped(fact.title)}:</span> '
-            f"{listed(values, fact.most)}</div>"
-        )
+        yield _fact(fact)
     for line in report.lines:
         yield f'<div style="overflow-wrap: break-word">{_line(line)}</div>'
     for listing in report.listings:
-        look = (
-            f"overflow-wrap: break-word; padding-left: "
-            f"1em{f'; white-space: pre-wrap; {_CODE}' * listing.code}"
-        )
-        lines = "\n".join(
-            [
-                f'<div style="{look}">{_escaped(line) if listing.code else _line(line)}</div>'
-                for line in listing.lines
-            ]
-        )
-        title = listing.title if listing.code else f"{listing.title}: {len(listing.lines)}"
-        is_short = listing.code or len(listing.lines) <= _OPEN_LINES
-        yield _fold(title, lines, shown=is_short and not listing.folded)
+        yield _listing(listing)
+
+
+def _fact(fact: Fact) -> str:
+    values = [_escaped(value) for value in fact.values]
+    if fact.code:
+        values = [_NAME.format(value) for value in values]
+    title = f'<span style="opacity: 0.75">{_escaped(fact.title)}:</span>'
+    return f"<div>{title} {listed(values, fact.most)}</div>"
+
+
+def _listing(listing: Listing) -> str:
+    look, draw = "overflow-wrap: break-word; padding-left: 1em", _line
+    title = f"{listing.title}: {len(listing.lines)}"
+    is_short = len(listing.lines) <= _OPEN_LINES
+    if listing.code:
+        look += f"; white-space: pre-wrap; {_CODE}"
+        draw, title, is_short = _escaped, listing.title, True
+    lines = "\n".join(f'<div style="{look}">{draw(line)}</div>' for line in listing.lines)
+    return _fold(title, lines, shown=is_short and not listing.folded)
 
 
 def _fold(title: str, content: str, *, shown: bool) -> str:
     return _FOLD.format(" open" if shown else "", _escaped(title), content)
 
 
+Look = tuple[str, str, str]
+"""A column's width, alignment and extra style."""
+
+
 def _table(table: Table, *, bars: bool) -> str:
     """Return a table; the bars follow the last column of numbers."""
-    grid = [list(map(clean, row)) for row in (table.columns, *table.rows)]
+    grid = [[clean(text) for text in row] for row in (table.columns, *table.rows)]
     letters = [max(map(text.columns, texts)) for texts in zip(*grid, strict=True)]
     if sum(letters) > _SPLIT:
         fewer, equal = table.split()
         if equal:
             return f'{_table(fewer, bars=bars)}\n<div style="opacity: 0.75">{_escaped(equal)}</div>'
-    # Short words may have wide letters only, and numbers have none.
-    letters = [
-        max(size, text.columns(name) + 1) if name in table.numbers else size + (size < 9)
-        for name, size in zip(table.columns, letters, strict=True)
-    ]
-    looks = [
-        _look(size, number=name in table.numbers, code=name in table.code, is_second=place == 1)
-        for place, (name, size) in enumerate(zip(table.columns, letters, strict=True))
-    ]
-    drawn = [[escape(text) for text in row] for row in grid]
+    letters = _room_for_wide_letters(table, letters)
+    looks = _looks(table, letters)
+    rows = [[escape(text) for text in row] for row in grid]
+    extra = 0
     if bars and any(table.bars):
-        behind = max(
-            number for number, name in enumerate(table.columns, 1) if name in table.numbers
-        )
-        looks.insert(behind, ("0 0 auto", "left", "; min-width: 66px"))
-        for row, bar in zip(drawn, (None, *table.bars), strict=True):
-            row.insert(behind, html_bar(bar) if bar else "")
+        _insert_bars(table, rows, looks)
+        extra = 7
     indent = _em(letters[0], _GAP) if letters[0] <= _DEEP else f"{_GAP}em"
-    looks[0] = (*looks[0][:2], f"{looks[0][2]}; margin-left: -{indent}")
-    head, *rows = [_row(row, looks, indent, is_head=row is drawn[0]) for row in drawn]
-    extra = 7 * (len(looks) - len(letters))  # for bars
-    return _TABLE.format(_em(sum(letters), _GAP * (len(looks) + 1) + extra), head, "\n".join(rows))
+    width, side, style = looks[0]
+    looks[0] = width, side, f"{style}; margin-left: -{indent}"
+    head = _row(rows[0], looks, indent, is_head=True)
+    body = [_row(row, looks, indent, is_head=False) for row in rows[1:]]
+    whole_width = _em(sum(letters), _GAP * (len(looks) + 1) + extra)
+    return _TABLE.format(whole_width, head, "\n".join(body))
+
+
+def _room_for_wide_letters(table: Table, letters: Sequence[int]) -> list[int]:
+    """Return columns' letters with room for headings, and for short words, which may have wide
+    letters only; numbers have none.
+    """
+    wider = []
+    for name, size in zip(table.columns, letters, strict=True):
+        if name in table.numbers:
+            wider.append(max(size, text.columns(name) + 1))
+        else:
+            wider.append(size + 1 if size < 9 else size)
+    return wider
+
+
+def _looks(table: Table, letters: Sequence[int]) -> list[Look]:
+    looks = []
+    for place, (name, size) in enumerate(zip(table.columns, letters, strict=True)):
+        is_number, is_code = name in table.numbers, name in table.code
+        looks.append(_look(size, number=is_number, code=is_code, is_second=place == 1))
+    return looks
+
+
+def _insert_bars(table: Table, rows: list[list[str]], looks: list[Look]) -> None:
+    """Insert a column of bars after the last column of numbers."""
+    places = [place for place, name in enumerate(table.columns, 1) if name in table.numbers]
+    looks.insert(places[-1], ("0 0 auto", "left", "; min-width: 66px"))
+    for row, bar in zip(rows, (None, *table.bars), strict=True):
+        row.insert(places[-1], html_bar(bar) if bar else "")
 
 
 def _em(letters: float, more: float = 0) -> str:
     return f"{letters * _LETTER + more:.4g}em"
 
 
-def _look(letters: int, *, number: bool, code: bool, is_second: bool) -> tuple[str, str, str]:
-    """Return a column's width, alignment and extra style."""
+def _look(letters: int, *, number: bool, code: bool, is_second: bool) -> Look:
+    """Return how a column of that many letters looks."""
     font = f"; white-space: pre-wrap; {_CODE}" if code else ""
     if number:
         return f"0 0 {_em(letters)}", "right", f"; white-space: nowrap{font}"
     # Letters are narrower than digits, by a factor that depends on the font.
-    least = _em(min(letters if code else 0.9 * letters, _BESIDE if is_second else _WIDE))
-    most = f"; max-width: {_em(letters)}; min-width: 0; overflow-wrap: anywhere{font}"
-    return f"{9 if is_second else 1} 1 {least}", "left", most
+    wanted = letters if code else 0.9 * letters
+    most = _BESIDE if is_second else _WIDE
+    growth = 9 if is_second else 1
+    style = f"; max-width: {_em(letters)}; min-width: 0; overflow-wrap: anywhere{font}"
+    return f"{growth} 1 {_em(min(wanted, most))}", "left", style
 
 
-def _row(
-    row: Sequence[str], looks: Sequence[tuple[str, str, str]], indent: str, *, is_head: bool
-) -> str:
-    kind, style, line = ("th", _HEADING, 0.4) if is_head else ("td", "", 0.12)
-    cells = [
-        _CELL.format(
-            kind=kind, gap=_GAP, width=width, side=side, more=more + style, content=content
+def _row(row: Sequence[str], looks: Sequence[Look], indent: str, *, is_head: bool) -> str:
+    kind, heading, line = ("th", _HEADING, 0.4) if is_head else ("td", "", 0.12)
+    cells = []
+    for content, (width, side, style) in zip(row, looks, strict=True):
+        more = style + heading
+        cells.append(
+            _CELL.format(kind=kind, gap=_GAP, width=width, side=side, more=more, content=content)
         )
-        for content, (width, side, more) in zip(row, looks, strict=True)
-    ]
     return _ROW.format(indent=indent, line=line, cells="".join(cells))
 
 

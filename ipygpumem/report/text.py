@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ipygpumem.report.layout import SEPARATOR, Bar, Report, Table, clean, listed
 
@@ -51,15 +52,10 @@ def render(reports: Iterable[Report], style: Style = PLAIN) -> str:
 
 
 def _report(report: Report, style: Style) -> str:
-    segments = report.segments
-    plain = [clean(segment.text) for segment in segments]
-    lines = _broken(
-        plain, [segment.bar if style.bars else None for segment in segments], style.width
-    )
-    if style.colour and lines[0].startswith(plain[0]):
-        lines[0] = f"{_BOLD}{plain[0]}{_RESET}{lines[0][len(plain[0]) :]}"
+    lines = _headline(report, style)
     for table in report.tables:
-        lines += _hanging(clean(table.title), style.width) if table.title else []
+        if table.title:
+            lines += _hanging(clean(table.title), style.width)
         lines += _table(table, style)
     for fact in report.facts:
         lines += _titled(fact.title, f"{fact.title}: {listed(fact.values, fact.most)}", style)
@@ -73,13 +69,24 @@ def _report(report: Report, style: Style) -> str:
     return _BAR.sub(_in_colour, shown) if style.colour else shown
 
 
+def _headline(report: Report, style: Style) -> list[str]:
+    """Return the headline in lines, its first part in bold."""
+    segments = report.segments
+    plain = [clean(segment.text) for segment in segments]
+    bars = [segment.bar if style.bars else None for segment in segments]
+    lines = _broken(plain, bars, style.width)
+    if style.colour and lines[0].startswith(plain[0]):
+        lines[0] = f"{_BOLD}{plain[0]}{_RESET}{lines[0][len(plain[0]) :]}"
+    return lines
+
+
 def _broken(plain: list[str], bars: list[Bar | None], width: int | None) -> list[str]:
     """Return the headline in lines: first bars are dropped, then it breaks between parts, then
     between words.
     """
-    parts = [
-        f"{text} {text_bar(bar)}" if bar else text for text, bar in zip(plain, bars, strict=True)
-    ]
+    parts = []
+    for text, bar in zip(plain, bars, strict=True):
+        parts.append(f"{text} {text_bar(bar)}" if bar else text)
     if width is None:
         return [SEPARATOR.join(parts)]
     for line in (SEPARATOR.join(parts), SEPARATOR.join(plain)):
@@ -98,10 +105,10 @@ def _broken(plain: list[str], bars: list[Bar | None], width: int | None) -> list
 
 def _hanging(text: str, width: int | None, indent: str = "  ") -> list[str]:
     """Return a text in lines, indented after the first."""
-    pieces = (
-        [text] if width is None or columns(text) <= width - len(indent) else fold(text, width - 4)
-    )
-    return [indent + pieces[0], *(f"    {piece}" for piece in pieces[1:])]
+    if width is None or columns(text) <= width - len(indent):
+        return [indent + text]
+    first, *more = fold(text, width - 4)
+    return [indent + first, *(f"    {piece}" for piece in more)]
 
 
 def _titled(title: str, text: str, style: Style) -> list[str]:
@@ -122,17 +129,26 @@ def text_bar(bar: Bar) -> str:
     In use before is ``▒``, kept ``█``, the peak above ``░``; a piece has at least one character, if
     there is room.
     """
+    drawn = ""
+    for block, number in zip("▒█░", _letters_of(bar), strict=True):
+        drawn += block * number
+    end = "┃" if bar.is_whole else "▏"
+    return f"▕{drawn:{_CELLS}}{end}"
+
+
+def _letters_of(bar: Bar) -> list[int]:
+    """Return the number of characters of each piece of a bar."""
     pieces = bar.pieces
-    ends = [0, *(round(sum(pieces[:number]) * _CELLS / bar.length_bytes) for number in (1, 2, 3))]
-    found = [end - start for start, end in itertools.pairwise(ends)]
+    sums = [0, *itertools.accumulate(bar.pieces)]
+    ends = [round(size * _CELLS / bar.length_bytes) for size in sums]
+    letters = [end - start for start, end in itertools.pairwise(ends)]
     for index in sorted(range(3), key=lambda index: -pieces[index]):
-        if (
-            pieces[index] and not found[index]
-        ):  # taken from the free part, else from the longest piece
-            found[index] = 1
-            found[found.index(max(found))] -= sum(found) > _CELLS
-    drawn = "".join(block * number for block, number in zip("▒█░", found, strict=True))
-    return f"▕{drawn:{_CELLS}}{'┃' if bar.is_whole else '▏'}"
+        if not pieces[index] or letters[index]:
+            continue
+        letters[index] = 1  # taken from the free part, else from the longest piece
+        if sum(letters) > _CELLS:
+            letters[letters.index(max(letters))] -= 1
+    return letters
 
 
 def _in_colour(drawn: re.Match[str]) -> str:
@@ -177,11 +193,19 @@ def fold(text: str, width: int) -> list[str]:
             used += 1 + needed
             continue
         pieces = [word] if needed <= width else _pieces(word, width)
-        lines += pieces if lines != [""] else pieces[1:]
-        lines[-len(pieces)] = pieces[0]
+        if lines == [""]:
+            lines = pieces
+        else:
+            lines += pieces
         used = columns(pieces[-1])
-    lines = [line.replace(_NO_BREAK, " ").removeprefix(SEPARATOR.lstrip()) for line in lines]
-    return [*(line.removesuffix(SEPARATOR.rstrip()) for line in lines[:-1]), lines[-1]]
+    return _without_separators([line.replace(_NO_BREAK, " ") for line in lines])
+
+
+def _without_separators(lines: list[str]) -> list[str]:
+    """Return lines that neither begin nor end with a separator where they were broken."""
+    begun = [line.removeprefix(SEPARATOR.lstrip()) for line in lines]
+    ended = [line.removesuffix(SEPARATOR.rstrip()) for line in begun[:-1]]
+    return [*ended, begun[-1]]
 
 
 def _pieces(word: str, width: int) -> list[str]:
@@ -192,16 +216,21 @@ def _pieces(word: str, width: int) -> list[str]:
     for letter in word:
         needed = columns(letter)
         if used + needed > width:
-            last = pieces[-1]
-            joints = (
-                [] if letter in _BEGINS_PART else [joint.start() for joint in _JOINT.finditer(last)]
-            )
-            place = max((joint for joint in joints if joint > len(last) // 2), default=len(last))
-            pieces[-1:] = [last[:place], last[place:]]
+            place = _place_to_break(pieces[-1], letter)
+            pieces[-1:] = [pieces[-1][:place], pieces[-1][place:]]
             used = columns(pieces[-1])
         pieces[-1] += letter
         used += needed
     return pieces
+
+
+def _place_to_break(piece: str, following: str) -> int:
+    """Return the last joint in the second half of a piece, or its end."""
+    if following in _BEGINS_PART:
+        return len(piece)
+    joints = [joint.start() for joint in _JOINT.finditer(piece)]
+    late = [joint for joint in joints if joint > len(piece) // 2]
+    return max(late, default=len(piece))
 
 
 _WIDEST_WHOLE = 40
@@ -216,43 +245,87 @@ def _table(table: Table, style: Style) -> list[str]:
     rows follow the table; if that is not enough, each row becomes a line of names and values.
     """
     width = max(_NARROWEST, style.width or _TABLE_WIDTH) - 2
-    head, *body = [tuple(map(clean, row)) for row in (table.columns, *table.rows)]
-    widths = [max(map(columns, column)) for column in zip(head, *body, strict=True)]
-    numeric = [name in table.numbers for name in table.columns]
-    kept = [
-        name in table.numbers or (name in table.whole and size <= _WIDEST_WHOLE)
-        for name, size in zip(table.columns, widths, strict=True)
-    ]
-    drawn = (
-        [text_bar(bar) if bar else "" for bar in table.bars]
-        if style.bars and any(table.bars)
-        else []
-    )
-    for unbroken, behind, gap in itertools.product((kept, numeric), (drawn, []), _GAPS):
-        bar_width = gap + BAR_COLUMNS if behind else 0
-        fitting = _fitting(widths, unbroken, width - gap * (len(widths) - 1) - bar_width)
-        if fitting is not None:
-            break
-    else:
-        fewer, equal = table.split()
-        if equal:
-            return [*_table(fewer, style), *_hanging(clean(equal), style.width)]
-        lines = []
-        for row in body:
-            named = [
-                f"{name}{_NO_BREAK}{text}" for name, text in zip(head, row, strict=True) if text
-            ]
-            first, *more = fold(SEPARATOR.join(named), width - 2)
-            lines += [f"  {first}", *(f"    {line}" for line in more)]
-        return lines
-    rows = [_row(row, fitting, numeric, gap) for row in body]
-    for lines, bar in zip(rows, behind, strict=False):
+    grid = _Grid(table)
+    bars = list[str]()
+    if style.bars and any(table.bars):
+        bars = [text_bar(bar) if bar else "" for bar in table.bars]
+    for layout in grid.layouts(bars):
+        widths = grid.fitting(layout, width)
+        if widths is not None:
+            return _side_by_side(grid, widths, layout, style)
+    fewer, equal = table.split()
+    if equal:
+        return [*_table(fewer, style), *_hanging(clean(equal), style.width)]
+    return _one_below_the_other(grid, width)
+
+
+class _Layout(NamedTuple):
+    """A way to place columns side by side."""
+
+    unbroken: Sequence[bool]
+    """For each column, True if its texts are not broken."""
+    bars: Sequence[str]
+    gap: int
+    """Blanks between two columns."""
+
+    @property
+    def bar_width(self) -> int:
+        return self.gap + BAR_COLUMNS if self.bars else 0
+
+
+class _Grid:
+    """The cleaned texts of a table, and the widths of its columns."""
+
+    def __init__(self, table: Table) -> None:
+        self.head = [clean(name) for name in table.columns]
+        self.body = [[clean(text) for text in row] for row in table.rows]
+        texts_by_column = zip(self.head, *self.body, strict=True)
+        self.widths = [max(map(columns, texts)) for texts in texts_by_column]
+        self.is_number = [name in table.numbers for name in table.columns]
+        self._is_whole = []
+        """True for columns of numbers, and for short code, which is broken last."""
+        for name, width in zip(table.columns, self.widths, strict=True):
+            is_code = name in table.whole and width <= _WIDEST_WHOLE
+            self._is_whole.append(name in table.numbers or is_code)
+
+    def layouts(self, bars: Sequence[str]) -> Iterator[_Layout]:
+        """Yield ways to place the columns, the best first."""
+        for unbroken in (self._is_whole, self.is_number):
+            for drawn in (bars, ()):
+                for gap in _GAPS:
+                    yield _Layout(unbroken, drawn, gap)
+
+    def fitting(self, layout: _Layout, width: int) -> list[int] | None:
+        """Return the widths of the columns, or None if they do not fit in ``width``."""
+        gaps = layout.gap * (len(self.widths) - 1)
+        return _fitting(self.widths, layout.unbroken, width - gaps - layout.bar_width)
+
+
+def _side_by_side(grid: _Grid, widths: Sequence[int], layout: _Layout, style: Style) -> list[str]:
+    """Return the lines of a table whose columns fit."""
+    gap = layout.gap
+    rows = [_row(row, widths, grid.is_number, gap) for row in grid.body]
+    for lines, bar in zip(rows, layout.bars, strict=False):
         lines[0] += f"{' ' * gap}{bar}"
-    rule = "─" * (sum(fitting) + gap * (len(fitting) - 1) + bar_width)
-    top = [line.rstrip() for line in (*_row(head, fitting, numeric, gap), rule)]
+    rule = "─" * (sum(widths) + gap * (len(widths) - 1) + layout.bar_width)
+    top = [line.rstrip() for line in (*_row(grid.head, widths, grid.is_number, gap), rule)]
     if style.colour:
         top = [f"{_DIM}{line}{_RESET}" for line in top]
-    return [f"  {line}" for line in (*top, *(line.rstrip() for lines in rows for line in lines))]
+    body = [line.rstrip() for lines in rows for line in lines]
+    return [f"  {line}" for line in (*top, *body)]
+
+
+def _one_below_the_other(grid: _Grid, width: int) -> list[str]:
+    """Return a line of names and values for each row."""
+    lines = []
+    for row in grid.body:
+        named = []
+        for name, text in zip(grid.head, row, strict=True):
+            if text:
+                named.append(f"{name}{_NO_BREAK}{text}")
+        first, *more = fold(SEPARATOR.join(named), width - 2)
+        lines += [f"  {first}", *(f"    {line}" for line in more)]
+    return lines
 
 
 def _fitting(widths: Sequence[int], numeric: Sequence[bool], room: int) -> list[int] | None:
@@ -262,12 +335,11 @@ def _fitting(widths: Sequence[int], numeric: Sequence[bool], room: int) -> list[
     if sum(widths) <= room:
         return list(widths)
     for most in range(min(max(widths), room), _NARROWEST_TEXT - 1, -1):
-        found = [
-            width if number else min(width, most)
-            for width, number in zip(widths, numeric, strict=True)
-        ]
-        if sum(found) <= room:
-            return found
+        narrowed = []
+        for width, number in zip(widths, numeric, strict=True):
+            narrowed.append(width if number else min(width, most))
+        if sum(narrowed) <= room:
+            return narrowed
     return None
 
 
