@@ -262,7 +262,7 @@ _TINY_BYTES = MIB // 10
 
 
 class _Shares:
-    """The shares that are large enough to be shown, as texts, and the sum of all others."""
+    """The shares that are large enough to be shown, as texts, and the sum of the rest."""
 
     def __init__(self, total: Mapping[str, int]) -> None:
         self._least = {device: max(_TINY_BYTES, size // 100) for device, size in total.items()}
@@ -407,7 +407,7 @@ def _recovery_lines(record: RecoveryRecord, min_held_bytes: int) -> list[str]:
 
 
 def _error_lines(errors: Sequence[KeptError]) -> list[str]:
-    """Return one line for each of the largest errors that hold memory, and one for all others."""
+    """Return one line for each of the largest errors that hold memory, and one for the rest."""
     lines = [_kept_text(error) for error in errors[:_ERRORS_SHOWN]]
     more = errors[_ERRORS_SHOWN:]
     if more:
@@ -435,13 +435,13 @@ def held_table(
     ``more``.
     """
     shown = [item for item in held if item.size_bytes >= smallest][:_ROWS_SHOWN]
-    others = held[len(shown) :]
+    remaining = held[len(shown) :]
     rows = [_held_row(item) for item in shown]
     column = "function" if any(item.function for item in shown) else "name"
     for device, size in (more or {}).items():
         rows.append({"size": format_bytes(size), column: "garbage and caches", "device": device})
-    if others and _sum(others) >= smallest:
-        rows.append({"size": _total(others), column: f"and {len(others)} more", "device": ""})
+    if remaining and _sum(remaining) >= smallest:
+        rows.append({"size": _total(remaining), column: f"and {len(remaining)} more", "device": ""})
     is_long = len(shown) > _ROWS_OPEN
     if is_long:
         title = f"{title}: {_total(held)}"
@@ -600,9 +600,9 @@ def _leak_rows(held: Sequence[RetainedArray]) -> list[tuple[int, str]]:
         groups.setdefault(_group_of(item), []).append(item)
     ordered = sorted(groups.values(), key=_sum, reverse=True)
     rows = [(_sum(group), _leak_line(group)) for group in ordered[:_ROWS_SHOWN]]
-    others = [item for group in ordered[_ROWS_SHOWN:] for item in group]
-    if others:
-        rows.append((0, f"and {len(others)} more: {_total(others)}"))
+    remaining = [item for group in ordered[_ROWS_SHOWN:] for item in group]
+    if remaining:
+        rows.append((0, f"and {len(remaining)} more: {_total(remaining)}"))
     return rows
 
 

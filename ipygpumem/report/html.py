@@ -127,20 +127,20 @@ def _escaped(text: str) -> str:
     return _TOGETHER.sub("\N{NO-BREAK SPACE}", escape(clean(text)))
 
 
-def _parts(first: str, *others: str) -> str:
+def _parts(first: str, *remaining: str) -> str:
     """Return drawn parts with separators between them."""
-    return _joined("span", "", 1, 100, first, others)
+    return _joined("span", "", 1, 100, first, remaining)
 
 
-def _head(first: str, *others: str) -> str:
+def _head(first: str, *remaining: str) -> str:
     """Return a headline of drawn parts, the first one bold."""
-    return _joined("b", "; font-weight: 600", 0.85, 95, first, others)
+    return _joined("b", "; font-weight: 600", 0.85, 95, first, remaining)
 
 
 def _joined(
-    kind: str, look: str, opacity: float, width: int, first: str, others: Sequence[str]
+    kind: str, look: str, opacity: float, width: int, first: str, remaining: Sequence[str]
 ) -> str:
-    parts = [_FIRST.format(kind, look, first), *(_PART.format(opacity, part) for part in others)]
+    parts = [_FIRST.format(kind, look, first), *(_PART.format(opacity, part) for part in remaining)]
     return _PARTS.format(width, " ".join(parts))
 
 
@@ -151,10 +151,10 @@ def _line(line: str) -> str:
 def _report(report: Report, *, bars: bool) -> str:
     parts: list[str] = []
     for line, bar in report.segments:
-        first, *others = map(_escaped, line.split(SEPARATOR))
+        first, *remaining = map(_escaped, line.split(SEPARATOR))
         if bars and bar is not None:
             first = f"{html_bar(bar)} {first}"
-        parts += [first, *others]
+        parts += [first, *remaining]
     has_lines = bool(report.lines) and report.kind != "cell"
     if report.tables or report.facts or report.listings or has_lines:
         colours = _TROUBLE if report.is_trouble else _ACCENT

@@ -47,11 +47,11 @@ def groups_report(
 ) -> Report:
     """Return the ``top`` largest groups of tensors, and the sum of the rest."""
     rows = [_group_row(group, by) for group in groups[:top]]
-    others = groups[top:]
-    if others:
-        tensors = sum(group.tensors for group in others)
-        size = sum(group.size_bytes for group in others)
-        rows.append(_group_row(TensorGroup(f"and {len(others):,} more", tensors, size), by))
+    remaining = groups[top:]
+    if remaining:
+        tensors = sum(group.tensors for group in remaining)
+        size = sum(group.size_bytes for group in remaining)
+        rows.append(_group_row(TensorGroup(f"and {len(remaining):,} more", tensors, size), by))
     return _report(inventory, Table.of(rows, {"tensors", "size"}))
 
 
@@ -96,10 +96,10 @@ def changed_tables(difference: InventoryDiff, top: int) -> list[Table]:
 
 def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
     rows = [_tensor_row(row) for row in tensors[:top]]
-    others = tensors[top:]
-    if others:
-        size = format_bytes(sum(row.size_bytes for row in others))
-        rows.append({"size": size, "name": f"and {len(others):,} more"})
+    remaining = tensors[top:]
+    if remaining:
+        size = format_bytes(sum(row.size_bytes for row in remaining))
+        rows.append({"size": size, "name": f"and {len(remaining):,} more"})
     return Table.of(rows, {"cell", "size"}, title)
 
 
@@ -143,10 +143,10 @@ def top_report(found: LargestNames, *, top: int = 20) -> Report:
     rows = []
     for row, device, size in shares[:top]:
         rows.append(_row(row, device, size, found.used_bytes.get(device, 0)))
-    others = shares[top:]
-    if others:
-        size_of_others = format_bytes(sum(size for _, _, size in others))
-        rows.append({"size": size_of_others, "name": f"and {len(others):,} more"})
+    remaining = shares[top:]
+    if remaining:
+        size_of_others = format_bytes(sum(size for _, _, size in remaining))
+        rows.append({"size": size_of_others, "name": f"and {len(remaining):,} more"})
     rows += _without_name(found)
     notes = list(found.notes)
     for row in found.names[:top]:
