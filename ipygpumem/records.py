@@ -115,54 +115,87 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
+Decode = Callable[[Any], Any]
+"""Function that converts a plain value to a field's; it raises ValueError for a wrong one."""
+
+
 @functools.cache
-def _decoder(hint: Any) -> Callable[[Any], Any]:
+def _decoder(hint: Any) -> Decode:
     """Return the function that converts a plain value to a field declared as ``hint``."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        by_type = {one: _decoder(one) for one in inner if type(one) is type}
-        decode = _decoder(inner[0])
-        return lambda value: by_type.get(type(value), decode)(value)
+        return _decoder_of_union(inner)
     if origin is tuple and inner[1:] != (...,):
-        decoders = [_decoder(one) for one in inner]
-        return lambda value: tuple(
-            [one(item) for one, item in zip(decoders, _checked(value, list, tuple), strict=True)]
-        )
+        return _decoder_of_tuple(inner)
     if origin in (tuple, Sequence):
-        decode, most = _decoder(inner[0]), getattr(inner[0], "_most", 0)
-        return lambda value: tuple(map(decode, _bounded(_checked(value, list, tuple), most)))
+        return _decoder_of_sequence(inner[0])
     if origin in (dict, Mapping):
-        decode = _decoder(inner[1])
-        return lambda value: {
-            key: decode(item) for key, item in _bounded(_checked(value, dict), MOST_DEVICES).items()
-        }
+        return _decoder_of_mapping(inner[1])
     if origin is Literal:
         return lambda value: _one_of(value, inner)
-    return _DECODERS.get(hint) or (lambda value: _record(hint, _checked(value, dict)))
+    if hint in _DECODERS:
+        return _DECODERS[hint]
+    return lambda value: _record(hint, _checked(value, dict))
+
+
+def _decoder_of_union(hints: tuple[Any, ...]) -> Decode:
+    """Return the decoder of a union; its first type is for values of any other type."""
+    by_type = {hint: _decoder(hint) for hint in hints if type(hint) is type}
+    decode_first = _decoder(hints[0])
+    return lambda value: by_type.get(type(value), decode_first)(value)
+
+
+def _decoder_of_tuple(hints: tuple[Any, ...]) -> Decode:
+    """Return the decoder of a tuple with a type for each item."""
+    decoders = [_decoder(hint) for hint in hints]
+
+    def decode(value: Any) -> tuple[Any, ...]:
+        items = _checked(value, list, tuple)
+        pairs = zip(decoders, items, strict=True)
+        return tuple([decode_item(item) for decode_item, item in pairs])
+
+    return decode
+
+
+def _decoder_of_sequence(hint: Any) -> Decode:
+    decode_item, most = _decoder(hint), getattr(hint, "_most", 0)
+    return lambda value: tuple(map(decode_item, _bounded(_checked(value, list, tuple), most)))
+
+
+def _decoder_of_mapping(hint: Any) -> Decode:
+    decode_item = _decoder(hint)
+
+    def decode(value: Any) -> dict[str, Any]:
+        items = _bounded(_checked(value, dict), MOST_DEVICES)
+        return {key: decode_item(item) for key, item in items.items()}
+
+    return decode
+
+
+def _decoder_of_type(kind: type) -> Decode:
+    return lambda value: _checked(value, kind)
 
 
 _DECODERS: dict[Any, Callable[[Any], Any]] = {
     Any: lambda value: value,
     float: lambda value: float(_number(_checked(value, float, int))),
     int: lambda value: _number(_checked(value, int)),
-    **{
-        kind: functools.partial(lambda kind, value: _checked(value, kind), kind)
-        for kind in (str, bool, types.NoneType)
-    },
+    str: _decoder_of_type(str),
+    bool: _decoder_of_type(bool),
+    types.NoneType: _decoder_of_type(types.NoneType),
     Record: lambda value: _record(class_of(_checked(value, dict).get("kind")), value),
 }
 
 
 def _record(kind: type, values: dict[str, Any]) -> Any:
-    hints = _hints(kind)
-    if any(
-        name.endswith("_seconds") and type(item) in (int, float) and item < 0
-        for name, item in values.items()
-    ):
-        raise ValueError("a duration is negative")
-    return kind(
-        **{name: _decoder(hints[name])(item) for name, item in values.items() if name in hints}
-    )
+    for name, value in values.items():
+        if name.endswith("_seconds") and type(value) in (int, float) and value < 0:
+            raise ValueError("a duration is negative")
+    fields = {}
+    for name, hint in _hints(kind).items():
+        if name in values:
+            fields[name] = _decoder(hint)(values[name])
+    return kind(**fields)
 
 
 def _one_of(value: Any, known: tuple[Any, ...]) -> Any:

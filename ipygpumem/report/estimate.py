@@ -16,61 +16,59 @@ _CONTEXT = {"cpu": "other memory of this process"}
 @shows(Estimate)
 def estimate_report(estimate: Estimate) -> Report:
     """Return the report of the memory that code would take on each device, by purpose."""
-    segments = [
-        "estimate",
-        *(_verdict(device, bool(estimate.upper_bounds)) for device in estimate.devices),
-    ]
+    is_bound = bool(estimate.upper_bounds)
+    segments = ["estimate", *(_verdict(device, is_bound) for device in estimate.devices)]
     if not estimate.devices:
         segments.append("no tensor was made")
     segments.append(f"made in {format_seconds(estimate.duration_seconds)}, nothing ran on a device")
-    several = len(estimate.devices) > 1
-    tables = [
-        _parts(device, device_label(device.device) if several else "")
-        for device in estimate.devices
-        if device.peak_bytes
-    ]
-    lines = {
-        "lines that got guessed values": estimate.guesses,
-        "at most, since these lines are assumed to select all that they can": estimate.upper_bounds,
-    }
-    facts = [
-        Fact(what, tuple(map(clean, values)), most=_GUESSES_SHOWN) for what, values in lines.items()
-    ]
-    return Report(
-        "estimate", segments, tuple(map(clean, estimate.notes)), tables, facts, records=[estimate]
-    )
+    has_titles = len(estimate.devices) > 1
+    shown = [device for device in estimate.devices if device.peak_bytes]
+    tables = [_parts(device, device_label(device.device) if has_titles else "") for device in shown]
+    facts = []
+    for title, lines in (
+        ("lines that got guessed values", estimate.guesses),
+        (
+            "at most, since these lines are assumed to select all that they can",
+            estimate.upper_bounds,
+        ),
+    ):
+        facts.append(Fact(title, tuple(map(clean, lines)), most=_GUESSES_SHOWN))
+    notes = tuple(map(clean, estimate.notes))
+    return Report("estimate", segments, notes, tables, facts, records=[estimate])
 
 
 def _verdict(device: DeviceEstimate, is_bound: bool) -> str:
-    text = (
-        f"{device_label(device.device)} peak "
-        f"{'at most ' * is_bound}{format_bytes(device.peak_bytes)}"
-    )
+    peak = format_bytes(device.peak_bytes)
+    text = f"{device_label(device.device)} peak {'at most ' if is_bound else ''}{peak}"
     if device.room_bytes is None:
         return text
-    needed = format_bytes(device.required_bytes)
-    unknown = (
-        f" ({', '.join(map(clean, device.unknown_operators))})" if device.verdict == PERHAPS else ""
-    )
-    return f"{text}, {device.verdict}{unknown}: needs {needed} of {format_bytes(device.room_bytes)}"
+    verdict = device.verdict
+    if verdict == PERHAPS:
+        verdict += f" ({', '.join(map(clean, device.unknown_operators))})"
+    needed, room = format_bytes(device.required_bytes), format_bytes(device.room_bytes)
+    return f"{text}, {verdict}: needs {needed} of {room}"
 
 
 def _parts(device: DeviceEstimate, title: str) -> Table:
+    rows = share_rows(device.parts, device.peak_bytes)
+    for name, size in _sizes(device).items():
+        rows.append({"size": format_bytes(size), "at the peak": name})
+    rows.append({"size": format_change(device.kept_bytes), "at the peak": "kept"})
+    return Table.of(rows, {"size", "share"}, title)
+
+
+def _sizes(device: DeviceEstimate) -> dict[str, int]:
+    """Return the sums below the purposes, by name."""
     sizes = {"peak": device.peak_bytes}
     if device.device != "cpu":
-        sizes |= {
-            "reserved by the allocator": device.reserved_bytes,
-            "minimum to run": device.needed_bytes,
-        }
+        sizes["reserved by the allocator"] = device.reserved_bytes
+        sizes["minimum to run"] = device.needed_bytes
     if device.spare_bytes:
         sizes["set aside for kernels"] = device.spare_bytes
     if device.context_bytes:
         sizes[_CONTEXT.get(device.device, "set aside for a context")] = device.context_bytes
-    rows = share_rows(device.parts, device.peak_bytes)
     sizes["already allocated"] = device.before_bytes
-    rows += [{"size": format_bytes(size), "at the peak": name} for name, size in sizes.items()]
-    rows.append({"size": format_change(device.kept_bytes), "at the peak": "kept"})
-    return Table.of(rows, {"size", "share"}, title)
+    return sizes
 
 
 def share_rows(parts: Mapping[str, int], peak_bytes: int) -> list[dict[str, str]]:
@@ -100,13 +98,24 @@ def summary_report(summary: ModelSummary) -> Report:
 
 def _row(row: ModuleRow, share_of: int) -> dict[str, str]:
     weights = row.parameter_bytes + row.buffer_bytes
-    again = f" (×{row.calls})" if row.calls > 1 else "" if row.calls else " (not called)"
+    activations = row.activation_bytes
     return {
-        "module": clean(f"{'· ' * row.depth}{row.name.rpartition('.')[2] or '(whole)'}{again}"),
+        "module": _module_label(row),
         "type": clean(row.type_name),
         "output": "" if row.output_shape is None else shape_label(row.output_shape),
         "parameters": f"{row.parameters:,}" if row.parameters else "",
         "weights": format_bytes(weights) if weights else "",
-        "activations": format_bytes(row.activation_bytes) if row.activation_bytes else "",
-        "share": f"{(weights + row.activation_bytes) / share_of:.0%}" if share_of else "",
+        "activations": format_bytes(activations) if activations else "",
+        "share": f"{(weights + activations) / share_of:.0%}" if share_of else "",
     }
+
+
+def _module_label(row: ModuleRow) -> str:
+    """Return a module's name, indented, and how often it was called."""
+    name = row.name.rpartition(".")[2] or "(whole)"
+    label = "· " * row.depth + name
+    if not row.calls:
+        label += " (not called)"
+    elif row.calls > 1:
+        label += f" (×{row.calls})"
+    return clean(label)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -42,11 +41,12 @@ class Bar:
         """Bytes of the pieces: none negative or below 1 % of the length, their sum at most the
         length.
         """
-        found: list[int] = []
+        pieces: list[int] = []
         for size in (self.used_bytes, self.kept_bytes, self.peak_bytes):
-            rest = self.length_bytes - sum(found)
-            found.append(min(size, rest) if size >= _LEAST_SHARE * self.length_bytes else 0)
-        return found
+            room = self.length_bytes - sum(pieces)
+            is_visible = size >= _LEAST_SHARE * self.length_bytes
+            pieces.append(min(size, room) if is_visible else 0)
+        return pieces
 
 
 class LineSegment(NamedTuple):
@@ -87,32 +87,24 @@ class Table:
         """
         names = dict.fromkeys(name for row in rows for name in row)
         columns = tuple(name for name in names if any(row.get(name) for row in rows))
-        return cls(
-            title,
-            columns,
-            tuple(tuple(row.get(name, "") for name in columns) for row in rows),
-            numbers,
-            **more,
-        )
+        texts = tuple(tuple(row.get(name, "") for name in columns) for row in rows)
+        return cls(title, columns, texts, numbers, **more)
 
     def split(self) -> tuple[Table, str]:
         """Return the table without columns of texts that are equal in all rows, and these texts in
         one line.
         """
-        differ = [
-            name in self.numbers or len(self.rows) < 2 or len({row[place] for row in self.rows}) > 1
-            for place, name in enumerate(self.columns)
-        ]
-        if all(differ) or not any(differ):
+        kept, equal = list[int](), list[str]()
+        for place, name in enumerate(self.columns):
+            texts = {row[place] for row in self.rows}
+            if name in self.numbers or len(self.rows) < 2 or len(texts) > 1:
+                kept.append(place)
+            else:
+                equal.append(f"{name} {self.rows[0][place]}")
+        if not kept or not equal:
             return self, ""
-        columns, *rows = [
-            tuple(itertools.compress(row, differ)) for row in (self.columns, *self.rows)
-        ]
-        equal = [
-            f"{name} {text}"
-            for name, text, it in zip(self.columns, self.rows[0], differ, strict=True)
-            if not it
-        ]
+        columns = [self.columns[place] for place in kept]
+        rows = [[row[place] for place in kept] for row in self.rows]
         return replace(self, columns=columns, rows=rows), f"in every row: {', '.join(equal)}"
 
 
@@ -274,8 +266,9 @@ def note(text: str) -> Report:
 
 def listed(values: Sequence[str], most: int = NAMES_SHOWN) -> str:
     """Return values with commas, and the number of those that are too many to show."""
-    rest = len(values) - most
-    return ", ".join(values[:most]) + (f" and {rest} more" if rest > 0 else "")
+    shown = ", ".join(values[:most])
+    hidden = len(values) - most
+    return f"{shown} and {hidden} more" if hidden > 0 else shown
 
 
 def count(number: int, thing: str) -> str:
