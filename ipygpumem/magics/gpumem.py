@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from ipygpumem.errors import ExperimentError, quoted
@@ -119,20 +120,24 @@ def history(app: App, options: Options) -> list[Report]:
     """Return one row for each of the last cells and traces."""
     cells = list(app.session.history)
     if options.experiment is not None:
-        known = [(item.name, item.cells) for item in app.experiments.finished]
-        known += [(item.name, item.cells) for item in app.experiments.open]
-        fitting = [own for name, own in known if fnmatchcase(name, options.experiment)]
-        if not fitting:
-            names = there_are([name for name, _ in known])
-            raise ExperimentError(f"no experiment matches {quoted(options.experiment)}; {names}")
-        # including those of inner experiments
-        inside = {id(cell) for own in fitting for cell in own}
-        cells = [cell for cell in cells if id(cell) in inside]
+        cells = _of_experiments(app, cells, options.experiment)
     reports = [history_report(cells[-options.n :], total=len(cells), experiment=options.experiment)]
     traces = list(app.traces.finished)
     if traces and options.experiment is None:
         reports.append(traces_report(traces[-options.n :], total=len(traces)))
     return reports
+
+
+def _of_experiments(app: App, cells: Iterable[CellRecord], pattern: str) -> list[CellRecord]:
+    """Return the cells of experiments whose names match, with those of inner experiments."""
+    experiments = [(item.name, item.cells) for item in app.experiments.finished]
+    experiments += [(item.name, item.cells) for item in app.experiments.open]
+    matching = [parts for name, parts in experiments if fnmatchcase(name, pattern)]
+    if not matching:
+        names = there_are([name for name, _ in experiments])
+        raise ExperimentError(f"no experiment matches {quoted(pattern)}; {names}")
+    cell_ids = {id(cell) for parts in matching for cell in parts}
+    return [cell for cell in cells if id(cell) in cell_ids]
 
 
 @command(
@@ -175,34 +180,38 @@ def short_status(app: App, options: Options) -> list[Report]:
     commands to try.
     """
     on_or_off, _, measured = _headline(app)
-    lines = described(app.experiments)
     used = reclaim.current(app.context.meter.now())
     named = tensors.largest(app.context.shell).names
-    largest = [
-        f"{clean(row.name)} {format_bytes(row.size_bytes)}" for row in named[:_LARGEST_SHOWN]
-    ]
-    lines.append(f"largest names: {', '.join(largest) or 'none holds a KiB'}")
+    lines = described(app.experiments)
+    shown = [f"{clean(row.name)} {format_bytes(row.size_bytes)}" for row in named[:_LARGEST_SHOWN]]
+    lines.append(f"largest names: {', '.join(shown) or 'none holds a KiB'}")
     before = app.last_look
     app.last_look = {device_label(device): size for device, size in used.items()}
     app.last_look |= {clean(row.name): row.size_bytes for row in named}
     if before:
-        changes = {
-            name: app.last_look.get(name, 0) - before.get(name, 0)
-            for name in before | app.last_look
-        }
-        ordered = sorted(changes.items(), key=lambda change: -abs(change[1]))
-        moved = [
-            f"{name} {format_change(change)}" for name, change in ordered if abs(change) >= MIB
-        ]
-        lines.append(f"since the last look: {listed(moved) or 'nothing moved by a MiB'}")
+        lines.append(f"since the last look: {_changes(before, app.last_look)}")
     lines.append("next: %gpumem top, status, leaks, history or free; %gpumem? describes them")
     return [Report("note", (on_or_off, measured, *sizes(used)), lines)]
+
+
+def _changes(before: Mapping[str, int], now: Mapping[str, int]) -> str:
+    """Return the devices and names that changed by a MiB, the largest changes first."""
+    changes = []
+    for name in {**before, **now}:
+        change = now.get(name, 0) - before.get(name, 0)
+        if abs(change) >= MIB:
+            changes.append((name, change))
+    changes.sort(key=lambda item: abs(item[1]), reverse=True)
+    texts = [f"{name} {format_change(change)}" for name, change in changes]
+    return listed(texts) or "nothing moved by a MiB"
 
 
 def _headline(app: App) -> tuple[str, str, str]:
     """Return the settings of lines and errors, and the number of measured cells and experiments."""
     config = app.context.config
-    lines_shown = "off" if not config.report else "on, quiet" if config.quiet else "on"
+    lines_shown = "off"
+    if config.report:
+        lines_shown = "on, quiet" if config.quiet else "on"
     cells, experiments = len(app.session.history), len(app.experiments.finished)
     measured = f"{count(cells, 'cell')} and {count(experiments, 'experiment')} measured"
     return f"ipygpumem · reports {lines_shown}", RELEASED[config.release_frames], measured

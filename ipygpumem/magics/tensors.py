@@ -17,7 +17,7 @@ from ipygpumem.heap.holders.tasks import context_values
 from ipygpumem.introspect import is_name, target_of
 from ipygpumem.inventory import records, survey
 from ipygpumem.inventory.records import Inventory
-from ipygpumem.inventory.top import LargestNames, select
+from ipygpumem.inventory.top import LargestNames, NamedSize, select
 from ipygpumem.inventory.top import take as take_largest
 from ipygpumem.magics import sources
 from ipygpumem.probes.host import rss_bytes
@@ -107,28 +107,17 @@ def largest(
     """
     local = {} if frame is None else survey.locals_of(frame)
     named = named_objects(shell)
-    variables = [found for found in context_values(named) if found.code]
-    elsewhere = {found.code: found.value for found in variables} | {
-        f'local {name} of {one.f_code.co_name}() in thread "{thread}"': value
-        for one, thread in background_frames()
-        for name, value in peek(one).items()
-    }
-    remedies = dict.fromkeys(elsewhere, "let the function return") | {
-        found.code: found.advice for found in variables
-    }
+    elsewhere, remedies = _objects_elsewhere(named)
     references = references_of_names(shell)
     references.update(map(id, [*local.values(), *elsewhere.values()]))
     objects = {**named, **local, **elsewhere}
     cell_of = _cell_finder(shell, {*local, *elsewhere})
-    for held in (named, local, elsewhere, variables):
-        held.clear()  # their references would count as holders
+    for values in (named, local, elsewhere):
+        values.clear()  # their references would count as holders
     app = find_app(shell)
     used = {"cpu": rss_bytes()} if app is None else current(app.context.meter.now())
-    with (
-        contextlib.nullcontext(progress)
-        if progress is not None
-        else _working(app, "names") as report
-    ):
+    working = _working(app, "names") if progress is None else contextlib.nullcontext(progress)
+    with working as report:
         found = take_largest(
             objects,
             used,
@@ -138,9 +127,32 @@ def largest(
             remedy_of=functools.partial(_remedy_of, shell, remedies),
             progress=report,
         )
-    # Other contexts and functions may refer to these, too, and no ``del`` ends that.
-    rows = [row._replace(freed_bytes=None) if row.name in remedies else row for row in found.names]
-    return replace(found, names=tuple(rows))
+    return replace(found, names=tuple(_without_promise(row, remedies) for row in found.names))
+
+
+def _objects_elsewhere(named: Mapping[str, object]) -> tuple[dict[str, object], dict[str, str]]:
+    """Return objects of context variables and of background threads' functions, by the code that
+    names them, and how to free each.
+    """
+    objects: dict[str, object] = {}
+    remedies: dict[str, str] = {}
+    for variable in context_values(named):
+        if variable.code:
+            objects[variable.code] = variable.value
+            remedies[variable.code] = variable.advice
+    for frame, thread in background_frames():
+        for name, value in peek(frame).items():
+            where = f'local {name} of {frame.f_code.co_name}() in thread "{thread}"'
+            objects[where] = value
+            remedies[where] = "let the function return"
+    return objects, remedies
+
+
+def _without_promise(row: NamedSize, remedies: Container[str]) -> NamedSize:
+    """Return a row without freed bytes if other contexts or functions may refer to its object, too:
+    no ``del`` ends that.
+    """
+    return row._replace(freed_bytes=None) if row.name in remedies else row
 
 
 def _working(app: App | None, what: str) -> AbstractContextManager[Progress]:
@@ -149,20 +161,30 @@ def _working(app: App | None, what: str) -> AbstractContextManager[Progress]:
 
 
 def _remedy_of(shell: Any, elsewhere: Mapping[str, str], names: Sequence[str]) -> str:
-    """Return the line that deletes an object's names; ``del`` would leave IPython's copies of an
-    output.
+    """Return the line that deletes an object's names.
+
+    ``elsewhere`` has the advice for places that are no names.
     """
-    known = [name for name in names if name not in elsewhere]
-    if len(known) < len(names):
-        first = [_remedy_of(shell, {}, known)] * bool(known)
-        return "; ".join(
-            filter(None, [*first, *dict.fromkeys(elsewhere.get(name, "") for name in names)])
-        )
-    numbers = [number for number in map(cell_of_output, names) if number is not None]
-    plain = [name for name in names if cell_of_output(name) is None]
-    if not numbers:  # a script's names are also in the module that IPython keeps of it
-        return "; ".join([f"del {', '.join(map(target_of, plain))}", *kept_by_run(shell, plain)])
-    return f"%xdel {next(filter(is_name, plain), f'_{numbers[0]}')}"
+    deletable = [name for name in names if name not in elsewhere]
+    steps = [_deletion_of(shell, deletable)] if deletable else []
+    steps += [elsewhere[name] for name in names if name in elsewhere]
+    return "; ".join(step for step in dict.fromkeys(steps) if step)
+
+
+def _deletion_of(shell: Any, names: Sequence[str]) -> str:
+    """Return the line that deletes names; ``del`` would leave IPython's copies of an output."""
+    numbers, plain = list[int](), list[str]()
+    for name in names:
+        number = cell_of_output(name)
+        if number is None:
+            plain.append(name)
+        else:
+            numbers.append(number)
+    if numbers:
+        return f"%xdel {next(filter(is_name, plain), f'_{numbers[0]}')}"
+    targets = ", ".join(target_of(name) for name in plain)
+    # A script's names are also in the module that IPython keeps of it.
+    return "; ".join([f"del {targets}", *kept_by_run(shell, plain)])
 
 
 def take(shell: Any, frame: FrameType | None = None, storages: Storages | None = None) -> Inventory:
