@@ -8,6 +8,7 @@ import ast
 import builtins
 import contextlib
 import re
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -34,6 +35,8 @@ from ipygpumem.shell.ipython.rewriting import FIT_NAME, first_lines
 from ipygpumem.units import format_bytes
 
 _MISSING = object()
+_IS_NOT_USED = "the cell does not use {}: all tries are the same, unless code that it calls uses {}"
+_HAS_SET_ITSELF = "the cell has set {} itself: its value is not the one that was tried"
 _SETS_ITSELF = "the cell sets {} itself, which replaces the value to try: delete that line"
 
 
@@ -123,6 +126,86 @@ def _number(what: str, text: str) -> Number:
         ) from None
 
 
+class _Try:
+    """The names of one try: the values given to the variables, and what the cell's code binds."""
+
+    def __init__(
+        self,
+        namespace: dict[str, Any],
+        bindings: Bindings,
+        values: Values,
+        enclosing: Sequence[Scope],
+    ) -> None:
+        self._namespace, self._values = namespace, values
+        namespace.update(values)
+        self._scope = Scope(namespace)
+        self._scope.note(bindings)
+        self._scope.save(bindings.bound)
+        names = bindings.bound | bindings.deleted
+        self._outer: list[tuple[Scope, set[str]]] = []
+        """The names that each open scope regarded as outer before the try."""
+        for scope in enclosing:
+            self._outer.append((scope, scope.outer_among(names) & namespace.keys()))
+        self.depth = len(enclosing)
+        """Number of experiments that were open."""
+        self.last_error = last_error()
+        self.is_closing = False
+        """True if ``close`` was interrupted; calling it again continues."""
+        self.is_closed = False
+
+    def overwritten(self) -> list[str]:
+        """Return the variables that no longer have the values of the try."""
+        values = self._values.items()
+        return [name for name, value in values if self._namespace.get(name) is not value]
+
+    def waiting_bytes(self) -> int:
+        """Return the bytes that the overwritten values of the cell's names hold."""
+        search, total = ArraySearch(), 0
+        for name, value in list(self._scope.waiting.items()):
+            entry = search.held(name, value)
+            if entry is not None:
+                total += entry[0].size_bytes
+        return total
+
+    def close(self, enclosing: Scope | None) -> None:
+        """Delete the names of the try."""
+        self.is_closing = True
+        self._scope.close(enclosing)
+        for scope, names in self._outer:
+            scope.regain(names & self._namespace.keys())
+        self.is_closing = False
+        self.is_closed = True
+
+    def leave(self) -> None:
+        """Let the names stay."""
+        self._scope.waiting.clear()
+
+
+def _source_of(cell: Cell) -> str:
+    """Return the code of a cell without the lines of our magics above it."""
+    names, source = first_lines(str(getattr(cell.info, "raw_cell", "")))
+    if names.count("autofit") > 1:
+        raise AutofitError(
+            "an autofit is already running; to reduce several variables, put them on one line"
+        )
+    if not source.strip():
+        raise AutofitError("the cell is empty: write the code to fit below the line with %%autofit")
+    return source
+
+
+def _bindings_in(cell: Cell, source: str) -> Bindings:
+    """Return the names that a cell binds, also if a magic such as %%capture runs its body as a cell
+    of its own.
+    """
+    bindings = cell.code.bindings()
+    if source.startswith("%%"):
+        body = re.sub(r"\A(?:%%.*\n)+", "", source)
+        # the body of %%bash, or an error that the magic will show
+        with contextlib.suppress(SyntaxError):
+            bindings = bindings_of(ast.parse(TransformerManager().transform_cell(body)))
+    return bindings
+
+
 class CellFit:
     """The autofit of one running cell; the loop around its body calls ``again`` and enters it."""
 
@@ -136,39 +219,18 @@ class CellFit:
             headroom=options.headroom,
             max_tries=options.max_tries,
         )
-        names, self._source = first_lines(str(getattr(cell.info, "raw_cell", "")))
-        if names.count("autofit") > 1:
-            raise AutofitError(
-                "an autofit is already running; to reduce several variables, put them on one line"
-            )
-        if not self._source.strip():
-            raise AutofitError(
-                "the cell is empty: write the code to fit below the line with %%autofit"
-            )
-        self._fit = Fit(
-            plan, self._context.meter, self._experiments.ran_out_in_try, self._context.garbage
-        )
-        self._bindings = cell.code.bindings()
-        if self._source.startswith(
-            "%%"
-        ):  # a magic such as %%capture, which runs the body as a cell of its own
-            body = re.sub(r"\A(?:%%.*\n)+", "", self._source)
-            with contextlib.suppress(
-                SyntaxError
-            ):  # the body of %%bash, or an error that the magic will show
-                self._bindings = bindings_of(ast.parse(TransformerManager().transform_cell(body)))
+        self._source = _source_of(cell)
+        ran_out = self._experiments.ran_out_in_try
+        self._fit = Fit(plan, self._context.meter, ran_out, self._context.garbage)
+        self._bindings = _bindings_in(cell, self._source)
         for name in plan.values.keys() & self._bindings.assigned:
             raise AutofitError(_SETS_ITSELF.format(name))
         self._before = {name: namespace.get(name, _MISSING) for name in plan.values}
-        self._given: Values = {}
-        self._scope: Scope | None = None
-        self._closing = False
+        self._try: _Try | None = None
+        """The last one."""
         self._undone: list[str] = []
+        """Variables that the last try's code has set itself."""
         self._waiting_bytes = 0
-        self._depth = 0
-        self._outer: list[tuple[Scope, set[str]]] = []
-        """The names that each open scope regarded as outer before the try."""
-        self._last_error = 0
         self._value: object = None
         self._estimate: object = None
         self._reports: list[Report] = []
@@ -178,9 +240,15 @@ class CellFit:
         """True once the code has ended, or the extension was unloaded."""
         cell.closers.append(self._leave)
         cell.enders.append(self.end)
-        if here := self._experiments.here():  # the variables count as bound by the cell
-            here[-1].scope.note(Bindings(assigned=set(plan.values)))
-            here[-1].scope.save(set(plan.values))
+        enclosing = self._enclosing()
+        if enclosing is not None:  # the variables count as bound by the cell
+            enclosing.note(Bindings(assigned=set(plan.values)))
+            enclosing.save(set(plan.values))
+
+    def _enclosing(self) -> Scope | None:
+        """Return the scope of the innermost open experiment."""
+        here = self._experiments.here()
+        return here[-1].scope if here else None
 
     # -- called by the loop ----------------------------------------------------------------------
 
@@ -199,16 +267,9 @@ class CellFit:
                 self._check()
             except AutofitError as error:
                 raise UsageError(clean(f"%%autofit: {error}")) from None
-        self._given = dict(self._fit.plan.values)
-        self._namespace.update(self._given)
-        self._scope = Scope(self._namespace)
-        self._scope.note(self._bindings)
-        self._scope.save(self._bindings.bound)
-        here = [experiment.scope for experiment in self._experiments.here()]
-        names = self._bindings.bound | self._bindings.deleted
-        self._outer = [(scope, scope.outer_among(names) & self._namespace.keys()) for scope in here]
-        self._depth = len(here)
-        self._last_error = last_error()
+        scopes = [experiment.scope for experiment in self._experiments.here()]
+        values = dict(self._fit.plan.values)
+        self._try = _Try(self._namespace, self._bindings, values, scopes)
         return True
 
     def __enter__(self) -> None:
@@ -220,14 +281,12 @@ class CellFit:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        if self._is_left:
+        if self._is_left or self._try is None:
             return False
-        self._undone = [
-            name for name, value in self._given.items() if self._namespace.get(name) is not value
-        ]
+        self._undone = self._try.overwritten()
         # Magics such as %run show an error without raising it.
-        failure, estimate = error or shown_since(self._last_error), self._estimate or self._value
-        self._estimate = None
+        failure = error or shown_since(self._try.last_error)
+        estimate, self._estimate = self._estimate or self._value, None
         try:
             return self._fit.end(failure, estimate)
         except AutofitError as mistake:
@@ -253,24 +312,14 @@ class CellFit:
     def _take_back(self) -> None:
         """Delete the last try's names, end the experiments that it opened, and free its memory."""
         self._value = None
-        while len(here := self._experiments.here()) > self._depth:
-            self._experiments.close_experiment(here[-1])
-        if self._scope is not None:
-            search = ArraySearch()
-            held = [search.held(name, value) for name, value in list(self._scope.waiting.items())]
-            self._waiting_bytes = sum(entry[0].size_bytes for entry in held if entry is not None)
-            self._close(self._scope)
+        last = self._try
+        if last is not None:
+            while len(here := self._experiments.here()) > last.depth:
+                self._experiments.close_experiment(here[-1])
+            if not last.is_closed:
+                self._waiting_bytes = last.waiting_bytes()
+                last.close(self._enclosing())
         self._fit.free_memory()
-
-    def _close(self, scope: Scope) -> None:
-        """Delete the names of a try; after an interrupt, ``end`` calls it again to continue."""
-        self._closing = True
-        here = self._experiments.here()
-        scope.close(here[-1].scope if here else None)
-        for outer, names in self._outer:
-            outer.regain(names & self._namespace.keys())
-        self._closing = False
-        self._scope = None
 
     def _check(self) -> None:
         """Restore the variables and raise ``AutofitError`` if no further try can fit."""
@@ -294,25 +343,25 @@ class CellFit:
 
     def end(self) -> list[Report]:
         """Return the report at the end of the cell, even after an error."""
-        if self._scope is not None and self._closing:
-            self._close(self._scope)
-        elif self._scope is not None:
-            self._scope.waiting.clear()  # the names of the last try stay
+        last = self._try
+        if last is not None and last.is_closing:
+            last.close(self._enclosing())
+        elif last is not None and not last.is_closed:
+            last.leave()
         if not self._fit.tries:
             return self._reports
-        notes = [
-            f"the cell does not use {name}: all tries are the same, unless code that it calls uses "
-            f"{name}"
-            for name in self._before
-            if not re.search(rf"\b{name}\b", self._source)
-        ]
+        return [*self._reports, autofit_report(self._fit.tries, self._notes(), self._fit.plan)]
+
+    def _notes(self) -> list[str]:
+        """Return what may have made the tries useless or larger."""
+        unused = [name for name in self._before if not re.search(rf"\b{name}\b", self._source)]
+        notes = [_IS_NOT_USED.format(name, name) for name in unused]
         if self._fit.tries[-1].outcome == FITS:
-            set_itself = "the cell has set {} itself: its value is not the one that was tried"
-            notes += map(set_itself.format, self._undone)
+            notes += [_HAS_SET_ITSELF.format(name) for name in self._undone]
         if self._waiting_bytes >= self._context.config.min_held_bytes:
             size = format_bytes(self._waiting_bytes)
             notes.append(
                 f"the old values of the cell's names held {size} during the tries: del them before "
                 f"the cell"
             )
-        return [*self._reports, autofit_report(self._fit.tries, notes, self._fit.plan)]
+        return notes

@@ -70,17 +70,7 @@ def from_json(
     """Return the record that ``to_json`` wrote, or those of a notebook; ``FileError`` describes a
     fault in the text.
     """
-    constants: list[
-        str
-    ] = []  # a notebook may have NaN elsewhere; as text it is no number of a record
-    try:
-        data: Any = json.loads(text, parse_constant=lambda one: constants.append(one) or one)  # type: ignore[func-returns-value]
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"{name} is not JSON, or only a part of it ({ellipsize(error)})") from None
-    if type(data) is dict and "nbformat" in data:
-        data = _of_notebook(data, name, saved_at, modules or {})
-    elif constants:
-        raise FileError(f"{name} is not JSON (which has no number {constants[0]})")
+    data = _data_of(text, name, saved_at, modules or {})
     if type(data) is not dict or data.get("format") != _NAME or type(data.get("schema")) is not int:
         raise FileError(
             f"{name} is neither an export of ipygpumem (%gpumem export writes one) nor a notebook"
@@ -94,13 +84,41 @@ def from_json(
         record = SessionRecord.from_dict(data)
     except (TypeError, ValueError, RecursionError) as error:
         raise FileError(f"{name} is damaged: {ellipsize(error)}") from None
+    fault = _fault_of(record)
+    if fault:
+        raise FileError(f"{name} is damaged: {fault}")
+    return record
+
+
+def _data_of(text: str, name: str, saved_at: float, modules: Modules) -> Any:
+    """Return the plain values of an export, or of a notebook's outputs."""
+    constants: list[str] = []
+
+    def constant(word: str) -> str:
+        # A notebook may have NaN elsewhere; as text it is no number of a record.
+        constants.append(word)
+        return word
+
+    try:
+        data = json.loads(text, parse_constant=constant)
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{name} is not JSON, or only a part of it ({ellipsize(error)})") from None
+    if type(data) is dict and "nbformat" in data:
+        return _of_notebook(data, name, saved_at, modules)
+    if constants:
+        raise FileError(f"{name} is not JSON (which has no number {constants[0]})")
+    return data
+
+
+def _fault_of(record: SessionRecord) -> str:
+    """Return a fault that no single value shows, or an empty text."""
     runs: list[Any] = [*record.cells, *record.experiments, *record.traces]
     devices = {usage.device for run in runs for usage in run.usages}
     if len(devices) > MOST_DEVICES:
-        raise FileError(f"{name} is damaged: it has {len(devices)} devices")
+        return f"it has {len(devices)} devices"
     if any(abs(run.started_at) > _LAST_TIME for run in runs):
-        raise FileError(f"{name} is damaged: it contains an invalid time")
-    return record
+        return "it contains an invalid time"
+    return ""
 
 
 def _of_notebook(
@@ -109,28 +127,32 @@ def _of_notebook(
     """Return the records in a notebook's outputs as an export; the metadata of other programs is
     ignored.
     """
-    found: dict[str, Any] = {
-        "format": _NAME,
-        "schema": 0,
-        "saved_at": saved_at,
-        "results": [],
-        "left_out": {},
-    }
-    found |= {kind: [] for kind in _LISTS.values()}
+    data: dict[str, Any] = {"format": _NAME, "schema": 0, "saved_at": saved_at}
+    data |= {"results": [], "left_out": {}}
+    for records in _LISTS.values():
+        data[records] = []
     try:
-        for output in (output for cell in notebook["cells"] for output in cell.get("outputs", ())):
-            ours = output.get("metadata", {}).get(_NAME, {})
-            found["schema"] = max(found["schema"], ours.get("schema", 0))
-            for record in ours.get("records", ()):
-                if _is_known(record["kind"], modules):  # else of a newer version
-                    found[_LISTS.get(record["kind"], "results")].append(record)
-            for kind, number in ours.get("left_out", {}).items():
-                found["left_out"][kind] = found["left_out"].get(kind, 0) + number
-        for records in (found[kind] for kind in _LISTS.values()):
-            records.sort(key=lambda record: record["started_at"])  # cells may have run in any order
+        for cell in notebook["cells"]:
+            for output in cell.get("outputs", ()):
+                _add(data, output.get("metadata", {}).get(_NAME, {}), modules)
+        for records in _LISTS.values():
+            # cells may have run in any order
+            data[records].sort(key=lambda record: record["started_at"])
     except (AttributeError, KeyError, TypeError) as error:
         raise FileError(f"{name} is damaged, or not a notebook ({describe_error(error)})") from None
-    return found
+    return data
+
+
+def _add(data: dict[str, Any], metadata: Any, modules: Modules) -> None:
+    """Add the records that the metadata of an output has."""
+    data["schema"] = max(data["schema"], metadata.get("schema", 0))
+    for record in metadata.get("records", ()):
+        kind = record["kind"]
+        if _is_known(kind, modules):  # else of a newer version
+            data[_LISTS.get(kind, "results")].append(record)
+    left_out = data["left_out"]
+    for kind, number in metadata.get("left_out", {}).items():
+        left_out[kind] = left_out.get(kind, 0) + number
 
 
 def _is_known(kind: object, modules: Modules) -> bool:
