@@ -592,20 +592,24 @@ def class_of(kind: Any) -> type[Record]:
 
 
 def packed(records: Iterable[Record]) -> dict[str, Any]:
-    """Return records as the metadata of an output holds them; those that are too large are only
+    """Return records in the form stored in an output's metadata; those that are too large are only
     counted.
     """
-    found, left_out, room = list[Any](), dict[str, int](), _MOST_PACKED
+    packed_records, room = list[Any](), _MOST_PACKED
+    left_out: dict[str, int] = {}
     for record in records:
         kind = type(record).__name__
         # Surrogates that are no text would break the message, and NaN the notebook's file.
         data = _ENCODER.encode({"kind": kind, **record.to_dict()}).encode("utf-8", "replace")
         if len(data) <= room:
-            found.append(_DECODER.decode(data.decode()))
+            packed_records.append(_DECODER.decode(data.decode()))
             room -= len(data)
         else:
             left_out[kind] = left_out.get(kind, 0) + 1
-    return {"schema": SCHEMA, "records": found, **({"left_out": left_out} if left_out else {})}
+    metadata: dict[str, Any] = {"schema": SCHEMA, "records": packed_records}
+    if left_out:
+        metadata["left_out"] = left_out
+    return metadata
 
 
 _PLAIN = ("execution_count", "cell_id", "experiment")
@@ -641,24 +645,32 @@ class History(list[CellRecord]):
         if importlib.util.find_spec("pandas") is None:
             raise GpuMemError("to_pandas needs pandas, which is not installed: pip install pandas")
         pandas = importlib.import_module("pandas")  # slow to import, and rarely used
-        columns: dict[str, Any] = {name: [getattr(cell, name) for cell in self] for name in _PLAIN}
+        columns: dict[str, Any] = {name: self._values(name) for name in _PLAIN}
         columns["execution_count"] = pandas.array(columns["execution_count"], dtype="Int64")
-        columns["started_at"] = pandas.to_datetime(
-            [cell.started_at for cell in self], unit="s", utc=True
-        )
-        columns["duration_seconds"] = pandas.array(
-            [cell.duration_seconds for cell in self], dtype="float64"
-        )
-        columns["success"] = pandas.array([cell.success for cell in self], dtype="bool")
-        columns |= {name: [getattr(cell, name) for cell in self] for name in _TEXTS}
+        columns["started_at"] = pandas.to_datetime(self._values("started_at"), unit="s", utc=True)
+        for name, dtype in (("duration_seconds", "float64"), ("success", "bool")):
+            columns[name] = pandas.array(self._values(name), dtype=dtype)
+        for name in _TEXTS:
+            columns[name] = self._values(name)
         columns["recovery"] = [cell.recovery and cell.recovery.kind for cell in self]
+        for name, sizes in self._sizes().items():
+            columns[name] = pandas.array(sizes, dtype="Int64")
+        return pandas.DataFrame(columns)
+
+    def _values(self, name: str) -> list[Any]:
+        """Return one field of all cells."""
+        return [getattr(cell, name) for cell in self]
+
+    def _sizes(self) -> dict[str, list[int | None]]:
+        """Return the columns of each device's bytes, without those that no cell has."""
+        columns = {}
         for device in devices_of(usage for cell in self for usage in cell.usages):
             usages = [usage_on(cell.usages, device) for cell in self]
             for name in USAGE_BYTES:
-                values = [None if usage is None else getattr(usage, name) for usage in usages]
-                if any(value is not None for value in values):
-                    columns[f"{device}_{name}"] = pandas.array(values, dtype="Int64")
-        return pandas.DataFrame(columns)
+                sizes = [None if usage is None else getattr(usage, name) for usage in usages]
+                if any(size is not None for size in sizes):
+                    columns[f"{device}_{name}"] = sizes
+        return columns
 
 
 def devices_of(usages: Iterable[Usage]) -> list[str]:

@@ -141,9 +141,22 @@ def _add(parser: _Parser, argument: Argument) -> None:
 def _options_and_code(command: Command, code: Argument, line: str) -> Options:
     """Return the options at the start of a line, and the rest of it as code."""
     options = Options(**{item.attribute: item.default for item in command.arguments})
+    if command.options:
+        line = _read_options(command, options, line)
+        if re.match(r"\s*--?[a-zA-Z]", line):
+            usages = " or ".join(item.usage for item in command.options.values())
+            hint = ", or put (...) around the statement" if code.missing else ""
+            word = quoted(clean(line.split()[0]))
+            raise UsageError(f"{command.name}: {word} is not an option; use {usages}{hint}")
+    setattr(options, code.attribute, line.strip())
+    return options
+
+
+def _read_options(command: Command, options: Options, line: str) -> str:
+    """Set the options at the start of a line, and return the rest of it."""
     names = "|".join(command.options)
     option = re.compile(rf"""\s*(?P<name>{names})[\s=]*(?P<value>'[^']*'|"[^"]*"|\S+)(?:\s+|$)""")
-    while names and (match := option.match(line)):
+    while match := option.match(line):
         argument, value = command.options[match["name"]], match["value"]
         line = line[match.end() :]
         if value[0] in "'\"":
@@ -153,10 +166,4 @@ def _options_and_code(command: Command, code: Argument, line: str) -> Options:
         except WrongValue as error:
             problem = f"{argument.name} {ellipsize(value)}: {error}"
             raise UsageError(clean(f"{command.name}: {problem}")) from None
-    if names and re.match(r"\s*--?[a-zA-Z]", line):
-        usages = " or ".join(item.usage for item in command.options.values())
-        hint = ", or put (...) around the statement" if code.missing else ""
-        word = quoted(clean(line.split()[0]))
-        raise UsageError(f"{command.name}: {word} is not an option; use {usages}{hint}")
-    setattr(options, code.attribute, line.strip())
-    return options
+    return line
