@@ -353,7 +353,7 @@ class CellFit:
         return [*self._reports, autofit_report(self._fit.tries, self._notes(), self._fit.plan)]
 
     def _notes(self) -> list[str]:
-        """Return what may have made the tries useless or larger."""
+        """Return notes about useless tries, and about old values that made them larger."""
         unused = [name for name in self._before if not re.search(rf"\b{name}\b", self._source)]
         notes = [_IS_NOT_USED.format(name, name) for name in unused]
         if self._fit.tries[-1].outcome == FITS:
