@@ -10,7 +10,7 @@ middle tones have equal contrast to light and dark pages.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 
 from ipygpumem.report import text
@@ -185,7 +185,8 @@ def _fact(fact: Fact) -> str:
 
 
 def _listing(listing: Listing) -> str:
-    look, draw = "overflow-wrap: break-word; padding-left: 1em", _line
+    look = "overflow-wrap: break-word; padding-left: 1em"
+    draw: Callable[[str], str] = _line
     title = f"{listing.title}: {len(listing.lines)}"
     is_short = len(listing.lines) <= _OPEN_LINES
     if listing.code:
