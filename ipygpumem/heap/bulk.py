@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain, compress, count, islice
 from operator import ne, not_
@@ -240,6 +240,8 @@ def parts_of_container(container: Any, base: Any, step: int = CHUNK) -> Iterator
     iterators = [base.__iter__(container)]
     if base is dict:
         iterators.append(iter(dict.values(container)))
+    if issubclass(type(container), OrderedDict):
+        iterators.append(base.__iter__(container))  # its list of keys refers to each of them, too
     for items in iterators:
         # No variable for a chunk, which would count as another reference to its items.
         for _ in range(0, length, step):

@@ -29,7 +29,8 @@ from ipygpumem.heap.bulk import (
 )
 from ipygpumem.heap.frontier import Context
 from ipygpumem.heap.graph import NodeKey
-from ipygpumem.heap.knowledge.references import COMMON_REFERENCES, ReferenceReader, References
+from ipygpumem.heap.knowledge.references import ReferenceReader, References
+from ipygpumem.heap.knowledge.text_keys import COMMON_REFERENCES
 from ipygpumem.heap.knowledge.torch_references import known_to_torch
 from ipygpumem.introspect import ATOMS, instance_dict, is_instance
 

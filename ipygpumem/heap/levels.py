@@ -18,7 +18,7 @@ from ipygpumem.heap.folding import ONCE_IN_LIST, Folder, constants_among
 from ipygpumem.heap.frontier import Context
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.holders.tasks import BUILTIN
-from ipygpumem.heap.knowledge.references import has_own_keys
+from ipygpumem.heap.knowledge.text_keys import has_own_keys
 
 
 class _Level:

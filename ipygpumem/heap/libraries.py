@@ -483,7 +483,7 @@ def sharing_kinds() -> set[int]:
     return set(map(id, kinds))
 
 
-_SHARING = {"_ctypes", "h5py", "io", "jax", "polars", "pyarrow", "torch"}
+_SHARING = {"_ctypes", "h5py", "io", "jax", "polars", "pyarrow", "sqlite3", "torch"}
 """Libraries whose objects may show the memory of other objects."""
 _LEAST_SHARED = 512
 """Smaller plain bytes are constants, or not worth a search."""

@@ -20,6 +20,7 @@ from ipygpumem.heap.arrays import (
     read_array,
 )
 from ipygpumem.heap.bulk import Batch, by_identity, chunks
+from ipygpumem.heap.knowledge.text_keys import dicts_with_keys
 from ipygpumem.introspect import is_atom
 
 _FEW = 100
@@ -113,9 +114,20 @@ class Referrers:
         for referrer in self._candidates(new):
             for key in new.keys() & map(id, gc.get_referents(referrer)):
                 self._referrers[key].append(referrer)
+        self._add_dicts_with_keys({key for key, item in new.items() if type(item) is str})
         self._add_arrays(new)
         self._add_arrays_of_atoms({key for key, item in new.items() if is_atom(item)})
         return self._referrers
+
+    def _add_dicts_with_keys(self, texts: set[int]) -> None:
+        """Add the dicts that have text as keys, which the collector omits."""
+        if not texts:
+            return
+        for part in chunks([*self._tracked, *self._all_containers()]):
+            for item in dicts_with_keys(part, texts):
+                for key in texts.intersection(map(id, dict.__iter__(item))):
+                    if all(referrer is not item for referrer in self._referrers[key]):
+                        self._referrers[key].append(item)
 
     def _add_arrays(self, new: Mapping[int, object]) -> None:
         """Add the arrays that refer to containers and arrays: the collector does not look into

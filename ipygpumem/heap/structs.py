@@ -147,9 +147,12 @@ def _try_maps() -> bool:
 
 # -- sqlite3.Connection -------------------------------------------------------------------------
 
-_CACHE_USED_SHARED, _SCHEMA_USED, _STATEMENTS_USED = 11, 2, 3
-"""Codes of figures of ``sqlite3_db_status``; a cache that connections share is divided among them.
+_CACHE_USED, _SCHEMA_USED, _STATEMENTS_USED, _CACHE_USED_SHARED = 1, 2, 3, 11
+"""Codes of figures of ``sqlite3_db_status``; the last one divides a cache that several connections
+share among them.
 """
+_FILE = 7
+"""Code of ``sqlite3_file_control`` for the address of the open file, which belongs to the cache."""
 _NAME_OF_FILE_SYSTEM = 12
 """Code of ``sqlite3_file_control`` for a text in which a deserialized database has its address and
 size.
@@ -161,8 +164,9 @@ def memory_of_database(connection: Any) -> Iterator[tuple[int, int]]:
     """Yield an address or 0, and the bytes, of the memory that SQLite keeps for a connection.
 
     That is its page cache, which is all of a database in ``:memory:``, its schemas and statements,
-    and a deserialized database. SQLite is asked by its C interface: no statement runs, so no
-    transaction begins and no callback is called.
+    and a deserialized database. Only a cache that several connections share, as with
+    ``cache=shared``, and a deserialized database have an address. SQLite is asked by its C
+    interface: no statement runs, so no transaction begins and no callback is called.
 
     Raises:
         UnknownLayoutError: the connection cannot be read, or another thread is using it.
@@ -213,24 +217,36 @@ def _memory_of_database(library: Any, database: int) -> Iterator[tuple[int, int]
     if not mutex or library.sqlite3_mutex_try(mutex):  # a thread may run a statement for minutes
         raise UnknownLayoutError
     try:
-        used = _used_by(library, database)
+        cache = _used(library, database, _CACHE_USED)
+        is_shared = _used(library, database, _CACHE_USED_SHARED) < cache
+        file = _file_of(library, database) if is_shared else 0
+        used = _used(library, database, _SCHEMA_USED) + _used(library, database, _STATEMENTS_USED)
         deserialized = _deserialized(library, database)
     finally:
         library.sqlite3_mutex_leave(mutex)
+    if file:
+        yield file, cache
+    else:
+        used += cache
     yield 0, used
     if deserialized is not None:
         yield deserialized
 
 
-def _used_by(library: Any, database: int) -> int:
-    """Return the bytes of a connection's page cache, schemas and statements."""
-    size = 0
-    for question in (_CACHE_USED_SHARED, _SCHEMA_USED, _STATEMENTS_USED):
-        now, highest = ctypes.c_int(), ctypes.c_int()
-        if not library.sqlite3_db_status(database, question, now, highest, 0):
-            # SQLite counts in C's int, which becomes negative from 2 GiB on
-            size += now.value & 0xFFFFFFFF
-    return size
+def _used(library: Any, database: int, question: int) -> int:
+    """Return one of the figures of a connection in bytes; 0 if this SQLite does not have it."""
+    now, highest = ctypes.c_int(), ctypes.c_int()
+    if library.sqlite3_db_status(database, question, now, highest, 0):
+        return 0
+    # SQLite counts in C's int, which becomes negative from 2 GiB on.
+    return now.value & 0xFFFFFFFF
+
+
+def _file_of(library: Any, database: int) -> int:
+    """Return the address of a database's open file: connections that share a cache share it."""
+    file = ctypes.c_void_p()
+    library.sqlite3_file_control(database, b"main", _FILE, ctypes.byref(file))
+    return file.value or 0
 
 
 def _deserialized(library: Any, database: int) -> tuple[int, int] | None:

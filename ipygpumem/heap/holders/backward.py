@@ -7,7 +7,6 @@ alive when the ``Heap`` was made count, so that the search never finds itself. N
 
 from __future__ import annotations
 
-import gc
 import itertools
 import sys
 from collections import Counter, deque
@@ -21,6 +20,7 @@ from ipygpumem.heap.holders.paths import owns
 from ipygpumem.heap.holders.root_finder import RootFinder
 from ipygpumem.heap.holders.roots import OF_IPYTHON, Root, Roots
 from ipygpumem.heap.holders.tasks import wakes_task
+from ipygpumem.heap.knowledge.text_keys import referents_with_keys
 from ipygpumem.introspect import (
     instance_dict,
     is_exactly,
@@ -196,7 +196,7 @@ class BackwardSearch:
 
     def _record(self, holder: object, children: list[int]) -> None:
         """Record that an object holds some children, as a root or as an object to examine later."""
-        is_root = id(holder) in self._roots.namespaces
+        is_root = self._finder.is_namespace(holder)
         for key in children:
             for root in self._finder.roots_in(holder, self._objects[key]):
                 self._kept.append((root, key))
@@ -324,7 +324,7 @@ class BackwardSearch:
         """Return the number of references from an object, which may be large, to some objects."""
         counts = self._reference_counts.get(id(holder))
         if counts is None:
-            counts = Counter(map(id, gc.get_referents(holder)))
+            counts = Counter(map(id, referents_with_keys(holder)))
             self._reference_counts[id(holder)] = counts
         return sum(map(counts.__getitem__, keys))
 

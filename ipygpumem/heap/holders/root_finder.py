@@ -40,6 +40,10 @@ class RootFinder:
             for name, value in peek(frame).items():
                 self.values[id(value)] = Root.of_running(frame, thread, name)
 
+    def is_namespace(self, item: object) -> bool:
+        """Return True for a dict of names, which holds no object by a key of its own."""
+        return id(item) in self._roots.namespaces or id(item) in self._modules
+
     def roots_in(self, referrer: object, child: object) -> list[Root]:
         """Return the roots with which ``referrer`` holds ``child``, if it is one."""
         key = id(referrer)

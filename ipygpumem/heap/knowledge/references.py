@@ -11,8 +11,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Sequence
-from itertools import chain, compress
-from operator import eq
+from itertools import compress
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import (
@@ -28,12 +27,10 @@ from ipygpumem.heap.holders.graphs import gradient_of, saved_by
 from ipygpumem.heap.holders.nodes import Nodes
 from ipygpumem.heap.holders.tasks import BUILTIN, without_wakeups
 from ipygpumem.heap.knowledge.barriers import Barriers
+from ipygpumem.heap.knowledge.text_keys import COMMON_REFERENCES, text_keys
 from ipygpumem.heap.libraries import bytes_of
 from ipygpumem.introspect import instance_dict, is_instance
 
-COMMON_REFERENCES = 100
-"""A number or text with as many references is a constant, which no user owns."""
-_DICT = {id(dict)}
 _SPECIAL: tuple[tuple[str, str, str], ...] = (
     ("array", "numpy", "ndarray"),
     ("row", "numpy", "void"),
@@ -173,34 +170,6 @@ class ReferenceReader:
                     graphs.nodes.extend(
                         (_key_of(node), _key_of(part)) for part in self._nodes.following(node)
                     )
-
-
-def text_keys(objects: Sequence[Any], dicts: set[int]) -> list[Any]:
-    """Return the text keys of dicts, which the collector leaves out; of a dict with any other key,
-    it reports all.
-
-    Args:
-        objects: any objects.
-        dicts: the types among theirs that derive from ``dict``, by identity.
-    """
-    plain = of_types(_DICT, objects)
-    if len(gc.get_referents(*plain)) != sum(map(len, plain)):
-        numbers_reported = map(len, map(gc.get_referents, plain))
-        plain = list(compress(plain, map(eq, numbers_reported, map(len, plain))))
-    keys = list(chain.from_iterable(plain))
-    subclasses = dicts - _DICT
-    # A subclass's instance reports its attributes and its class, too.
-    for item in of_types(subclasses, objects) if subclasses else ():
-        reported = set(map(id, gc.get_referents(item)))
-        keys += [key for key in dict.__iter__(item) if id(key) not in reported]
-    return keys
-
-
-def has_own_keys(dicts: Sequence[Any]) -> bool:
-    """Return True if dicts have text keys that few other objects refer to."""
-    keys = list(chain.from_iterable(map(dict.__iter__, dicts)))
-    texts = [key for key in keys if type(key) is str] if set(map(type, keys)) != {str} else keys
-    return bool(texts) and min(map(sys.getrefcount, texts)) < COMMON_REFERENCES
 
 
 _JAGGED = ("torch.nested._internal.nested_tensor", "NestedTensor")
