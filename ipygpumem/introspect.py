@@ -41,6 +41,12 @@ def loaded(name: str) -> Any:
     return module if is_instance(module, ModuleType) and is_whole else None
 
 
+def loaded_object(module: str, name: str) -> Any:
+    """Return a global of a loaded module; None if there is none. No code of the module runs."""
+    found: Any = sys.modules.get(module)
+    return module_dict(found).get(name) if is_instance(found, ModuleType) else None
+
+
 def is_instance(value: object, base: type) -> bool:
     """Return True if the type of ``value`` is ``base`` or derives from it."""
     return type.__subclasscheck__(base, type(value))
@@ -161,6 +167,18 @@ def instance_dict(value: object) -> dict[str, Any] | None:
             attributes = found.__get__(value)
             return attributes if type(attributes) is dict else None
     return None
+
+
+def attribute_of(value: object, name: str) -> Any:
+    """Return an attribute that an object stores; None if there is none.
+
+    It makes no dict of the attributes, as reading ``__dict__`` may: a search that began before
+    would not find the object behind a new dict.
+    """
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return None
 
 
 def module_of(value: object) -> str:

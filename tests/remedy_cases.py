@@ -26,6 +26,12 @@ class Case:
     """
 
 
+_WIDGETS = "from tests.stand_ins import install; install('ipywidgets'); import ipywidgets"
+_FIGURES = f"{_WIDGETS}; install('matplotlib'); import matplotlib.pyplot as plt"
+_BOKEH = "from tests.stand_ins import install; install('bokeh'); import bokeh"
+_ZARR = "from tests.stand_ins import install; install('zarr'); import zarr"
+_NO_WIDGET = "assert not ipywidgets.widgets.widget._instances"
+
 CASES: dict[str, Case] = {
     "a list": Case(
         "outer.append(x)", "outer = [1, 2]", after="assert [n + 1 for n in outer] == [2, 3]"
@@ -387,5 +393,85 @@ CASES: dict[str, Case] = {
     "a thread pool's future": Case(
         "outer.append(pool.submit(lambda data: data, x)); outer[0].result();",
         "import concurrent.futures; pool = concurrent.futures.ThreadPoolExecutor(1); outer = []",
+    ),
+    "a widget": Case(
+        'outer["w"] = ipywidgets.Image(value=x)', f"{_WIDGETS}; outer = {{}}", "assert not outer"
+    ),
+    "a widget without a name": Case("ipywidgets.Image(value=x);", _WIDGETS),
+    "a widget next to another": Case(
+        "ipywidgets.Image(value=x);",
+        f"{_WIDGETS}; other = ipywidgets.Image()",
+        "assert ipywidgets.widgets.widget._instances[other.model_id] is other",
+    ),
+    "a widget in a list": Case(
+        "outer.append(ipywidgets.Image(value=x))",
+        f"{_WIDGETS}; outer = [ipywidgets.Image()]",
+        "assert len(outer) == 1",
+    ),
+    "a widget in an attribute": Case(
+        "outer.w = ipywidgets.Image(value=x)", f"{_WIDGETS}\nclass Outer: pass\nouter = Outer()"
+    ),
+    "a box of widgets": Case(
+        "ipywidgets.VBox(children=(ipywidgets.Image(value=x), ipywidgets.Image()));",
+        f"{_WIDGETS}; other = ipywidgets.Image()",
+        "assert ipywidgets.widgets.widget._instances[other.model_id] is other",
+    ),
+    "an inner widget's observer": Case(
+        """
+        slider = ipywidgets.Image()
+        box = ipywidgets.VBox(children=(slider,))
+        slider.observe(lambda change, data=x: None)
+        del box, slider
+        """,
+        _WIDGETS,
+    ),
+    "an interactive widget": Case(
+        "ipywidgets.interactive(lambda: x, ipywidgets.Image(), ipywidgets.Image());", _WIDGETS
+    ),
+    "a figure of widgets": Case("plt.figure().data = x", _FIGURES, _NO_WIDGET),
+    "two figures of widgets": Case(
+        "plt.figure().data = x; plt.figure().data = x", _FIGURES, _NO_WIDGET
+    ),
+    "two figures next to a widget": Case(
+        "plt.figure().data = x; plt.figure().data = x",
+        f"{_FIGURES}; other = ipywidgets.Image()",
+        "assert ipywidgets.widgets.widget._instances[other.model_id] is other",
+    ),
+    "a closed figure's toolbar": Case("plt.figure().data = x; plt.close(1)", _FIGURES),
+    "a source of bokeh": Case(
+        'outer["s"] = bokeh.ColumnDataSource({"a": x})', f"{_BOKEH}; outer = {{}}"
+    ),
+    "a source of bokeh in a list": Case(
+        'outer.append(bokeh.ColumnDataSource({"a": x}))',
+        f"{_BOKEH}; outer = []",
+        "assert not outer",
+    ),
+    "bokeh's document": Case("bokeh.io.curdoc().add_root(x)", _BOKEH),
+    "a group of zarr": Case(
+        'outer["g"] = zarr.Group(); outer["g"]["a"] = x', f"{_ZARR}; outer = {{}}"
+    ),
+    "a group of zarr in a list": Case(
+        'outer.append(zarr.Group()); outer[0]["a"] = x', f"{_ZARR}; outer = []"
+    ),
+    "dicts in a hidden module's list": Case(
+        'sys.modules["hidden_mine"].RUNS += [{"data": x}, {"data": x}, {"data": x}]',
+        """
+        import sys, types
+        sys.modules["hidden_mine"] = types.ModuleType("hidden_mine")
+        sys.modules["hidden_mine"].RUNS = []
+        """,
+    ),
+    "neighbours in a hidden module's dict": Case(
+        "sys.modules['hidden_mine'].ROWS.update(dict.fromkeys(range(8), x))",
+        """
+        import sys, types
+        sys.modules["hidden_mine"] = types.ModuleType("hidden_mine")
+        sys.modules["hidden_mine"].ROWS = {"kept": 1}
+        """,
+        "assert list(sys.modules['hidden_mine'].ROWS) == ['kept']",
+    ),
+    "a context variable and a dict": Case(
+        "outer['x'] = x; var.set(x);",
+        "import contextvars; outer = {}; var = contextvars.ContextVar('var')",
     ),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ipygpumem.heap.holders.cuts import Cut, Kind, inside, statement_of
 from ipygpumem.records import ReferencePath, RetainedArray
@@ -18,10 +18,21 @@ _ITEM = re.compile(r"\[[^\[\]]*\]$")
 _COMMENT = "  # "
 _MOST_NAMES = 3
 """Maximum number of names to show of a row of several."""
-_MOVING = {Kind.ITEM, Kind.ELEMENT, Kind.FIGURE}
+_MOVING = {Kind.ITEM, Kind.ELEMENT}
 """References whose rows are merged even if they have names: removing one moves the rest."""
 
-_Group = list[tuple[RetainedArray, Cut]]
+
+@dataclass(frozen=True)
+class _Removable:
+    """A row, and the references that its line removes."""
+
+    row: RetainedArray
+    cuts: tuple[Cut, ...]
+
+    @property
+    def cut(self) -> Cut:
+        """The first reference."""
+        return self.cuts[0]
 
 
 def merged(rows: Sequence[RetainedArray], cuts: Mapping[str, Sequence[Cut]]) -> list[RetainedArray]:
@@ -32,44 +43,65 @@ def merged(rows: Sequence[RetainedArray], cuts: Mapping[str, Sequence[Cut]]) -> 
         cuts: the references that a line removes, by the line.
     """
     alone = list[RetainedArray]()
-    removable: _Group = []
+    removable = list[_Removable]()
     for row in rows:
         advice = "" if row.holder is None else row.holder.advice.partition(_COMMENT)[0]
-        of_row = cuts.get(advice, ())
-        if len(of_row) == 1:
-            removable.append((row, of_row[0]))
+        of_row = tuple(cuts.get(advice, ()))
+        if of_row:
+            removable.append(_Removable(row, of_row))
         else:
             alone.append(row)
     for group in _groups(removable):
-        whole = _as_one(group)
-        alone += [row for row, _ in group] if whole is None else [whole]
+        alone += _rows_of(group)
     return sorted(alone, key=lambda row: -row.size_bytes)
 
 
-def _groups(rows: _Group) -> Iterator[_Group]:
-    """Yield the rows in groups that one line can free."""
-    by_owner = dict[object, _Group]()
-    for row, cut in rows:
-        is_shared = cut.size > 0 and (cut.kind in _MOVING or not row.name)
-        by_owner.setdefault(cut.owner_id if is_shared else id(row), []).append((row, cut))
-    by_place = dict[object, _Group]()
-    for group in by_owner.values():
-        by_place.setdefault(_place(group, by_owner), []).extend(group)
-    yield from by_place.values()
+# -- groups ---------------------------------------------------------------------------------------
 
 
-def _place(group: _Group, by_owner: Mapping[object, _Group]) -> object:
-    """Return the key of the rows that go together with a group of one owner."""
-    row, cut = group[0]
-    for way in _outer(cut):
-        if way.owner_id in by_owner and way.kind is Kind.ITEM:
-            return way.owner_id  # the list from which another row is removed
-    if len(group) > 1:
-        return cut.owner_id
-    outer = cut.outer
-    if outer is not None and outer.kind is Kind.ITEM and not row.name:
-        return outer.owner_id, inside(cut, outer)
-    return cut.owner_id if cut.size else id(row)
+def _groups(rows: Sequence[_Removable]) -> list[list[_Removable]]:
+    """Return the rows in groups that one line may free."""
+    emptied = {cut.owner_id for row in rows for cut in row.cuts if _is_in_container(row, cut)}
+    group_of = dict[object, list[_Removable]]()
+    groups = list[list[_Removable]]()
+    for row in rows:
+        group = [row]
+        for place in _places(row, emptied):
+            other = group_of.get(place)
+            if other is not None and other is not group:
+                other += group
+                groups = [known for known in groups if known is not group]
+                for key in [key for key, known in group_of.items() if known is group]:
+                    group_of[key] = other
+                group = other
+            group_of[place] = group
+        if all(known is not group for known in groups):
+            groups.append(group)
+    return groups
+
+
+def _places(row: _Removable, emptied: set[int]) -> Iterator[object]:
+    """Yield the keys of the groups to which a row belongs.
+
+    Args:
+        row: the row.
+        emptied: identities of the containers from which rows are removed.
+    """
+    for cut in row.cuts:
+        if _is_in_container(row, cut):
+            yield cut.owner_id
+        for outer in _outer(cut):
+            if outer.kind is Kind.ITEM and outer.owner_id in emptied:
+                yield outer.owner_id  # another row's removal moves the items of this list
+        if cut.outer is not None and cut.outer.kind is Kind.ITEM and not row.row.name:
+            yield cut.outer.owner_id, inside(cut, cut.outer).statement
+
+
+def _is_in_container(row: _Removable, cut: Cut) -> bool:
+    """Return True if a row is removed from a container together with its other rows."""
+    if cut.size == 0:
+        return False
+    return cut.kind in _MOVING or bool(cut.all_of) or not row.row.name
 
 
 def _outer(cut: Cut) -> Iterator[Cut]:
@@ -80,66 +112,101 @@ def _outer(cut: Cut) -> Iterator[Cut]:
         outer = outer.outer
 
 
-def _as_one(group: _Group) -> RetainedArray | None:
-    """Return one row for a group; None if no line can free all of it."""
-    first, _ = group[0]
+# -- rows -----------------------------------------------------------------------------------------
+
+
+def _rows_of(group: list[_Removable]) -> list[RetainedArray]:
+    """Return one row for a group, or rows for its parts if no line can free all of it."""
     if len(group) == 1:
-        return first
-    statement = statement_of([cut for _, cut in group])
+        return [group[0].row]
+    whole = _as_one(group)
+    if whole is not None:
+        return [whole]
+    by_owner = dict[int, list[_Removable]]()
+    for row in group:
+        by_owner.setdefault(row.cut.owner_id, []).append(row)
+    if len(by_owner) == 1:
+        return [row.row for row in group]
+    rows = list[RetainedArray]()
+    for part in by_owner.values():
+        rows += _rows_of(part)
+    return rows
+
+
+def _as_one(group: list[_Removable]) -> RetainedArray | None:
+    """Return one row for a group; None if no line can free all of it."""
+    first = group[0].row
+    statement = statement_of([cut for row in group for cut in row.cuts])
     if not statement or first.holder is None:
         return None
-    comment = "".join(first.holder.advice.partition(_COMMENT)[1:])
-    holder = ReferencePath(_path(group), statement + comment)
-    rows = [row for row, _ in group]
-    names = list(dict.fromkeys(row.name for row in rows if row.name))
-    shown = ", ".join([*names[:_MOST_NAMES], *["…"][: len(names) > _MOST_NAMES]])
-    row = replace(
+    _, dashes, comment = first.holder.advice.partition(_COMMENT)
+    rows = [row.row for row in group]
+    whole = replace(
         first,
-        name=shown,
+        name=_names_of(rows),
         size_bytes=sum(row.size_bytes for row in rows),
         arrays=sum(row.arrays for row in rows),
         objects=sum(row.objects for row in rows),
         cell=first.cell if all(row.cell == first.cell for row in rows) else None,
-        holder=holder,
-        is_at_least=any(row.is_at_least for row in rows),
-        uncounted=tuple(sorted({library for row in rows for library in row.uncounted})),
+        holder=ReferencePath(_path(group), statement + dashes + comment),
     )
-    if all(_looks_like(other, first) for other in rows):
-        return row
-    kinds = {row.type_name for row in rows}
+    if all(_look(row) == _look(first) for row in rows):
+        return whole
+    return _of_many_kinds(whole, rows)
+
+
+def _of_many_kinds(whole: RetainedArray, rows: Sequence[RetainedArray]) -> RetainedArray:
+    """Return a row of objects that differ, with the bytes of each type."""
+    sizes = Counter[str]()
+    for row in rows:
+        sizes[row.type_name] += row.size_bytes
     devices = ", ".join(dict.fromkeys(row.device for row in rows))
-    type_name = first.type_name if len(kinds) == 1 else "object"
-    parts = Counter[str]()
-    for other in rows:
-        parts[other.type_name] += other.size_bytes
-    shown_parts = dict(parts.most_common(_MOST_NAMES)) if len(kinds) > 1 else {}
-    return replace(
-        row, type_name=type_name, shape=None, dtype="", device=devices, arrays=0, parts=shown_parts
-    )
+    whole = replace(whole, shape=None, dtype="", device=devices, arrays=0, parts={})
+    if len(sizes) == 1:
+        return whole
+    return replace(whole, type_name="object", parts=dict(sizes.most_common(_MOST_NAMES)))
 
 
-def _looks_like(row: RetainedArray, other: RetainedArray) -> bool:
-    """Return True if two rows differ in nothing but their size and holder."""
-    return (row.type_name, row.dtype, row.shape, row.device) == (
-        other.type_name,
-        other.dtype,
-        other.shape,
-        other.device,
-    )
+def _names_of(rows: Sequence[RetainedArray]) -> str:
+    """Return the names of rows, or the first of them."""
+    names = list(dict.fromkeys(row.name for row in rows if row.name))
+    if len(names) > _MOST_NAMES:
+        names = [*names[:_MOST_NAMES], "…"]
+    return ", ".join(names)
 
 
-def _path(group: _Group) -> str:
+def _look(row: RetainedArray) -> tuple[object, ...]:
+    """Return all that a row shows besides its size and holder."""
+    return row.type_name, row.dtype, row.shape, row.device
+
+
+def _path(group: Sequence[_Removable]) -> str:
     """Return the path to the object that holds all rows of a group."""
-    row, cut = group[0]
+    row, cut = group[0].row, group[0].cut
     path = "" if row.holder is None else row.holder.path
-    if cut.kind is Kind.FIGURE:
-        figures = {other.position for _, other in group}
-        return f"{len(figures)} matplotlib figures" if len(figures) > 1 else path
-    if all(other.owner_id == cut.owner_id for _, other in group):
+    if cut.all_of:
+        return _path_of_registry(group)
+    if all(other.cuts == group[0].cuts for other in group):
+        return path
+    if all(other.cut.owner_id == cut.owner_id for other in group):
+        if all(len(other.cuts) > 1 for other in group):
+            return path  # that of the container already
         owner = _ITEM.sub("", path)
-        return owner if owner != path else f"{path}, and {len(group) - 1} more there"
-    if cut.outer is not None:
+        if owner != path:
+            return owner
+    elif cut.outer is not None:
         before, index, after = path.rpartition(f"[{cut.outer.position}]")
         if index:
             return f"{before}[…]{after}"
     return f"{path}, and {len(group) - 1} more there"
+
+
+def _path_of_registry(group: Sequence[_Removable]) -> str:
+    """Return the words for several objects of a registry, such as ``4 matplotlib figures``."""
+    path = "" if group[0].row.holder is None else group[0].row.holder.path
+    number = len({cut for row in group for cut in row.cuts})
+    if number == 1:
+        return path
+    if path.startswith("matplotlib figure"):
+        return f"{number} matplotlib figures"
+    return f"{path}, and {number - 1} more there"

@@ -12,6 +12,7 @@ from ipygpumem.heap.arrays import storage_key
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.backward import BackwardSearch, WayTo
+from ipygpumem.heap.holders.cuts import Kind
 from ipygpumem.heap.holders.paths import PathWriter
 from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, Root, Roots
 from ipygpumem.heap.holders.search import explain
@@ -207,6 +208,16 @@ def _holders(
             one: replace(one, advice=advice) for one in groups if one.path.startswith(EVENT_LOOP)
         }
         groups = {by_loop.get(one, one): keys for one, keys in groups.items()}
+    registered = roots.kept.get(id(holding[0]))
+    if is_name and registered is not None and registered.cut is not None:
+        closing = registered.cut
+        if closing.kind is Kind.CLOSED:  # such as a widget: its name is simpler than the registry's
+            target = target_of(name)
+            by_name = f"{target}.{closing.ending}; del {target}"
+            groups = {
+                replace(one, advice=by_name) if one.path == registered.text else one: keys
+                for one, keys in groups.items()
+            }
     groups = {**_of_segments(region, groups, heap, roots), **groups}
     heap.drop()
     return groups, held

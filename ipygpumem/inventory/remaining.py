@@ -47,11 +47,10 @@ class Remaining:
 
     def holder(self, roots: Roots) -> ReferencePath:
         """Return the path from the name."""
-        chain = (*self.chain, self.items[0]) if len(self.items) == 1 else self.chain
-        found = PathWriter(roots).holder_from_name(self.name, chain)
-        return (
-            found if len(self.items) == 1 else ReferencePath(found.path, "remove them from there")
-        )
+        writer = PathWriter(roots)
+        if len(self.items) == 1:
+            return writer.holder_from_name(self.name, (*self.chain, self.items[0]))
+        return writer.removal_of_items(self.name, self.chain, self.items)
 
 
 def find(

@@ -36,10 +36,10 @@ from ipygpumem.heap.arrays import (
 from ipygpumem.heap.bulk import kinds_of, of_types
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
-from ipygpumem.heap.holders import registries
 from ipygpumem.heap.holders.cuts import Cut, Kind
 from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.holders.graphs import live_tensors
+from ipygpumem.heap.holders.registries import Registries
 from ipygpumem.heap.holders.roots import LAST_ERROR, OF_IPYTHON, OF_MODULE, Root, Roots
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import explain
@@ -597,7 +597,7 @@ class Survivors:
         """
         shell, namespace = self._context.shell, self._context.namespace
         outputs = namespace.get("_oh")
-        namespaces: dict[int, Callable[[object], Root]] = {
+        namespaces: dict[int, Callable[[object], Root | None]] = {
             id(namespace): lambda key: (
                 _KEPT if keepers and text_of(key) in keepers else _variable(key)
             ),
@@ -612,14 +612,8 @@ class Survivors:
             namespaces[id(stored)] = lambda key: LAST_ERROR
         for name, module in list(getattr(shell, "_main_mod_cache", {}).items()):
             namespaces[id(module_dict(module))] = functools.partial(_of_run, name)
-        figures = getattr(
-            getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None), "figs", None
-        )
-        plt = "plt" if namespace.get("plt", 0) is sys.modules.get("matplotlib.pyplot") else ""
-        if figures is not None:
-            namespaces[id(figures)] = functools.partial(
-                _of_pyplot, plt or "import matplotlib.pyplot as plt; plt", figures
-            )
+        kept_in = Registries.read(namespace)
+        namespaces.update(kept_in.namespaces)
         namespaces.update(_of_shell(shell))
         objects = {
             id(shell): Root("IPython's shell", OF_IPYTHON, "%gpumem free"),
@@ -628,7 +622,8 @@ class Survivors:
         return Roots(
             namespaces,
             objects,
-            registries.objects(),
+            kept_in.kept,
+            frozenset(kept_in.hidden),
             cell_of=lambda filename: cell_of_file(shell, filename),
             names=namespace,
             cuts=self.cuts,
@@ -770,12 +765,6 @@ def _variable(key: object) -> Root:
 def _output(key: object) -> Root:
     # ``del`` and ``%reset -f out`` leave copies; %xdel knows where IPython keeps them.
     return Root(f"Out[{key}]", 1, f"%xdel _{key}")
-
-
-def _of_pyplot(plt: str, figures: dict[object, object], number: object) -> Root:
-    position = list(figures).index(number)
-    cut = Cut(Kind.FIGURE, id(figures), plt, f"{plt}.close({number})", position, len(figures))
-    return Root(f"matplotlib figure {number}", OF_MODULE, "", is_all=True, cut=cut)
 
 
 def _of_run(file: str, key: object) -> Root:

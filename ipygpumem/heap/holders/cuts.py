@@ -1,9 +1,8 @@
-"""References that a user can remove, and the statement that removes some of one object's
-references.
-"""
+"""References that a user can remove, and the statement that removes some of them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -12,6 +11,7 @@ _MOST_KEYS = 4
 """Maximum number of items that a statement names one by one."""
 _MOST_POSITIONS = 40
 """Maximum number of positions that a statement lists."""
+_IMPORT = re.compile(r"import ([\w.]+)(?: as (\w+))?; ")
 
 
 class Kind(Enum):
@@ -25,8 +25,8 @@ class Kind(Enum):
     ATTRIBUTE = "an attribute, which stays as None"
     MADE = "an attribute that is made again when it is read, or a method"
     SLOT = "an element of an array of objects"
-    FIGURE = "a figure of pyplot"
-    CALL = "a registration that a method call removes"
+    CALL = "a registration that a call removes"
+    CLOSED = "a registration that a method of the object removes"
 
 
 _ORDERED = {Kind.ITEM, Kind.KEY, Kind.ELEMENT}
@@ -45,6 +45,8 @@ class Cut:
         position: position among the references of a container.
         size: number of references of the container; 0 if its object has other references.
         outer: the reference to the owner itself, if that is an item of a container.
+        all_of: the statement that removes all references of a registry; empty if there is none.
+        ending: the call of a method that ends the object first, such as ``cancel()`` of a task.
     """
 
     kind: Kind
@@ -54,17 +56,23 @@ class Cut:
     position: int = 0
     size: int = 0
     outer: Cut | None = None
+    all_of: str = ""
+    ending: str = ""
 
     @property
     def statement(self) -> str:
         """The statement that removes it."""
         imports, code = split(self.target)
+        if self.kind is Kind.CLOSED:
+            return self.all_of if self.size == 1 else f"{imports}{code}.{self.ending}"
+        if self.ending:
+            imports += f"{code}.{self.ending}; "
         match self.kind:
             case Kind.ATTRIBUTE | Kind.ENTRY | Kind.SLOT:
                 return f"{imports}{code} = None"
             case Kind.ELEMENT:
                 return f"{imports}{split(self.owner)[1]}.remove({code})"
-            case Kind.CALL | Kind.FIGURE:
+            case Kind.CALL:
                 return f"{imports}{code}"
             case _:
                 return f"{imports}del {code}"
@@ -76,28 +84,46 @@ def split(code: str) -> tuple[str, str]:
     return imports + semicolon, rest
 
 
+def without_import(code: str) -> str:
+    """Return an expression for ``import m; m.x``, because no loop can follow an import."""
+    match = _IMPORT.match(code)
+    if match is None:
+        return code
+    module, alias = match.groups()
+    first, _, inner = module.partition(".")
+    expression = code[match.end() :]
+    if alias is None:
+        return f'__import__("{module}"){expression.removeprefix(first)}'
+    path = f".{inner}" if inner else ""
+    return f'__import__("{module}"){path}{expression.removeprefix(alias)}'
+
+
+def in_sequence(statements: Sequence[str]) -> str:
+    """Return statements as one line."""
+    # ``var.set(None);`` ends with a semicolon, so that IPython keeps no output.
+    inner = [statement.removesuffix(";") for statement in statements[:-1]]
+    return "; ".join([*inner, *statements[-1:]])
+
+
 def statement_of(cuts: Sequence[Cut]) -> str:
-    """Return one statement that removes all of some references, however many; empty if there is
-    none.
-    """
+    """Return one statement that removes all of some references; empty if there is none."""
     if not cuts:
         return ""
     of_owner = dict[int, list[Cut]]()
     for cut in dict.fromkeys(cuts):
         of_owner.setdefault(cut.owner_id, []).append(cut)
-    inner = _in_each(list(of_owner.values()))
-    if inner:
-        return inner
-    if len(of_owner) > _MOST_KEYS:
+    groups = list(of_owner.values())
+    loop = _in_each(groups)
+    if loop:
+        return loop
+    if len(groups) > _MOST_KEYS:
         return ""
-    statements = [_of_one_owner(same) for same in _inner_first(list(of_owner.values()))]
-    return "; ".join(statements) if all(statements) else ""
+    statements = [_of_one_owner(group) for group in _inner_first(groups)]
+    return in_sequence(statements) if all(statements) else ""
 
 
 def _inner_first(groups: list[list[Cut]]) -> list[list[Cut]]:
-    """Return the groups so that no statement moves an item that a later statement names by its
-    position.
-    """
+    """Return the groups so that no statement moves an item that a later one names by position."""
     return sorted(groups, key=lambda group: _positions(group[0]), reverse=True)
 
 
@@ -112,67 +138,113 @@ def _of_one_owner(cuts: list[Cut]) -> str:
     first = cuts[0]
     if len(cuts) == 1 and not (first.kind is Kind.ELEMENT and first.size == 1):
         return first.statement
-    imports, owner = split(first.owner)
-    if first.kind is Kind.FIGURE and len(cuts) == first.size:
-        return f'{imports}{owner}.close("all")'
-    is_ordered = all(cut.kind is first.kind for cut in cuts) and first.kind in _ORDERED
-    if is_ordered and len(cuts) == first.size:
-        return f"{imports}{owner}.clear()"
-    positions = sorted(cut.position for cut in cuts)
-    start, end = positions[0], positions[-1] + 1
-    if is_ordered and end - start == len(cuts):
-        return imports + _of_span(first.kind, owner, start, end, first.size)
-    last_first = sorted(cuts, key=lambda cut: cut.position, reverse=True)
-    if len(cuts) <= _MOST_KEYS or first.kind is Kind.FIGURE:
-        return "; ".join(dict.fromkeys(cut.statement for cut in last_first))
-    if first.kind is Kind.ITEM and len(cuts) <= _MOST_POSITIONS:
-        listed = ", ".join(str(cut.position) for cut in last_first)
-        return f"{imports}for position in {listed}: del {owner}[position]"
+    if len(cuts) == first.size and first.all_of:
+        return first.all_of
+    if first.kind in _ORDERED and all(_is_alike(cut, first) for cut in cuts):
+        statement = _of_positions(first, sorted(cut.position for cut in cuts))
+        if statement:
+            return statement
+    if len(cuts) <= _MOST_KEYS or first.kind in (Kind.CALL, Kind.CLOSED):
+        last_first = sorted(cuts, key=lambda cut: cut.position, reverse=True)
+        return in_sequence(list(dict.fromkeys(cut.statement for cut in last_first)))
     return ""
 
 
-def _of_span(kind: Kind, owner: str, start: int, end: int, size: int) -> str:
+def _is_alike(cut: Cut, other: Cut) -> bool:
+    return cut.kind is other.kind and cut.ending == other.ending
+
+
+def _of_positions(first: Cut, positions: list[int]) -> str:
+    """Return the statement that removes the references of a container at some positions."""
+    imports, owner = split(first.owner)
+    start, end = positions[0], positions[-1] + 1
+    is_span = end - start == len(positions)
+    if len(positions) == first.size:
+        if first.ending:
+            return _ending_all(first)
+        return f"{imports}{owner}.clear()"
+    if is_span:
+        return _of_span(first, start, end)
+    may_list = _MOST_KEYS < len(positions) <= _MOST_POSITIONS
+    if first.kind is Kind.ITEM and may_list and not first.ending:
+        listed = ", ".join(map(str, reversed(positions)))
+        return f"for position in {listed}: del {without_import(first.owner)}[position]"
+    return ""
+
+
+def _ending_all(cut: Cut) -> str:
+    """Return the loop that ends and removes all objects of a container."""
+    owner = without_import(cut.owner)
+    removed = f"{owner}.popitem()[1]" if cut.kind is Kind.KEY else f"{owner}.pop()"
+    return f"while {owner}: {removed}.{cut.ending}"
+
+
+def _of_span(cut: Cut, start: int, end: int) -> str:
     """Return the statement that removes neighbouring items of a container."""
-    span = f"[{start}:]" if end == size else f"[{start}:{end}]"
-    match kind:
+    imports, owner = split(cut.owner)
+    span = f"[{start}:]" if end == cut.size else f"[{start}:{end}]"
+    in_loop = without_import(cut.owner)
+    match cut.kind:
         case Kind.ITEM:
-            return f"del {owner}{span}"
+            if cut.ending:
+                positions = f"range({end - 1}, {start - 1}, -1)"
+                return f"for position in {positions}: {in_loop}.pop(position).{cut.ending}"
+            return f"{imports}del {owner}{span}"
         case Kind.KEY:
-            return f"for key in list({owner}){span}: del {owner}[key]"
+            keys = f"for key in list({in_loop}){span}:"
+            if cut.ending:
+                return f"{keys} {in_loop}.pop(key).{cut.ending}"
+            return f"{keys} del {in_loop}[key]"
         case _:
-            return f"{owner}.difference_update(list({owner}){span})"
+            if cut.ending:
+                return ""
+            return f"{imports}{owner}.difference_update(list({owner}){span})"
 
 
 def _in_each(groups: list[list[Cut]]) -> str:
-    """Return the loop that removes the same reference of neighbouring items of a list; empty if
-    they differ.
+    """Return the loop that removes the same reference of neighbouring items of a list.
 
-    An example is a list of results, each of which holds an array: ``for item in runs: del
-    item["data"]``.
+    It is empty if the references differ. An example is a list of results, each of which holds an
+    array: ``for item in runs: del item["data"]``.
     """
-    firsts = [group[0] for group in groups]
-    outer = [cut.outer for cut in firsts if cut.outer is not None]
-    if len(groups) < 2 or len(outer) < len(groups) or any(len(group) > 1 for group in groups):
+    outer = _outer_of_each(groups)
+    if len(outer) < 2:
         return ""
     first = outer[0]
     if first.kind is not Kind.ITEM or any(cut.owner_id != first.owner_id for cut in outer):
         return ""
-    inner = {inside(cut, first) for cut, first in zip(firsts, outer, strict=True)}
+    statements = set[str]()
+    for group, around in zip(groups, outer, strict=True):
+        inner = [inside(cut, around) for cut in group]
+        statements.add(_of_one_owner(inner))
     positions = sorted(cut.position for cut in outer)
     start, end = positions[0], positions[-1] + 1
-    if len(inner) > 1 or end - start != len(groups):
+    if len(statements) > 1 or end - start != len(groups):
         return ""
-    imports, owner = split(first.owner)
     span = f"[{start}:]" if end == first.size else f"[{start}:{end}]"
     if len(groups) == first.size:
         span = ""
-    return f"{imports}for item in {owner}{span}: {inner.pop()}"
+    statement = statements.pop()
+    if not statement or statement.startswith(("for ", "while ")):
+        return ""  # no loop can stand in another one's line
+    return f"for item in {without_import(first.owner)}{span}: {statement}"
 
 
-def inside(cut: Cut, outer: Cut) -> str:
-    """Return the statement that removes a reference of an item that is called ``item``."""
+def _outer_of_each(groups: list[list[Cut]]) -> list[Cut]:
+    """Return the reference to the owner of each group; nothing if some have none."""
+    outer = list[Cut]()
+    for group in groups:
+        around = group[0].outer
+        if around is None or any(cut.outer != around for cut in group):
+            return []
+        outer.append(around)
+    return outer
+
+
+def inside(cut: Cut, outer: Cut) -> Cut:
+    """Return a reference of an item that is called ``item``, or as it is if its code differs."""
     prefix = outer.target
-    if not cut.owner.startswith(prefix) or not cut.target.startswith(prefix):
-        return cut.statement
+    if not prefix or not cut.owner.startswith(prefix) or not cut.target.startswith(prefix):
+        return cut
     owner = f"item{cut.owner[len(prefix) :]}"
-    return replace(cut, owner=owner, target=f"item{cut.target[len(prefix) :]}").statement
+    return replace(cut, owner=owner, target=f"item{cut.target[len(prefix) :]}")

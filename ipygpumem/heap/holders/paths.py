@@ -24,7 +24,7 @@ from types import (
     ModuleType,
     TracebackType,
 )
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import (
     elements,
@@ -44,6 +44,7 @@ from ipygpumem.heap.holders.roots import (
     NOTEBOOK,
     OF_MODULE,
     REMOVE,
+    REMOVE_THEM,
     Root,
     Roots,
     module_code,
@@ -84,10 +85,17 @@ _SUSPENSIONS = {
 
 @dataclass(frozen=True)
 class Way:
-    """A path to an object, and the reference that its advice removes, if it does that alone."""
+    """A path to an object, and the references that its advice removes, if it does that alone."""
 
     holder: ReferencePath
-    cut: Cut | None = None
+    cuts: tuple[Cut, ...] = ()
+    is_direct: bool = False
+    """True if the only reference removed is the one to the object itself."""
+
+    @property
+    def cut(self) -> Cut | None:
+        """The reference, if it is only one."""
+        return self.cuts[0] if len(self.cuts) == 1 else None
 
 
 class _Path:
@@ -188,17 +196,20 @@ class _Path:
         self._unless = f"{self.removal}{comment}" if self.removal else words
         self._unless_cut = self.cut
 
-    def way(self, root: Root) -> Way:
+    def way(self, root: Root, *, is_root_itself: bool) -> Way:
         """Return the path with its advice, for a root that has advice of its own."""
         text = _ended(self.text)
         if self.advice:
             return Way(ReferencePath(text, self.advice))
         if self._unless:
-            return Way(ReferencePath(text, self._unless), self._unless_cut)
+            cuts = () if self._unless_cut is None else (self._unless_cut,)
+            return Way(ReferencePath(text, self._unless), cuts)
         if self.cut is not None:
             # A name may lead to much that is older: only the caller knows if all of it is unwanted.
             is_name = self.cut.kind is Kind.NAME and not self.is_fixed
-            return Way(ReferencePath(text, "" if is_name else self.cut.statement), self.cut)
+            is_direct = not self.is_fixed and (is_root_itself or not self._is_all)
+            advice = "" if is_name else self.cut.statement
+            return Way(ReferencePath(text, advice), (self.cut,), is_direct)
         return Way(ReferencePath(text, root.advice or REMOVE))
 
 
@@ -208,7 +219,6 @@ class PathWriter:
     def __init__(self, roots: Roots) -> None:
         self._cell_of = roots.cell_of
         self._names = roots.names
-        self._cuts = roots.cuts
 
     def holder(self, root: Root, chain: Sequence[object]) -> ReferencePath:
         """Return the path from ``root`` along ``chain``."""
@@ -245,10 +255,7 @@ class PathWriter:
             )
         if is_own and not path.advice:
             return Way(ReferencePath(_ended(path.text), ""))
-        way = path.way(root)
-        if way.cut is not None and way.holder.advice:
-            self._cuts[way.holder.advice.partition(_COMMENT)[0]] = [way.cut]
-        return way
+        return path.way(root, is_root_itself=len(steps) == 1)
 
     def holder_from_name(self, name: str, chain: Sequence[object]) -> ReferencePath:
         """Return the path from a notebook's name along ``chain``, which begins with the name's
@@ -256,16 +263,23 @@ class PathWriter:
 
         The path of a loaded module does not depend on its name in the notebook.
         """
+        return self.holder(*self._from_name(name, chain))
+
+    def _from_name(self, name: str, chain: Sequence[object]) -> tuple[Root, Sequence[object]]:
+        """Return the root and the steps of a chain that begins with a name's object."""
         module: Any = chain[0]
-        if is_instance(module, ModuleType):
-            names = module_dict(module)
-            inside = chain[2:] if len(chain) > 1 and chain[1] is names else chain[1:]
-            module_name = text_of(names.get("__name__"))
-            if inside and sys.modules.get(module_name) is module:
-                key = next((key for key, value in list(names.items()) if value is inside[0]), None)
-                root = Root.of_module(module_name, key, module_code(module_name, self._names))
-                return self.holder(root, inside)
-        return self.holder(Root.of_variable(name), chain)
+        if not is_instance(module, ModuleType):
+            return Root.of_variable(name), chain
+        names = module_dict(module)
+        steps = chain[1:]
+        if steps and steps[0] is names:
+            steps = steps[1:]
+        module_name = text_of(names.get("__name__"))
+        if not steps or sys.modules.get(module_name) is not module:
+            return Root.of_variable(name), chain
+        key = next((key for key, value in list(names.items()) if value is steps[0]), None)
+        code = module_code(module_name, self._names)
+        return Root.of_module(module_name, key, code), steps
 
     def cuts_inside(
         self, root: Root, chain: Sequence[object], wanted: Container[int]
@@ -276,32 +290,50 @@ class PathWriter:
         The search for them ends one step below the items.
         """
         holder = chain[-1]
-        items = _items_of(holder)
+        items = items_of(holder)
         direct = [item for item in items if id(item) in wanted]
-        found = self._cuts_of_items(root, chain, direct)
+        found = list(zip(direct, self.cuts_of_items(root, chain, direct), strict=False))
         for item in items if not direct else ():
-            for part in _items_of(item):
+            for part in items_of(item):
                 if id(part) in wanted:
                     cut = self.way(root, (*chain, item, part)).cut
                     if cut is not None:
                         found.append((part, cut))
         return found
 
-    def _cuts_of_items(
+    def cuts_of_items(
         self, root: Root, chain: Sequence[object], items: Sequence[object]
-    ) -> list[tuple[object, Cut]]:
-        """Return the references to some items of an object, which may be very many."""
-        found = list[tuple[object, Cut]]()
+    ) -> list[Cut]:
+        """Return the references to some items of an object, which may be very many.
+
+        The list is empty if an item cannot be removed by itself.
+        """
+        cuts = list[Cut]()
         for item in items[:_MOST_WRITTEN]:
-            cut = self.way(root, (*chain, item)).cut
-            if cut is None:
+            way = self.way(root, (*chain, item))
+            if way.cut is None or not way.is_direct:
                 return []
-            found.append((item, cut))
+            cuts.append(way.cut)
         if len(items) <= _MOST_WRITTEN:
-            return found
-        positions = {id(item): position for position, item in enumerate(_items_of(chain[-1]))}
-        _, first = found[0]
-        return [(item, replace(first, position=positions[id(item)], target="")) for item in items]
+            return cuts
+        positions = {id(item): position for position, item in enumerate(items_of(chain[-1]))}
+        first = cuts[0]
+        return [replace(first, position=positions[id(item)], target="") for item in items]
+
+    def removal_of_items(
+        self, name: str, chain: Sequence[object], items: Sequence[object]
+    ) -> ReferencePath:
+        """Return the path from a notebook's name to a container, with the line that removes items.
+
+        Args:
+            name: the name.
+            chain: the name's object, and the objects from it to the container.
+            items: items of the container.
+        """
+        root, steps = self._from_name(name, chain)
+        path = self.way(root, steps).holder.path
+        cuts = self.cuts_of_items(root, steps, items)
+        return ReferencePath(path, statement_of(cuts) or REMOVE_THEM)
 
     def _name(self, item: object) -> str:
         if is_instance(item, type):
@@ -422,8 +454,10 @@ class PathWriter:
         if not is_pending(task) and not is_failure:
             path.fixed(".result()", path.code and f"{path.code}.result()")
             return
-        cancel = f"{path.statement('{}.cancel()')}; " if path.code and is_pending(task) else ""
-        path.advise(cancel + path.removal, "")
+        removal = path.removal
+        if path.code and is_pending(task) and f".{_CANCEL}" not in removal:
+            removal = f"{path.statement('{}.cancel()')}; {removal}"
+        path.advise(removal, "")
         path.say(": asyncio task")
 
     def _traceback(self, steps: Sequence[object], path: _Path) -> int:
@@ -492,6 +526,8 @@ class PathWriter:
                 cut = Cut(Kind.ATTRIBUTE, id(parent), path.code, target) if is_plain else None
                 path.enter(f"[{key}]" if text_of(key).isdecimal() else part, target, cut)
                 return 2, True
+        if name == ".state" and is_of_library(parent, "torch.optim", "Optimizer"):
+            path.advise(_clearing_state(parent, path), "")
         target = f"{path.code}{name}" if path.code and name[:1] == "." else ""
         kind_of_cut = _kind_of_attribute(parent, name[1:], child)
         if kind_of_cut is None:
@@ -518,13 +554,29 @@ class PathWriter:
         return ""
 
 
+_STATE_MADE_AT_START = {"Adagrad"}
+"""Names of torch's optimizers that make their state in the constructor, and never again."""
+
+
+def _clearing_state(optimizer: object, path: _Path) -> str:
+    """Return the statement that drops the state of an optimizer; empty if it would need that.
+
+    All but one of torch's own optimizers begin without state, and make it in the first step.
+    """
+    module = module_of(optimizer)
+    if not module.startswith("torch.optim.") or type_name(optimizer) in _STATE_MADE_AT_START:
+        return ""
+    clearing = path.statement("{}.state.clear()")
+    return clearing and f"{clearing}{_COMMENT}its averages and momentum begin again"
+
+
 _MOST_WRITTEN = 10
 """Maximum number of items of one container whose code is written; of more, only the positions are
 needed.
 """
 
 
-def _items_of(holder: Any) -> list[object]:
+def items_of(holder: Any) -> list[object]:
     """Return the items of a container, or the attributes of an object."""
     if is_instance(holder, dict):
         return list(dict.values(holder))
@@ -539,22 +591,45 @@ _MOST_WAYS = 4
 """Maximum number of places to name that hold one object."""
 
 
-def joined(ways: Sequence[Way]) -> ReferencePath:
+def joined(ways: Sequence[Way]) -> Way:
     """Return the holders of one object as one, with the line that removes it from all of them."""
     paths = [way.holder.path for way in ways[:_MOST_WAYS]]
     path = ", ".join(paths)
     if len(ways) > _MOST_WAYS:
         path += f", and {len(ways) - _MOST_WAYS} more"
-        return ReferencePath(path, "remove it from all of these")
-    cuts = [way.cut for way in ways if way.cut is not None]
-    advice = statement_of(cuts)
-    if len(cuts) == len(ways) and advice:
-        comments = [way.holder.advice.partition(_COMMENT) for way in ways]
-        comment = next((dashes + text for _, dashes, text in comments if text), "")
-        return ReferencePath(path, advice + comment)
-    return ReferencePath(
-        path, ", and ".join(way.holder.advice.partition(_COMMENT)[0] for way in ways)
-    )
+        return Way(ReferencePath(path, "remove it from all of these"))
+    cuts = [cut for way in ways for cut in way.cuts]
+    if all(way.cuts for way in ways):
+        cuts = _ended_first(ways, cuts)
+        advice = statement_of(cuts)
+        if advice:
+            comments = [way.holder.advice.partition(_COMMENT) for way in ways]
+            comment = next((dashes + text for _, dashes, text in comments if text), "")
+            return Way(ReferencePath(path, advice + comment), tuple(cuts))
+    return Way(ReferencePath(path, ", and ".join(line_of(way.holder.advice) for way in ways)))
+
+
+def _ended_first(ways: Sequence[Way], cuts: list[Cut]) -> list[Cut]:
+    """Return the references to one object, which a user ends by its name if it has to be ended.
+
+    An example is a widget in a dict: ``outer["w"].close(); del outer["w"]``.
+    """
+    direct = [way.cut for way in ways if way.is_direct and way.cut is not None]
+    closing = [cut for cut in direct if cut.kind is Kind.CLOSED]
+    named = [cut for cut in direct if cut.kind in _REFERENCES]
+    if not closing or not named:
+        return cuts
+    ended = replace(named[0], ending=closing[0].ending)
+    return [ended, *(cut for cut in cuts if cut not in (closing[0], named[0]))]
+
+
+_REFERENCES = {Kind.NAME, Kind.ITEM, Kind.KEY, Kind.ATTRIBUTE, Kind.MADE, Kind.ENTRY, Kind.SLOT}
+"""Kinds of references whose target is the code of an object."""
+
+
+def line_of(advice: str) -> str:
+    """Return the statement of a line of advice, without its comment."""
+    return advice.partition(_COMMENT)[0]
 
 
 def _kind_of_hook(owner: object, name: str) -> str:
@@ -594,7 +669,7 @@ def _went_into(path: _Path, parent: Any, child: object) -> bool:
         position = _position(parent, child)
         code = path.code and f"{path.code}[{position}]"
         cut = Cut(Kind.ITEM, id(parent), path.code, code, position, len(parent)) if code else None
-        path.enter(f"[{position}]", code, cut)
+        path.enter(f"[{position}]", code, _ended_by(child, cut))
     elif is_instance(parent, tuple):
         position = _position(parent, child)
         path.fixed(f"[{position}]", path.code and f"{path.code}[{position}]")
@@ -609,40 +684,115 @@ def _went_into(path: _Path, parent: Any, child: object) -> bool:
     return True
 
 
+_CANCEL = "cancel()"
+
+
+def _ended_by(item: object, cut: Cut | None) -> Cut | None:
+    """Return the reference to an item, with the call that ends the item if something must.
+
+    The event loop keeps a pending task without any other reference.
+    """
+    if cut is None or not is_pending(item):
+        return cut
+    return replace(cut, ending=_CANCEL)
+
+
+def is_opaque(item: object) -> bool:
+    """Return True for a library's object that keeps its data in private attributes.
+
+    Users write no names for what is inside: ``source`` of bokeh has ``_property_values``.
+    """
+    if is_users_class(type(item)) or is_array(item) or is_instance(item, BaseException):
+        return False
+    if any(is_instance(item, kind) for kind in _OPEN):
+        return False
+    return module_of(item).partition(".")[0] not in _OPEN_MODULES
+
+
+def is_private(owner: object, item: object) -> bool:
+    """Return True if an object refers to an item, or has its attributes, out of users' sight."""
+    if item is instance_dict(owner):
+        return True
+    return not _attribute(owner, item).startswith(".") or _attribute(owner, item)[1:2] == "_"
+
+
+_OPEN = (dict, list, tuple, set, frozenset, deque, type, ModuleType, FunctionType, MethodType)
+"""Types whose contents users name."""
+_OPEN_MODULES = {"", "builtins", "collections", "functools", "logging", "queue", "types", "weakref"}
+"""Modules of types that users fill step by step."""
+
+
 def _went_into_dict(path: _Path, parent: Any, child: object) -> None:
     """Append a value of a dict, or a key."""
     pairs = list(dict.items(parent))  # one copy: a thread may change it
-    position = next((place for place, (_, value) in enumerate(pairs) if value is child), None)
-    by_position = is_exactly(parent, *_IN_ORDER) and path.code
-    if position is None:
-        position = next((place for place, (key, _) in enumerate(pairs) if key is child), 0)
-        code = f"list({path.code})[{position}]" if by_position else ""
-        target = f"{path.code}[{code}]" if by_position else ""
-        shown = " (as a key)"
+    may_count = is_exactly(parent, *_IN_ORDER) and bool(path.code)
+    for position, (key, value) in enumerate(pairs):
+        if value is child:
+            entry = _value_at(path.code, key, position, may_count=may_count)
+            break
     else:
-        key = pairs[position][0]
-        literal = _literal(key)
-        shown = f"[{literal}]" if literal else f" (under a key of type {type_name(key)})"
+        position = next((place for place, (key, _) in enumerate(pairs) if key is child), 0)
+        entry = _key_at(path.code, position, may_count=may_count)
+    cut = None
+    if entry.target:
+        cut = Cut(Kind.KEY, id(parent), path.code, entry.target, position, len(pairs))
+    path.enter(entry.shown, entry.code, _ended_by(child, cut))
+
+
+class _Entry(NamedTuple):
+    """A value or key of a dict, as a path shows it."""
+
+    shown: str
+    code: str
+    """The expression for it; empty if it cannot be typed."""
+    target: str
+    """The expression to delete."""
+
+
+def _value_at(owner: str, key: object, position: int, *, may_count: bool) -> _Entry:
+    """Return the value under a key; a key that cannot be typed is told by its position."""
+    literal = _literal(key)
+    if literal:
+        shown = f"[{literal}]"
         if len(shown) >= _LONGEST_PATH // 4:
             shown = f"[{key_text(key)}]"
-        if literal:
-            code = target = path.code and f"{path.code}[{literal}]"
-        else:
-            code = f"list({path.code}.values())[{position}]" if by_position else ""
-            target = f"{path.code}[list({path.code})[{position}]]" if by_position else ""
-    # ``import m; m.x`` is no expression.
-    imports, _ = split(path.code)
-    if imports and code.startswith("list("):
-        code, target = _after_imports(code, imports), _after_imports(target, imports)
-    elif imports and "[list(" in target:
-        target = _after_imports(target, imports)
-    cut = Cut(Kind.KEY, id(parent), path.code, target, position, len(pairs)) if target else None
-    path.enter(shown, code, cut)
+        code = owner and f"{owner}[{literal}]"
+        return _Entry(shown, code, code)
+    shown = f" (under a key of type {type_name(key)})"
+    if not may_count:
+        return _Entry(shown, "", "")
+    imports, expression = split(owner)  # ``import m; m.x`` is no expression
+    code = f"{imports}list({expression}.values())[{position}]"
+    return _Entry(shown, code, f"{imports}{expression}[list({expression})[{position}]]")
 
 
-def _after_imports(code: str, imports: str) -> str:
-    """Return code that repeats an expression with imports, with these once at its start."""
-    return imports + code.replace(imports, "")
+def _key_at(owner: str, position: int, *, may_count: bool) -> _Entry:
+    """Return a key of a dict, told by its position."""
+    if not may_count:
+        return _Entry(" (as a key)", "", "")
+    imports, expression = split(owner)
+    key = f"list({expression})[{position}]"
+    return _Entry(" (as a key)", f"{imports}{key}", f"{imports}{expression}[{key}]")
+
+
+def cuts_of_repeated(cut: Cut, parent: Any, child: object) -> list[Cut]:
+    """Return all references from a list, deque or dict to one object, given one of them."""
+    if is_instance(parent, dict):
+        pairs = list(dict.items(parent))
+        may_count = is_exactly(parent, *_IN_ORDER)
+        cuts = list[Cut]()
+        for position, (key, value) in enumerate(pairs):
+            if value is child or key is child:
+                target = _value_at(cut.owner, key, position, may_count=may_count).target
+                cuts.append(replace(cut, position=position, target=target))
+        return cuts if all(cut.target for cut in cuts) else []
+    if cut.kind is not Kind.ITEM:
+        return []
+    items = items_of(parent)
+    positions = [position for position, item in enumerate(items) if item is child]
+    return [
+        replace(cut, position=position, target=f"{cut.owner}[{position}]") for position in positions
+    ]
 
 
 def _literal(key: object) -> str:
@@ -670,7 +820,7 @@ def _went_into_set(path: _Path, parent: Any, child: object) -> None:
         path.fixed(" (in a set)", code)
     else:
         cut = Cut(Kind.ELEMENT, id(parent), path.code, code, position, len(items)) if code else None
-        path.enter(" (in a set)", code, cut)
+        path.enter(" (in a set)", code, _ended_by(child, cut))
 
 
 def _went_into_array(path: _Path, parent: Any, child: object) -> None:

@@ -1,53 +1,175 @@
-"""Roots of what registries of Python and of libraries keep: the user's code put it there, and one
-call takes it out.
+"""Reads the registries in which Python and libraries keep the user's objects, each with its remedy.
+
+An object in a registry stays alive without a name: loggers, signal handlers, widgets, figures.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ipygpumem.heap.arrays import library_type
+from ipygpumem.heap.holders import widgets
 from ipygpumem.heap.holders.cuts import Cut, Kind
-from ipygpumem.heap.holders.roots import Root
-from ipygpumem.introspect import instance_dict, is_instance, text_of
+from ipygpumem.heap.holders.roots import OF_MODULE, Root
+from ipygpumem.introspect import attribute_of, instance_dict, is_instance, loaded_object, text_of
 
 _RANK = 1
 
 
-def objects() -> dict[int, Root]:
-    """Return the roots of objects that registries keep, by identity."""
-    return _loggers() | _signal_handlers()
+@dataclass
+class Registries:
+    """The objects in registries.
 
-
-def _loggers() -> dict[int, Root]:
-    """Return the loggers: the logging module keeps each of them, with its handlers and filters,
-    until the end.
+    Attributes:
+        kept: their roots, by the identity of each object.
+        namespaces: functions that return the root of a key, by the identity of a registry.
+        hidden: identities of registries to skip, because ``kept`` has all of their objects.
     """
-    kind: Any = library_type("logging", "Logger")
-    if kind is None:
-        return {}
-    found = {id(kind.root): _of_logger("root logger", "import logging; logging.getLogger()")}
-    loggers = instance_dict(kind.manager) or {}
-    for name, logger in list(loggers.get("loggerDict", {}).items()):
-        if is_instance(logger, kind):  # else a placeholder
-            code = f"import logging; logging.getLogger({name!r})".replace("'", '"')
-            found[id(logger)] = _of_logger(f'logger "{text_of(name)}"', code)
-    return found
+
+    kept: dict[int, Root] = field(default_factory=dict)
+    namespaces: dict[int, Callable[[object], Root | None]] = field(default_factory=dict)
+    hidden: set[int] = field(default_factory=set)
+
+    @classmethod
+    def read(cls, names: Mapping[str, object]) -> Registries:
+        """Read the registries of loaded libraries; ``names`` are the user's, to write code."""
+        registries = cls()
+        registries._add_loggers()
+        registries._add_signal_handlers()
+        registries._add_widgets_and_figures(names)
+        registries._add_document()
+        return registries
+
+    def _add_loggers(self) -> None:
+        """Add the loggers: the logging module keeps each one, with its handlers and filters."""
+        kind: Any = library_type("logging", "Logger")
+        if kind is None:
+            return
+        root_code = "import logging; logging.getLogger()"
+        self.kept[id(kind.root)] = _of_logger("root logger", root_code)
+        loggers = instance_dict(kind.manager) or {}
+        for name, logger in list(loggers.get("loggerDict", {}).items()):
+            if is_instance(logger, kind):  # else a placeholder
+                code = f"import logging; logging.getLogger({name!r})".replace("'", '"')
+                self.kept[id(logger)] = _of_logger(f'logger "{text_of(name)}"', code)
+
+    def _add_signal_handlers(self) -> None:
+        """Add the functions that handle signals; only the interpreter refers to them."""
+        for number in signal.Signals:
+            handler = signal.getsignal(number)
+            if not callable(handler) or isinstance(handler, signal.Handlers):
+                continue
+            call = f"import signal; signal.signal(signal.{number.name}, signal.SIG_DFL);"
+            cut = Cut(Kind.CALL, 0, "", call)
+            root = Root(f"handler of {number.name}", _RANK, call, cut=cut, is_only_place=True)
+            self.kept[id(handler)] = root
+
+    def _add_widgets_and_figures(self, names: Mapping[str, object]) -> None:
+        """Add the widgets of ipywidgets and the figures of pyplot, which may be widgets."""
+        registry = widgets.WidgetRegistry.of_process(names)
+        figures = _Figures.of_process(names, registry)
+        if figures is not None:
+            self.namespaces[id(figures.managers)] = figures.root
+        if registry is None:
+            return
+        self.hidden.add(id(registry.by_model))
+        self.kept.update(registry.roots())
+        if figures is not None:
+            self.kept.update(figures.roots_of_widgets())
+
+    def _add_document(self) -> None:
+        """Add bokeh's current document, which keeps the plots that were added to it."""
+        state = loaded_object("bokeh.io.state", "_STATE")
+        document = attribute_of(state, "_document")
+        if document is not None:
+            cut = Cut(Kind.CALL, 0, "", "import bokeh.io; bokeh.io.curdoc().clear()")
+            root = Root("bokeh's current document", _RANK, "", is_all=True, cut=cut)
+            self.kept[id(document)] = root
 
 
 def _of_logger(name: str, code: str) -> Root:
     cut = Cut(Kind.CALL, 0, "", f"{code}.handlers.clear()")
-    return Root(f"the logging module, {name}", _RANK, "", code, cut=cut)
+    # Each logger leads to all loggers.
+    return Root(f"the logging module, {name}", _RANK, "", code, cut=cut, is_only_place=True)
 
 
-def _signal_handlers() -> dict[int, Root]:
-    """Return the functions that handle signals; only the interpreter refers to them."""
-    found = {}
-    for number in signal.Signals:
-        handler = signal.getsignal(number)
-        if callable(handler) and not isinstance(handler, signal.Handlers):
-            call = f"import signal; signal.signal(signal.{number.name}, signal.SIG_DFL)"
-            cut = Cut(Kind.CALL, 0, "", f"{call};")
-            found[id(handler)] = Root(f"handler of {number.name}", _RANK, f"{call};", cut=cut)
-    return found
+class _Figures:
+    """The figures that pyplot keeps open."""
+
+    def __init__(
+        self,
+        managers: dict[object, object],
+        plt: str,
+        registry: widgets.WidgetRegistry | None,
+    ) -> None:
+        self.managers = managers
+        self._plt = plt
+        self._registry = registry
+        self._all_widgets: set[int] = set()
+        """Identities of the widgets of all figures."""
+        if registry is not None:
+            for manager in managers.values():
+                self._all_widgets.update(map(id, self._widgets_of(manager)))
+
+    @classmethod
+    def of_process(
+        cls, names: Mapping[str, object], registry: widgets.WidgetRegistry | None
+    ) -> _Figures | None:
+        """Return the open figures; None if pyplot is not loaded."""
+        figures: Any = getattr(loaded_object("matplotlib._pylab_helpers", "Gcf"), "figs", None)
+        if not is_instance(figures, dict):
+            return None
+        plt = "plt"
+        if names.get("plt", 0) is not sys.modules.get("matplotlib.pyplot"):
+            plt = "import matplotlib.pyplot as plt; plt"
+        return cls(figures, plt, registry)
+
+    def root(self, number: object) -> Root:
+        """Return the root of a figure."""
+        position = list(self.managers).index(number)
+        call = f"{self._plt}.close({number})"
+        if self._widgets_of(self.managers[number]):
+            # ipympl closes the canvas; its toolbar, another widget, refers to the canvas.
+            call = f"{self._plt}.figure({number}).canvas.toolbar.close(); {call}"
+        cut = Cut(
+            Kind.CALL,
+            id(self.managers),
+            self._plt,
+            call,
+            position,
+            len(self.managers),
+            all_of=self._closing_all(),
+        )
+        return Root(f"matplotlib figure {number}", OF_MODULE, "", is_all=True, cut=cut)
+
+    def _closing_all(self) -> str:
+        """Return the statement that closes all figures."""
+        closing = f'{self._plt}.close("all")'
+        if not self._all_widgets or self._registry is None:
+            return closing
+        if self._registry.has_no_more_than(self._all_widgets):
+            return f"{self._registry.closing_all}; {closing}"
+        return (
+            f"[{self._plt}.figure(number).canvas.toolbar.close() "
+            f"for number in {self._plt}.get_fignums()]; {closing}"
+        )
+
+    def roots_of_widgets(self) -> dict[int, Root]:
+        """Return the roots of the widgets of figures, which are those of the figures."""
+        roots = dict[int, Root]()
+        for number, manager in self.managers.items():
+            root = self.root(number)
+            for widget in self._widgets_of(manager):
+                roots[id(widget)] = root
+        return roots
+
+    def _widgets_of(self, manager: object) -> list[object]:
+        """Return the canvas and the toolbar of a figure if these are registered widgets."""
+        if self._registry is None:
+            return []
+        parts = [attribute_of(manager, "canvas"), attribute_of(manager, "toolbar")]
+        return [part for part in parts if self._registry.has(part)]

@@ -49,6 +49,8 @@ class Root:
     """True if its target cannot be typed."""
     cut: Cut | None = None
     """Its own reference, if that can be removed."""
+    is_only_place: bool = False
+    """True if no other place need be searched that holds its object."""
 
     @classmethod
     def of_variable(cls, key: object) -> Root:

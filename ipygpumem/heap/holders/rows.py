@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import compress
 from operator import not_
 
-from ipygpumem.heap.arrays import StorageKey, is_of_pandas, storage_key
+from ipygpumem.heap.arrays import StorageKey, describe, is_of_pandas, storage_key
 from ipygpumem.heap.bulk import by_identity, chunks
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.knowledge.barriers import Barriers
@@ -15,6 +15,10 @@ from ipygpumem.introspect import instance_dict, is_instance, type_name
 
 _MOST_VISITED = 2_000_000
 """Maximum number of objects to look at for all rows of a report: a second of work."""
+_LITTLE = 0.1
+"""Maximum share of other arrays in an object that is removed as a whole, by their bytes."""
+_NO_OBJECT = (0,)
+"""The identity of no object."""
 _OF_PANDAS = {"DataFrame", "Series", "Index"}
 """Names of pandas' classes that users know; a name ends in ``Index`` for the rest."""
 
@@ -59,6 +63,7 @@ class RowHolders:
         self, rows: Mapping[StorageKey, Row], heap: Heap, namespaces: Iterable[int]
     ) -> None:
         self._rows = rows
+        self._heap = heap
         self._barriers = Barriers(namespaces)
         self._references = ReferenceReader(self._barriers, has_text_keys=False)
         self._left = _MOST_VISITED
@@ -66,6 +71,8 @@ class RowHolders:
         for row in rows.values():
             for storage in row.storages:
                 by_storage.setdefault(storage, []).append(row)
+        self._storages = frozenset(by_storage)
+        """The storages of all rows."""
         for item in [*heap.tensors, *heap.ndarrays] if rows else ():
             key = storage_key(item)
             if key is not None and key in by_storage:
@@ -95,6 +102,37 @@ class RowHolders:
         if is_instance(chain[position], BaseException):
             return chain  # the advice for what an exception holds names its attribute or local name
         return chain[: position + 1]
+
+    def has_little_else(self, item: object) -> bool:
+        """Return True if nearly all arrays to which an object leads belong to rows."""
+        reached = self._all_reached(item)
+        if self._left <= 0:
+            return False
+        sizes = dict[StorageKey, int]()
+        arrays = by_identity([*self._heap.tensors, *self._heap.ndarrays])
+        for key in reached & arrays.keys():
+            array = describe(arrays[key])
+            if array is not None:
+                sizes[array.storage] = array.size_bytes
+        of_rows = sum(size for storage, size in sizes.items() if storage in self._storages)
+        return sum(sizes.values()) - of_rows <= _LITTLE * of_rows
+
+    def items_leading_to(self, row: Row, items: Sequence[object]) -> list[object]:
+        """Return the items of a container that lead to arrays of a row."""
+        wanted = row.array_ids.keys()
+        leading = list[object]()
+        for item in items:
+            if not wanted.isdisjoint(self._all_reached(item)):
+                leading.append(item)
+            if self._left <= 0:
+                return []
+        return leading
+
+    def _all_reached(self, item: object) -> set[int]:
+        """Return the identities of all objects to which an item leads."""
+        reached = set[int]()
+        self._reach(item, _NO_OBJECT, reached)
+        return reached
 
     def _nearest(self, row: Row, chain: Sequence[object]) -> int:
         """Return the position of the nearest holder of a row in a chain; set the row's ``held``."""

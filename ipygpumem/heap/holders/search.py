@@ -10,10 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ipygpumem.heap.arrays import StorageKey, is_of_library, storage_key
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.backward import MOST_VISITS, BackwardSearch, Steps, Ways
-from ipygpumem.heap.holders.cuts import statement_of
+from ipygpumem.heap.holders.backward import MOST_VISITS, BackwardSearch, Steps, Ways, WayTo
+from ipygpumem.heap.holders.cuts import Kind, statement_of
 from ipygpumem.heap.holders.graphs import GRADIENT, Keeper, keepers, requiring_grad
-from ipygpumem.heap.holders.paths import PathWriter, Way, joined
+from ipygpumem.heap.holders.paths import (
+    PathWriter,
+    Way,
+    cuts_of_repeated,
+    is_opaque,
+    is_private,
+    items_of,
+    joined,
+    line_of,
+)
 from ipygpumem.heap.holders.roots import NOTEBOOK, REMOVE, REMOVE_THEM, Root, Roots
 from ipygpumem.heap.holders.rows import Row, RowHolders
 from ipygpumem.introspect import is_instance, is_name
@@ -180,6 +189,7 @@ class _Explanation:
         self._search = BackwardSearch(targets, heap, roots, max_visits)
         self._writer = PathWriter(roots)
         self._kept = roots.kept
+        self._cuts = roots.cuts
         self._max_visits = max_visits
         self._removed: dict[StorageKey, tuple[object, Way]] = {}
         """The object to remove for each storage, and the best way to it."""
@@ -198,7 +208,9 @@ class _Explanation:
         for key, items in self._objects.items():
             nearest = self._nearest(self._search.named, items, of_graphs=of_graphs)
             if nearest is not None:
-                self.named[key] = self._of_row(key, *nearest, rows).holder
+                way = self._of_row(key, *nearest, rows)
+                self._note_cuts(way)
+                self.named[key] = way.holder
         for key, items in self._objects.items():
             if key in self.named:
                 continue
@@ -208,6 +220,11 @@ class _Explanation:
         self.is_cut = self._search.is_cut and len(self.named) < len(self._objects)
         if all_places:
             self._add_other_holders()
+
+    def _note_cuts(self, way: Way) -> None:
+        """Record the references that a line removes, so that rows of one container become one."""
+        if way.cuts and way.holder.advice:
+            self._cuts[line_of(way.holder.advice)] = list(way.cuts)
 
     def _nearest(
         self, ways: Ways, items: Sequence[object], *, of_graphs: bool
@@ -238,32 +255,58 @@ class _Explanation:
             return self._remove(key, steps[-1], way)
         shorter = tuple(rows.shortened(key, steps))
         holder = shorter[-1]
-        if len(shorter) == len(steps):
-            return self._remove(key, holder, way)
         if id(holder) == row.object_id:
             return self._remove(key, holder, self._writer.way(root, shorter))
+        library_object = self._library_object(root, shorter, rows)
+        if library_object is not None:
+            return self._remove(key, *library_object)
+        if len(shorter) == len(steps):
+            return self._remove(key, holder, way)
         if row.is_inside_item and is_instance(holder, dict):
             # Such as a pandas object in a dict: it is removed as a whole.
             item = steps[len(shorter)]
             return self._remove(key, item, self._writer.way(root, (*shorter, item)))
-        path = self._writer.way(root, shorter).holder.path
-        return Way(ReferencePath(path, self._advice_inside(root, shorter, row)))
+        whole = self._writer.way(root, shorter)
+        if whole.cut is None and whole.holder.advice not in ("", REMOVE):
+            return whole  # such as ``load.cache_clear()``
+        inner = self._way_inside(root, shorter, row, rows)
+        return Way(ReferencePath(whole.holder.path, inner.holder.advice), cuts=inner.cuts)
 
     def _remove(self, key: StorageKey, item: object, way: Way) -> Way:
         """Record the object to remove for a storage, and return the way to it."""
         self._removed[key] = item, way
         return way
 
-    def _advice_inside(self, root: Root, steps: Steps, row: Row) -> str:
+    def _library_object(
+        self, root: Root, steps: Steps, rows: RowHolders
+    ) -> tuple[object, Way] | None:
+        """Return the outermost object of a library on a chain that has nothing but rows' arrays.
+
+        Users remove it as a whole: they write no names of what is inside. An example is a group of
+        zarr in a dict.
+        """
+        for position in range(1, len(steps) - 1):
+            item = steps[position]
+            if not is_opaque(item) or not is_private(item, steps[position + 1]):
+                continue
+            way = self._writer.way(root, steps[: position + 1])
+            is_removable = way.cut is not None and way.is_direct and way.cut.kind is not Kind.NAME
+            if is_removable and rows.has_little_else(item):
+                return item, way
+        return None
+
+    def _way_inside(self, root: Root, steps: Steps, row: Row, rows: RowHolders) -> Way:
         """Return the line that takes the arrays of a row out of the last object of a chain."""
-        cuts = self._writer.cuts_inside(root, steps, row.array_ids)
-        reached = {row.array_ids[id(item)] for item, _ in cuts}
-        advice = ""
-        if row.held <= reached:
-            advice = statement_of([cut for _, cut in cuts])
+        pairs = self._writer.cuts_inside(root, steps, row.array_ids)
+        reached = {row.array_ids[id(item)] for item, _ in pairs}
+        cuts = [cut for _, cut in pairs]
+        if not row.held <= reached:
+            leading = rows.items_leading_to(row, items_of(steps[-1]))
+            cuts = self._writer.cuts_of_items(root, steps, leading)
+        advice = statement_of(cuts)
         if advice:
-            return advice
-        return REMOVE if len(row.storages) == 1 else REMOVE_THEM
+            return Way(ReferencePath("", advice), cuts=tuple(cuts))
+        return Way(ReferencePath("", REMOVE if len(row.storages) == 1 else REMOVE_THEM))
 
     def _add_other_holders(self) -> None:
         """Name the other places that hold an object: it dies only if all of them are emptied."""
@@ -273,22 +316,40 @@ class _Explanation:
         self._search.search_for_all([item for item, _ in removable.values()], self._max_visits)
         for key, (item, way) in removable.items():
             ways = self._all_ways(item, way)
-            if len(ways) > 1:
-                self.named[key] = joined(ways)
+            if len(ways) > 1 or len(ways[0].cuts) > 1:
+                way = joined(ways) if len(ways) > 1 else ways[0]
+                self._note_cuts(way)
+                self.named[key] = way.holder
             elif not way.holder.advice and way.cut is not None:
                 self.named[key] = ReferencePath(way.holder.path, statement_of([way.cut]))
 
     def _all_ways(self, item: object, nearest: Way) -> list[Way]:
         """Return the ways to an object from all places that hold it, one for each line."""
         by_advice = {nearest.holder.advice: nearest}
-        if id(item) in self._kept:
-            return [nearest]  # a registry leads from each of its objects to all of them
+        kept = self._kept.get(id(item))
+        if kept is not None and kept.is_only_place:
+            return [nearest]
         for way_to in self._search.ways_to([item]):
             if any(step is item for step in way_to.steps[:-1]):
                 continue  # the object's own part refers to it
             way = self._writer.way(way_to.roots[0], way_to.steps)
+            repeated = _repeated(way_to, way)
+            if repeated is not None:
+                by_advice[way.holder.advice] = repeated
             by_advice.setdefault(way.holder.advice, way)
         return list(by_advice.values())
+
+
+def _repeated(way_to: WayTo, way: Way) -> Way | None:
+    """Return a way with all references from one container; None if there is only one."""
+    if way_to.references == 1 or len(way_to.steps) < 2 or way.cut is None or not way.is_direct:
+        return None
+    cuts = cuts_of_repeated(way.cut, *way_to.steps[-2:])
+    advice = statement_of(cuts)
+    if len(cuts) < 2 or not advice:
+        return None
+    path = f"{way.holder.path}, and {len(cuts) - 1} more there"
+    return Way(ReferencePath(path, advice), tuple(cuts))
 
 
 def _order(holder: ReferencePath) -> tuple[bool, int, str]:

@@ -1,0 +1,154 @@
+"""Reads the registry in which ipywidgets keeps every widget until it is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from ipygpumem.heap.arrays import library_type
+from ipygpumem.heap.holders.cuts import Cut, Kind, split
+from ipygpumem.heap.holders.roots import Root, module_code
+from ipygpumem.introspect import attribute_of, class_dict, is_instance, loaded_object, type_name
+
+_RANK = 1
+_PARTS = {"Layout"}
+"""Names of the types of widgets that only style another one."""
+
+
+class WidgetRegistry:
+    """The open widgets.
+
+    Widgets that show each other are a family, which is closed as a whole: a box does not close its
+    children, and these may refer to the box.
+
+    Attributes:
+        by_model: the widgets by the identifiers of their models: the registry itself.
+    """
+
+    def __init__(self, by_model: dict[object, object], code: str, widgets_code: str) -> None:
+        self.by_model = by_model
+        self._code = code
+        self._widgets_code = widgets_code
+        self._models = {id(widget): model for model, widget in list(by_model.items())}
+
+    @classmethod
+    def of_process(cls, names: Mapping[str, object]) -> WidgetRegistry | None:
+        """Return the registry, with code for a user who has ``names``; None without ipywidgets."""
+        kind: Any = library_type("ipywidgets", "Widget")
+        if kind is None:
+            return None
+        code = module_code("ipywidgets", names)
+        by_model: Any = loaded_object("ipywidgets.widgets.widget", "_instances")
+        if is_instance(by_model, dict):
+            return cls(by_model, f"{code}.widgets.widget._instances", code)
+        by_model = class_dict(kind).get("widgets")  # ipywidgets 7
+        if is_instance(by_model, dict):
+            return cls(by_model, f"{code}.Widget.widgets", code)
+        return None
+
+    @property
+    def closing_all(self) -> str:
+        """The statement that closes all widgets."""
+        return f"{self._widgets_code}.Widget.close_all()"
+
+    def has(self, item: object) -> bool:
+        """Return True for an open widget."""
+        return id(item) in self._models
+
+    def has_no_more_than(self, widgets: Collection[int]) -> bool:
+        """Return True if all open widgets are some widgets, by identity, and their styles."""
+        return all(
+            id(widget) in widgets or _is_style(widget) for widget in list(self.by_model.values())
+        )
+
+    def roots(self) -> dict[int, Root]:
+        """Return the root of each open widget, by its identity."""
+        families = self._families()
+        roots = dict[int, Root]()
+        for position, family in enumerate(families):
+            root = self._root(family, position, len(families))
+            for widget in family:
+                roots[id(widget)] = root
+        return roots
+
+    def _families(self) -> list[list[object]]:
+        """Return the open widgets by family, each from its outermost widget on."""
+        family_of = dict[int, list[object]]()
+        for widget in list(self.by_model.values()):
+            family = family_of.setdefault(id(widget), [widget])
+            if _is_style(widget):
+                continue
+            for part in _shown_by(widget):
+                if not self.has(part) or _is_style(part):
+                    continue
+                other = family_of.setdefault(id(part), [part])
+                if other is not family:
+                    family += other  # the widget around comes first
+                    for member in other:
+                        family_of[id(member)] = family
+        unique = {id(family): family for family in family_of.values()}
+        return [family for family in unique.values() if not _is_style(family[0])]
+
+    def _root(self, family: list[object], position: int, number_of_families: int) -> Root:
+        """Return the root of the widgets of a family."""
+        first = family[0]
+        model = str(self._models[id(first)])
+        text = f"the registry of widgets, {type_name(first)} {model[:8]}"
+        code = f'{self._code}["{model}"]'
+        inner = set(map(id, _children_of(first)))
+        cut = Cut(
+            Kind.CLOSED,
+            id(self.by_model),
+            "",
+            code,
+            position,
+            number_of_families,
+            all_of=self.closing_all,
+            ending="close()",
+        )
+        if number_of_families == 1 and len(family) > 1:
+            cut = Cut(Kind.CALL, cut.owner_id, "", self.closing_all)
+            return Root(text, _RANK, "", is_all=True, cut=cut)
+        if len(family) == 1:
+            return Root(text, _RANK, "", code, is_all=True, cut=cut)
+        if all(id(widget) in inner for widget in family[1:]):
+            imports, target = split(code)
+            ending = f"{imports}[widget.close() for widget in [*{target}.children, {target}]];"
+            cut = Cut(
+                Kind.CALL,
+                cut.owner_id,
+                "",
+                ending,
+                position,
+                number_of_families,
+                all_of=self.closing_all,
+            )
+            return Root(text, _RANK, "", is_all=True, cut=cut)
+        return Root(text, _RANK, "close() each of its widgets", is_all=True)
+
+
+def _is_style(widget: object) -> bool:
+    """Return True for a widget that only styles another one; ipywidgets never closes it."""
+    name = type_name(widget)
+    return name in _PARTS or name.endswith("Style")
+
+
+def _children_of(widget: object) -> tuple[object, ...]:
+    """Return the children of a box."""
+    children = _traits(widget).get("children")
+    return children if type(children) is tuple else ()
+
+
+def _shown_by(widget: object) -> Iterator[object]:
+    """Yield the objects to which a widget's traits refer, directly or in a tuple."""
+    for value in list(_traits(widget).values()):
+        if type(value) is tuple or type(value) is list:
+            yield from value
+        else:
+            yield value
+
+
+def _traits(widget: object) -> dict[str, Any]:
+    """Return the values of a widget's traits by name."""
+    values = attribute_of(widget, "_trait_values")
+    return values if type(values) is dict else {}
