@@ -1,7 +1,7 @@
 """Stands in for libraries that keep objects: the parts of each that matter, in a few lines.
 
-``install("ipywidgets")`` makes the module and its submodules importable in this process. A class of
-such a module counts as a library's, because no user writes modules with dots in their names by hand.
+``install("ipywidgets")`` makes the module and its submodules importable in this process. A class
+of such a module counts as a library's: users make no modules with dots in their names by hand.
 """
 
 from __future__ import annotations

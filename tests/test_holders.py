@@ -147,3 +147,180 @@ def test_connections_of_two_databases_are_apart(kernel: Kernel) -> None:
         answer = why(kernel, name)
         assert sum(answer["freed_bytes"].values()) > 19 * MIB
         assert holders(answer) == {}
+
+
+# -- lines that free many objects -----------------------------------------------------------------
+
+_LEFT = """
+def left():
+    import json
+    from ipygpumem.shell.app import app_of
+    display, reports = app_of(get_ipython()).context.display, []
+    shown, display.show = display.show, lambda new, *_, **__: reports.extend(new)
+    try:
+        get_ipython().run_line_magic("gpumem", "leaks")
+    finally:
+        display.show = shown
+    return rows([row for report in reports for row in report.records if hasattr(row, "holder")])
+def left_by_experiment():
+    from ipygpumem.shell.app import app_of
+    return rows(app_of(get_ipython()).experiments.finished[-1].survivors)
+def rows(records):
+    import json
+    return json.dumps([(row.size_bytes, row.holder.path, row.holder.advice) for row in records])
+import asyncio, concurrent.futures, gc, weakref
+import numpy as np
+watched = []
+def array():
+    made = np.ones(10_000)
+    watched.append(weakref.ref(made))
+    return made
+async def wait(data):
+    await asyncio.sleep(1000)
+async def give():
+    return array()
+"""
+_MANY = 400
+"""Number of arrays of 80 kB: too small for rows of their own."""
+
+
+def left(kernel: Kernel) -> list[tuple[int, str, str]]:
+    """Return the bytes, the holder and the line of each row of ``%gpumem leaks``."""
+    return [tuple(row) for row in json.loads(kernel.value("left()"))]
+
+
+def left_by_experiment(kernel: Kernel) -> list[tuple[int, str, str]]:
+    """Return the bytes, the holder and the line of each row of the last experiment."""
+    return [tuple(row) for row in json.loads(kernel.value("left_by_experiment()"))]
+
+
+def alive(kernel: Kernel) -> int:
+    """Return the number of arrays that are still alive."""
+    works(kernel, "import asyncio, gc; await asyncio.sleep(0); gc.collect();")
+    return int(kernel.value("sum(one() is not None for one in watched)"))
+
+
+@linux
+@pytest.mark.parametrize(
+    ("setup", "code", "line"),
+    [
+        (
+            "outer = {'tasks': []}",
+            "outer['tasks'] += [asyncio.create_task(wait(array())) for _ in range(MANY)]",
+            'while outer["tasks"]: outer["tasks"].pop().cancel()',
+        ),
+        (
+            "outer = {}",
+            "outer.update((n, asyncio.create_task(wait(array()))) for n in range(MANY))",
+            "while outer: outer.popitem()[1].cancel()",
+        ),
+        (
+            "outer = set()",
+            "outer.update(asyncio.create_task(wait(array())) for _ in range(MANY))",
+            "while outer: outer.pop().cancel()",
+        ),
+        (
+            "outer = [asyncio.create_task(asyncio.sleep(1000))]",
+            "outer += [asyncio.create_task(wait(array())) for _ in range(MANY)]",
+            f"for position in range({_MANY}, 0, -1): outer.pop(position).cancel()",
+        ),
+        (
+            "outer = []",
+            "outer += [asyncio.create_task(give()) for _ in range(MANY)]",
+            "outer.clear()",
+        ),
+        (
+            "outer = []",
+            """
+            outer += [asyncio.get_running_loop().create_future() for _ in range(MANY)]
+            for future in outer: future.set_result(array())
+            """,
+            "outer.clear()",
+        ),
+        (
+            "outer = {'done': [0]}; pool = concurrent.futures.ThreadPoolExecutor(1)",
+            """
+            outer["done"] += [pool.submit(array) for _ in range(MANY)]
+            concurrent.futures.wait(outer["done"][1:]);
+            """,
+            'del outer["done"][1:]',
+        ),
+    ],
+    ids=["pending", "dict", "set", "next to an older one", "done", "futures", "pool"],
+)
+def test_one_line_frees_a_container_of_tasks(
+    kernel: Kernel, setup: str, code: str, line: str
+) -> None:
+    works(kernel, _LEFT, setup)
+    code = "\n".join(part.strip() for part in code.replace("MANY", str(_MANY)).splitlines())
+    works(kernel, f"%%experiment e\n{code}\nawait asyncio.sleep(0)\nawait asyncio.sleep(0)")
+    assert alive(kernel) == _MANY
+    rows = left(kernel)
+    assert [advice for _, _, advice in rows] == [line]
+    assert sum(size for size, _, _ in rows) >= _MANY * 80_000
+    works(kernel, line)
+    assert alive(kernel) == 0
+    assert left(kernel) == []
+
+
+@linux
+def test_lines_of_two_containers_free_both(kernel: Kernel) -> None:
+    works(
+        kernel,
+        _LEFT,
+        "outer = [0]; table = {'kept': 1}",
+        """
+        def fill():
+            for number in range(6):
+                made = np.ones(200_000)
+                watched.append(weakref.ref(made))
+                outer.append(made)
+                table[number] = made
+        """,
+        "%%experiment e\nfill()",
+    )
+    assert alive(kernel) == 6
+    for _, _, advice in left_by_experiment(kernel):
+        works(kernel, advice)
+    assert alive(kernel) == 0
+    assert kernel.value("(outer, table)") == ([0], {"kept": 1})
+
+
+# -- optimizers -----------------------------------------------------------------------------------
+
+
+torch_kernel = kernel_with(
+    "%load_ext ipygpumem",
+    _LEFT,
+    """
+    import torch
+    net = torch.nn.Linear(1, 1)
+    torch.optim.Adam(net.parameters()).step()
+    """,
+)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "is_safe"),
+    [
+        ("Adam(net.parameters())", True),
+        ("SGD(net.parameters(), lr=0.1, momentum=0.9)", True),
+        ("RMSprop(net.parameters())", True),
+        ("AdamW(net.parameters(), amsgrad=True)", True),
+        ("Adagrad(net.parameters())", False),
+    ],
+)
+def test_state_of_an_optimizer_has_a_line(
+    torch_kernel: Kernel, optimizer: str, is_safe: bool
+) -> None:
+    kernel = torch_kernel
+    works(kernel, f"net = torch.nn.Linear(700, 700); opt = torch.optim.{optimizer}")
+    works(kernel, "def step(): net(torch.ones(1, 700)).sum().backward(); opt.step()")
+    works(kernel, "%%experiment e\nstep()")
+    rows = left_by_experiment(kernel)
+    lines = {advice for _, path, advice in rows if ".state" in path}
+    if not is_safe:
+        assert lines <= {""}
+        return
+    assert lines == {"opt.state.clear()  # its averages and momentum begin again"}
+    works(kernel, lines.pop(), "assert not opt.state; step(); opt.state.clear(); net.zero_grad()")

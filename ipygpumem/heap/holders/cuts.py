@@ -29,7 +29,7 @@ class Kind(Enum):
     CLOSED = "a registration that a method of the object removes"
 
 
-_ORDERED = {Kind.ITEM, Kind.KEY, Kind.ELEMENT}
+_ORDERED = {Kind.ITEM, Kind.KEY, Kind.ENTRY, Kind.ELEMENT}
 """References of containers with positions, several of which one statement can remove."""
 
 
@@ -118,7 +118,8 @@ def statement_of(cuts: Sequence[Cut]) -> str:
         return loop
     if len(groups) > _MOST_KEYS:
         return ""
-    statements = [_of_one_owner(group) for group in _inner_first(groups)]
+    is_alone = len(groups) == 1
+    statements = [_of_one_owner(group, is_alone=is_alone) for group in _inner_first(groups)]
     return in_sequence(statements) if all(statements) else ""
 
 
@@ -133,15 +134,19 @@ def _positions(cut: Cut) -> tuple[int, ...]:
     return (*before, cut.position)
 
 
-def _of_one_owner(cuts: list[Cut]) -> str:
-    """Return the statement that removes some references of one object."""
+def _of_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
+    """Return the statement that removes some references of one object.
+
+    It is a loop only if it stands alone: no loop can follow another statement in a line.
+    """
     first = cuts[0]
     if len(cuts) == 1 and not (first.kind is Kind.ELEMENT and first.size == 1):
         return first.statement
     if len(cuts) == first.size and first.all_of:
         return first.all_of
     if first.kind in _ORDERED and all(_is_alike(cut, first) for cut in cuts):
-        statement = _of_positions(first, sorted(cut.position for cut in cuts))
+        positions = sorted(cut.position for cut in cuts)
+        statement = _of_positions(first, positions, is_alone=is_alone)
         if statement:
             return statement
     if len(cuts) <= _MOST_KEYS or first.kind in (Kind.CALL, Kind.CLOSED):
@@ -154,32 +159,37 @@ def _is_alike(cut: Cut, other: Cut) -> bool:
     return cut.kind is other.kind and cut.ending == other.ending
 
 
-def _of_positions(first: Cut, positions: list[int]) -> str:
+def _of_positions(first: Cut, positions: list[int], *, is_alone: bool) -> str:
     """Return the statement that removes the references of a container at some positions."""
     imports, owner = split(first.owner)
     start, end = positions[0], positions[-1] + 1
     is_span = end - start == len(positions)
-    if len(positions) == first.size:
+    if len(positions) == first.size and first.kind is not Kind.ENTRY:
         if first.ending:
-            return _ending_all(first)
+            return _ending_all(first, is_alone=is_alone)
         return f"{imports}{owner}.clear()"
     if is_span:
-        return _of_span(first, start, end)
+        return _of_span(first, start, end, is_alone=is_alone)
     may_list = _MOST_KEYS < len(positions) <= _MOST_POSITIONS
     if first.kind is Kind.ITEM and may_list and not first.ending:
         listed = ", ".join(map(str, reversed(positions)))
-        return f"for position in {listed}: del {without_import(first.owner)}[position]"
+        in_loop = without_import(first.owner)
+        if is_alone:
+            return f"for position in {listed}: del {in_loop}[position]"
+        return f"[{in_loop}.__delitem__(position) for position in ({listed})];"
     return ""
 
 
-def _ending_all(cut: Cut) -> str:
+def _ending_all(cut: Cut, *, is_alone: bool) -> str:
     """Return the loop that ends and removes all objects of a container."""
     owner = without_import(cut.owner)
     removed = f"{owner}.popitem()[1]" if cut.kind is Kind.KEY else f"{owner}.pop()"
-    return f"while {owner}: {removed}.{cut.ending}"
+    if is_alone:
+        return f"while {owner}: {removed}.{cut.ending}"
+    return f"[{removed}.{cut.ending} for _ in range(len({owner}))];"
 
 
-def _of_span(cut: Cut, start: int, end: int) -> str:
+def _of_span(cut: Cut, start: int, end: int, *, is_alone: bool) -> str:
     """Return the statement that removes neighbouring items of a container."""
     imports, owner = split(cut.owner)
     span = f"[{start}:]" if end == cut.size else f"[{start}:{end}]"
@@ -187,14 +197,20 @@ def _of_span(cut: Cut, start: int, end: int) -> str:
     match cut.kind:
         case Kind.ITEM:
             if cut.ending:
-                positions = f"range({end - 1}, {start - 1}, -1)"
-                return f"for position in {positions}: {in_loop}.pop(position).{cut.ending}"
+                loop = f"for position in range({end - 1}, {start - 1}, -1)"
+                removed = f"{in_loop}.pop(position).{cut.ending}"
+                return f"{loop}: {removed}" if is_alone else f"[{removed} {loop}];"
             return f"{imports}del {owner}{span}"
         case Kind.KEY:
-            keys = f"for key in list({in_loop}){span}:"
+            loop = f"for key in list({in_loop}){span}"
+            removed = f"{in_loop}.pop(key)"
             if cut.ending:
-                return f"{keys} {in_loop}.pop(key).{cut.ending}"
-            return f"{keys} del {in_loop}[key]"
+                removed += f".{cut.ending}"
+            elif is_alone:
+                return f"{loop}: del {in_loop}[key]"
+            return f"{loop}: {removed}" if is_alone else f"[{removed} {loop}];"
+        case Kind.ENTRY:
+            return f"{imports}{owner}.update(dict.fromkeys(list({owner}){span}))"
         case _:
             if cut.ending:
                 return ""
@@ -216,7 +232,7 @@ def _in_each(groups: list[list[Cut]]) -> str:
     statements = set[str]()
     for group, around in zip(groups, outer, strict=True):
         inner = [inside(cut, around) for cut in group]
-        statements.add(_of_one_owner(inner))
+        statements.add(_of_one_owner(inner, is_alone=False))
     positions = sorted(cut.position for cut in outer)
     start, end = positions[0], positions[-1] + 1
     if len(statements) > 1 or end - start != len(groups):
@@ -225,8 +241,8 @@ def _in_each(groups: list[list[Cut]]) -> str:
     if len(groups) == first.size:
         span = ""
     statement = statements.pop()
-    if not statement or statement.startswith(("for ", "while ")):
-        return ""  # no loop can stand in another one's line
+    if not statement:
+        return ""
     return f"for item in {without_import(first.owner)}{span}: {statement}"
 
 
