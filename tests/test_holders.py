@@ -324,3 +324,46 @@ def test_state_of_an_optimizer_has_a_line(
         return
     assert lines == {"opt.state.clear()  # its averages and momentum begin again"}
     works(kernel, lines.pop(), "assert not opt.state; step(); opt.state.clear(); net.zero_grad()")
+
+
+# -- cycles that Python never frees ---------------------------------------------------------------
+
+_WATCH = "    watched.append(weakref.ref(array))"
+_CYCLES = {
+    "an attribute": """
+        array = np.empty(1, object)
+        owner = Owner()
+        owner.data = np.ones(1 << 20)
+        owner.array = array
+        array[0] = owner
+    """,
+    "a list": """
+        array = np.empty(1, object)
+        array[0] = [np.ones(1 << 20), array]
+    """,
+    "a dict": """
+        array = np.empty((2, 2), object)
+        array[1, 1] = {"data": np.ones(1 << 20), "array": array}
+    """,
+    "a view": """
+        array = np.empty(4, object)
+        array[0] = {"data": np.ones(1 << 20), "array": array[1:]}
+    """,
+}
+
+
+@linux
+@pytest.mark.parametrize("code", _CYCLES.values(), ids=_CYCLES)
+def test_a_cycle_through_an_array_is_called_one(kernel: Kernel, code: str) -> None:
+    works(kernel, _LEFT, f"class Owner: pass\ndef make():{code.rstrip()}\n    {_WATCH}")
+    works(kernel, "%%experiment e\nmake()")
+    rows = left(kernel)
+    assert len(rows) == 1, rows
+    (row,) = rows
+    assert row[0] == pytest.approx(8 * MIB, rel=0.1)
+    assert row[1:] == (
+        "a cycle through an array of objects, which Python never frees",
+        "set the array's elements to None before you delete it",
+    )
+    works(kernel, "watched[-1]().fill(None)")
+    assert left(kernel) == []

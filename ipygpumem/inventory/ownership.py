@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import gc
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from ipygpumem.heap.arrays import storage_key
+from ipygpumem.heap.arrays import StorageKey, storage_key
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.backward import BackwardSearch, WayTo
 from ipygpumem.heap.holders.cuts import Kind
 from ipygpumem.heap.holders.paths import PathWriter
 from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, Root, Roots
-from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.holders.search import HIDDEN_CYCLE, explain
 from ipygpumem.heap.holders.tasks import is_pending
 from ipygpumem.heap.knowledge.barriers import Barriers, is_left_out
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.region import Region
-from ipygpumem.heap.sharing import Partners, partners, types_to_compare
+from ipygpumem.heap.sharing import Partners, partners
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.introspect import (
     is_atom,
@@ -47,10 +47,6 @@ _MOST_PLACES = 4
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _PARTS_SHOWN, _LEAST_SHARE = 5, 0.01
 _SMALL = ReferencePath("smaller objects, which something else uses too", "")
-_HIDDEN_CYCLE = ReferencePath(
-    "a cycle through an array of objects, which Python never frees",
-    "set the array's elements to None before",
-)
 _NOT_REACHED = ReferencePath("something that the search did not reach within its limits", "")
 _UNSEEN = ReferencePath(
     "something that cannot be seen from Python: a running function or compiled code", ""
@@ -70,12 +66,10 @@ class _Row:
     @property
     def holder(self) -> ReferencePath:
         """The holder with the number of its references."""
-        found = self.one if len(self.keys) == 1 else self.several
-        return (
-            replace(found, path=f"{found.path}, and {self.more:,} more there")
-            if self.more
-            else found
-        )
+        holder = self.one if len(self.keys) == 1 else self.several
+        if self.more == 0:
+            return holder
+        return replace(holder, path=f"{holder.path}, and {self.more:,} more there")
 
 
 @dataclass(frozen=True)
@@ -90,6 +84,8 @@ class HeldPart(Record):
     """Bytes by device that no earlier part counts."""
     is_shared: bool = False
     """True if an earlier part counts memory that this holder keeps alive too."""
+    shared_bytes: int = 0
+    """Bytes of such memory on all devices."""
 
     @property
     def size_bytes(self) -> int:
@@ -150,22 +146,21 @@ def take(
     with undisturbed():
         region = Region(namespaces=roots.namespaces, keeps_folded=True)
         size = Sizes(region=region).measure(holding[0])
-        root = id(holding[0])
-        every = region.reach([root])
-        held = region.held_from_outside({root: references}) & every
-        named = _worth_naming(region, held, region.bytes_of(every).total())
-        groups = dict[ReferencePath, set[NodeKey]]()
-        if named or region.may_share:
-            hidden = roots.hidden | {id(region.objects), id(region.folded), id(holding)}
-            groups, held = _holders(
-                name, holding, region, held, replace(roots, hidden=hidden), is_name=is_name
-            )
+        every = region.reach([id(holding[0])])
+        held = region.held_from_outside({id(holding[0]): references}) & every
+        groups: _Groups = {}
+        if _worth_naming(region, held, every) or region.may_share:
+            ours = {id(region.objects), id(region.folded), id(holding)}
+            outside = replace(roots, hidden=roots.hidden | ours)
+            groups, held = _holders(name, holding, region, held, outside, is_name=is_name)
         cycles = region.in_hidden_cycles()
         if cycles:
-            groups[_HIDDEN_CYCLE] = set(cycles)
+            groups[HIDDEN_CYCLE] = set(cycles)
         held_parts, counted = _parts(region, groups, held)
         freed = region.bytes_of(every - counted)
-    device_bytes = sum((Counter(part.device_bytes) for part in held_parts), freed)
+    device_bytes = Counter(freed)
+    for part in held_parts:
+        device_bytes += Counter(part.device_bytes)
     return Ownership(
         name,
         is_name,
@@ -181,133 +176,176 @@ def take(
     )
 
 
+_Groups = dict[ReferencePath, set[NodeKey]]
+"""The nodes that each holder keeps alive."""
+
+
 def _holders(
     name: str, holding: list[object], region: Region, held: set[int], roots: Roots, *, is_name: bool
-) -> tuple[dict[ReferencePath, set[NodeKey]], set[int]]:
+) -> tuple[_Groups, set[int]]:
     """Return the nodes that something else keeps alive by their holders, and all nodes that are
     held from outside.
     """
+    heap = Heap()  # after counting, because it refers to every object
+    shared = partners(region, heap, held)
+    held = held | _saved_by_graphs(region, shared)
+    named = _worth_naming(region, held, region.reach([id(holding[0])]))
     own_name = name if is_name else ""
     namespaces = {key: _without(own_name, root) for key, root in roots.namespaces.items()}
-    heap = Heap(types=types_to_compare())  # after counting, because it refers to every object
-    shared = partners(region, heap, held)
-    # Of a tensor that a graph has saved, the object itself is held.
-    held = held | {
-        key
-        for key, found in shared.items()
-        if any(same[-1] is region.objects[key] for _, same in found)
-    }
-    named = _worth_naming(region, held, region.bytes_of(region.reach([id(holding[0])])).total())
-    # these objects refer to each other
-    inside = region.objects.keys() | set(map(id, region.folded))
-    outside = replace(roots, namespaces=namespaces, hidden=roots.hidden | inside)
+    members = region.objects.keys() | set(map(id, region.folded))  # these refer to each other
+    outside = replace(roots, namespaces=namespaces, hidden=roots.hidden | members)
     groups = _by_holder(region, named, shared, heap, outside, is_name=is_name)
-    if is_name and is_pending(holding[0]):  # the loop keeps it, and a done task keeps its error
-        advice = f"{target_of(name)}.cancel(); del {target_of(name)}"
-        by_loop = {
-            one: replace(one, advice=advice) for one in groups if one.path.startswith(EVENT_LOOP)
-        }
-        groups = {by_loop.get(one, one): keys for one, keys in groups.items()}
-    registered = roots.kept.get(id(holding[0]))
-    if is_name and registered is not None and registered.cut is not None:
-        closing = registered.cut
-        if closing.kind is Kind.CLOSED:  # such as a widget: its name is simpler than the registry's
-            target = target_of(name)
-            by_name = f"{target}.{closing.ending}; del {target}"
-            groups = {
-                replace(one, advice=by_name) if one.path == registered.text else one: keys
-                for one, keys in groups.items()
-            }
+    if is_name:
+        groups = _ended_by_name(groups, target_of(name), holding[0], roots)
     groups = {**_of_segments(region, groups, heap, roots), **groups}
     heap.drop()
     return groups, held
 
 
-def _parts(
-    region: Region, groups: Mapping[ReferencePath, set[NodeKey]], held: set[int]
-) -> tuple[list[HeldPart], set[NodeKey]]:
+def _saved_by_graphs(region: Region, shared: Partners) -> set[int]:
+    """Return the tensors that a graph from outside has saved: each is its own partner."""
+    saved = set[int]()
+    for key, pieces in shared.items():
+        if any(same[-1] is region.objects[key] for _, same in pieces):
+            saved.add(key)
+    return saved
+
+
+def _ended_by_name(groups: _Groups, target: str, item: object, roots: Roots) -> _Groups:
+    """Return the groups of a name's object, which is ended by its name if it has to be.
+
+    The event loop keeps a pending task, and a registry a widget: a user writes ``w.close()``.
+    """
+    kept = roots.kept.get(id(item))
+    if is_pending(item):  # it is deleted, too, because a done task keeps its error
+        start, ending = EVENT_LOOP, "cancel()"
+    elif kept is not None and kept.cut is not None and kept.cut.kind is Kind.CLOSED:
+        start, ending = kept.text, kept.cut.ending
+    else:
+        return groups
+    ended = _Groups()
+    for holder, keys in groups.items():
+        if holder.path.startswith(start):
+            holder = replace(holder, advice=f"{target}.{ending}; del {target}")
+        ended[holder] = keys
+    return ended
+
+
+def _parts(region: Region, groups: _Groups, held: set[int]) -> tuple[list[HeldPart], set[NodeKey]]:
     """Return the memory that each holder keeps alive, and all nodes of these parts."""
-    counted, parts = set[NodeKey](), dict[ReferencePath, HeldPart]()
     named = set[NodeKey]().union(*groups.values())
+    counted = set[NodeKey]()
+    parts = dict[ReferencePath, HeldPart]()
     for holder, keys in [*groups.items(), (_SMALL, set[NodeKey](held - named))]:
         reached = region.reach(keys)
-        is_shared = region.bytes_of(counted & reached).total() >= _LEAST_BYTES
-        more = region.bytes_of(reached - counted)
-        # A number that the whole process shares is no reason to delete what has it.
-        is_large = more.total() >= _LEAST_BYTES
-        if holder is _SMALL and not is_large:
-            more.clear()  # constants, such as names of attributes
+        shared_bytes = region.bytes_of(counted & reached).total()
+        added = region.bytes_of(reached - counted)
         counted |= reached
-        shown = holder if is_large or is_shared else _SMALL
-        earlier = parts.get(shown, HeldPart(shown, 0, {}))
-        more.update(earlier.device_bytes)
-        parts[shown] = HeldPart(
-            shown, earlier.objects + len(keys), dict(more), is_shared and shown is not _SMALL
-        )
+        # A number that the whole process shares is no reason to delete what has it.
+        is_large = added.total() >= _LEAST_BYTES
+        is_shared = shared_bytes >= _LEAST_BYTES
+        if holder is _SMALL and not is_large:
+            added.clear()  # constants, such as names of attributes
+        if not is_large and not is_shared:
+            holder = _SMALL
+        if holder is _SMALL:
+            is_shared, shared_bytes = False, 0
+        earlier = parts.get(holder, HeldPart(holder, 0, {}))
+        added.update(earlier.device_bytes)
+        objects = earlier.objects + len(keys)
+        parts[holder] = HeldPart(holder, objects, dict(added), is_shared, shared_bytes)
     return [part for part in parts.values() if part.size_bytes or part.is_shared], counted
 
 
-def _worth_naming(region: Region, held: set[int], total: int) -> set[int]:
-    """Return the objects held from outside, without those that are a small part of ``total``, such
-    as a dtype.
+def _worth_naming(region: Region, held: set[int], every: Collection[NodeKey]) -> set[int]:
+    """Return the objects held from outside, without small parts of ``every`` node, such as a
+    dtype.
     """
     if len(held) > _MOST_SEARCHED:
         return held
-    plain = {key for key in held if is_atom(region.objects[key])}
-    if region.bytes_of(plain).total() < _LEAST_BYTES:
-        held = held - plain  # constants, such as names of attributes
-    sizes = {key: region.bytes_of(region.reach([key])).total() for key in held}
-    return {key for key, size in sizes.items() if size * len(held) >= _LEAST_SHARE * total}
+    atoms = {key for key in held if is_atom(region.objects[key])}
+    if region.bytes_of(atoms).total() < _LEAST_BYTES:
+        held = held - atoms  # constants, such as names of attributes
+    least = _LEAST_SHARE * region.bytes_of(every).total()
+    large = set[int]()
+    for key in held:
+        if region.bytes_of(region.reach([key])).total() * len(held) >= least:
+            large.add(key)
+    return large
 
 
-def _without(name: str, root: Callable[[object], Root | None]) -> Callable[[object], Root | None]:
-    own = f"{NOTEBOOK}{name}"  # a module of %run may have a global of the same name
-    return lambda key: None if (found := root(key)) is None or found.text == own else found
+_RootOf = Callable[[object], Root | None]
+
+
+def _without(name: str, root_of: _RootOf) -> _RootOf:
+    """Return a function that names the roots of a namespace, except a name itself."""
+    text = f"{NOTEBOOK}{name}"  # a module of %run may have a global of the same name
+
+    def root_of_another(key: object) -> Root | None:
+        root = root_of(key)
+        return None if root is None or root.text == text else root
+
+    return root_of_another
+
+
+# -- the search for holders -----------------------------------------------------------------------
 
 
 def _by_holder(
     region: Region, held: set[int], shared: Partners, heap: Heap, roots: Roots, *, is_name: bool
-) -> dict[ReferencePath, set[NodeKey]]:
+) -> _Groups:
     """Return the held nodes, and the memory that partners share, by holder; variables first."""
     nearest = [key for key in region.objects if key in held]
-    searched: dict[NodeKey, Sequence[object]] = {
-        key: [
-            region.objects[key],
-            *(partner for _, same in shared.get(key, ()) for partner in same),
-        ]
-        for key in nearest[:_MOST_SEARCHED]
-    }
-    reached = region.reach(held)
-    for own, found in shared.items():
-        if (
-            own not in reached
-            and not is_atom(region.objects[own])
-            and len(searched) < 2 * _MOST_SEARCHED
-        ):
-            searched.update((region.node_of(piece, own), same) for piece, same in found)
-    search = BackwardSearch(
-        [item for items in searched.values() for item in items], heap, roots, for_all=True
-    )
-    rows = _HolderRows(search, PathWriter(roots), nearest[_MOST_SEARCHED:], is_name=is_name)
+    too_many = nearest[_MOST_SEARCHED:]
+    searched = _objects_to_search(region, nearest[:_MOST_SEARCHED], held, shared)
+    targets = [item for items in searched.values() for item in items]
+    search = BackwardSearch(targets, heap, roots, for_all=True)
+    rows = _HolderRows(search, PathWriter(roots), too_many, is_name=is_name)
     for key, items in searched.items():
         rows.add(key, items)
     groups = rows.groups()
-    without_holder = rows.without_holder
-    tensors = region.tensors(without_holder)
-    of_graphs = {
-        storage: id(tensor) for tensor in tensors if (storage := storage_key(tensor)) is not None
-    }
-    for storage, holder in explain(of_graphs, heap, roots).items() if of_graphs else ():
-        groups.setdefault(holder, set()).add(of_graphs[storage])
-    without_holder -= set(of_graphs.values())
-    not_reached = (
-        without_holder if search.is_cut else without_holder.intersection(nearest[_MOST_SEARCHED:])
-    )
+    missing = rows.without_holder
+    missing -= _add_graphs(groups, region, missing, heap, roots)
+    not_reached = missing if search.is_cut else missing.intersection(too_many)
     if not_reached:
         groups[_NOT_REACHED] = set(not_reached)
-    if without_holder - not_reached:
-        groups[_UNSEEN] = without_holder - not_reached
+    if missing - not_reached:
+        groups[_UNSEEN] = missing - not_reached
     return groups
+
+
+def _objects_to_search(
+    region: Region, nearest: Sequence[int], held: set[int], shared: Partners
+) -> dict[NodeKey, Sequence[object]]:
+    """Return the objects whose holders keep each node: its own, and those that show its memory."""
+    searched = dict[NodeKey, Sequence[object]]()
+    for key in nearest:
+        items = [region.objects[key]]
+        for _, same in shared.get(key, ()):
+            items += same
+        searched[key] = items
+    reached = region.reach(held)
+    for key, pieces in shared.items():
+        if key in reached or is_atom(region.objects[key]) or len(searched) >= 2 * _MOST_SEARCHED:
+            continue
+        for piece, same in pieces:
+            searched[region.node_of(piece, key)] = same
+    return searched
+
+
+def _add_graphs(
+    groups: _Groups, region: Region, missing: set[NodeKey], heap: Heap, roots: Roots
+) -> set[NodeKey]:
+    """Add the holders of tensors that autograd keeps to the groups; return these tensors."""
+    tensors = dict[StorageKey, NodeKey]()
+    for tensor in region.tensors(missing):
+        storage = storage_key(tensor)
+        if storage is not None:
+            tensors[storage] = id(tensor)
+    if tensors:
+        for storage, holder in explain(tensors, heap, roots).items():
+            groups.setdefault(holder, set()).add(tensors[storage])
+    return set(tensors.values())
 
 
 class _HolderRows:
@@ -338,12 +376,7 @@ class _HolderRows:
         """Add the holders of a node; ``items`` are its object, and objects that show its memory,
         too.
         """
-        ways = self._search.ways_to(items)
-        if not ways:
-            for chain_down in [self._search.chain(item, self._search.unnamed) for item in items]:
-                if chain_down is not None:
-                    ways = [WayTo([chain_down[0]], chain_down[1], 1)]
-                    break
+        ways = self._search.ways_to(items) or self._unnamed_way(items)
         if not ways and (type(key) is int or self._search.is_cut):
             # An object to which nothing visible refers, such as an array in a tensor, belongs to
             # its partner here.
@@ -354,13 +387,22 @@ class _HolderRows:
                 row.keys.add(key)
                 self._add_neighbours(row, steps)
 
+    def _unnamed_way(self, items: Sequence[object]) -> list[WayTo]:
+        """Return a way from an object to which nothing visible refers, if there is one."""
+        for item in items:
+            chain_down = self._search.chain(item, self._search.unnamed)
+            if chain_down is not None:
+                root, steps = chain_down
+                return [WayTo([root], steps, 1)]
+        return []
+
     def groups(self) -> dict[ReferencePath, set[NodeKey]]:
         """Return the nodes by holder; variables first."""
-        found = dict[ReferencePath, set[NodeKey]]()
+        groups = _Groups()
         rows = chain.from_iterable(self._by_root.values())
         for row in sorted(rows, key=lambda row: not row.one.path.startswith(NOTEBOOK)):
-            found.setdefault(row.holder, set()).update(row.keys)
-        return found
+            groups.setdefault(row.holder, set()).update(row.keys)
+        return groups
 
     def _row(
         self, key: NodeKey, names: Sequence[Root], steps: Sequence[object], number: int
@@ -386,52 +428,71 @@ class _HolderRows:
         self, names: Sequence[Root], steps: Sequence[object], number: int
     ) -> tuple[ReferencePath, ReferencePath]:
         """Return the holder with the line that frees one object, and with the line for several."""
-        root, first = names[0], steps[0]
-        holder = self._writer.holder(root, steps)
-        every = self._search.roots_of(first)
-        is_copied = any(other.rank == _OF_IPYTHON for other in every)
-        is_output = any(other.advice.startswith("%xdel") for other in every)
-        may_delete = not is_segment(first) and (is_output or not is_copied)
-        is_whole = len(steps) == 1 or (self._is_name and not _is_users(first))
-        is_whole |= number > 1 and _is_container(first) and number == len(gc.get_referents(first))
-        one = _named(
-            holder, root, names, may_delete=may_delete and is_whole, is_pending=is_pending(first)
-        )
+        first = steps[0]
+        holder = self._writer.holder(names[0], steps)
+        may_delete = self._may_delete(first)
+        is_whole = self._is_deleted_as_a_whole(steps, number)
+        one = _named(holder, names, first, may_delete=may_delete and is_whole)
         if is_whole or not _is_container(first):
             return one, one
-        return one, _named(holder, root, names, may_delete=may_delete, is_pending=is_pending(first))
+        return one, _named(holder, names, first, may_delete=may_delete)
+
+    def _may_delete(self, item: object) -> bool:
+        """Return True if deleting the variables of an object may free it."""
+        if is_segment(item):
+            return False  # it stays until it is unlinked
+        roots = self._search.roots_of(item)
+        if any(root.advice.startswith("%xdel") for root in roots):
+            return True
+        return all(root.rank != _OF_IPYTHON for root in roots)
+
+    def _is_deleted_as_a_whole(self, steps: Sequence[object], number: int) -> bool:
+        """Return True if an object has nothing that its user may want to keep.
+
+        Args:
+            steps: the chain from it to an object that was asked about.
+            number: number of its references to that object.
+        """
+        first = steps[0]
+        if len(steps) == 1 or (self._is_name and not _is_users(first)):
+            return True
+        return number > 1 and _is_container(first) and number == len(gc.get_referents(first))
 
     def _add_neighbours(self, row: _Row, steps: Sequence[object]) -> None:
         """Add the objects of a container that were not searched: it may hold many more than the one
         that was.
         """
-        if self.without_holder and len(steps) > 1 and id(steps[-2]) not in self._with_neighbours:
-            self._with_neighbours.add(id(steps[-2]))
-            references = self._references.of([steps[-2]]).of_python
-            neighbours = self.without_holder.intersection(map(id, references))
-            row.keys.update(neighbours)
-            self.without_holder -= neighbours
+        if not self.without_holder or len(steps) == 1:
+            return
+        container = steps[-2]
+        if id(container) in self._with_neighbours:
+            return
+        self._with_neighbours.add(id(container))
+        references = self._references.of([container]).of_python
+        neighbours = self.without_holder.intersection(map(id, references))
+        row.keys.update(neighbours)
+        self.without_holder -= neighbours
 
 
-def _of_segments(
-    region: Region, groups: Mapping[ReferencePath, set[NodeKey]], heap: Heap, roots: Roots
-) -> dict[ReferencePath, set[NodeKey]]:
+def _of_segments(region: Region, groups: _Groups, heap: Heap, roots: Roots) -> _Groups:
     """Return the shared memory, which stays until it is unlinked, and the line that frees it after
     all views of it.
     """
-    found = dict[ReferencePath, set[NodeKey]]()
-    inside = segments(list(region.objects.values()))
-    holders = explain((), heap, roots, more=inside) if inside else {}
-    for segment in inside:
-        holder, reached = holders["object", id(segment)], region.reach([id(segment)])
-        views = [
-            other.advice
-            for other, keys in groups.items()
-            if keys & reached and other.advice.startswith("del ")
-        ]
+    of_segments = _Groups()
+    shared = segments(list(region.objects.values()))
+    if not shared:
+        return of_segments
+    holders = explain((), heap, roots, more=shared)
+    for segment in shared:
+        holder = holders["object", id(segment)]
+        reached = region.reach([id(segment)])
+        lines = list[str]()
+        for view, keys in groups.items():
+            if keys & reached and view.advice.startswith("del "):
+                lines.append(view.advice)
         path = f"{OUTLIVES}: {holder.path}"
-        found[ReferencePath(path, "; ".join([*views, holder.advice]))] = {id(segment)}
-    return found
+        of_segments[ReferencePath(path, "; ".join([*lines, holder.advice]))] = {id(segment)}
+    return of_segments
 
 
 def _is_users(item: object) -> bool:
@@ -446,15 +507,25 @@ def _is_container(item: object) -> bool:
 
 
 def _named(
-    holder: ReferencePath, root: Root, roots: Sequence[Root], *, may_delete: bool, is_pending: bool
+    holder: ReferencePath, roots: Sequence[Root], item: object, *, may_delete: bool
 ) -> ReferencePath:
-    """Return a holder with all names that refer to its object directly, and the line that deletes
-    these variables.
+    """Return a holder with all names that refer to its object directly.
+
+    Args:
+        holder: the path from the first root.
+        roots: the roots that refer to the object, of which one line frees it.
+        item: the object.
+        may_delete: True if the line deletes the variables among the roots.
     """
-    variables = [other.code for other in (root, *roots) if other.rank == 0 and other.code]
-    if may_delete and root.rank == 0 and variables:
-        cancel = f"{variables[0]}.cancel(); " * is_pending
-        holder = replace(holder, advice=f"{cancel}del {', '.join(dict.fromkeys(variables))}")
-    aliases = list(dict.fromkeys(other.text for other in roots if other.text != root.text))
-    more = [f"{len(aliases) - _MOST_ALIASES} more names"] if len(aliases) > _MOST_ALIASES else []
-    return replace(holder, path=", ".join([holder.path, *aliases[:_MOST_ALIASES], *more]))
+    first = roots[0]
+    variables = list(dict.fromkeys(root.code for root in roots if root.rank == 0 and root.code))
+    if may_delete and first.rank == 0 and variables:
+        advice = f"del {', '.join(variables)}"
+        if is_pending(item):
+            advice = f"{variables[0]}.cancel(); {advice}"
+        holder = replace(holder, advice=advice)
+    aliases = list(dict.fromkeys(root.text for root in roots if root.text != first.text))
+    shown = [holder.path, *aliases[:_MOST_ALIASES]]
+    if len(aliases) > _MOST_ALIASES:
+        shown.append(f"{len(aliases) - _MOST_ALIASES} more names")
+    return replace(holder, path=", ".join(shown))

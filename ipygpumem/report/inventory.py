@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ipygpumem.heap.holders.roots import NOTEBOOK
 from ipygpumem.heap.parts import CACHED
 from ipygpumem.heap.sizes import Share
 from ipygpumem.introspect import target_of
-from ipygpumem.inventory.ownership import Ownership
+from ipygpumem.inventory.ownership import HeldPart, Ownership
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.inventory.top import LargestNames, NamedSize
 from ipygpumem.records import OUTSIDE, RetainedArray
@@ -32,6 +33,11 @@ from ipygpumem.units import format_bytes, format_change
 _PARTS_SHOWN, _HOLDERS_SHOWN = 3, 10
 _LEAST_SHARE = 0.01
 """Parts and holders with a smaller share of the object are not shown."""
+
+_SHARING_SHOWN = 2
+"""Maximum number of holders to name that share parts of an object."""
+_NEARLY_ALL = 0.99
+"""Minimum share of an object's memory that a holder keeps as a whole."""
 
 # -- tensors and arrays --------------------------------------------------------------------------
 
@@ -288,29 +294,19 @@ def _size(part: Share) -> str:
 @shows(Ownership)
 def why_report(found: Ownership) -> Report:
     """Return the report on a name or an expression."""
-    total, freed = found.size_bytes, sum(found.freed_bytes.values())
-    head = [clean_name(found.name), clean_name(found.type_name), *sizes(found.device_bytes)]
-    if found.is_at_least or not found.complete:
-        head[2:3] = [f"at least {part}" for part in head[2:3]]
-    if found.is_name and (freed or found.complete):
-        head.append(f"del {clean_name(target_of(found.name))} frees {_freed_text(found, freed)}")
-    large = [
-        part for part in found.held if part.size_bytes >= _LEAST_SHARE * total or part.is_shared
-    ]
-    rows = [
-        {
-            "still held": format_bytes(part.size_bytes)
-            if part.size_bytes >= _LEAST_SHARE * total
-            else "shared",
-            "by": clean(part.holder.path)
-            + f", and {count(part.objects - 1, 'more object')}" * (part.objects > 1),
-            "freed by": clean(part.holder.advice),
-        }
-        for part in large[:_HOLDERS_SHOWN]
-    ]
-    parts = ", ".join(f"{clean_name(name)} {format_bytes(size)}" for name, size in found.parts)
-    lines = [f"and {count(len(large) - len(rows), 'more holder')}"] * (len(large) > len(rows))
-    lines += [f"consists of {parts}"] * bool(parts)
+    least = _LEAST_SHARE * found.size_bytes
+    holders = [part for part in found.held if part.size_bytes >= least or _holds_all(found, part)]
+    lines = list[str]()
+    if len(holders) > _HOLDERS_SHOWN:
+        lines.append(f"and {count(len(holders) - _HOLDERS_SHOWN, 'more holder')}")
+    sharing = [part for part in found.held if part.is_shared and part not in holders]
+    if sharing:
+        verb = "shares" if len(sharing) == 1 else "share"
+        names = [clean(part.holder.path.removeprefix(NOTEBOOK)) for part in sharing]
+        lines.append(f"{listed(names, _SHARING_SHOWN)} {verb} parts of it")
+    if found.parts:
+        parts = [f"{clean_name(name)} {format_bytes(size)}" for name, size in found.parts]
+        lines.append(f"consists of {', '.join(parts)}")
     lines += map(clean, found.notes)
     if not found.followed:
         lines.append("the content of a module, class, frame or part of IPython is not counted")
@@ -319,9 +315,39 @@ def why_report(found: Ownership) -> Report:
             "there are too many objects to follow all: figures are lower bounds, and any of it may "
             "have more holders"
         )
-    return Report(
-        "why", head, lines, [Table.of(rows, {"still held"}, code={"freed by"})], records=[found]
-    )
+    rows = [_row_of_holder(part, least) for part in holders[:_HOLDERS_SHOWN]]
+    table = Table.of(rows, {"still held"}, code={"freed by"})
+    return Report("why", _head_of_why(found), lines, [table], records=[found])
+
+
+def _head_of_why(found: Ownership) -> list[str]:
+    """Return the headline: the object, its size, and the memory that ``del`` frees."""
+    on_devices = sizes(found.device_bytes)
+    if on_devices and (found.is_at_least or not found.complete):
+        on_devices[0] = f"at least {on_devices[0]}"
+    head = [clean_name(found.name), clean_name(found.type_name), *on_devices]
+    freed = sum(found.freed_bytes.values())
+    if found.is_name and (freed or found.complete):
+        head.append(f"del {clean_name(target_of(found.name))} frees {_freed_text(found, freed)}")
+    return head
+
+
+def _holds_all(found: Ownership, part: HeldPart) -> bool:
+    """Return True if a holder alone would keep nearly all of what is held, as earlier rows do."""
+    held_bytes = sum(other.size_bytes for other in found.held)
+    return part.is_shared and part.shared_bytes >= _NEARLY_ALL * held_bytes
+
+
+def _row_of_holder(part: HeldPart, least: float) -> dict[str, str]:
+    """Return the row of a holder, which says "shared" if it adds less than ``least`` bytes."""
+    path = clean(part.holder.path)
+    if part.objects > 1:
+        path += f", and {count(part.objects - 1, 'more object')}"
+    return {
+        "still held": format_bytes(part.size_bytes) if part.size_bytes >= least else "shared",
+        "by": path,
+        "freed by": clean(part.holder.advice),
+    }
 
 
 def _freed_text(found: Ownership, freed: int) -> str:

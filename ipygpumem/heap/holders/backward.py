@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import is_array
+from ipygpumem.heap.arrays import elements, is_array
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.frames import SUSPENDED, running_ids
 from ipygpumem.heap.holders.paths import owns
@@ -234,6 +234,30 @@ class BackwardSearch:
             steps.append(self._objects[key])
             _, key = ways[key]
         return root, tuple(reversed(steps))
+
+    def is_in_hidden_cycle(self, target: object) -> bool:
+        """Return True if nothing but a cycle through an array of objects holds an object.
+
+        The collector does not look into arrays, so it never frees such a cycle.
+        """
+        above = self._all_above(id(target))
+        if self.is_cut or not self.named.keys().isdisjoint(above):
+            return False
+        for key in above:
+            item = self._objects[key]
+            if is_array(item) and elements(item) is not None and key in self._all_above(key):
+                return True
+        return False
+
+    def _all_above(self, key: int) -> set[int]:
+        """Return the identities of all objects that lead to an object."""
+        waiting = list(self._referrers.get(key, ()))
+        above = set(waiting)
+        for referrer in waiting:  # the list grows
+            new = [other for other in self._referrers.get(referrer, ()) if other not in above]
+            waiting += new
+            above.update(new)
+        return above
 
     def roots_of(self, target: object) -> list[Root]:
         """Return all roots that refer to ``target`` directly."""

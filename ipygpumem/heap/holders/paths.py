@@ -527,7 +527,7 @@ class PathWriter:
                 path.enter(f"[{key}]" if text_of(key).isdecimal() else part, target, cut)
                 return 2, True
         if name == ".state" and is_of_library(parent, "torch.optim", "Optimizer"):
-            path.advise(_clearing_state(parent, path), "")
+            path.advise(_clearing_state(parent, child, path), "")
         target = f"{path.code}{name}" if path.code and name[:1] == "." else ""
         kind_of_cut = _kind_of_attribute(parent, name[1:], child)
         if kind_of_cut is None:
@@ -558,14 +558,57 @@ _STATE_MADE_AT_START = {"Adagrad"}
 """Names of torch's optimizers that make their state in the constructor, and never again."""
 
 
-def _clearing_state(optimizer: object, path: _Path) -> str:
-    """Return the statement that drops the state of an optimizer; empty if it would need that.
+_MADE_IN_STEPS = frozenset(
+    [
+        "step",
+        "momentum_buffer",
+        "exp_avg",
+        "exp_avg_sq",
+        "max_exp_avg_sq",
+        "mu_product",
+        "exp_inf",
+        "square_avg",
+        "acc_delta",
+        "grad_avg",
+        "eta",
+        "mu",
+        "ax",
+        "prev",
+        "step_size",
+        "row_var",
+        "col_var",
+        "variance",
+        "func_evals",
+        "n_iter",
+        "d",
+        "t",
+        "old_dirs",
+        "old_stps",
+        "ro",
+        "H_diag",
+        "prev_flat_grad",
+        "prev_loss",
+        "al",
+    ]
+)
+"""The names of the state that torch's optimizers make in the first step in which it is missing."""
 
-    All but one of torch's own optimizers begin without state, and make it in the first step.
+
+def _clearing_state(optimizer: object, state: Any, path: _Path) -> str:
+    """Return the statement that drops the state of an optimizer; empty if that may do harm.
+
+    All but one of torch's own optimizers begin without state, and make it in the first step. Other
+    state is the user's.
     """
     module = module_of(optimizer)
     if not module.startswith("torch.optim.") or type_name(optimizer) in _STATE_MADE_AT_START:
         return ""
+    for of_parameter in list(dict.values(state)):
+        if not is_instance(of_parameter, dict):
+            return ""
+        for key in list(dict.keys(of_parameter)):
+            if type(key) is not str or key not in _MADE_IN_STEPS:
+                return ""
     clearing = path.statement("{}.state.clear()")
     return clearing and f"{clearing}{_COMMENT}its averages and momentum begin again"
 

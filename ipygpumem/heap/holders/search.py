@@ -42,6 +42,10 @@ _NOT_REACHED = ReferencePath(
     path="something that the search did not reach within its limits",
     advice="free something, then ask %gpumem leaks again",
 )
+HIDDEN_CYCLE = ReferencePath(
+    "a cycle through an array of objects, which Python never frees",
+    "set the array's elements to None before you delete it",
+)
 _CYCLE = ReferencePath(
     path="a cycle in torch's own C++ code: a gradient that has a graph, "
     "as after backward(create_graph=True)",
@@ -213,6 +217,9 @@ class _Explanation:
                 self.named[key] = way.holder
         for key, items in self._objects.items():
             if key in self.named:
+                continue
+            if any(map(self._search.is_in_hidden_cycle, items)):
+                self.unnamed[key] = HIDDEN_CYCLE
                 continue
             nearest = self._nearest(self._search.unnamed, items, of_graphs=of_graphs)
             if nearest is not None:
