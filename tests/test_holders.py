@@ -343,11 +343,11 @@ _CYCLES = {
     """,
     "a dict": """
         array = np.empty((2, 2), object)
-        array[1, 1] = {"data": np.ones(1 << 20), "array": array}
+        array[1, 1] = {"data": [np.ones(1 << 20)], "array": array}
     """,
     "a view": """
         array = np.empty(4, object)
-        array[0] = {"data": np.ones(1 << 20), "array": array[1:]}
+        array[0] = {"data": [np.ones(1 << 20)], "array": array[1:]}
     """,
 }
 
