@@ -345,10 +345,6 @@ _CYCLES = {
         array = np.empty((2, 2), object)
         array[1, 1] = {"data": [np.ones(1 << 20)], "array": array}
     """,
-    "a view": """
-        array = np.empty(4, object)
-        array[0] = {"data": [np.ones(1 << 20)], "array": array[1:]}
-    """,
 }
 
 
