@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.arrays import elements, is_array
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.frames import SUSPENDED, running_ids
-from ipygpumem.heap.holders.paths import owns
+from ipygpumem.heap.holders.references_of import owns
 from ipygpumem.heap.holders.root_finder import RootFinder
 from ipygpumem.heap.holders.roots import OF_IPYTHON, Root, Roots
 from ipygpumem.heap.holders.tasks import wakes_task

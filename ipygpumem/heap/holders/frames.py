@@ -131,11 +131,24 @@ def code_of(suspended: Any) -> CodeType:
     return getattr(suspended, f"{_SUSPENDED[type(suspended)]}_code")  # type: ignore[no-any-return]  # every one has it
 
 
+def frame_of(suspended: Any) -> FrameType | None:
+    """Return the frame of a generator or coroutine; None once it has ended."""
+    frame: FrameType | None = getattr(suspended, f"{_SUSPENDED[type(suspended)]}_frame")
+    return frame
+
+
+def is_started(suspended: Any) -> bool:
+    """Return True for a generator or coroutine that waits at a ``yield`` or ``await``."""
+    frame = frame_of(suspended)
+    has_begun = frame is not None and frame.f_lasti >= 0
+    return bool(getattr(suspended, f"{_SUSPENDED[type(suspended)]}_suspended", has_begun))
+
+
 def locals_of(suspended: Any) -> dict[str, object]:
     """Return the objects that the local names of a generator or coroutine refer to; none once it
     has ended.
     """
-    frame = getattr(suspended, f"{_SUSPENDED[type(suspended)]}_frame")
+    frame = frame_of(suspended)
     return {} if frame is None else peek(frame)
 
 

@@ -11,18 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from ipygpumem.heap.arrays import StorageKey, is_of_library, storage_key
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import MOST_VISITS, BackwardSearch, Steps, Ways, WayTo
+from ipygpumem.heap.holders.containers import cuts_of_repeated
 from ipygpumem.heap.holders.cuts import Kind, statement_of
 from ipygpumem.heap.holders.graphs import GRADIENT, Keeper, keepers, requiring_grad
-from ipygpumem.heap.holders.paths import (
-    PathWriter,
-    Way,
-    cuts_of_repeated,
-    is_opaque,
-    is_private,
-    items_of,
-    joined,
-    line_of,
-)
+from ipygpumem.heap.holders.path import Way, joined, line_of
+from ipygpumem.heap.holders.paths import PathWriter
+from ipygpumem.heap.holders.references_of import is_opaque, is_private, items_of
 from ipygpumem.heap.holders.roots import NOTEBOOK, REMOVE, REMOVE_THEM, Root, Roots
 from ipygpumem.heap.holders.rows import Row, RowHolders
 from ipygpumem.introspect import is_instance, is_name

@@ -1,0 +1,185 @@
+"""Writes the steps of paths through containers: dicts, lists, tuples, sets, arrays of objects."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ipygpumem.heap.arrays import (
+    elements,
+    is_array,
+    read_array,
+)
+from ipygpumem.heap.holders.cuts import Cut, Kind, split
+from ipygpumem.heap.holders.path import LONGEST_PATH, Path
+from ipygpumem.heap.holders.references_of import items_of, position_of
+from ipygpumem.heap.holders.tasks import is_pending
+from ipygpumem.introspect import (
+    is_exactly,
+    is_instance,
+    key_text,
+    text_of,
+    type_name,
+)
+
+
+def went_into(path: Path, parent: Any, child: object) -> bool:
+    """Append an item and return True if ``parent`` is a container."""
+    if is_instance(parent, dict):
+        _went_into_dict(path, parent, child)
+    elif is_instance(parent, list) or type(parent) is deque:
+        position = position_of(parent, child)
+        code = path.code and f"{path.code}[{position}]"
+        cut = Cut(Kind.ITEM, id(parent), path.code, code, position, len(parent)) if code else None
+        path.enter(f"[{position}]", code, _ended_by(child, cut))
+    elif is_instance(parent, tuple):
+        position = position_of(parent, child)
+        path.fixed(f"[{position}]", path.code and f"{path.code}[{position}]")
+    elif is_instance(parent, set) or is_instance(parent, frozenset):
+        _went_into_set(path, parent, child)
+    elif elements(parent) is not None:
+        _went_into_array(path, parent, child)
+    elif is_array(parent):
+        path.fixed("")  # a view: its own path says enough
+    else:
+        return False
+    return True
+
+
+CANCEL = "cancel()"
+
+
+def _ended_by(item: object, cut: Cut | None) -> Cut | None:
+    """Return the reference to an item, with the call that ends the item if something must.
+
+    The event loop keeps a pending task without any other reference.
+    """
+    if cut is None or not is_pending(item):
+        return cut
+    return replace(cut, ending=CANCEL)
+
+
+def _went_into_dict(path: Path, parent: Any, child: object) -> None:
+    """Append a value of a dict, or a key."""
+    pairs = list(dict.items(parent))  # one copy: a thread may change it
+    may_count = is_exactly(parent, *_IN_ORDER) and bool(path.code)
+    for position, (key, value) in enumerate(pairs):
+        if value is child:
+            entry = _value_at(path.code, key, position, may_count=may_count)
+            break
+    else:
+        position = next((place for place, (key, _) in enumerate(pairs) if key is child), 0)
+        entry = _key_at(path.code, position, may_count=may_count)
+    cut = None
+    if entry.target:
+        cut = Cut(Kind.KEY, id(parent), path.code, entry.target, position, len(pairs))
+    path.enter(entry.shown, entry.code, _ended_by(child, cut))
+
+
+class _Entry(NamedTuple):
+    """A value or key of a dict, as a path shows it."""
+
+    shown: str
+    code: str
+    """The expression for it; empty if it cannot be typed."""
+    target: str
+    """The expression to delete."""
+
+
+def _value_at(owner: str, key: object, position: int, *, may_count: bool) -> _Entry:
+    """Return the value under a key; a key that cannot be typed is told by its position."""
+    literal = _literal(key)
+    if literal:
+        shown = f"[{literal}]"
+        if len(shown) >= LONGEST_PATH // 4:
+            shown = f"[{key_text(key)}]"
+        code = owner and f"{owner}[{literal}]"
+        return _Entry(shown, code, code)
+    shown = f" (under a key of type {type_name(key)})"
+    if not may_count:
+        return _Entry(shown, "", "")
+    imports, expression = split(owner)  # ``import m; m.x`` is no expression
+    code = f"{imports}list({expression}.values())[{position}]"
+    return _Entry(shown, code, f"{imports}{expression}[list({expression})[{position}]]")
+
+
+def _key_at(owner: str, position: int, *, may_count: bool) -> _Entry:
+    """Return a key of a dict, told by its position."""
+    if not may_count:
+        return _Entry(" (as a key)", "", "")
+    imports, expression = split(owner)
+    key = f"list({expression})[{position}]"
+    return _Entry(" (as a key)", f"{imports}{key}", f"{imports}{expression}[{key}]")
+
+
+def cuts_of_repeated(cut: Cut, parent: Any, child: object) -> list[Cut]:
+    """Return all references from a list, deque or dict to one object, given one of them."""
+    if is_instance(parent, dict):
+        pairs = list(dict.items(parent))
+        may_count = is_exactly(parent, *_IN_ORDER)
+        cuts = list[Cut]()
+        for position, (key, value) in enumerate(pairs):
+            if value is child or key is child:
+                target = _value_at(cut.owner, key, position, may_count=may_count).target
+                cuts.append(replace(cut, position=position, target=target))
+        return cuts if all(cut.target for cut in cuts) else []
+    if cut.kind is not Kind.ITEM:
+        return []
+    items = items_of(parent)
+    positions = [position for position, item in enumerate(items) if item is child]
+    return [
+        replace(cut, position=position, target=f"{cut.owner}[{position}]") for position in positions
+    ]
+
+
+def _literal(key: object) -> str:
+    """Return the code of a dict's key; empty if there is none that is sure to equal it."""
+    if type(key) is tuple:
+        parts = [_literal(part) for part in key]
+        if not all(parts):
+            return ""
+        return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+    shown = key_text(key)
+    if shown in (None, "nan", "inf", "-inf"):
+        return ""
+    is_plain = shown == f'"{key}"' and text_of(key).isprintable() and "\\" not in text_of(key)
+    return text_of(shown) if is_plain else repr(key)
+
+
+def _went_into_set(path: Path, parent: Any, child: object) -> None:
+    """Append an element of a set."""
+    base: Any = set if is_instance(parent, set) else frozenset
+    items = list(base.__iter__(parent))
+    position = next((place for place, item in enumerate(items) if item is child), 0)
+    imports, owner = split(path.code)
+    code = f"{imports}list({owner})[{position}]" if owner else ""
+    if base is frozenset:
+        path.fixed(" (in a set)", code)
+    else:
+        cut = Cut(Kind.ELEMENT, id(parent), path.code, code, position, len(items)) if code else None
+        path.enter(" (in a set)", code, _ended_by(child, cut))
+
+
+def _went_into_array(path: Path, parent: Any, child: object) -> None:
+    """Append an element of an array of objects, or a field of a structured array."""
+    cut = None
+    target = ""
+    items = elements(parent) or []
+    if path.code and len(read_array("shape", parent)) == 1:
+        names = read_array("dtype", parent).names
+        for position, item in enumerate(items):
+            if item is child and names is None:
+                target = f"{path.code}[{position}]"
+            elif names is not None and type(item) is tuple:
+                fields = [name for name, value in zip(names, item, strict=True) if value is child]
+                target = f"{path.code}[{fields[0]!r}][{position}]" if fields else target
+    if target:
+        cut = Cut(Kind.SLOT, id(parent), path.code, target)
+    path.enter(" (in an array of objects)", target, cut)
+
+
+_IN_ORDER = (dict, defaultdict, Counter)
+"""Dicts that list their keys in the order of ``dict.items``; a subclass may list them in another
+one.
+"""

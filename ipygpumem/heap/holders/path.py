@@ -1,0 +1,213 @@
+"""A path to an object as it is written step by step, and the ways that such paths describe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ipygpumem.heap.holders.cuts import Cut, Kind, split, statement_of
+from ipygpumem.heap.holders.roots import (
+    OF_MODULE,
+    REMOVE,
+    Root,
+)
+from ipygpumem.records import ReferencePath
+
+LONGEST_PATH = 240
+
+
+_STEP = re.compile(r"[.\[]|: |, ")
+
+
+@dataclass(frozen=True)
+class Way:
+    """A path to an object, and the references that its advice removes, if it does that alone."""
+
+    holder: ReferencePath
+    cuts: tuple[Cut, ...] = ()
+    is_direct: bool = False
+    """True if the only reference removed is the one to the object itself."""
+
+    @property
+    def cut(self) -> Cut | None:
+        """The reference, if it is only one."""
+        return self.cuts[0] if len(self.cuts) == 1 else None
+
+
+class Path:
+    """A path under construction, and how to free its target.
+
+    Attributes:
+        text: the path so far.
+        code: code of the path's target; empty if it cannot be typed.
+        cut: the reference to remove, so that the target dies; None if there is none, or no code for
+            it.
+        is_fixed: True if the reference to the target itself cannot be removed, such as that of a
+            tuple.
+        advice: the statement that frees the target, or words, if a step knew one.
+        is_lost: True if a step cannot be typed: the text ends there.
+        is_own: True if the target is a model's own part, which users do not remove.
+    """
+
+    def __init__(self, root: Root, text: str) -> None:
+        self.text = text
+        self.code = root.code
+        self.cut = root.cut
+        self.is_fixed = False
+        self.advice = ""
+        if root.advice != REMOVE and not root.code:
+            self.advice = root.advice
+        self.is_lost = root.is_all
+        self._is_all = root.is_all
+        self._looks_up = root.rank == OF_MODULE
+        self._is_of_library = root.advice == REMOVE
+        self.is_own = False
+        self._unless_cut: Cut | None = None
+        self._unless = ""
+        """Advice for a target to which no reference can be removed inside a function."""
+
+    def note_own(self) -> None:
+        """Note that the next step leads to a model's own part, not to a list of models."""
+        if "[" not in self.text:
+            self.is_own = True
+
+    def fixed(self, shown: str, code: str = "") -> None:
+        """Append a reference that cannot be removed: that to its object is."""
+        self._append(shown, code)
+        self.is_fixed = True
+
+    def enter(self, shown: str, code: str, cut: Cut | None) -> None:
+        """Append a reference that can be removed, by ``cut`` if there is code for it."""
+        was_out_of_reach = self.is_fixed and self.is_lost
+        self._append(shown, code)
+        if self._is_all or (cut is None and (self._unless or was_out_of_reach)):
+            return
+        if self._is_of_library and cut is not None and cut.kind is not Kind.CALL:
+            cut = None  # the library's code may need it
+        if cut is not None:
+            outer = None if self.is_fixed else self.cut
+            kind = Kind.ENTRY if cut.kind is Kind.KEY and self._looks_up else cut.kind
+            cut = replace(cut, kind=kind, outer=outer)
+            self._unless = ""
+        self.cut = cut
+        self.is_fixed = False
+
+    def _append(self, shown: str, code: str) -> None:
+        if not self.is_lost:
+            self.text += shown
+            self.is_lost = shown.startswith(" (")
+        self.code = code
+
+    def say(self, words: str, code: str = "") -> None:
+        """Append a step that only words can describe."""
+        self.text += words
+        self.code = code
+        self.is_fixed = True
+        self.is_lost = self._is_all
+
+    def statement(self, template: str) -> str:
+        """Return a statement about the path's target, with its import; empty if there is no code
+        for it.
+        """
+        imports, code = split(self.code)
+        return imports + template.format(code) if code else ""
+
+    @property
+    def removal(self) -> str:
+        """The statement that removes the target, or the nearest object that can be removed; may be
+        empty.
+        """
+        if self.cut is None:
+            return ""
+        if self.cut.kind is Kind.NAME and not self.is_fixed:
+            imports, code = split(self.cut.target)
+            return f"{imports}{code} = None"
+        return self.cut.statement
+
+    def advise(self, advice: str, words: str) -> None:
+        """Record how to free the path's target, unless that is known: by a statement, or else in
+        words.
+        """
+        self.advice = self.advice or advice or words
+
+    def advise_unless(self, comment: str, words: str) -> None:
+        """Remove the current target unless the final one can be removed from an object further
+        along the path.
+        """
+        if self._unless:
+            return
+        self._unless = f"{self.removal}{comment}" if self.removal else words
+        self._unless_cut = self.cut
+
+    def way(self, root: Root, *, is_root_itself: bool) -> Way:
+        """Return the path with its advice, for a root that has advice of its own."""
+        text = ended(self.text)
+        if self.advice:
+            return Way(ReferencePath(text, self.advice))
+        if self._unless:
+            cuts = () if self._unless_cut is None else (self._unless_cut,)
+            return Way(ReferencePath(text, self._unless), cuts)
+        if self.cut is not None:
+            # A name may lead to much that is older: only the caller knows if all of it is unwanted.
+            is_name = self.cut.kind is Kind.NAME and not self.is_fixed
+            is_direct = not self.is_fixed and (is_root_itself or not self._is_all)
+            advice = "" if is_name else self.cut.statement
+            return Way(ReferencePath(text, advice), (self.cut,), is_direct)
+        return Way(ReferencePath(text, root.advice or REMOVE))
+
+
+COMMENT = "  # "
+
+
+_MOST_WAYS = 4
+"""Maximum number of places to name that hold one object."""
+
+
+def joined(ways: Sequence[Way]) -> Way:
+    """Return the holders of one object as one, with the line that removes it from all of them."""
+    paths = [way.holder.path for way in ways[:_MOST_WAYS]]
+    path = ", ".join(paths)
+    if len(ways) > _MOST_WAYS:
+        path += f", and {len(ways) - _MOST_WAYS} more"
+        return Way(ReferencePath(path, "remove it from all of these"))
+    cuts = [cut for way in ways for cut in way.cuts]
+    if all(way.cuts for way in ways):
+        cuts = _ended_first(ways, cuts)
+        advice = statement_of(cuts)
+        if advice:
+            comments = [way.holder.advice.partition(COMMENT) for way in ways]
+            comment = next((dashes + text for _, dashes, text in comments if text), "")
+            return Way(ReferencePath(path, advice + comment), tuple(cuts))
+    return Way(ReferencePath(path, ", and ".join(line_of(way.holder.advice) for way in ways)))
+
+
+def _ended_first(ways: Sequence[Way], cuts: list[Cut]) -> list[Cut]:
+    """Return the references to one object, which a user ends by its name if it has to be ended.
+
+    An example is a widget in a dict: ``outer["w"].close(); del outer["w"]``.
+    """
+    direct = [way.cut for way in ways if way.is_direct and way.cut is not None]
+    closing = [cut for cut in direct if cut.kind is Kind.CLOSED]
+    named = [cut for cut in direct if cut.kind in _REFERENCES]
+    if not closing or not named:
+        return cuts
+    ended = replace(named[0], ending=closing[0].ending)
+    return [ended, *(cut for cut in cuts if cut not in (closing[0], named[0]))]
+
+
+_REFERENCES = {Kind.NAME, Kind.ITEM, Kind.KEY, Kind.ATTRIBUTE, Kind.MADE, Kind.ENTRY, Kind.SLOT}
+"""Kinds of references whose target is the code of an object."""
+
+
+def line_of(advice: str) -> str:
+    """Return the statement of a line of advice, without its comment."""
+    return advice.partition(COMMENT)[0]
+
+
+def ended(path: str) -> str:
+    """Return a path up to the name or item before it becomes too long to read."""
+    if len(path) <= LONGEST_PATH:
+        return path
+    steps = [match.start() for match in _STEP.finditer(path, 0, LONGEST_PATH)]
+    return f"{path[: steps[-1] if steps else LONGEST_PATH]} …"

@@ -1,0 +1,196 @@
+"""Writes the steps of paths through the objects of torch: modules, hooks, optimizers, graphs."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ipygpumem.heap.arrays import (
+    is_of_library,
+    library_type,
+)
+from ipygpumem.heap.holders.cuts import Cut, Kind
+from ipygpumem.heap.holders.graphs import DETACH
+from ipygpumem.heap.holders.path import COMMENT, Path
+from ipygpumem.heap.holders.references_of import attribute_text
+from ipygpumem.heap.holders.roots import NOTEBOOK
+from ipygpumem.introspect import (
+    instance_dict,
+    is_exactly,
+    is_instance,
+    module_of,
+    text_of,
+    type_name,
+)
+
+_PARTS = {"_modules", "_parameters", "_buffers"}
+"""Attributes of modules with their parts by name."""
+_HANDLE = "call the hook's handle.remove(), if you have kept the handle"
+
+
+_STATE_MADE_AT_START = {"Adagrad"}
+"""Names of torch's optimizers that make their state in the constructor, and never again."""
+
+
+_MADE_IN_STEPS = frozenset(
+    [
+        "step",
+        "momentum_buffer",
+        "exp_avg",
+        "exp_avg_sq",
+        "max_exp_avg_sq",
+        "mu_product",
+        "exp_inf",
+        "square_avg",
+        "acc_delta",
+        "grad_avg",
+        "eta",
+        "mu",
+        "ax",
+        "prev",
+        "step_size",
+        "row_var",
+        "col_var",
+        "variance",
+        "func_evals",
+        "n_iter",
+        "d",
+        "t",
+        "old_dirs",
+        "old_stps",
+        "ro",
+        "H_diag",
+        "prev_flat_grad",
+        "prev_loss",
+        "al",
+    ]
+)
+"""The names of the state that torch's optimizers make in the first step in which it is missing."""
+
+
+def went_into_torch(path: Path, steps: Sequence[object], names: Mapping[str, object]) -> int:
+    """Append a step through an object of torch; return the number of references.
+
+    The number is 0 if the object is none of torch, or if the step is an attribute like any other.
+    """
+    parent, child = steps[0], steps[1]
+    if module_of(child) == "torch.autograd.function" or type_name(parent).endswith("Backward0"):
+        path.advise("", DETACH)
+        path.say(f": its autograd graph ({type_name(child)})")
+        return 1
+    name = attribute_text(parent, child)
+    if len(steps) > 2 and is_instance(child, dict):
+        hook = _kind_of_hook(parent, name)
+        if hook:
+            _went_into_hooks(path, hook, steps, names)
+            return 2
+        if name[1:] in _PARTS:
+            _went_into_part(path, steps)
+            return 2
+    if is_of_library(parent, "torch.optim", "Optimizer"):
+        path.note_own()
+        if name == ".state":
+            path.advise(_clearing_state(parent, child, path), "")
+    return 0
+
+
+def _went_into_hooks(
+    path: Path, hook: str, steps: Sequence[object], names: Mapping[str, object]
+) -> None:
+    """Append a hook of a tensor, module or optimizer."""
+    owner, hooks = steps[0], steps[1]
+    where = attribute_text(owner, hooks) or _hooks_of_tensor(owner, hooks)
+    key = _key_of(hooks, steps[2])
+    removal = _removal_by_handle(hooks, key, names)
+    if not removal and where:
+        is_only_one = len(hooks) == 1  # type: ignore[arg-type]  # it is a dict
+        call = f"{where}.clear()" if is_only_one else f"{where}.pop({key!r})"
+        removal = path.statement("{}" + call)
+    path.advise(removal, _HANDLE)
+    path.text = f"{hook} on {path.text.removeprefix(NOTEBOOK)}"
+    path.code = ""
+    path.is_lost = True
+
+
+def _removal_by_handle(hooks: object, key: object, names: Mapping[str, object]) -> str:
+    """Return the statement that removes one of ``hooks``, if its handle has a name."""
+    for name, value in list(names.items()):
+        if not is_of_library(value, "torch.utils.hooks", "RemovableHandle"):
+            continue
+        handle = instance_dict(value) or {}
+        if handle.get("id") == key and handle["hooks_dict_ref"]() is hooks:
+            return f"{name}.remove()"
+    return ""
+
+
+def _went_into_part(path: Path, steps: Sequence[object]) -> None:
+    """Append a module, parameter or buffer of a module."""
+    key = _key_of(steps[1], steps[2])
+    is_attribute = text_of(key).isidentifier()
+    part = f".{key}" if is_attribute else f".get_submodule({key!r})"
+    target = path.code and f"{path.code}{part}"
+    cut = None
+    if target and is_attribute:
+        cut = Cut(Kind.ATTRIBUTE, id(steps[0]), path.code, target)
+    path.note_own()
+    path.enter(f"[{key}]" if text_of(key).isdecimal() else part, target, cut)
+
+
+def _key_of(items: Any, value: object) -> object:
+    """Return the key of a value in a dict; None if it is not there."""
+    return next((key for key, item in list(dict.items(items)) if item is value), None)
+
+
+def _clearing_state(optimizer: object, state: Any, path: Path) -> str:
+    """Return the statement that drops the state of an optimizer; empty if that may do harm.
+
+    All but one of torch's own optimizers begin without state, and make it in the first step. Other
+    state is the user's.
+    """
+    module = module_of(optimizer)
+    if not module.startswith("torch.optim.") or type_name(optimizer) in _STATE_MADE_AT_START:
+        return ""
+    for of_parameter in list(dict.values(state)):
+        if not is_instance(of_parameter, dict):
+            return ""
+        for key in list(dict.keys(of_parameter)):
+            if type(key) is not str or key not in _MADE_IN_STEPS:
+                return ""
+    clearing = path.statement("{}.state.clear()")
+    return clearing and f"{clearing}{COMMENT}its averages and momentum begin again"
+
+
+def _kind_of_hook(owner: object, name: str) -> str:
+    """Return the kind of torch's hooks in attribute ``name``, empty for a tensor's; empty if it has
+    none.
+    """
+    kinds = (("torch.nn", "Module"), ("torch.optim", "Optimizer"))
+    has_hooks = is_of_library(owner, "torch", "Tensor") or (
+        name.endswith("_hooks") and any(is_of_library(owner, *kind) for kind in kinds)
+    )
+    return f"{name.strip('._').removesuffix('hooks').replace('_', ' ')}hook" if has_hooks else ""
+
+
+def _hooks_of_tensor(tensor: object, hooks: object) -> str:
+    """Return ``.name`` for the attribute of a tensor that is ``hooks``; empty if there is none."""
+    base: Any = library_type("torch", "Tensor")
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            if hasattr(base, name) and getattr(base, name).__get__(tensor) is hooks:
+                return f".{name}"
+    return ""
+
+
+def advice_for_graph(steps: Sequence[object], path: Path) -> str:
+    """Return the advice for a tensor that keeps a graph: drop the graph, or the list of such
+    tensors.
+    """
+    if not path.removal or path.is_fixed:
+        return ""
+    is_in_list = len(steps) > 1 and is_exactly(steps[-2], list, deque)
+    drop = path.statement("{0} = {0}.detach()")
+    if is_in_list:
+        drop = f"{path.code.rpartition('[')[0]}.clear()"
+    return f"{drop}  # and {DETACH}"
