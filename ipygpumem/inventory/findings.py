@@ -95,40 +95,52 @@ def reconcile(
         of_ipython: bytes of Python objects that IPython keeps, which have parts of their own.
     """
     findings = Findings(read())
-    none_known: list[Child] | None = None
-    found = findings.attempt("child processes", children, none_known)
-    findings.children = found or []
-    below = None if found is None else sum(child.memory_bytes for child in found)
-    shm, no_figures = findings.readings.get("shm"), list[HostFigures]()
-    figures = findings.attempt(
-        "cpu", lambda: [host_figures(below, shm.current_bytes if shm else 0)], no_figures
-    )
-    held: list[Storage] | None = None
+    figures = _host_figures(findings)
+    storages: list[Storage] | None = None
     everything: Total | None = None
     if look is not None:
-        held = findings.attempt("tensors and arrays", lambda: list(look()), None)
+        storages = findings.attempt("tensors and arrays", lambda: list(look()), storages)
         everything = findings.attempt("all objects", count, everything)
-    blocks: dict[str, Snapshot] = {}
-    for backend in ("cuda", "xpu"):
-        none: dict[str, Snapshot] = {}
-        blocks |= findings.attempt(
-            f"allocator of {backend}", functools.partial(snapshots, backend), none
-        )
+    snapshots_of = _allocator_snapshots(findings)
     nvml = Nvml()
     for device, reading in findings.readings.items():
         if device == "cpu":
-            ask = functools.partial(_host, figures, held, everything, of_ipython or {})
+            ask = functools.partial(_host, figures, storages, everything, of_ipython or {})
         elif device.partition(":")[0] in TORCH_DEVICES:
-            ask = functools.partial(_device, nvml, reading, blocks.get(device), held, findings)
+            snapshot = snapshots_of.get(device)
+            ask = functools.partial(_device, nvml, reading, snapshot, storages, findings)
         else:
             continue  # a library's pool, which is part of its device; a user's probe
         findings.reconciliations += findings.attempt(device, ask, [])
     if not any(device.startswith("cuda:") for device in findings.readings):
-        findings.reconciliations += findings.attempt(
-            "NVML", functools.partial(_cards, nvml, findings), []
-        )
+        ask = functools.partial(_cards, nvml, findings)
+        findings.reconciliations += findings.attempt("NVML", ask, [])
     findings.attempt("NVML", nvml.close, None)
     return findings
+
+
+def _host_figures(findings: Findings) -> list[HostFigures]:
+    """Return the system's figures of the host's memory; nothing if they cannot be read."""
+    not_listed: list[Child] | None = None
+    listed = findings.attempt("child processes", children, not_listed)
+    findings.children = listed or []
+    children_bytes = None
+    if listed is not None:
+        children_bytes = sum(child.memory_bytes for child in listed)
+    shm = findings.readings.get("shm")
+    shm_bytes = shm.current_bytes if shm else 0
+    no_figures = list[HostFigures]()
+    return findings.attempt("cpu", lambda: [host_figures(children_bytes, shm_bytes)], no_figures)
+
+
+def _allocator_snapshots(findings: Findings) -> dict[str, Snapshot]:
+    """Return a snapshot of torch's allocator for each device."""
+    found: dict[str, Snapshot] = {}
+    for backend in ("cuda", "xpu"):
+        none: dict[str, Snapshot] = {}
+        take = functools.partial(snapshots, backend)
+        found |= findings.attempt(f"allocator of {backend}", take, none)
+    return found
 
 
 def now(meter: Meter, of_ipython: Mapping[str, int] | None = None) -> Findings:
@@ -189,43 +201,63 @@ def _device(
     nvml: Nvml,
     reading: Reading,
     snapshot: Snapshot | None,
-    held: list[Storage] | None,
+    storages: list[Storage] | None,
     findings: Findings,
 ) -> list[Reconciliation]:
+    """Return the breakdown of a device that torch uses."""
     backend, _, number = reading.device.partition(":")
+    index = int(number or 0)
     module: Any = getattr(loaded_torch(), backend, None)
-    index, wide = int(number or 0), None
+    wide = None
     pools: tuple[Part, ...] = ()
     notes: list[str] = []
-    if backend == "cuda" and module is not None:
-        wide = nvml.device(module, index, processes=True, has_context=bool(reading.reserved_bytes))
-        if reading.used_bytes is not None and reading.other_bytes is None:
-            # The probe remembers that this process has used the device, so the driver must list it.
-            wide = dataclasses.replace(
-                wide, own_bytes=None, other_processes=(), note=reading.note or wide.note
-            )
-        findings.note_processes(reading.device, wide)
     if backend == "cuda":
+        if module is not None:
+            wide = _device_wide(nvml, module, index, reading)
+            findings.note_processes(reading.device, wide)
         pools = pools_on(index, findings.readings)
-        if why := uncounted():
+        why = uncounted()
+        if why:
             notes.append(f"{why}: its tensors are part of the driver's figure for this process")
-    if reading.reserved_bytes and hasattr(
-        module, "mem_get_info"
-    ):  # only if a context already exists
-        try:
-            module.mem_get_info(index)
-        except RuntimeError as error:
-            said_first = str(error).partition("\n")[0]
-            notes.append(f"this process's context is broken ({said_first}): restart the kernel")
-    has_gaps = (
-        backend == "cuda"
-        and snapshot is not None
-        and _has_many_gaps(snapshot, reading.total_bytes or 0)
-    )
-    if has_gaps and (setting := expandable_setting()):
-        does = "torch also frees pages between tensors; set it before torch first uses CUDA"
-        notes.append(f"many gaps: with {setting} {does}")
-    return [device_parts(reading, snapshot, wide, held, notes, pools)]
+    if reading.reserved_bytes:  # only then does a context exist
+        notes += _broken_context(module, index)
+    if backend == "cuda" and snapshot is not None:
+        notes += _gaps(snapshot, reading.total_bytes or 0)
+    return [device_parts(reading, snapshot, wide, storages, notes, pools)]
+
+
+def _device_wide(nvml: Nvml, module: Any, index: int, reading: Reading) -> DeviceWide:
+    """Return the driver's figures of a card."""
+    has_context = bool(reading.reserved_bytes)
+    wide = nvml.device(module, index, processes=True, has_context=has_context)
+    if reading.used_bytes is None or reading.other_bytes is not None:
+        return wide
+    # The probe remembers that this process has used the device, so the driver must list it.
+    note = reading.note or wide.note
+    return dataclasses.replace(wide, own_bytes=None, other_processes=(), note=note)
+
+
+def _broken_context(module: Any, index: int) -> list[str]:
+    """Return a note if this process can no longer use a card, because a kernel of it failed."""
+    if not hasattr(module, "mem_get_info"):
+        return []
+    try:
+        module.mem_get_info(index)
+    except RuntimeError as error:
+        first_line = str(error).partition("\n")[0]
+        return [f"this process's context is broken ({first_line}): restart the kernel"]
+    return []
+
+
+def _gaps(snapshot: Snapshot, total_bytes: int) -> list[str]:
+    """Return a note with the setting that reduces gaps, if there are many."""
+    if not _has_many_gaps(snapshot, total_bytes):
+        return []
+    setting = expandable_setting()
+    if not setting:
+        return []
+    does = "torch also frees pages between tensors; set it before torch first uses CUDA"
+    return [f"many gaps: with {setting} {does}"]
 
 
 def _has_many_gaps(snapshot: Snapshot, total_bytes: int) -> bool:
