@@ -264,6 +264,35 @@ def test_one_line_frees_a_container_of_tasks(
 
 
 @linux
+@pytest.mark.parametrize("number", [1, _MANY])
+def test_tasks_that_only_the_loop_keeps_are_cancelled(kernel: Kernel, number: int) -> None:
+    works(
+        kernel,
+        _LEFT,
+        """
+        import asyncio
+        async def other():
+            await asyncio.sleep(1000)
+        kept = asyncio.create_task(other())
+        def start(number):
+            for _ in range(number):
+                made = np.ones(40_000_000 // 8 // number)
+                watched.append(weakref.ref(made))
+                asyncio.create_task(wait(made))
+        """,
+        f"%%experiment e\nstart({number})\nawait asyncio.sleep(0)",
+    )
+    assert alive(kernel) == number
+    for rows in (left_by_experiment(kernel), left(kernel)):
+        assert [path.startswith("the event loop") for _, path, _ in rows] == [True]
+        assert rows[0][0] == pytest.approx(40_000_000, rel=0.1)
+    works(kernel, rows[0][2])
+    assert alive(kernel) == 0
+    assert left(kernel) == []
+    assert kernel.value("kept.done()") is False
+
+
+@linux
 def test_lines_of_two_containers_free_both(kernel: Kernel) -> None:
     works(
         kernel,

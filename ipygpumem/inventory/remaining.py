@@ -19,7 +19,8 @@ from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS
 from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.paths import PathWriter
-from ipygpumem.heap.holders.roots import NOTEBOOK, Roots
+from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, Roots
+from ipygpumem.heap.holders.tasks import cancelling, is_pending, pending
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.introspect import module_of
 from ipygpumem.inventory.contents import Contents
@@ -51,6 +52,12 @@ class Remaining:
         if len(self.items) == 1:
             return writer.holder_from_name(self.name, (*self.chain, self.items[0]))
         return writer.removal_of_items(self.name, self.chain, self.items)
+
+    def of_many(self, first: ReferencePath) -> ReferencePath:
+        """Return the holder of several objects without a name, given the holder of the first."""
+        if not all(map(is_pending, self.items)):
+            return first
+        return ReferencePath(EVENT_LOOP, cancelling(self.items))
 
 
 def find(
@@ -98,9 +105,9 @@ def find(
             left -= held.size_bytes
             yield Remaining(held, some, one.name, one.chain, not is_sure)
     if left >= smallest:
-        for held, some in _rows(
-            [*_entries(heap, new, counted.not_counted(new)), *elsewhere], counted, smallest
-        ):
+        not_counted = counted.not_counted(new)
+        entries = [*_entries(heap, new, not_counted), *_pending_tasks(heap, not_counted)]
+        for held, some in _rows([*entries, *elsewhere], counted, smallest):
             yield Remaining(held, some, is_old_perhaps=not is_sure)
 
 
@@ -135,6 +142,11 @@ def _measure_old(counted: Sizes, names: Mapping[str, object], new: set[int]) -> 
     """Count the memory behind the names, without passing through new objects."""
     with counted.passing_over(counted.not_counted(new)):
         counted.together(list(names.values()))
+
+
+def _pending_tasks(heap: Heap, not_counted: set[int]) -> list[object]:
+    """Return the new tasks that only the event loop keeps, by a future that wakes each of them."""
+    return [task for task in pending(heap.tasks) if id(task) in not_counted]
 
 
 def _entries(heap: Heap, new: set[int], not_counted: set[int]) -> list[object]:

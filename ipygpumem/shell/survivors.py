@@ -638,7 +638,7 @@ def _holder_of(
     """
     searched = holders.get(("object", id(row.items[0])))
     if not row.chain and searched is not None:
-        return searched
+        return searched if len(row.items) == 1 else row.of_many(searched)
     from_name = row.holder(roots)
     if searched is not None and searched.path.startswith(f"{from_name.path}, "):
         return searched

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import Context, ContextVar, copy_context
 from itertools import compress, repeat
 from operator import attrgetter, is_
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, CoroutineType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import library_type
@@ -31,6 +31,27 @@ def pending(items: Sequence[object]) -> list[object]:
     """Return the asyncio tasks that are not done."""
     kind = library_type("asyncio", "Task")
     return [] if kind is None else list(filter(is_pending, of_types(kinds_of(items, kind), items)))
+
+
+def cancelling(tasks: Sequence[object]) -> str:
+    """Return the line that cancels pending tasks; words if it would cancel more than these."""
+    kind: Any = library_type("asyncio", "Task")
+    asyncio: Any = sys.modules["asyncio"]
+    names = {_coroutine_name(task) for task in tasks}
+    every = set[Any]()
+    with contextlib.suppress(RuntimeError):  # no event loop is running
+        every = asyncio.all_tasks()
+    of_names = [task for task in every if type(task) is kind and _coroutine_name(task) in names]
+    if len(names) != 1 or "" in names or len(of_names) != len(tasks):
+        return "let its tasks end, or cancel them"
+    condition = f'if task.get_coro().__name__ == "{names.pop()}"'
+    return f"import asyncio; [task.cancel() for task in asyncio.all_tasks() {condition}];"
+
+
+def _coroutine_name(task: Any) -> str:
+    """Return the name of the function that a task runs; empty for an unusual coroutine."""
+    coroutine = library_type("asyncio", "Task").get_coro(task)  # type: ignore[union-attr]  # loaded
+    return coroutine.__name__ if type(coroutine) is CoroutineType else ""
 
 
 def wakes_task(item: Any) -> bool:
