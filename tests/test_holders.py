@@ -149,6 +149,57 @@ def test_connections_of_two_databases_are_apart(kernel: Kernel) -> None:
         assert holders(answer) == {}
 
 
+def test_a_widget_is_closed_by_its_name(kernel: Kernel) -> None:
+    works(
+        kernel,
+        "from tests.stand_ins import install; install('ipywidgets')",
+        """
+        import ipywidgets, weakref
+        import numpy as np
+        w = ipywidgets.Image(value=np.ones(1 << 20))
+        watched = weakref.ref(w)
+        """,
+    )
+    ((path, advice),) = holders(why(kernel, "w")).items()
+    assert path.startswith("the registry of widgets, Image ")
+    assert advice == "w.close(); del w"
+    works(kernel, advice, "assert watched() is None")
+
+
+_ROWS = """
+import numpy as np
+data = [np.ones(1 << 18) for _ in range(8)]
+whole = list(data)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("first = data[:2]", "first shares parts of it"),
+        ("first = [data[0], data[3]]; second = data[2:4]", "first, second share parts of it"),
+        ("a = data[:2]; b = data[2:4]; c = data[4:]; d = data[:1]", "2 more share parts of it"),
+    ],
+)
+def test_holders_of_parts_stand_in_one_line(kernel: Kernel, code: str, line: str) -> None:
+    works(kernel, _ROWS, code)
+    (report,) = works(kernel, "%gpumem why data").reports("why")
+    assert [row.split()[-1] for row in report.splitlines() if "iB   notebook" in row] == ["whole"]
+    (shown,) = [row.strip() for row in report.splitlines() if "parts of it" in row]
+    if "more" in line:
+        assert shown.endswith(line)
+    else:
+        assert sorted(shown.replace(",", "").split()) == sorted(line.replace(",", "").split())
+    works(kernel, "first = second = a = b = c = d = None")
+
+
+def test_every_name_of_the_whole_has_a_row(kernel: Kernel) -> None:
+    works(kernel, _ROWS, "again = {'data': data}; third = tuple(data)")
+    (report,) = works(kernel, "%gpumem why data").reports("why")
+    assert "parts of it" not in report
+    assert report.count("notebook variable") == 3, report
+
+
 # -- lines that free many objects -----------------------------------------------------------------
 
 _LEFT = """
@@ -313,6 +364,36 @@ def test_lines_of_two_containers_free_both(kernel: Kernel) -> None:
         works(kernel, advice)
     assert alive(kernel) == 0
     assert kernel.value("(outer, table)") == ([0], {"kept": 1})
+
+
+# -- figures --------------------------------------------------------------------------------------
+
+
+def test_many_figures_are_one_row(kernel: Kernel) -> None:
+    pytest.importorskip("matplotlib")
+    works(
+        kernel,
+        _LEFT,
+        """
+        import matplotlib
+        matplotlib.use("agg")
+        import matplotlib.pyplot as plt
+        matplotlib.rcParams["figure.max_open_warning"] = 0
+        def draw(number):
+            for _ in range(number):
+                data = plt.figure().data = np.ones(200_000)
+                watched.append(weakref.ref(data))
+        """,
+        "%%experiment e\ndraw(96)",
+    )
+    assert alive(kernel) == 96
+    for rows in (left_by_experiment(kernel), left(kernel)):
+        assert len([row for row in rows if "matplotlib" in row[1]]) == 1, rows
+        (row,) = [row for row in rows if "matplotlib" in row[1]]
+        assert row[1:] == ("96 matplotlib figures", 'plt.close("all")')
+        assert row[0] >= 96 * 1_600_000
+    works(kernel, row[2])
+    assert alive(kernel) == 0
 
 
 # -- optimizers -----------------------------------------------------------------------------------

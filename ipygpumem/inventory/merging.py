@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ipygpumem.heap.holders.cuts import Cut, Kind, inside, statement_of
+from ipygpumem.heap.holders.roots import REMOVE_THEM
 from ipygpumem.records import ReferencePath, RetainedArray
 
 _ITEM = re.compile(r"\[[^\[\]]*\]$")
@@ -45,8 +46,7 @@ def merged(rows: Sequence[RetainedArray], cuts: Mapping[str, Sequence[Cut]]) -> 
     alone = list[RetainedArray]()
     removable = list[_Removable]()
     for row in rows:
-        advice = "" if row.holder is None else row.holder.advice.partition(_COMMENT)[0]
-        of_row = tuple(cuts.get(advice, ()))
+        of_row = () if row.holder is None else tuple(cuts.get(_line_of(row.holder), ()))
         if of_row:
             removable.append(_Removable(row, of_row))
         else:
@@ -54,6 +54,30 @@ def merged(rows: Sequence[RetainedArray], cuts: Mapping[str, Sequence[Cut]]) -> 
     for group in _groups(removable):
         alone += _rows_of(group)
     return sorted(alone, key=lambda row: -row.size_bytes)
+
+
+def _line_of(holder: ReferencePath) -> str:
+    """Return the statement that frees a holder's memory, without its comment."""
+    return holder.advice.partition(_COMMENT)[0]
+
+
+def holder_of_all(holders: Sequence[ReferencePath], cuts: dict[str, list[Cut]]) -> ReferencePath:
+    """Return the holder of many objects, with one line that frees all of them if there is one.
+
+    Args:
+        holders: the holder of each object.
+        cuts: the references that a line removes, by the line; those of the new line are added.
+    """
+    first = holders[0]
+    if all(holder == first for holder in holders):
+        return first
+    rows = [RetainedArray("", "", None, "", "", 0, holder=holder) for holder in holders]
+    (row, *more) = merged(rows, cuts)
+    if not more and row.holder is not None:
+        removed = [cut for holder in holders for cut in cuts[_line_of(holder)]]
+        cuts[_line_of(row.holder)] = removed
+        return row.holder
+    return ReferencePath(f"{first.path}, and {len(holders) - 1:,} more", REMOVE_THEM)
 
 
 # -- groups ---------------------------------------------------------------------------------------
@@ -207,6 +231,6 @@ def _path_of_registry(group: Sequence[_Removable]) -> str:
     number = len({cut for row in group for cut in row.cuts})
     if number == 1:
         return path
-    if path.startswith("matplotlib figure"):
+    if "matplotlib figure" in path:
         return f"{number} matplotlib figures"
     return f"{path}, and {number - 1} more there"

@@ -19,11 +19,12 @@ from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS
 from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.paths import PathWriter
-from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, Roots
+from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, REMOVE_THEM, Roots
 from ipygpumem.heap.holders.tasks import cancelling, is_pending, pending
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.introspect import module_of
 from ipygpumem.inventory.contents import Contents
+from ipygpumem.inventory.merging import holder_of_all
 from ipygpumem.records import ReferencePath, RetainedArray
 
 _MOST_ROWS = 50
@@ -53,11 +54,19 @@ class Remaining:
             return writer.holder_from_name(self.name, (*self.chain, self.items[0]))
         return writer.removal_of_items(self.name, self.chain, self.items)
 
-    def of_many(self, first: ReferencePath) -> ReferencePath:
-        """Return the holder of several objects without a name, given the holder of the first."""
-        if not all(map(is_pending, self.items)):
-            return first
-        return ReferencePath(EVENT_LOOP, cancelling(self.items))
+    def to_search(self) -> Sequence[object]:
+        """Return the objects whose holders are searched; of many below a name, none."""
+        if not self.chain:
+            return self.items
+        return self.items if len(self.items) == 1 else ()
+
+    def of_many(self, holders: Sequence[ReferencePath], roots: Roots) -> ReferencePath:
+        """Return the holder of several objects without a name, given that of each."""
+        if all(map(is_pending, self.items)):
+            return ReferencePath(EVENT_LOOP, cancelling(self.items))
+        if len(holders) == len(self.items):
+            return holder_of_all(holders, roots.cuts)
+        return ReferencePath(f"{holders[0].path}, and more", REMOVE_THEM)
 
 
 def find(

@@ -470,7 +470,7 @@ class Survivors:
                 - size_of(array for item in alive for array in item.alive()),
             )
         )
-        searched = [row.items[0] for row in rows if len(row.items) == 1 or not row.chain]
+        searched = [item for row in rows for item in row.to_search()][:MOST_EXPLAINED]
         holders = explain((), heap, roots, more=searched, all_places=True)
         by_name = {row.name: row for row in reversed(arrays) if row.name}
         merged = set[int]()
@@ -638,7 +638,10 @@ def _holder_of(
     """
     searched = holders.get(("object", id(row.items[0])))
     if not row.chain and searched is not None:
-        return searched if len(row.items) == 1 else row.of_many(searched)
+        if len(row.items) == 1:
+            return searched
+        keys = [("object", id(item)) for item in row.items]
+        return row.of_many([holders[key] for key in keys if key in holders], roots)
     from_name = row.holder(roots)
     if searched is not None and searched.path.startswith(f"{from_name.path}, "):
         return searched

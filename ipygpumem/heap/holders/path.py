@@ -135,7 +135,7 @@ class Path:
         """Remove the current target unless the final one can be removed from an object further
         along the path.
         """
-        if self._unless:
+        if self._unless or self._is_all:
             return
         self._unless = f"{self.removal}{comment}" if self.removal else words
         self._unless_cut = self.cut
