@@ -142,6 +142,7 @@ class Heap:
         ndarrays: NumPy arrays.
         modules: torch modules.
         optimizers: torch optimizers.
+        tasks: asyncio tasks.
         local: objects of the local names of running functions, and of the current context's
             variables.
     """
@@ -169,7 +170,7 @@ class Heap:
         self.modules = self._instances.collect(library_type("torch.nn", "Module"))
         self.optimizers = self._instances.collect(library_type("torch.optim", "Optimizer"))
         self.ndarrays = self._instances.collect(library_type("numpy", "ndarray"))
-        tasks = self._instances.collect(library_type("asyncio", "Task"))
+        self.tasks = self._instances.collect(library_type("asyncio", "Task"))
         self._containers: list[object] = []
         """Untracked containers that hold more than plain numbers and text."""
         self._types = types
@@ -179,7 +180,9 @@ class Heap:
         self._large_arrays: dict[int, dict[StorageKey, list[object]]] = {}
         """Results of ``large``, by the size that was asked for."""
         self._pass_over_all(observer)
-        self._referrers = Referrers(moment, self.tracked, self._containers, self.ndarrays, tasks)
+        self._referrers = Referrers(
+            moment, self.tracked, self._containers, self.ndarrays, self.tasks
+        )
 
     def _leave_out(self, moment: Moment, emptied: set[int]) -> None:
         """Take this object, and those that must not be touched, out of the list of all objects.

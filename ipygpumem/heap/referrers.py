@@ -168,7 +168,8 @@ class Referrers:
             # The collector's own search misses containers that it no longer tracks, some since the
             # heap was made.
             untracked = filterfalse(gc.is_tracked, self._tracked)
-            found += _that_refer_to(objects, [*self._containers, *untracked])
+            added = self._added.values()
+            found += _that_refer_to(objects, [*self._containers, *added, *untracked])
         if any(map(is_atom, objects.values())):
             found += _that_refer_to(objects, self._all_containers())
         return list(by_identity(found).values())

@@ -173,6 +173,8 @@ def _as_one(group: list[_Removable]) -> RetainedArray | None:
         objects=sum(row.objects for row in rows),
         cell=first.cell if all(row.cell == first.cell for row in rows) else None,
         holder=ReferencePath(_path(group), statement + dashes + comment),
+        is_at_least=any(row.is_at_least for row in rows),
+        uncounted=tuple(sorted({library for row in rows for library in row.uncounted})),
     )
     if all(_look(row) == _look(first) for row in rows):
         return whole

@@ -21,7 +21,7 @@ from ipygpumem.heap.knowledge.barriers import Barriers, is_left_out
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.region import Region
-from ipygpumem.heap.sharing import Partners, partners
+from ipygpumem.heap.sharing import Partners, partners, types_to_compare
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.introspect import (
     is_atom,
@@ -186,7 +186,7 @@ def _holders(
     """Return the nodes that something else keeps alive by their holders, and all nodes that are
     held from outside.
     """
-    heap = Heap()  # after counting, because it refers to every object
+    heap = Heap(types=types_to_compare())  # after counting, because it refers to every object
     shared = partners(region, heap, held)
     held = held | _saved_by_graphs(region, shared)
     named = _worth_naming(region, held, region.reach([id(holding[0])]))
