@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from ipygpumem.inventory.ownership import HeldPart, Ownership
+from ipygpumem.records import ReferencePath
+from ipygpumem.report.inventory import why_report
 from tests.kernel import Kernel
 from tests.steps import kernel_with, works
 from tests.test_sizes import linux
@@ -166,38 +169,36 @@ def test_a_widget_is_closed_by_its_name(kernel: Kernel) -> None:
     works(kernel, advice, "assert watched() is None")
 
 
-_ROWS = """
-import numpy as np
-data = [np.ones(1 << 18) for _ in range(8)]
-whole = list(data)
-"""
+def owned(*held: HeldPart) -> Ownership:
+    """Return the record of an object of 16 MiB with some holders."""
+    return Ownership("data", True, "list", {"cpu": 16 * MIB}, {"cpu": 0}, (), held)
+
+
+def part(name: str, size_bytes: int, shared_bytes: int) -> HeldPart:
+    """Return a holder that adds some bytes to those that earlier ones hold, too."""
+    holder = ReferencePath(f"notebook variable {name}[0]", f"del {name}")
+    return HeldPart(holder, 1, {"cpu": size_bytes}, shared_bytes > 0, shared_bytes)
 
 
 @pytest.mark.parametrize(
-    ("code", "line"),
+    ("names", "line"),
     [
-        ("first = data[:2]", "first shares parts of it"),
-        ("first = [data[0], data[3]]; second = data[2:4]", "first, second share parts of it"),
-        ("a = data[:2]; b = data[2:4]; c = data[4:]; d = data[:1]", "2 more share parts of it"),
+        (["model"], "model shares parts of it"),
+        (["model", "optimizer"], "model, optimizer share parts of it"),
+        (["model", "optimizer", "a", "b"], "model, optimizer and 2 more share parts of it"),
     ],
 )
-def test_holders_of_parts_stand_in_one_line(kernel: Kernel, code: str, line: str) -> None:
-    works(kernel, _ROWS, code)
-    (report,) = works(kernel, "%gpumem why data").reports("why")
-    assert [row.split()[-1] for row in report.splitlines() if "iB   notebook" in row] == ["whole"]
-    (shown,) = [row.strip() for row in report.splitlines() if "parts of it" in row]
-    if "more" in line:
-        assert shown.endswith(line)
-    else:
-        assert sorted(shown.replace(",", "").split()) == sorted(line.replace(",", "").split())
-    works(kernel, "first = second = a = b = c = d = None")
+def test_holders_of_parts_stand_in_one_line(names: list[str], line: str) -> None:
+    whole = part("whole", 16 * MIB, 0)
+    report = why_report(owned(whole, *(part(name, 0, 4 * MIB) for name in names)))
+    assert report.lines[0] == line
+    assert [row[-1] for row in report.tables[0].rows] == ["del whole"]
 
 
-def test_every_name_of_the_whole_has_a_row(kernel: Kernel) -> None:
-    works(kernel, _ROWS, "again = {'data': data}; third = tuple(data)")
-    (report,) = works(kernel, "%gpumem why data").reports("why")
-    assert "parts of it" not in report
-    assert report.count("notebook variable") == 3, report
+def test_every_holder_of_the_whole_has_a_row() -> None:
+    report = why_report(owned(part("whole", 16 * MIB, 0), part("again", 0, 16 * MIB)))
+    assert [row[-1] for row in report.tables[0].rows] == ["del whole", "del again"]
+    assert not any("parts of it" in line for line in report.lines)
 
 
 # -- lines that free many objects -----------------------------------------------------------------
