@@ -1,7 +1,8 @@
 """Asks each command about the same object, to compare the sizes and the holders that they name.
 
-Run by test_agreement in processes of their own: ``python -m tests.agreement QUESTION ...`` prints
-the answers as JSON. Each object has a process to itself, in which it is the only large one.
+Run by test_agreement in processes of their own: ``python -m tests.agreement LIBRARY`` answers
+questions about objects of a library. Each object has a forked process, in which it is the only
+large one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import re
 import sys
 import textwrap
@@ -21,6 +23,8 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+import ipygpumem.heap
+import ipygpumem.inventory
 from ipygpumem.extras.guard.guard import MemoryGuard
 from ipygpumem.inventory.ownership import Ownership
 from ipygpumem.inventory.top import LargestNames
@@ -31,6 +35,7 @@ from ipygpumem.shell.app import app_of
 from ipygpumem.units import parse_bytes
 from tests import kinds
 from tests.agreement_cases import CASES, PLACES, Case, Place
+from tests.answering import answer_questions
 from tests.kinds import KINDS, MIB
 
 SIZE_BYTES = 8 * MIB
@@ -306,6 +311,7 @@ def forked(work: Callable[[], object]) -> Any:
     """Return the result of a function that runs in a child process, or its error as a text."""
     reader, writer = os.pipe()
     if not os.fork():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         try:
             result = work()
         except BaseException as error:
@@ -320,20 +326,31 @@ def forked(work: Callable[[], object]) -> Any:
     return json.loads(text or '"the process has ended"')
 
 
-def answers_to(names: list[str]) -> dict[str, Any]:
-    """Return the answers to some questions by name, or the error instead of them."""
-    every = questions()
+def import_late_modules() -> None:
+    """Import what reports need, so that forked processes do not import it one by one."""
+    for module in ("numpy", "ipygpumem.magics.leaks", "ipygpumem.shell.survivors"):
+        importlib.import_module(module)
+    for package in (ipygpumem.heap, ipygpumem.inventory):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+
+
+def prepare(library: str) -> None:
+    """Import a library, and what every question needs."""
     importlib.import_module("zmq")  # the memory guard replaces its functions; a kernel has it
-    for library in dict.fromkeys(["numpy", *(every[name].library for name in names)]):
-        for module in filter(None, (library.partition(".")[0], library)):
+    import_late_modules()
+    for name in ("numpy", library):
+        for module in filter(None, (name.partition(".")[0], name)):
             with suppress(ImportError):
                 kinds.lib[module] = importlib.import_module(module)
-    found = dict[str, Any]()
-    for name in names:
-        answers = every[name].answers
-        found[name] = forked(lambda answers=answers: [asdict(answer) for answer in answers()])
-    return found
+
+
+def answer_to(name: str) -> Any:
+    """Return the answers to a question, or the error instead of them."""
+    answers = questions()[name].answers
+    return forked(lambda: [asdict(answer) for answer in answers()])
 
 
 if __name__ == "__main__":
-    print(json.dumps(answers_to(sys.argv[1:])))
+    prepare(sys.argv[1])
+    answer_questions(answer_to)

@@ -1,17 +1,13 @@
 """Leaves data in places of all kinds, runs each line that a report prints to free it, and sees what
 died.
 
-Run by test_remedies in processes of their own: ``python -m tests.remedies CASE ...`` prints the
-results as JSON.
+Run by test_remedies: ``python -m tests.remedies`` answers questions, each in a forked process.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
-import json
-import pkgutil
-import sys
 import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,9 +15,8 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-import ipygpumem.heap
-import ipygpumem.inventory
-from tests.agreement import Asker, forked
+from tests.agreement import Asker, forked, import_late_modules
+from tests.answering import answer_questions
 from tests.remedy_cases import CASES, Case
 
 MAKERS = {
@@ -116,37 +111,23 @@ def is_code(shell: Any, advice: str) -> bool:
     return True
 
 
-def outcomes(names: list[str], *, sees_all: bool = False) -> dict[str, Any]:
-    """Return the outcome of each case by name, or the error instead of it.
+def answer(question: list[Any]) -> Any:
+    """Return the outcome of a case and a kind, or the error instead of it.
 
-    The objects of libraries are hidden from the cases that do not need them, unless ``sees_all``:
-    each report would pass over them.
+    The objects of libraries are hidden from the cases that do not need them, unless the question's
+    third part is true: each report would pass over them.
     """
-    import_late_modules()
-    gc.collect()
-    found = dict[str, Any]()
-    for name in names:
-        case = CASES[name]
-        if sees_all or case.sees_libraries:
-            gc.unfreeze()
-        else:
-            gc.freeze()
-        for kind in case.kinds:
-            found[f"{name}: {kind}"] = forked(
-                lambda case=case, kind=kind: asdict(outcome(case, kind))
-            )
-    return found
-
-
-def import_late_modules() -> None:
-    """Import what the cases need, so that their processes do not import it one by one."""
-    for module in ("numpy", "zmq", "ipygpumem.magics.leaks", "ipygpumem.shell.survivors"):
-        importlib.import_module(module)
-    for package in (ipygpumem.heap, ipygpumem.inventory):
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            importlib.import_module(module.name)
+    name, kind, sees_all = question
+    case = CASES[name]
+    if sees_all or case.sees_libraries:
+        gc.unfreeze()
+    else:
+        gc.freeze()
+    return forked(lambda: asdict(outcome(case, kind)))
 
 
 if __name__ == "__main__":
-    selected = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
-    print(json.dumps(outcomes(selected or list(CASES), sees_all="--all" in sys.argv)))
+    importlib.import_module("zmq")  # as a kernel has it
+    import_late_modules()
+    gc.collect()
+    answer_questions(answer)

@@ -1,19 +1,17 @@
 """All commands say the same about one object: its size, and the place that holds it."""
 
 import functools
-import json
 import os
 import re
 import sys
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 from tests.agreement import Answer, Question, questions
-from tests.alone import printed
+from tests.answering import Answerer
 from tests.kinds import MIB
 from tests.test_sizes import QUIET, linux
 
@@ -36,12 +34,9 @@ KNOWN_SIZES: dict[str, str] = {
     "left sklearn: a compiled query of scikit-learn": BUFFER,
     "left torch: losses": GRAPH,
     "left torch: a sum of losses": GRAPH,
-    "named torch: one loss": GRAPH,
     "left torch: one loss": GRAPH,
     "place : a builtin": GROWTH,
     "place : a handler of logging": GROWTH,
-    "named : many lists": "top examines fewer objects than why, and does not say which name is cut",
-    "left : many lists": "each command examines another number of objects, and none says that its figure is cut",  # noqa: E501
 }
 """Questions to which commands give different sizes today, with the reason."""
 KNOWN_HOLDERS: dict[str, str] = {
@@ -170,38 +165,26 @@ def each(known: dict[str, str]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def answers_to(request: pytest.FixtureRequest) -> Callable[[str], Answers]:
+def answers_to() -> Iterator[Callable[[str], Answers]]:
     """Return a function that returns the answers to a question.
 
-    It asks all selected questions about a library at once, because the import of some libraries
-    takes seconds.
+    All questions about a library have one process, because the import of some takes seconds.
     """
-    batches = defaultdict[tuple[str, str], dict[str, None]](dict)
-    for item in request.session.items:
-        name = getattr(item, "callspec", None) and item.callspec.params.get("question")
-        if name and item.path == request.path:
-            batches[batch_of(name)][name] = None
+    processes = dict[str, Answerer]()
 
     @functools.cache
-    def answers_of(batch: tuple[str, str]) -> dict[str, Any]:
-        return json.loads(
-            printed("-m", "tests.agreement", *batches[batch], env=os.environ | QUIET).splitlines()[
-                -1
-            ]
-        )
-
     def answers(name: str) -> Answers:
-        found = answers_of(batch_of(name))[name]
+        library = questions()[name].library
+        if library not in processes:
+            processes[library] = Answerer("-m", "tests.agreement", library, env=os.environ | QUIET)
+        found = processes[library].ask(name)
         if type(found) is not list:
             pytest.fail(f"{name}: {found}")
         return [Answer(**answer) for answer in found]
 
-    return answers
-
-
-def batch_of(name: str) -> tuple[str, str]:
-    """Return the situation and the library of a question."""
-    return name.partition(" ")[0], questions()[name].library
+    yield answers
+    for process in processes.values():
+        process.close()
 
 
 @linux

@@ -1,12 +1,11 @@
 """Each line that a report prints to free memory can be pasted, and frees its row."""
 
-import json
 import os
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from tests.alone import printed
+from tests.answering import Answerer
 from tests.remedies import Outcome
 from tests.remedy_cases import CASES
 from tests.test_sizes import QUIET, linux
@@ -14,29 +13,27 @@ from tests.test_sizes import QUIET, linux
 pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
 
 SIZE_BYTES = 40 << 20
-PASSES = [
-    pytest.param([], id="own objects"),
-    pytest.param(["--all"], id="all objects", marks=pytest.mark.thorough),
-]
 QUESTIONS = [f"{name}: {kind}" for name, case in CASES.items() for kind in case.kinds]
 
 
-@pytest.fixture(scope="module", params=PASSES)
-def outcomes(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Return the outcomes of all questions, each of which has a process of its own."""
-    text = printed("-m", "tests.remedies", *request.param, env=os.environ | QUIET)
-    found: dict[str, Any] = json.loads(text.splitlines()[-1])
-    return found
+@pytest.fixture(scope="module")
+def answerer() -> Iterator[Answerer]:
+    """A process in which each question has a forked process of its own."""
+    answerer = Answerer("-m", "tests.remedies", env=os.environ | QUIET)
+    yield answerer
+    answerer.close()
 
 
 @linux
+@pytest.mark.parametrize("sees_all", [False, pytest.param(True, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_a_printed_line_frees_its_row(question: str, outcomes: dict[str, Any]) -> None:
-    found = outcomes[question]
+def test_a_printed_line_frees_its_row(question: str, sees_all: bool, answerer: Answerer) -> None:
+    name, _, kind = question.partition(": ")
+    found = answerer.ask([name, kind, sees_all])
     assert type(found) is dict, found
     outcome = Outcome(**found)
-    case = CASES[question.partition(":")[0]]
-    if not (case.is_out_of_reach and question.endswith("object")):
+    case = CASES[name]
+    if not (case.is_out_of_reach and kind == "object"):
         assert [row[2] for row in outcome.survivors] == [row[2] for row in outcome.rows]
     assert outcome.failures == []
     assert sum(row[0] for row in outcome.rows) == pytest.approx(SIZE_BYTES, rel=0.1)

@@ -4,14 +4,12 @@ It destroys nodes recursively whose Python objects have been read, some 50,000 a
 processes have an eighth of the usual stack, and our limit is an eighth, too.
 """
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tests.alone import ROOT, limit_stack
+from tests.alone import limit_stack
+from tests.answering import Answerer
 
 ONE_TENSOR = """
 import torch
@@ -43,47 +41,36 @@ PARTS = ["%gpumem why c", "%gpumem why b", "%gpumem why a"]
 LONG = {"one tensor": ONE_TENSOR, "each step": EACH_STEP}
 
 FORKS = """
-import json, os, sys, torch
+import os, torch
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 from ipygpumem.heap.holders import nodes
+from tests.answering import answer_questions
 nodes.LONGEST_CHAIN //= 8
-for line in sys.stdin:
+def failures(cells):
     process = os.fork()
     if process == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
-        results = [shell.run_cell(cell, store_history=True) for cell in json.loads(line)]
+        results = [shell.run_cell(cell, store_history=True) for cell in cells]
         os._exit(sum(not result.success for result in results))
     _, status = os.waitpid(process, 0)
-    print(os.waitstatus_to_exitcode(status), flush=True)
+    return os.waitstatus_to_exitcode(status)
+answer_questions(failures)
 """
-"""Runs cells of an IPython in a process of their own, and prints how many failed, or the signal."""
+"""Runs cells in an IPython in a forked process, and says how many failed, or the signal."""
 
 
-class Forks:
+class Forks(Answerer):
     """Runs cells in processes that have imported torch."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", FORKS],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            preexec_fn=limit_stack,
-        )
+        super().__init__("-c", FORKS, preexec_fn=limit_stack)
 
     def failures(self, *cells: str) -> int:
         """Return the number of cells that failed; negative if the process crashed."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(cells) + "\n")
-        self._process.stdin.flush()
-        return int(self._process.stdout.readline())
-
-    def close(self) -> None:
-        self._process.communicate()
+        number: int = self.ask(cells)
+        return number
 
 
 @pytest.fixture(scope="module")
