@@ -9,6 +9,7 @@ import gc
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import compress, filterfalse
+from operator import not_
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import Reader, library_type
@@ -113,10 +114,10 @@ class ObjectCount:
         millions.
         """
         here = by_identity(untracked)
-        new_ids = set(here) - self._shared  # a view of keys would go through all of ``_shared``
-        new = list(map(here.__getitem__, new_ids))
+        is_new = list(map(not_, map(self._shared.__contains__, here)))
+        new = list(compress(here.values(), is_new))
         are_shared = map(self._held_once.__lt__, map(sys.getrefcount, new))
-        self._shared.update(compress(new_ids, are_shared))
+        self._shared.update(compress(compress(here, is_new), are_shared))
         return new
 
     def _add(self, batch: Batch[object]) -> None:
