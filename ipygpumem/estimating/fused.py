@@ -4,7 +4,7 @@ they do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,50 +26,83 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Return attention from the kernel that torch chooses on CUDA; ``attend`` computes it from
-    matrix products.
+    """Return attention from the kernel that torch chooses on CUDA.
 
-    The choice follows ATen/native/transformers/cuda/sdp_utils.cpp, without cuDNN.
+    ``attend`` computes it from matrix products. The choice follows
+    ATen/native/transformers/cuda/sdp_utils.cpp, without cuDNN.
     """
-    allowed, items = torch.backends.cuda, (query, key, value)
-    widths, length, keys = {item.shape[-1] for item in items}, query.shape[-2], key.shape[-2]
-    fuses = query.dim() == 4 and all(item.stride(-1) == 1 for item in items)
-    is_grouped = not query.shape[:2] == key.shape[:2] == value.shape[:2]
-    is_flash = (
-        *(
-            fuses,
-            allowed.flash_sdp_enabled(),
-            attn_mask is None,
-            query.itemsize == 2,
-            len(widths) == 1,
-        ),
-        *(
-            max(widths) <= _MOST_OF_FLASH,
-            enable_gqa or not is_grouped,
-            length == keys or not is_causal,
-        ),
+    items = (query, key, value)
+    if _takes_flash(items, attn_mask, is_causal=is_causal, is_grouped_allowed=enable_gqa):
+        return _flash_attention(items, dropout_p, is_causal=is_causal, scale=scale)
+    if _takes_efficient(items):
+        mask = None if attn_mask is None else _mask_of_efficient(attn_mask, query, key)
+        keeps_sums = torch.is_grad_enabled() and any(item.requires_grad for item in items)
+        return _ATEN._scaled_dot_product_efficient_attention(
+            *items, mask, keeps_sums, dropout_p, is_causal, scale=scale
+        )[0]
+    return attend(*items, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _is_fusible(items: Sequence[Any]) -> bool:
+    """Return True if fused kernels can read query, key and value."""
+    query, *_ = items
+    return query.dim() == 4 and all(item.stride(-1) == 1 for item in items)
+
+
+def _is_grouped(items: Sequence[Any]) -> bool:
+    """Return True if several heads of the query share a key and a value."""
+    query, key, value = items
+    return not query.shape[:2] == key.shape[:2] == value.shape[:2]
+
+
+def _takes_flash(
+    items: Sequence[Any], mask: Any, *, is_causal: bool, is_grouped_allowed: bool
+) -> bool:
+    """Return True if torch chooses flash attention."""
+    query, key, _ = items
+    widths = {item.shape[-1] for item in items}
+    is_square = query.shape[-2] == key.shape[-2]
+    return (
+        _is_fusible(items)
+        and torch.backends.cuda.flash_sdp_enabled()
+        and mask is None
+        and query.itemsize == 2
+        and len(widths) == 1
+        and max(widths) <= _MOST_OF_FLASH
+        and (is_grouped_allowed or not _is_grouped(items))
+        and (is_square or not is_causal)
     )
-    if all(is_flash):
-        width = query.shape[-1]
-        padded = [functional.pad(item, (0, -width % 8)) if width % 8 else item for item in items]
-        return _ATEN._scaled_dot_product_flash_attention(
-            *padded, dropout_p, is_causal, False, scale=scale or width**-0.5
-        )[0][..., :width]
-    reads = all(width * query.itemsize % 16 == 0 for width in widths)
-    if not fuses or is_grouped or not reads or not allowed.mem_efficient_sdp_enabled():
-        return attend(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    if attn_mask is not None:
-        if attn_mask.dtype is torch.bool:
-            attn_mask = torch.where(attn_mask, 0.0, query.new_full((), -torch.inf))
-        if any(stride % 8 for stride in attn_mask.stride()[:-1]):
-            attn_mask = functional.pad(attn_mask, (0, -keys % 8))[..., :keys]
-        attn_mask = attn_mask.expand(*query.shape[:2], length, keys)
-    keeps = torch.is_grad_enabled() and any(item.requires_grad for item in items)
-    return _ATEN._scaled_dot_product_efficient_attention(
-        *items, attn_mask, keeps, dropout_p, is_causal, scale=scale
+
+
+def _flash_attention(
+    items: Sequence[Any], dropout_p: float, *, is_causal: bool, scale: float | None
+) -> Any:
+    """Return flash attention; heads are padded to a width that is a multiple of 8."""
+    width = items[0].shape[-1]
+    if width % 8:
+        items = [functional.pad(item, (0, -width % 8)) for item in items]
+    attended = _ATEN._scaled_dot_product_flash_attention(
+        *items, dropout_p, is_causal, False, scale=scale or width**-0.5
     )[0]
+    return attended[..., :width]
+
+
+def _takes_efficient(items: Sequence[Any]) -> bool:
+    """Return True if torch chooses memory-efficient attention, after it has refused flash."""
+    itemsize = items[0].itemsize
+    is_aligned = all(item.shape[-1] * itemsize % 16 == 0 for item in items)
+    is_allowed = torch.backends.cuda.mem_efficient_sdp_enabled()
+    return _is_fusible(items) and not _is_grouped(items) and is_aligned and is_allowed
+
+
+def _mask_of_efficient(mask: Any, query: Any, key: Any) -> Any:
+    """Return a mask as memory-efficient attention reads it: numbers, with aligned rows."""
+    keys = key.shape[-2]
+    if mask.dtype is torch.bool:
+        mask = torch.where(mask, 0.0, query.new_full((), -torch.inf))
+    if any(stride % 8 for stride in mask.stride()[:-1]):
+        mask = functional.pad(mask, (0, -keys % 8))[..., :keys]
+    return mask.expand(*query.shape[:2], query.shape[-2], keys)
 
 
 def multi_head_attention(

@@ -5,18 +5,15 @@ the log.
 from __future__ import annotations
 
 import builtins
-import signal
 import sys
-import threading
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-import psutil
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import (
@@ -26,7 +23,7 @@ from torch.optim.optimizer import (
 
 from ipygpumem import interrupts
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import FOR_FAKES, user_line, user_line_of, users_part
+from ipygpumem.estimating import FOR_FAKES, user_line_of, users_part
 from ipygpumem.estimating.accelerator_modules import UNKNOWN_SIZE, Accelerators
 from ipygpumem.estimating.allocation_tracker import AllocationTracker
 from ipygpumem.estimating.autocast import Autocast
@@ -35,6 +32,7 @@ from ipygpumem.estimating.card_functions import CardFunctions
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.effects import WAITS, closure_of, effects_of, refuse_numpy
 from ipygpumem.estimating.fake_copies import FakeCopies, loading, run_code
+from ipygpumem.estimating.limits import Limits
 from ipygpumem.estimating.patches import Patches, choose_loop
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.estimating.replay import read
@@ -45,94 +43,6 @@ from ipygpumem.estimating.torch_functions import TorchFunctions
 from ipygpumem.estimating.workspaces import Workspaces
 from ipygpumem.introspect import is_exactly, is_instance, type_name
 from ipygpumem.meter.own_growth import growth_for
-from ipygpumem.probes.host import available_bytes
-from ipygpumem.units import format_bytes
-
-_TICK_SECONDS, _AGAIN_SECONDS = 0.1, 1.0
-_STOP: Any = (
-    getattr(signal, "SIGRTMIN", getattr(signal, "SIGUSR2", None))
-    if hasattr(signal, "pthread_kill")
-    else None
-)
-"""Signal that interrupts the code; users' code rarely has a handler for it. None on Windows."""
-
-
-class Limits:
-    """A ``with`` block that interrupts its code after the timeout, or when it has taken 3/4 of the
-    free host memory.
-
-    The main thread gets a KeyboardInterrupt, which Python raises between two bytecode instructions:
-    a call into C++ returns first. Other threads, and Windows, are only interrupted by ``check``.
-    """
-
-    def __init__(self, timeout_seconds: float) -> None:
-        self._timeout_seconds = timeout_seconds
-        self._ended = threading.Event()
-        self._line = self.why = ""
-        """Reason of the interruption; empty if there was none."""
-
-    def __enter__(self) -> None:
-        self._until = time.monotonic() + self._timeout_seconds
-        self._process = psutil.Process()
-        self._most_bytes = self._process.memory_info().rss + available_bytes() * 3 // 4
-        self._handlers: dict[int, Any] = {}
-        if _STOP is not None and threading.current_thread() is threading.main_thread():
-            self._handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
-            signal.signal(_STOP, self._interrupt)
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(_AGAIN_SECONDS if self.why else _TICK_SECONDS):
-            if not self.why and time.monotonic() > self._until:
-                self.why = f"after {self._timeout_seconds:g} s"
-            elif not self.why and (took := self._process.memory_info().rss) > self._most_bytes:
-                self.why = (
-                    f"because it took most of the host memory that was free ({format_bytes(took)} "
-                    f"now)"
-                )
-            if self.why and self._handlers:  # repeatedly: the code may catch it
-                signal.pthread_kill(threading.main_thread().ident or 0, _STOP)
-
-    def _interrupt(self, _: int, frame: Any) -> None:
-        # An exception in that file makes torch's C++ code abort the process; another signal follows
-        # soon.
-        if not self._ended.is_set() and not frame.f_code.co_filename.endswith("simple_registry.py"):
-            self._line = self._line or user_line(frame)
-            raise KeyboardInterrupt
-
-    def check(self) -> None:
-        """Raise an EstimateError if the code must stop; called for each operation on tensors."""
-        if self.why:
-            self._line = self._line or user_line()
-            raise self.error()
-
-    def error(self) -> EstimateError:
-        """Return the error with the line at which the code was interrupted."""
-        return EstimateError(
-            f"the estimate was stopped {self.why} in {self._line or 'an unknown line'}"
-        )
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: Any) -> None:
-        self._ended.set()
-        if self.why and error is not None:
-            self._line = self._line or user_line_of(traceback)
-        handlers = self._handlers.items()  # the code may have changed more handlers than ours
-        changed = [
-            (number, old)
-            for number, old in handlers
-            if old is not None and signal.getsignal(number) is not old
-        ]
-        with interrupts.deferred() as struck:
-            self._thread.join()
-            if changed:
-                # a system call: a pending signal arrives before its handler is removed
-                signal.sigpending()
-            for number, old in changed:
-                signal.signal(number, old)
-        if struck:
-            raise KeyboardInterrupt
-
 
 Namespaces = tuple[dict[str, Any], ...]
 Result = TypeVar("Result")
@@ -172,24 +82,19 @@ class Estimation:
         self._limits = Limits(timeout_seconds)
         self.log = StorageLog()
         self._notes: dict[str, None] = {}
-        # As a fallback torch runs an operation on zeros; on a device, that would allocate memory
-        # there.
-        tries = self._devices.on_cpu
-        with (
-            imports_undone(),
-            growth_for(FOR_FAKES),
-        ):  # the first one imports torch's compiler, 800 modules
-            self._fakes = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=tries)
-        keeps = self._fakes.may_turn_const
-        self._fakes.may_turn_const = lambda tensor: (
-            keeps(tensor) and (tensor.numel() < 2 or tensor.device.type == "cpu")
-        )
+        self._fakes = _fake_mode(self._devices)
         self.copies = FakeCopies(self.log, self._devices, self._fakes, self._note)
         self._accelerators = Accelerators(self.log, self._devices, room_bytes, self._note)
-        known_properties, check = self._accelerators.known_properties, self._limits.check
-        self._workspaces = Workspaces(self.log, self._devices, known_properties, self._note)
+        self._workspaces = Workspaces(
+            self.log, self._devices, self._accelerators.known_properties, self._note
+        )
         self._follower = AllocationTracker(
-            self.log, self._devices, self._workspaces, self.copies, self._note, check
+            self.log,
+            self._devices,
+            self._workspaces,
+            self.copies,
+            self._note,
+            self._limits.check,
         )
         autocast = Autocast(self._devices)
         card = CardFunctions(self._devices, autocast)
@@ -201,6 +106,10 @@ class Estimation:
     def _note(self, text: str) -> None:
         self._notes[text] = None
 
+    def _note_all(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            self._note(text)
+
     def of_call(
         self,
         function: Callable[..., Any],
@@ -208,20 +117,26 @@ class Estimation:
         kwargs: dict[str, Any],
         namespaces: Namespaces,
     ) -> Estimate:
-        """Return the estimate of a call; functions defined in ``namespaces`` see fake copies of
-        their globals.
+        """Return the estimate of a call.
+
+        Functions defined in ``namespaces`` see fake copies of their globals.
         """
         __tracebackhide__ = True  # of the user's errors
-        of = self.copies.of
         for namespace in namespaces:
             self.copies.namespace(namespace)
-        code, spaces = getattr(function, "__code__", None), (closure_of(function), *namespaces)
-        own = getattr(function, "__globals__", {})
-        refuse_numpy(
-            code, (*spaces, own), (*args, *kwargs.values(), getattr(function, "__self__", None))
-        )
-        self._notes.update(dict.fromkeys(effects_of(code, spaces, (*args, *kwargs.values()))))
-        return self._of(lambda: of(function)(*of(args), **of(kwargs)))
+        code = getattr(function, "__code__", None)
+        spaces = (closure_of(function), *namespaces)
+        function_globals = getattr(function, "__globals__", {})
+        values = (*args, *kwargs.values())
+        bound_to = getattr(function, "__self__", None)
+        refuse_numpy(code, (*spaces, function_globals), (*values, bound_to))
+        self._note_all(effects_of(code, spaces, values))
+
+        def run() -> Any:
+            copy_of = self.copies.of
+            return copy_of(function)(*copy_of(args), **copy_of(kwargs))
+
+        return self._of(run)
 
     def of_code(
         self, code: types.CodeType, namespace: dict[str, Any], around: Any = None
@@ -232,8 +147,9 @@ class Estimation:
         """
         __tracebackhide__ = True  # of the user's errors
         refuse_numpy(code, (namespace,), ())
-        self._notes.update(dict.fromkeys(effects_of(code, (namespace,))))
-        self._follower.observe = around and around.observe
+        self._note_all(effects_of(code, (namespace,)))
+        if around is not None:
+            self._follower.observe = around.observe
 
         def run() -> None:
             with around or nullcontext():
@@ -248,28 +164,41 @@ class Estimation:
     def _of(self, run: Callable[[], Any]) -> Estimate:
         __tracebackhide__ = True  # of the user's errors
         started = time.perf_counter()
-        found = self.carry_out(lambda: self._figures(run))
-        devices = tuple(
-            with_room(figures, there_bytes, self._room_bytes) for figures, there_bytes in found
-        )
-        self._notes.update(dict.fromkeys(filter(None, map(advice, devices))))
+        figures = self.carry_out(lambda: self._figures(run))
+        devices = [
+            with_room(device, there_bytes, self._room_bytes) for device, there_bytes in figures
+        ]
+        self._note_all(filter(None, map(advice, devices)))
         for device in devices:
             if device.room_bytes is None:
                 self._note(f"{device.device}: {UNKNOWN_SIZE}")
-        seconds, follower = time.perf_counter() - started, self._follower
         return Estimate(
-            devices,
-            seconds,
-            tuple(follower.guesses),
+            tuple(devices),
+            time.perf_counter() - started,
+            tuple(self._follower.guesses),
             tuple(self._notes),
-            tuple(follower.upper_bounds),
+            tuple(self._follower.upper_bounds),
         )
 
     def _figures(self, code: Callable[[], Any]) -> list[tuple[DeviceEstimate, int]]:
-        """Run ``code``; return each device's figures, and the bytes of them that this process holds
-        already.
+        """Run ``code``, and return each device's figures.
+
+        The second of each pair is the number of their bytes that this process holds already.
         """
         self.run(code)
+        self._note_assumptions()
+        places = dict.fromkeys(life.device for life in self.log.lives)
+        figures = [self._figures_of(place) for place in places]
+        settings = unfollowed_settings()
+        if settings and any(device.device.startswith("cuda") for device, _ in figures):
+            self._note(
+                f"{', '.join(settings)}: not followed, reserved and needed are the figures without "
+                f"it"
+            )
+        return figures
+
+    def _note_assumptions(self) -> None:
+        """Note devices that are not available, and recurrent layers with unknown kernels."""
         if self._devices.label is None and self._devices.asked:
             names = ", ".join(self._devices.asked)
             self._note(
@@ -281,28 +210,18 @@ class Estimation:
                 f"not counted"
             )
             self._workspaces.unknown.setdefault("_cudnn_rnn")
-        devices = []
-        for place in dict.fromkeys(life.device for life in self.log.lives):
-            device, there_bytes = read(self.log, place, self._devices.named or place)
-            held = [
-                life
-                for life in self.log.lives
-                if life.before and life.role == WORKSPACES and life.device == place
-            ]
-            of_copies = self.copies.originals_bytes.get(device.device, 0) + sum(
-                life.size_bytes for life in held
-            )
-            if device.device.startswith("cuda"):
-                device = replace(device, unknown_operators=tuple(self._workspaces.unknown))
-            devices.append((device, there_bytes or of_copies))
-        if any(device.device.startswith("cuda") for device, _ in devices) and (
-            settings := unfollowed_settings()
-        ):
-            self._note(
-                f"{', '.join(settings)}: not followed, reserved and needed are the figures without "
-                f"it"
-            )
-        return devices
+
+    def _figures_of(self, place: str) -> tuple[DeviceEstimate, int]:
+        """Return the figures of one device of the log."""
+        device, there_bytes = read(self.log, place, self._devices.named or place)
+        if not there_bytes:  # no segments: count the originals and the existing workspaces
+            there_bytes = self.copies.originals_bytes.get(device.device, 0)
+            for life in self.log.lives:
+                if life.before and life.role == WORKSPACES and life.device == place:
+                    there_bytes += life.size_bytes
+        if device.device.startswith("cuda"):
+            device = replace(device, unknown_operators=tuple(self._workspaces.unknown))
+        return device, there_bytes
 
     def carry_out(self, work: Callable[[], Result]) -> Result:
         """Run ``work``, roll its changes back, and return its result."""
@@ -331,48 +250,54 @@ class Estimation:
     def run(self, code: Callable[[], Any]) -> None:
         """Run ``code`` on fake tensors."""
         with ExitStack() as stack:
-            chosen = register_optimizer_step_pre_hook(
-                lambda optimizer, *_: choose_loop(optimizer, self._devices)
-            )
-            stack.callback(chosen.remove)
-            stack.callback(register_optimizer_step_post_hook(self._follower.mark_state).remove)
+            for handle in self._hooks_of_optimizers():
+                stack.callback(handle.remove)
             stack.enter_context(self._accelerators.standing_in())
             stack.enter_context(self._patches.applied())
             for run in (eval, exec):
                 stack.enter_context(patch.object(builtins, run.__name__, loading(run)))
             stack.enter_context(self._modes())
             result = self._result_of(code)
-            for known in self.copies.optimizers:
-                if (optimizer := known()) is not None:
+            for reference in self.copies.optimizers:
+                optimizer = reference()
+                if optimizer is not None:
                     self._follower.mark_state(optimizer)
             self.log.close()
             del result  # kept until here, as the code's caller would keep it
 
+    def _hooks_of_optimizers(self) -> list[Any]:
+        """Register hooks on the steps of all optimizers, and return their handles."""
+
+        def choose(optimizer: Any, *_: Any) -> None:
+            choose_loop(optimizer, self._devices)
+
+        return [
+            register_optimizer_step_pre_hook(choose),
+            register_optimizer_step_post_hook(self._follower.mark_state),
+        ]
+
     def _result_of(self, code: Callable[[], Any]) -> Any:
-        """Run the user's code. If it raises an error of its own, print the last lines that got
-        guesses.
-        """
+        """Run the user's code, and explain an error that our guesses or torch's fakes cause."""
         __tracebackhide__ = True  # of the user's errors
         try:
             return code()
         except EstimateError:
             raise
         except (Exception, SystemExit) as error:
-            text = (
-                str(error)
-                if is_exactly(error, RuntimeError, NotImplementedError, AssertionError)
-                else ""
-            )
-            for words, what in _INTERNAL.items():
-                if words in text:
-                    line = user_line_of(error.__traceback__)
-                    raise EstimateError(f"an estimate cannot follow {what} in {line}") from error
-            lines = list(self._follower.guesses)[-_GUESSES_SHOWN:]
-            if lines:
-                shown = "".join(f"  {line}\n" for line in lines)
-                with suppress(Exception):  # the code may have replaced stderr
-                    sys.stderr.write(f"ipygpumem: {_AFTER_GUESSES}:\n{shown}")
+            cause = _unfollowed_code(error)
+            if cause:
+                line = user_line_of(error.__traceback__)
+                raise EstimateError(f"an estimate cannot follow {cause} in {line}") from error
+            self._print_last_guesses()
             raise
+
+    def _print_last_guesses(self) -> None:
+        """Print the last lines that got guesses, which may be the cause of an error."""
+        lines = list(self._follower.guesses)[-_GUESSES_SHOWN:]
+        if lines:
+            shown = "".join(f"  {line}\n" for line in lines)
+            with suppress(Exception):  # the code may have replaced stderr
+                sys.stderr.write(f"ipygpumem: {_AFTER_GUESSES}:\n{shown}")
 
     @contextmanager
     def _modes(self) -> Iterator[None]:
@@ -381,27 +306,65 @@ class Estimation:
             yield
 
 
+def _fake_mode(devices: Devices) -> FakeTensorMode:
+    """Return torch's mode of fake tensors, which keeps the values of few tensors."""
+    # As a fallback torch runs an operation on zeros; on a device, that would allocate memory there.
+    allows_fallback = devices.on_cpu
+    # The first mode imports torch's compiler, 800 modules.
+    with imports_undone(), growth_for(FOR_FAKES):
+        mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=allows_fallback)
+    may_turn_const = mode.may_turn_const
+
+    def may_keep_values(tensor: Any) -> bool:
+        is_small_or_here = tensor.numel() < 2 or tensor.device.type == "cpu"
+        return bool(may_turn_const(tensor) and is_small_or_here)
+
+    mode.may_turn_const = may_keep_values
+    return mode
+
+
+def _unfollowed_code(error: BaseException) -> str:
+    """Return the kind of code that one of torch's own errors is about; empty for another error."""
+    if not is_exactly(error, RuntimeError, NotImplementedError, AssertionError):
+        return ""
+    text = str(error)
+    for words, kind in _INTERNAL.items():
+        if words in text:
+            return kind
+    return ""
+
+
 # -- summaries of models ------------------------------------------------------------------------
 
 
 @dataclass
 class _Calls:
-    """Calls of a module: when they began and ended on the log's clock, and the shape of the last
-    output.
-    """
+    """Calls of a module."""
 
     begun: list[int] = field(default_factory=list)
+    """When the calls that have not ended began, on the log's clock."""
     spans: list[tuple[int, int]] = field(default_factory=list)
+    """When each call began and ended."""
     output_shape: tuple[int, ...] | None = None
+    """Shape of the first tensor in the last output."""
 
     def listen(self, module: Any, log: StorageLog) -> None:
+        """Note the calls of a module from now on."""
+
+        def begins(module: Any, args: Any) -> None:
+            self.begun.append(log.clock)
+
         def ends(module: Any, args: Any, output: Any) -> None:
             self.spans.append((self.begun.pop(), log.clock))
             first = next(tensors_in(output), None)
             self.output_shape = None if first is None else tuple(first.shape)
 
-        module.register_forward_pre_hook(lambda *_: self.begun.append(log.clock))
+        module.register_forward_pre_hook(begins)
         module.register_forward_hook(ends)
+
+    def allocated(self, life: StorageLife) -> bool:
+        """Return True if one of the calls allocated a storage."""
+        return any(began < life.born <= ended for began, ended in self.spans)
 
 
 def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelSummary:
@@ -422,29 +385,35 @@ def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> M
 
     def summarized() -> ModelSummary:
         run.run(forward)
-        # for backward
-        kept = [life for life in run.log.lives if life.recorded and life.died is None]
-        rows = [_row(name, module, calls[name], kept) for name, module in model.named_modules()]
-        trainable = sum(
-            parameter.numel() for parameter in model.parameters() if parameter.requires_grad
-        )
+        # Backward would need them.
+        activations = [life for life in run.log.lives if life.recorded and life.died is None]
+        rows = [
+            _row(name, module, calls[name], activations) for name, module in model.named_modules()
+        ]
+        trainable = _elements(item for item in model.parameters() if item.requires_grad)
         return ModelSummary(tuple(rows), trainable)
 
     return run.carry_out(summarized)
 
 
-def _row(name: str, module: Any, calls: _Calls, kept: list[StorageLife]) -> ModuleRow:
+def _row(name: str, module: Any, calls: _Calls, activations: list[StorageLife]) -> ModuleRow:
     parameters, buffers = list(module.parameters()), list(module.buffers())
     return ModuleRow(
         name=name,
         type_name=type_name(module),
-        depth=name.count(".") + bool(name),
+        depth=len(name.split(".")) if name else 0,
         output_shape=calls.output_shape,
-        parameters=sum(parameter.numel() for parameter in parameters),
-        parameter_bytes=sum(tensor.numel() * tensor.element_size() for tensor in parameters),
-        buffer_bytes=sum(tensor.numel() * tensor.element_size() for tensor in buffers),
-        activation_bytes=sum(
-            life.size_bytes for life in kept if any(a < life.born <= b for a, b in calls.spans)
-        ),
+        parameters=_elements(parameters),
+        parameter_bytes=_bytes(parameters),
+        buffer_bytes=_bytes(buffers),
+        activation_bytes=sum(life.size_bytes for life in activations if calls.allocated(life)),
         calls=len(calls.spans),
     )
+
+
+def _elements(tensors: Iterable[Any]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def _bytes(tensors: Iterable[Any]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

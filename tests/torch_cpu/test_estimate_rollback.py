@@ -35,8 +35,9 @@ import torch
 
 import ipygpumem
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating import rollback, running, storages
+from ipygpumem.estimating import rollback, storages
 from ipygpumem.estimating.fake_copies import FakeCopies
+from ipygpumem.estimating.limits import Limits
 from tests.alone import alone
 from tests.kernel import Kernel
 from tests.steps import kernel_with, plain, works
@@ -624,7 +625,7 @@ def test_an_estimate_in_a_thread_is_stopped_at_an_operation() -> None:
 
 
 def test_code_that_takes_too_much_host_memory_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ipygpumem.estimating.running.available_bytes", lambda: 256 * 2**20)
+    monkeypatch.setattr("ipygpumem.estimating.limits.available_bytes", lambda: 256 * 2**20)
 
     def hoard() -> None:
         kept = []
@@ -788,6 +789,6 @@ def test_a_syntax_error_is_shown_as_in_a_plain_cell(estimating: Kernel) -> None:
 def test_a_timeout_spares_code_in_which_an_exception_ends_the_process() -> None:
     """torch's C++ calls it for each operation, and cannot pass exceptions on."""
     rule = pytest.importorskip("torch._library.simple_registry").find_torch_dispatch_rule
-    limits = running.Limits(300.0)
+    limits = Limits(300.0)
     with limits:
         limits._interrupt(0, SimpleNamespace(f_code=rule.__code__, f_back=None))

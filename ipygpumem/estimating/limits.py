@@ -1,0 +1,124 @@
+"""Stops an estimate that takes too long or too much memory."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from ipygpumem import interrupts
+from ipygpumem.errors import EstimateError
+from ipygpumem.estimating import user_line, user_line_of
+from ipygpumem.probes.host import available_bytes
+from ipygpumem.units import format_bytes
+
+_TICK_SECONDS = 0.1
+"""Time between two checks."""
+_AGAIN_SECONDS = 1.0
+"""Time between two signals: the code may catch the exception."""
+
+
+def _stop_signal() -> Any:
+    """Return the signal that interrupts the code; users' code rarely has a handler for it.
+
+    None on Windows.
+    """
+    if not hasattr(signal, "pthread_kill"):
+        return None
+    return getattr(signal, "SIGRTMIN", getattr(signal, "SIGUSR2", None))
+
+
+_STOP = _stop_signal()
+
+
+class Limits:
+    """A ``with`` block that interrupts its code when it takes too much time or memory.
+
+    That is after the timeout, or when the code has taken 3/4 of the free host memory. The main
+    thread gets a KeyboardInterrupt, which Python raises between two bytecode instructions: a call
+    into C++ returns first. Other threads, and Windows, are only interrupted by ``check``.
+    """
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._ended = threading.Event()
+        self.why = ""
+        """Reason of the interruption; empty if there was none."""
+        self._line = ""
+        """The interrupted line."""
+
+    def __enter__(self) -> None:
+        self._until = time.monotonic() + self._timeout_seconds
+        self._process = psutil.Process()
+        self._most_bytes = self._process.memory_info().rss + available_bytes() * 3 // 4
+        self._handlers: dict[int, Any] = {}
+        """Handlers of all signals: the code may change more of them than we do."""
+        if _STOP is not None and threading.current_thread() is threading.main_thread():
+            self._handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+            signal.signal(_STOP, self._interrupt)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        """Check the limits until the block ends; then interrupt the main thread, repeatedly."""
+        while not self._ended.wait(_AGAIN_SECONDS if self.why else _TICK_SECONDS):
+            self.why = self.why or self._exceeded()
+            if self.why and self._handlers:
+                signal.pthread_kill(threading.main_thread().ident or 0, _STOP)
+
+    def _exceeded(self) -> str:
+        """Return the limit that the code exceeds, as a reason; empty if there is none."""
+        if time.monotonic() > self._until:
+            return f"after {self._timeout_seconds:g} s"
+        rss_bytes = self._process.memory_info().rss
+        if rss_bytes > self._most_bytes:
+            size = format_bytes(rss_bytes)
+            return f"because it took most of the host memory that was free ({size} now)"
+        return ""
+
+    def _interrupt(self, _: int, frame: FrameType | None) -> None:
+        if frame is None or self._ended.is_set():
+            return
+        # An exception in this file makes torch's C++ code abort the process; another signal follows
+        # soon.
+        if not frame.f_code.co_filename.endswith("simple_registry.py"):
+            self._line = self._line or user_line(frame)
+            raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Raise an EstimateError if the code must stop; called for each operation on tensors."""
+        if self.why:
+            self._line = self._line or user_line()
+            raise self.error()
+
+    def error(self) -> EstimateError:
+        """Return the error with the line at which the code was interrupted."""
+        line = self._line or "an unknown line"
+        return EstimateError(f"the estimate was stopped {self.why} in {line}")
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: Any) -> None:
+        self._ended.set()
+        if self.why and error is not None:
+            self._line = self._line or user_line_of(traceback)
+        changed = self._changed_handlers()  # before ours for Ctrl-C
+        with interrupts.deferred() as struck:
+            self._thread.join()
+            if changed:
+                # A system call: a pending signal arrives before its handler is removed.
+                signal.sigpending()
+            for number, handler in changed.items():
+                signal.signal(number, handler)
+        if struck:
+            raise KeyboardInterrupt
+
+    def _changed_handlers(self) -> dict[int, Any]:
+        """Return the earlier handlers of the signals whose handlers the code or we have changed."""
+        return {
+            number: handler
+            for number, handler in self._handlers.items()
+            if handler is not None and signal.getsignal(number) is not handler
+        }
