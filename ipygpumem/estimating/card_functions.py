@@ -1,7 +1,8 @@
 """Calls torch functions as a card would: with its kernels, and their allocations.
 
-Each method is called with torch's function and its arguments, instead of the function. Where the
-code runs on a card, or is to run on the CPU, most of them call torch's function.
+Each method is called with torch's function and its arguments, instead of the function. Its own
+arguments have torch's names, because code may pass them by name. Where the code runs on a card, or
+is to run on the CPU, most methods call torch's function.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ class CardFunctions:
 
     # -- recurrent layers and transformers ---------------------------------------------------------
 
-    def lstm_cell(self, original: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+    def lstm_cell(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
         """Return the next state of an LSTM."""
-        function = fused.lstm_cell if self._is_on_card(source) else original
-        return function(source, *args, **kwargs)
+        function = fused.lstm_cell if self._is_on_card(input) else original
+        return function(input, *args, **kwargs)
 
-    def gru_cell(self, original: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+    def gru_cell(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
         """Return the next state of a GRU."""
-        function = fused.gru_cell if self._is_on_card(source) else original
-        return function(source, *args, **kwargs)
+        function = fused.gru_cell if self._is_on_card(input) else original
+        return function(input, *args, **kwargs)
 
     def encoder_layer(self, original: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the output of a transformer's encoder layer."""
@@ -66,13 +67,13 @@ class CardFunctions:
 
     # -- single operations -------------------------------------------------------------------------
 
-    def softmax(self, original: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+    def softmax(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
         """Return softmax; a card converts float16 to float32 without a converted copy."""
-        return self._to_float32(torch.ops.aten._softmax, original, source, args, kwargs)
+        return self._to_float32(torch.ops.aten._softmax, original, input, args, kwargs)
 
-    def log_softmax(self, original: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+    def log_softmax(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
         """Return the logarithm of softmax, in the same way."""
-        return self._to_float32(torch.ops.aten._log_softmax, original, source, args, kwargs)
+        return self._to_float32(torch.ops.aten._log_softmax, original, input, args, kwargs)
 
     def _to_float32(self, kernel: Any, original: Any, source: Any, args: Any, kwargs: Any) -> Any:
         converts = source.dtype is torch.float16 and kwargs.get("dtype") is torch.float32
@@ -80,8 +81,6 @@ class CardFunctions:
             return original(source, *args, **kwargs)
         dim = kwargs["dim"] if "dim" in kwargs else args[0]
         return kernel(source, dim, True)
-
-    # Callers may pass the arguments by torch's names.
 
     def linear(self, original: Any, input: Any, weight: Any, bias: Any = None) -> Any:  # noqa: A002
         """Return a linear map; torch adds the bias in place, but not for fake tensors."""

@@ -95,12 +95,18 @@ class TorchFunctions(TorchFunctionMode):
         """Return a copy on the host, unless host and device are counted together."""
         return tensor.clone() if self._devices.target is None else tensor
 
-    def _recurrent_layer(self, original: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+    def _recurrent_layer(
+        self,
+        original: Any,
+        input: Any,  # noqa: A002  # torch's name
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         """Call a recurrent layer, and note the line if a card's kernels need more memory."""
         has_own_kernels = torch.backends.cudnn.enabled or self._devices.is_elsewhere
-        if has_own_kernels and self._devices.assumed(source.device).startswith("cuda"):
+        if has_own_kernels and self._devices.assumed(input.device).startswith("cuda"):
             self.recurrent[user_line()] = None
-        return original(source, *args, **kwargs)
+        return original(input, *args, **kwargs)
 
 
 def _refuse_address(*_: Any) -> NoReturn:

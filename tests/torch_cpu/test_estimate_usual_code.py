@@ -175,6 +175,34 @@ FINE = [
 ]
 
 
+BY_NAME = """
+scores = torch.randn(6, 3, 5)
+torch.softmax(input=scores, dim=-1)
+torch.log_softmax(input=scores, dim=-1)
+F.softmax(input=scores, dim=-1)
+torch.dropout(input=scores, p=0.1, train=True)
+F.dropout(input=scores, p=0.1, training=True)
+F.linear(input=x, weight=model[0].weight, bias=model[0].bias)
+F.rms_norm(input=x, normalized_shape=(256,))
+F.scaled_dot_product_attention(query=scores, key=scores, value=scores)
+targets = torch.ones(3, 2, dtype=torch.long)
+lengths = {"input_lengths": [6] * 3, "target_lengths": [2] * 3}
+F.ctc_loss(log_probs=scores, targets=targets, **lengths)
+torch.ctc_loss(log_probs=scores, targets=targets, **lengths)
+lstm = nn.LSTM(5, 5)
+states = (torch.zeros(1, 3, 5), torch.zeros(1, 3, 5))
+options = {"has_biases": True, "num_layers": 1, "dropout": 0.0, "train": False}
+torch.lstm(
+    input=scores, hx=states, params=lstm._flat_weights, bidirectional=False, batch_first=False,
+    **options,
+)
+"""
+
+
+def test_functions_take_their_arguments_by_name_as_in_torch(tmp_path: Path) -> None:
+    assert estimated(BY_NAME, tmp_path).peak_bytes > 0
+
+
 def test_checks_on_values_pass(tmp_path: Path) -> None:
     assert estimated(as_functions(FINE), tmp_path, device=None).peak_bytes > 0
 
