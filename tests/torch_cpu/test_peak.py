@@ -236,6 +236,17 @@ def test_many_freed_storages_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> N
     assert kept.numel() == MIB
 
 
+def test_memory_that_never_had_a_name_is_no_earlier_value() -> None:
+    held = {"weight": nn.Parameter(torch.ones(MIB)), "data": torch.ones(MIB)}
+    with ipygpumem.peak() as found:
+        high = torch.ones(MIB)
+        held.clear()
+    rows = [row for row in ram(found).rows if row.operation == "existed before"]
+    assert sum(row.size_bytes for row in rows) >= 8 * MIB
+    assert {row.name for row in rows} == {""}
+    assert high.numel() == MIB
+
+
 def test_an_error_keeps_its_type_and_shows_no_frame_of_ours() -> None:
     with pytest.raises(RuntimeError, match="size") as caught, ipygpumem.peak() as found:
         torch.ones(3) @ torch.ones(4)

@@ -34,7 +34,7 @@ class Origins:
 
     def __init__(self, log: StorageLog) -> None:
         self._log = log
-        self._replaced: set[Place | None] = set()
+        self._replaced: set[Place] = set()
         """Places of tensors whose names had other values when the code ended."""
 
     def name(self, inventory: Inventory) -> None:
@@ -51,9 +51,9 @@ class Origins:
     def note_replaced(self) -> None:
         """Note the tensors that existed before, had a name or were parameters, and were freed."""
         for life in self._log.lives:
-            if not life.before or life.died is None:
+            if not life.before or life.died is None or not life.place:
                 continue
-            if life.role == PARAMETERS or (life.place and life.place.name):
+            if life.role == PARAMETERS or life.place.name:
                 self._replaced.add(life.place)
 
     def role(self, life: StorageLife) -> str:
@@ -74,7 +74,7 @@ class Origins:
             return self._row_of_block(life, life.place)
         place: Place = life.place or BEFORE
         name, module = place.name, place.module
-        if life.before and life.place in self._replaced:
+        if life.before and place in self._replaced:
             name, module = f"{name or module.partition('.')[0]} (earlier value)", ""
         return self.role(life), name, module, place.operation, place.line
 
