@@ -230,7 +230,7 @@ return float(loss.item() + sum(x[0].tolist()))"""
 def test_what_a_loop_on_values_asks_for_ends_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ipygpumem.estimating.allocation_tracker._MOST_GUESSES", 100)
+    monkeypatch.setattr("ipygpumem.estimating.guesses._MOST_GUESSES", 100)
     body = "done = torch.zeros(4, dtype=torch.bool)\nwhile not done.all():\n    done = done | (torch.rand(4) > 0.5)"  # noqa: E501
     with pytest.raises(EstimateError, match=r"users_code.py, line 15: while not done.all\(\):"):
         estimated(body, tmp_path)
