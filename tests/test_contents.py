@@ -168,7 +168,7 @@ def grown(change: str) -> list[tuple[str, list[str], int]]:
     names.pop("__builtins__")
     found = contents.grown(names, 100_000)
     return [
-        (one.name, [type(item).__name__ for item in one.chain], one.size_bytes // 1000)
+        (one.name, [type(item).__name__ for item in one.chain], one.grown.size_bytes // 1000)
         for one in found
     ]
 

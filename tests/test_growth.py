@@ -10,6 +10,8 @@ from tests.steps import ok, tidied_kernel
 
 shared_kernel, notebook = tidied_kernel("%experiment end", "%reset -f", "%gpumem free")
 
+GREW = r"^ *(\S+) grew by ([\d.]+) MiB(?:, (from .* items))?(?: · to free it: (.*))?$"
+WITHOUT_LINE = ("a filled bytearray", "an array", "a text stream", "a stream of bytes")
 CASES = {
     "a bytearray": ("buf = bytearray()", "buf.extend(bytes(64 << 20))", "buf", 64),
     "a filled bytearray": ("buf = bytearray(30 << 20)", "buf.extend(bytes(64 << 20))", "buf", 64),
@@ -54,11 +56,34 @@ def test_what_grew_is_named_with_its_growth(notebook: Kernel, case: str) -> None
     if case == "a stream of bytes" and VISITS_BUFFER:
         assert "bytes on cpu · held by notebook variable buf" in text
         return
-    found = re.search(r"^ *(\S+) grew by ([\d.]+) MiB$", text, re.MULTILINE)
+    found = re.search(GREW, text, re.MULTILINE)
     assert found is not None, text
     assert found[1] == path
     assert float(found[2]) == pytest.approx(size, rel=0.06)
     assert "not named" not in text, text
+    if case in WITHOUT_LINE:
+        assert found[4] is None
+    else:
+        assert found[4] == f"{path}.clear()"
+        ok(notebook, found[4])
+        assert kernel_length(notebook, path) == 0
+
+
+def kernel_length(kernel: Kernel, path: str) -> int:
+    length = kernel.value(f"len({path})")
+    assert isinstance(length, int)
+    return length
+
+
+def test_a_list_that_had_items_is_named_with_their_number(notebook: Kernel) -> None:
+    """Emptying it would lose the older items, so there is no line that frees it."""
+    ok(notebook, "rows = list(range(1000))")
+    (text,) = ok(notebook, "%%experiment grows\nrows.extend([7] * (1 << 20))").reports("experiment")
+    found = re.search(GREW, text, re.MULTILINE)
+    assert found is not None, text
+    assert found[1] == "rows"
+    assert found[3] == "from 1,000 to 1,049,576 items"
+    assert found[4] is None
 
 
 def test_what_did_not_grow_is_not_named(notebook: Kernel) -> None:

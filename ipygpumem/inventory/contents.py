@@ -33,7 +33,7 @@ from ipygpumem.introspect import (
     is_users_module,
     module_dict,
 )
-from ipygpumem.inventory.growth import Extents
+from ipygpumem.inventory.growth import Extents, Grown
 from ipygpumem.scope.scope import ownable
 
 _LEVELS = 3
@@ -68,7 +68,7 @@ class GrownContainer(NamedTuple):
     name: str
     chain: tuple[object, ...]
     """The path: objects from the named one to the container."""
-    size_bytes: int
+    grown: Grown
 
 
 class Contents:
@@ -161,7 +161,7 @@ class Contents:
                 if id(found.item) not in done:
                     done.add(id(found.item))
                     chain = _chain_to(found.item, levels, spaces)
-                    yield GrownContainer(names[id(chain[0])], chain, found.size_bytes)
+                    yield GrownContainer(names[id(chain[0])], chain, found)
             if number < _LEVELS:
                 # Children of other objects were not recorded.
                 parents = [item for item in _leading(levels[-1]) if id(item) in self._parents]

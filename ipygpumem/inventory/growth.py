@@ -7,6 +7,7 @@ The collector knows neither numbers nor bytes, so that no new object shows this 
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,11 @@ from ipygpumem.heap.libraries import VISITS_BUFFER
 _NUMBERS = frozenset(map(id, (int, float, complex)))
 _FIRST_MADE = 257
 """Smallest number above those that CPython makes once for all (-5 to 256)."""
+_WITH_ITEMS = frozenset(map(id, (list, dict, set, deque)))
+"""Types that have a number of items; subclasses may do anything in ``clear``."""
+_WITH_CLEAR = _WITH_ITEMS | {id(bytearray)}
+_CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*|\[(-?\d+|\"[^\"\\]*\")\])*")
+"""Matches the paths that a user can type: names, attributes, positions and keys of text."""
 _SHORT = 100
 """Length of containers that counts as none: it is no memory to speak of."""
 _MOST_NUMBERS = 1_000_000
@@ -32,6 +38,22 @@ class Grown(NamedTuple):
     item: Any
     size_bytes: int
     """Bytes that it has grown by, with the numbers in it."""
+    earlier: int
+    """Its items, bytes or letters at the start; 0 if it was short."""
+    now: int
+
+    @property
+    def items(self) -> str:
+        """The number of its items at the start and now; empty if it was short, or has no items."""
+        if self.earlier == 0 or id(type(self.item)) not in _WITH_ITEMS:
+            return ""
+        return f"from {self.earlier:,} to {self.now:,} items"
+
+    def line_to_empty(self, path: str) -> str:
+        """Return the line that empties it, if it was short at the start and ``path`` is code."""
+        if self.earlier > 0 or id(type(self.item)) not in _WITH_CLEAR:
+            return ""
+        return f"{path}.clear()" if _CODE.fullmatch(path) else ""
 
 
 class Extents:
@@ -63,7 +85,7 @@ class Extents:
                     continue
                 size = _grown_bytes(item, measure, earlier, length)
                 if size >= smallest:
-                    yield Grown(item, size)
+                    yield Grown(item, size, earlier, length)
 
     def _containers(
         self, items: Sequence[object]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import compress
 from operator import not_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import NamedTuple
 
 from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS
 from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, one_of_each, types_of
@@ -109,7 +110,9 @@ def find(
     _measure_old(counted, names, inside.union(new))
     is_sure, left = counted.complete, size_bytes
     for one in received:
-        items = [item for item in one.items if not counted.has_counted(item)]
+        # Asked once for all items: each question goes through all nodes.
+        not_counted = counted.not_counted(set(map(id, one.items)))
+        items = [item for item in one.items if id(item) in not_counted]
         for held, some in _rows(items, counted, smallest):
             left -= held.size_bytes
             yield Remaining(held, some, one.name, one.chain, not is_sure)
@@ -120,18 +123,31 @@ def find(
             yield Remaining(held, some, is_old_perhaps=not is_sure)
 
 
+class GrownRow(NamedTuple):
+    """An old container that has grown, in words."""
+
+    path: str
+    size_bytes: int
+    """Bytes that it has grown by."""
+    items: str
+    """The number of its items at the start and now, if it was not short."""
+    line: str
+    """The line that empties it, if it was short at the start."""
+
+
 def grown(
     names: Mapping[str, object], contents: Contents, smallest: int, roots: Roots
-) -> list[tuple[str, int]]:
-    """Return the paths of the old containers that have grown, each with its growth in bytes, the
-    largest first.
-    """
+) -> list[GrownRow]:
+    """Return the old containers that have grown, the one that has grown most first."""
     writer = PathWriter(roots)
-    found = list[tuple[str, int]]()
+    rows = list[GrownRow]()
     for container in contents.grown(dict(names), smallest):
         path = writer.holder_from_name(container.name, container.chain).path
-        found.append((path.removeprefix(NOTEBOOK), container.size_bytes))
-    return sorted(found, key=lambda row: -row[1])
+        path = path.removeprefix(NOTEBOOK)
+        growth = container.grown
+        line = growth.line_to_empty(path)
+        rows.append(GrownRow(path, growth.size_bytes, growth.items, line))
+    return sorted(rows, key=lambda row: -row.size_bytes)
 
 
 def most_bytes(

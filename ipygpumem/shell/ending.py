@@ -31,6 +31,7 @@ from ipygpumem.shell.recovery import Recovery
 from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
+    from ipygpumem.inventory.remaining import GrownRow
     from ipygpumem.shell.survivors import Survivors, WatchedName
 
 _CLOCK_SECONDS = 0.02
@@ -445,11 +446,11 @@ class ExperimentEnd:
         namespace, contents = self._context.namespace, self._scope.baseline.contents
         least, roots = self._context.config.min_held_bytes, self._survivors.roots()
         grown = remaining.grown(namespace, contents, least, roots)
-        notes = [f"{path} grew by {format_bytes(size)}" for path, size in grown[:_MOST_GROWN]]
+        notes = list(map(_note_on_growth, grown[:_MOST_GROWN]))
         named = {
             "still alive": sum(row.size_bytes for row in self._alive if row.device == "cpu"),
             "kept": leftover.ram_of(contents.unknown(namespace)),
-            "in what grew": sum(size for _, size in grown),
+            "in what grew": sum(row.size_bytes for row in grown),
         }
         at_start, after = self._scope.ram_at_start, self._ram_after
         assert at_start is not None
@@ -466,6 +467,16 @@ class ExperimentEnd:
         how = "; ".join(lines) or "%gpumem status lists them"
         size = format_bytes(left_bytes)
         return f"child processes have {size} more than at its start; to end them: {how}"
+
+
+def _note_on_growth(row: GrownRow) -> str:
+    """Return the note on an older container that has grown, with the line that empties it."""
+    text = f"{row.path} grew by {format_bytes(row.size_bytes)}"
+    if row.items:
+        text += f", {row.items}"
+    if row.line:
+        text += f" · to free it: {row.line}"
+    return text
 
 
 def _growth(usages: Iterable[Usage]) -> int:
