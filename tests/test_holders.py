@@ -176,7 +176,7 @@ def owned(*held: HeldPart) -> Ownership:
 
 def part(name: str, size_bytes: int, shared_bytes: int) -> HeldPart:
     """Return a holder that adds some bytes to those that earlier ones hold, too."""
-    holder = ReferencePath(f"notebook variable {name}[0]", f"del {name}")
+    holder = ReferencePath(f"notebook variable {name}", f"del {name}")
     return HeldPart(holder, 1, {"cpu": size_bytes}, shared_bytes > 0, shared_bytes)
 
 

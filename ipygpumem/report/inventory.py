@@ -4,7 +4,6 @@ would free.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from ipygpumem.heap.holders.roots import NOTEBOOK
@@ -302,7 +301,7 @@ def why_report(found: Ownership) -> Report:
         lines.append(f"and {count(len(holders) - _HOLDERS_SHOWN, 'more holder')}")
     sharing = [part for part in found.held if part.is_shared and part not in holders]
     if sharing:
-        names = list(dict.fromkeys(_name_of_holder(part) for part in sharing))
+        names = [clean(part.holder.path.removeprefix(NOTEBOOK)) for part in sharing]
         verb = "shares" if len(names) == 1 else "share"
         lines.append(f"{listed(names, _SHARING_SHOWN)} {verb} parts of it")
     if found.parts:
@@ -337,14 +336,6 @@ def _holds_all(found: Ownership, part: HeldPart) -> bool:
     """Return True if a holder alone would keep nearly all of what is held, as earlier rows do."""
     held_bytes = sum(other.size_bytes for other in found.held)
     return part.is_shared and part.shared_bytes >= _NEARLY_ALL * held_bytes
-
-
-def _name_of_holder(part: HeldPart) -> str:
-    """Return the variable of a holder, or its whole path if it is none."""
-    path = part.holder.path
-    if not path.startswith(NOTEBOOK):
-        return clean(path)
-    return re.split(r"\W", path.removeprefix(NOTEBOOK), maxsplit=1)[0]
 
 
 def _row_of_holder(part: HeldPart, least: float) -> dict[str, str]:
