@@ -8,7 +8,7 @@ import random
 import sys
 import types
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -62,7 +62,8 @@ class Observed:
     """
 
     def __init__(self, batch: str | None, taken: Iterable[str]) -> None:
-        self._batch, self._taken = batch, set(taken)
+        self.batch = batch
+        self.taken = set(taken)
         self.rows = 0
         """Size of a batch: the value of that name, or the first dimension of the first tensor that
         a root gets.
@@ -73,13 +74,25 @@ class Observed:
         """Names of the tensors with these rows that the roots and loss functions got, and their
         first dimensions.
         """
-        self.root, self.name, self.what, self.kind, self.most = -1, "", "model", "cuda", 0
-        """Number, name and type of the root with the most parameters, their device's type and
-        number.
-        """
-        self.trains = self.casts = self.has_float32 = self.normalizes = self.is_adapted = (
-            self.is_checkpointed
-        ) = False
+        self.root = -1
+        """Number of the root with the most parameters."""
+        self.name = ""
+        """Its name."""
+        self.what = "model"
+        """The name of its type."""
+        self.kind = "cuda"
+        """The type of its parameters' device."""
+        self.most = 0
+        """Number of its parameters."""
+        self.trains = False
+        self.casts = False
+        """True if a model runs under autocast."""
+        self.has_float32 = False
+        self.normalizes = False
+        """True if a model updates running statistics."""
+        self.is_adapted = False
+        """True if the root has LoRA adapters."""
+        self.is_checkpointed = False
         self.draws = False
         """True if a model draws random numbers."""
         self.hf_path: str | None = None
@@ -91,142 +104,20 @@ class Observed:
         self.last = ""
         """Path of the layer that ran last."""
 
-    def apply(self, run: Run) -> None:  # noqa: C901  # one small function after another
-        """Add the hooks of the first run; they hold references that are weak, so that it frees what
-        the code frees.
-        """
-        roots: dict[int, Any] = {}
-        watched: dict[int, Blocks] = {}
-        inside: list[Blocks] = []
-        running: list[None] = []
-        last: list[Any] = []
-        own: set[int] = set()
-        stepped: set[int] = set()
-
-        def changed(value: Any) -> Any:
-            self.is_size = type(value) is int
-            if not (self.is_size and value > 0) and not (is_tensor(value) and len(value)):
-                raise EstimateError(
-                    f"--batch {self._batch}: it must be a whole number from 1 on, or a tensor "
-                    f"whose first dimension is "
-                    "the batch (for a DataLoader leave --batch out)"
-                )
-            self.rows = value if self.is_size else len(value)
-            return value
-
-        def given(tensor: Any) -> Any:
-            if (
-                self.rows
-                and len(tensor) % self.rows == 0
-                and not self.trains
-                and "" not in self.given
-            ):
-                self.given[run.name_of(tensor)] = len(tensor)
-            return tensor
-
-        def begin(number: int, root: Any) -> None:
-            roots[number] = weakref.ref(root)
-            parameters = list(root.parameters())
-            self.has_float32 |= any(one.dtype is torch.float32 for one in parameters)
-            self.kind = torch.device(run.place_of(parameters[0])).type
-            if (count := sum(one.numel() for one in parameters)) > self.most:
-                self.most, self.root = count, number
-                self.name, self.what = run.name_of(root), name_of(type(root))
-                self._see_model(root, watched)
-
-        def call(root: Any, args: Any, kwargs: Any) -> Any:
-            for tensor in tensors(args, kwargs):
-                self.rows = self.rows or len(tensor) * (not self._batch)
-                if len(tensor) == self.rows:
-                    given(tensor)
-            self.casts |= torch.is_autocast_enabled(self.kind)
-            return args, kwargs
-
-        def enter(module: Any, args: Any, kwargs: Any) -> Any:
-            running.append(None)
-            blocks = watched.get(id(module))
-            if blocks is None or not torch.is_grad_enabled():
-                return None
-            inside.append(blocks)
-            if not _is_plain((args, kwargs)):
-                blocks.refuse("they get objects, which a second run could find changed")
-            return _generators(), _state(module, args, kwargs)
-
-        def leave(module: Any, args: Any, kwargs: Any, mark: Any) -> None:
-            running.pop()
-            if next(module.children(), None) is None and any(
-                one.dim() > 1 for one in module.parameters()
-            ):
-                last[:] = [weakref.ref(module)]
-            if mark is not None:
-                blocks, (drawn, state) = inside.pop(), mark
-                if drawn != _generators():
-                    blocks.refuse("they draw random numbers that torch does not restore")
-                if state != _state(module, args, kwargs):
-                    blocks.refuse("they change attributes, buffers or inputs")
-
-        def operation(func: Any, args: Any, kwargs: Any) -> None:
-            name, why = operator_name(func), ""
-            self.draws |= bool(running) and any(
-                word in name for word in ("dropout", "bernoulli", "rand")
-            )
-            if kwargs.get("generator") is not None:
-                why = "they draw from a random generator of their own"
-            elif (
-                name.endswith(("batch_norm", "batch_norm_legit"))
-                and args[3] is not None
-                and args[5]
-            ):
-                why, self.normalizes = "they update running statistics (BatchNorm)", True
-            for blocks in inside if why else ():
-                blocks.refuse(why)
-
-        def backward() -> None:
-            self.trains = True
-            root = roots[self.root]() if self.root in roots else None
-            modules = () if root is None else root.named_modules()
-            named = [] if root is None else list(root.named_parameters(remove_duplicate=False))
-            for path, module in modules:
-                if last and module is last[0]():
-                    own.clear()
-                    own.update(map(id, module.parameters()))
-                    is_tied = any(
-                        id(one) in own
-                        for at, one in named
-                        if not at.startswith(f"{path}.".lstrip("."))
-                    )
-                    self.last = "" if is_tied else path  # tied weights are the embedding's, too
-
-        def step(optimizer: Any) -> None:
-            self.optimizers.setdefault(run.name_of(optimizer), name_of(type(optimizer)))
-            stepped.update(id(one) for group in optimizer.param_groups for one in group["params"])
-
-        def end() -> None:
-            self._taken.update(dict.keys(run.names))
-            if self.optimizers and not own <= stepped:  # no optimizer would train the last layer
-                self.last = ""
-
-        if self._batch:
-            if self._batch in run.names:
-                changed(run.names[self._batch])
-            run.names.changed[self._batch] = changed  # type: ignore[attr-defined]  # a Namespace
-        run.on(
-            begin=begin, call=call, enter=enter, leave=leave, operation=operation, backward=backward
-        )
-        run.on(loss=lambda _, target: target if running else given(target))  # else a model got it
-        run.on(stepped=step)
-        run.at_end(end)
+    def apply(self, run: Run) -> None:
+        """Observe the first run."""
+        _Observer(self, run).install()
 
     def code(self, line: str, *imports: str, owners: Iterable[str]) -> str:
         """Return a line with the imports that it needs, or as a comment if no name leads to one of
         its ``owners``.
         """
-        lines = [*(f"import {module}" for module in imports if module not in self._taken), line]
+        lines = [*(f"import {module}" for module in imports if module not in self.taken), line]
         return "\n".join(lines) if all(owners) else f"# {line}"
 
     def free(self, name: str) -> str:
         """Return a name that the notebook and the code do not use."""
-        return name if name not in self._taken else self.free(f"{name}_")
+        return name if name not in self.taken else self.free(f"{name}_")
 
     def of_root(self, path: str = "") -> str:
         """Return the code for the root, or for a module inside it; comments call a root without a
@@ -234,51 +125,239 @@ class Observed:
         """
         return (self.name or self.what) + at(path)
 
-    def _see_model(self, root: Any, watched: dict[int, Blocks]) -> None:
-        """Note the parts of a model, and watch its blocks."""
-        base: Any = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
-        named = list(root.named_modules()) if base is not None else []
-        found = (
-            (path, one)
-            for path, one in named
-            if is_instance(one, base) and one.supports_gradient_checkpointing
+
+class _Observer:
+    """Hooks of the first run. Their references are weak, so that it frees what the code frees."""
+
+    def __init__(self, findings: Observed, run: Run) -> None:
+        self._findings = findings
+        self._run = run
+        self._roots: dict[int, weakref.ref[Any]] = {}
+        self._watched: dict[int, Blocks] = {}
+        """Blocks by the identities of their modules."""
+        self._entered: list[Blocks] = []
+        """Blocks whose forward pass is under way, the innermost last."""
+        self._depth = 0
+        """Number of modules whose forward pass is under way."""
+        self._last_layer: weakref.ref[Any] | None = None
+        """The layer with a matrix that ran last."""
+        self._last_parameters: set[int] = set()
+        """Identities of its parameters at the last backward pass."""
+        self._stepped: set[int] = set()
+        """Identities of the parameters that optimizers have updated."""
+
+    def install(self) -> None:
+        """Add the hooks."""
+        run, batch = self._run, self._findings.batch
+        if batch:
+            if batch in run.names:
+                self._batch_changed(run.names[batch])
+            run.names.changed[batch] = self._batch_changed  # type: ignore[attr-defined]
+        run.on(
+            begin=self._begin,
+            call=self._call,
+            enter=self._enter,
+            leave=self._leave,
+            operation=self._operation,
+            backward=self._backward,
+            loss=self._loss,
+            stepped=self._optimizer_stepped,
         )
-        self.hf_path, model = next(found, (None, None))
-        self.hf_way = next((way for way in HF_WAYS if hasattr(model, way)), "")
-        self.is_checkpointed = any(vars(one).get("gradient_checkpointing") for _, one in named)
-        self.is_adapted = any("lora_" in path for path, _ in named)
-        self.blocks = {}
-        watched.clear()
-        for path, container in root.named_modules():
-            is_list = is_instance(container, torch.nn.ModuleList) or is_instance(
-                container, torch.nn.Sequential
+        run.at_end(self._end)
+
+    def _batch_changed(self, value: Any) -> Any:
+        """Note the size of the batch when the code binds the user's name for it."""
+        findings = self._findings
+        findings.is_size = type(value) is int
+        if findings.is_size and value > 0:
+            findings.rows = value
+        elif is_tensor(value) and len(value):
+            findings.rows = len(value)
+        else:
+            raise EstimateError(
+                f"--batch {findings.batch}: it must be a whole number from 1 on, or a tensor "
+                "whose first dimension is the batch (for a DataLoader leave --batch out)"
             )
-            is_hfs = self.hf_path is not None and f"{path}.".startswith(
-                f"{self.hf_path}.".lstrip(".")
-            )
-            # else its own way knows them
-            members = dict(container.named_children()) if is_list and not is_hfs else {}
-            kinds = {name: type(module) for name, module in members.items()}
-            for name, module in members.items():
-                twins = sum(kind is kinds[name] for kind in kinds.values())
-                is_part = (
-                    next(module.children(), None) is None or next(module.parameters(), None) is None
-                )
-                if (
-                    twins > 1
-                    and not is_part
-                    and not is_exactly(module, torch.nn.Sequential, torch.nn.ModuleList)
-                ):
-                    blocks = watched[id(module)] = self.blocks.setdefault(
-                        name_of(kinds[name]), Blocks(kinds[name])
-                    )
-                    blocks.paths.append(f"{path}.{name}".lstrip("."))
-                    is_whole = twins == len(kinds)
-                    blocks.code[
-                        "*" * is_whole + self.of_root(path if is_whole else blocks.paths[-1])
-                    ] = None
-                    for kind in {type(part) for part in module.modules()}:
-                        blocks.refuse(_hidden_randomness(kind))
+        return value
+
+    def _note_data(self, tensor: Any) -> None:
+        """Note a tensor that holds whole batches, before the first backward pass."""
+        findings = self._findings
+        is_complete = findings.trains or "" in findings.given
+        if findings.rows and len(tensor) % findings.rows == 0 and not is_complete:
+            findings.given[self._run.name_of(tensor)] = len(tensor)
+
+    def _begin(self, number: int, root: Any) -> None:
+        """Note a root, and what it consists of if it is the largest so far."""
+        findings = self._findings
+        self._roots[number] = weakref.ref(root)
+        parameters = list(root.parameters())
+        findings.has_float32 |= any(parameter.dtype is torch.float32 for parameter in parameters)
+        findings.kind = torch.device(self._run.place_of(parameters[0])).type
+        count = sum(parameter.numel() for parameter in parameters)
+        if count > findings.most:
+            findings.most, findings.root = count, number
+            findings.name = self._run.name_of(root)
+            findings.what = name_of(type(root))
+            self._watched = _examine(findings, root)
+
+    def _call(self, root: Any, args: Any, kwargs: Any) -> Any:
+        """Note the data that a root gets."""
+        findings = self._findings
+        for tensor in tensors(args, kwargs):
+            if not findings.rows and not findings.batch:
+                findings.rows = len(tensor)
+            if len(tensor) == findings.rows:
+                self._note_data(tensor)
+        findings.casts |= torch.is_autocast_enabled(findings.kind)
+        return args, kwargs
+
+    def _loss(self, given: Any, target: Any) -> Any:
+        """Note the targets of a loss function that the code calls itself; a model's got them."""
+        if not self._depth:
+            self._note_data(target)
+        return target
+
+    def _enter(self, module: Any, args: Any, kwargs: Any) -> Any:
+        """Return the state before a block's forward pass; None for any other module."""
+        self._depth += 1
+        blocks = self._watched.get(id(module))
+        if blocks is None or not torch.is_grad_enabled():
+            return None
+        self._entered.append(blocks)
+        if not _is_plain((args, kwargs)):
+            blocks.refuse("they get objects, which a second run could find changed")
+        return _generators(), _state(module, args, kwargs)
+
+    def _leave(self, module: Any, args: Any, kwargs: Any, mark: Any) -> None:
+        """Compare the state after a block's forward pass."""
+        self._depth -= 1
+        is_layer = next(module.children(), None) is None
+        if is_layer and any(parameter.dim() > 1 for parameter in module.parameters()):
+            self._last_layer = weakref.ref(module)
+        if mark is None:
+            return
+        blocks = self._entered.pop()
+        generators, state = mark
+        if generators != _generators():
+            blocks.refuse("they draw random numbers that torch does not restore")
+        if state != _state(module, args, kwargs):
+            blocks.refuse("they change attributes, buffers or inputs")
+
+    def _operation(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Refuse to run blocks twice whose operations would then do something else."""
+        name = operator_name(func)
+        if self._depth and any(word in name for word in ("dropout", "bernoulli", "rand")):
+            self._findings.draws = True
+        reason = ""
+        if kwargs.get("generator") is not None:
+            reason = "they draw from a random generator of their own"
+        elif name.endswith(("batch_norm", "batch_norm_legit")):
+            running_mean, is_training = args[3], args[5]
+            if running_mean is not None and is_training:
+                self._findings.normalizes = True
+                reason = "they update running statistics (BatchNorm)"
+        if reason:
+            for blocks in self._entered:
+                blocks.refuse(reason)
+
+    def _backward(self) -> None:
+        """Note the path of the layer that ran last, unless other layers share its weights."""
+        self._findings.trains = True
+        reference = self._roots.get(self._findings.root)
+        root = None if reference is None else reference()
+        layer = None if self._last_layer is None else self._last_layer()
+        if root is None or layer is None:
+            return
+        for path, module in root.named_modules():
+            if module is layer:
+                self._last_parameters = set(map(id, module.parameters()))
+                is_tied = self._has_parameters_outside(root, path)
+                self._findings.last = "" if is_tied else path
+
+    def _has_parameters_outside(self, root: Any, path: str) -> bool:
+        """Return True if the last layer's weights are the embedding's, too, for instance."""
+        prefix = f"{path}.".lstrip(".")
+        for place, parameter in root.named_parameters(remove_duplicate=False):
+            if id(parameter) in self._last_parameters and not place.startswith(prefix):
+                return True
+        return False
+
+    def _optimizer_stepped(self, optimizer: Any) -> None:
+        name = self._run.name_of(optimizer)
+        self._findings.optimizers.setdefault(name, name_of(type(optimizer)))
+        for group in optimizer.param_groups:
+            self._stepped.update(map(id, group["params"]))
+
+    def _end(self) -> None:
+        findings = self._findings
+        findings.taken.update(dict.keys(self._run.names))
+        if findings.optimizers and not self._last_parameters <= self._stepped:
+            findings.last = ""  # no optimizer would train the last layer
+
+
+def _examine(findings: Observed, root: Any) -> dict[int, Blocks]:
+    """Note the parts of a model; return its blocks by the identities of their modules."""
+    _find_transformers_model(findings, root)
+    findings.blocks = {}
+    blocks_by_module: dict[int, Blocks] = {}
+    for path, container in root.named_modules():
+        if _is_list(container) and not _is_within(path, findings.hf_path):
+            blocks_by_module |= _examine_list(findings, path, container)
+    return blocks_by_module
+
+
+def _find_transformers_model(findings: Observed, root: Any) -> None:
+    findings.hf_path, findings.hf_way = None, ""
+    findings.is_checkpointed = findings.is_adapted = False
+    base: Any = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+    if base is None:
+        return
+    for path, module in root.named_modules():
+        findings.is_checkpointed |= bool(vars(module).get("gradient_checkpointing"))
+        findings.is_adapted |= "lora_" in path
+        is_first = findings.hf_path is None
+        if is_first and is_instance(module, base) and module.supports_gradient_checkpointing:
+            findings.hf_path = path
+            findings.hf_way = next((way for way in HF_WAYS if hasattr(module, way)), "")
+
+
+def _is_list(module: Any) -> bool:
+    return is_instance(module, torch.nn.ModuleList) or is_instance(module, torch.nn.Sequential)
+
+
+def _is_within(path: str, hf_path: str | None) -> bool:
+    """Return True within a transformers model, whose own method checkpoints its blocks."""
+    return hf_path is not None and f"{path}.".startswith(f"{hf_path}.".lstrip("."))
+
+
+def _examine_list(findings: Observed, path: str, container: Any) -> dict[int, Blocks]:
+    """Note the modules of a list whose type is repeated in it: they may be checkpointed."""
+    members = dict(container.named_children())
+    counts = Counter(id(type(module)) for module in members.values())
+    blocks_by_module = {}
+    for name, module in members.items():
+        kind, twins = type(module), counts[id(type(module))]
+        if twins == 1 or not _is_block(module):
+            continue
+        blocks = findings.blocks.setdefault(name_of(kind), Blocks(kind))
+        blocks_by_module[id(module)] = blocks
+        member_path = f"{path}.{name}".lstrip(".")
+        blocks.paths.append(member_path)
+        if twins == len(members):
+            blocks.code[f"*{findings.of_root(path)}"] = None
+        else:
+            blocks.code[findings.of_root(member_path)] = None
+        for part_kind in {type(part) for part in module.modules()}:
+            blocks.refuse(_hidden_randomness(part_kind))
+    return blocks_by_module
+
+
+def _is_block(module: Any) -> bool:
+    """Return True for a module of several parts with parameters that is more than a list."""
+    if next(module.children(), None) is None or next(module.parameters(), None) is None:
+        return False
+    return not is_exactly(module, torch.nn.Sequential, torch.nn.ModuleList)
 
 
 def tensors(args: Any, kwargs: Any) -> Iterator[Any]:
