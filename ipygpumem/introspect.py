@@ -155,6 +155,20 @@ def module_dict(module: ModuleType) -> dict[str, Any]:
 _read_module_dict: Callable[[ModuleType], dict[str, Any]] = vars(ModuleType)["__dict__"].__get__
 
 
+def loaded_modules() -> list[ModuleType]:
+    """Return the modules in ``sys.modules``, which may have anything else, too; in C, because there
+    are thousands.
+    """
+    loaded = list(sys.modules.values())
+    are_modules = map(functools.partial(type.__subclasscheck__, ModuleType), map(type, loaded))
+    return list(compress(loaded, are_modules))
+
+
+def module_dicts(modules: Iterable[ModuleType]) -> list[dict[str, Any]]:
+    """Return the modules' namespaces."""
+    return list(map(_read_module_dict, modules))
+
+
 def instance_dict(value: object) -> dict[str, Any] | None:
     """Return the attributes of an object or class that are stored in a dict, bypassing any property
     of that name.

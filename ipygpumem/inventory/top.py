@@ -224,12 +224,11 @@ def _measure(
     objects = {names[0]: named[names[0]] for names in names_by_object.values()}
     sizeable_objects = set(map(id, sizeable(list(objects.values()))))
     objects = {name: value for name, value in objects.items() if id(value) in sizeable_objects}
-    chosen = _without_little(objects, progress)
+    namespaces = [*namespaces, id(named)]
+    chosen = _without_little(objects, namespaces, progress)
     rows = list[NamedSize]()
     number_of_names = len(chosen)
-    region = Region(
-        namespaces=[*namespaces, id(named)], progress=lambda: progress(len(rows) / number_of_names)
-    )
+    region = Region(namespaces=namespaces, progress=lambda: progress(len(rows) / number_of_names))
     sizes = Sizes(chosen, region=region)
     is_complete = True
     holders_by_name: dict[str, list[str]] = {}
@@ -309,11 +308,14 @@ def _with_freed(
     return measured._replace(rows=rows)
 
 
-def _without_little(named: Mapping[str, object], progress: Progress) -> dict[str, object]:
+def _without_little(
+    named: Mapping[str, object], namespaces: Iterable[int], progress: Progress
+) -> dict[str, object]:
     """Return the names without those of large groups that hold little memory together."""
     if len(named) <= _FEW:
         return dict(named)
-    sizes = Sizes(named, progress=lambda: progress(0))
+    region = Region(namespaces=namespaces, progress=lambda: progress(0))
+    sizes = Sizes(named, region=region)
     chosen = dict[str, object]()
     for names in chunks(list(named), _GROUP):
         values = [named[name] for name in names]

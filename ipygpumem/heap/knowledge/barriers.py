@@ -29,7 +29,9 @@ from ipygpumem.introspect import (
     is_instance,
     is_made_by_statement,
     is_users_class,
+    loaded_modules,
     module_dict,
+    module_dicts,
     module_of,
     name_of,
     text_of,
@@ -52,12 +54,10 @@ class Barriers:
     """
 
     def __init__(self, namespaces: Iterable[int] = ()) -> None:
-        modules = [
-            module for module in list(sys.modules.values()) if is_instance(module, ModuleType)
-        ]
+        modules = loaded_modules()
         storages = storage_of_context()
         self._modules: set[int] = set(map(id, modules))
-        self.passed_over: set[int] = {*namespaces, *map(id, map(module_dict, modules))}
+        self.passed_over: set[int] = {*namespaces, *map(id, module_dicts(modules))}
         """Identities of dicts that are not entered."""
         self.passed_over.update(map(id, [sys.modules, *storages]))
         self._running: set[int] = running_ids()

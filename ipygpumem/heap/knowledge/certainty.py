@@ -313,7 +313,24 @@ def _module_of(kind: type) -> str:
         named = text_of(type.__dict__["__module__"].__get__(kind))
     except AttributeError:  # made by code without a module
         return ""
-    return _module_that_has(kind) if named == "builtins" else named
+    if named != "builtins":
+        return named
+    if not _is_static(kind):
+        return _module_that_has(kind)
+    key = id(kind)
+    if key not in _MODULES_OF_STATIC_TYPES:
+        _MODULES_OF_STATIC_TYPES[key] = _module_that_has(kind)
+    return _MODULES_OF_STATIC_TYPES[key]
+
+
+_MODULES_OF_STATIC_TYPES: dict[int, str] = {}
+"""Modules of static types, which are never freed, by the type's identity: a search through 2,700
+modules takes 2 ms.
+"""
+
+
+def _is_static(kind: type) -> bool:
+    return not type.__dict__["__flags__"].__get__(kind) & HEAP_TYPE
 
 
 def _module_that_has(kind: type) -> str:
@@ -332,5 +349,4 @@ def _module_that_has(kind: type) -> str:
             found = found or module_name
     if found:
         return found
-    is_static = not type.__dict__["__flags__"].__get__(kind) & HEAP_TYPE
-    return "builtins" if is_static else name
+    return "builtins" if _is_static(kind) else name
