@@ -279,7 +279,7 @@ def test_a_failure_of_ours_is_said_once_and_the_training_goes_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     forget_told()  # each kind of failure is told once in a process
-    monkeypatch.setattr(Meter, "start", lambda self: 1 / 0)
+    monkeypatch.setattr(Meter, "span", lambda self: 1 / 0)
     without = library(card, tmp_path).train().weights()
     trained = library(card, tmp_path, library.kind()).train()
     assert all(
