@@ -404,6 +404,10 @@ def _libraries_imported_without(changes: list[Any]) -> Iterator[None]:
 
     A library keeps what it takes at its import for good.
     """
+    # It imports modules of torch itself when it is first entered, as ``f"{x}"`` does: within
+    # ``exec_module`` it would ask for the module that is being imported.
+    with _disable_current_modes():
+        pass
     # The base class of the loaders of all Python files.
     basics: Any = importlib._bootstrap_external._LoaderBasics  # type: ignore[attr-defined]
     original, importing = basics.exec_module, set[int]()

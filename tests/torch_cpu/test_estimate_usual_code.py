@@ -24,6 +24,7 @@ from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import user_line
 from ipygpumem.estimating.effects import effects_of
 from ipygpumem.estimating.records import Estimate
+from tests.alone import alone
 from tests.kernel import Kernel
 from tests.steps import works
 
@@ -139,6 +140,14 @@ torch.autograd.grad(Doubled.apply(here(x.cuda())).sum() + loss, list(here.parame
     "settings": "torch.backends.cudnn.benchmark = True\ntorch.set_float32_matmul_precision('high')\n"  # noqa: E501
     "torch.set_num_threads(4)\ntorch.compile(model)(x).sum().backward()",
 }
+
+
+@alone
+def test_a_tensor_is_printed_in_the_first_estimate_of_a_process() -> None:
+    def step() -> str:
+        return f"{torch.zeros(4)}"
+
+    assert ipygpumem.estimate(step, device="cuda", device_memory="8GiB").devices
 
 
 def test_usual_training_code_is_estimated(tmp_path: Path) -> None:
