@@ -155,7 +155,7 @@ class Sizes:
 
     def has_counted(self, item: object) -> bool:
         """Return True if an object to which several objects refer has been counted."""
-        return not self.not_counted({id(item)})
+        return id(item) in self.region.objects and id(item) not in self._waiting
 
     def not_counted(self, identities: Set[int]) -> set[int]:
         """Return the identities of the objects that have not been counted; only those with several
