@@ -125,9 +125,14 @@ def test_what_the_notebooks_own_optimizer_needs_is_no_leak_and_that_of_a_model_t
     )
     works(notebook, f"%%experiment leaky\n{make}\n{step.format('model', 'other')}")
     (text,) = works(notebook, "%gpumem leaks").reports("leaks")
-    assert text.startswith("3 leaks · 16 MiB")
-    assert all(word in text for word in (" other: Adam", " model: Linear", ".grad"))
+    assert text.startswith("2 leaks · 16 MiB")
+    assert all(word in text for word in (" other, model: ", "Adam 8 MiB", "Linear 4 MiB", ".grad"))
     assert not any(word in text for word in ("ours", " adam."))
+    assert "del adams[0]" in text
+    works(notebook, "del adams[0]")
+    assert works(notebook, "%gpumem leaks").reports("leaks") == [
+        "no leak of at least 1 MiB was found"
+    ]
     works(notebook, "del ours, adam, adams")
 
 
