@@ -56,6 +56,12 @@ shared_kernel, notebook = tidied_kernel(
 )
 
 
+@pytest.fixture(autouse=True)
+def _without_polars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide polars, which another test of this process may have loaded: it takes away the limit."""
+    monkeypatch.delitem(sys.modules, "polars", raising=False)
+
+
 def write_memory(root: Path, *, available: int, swap: int = 0) -> None:
     (root / "proc/self").mkdir(parents=True, exist_ok=True)
     (root / "proc/self/statm").write_text("900 500 200 1 0 700 0\n")
