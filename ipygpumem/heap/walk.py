@@ -264,7 +264,8 @@ class Walk:
             known.add(id(item))
             found.append(item)
         # as objects with several references they are remembered
-        self._kept += [found[:]] * bool(found)
+        if found:
+            self._kept.append(found[:])
         return found
 
     def run(self, groups: Iterable[Group]) -> Iterator[list[Any]]:

@@ -200,7 +200,7 @@ class Peak:
             _, _, (_, module, operation, line) = follower.failed
             place = [
                 operation,
-                f"of {module}" * bool(module),
+                f"of {module}" if module else "",
                 f"in {line_text(*line)}" if line else "",
             ]
             self._notes.append(f"memory ran out in {' '.join(filter(None, place))}")

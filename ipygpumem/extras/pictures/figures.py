@@ -190,10 +190,10 @@ def experiments(
         shorten(", ".join(f"{key}={value}" for key, value in item.parameters.items()), 28)
         for item in shown
     ]
-    times = [
-        format_seconds(item.duration_seconds) + f", {item.ooms} OOM" * bool(item.ooms)
-        for item in shown
-    ]
+    times = []
+    for item in shown:
+        time = format_seconds(item.duration_seconds)
+        times.append(f"{time}, {item.ooms} OOM" if item.ooms else time)
     lines = [
         SEPARATOR.join(
             [

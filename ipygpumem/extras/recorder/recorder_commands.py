@@ -92,11 +92,10 @@ def _named(folder: Path, name: str) -> recordings.Recording:
 
 def postmortem_report(recording: Recording, verdict: Verdict) -> Report:
     """Return a kernel's last cell, its memory, and why the kernel ended."""
-    lines = [f"{count(recording.skipped, 'line')} of the recording could not be read"] * bool(
-        recording.skipped
-    )
-    if lines and verdict.grade:
-        lines[0] += ": its end may be among them"
+    lines = list[str]()
+    if recording.skipped:
+        unread = f"{count(recording.skipped, 'line')} of the recording could not be read"
+        lines.append(f"{unread}: its end may be among them" if verdict.grade else unread)
     moments = recording.cell
     listings = []
     if moments and moments[0].kind == "cell":
