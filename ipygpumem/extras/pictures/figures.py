@@ -5,8 +5,9 @@ module only to draw.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ipygpumem.errors import PlotError, UnitError
 from ipygpumem.inventory.breakdown import Part, Reconciliation
@@ -32,8 +33,20 @@ _OUT_OF_MEMORY = frozenset({"MemoryError", "OutOfMemoryError", "_ArrayMemoryErro
 
 # -- the session --------------------------------------------------------------------------------
 
-_Uses = Sequence[tuple[CellRecord, float, float, Usage]]
-"""Cells, with their start and end on the time axis, and their use of one device."""
+
+class CellSpan(NamedTuple):
+    """A cell with its place on the axis of computing time, in seconds."""
+
+    cell: CellRecord
+    begin: float
+    end: float
+
+
+class CellUse(NamedTuple):
+    """A cell's use of one device, with the cell's place on the axis of computing time."""
+
+    span: CellSpan
+    usage: Usage
 
 
 def session(
@@ -42,97 +55,117 @@ def session(
     """Draw memory over computing time: a panel per device, with cells and their
     experiments above.
     """
-    chosen, number = _last(cells, last, "cell", 2000)
-    shown = sorted(chosen, key=lambda cell: cell.started_at)
-    ends = list(itertools.accumulate(max(0.0, cell.duration_seconds) for cell in shown))
-    spans = list(zip(shown, [0.0, *ends[:-1]], ends, strict=True))
-    uses = {
-        name: [
-            (*span, usage)
-            for span in spans
-            if (usage := usage_on(span[0].usages, name)) is not None
-        ]
-        for name in _devices(shown, device)
-    }
-    headlines = [_use_headline(name, own) for name, own in uses.items()]
-    title = (
-        f"memory over the session{SEPARATOR}{number}{SEPARATOR}{format_seconds(ends[-1])} of "
-        f"computing"
+    last_cells, number = _last(cells, last, "cell", 2000)
+    spans = _spans(last_cells)
+    seconds = spans[-1].end
+    uses_by_device = {name: _uses_of(spans, name) for name in _devices(last_cells, device)}
+    headlines = [_use_headline(name, uses) for name, uses in uses_by_device.items()]
+    title = SEPARATOR.join(
+        ["memory over the session", number, f"{format_seconds(seconds)} of computing"]
     )
     with rc_context(NO_FORMULAS):
-        heights = [0.4, *[1.8 if len(uses) == 1 else 1.4] * len(uses)]
-        figure = Picture(sum(heights) + 0.4 * len(uses) + 1.2, [title, *headlines])
+        panel_height = 1.8 if len(uses_by_device) == 1 else 1.4
+        heights = [0.4, *[panel_height] * len(uses_by_device)]
+        height = sum(heights) + 0.4 * len(uses_by_device) + 1.2
+        figure = Picture(height, [title, *headlines])
         strip, *panels = figure.subplots(len(heights), height_ratios=heights, sharex=True)
-        strip.set(xlim=(0, ends[-1] or 1), ylim=(2, 0), yticks=[], frame_on=False)
+        strip.set(xlim=(0, seconds or 1), ylim=(2, 0), yticks=[], frame_on=False)
         strip.tick_params(axis="x", length=0, labelbottom=False)
-        _draw_strip(strip, spans)
-        for axes, own, headline in zip(panels, uses.values(), headlines, strict=True):
+        _draw_experiment_strip(strip, spans)
+        _draw_cell_strip(strip, spans)
+        for axes, uses, headline in zip(panels, uses_by_device.values(), headlines, strict=True):
             axes.set_title(headline, loc="left", fontsize="small")
-            _draw_uses(axes, own)
-        panels[-1].xaxis.set_major_formatter(_tick)
-        panels[-1].tick_params(labelsize="x-small")
-        panels[-1].set_xlabel("computing time, without pauses between cells", fontsize="small")
-        handles = {
-            label: one
-            for axes in panels
-            for one, label in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend(handles.values(), handles, loc="outside lower center", ncol=4, **LEGEND)
+            _draw_uses(axes, uses)
+        _label_time(panels[-1])
+        _add_legend(figure, panels, columns=4)
     return figure
 
 
-def _tick(seconds: float, _place: int | None) -> str:
-    return (
-        format_seconds(seconds).replace(".00 s", " s").replace(" min 0 s", " min")
-        if seconds > 0
-        else "0"
-    )
+def _spans(cells: Iterable[CellRecord]) -> list[CellSpan]:
+    """Return the cells one after the other, in the order of their start and without pauses."""
+    spans = []
+    begin = 0.0
+    for cell in sorted(cells, key=lambda cell: cell.started_at):
+        end = begin + max(0.0, cell.duration_seconds)
+        spans.append(CellSpan(cell, begin, end))
+        begin = end
+    return spans
+
+
+def _uses_of(spans: Iterable[CellSpan], device: str) -> list[CellUse]:
+    """Return the cells that used a device."""
+    uses = []
+    for span in spans:
+        usage = usage_on(span.cell.usages, device)
+        if usage is not None:
+            uses.append(CellUse(span, usage))
+    return uses
+
+
+def _label_time(axes: Axes) -> None:
+    """Label the axis of computing time."""
+    axes.xaxis.set_major_formatter(_tick)
+    axes.tick_params(labelsize="x-small")
+    axes.set_xlabel("computing time, without pauses between cells", fontsize="small")
+
+
+def _tick(seconds: float, _place: float) -> str:
+    """Return the label of a tick, without zeros after the last digit that matters."""
+    if seconds <= 0:
+        return "0"
+    return format_seconds(seconds).replace(".00 s", " s").replace(" min 0 s", " min")
 
 
 _LETTER = 0.01
 """Upper bound of a letter's share of the width."""
+_STRIP_TEXT: dict[str, Any] = {
+    "va": "center",
+    "fontsize": "x-small",
+    "clip_on": True,
+    "in_layout": False,
+}
 
 
-def _draw_strip(axes: Axes, spans: Sequence[tuple[CellRecord, float, float]]) -> None:
-    """Draw a row of experiments and one of cells, numbered where there is room."""
-    words: dict[str, Any] = {
-        "va": "center",
-        "fontsize": "x-small",
-        "clip_on": True,
-        "in_layout": False,
-    }
-    for name, group in itertools.groupby(spans, lambda span: span[0].experiment):
-        if name is not None:
-            own = list(group)
-            begin, end = own[0][1], own[-1][2]
-            (bar,) = axes.barh(
-                0.5, end - begin, 0.8, begin, facecolor="C4", alpha=0.3, edgecolor="white"
+def _draw_experiment_strip(axes: Axes, spans: Sequence[CellSpan]) -> None:
+    """Draw a bar for each experiment, with its name where there is room."""
+    for name, group in itertools.groupby(spans, lambda span: span.cell.experiment):
+        if name is None:
+            continue
+        spans_of_experiment = list(group)
+        begin = spans_of_experiment[0].begin
+        width = spans_of_experiment[-1].end - begin
+        (bar,) = axes.barh(0.5, width, 0.8, begin, facecolor="C4", alpha=0.3, edgecolor="white")
+        letters = int(width / _LETTER / axes.get_xlim()[1]) - 1
+        if letters > 2:
+            label = shorten(name, letters)
+            text = axes.annotate(
+                label, (begin, 0.5), (3, 0), textcoords="offset points", **_STRIP_TEXT
             )
-            letters = int((end - begin) / _LETTER / axes.get_xlim()[1]) - 1
-            if letters > 2:
-                label = shorten(name, letters)
-                axes.annotate(
-                    label, (begin, 0.5), (3, 0), textcoords="offset points", **words
-                ).set_clip_path(bar)
-    axes.broken_barh(
-        [(start, end - start) for _, start, end in spans], (1, 1), facecolors=["0.875", "0.95"]
-    )
-    for cell, start, end in spans:
-        if end - start > 3 * _LETTER * axes.get_xlim()[1]:
+            text.set_clip_path(bar)
+
+
+def _draw_cell_strip(axes: Axes, spans: Sequence[CellSpan]) -> None:
+    """Draw the cells as pieces of one row, with their numbers where there is room; a failed one has
+    a cross.
+    """
+    pieces = [(span.begin, span.end - span.begin) for span in spans]
+    axes.broken_barh(pieces, (1, 1), facecolors=["0.875", "0.95"])
+    for cell, begin, end in spans:
+        if end - begin > 3 * _LETTER * axes.get_xlim()[1]:
             text = _name(cell) if cell.success else f"× {_name(cell)}"
-            axes.text((start + end) / 2, 1.5, text, ha="center", **words)
+            axes.text((begin + end) / 2, 1.5, text, ha="center", **_STRIP_TEXT)
 
 
-def _draw_uses(axes: Axes, uses: _Uses) -> None:
+def _draw_uses(axes: Axes, uses: Sequence[CellUse]) -> None:
     """Draw each cell's use before it until it ends, then the use after it: the time of the change
     is unknown.
     """
     places: list[float] = []
     sizes: list[int] = []
     peaks: list[int] = []
-    for _, start, end, usage in uses:
+    for span, usage in uses:
         earlier = sizes[-1] if sizes else 0
-        places += [start, start, end, end]
+        places += [span.begin, span.begin, span.end, span.end]
         sizes += [earlier, usage.before_bytes, usage.before_bytes, usage.after_bytes]
         peaks += [earlier, usage.peak_bytes, usage.peak_bytes, usage.after_bytes]
     axes.fill_between(places, sizes, color="C0", alpha=0.35, linewidth=0, label="in use")
@@ -140,38 +173,47 @@ def _draw_uses(axes: Axes, uses: _Uses) -> None:
     axes.fill_between(
         places, sizes, peaks, color="C1", alpha=0.5, linewidth=0, label="peak within a cell"
     )
-    reserved = [
-        (place, use.reserved_bytes)
-        for _, *span, use in uses
-        for place in span
-        if use.reserved_bytes
-    ]
-    if reserved:
-        axes.plot(
-            *zip(*reserved, strict=True),
-            ":",
-            color="gray",
-            linewidth=1,
-            label="reserved by the allocator",
-        )
-    for cell, _, end, _ in uses:
-        if cell.error in _OUT_OF_MEMORY or (
-            cell.recovery is not None and cell.recovery.kind == "oom"
-        ):
-            axes.axvline(end, color="tab:red", linestyle="--", linewidth=1, label="out of memory")
+    _draw_reserved(axes, uses)
+    for span, _ in uses:
+        if _is_out_of_memory(span.cell):
+            axes.axvline(
+                span.end, color="tab:red", linestyle="--", linewidth=1, label="out of memory"
+            )
     axes.set_ylim(0, 1.1 * max(peaks) or 1)
     count_bytes(axes.yaxis)
 
 
-def _use_headline(device: str, uses: _Uses) -> str:
-    cell, *_, highest = max(uses, key=lambda use: use[3].peak_bytes)
-    last = uses[-1][3]
-    total = f"{SEPARATOR}total {format_bytes(last.total_bytes)}" if last.total_bytes else ""
-    end, peak = (
-        format_bytes(last.after_bytes),
-        f"{format_bytes(highest.peak_bytes)} in cell {_name(cell)}",
-    )
-    return f"{_label(device)}{SEPARATOR}{end} in use at the end{SEPARATOR}peak {peak}{total}"
+def _draw_reserved(axes: Axes, uses: Sequence[CellUse]) -> None:
+    """Draw the memory reserved by the device's allocator, where it is known."""
+    places: list[float] = []
+    sizes: list[int] = []
+    for span, usage in uses:
+        if usage.reserved_bytes:
+            places += [span.begin, span.end]
+            sizes += [usage.reserved_bytes, usage.reserved_bytes]
+    if places:
+        axes.plot(places, sizes, ":", color="gray", linewidth=1, label="reserved by the allocator")
+
+
+def _is_out_of_memory(cell: CellRecord) -> bool:
+    """Return True if a cell ran out of memory, also if another error came of it."""
+    if cell.error in _OUT_OF_MEMORY:
+        return True
+    return cell.recovery is not None and cell.recovery.kind == "oom"
+
+
+def _use_headline(device: str, uses: Sequence[CellUse]) -> str:
+    """Return a device's use at the end, its peak, and its size."""
+    (cell, _, _), highest = max(uses, key=lambda use: use.usage.peak_bytes)
+    last = uses[-1].usage
+    words = [
+        _label(device),
+        f"{format_bytes(last.after_bytes)} in use at the end",
+        f"peak {format_bytes(highest.peak_bytes)} in cell {_name(cell)}",
+    ]
+    if last.total_bytes:
+        words.append(f"total {format_bytes(last.total_bytes)}")
+    return SEPARATOR.join(words)
 
 
 # -- experiments --------------------------------------------------------------------------------
@@ -186,63 +228,68 @@ def experiments(
     shown, title = _last(experiments, last, "experiment", 20, 40)
     devices = _devices(shown, device)
     names = [shorten(run.label, 28) for run in numbered(shown)]
-    notes = [
-        shorten(", ".join(f"{key}={value}" for key, value in item.parameters.items()), 28)
-        for item in shown
-    ]
-    times = []
-    for item in shown:
-        time = format_seconds(item.duration_seconds)
-        times.append(f"{time}, {item.ooms} OOM" if item.ooms else time)
-    lines = [
-        SEPARATOR.join(
-            [
-                name,
-                time,
-                *(f"{_label(device)} {_peak_and_kept(item, device)}" for device in devices),
-            ]
-        )
-        for item, name, time in zip(shown, names, times, strict=True)
-    ]
+    times = [_time_label(record) for record in shown]
+    lines = []
+    for record, name, time in zip(shown, names, times, strict=True):
+        memory = [f"{_label(device)} {_peak_and_kept(record, device)}" for device in devices]
+        lines.append(SEPARATOR.join([name, time, *memory]))
+    columns = ["time", *map(_label, devices)]
     with rc_context(NO_FORMULAS):
-        figure = Picture(0.5 * len(shown) + 1.3, [title, *lines], max(9, 2.5 * (1 + len(devices))))
-        panels = figure.subplots(1, 1 + len(devices), sharey=True)
-        rows = range(len(shown))
-        bars = panels[0].barh(rows, [item.duration_seconds for item in shown], 0.6, color="gray")
-        panels[0].bar_label(bars, times, padding=3, fontsize="x-small")
-        labels = [f"{name}\n{note}".rstrip() for name, note in zip(names, notes, strict=True)]
-        panels[0].set_yticks(rows, labels, size="x-small")
-        panels[0].set_ylim(len(shown) - 0.5, -0.5)
+        height, width = 0.5 * len(shown) + 1.3, max(9, 2.5 * len(columns))
+        figure = Picture(height, [title, *lines], width)
+        panels = figure.subplots(1, len(columns), sharey=True)
+        _draw_times(panels[0], shown, names, times)
         for axes, name in zip(panels[1:], devices, strict=True):
             _draw_experiments(axes, shown, name)
-        for axes, title in zip(panels, ["time", *map(_label, devices)], strict=True):
-            axes.set_title(title, loc="left", fontsize="small")
+        for axes, column in zip(panels, columns, strict=True):
+            axes.set_title(column, loc="left", fontsize="small")
             axes.margins(x=0.4)
             axes.set_xticks([])
             axes.spines[["top", "right", "bottom"]].set_visible(False)
-        figure.legend(
-            *panels[-1].get_legend_handles_labels(), loc="outside lower center", ncol=3, **LEGEND
-        )
+        _add_legend(figure, panels[-1:], columns=3)
     return figure
+
+
+def _time_label(record: ExperimentRecord) -> str:
+    """Return an experiment's time, and how often it ran out of memory."""
+    time = format_seconds(record.duration_seconds)
+    return f"{time}, {record.ooms} OOM" if record.ooms else time
+
+
+def _draw_times(
+    axes: Axes, shown: Sequence[ExperimentRecord], names: Sequence[str], times: Sequence[str]
+) -> None:
+    """Draw the time of each experiment, labelled with its name and parameters."""
+    rows = range(len(shown))
+    bars = axes.barh(rows, [record.duration_seconds for record in shown], 0.6, color="gray")
+    axes.bar_label(bars, times, padding=3, fontsize="x-small")
+    labels = []
+    for record, name in zip(shown, names, strict=True):
+        parameters = ", ".join(f"{key}={value}" for key, value in record.parameters.items())
+        labels.append(f"{name}\n{shorten(parameters, 28)}".rstrip())
+    axes.set_yticks(rows, labels, size="x-small")
+    axes.set_ylim(len(shown) - 0.5, -0.5)
 
 
 def _draw_experiments(axes: Axes, shown: Sequence[ExperimentRecord], device: str) -> None:
     """Draw peaks as wide bars, and on them the memory that was kept and that the end freed."""
-    usages = [usage_on(item.usages, device) for item in shown]
-    kept = [usage.delta_bytes if usage else 0 for usage in usages]
-    freed = [max(0, item.freed.get(device, 0)) for item in shown]
-    peaks = [usage.peak_delta_bytes if usage else 0 for usage in usages]
-    bars = axes.barh(
-        range(len(shown)), peaks, 0.7, color="C1", alpha=0.5, label="peak above the start"
-    )
-    axes.barh(range(len(shown)), freed, 0.35, kept, color="C2", label="freed at the end")
-    axes.barh(range(len(shown)), kept, 0.35, color="C0", label="kept after the end")
-    words = [_peak_and_kept(item, device).replace(", ", "\n") for item in shown]
-    axes.bar_label(bars, words, padding=3, fontsize="x-small")
+    peaks: list[int] = []
+    kept_bytes: list[int] = []
+    for record in shown:
+        usage = usage_on(record.usages, device)
+        peaks.append(0 if usage is None else usage.peak_delta_bytes)
+        kept_bytes.append(0 if usage is None else usage.delta_bytes)
+    freed_bytes = [max(0, record.freed.get(device, 0)) for record in shown]
+    rows = range(len(shown))
+    bars = axes.barh(rows, peaks, 0.7, color="C1", alpha=0.5, label="peak above the start")
+    axes.barh(rows, freed_bytes, 0.35, kept_bytes, color="C2", label="freed at the end")
+    axes.barh(rows, kept_bytes, 0.35, color="C0", label="kept after the end")
+    labels = [_peak_and_kept(record, device).replace(", ", "\n") for record in shown]
+    axes.bar_label(bars, labels, padding=3, fontsize="x-small")
 
 
-def _peak_and_kept(item: ExperimentRecord, device: str) -> str:
-    usage = usage_on(item.usages, device)
+def _peak_and_kept(record: ExperimentRecord, device: str) -> str:
+    usage = usage_on(record.usages, device)
     if usage is None:
         return "not in use"
     return f"peak {format_change(usage.peak_delta_bytes)}, kept {format_change(usage.delta_bytes)}"
@@ -253,41 +300,53 @@ def _peak_and_kept(item: ExperimentRecord, device: str) -> str:
 
 def devices(reconciliations: Sequence[Reconciliation], *, device: str | None = None) -> Picture:
     """Draw each device's memory as one stacked bar, with its parts' names and sizes below it."""
-    chosen = _chosen((found.device for found in reconciliations), device, "is not known")
-    shown = [found for found in reconciliations if found.device in chosen]
-    parts = [[part for part in found.parts if part.size_bytes != 0] for found in shown]
-    lines = [
-        f"{_label(one.device)}{SEPARATOR}{format_bytes(one.total_bytes)}, {clean(one.basis)}"
-        for one in shown
-    ]
-    words = [
-        f"{line}: {', '.join(map(_part_label, own))}"
-        for line, own in zip(lines, parts, strict=True)
-    ]
+    names = [reconciliation.device for reconciliation in reconciliations]
+    wanted = _wanted(names, device, "is not known")
+    shown = [item for item in reconciliations if item.device in wanted]
+    headlines, summary = [], ["parts of the memory"]
+    heights: list[float] = []
+    for item in shown:
+        size = format_bytes(item.total_bytes)
+        headlines.append(f"{_label(item.device)}{SEPARATOR}{size}, {clean(item.basis)}")
+        labels = [_part_label(part) for part in _parts_drawn(item)]
+        summary.append(f"{headlines[-1]}: {', '.join(labels)}")
+        legend_lines = math.ceil(max(1, len(labels)) / 2)  # of two columns
+        heights += [0.4, 0.18 * legend_lines]
     with rc_context(NO_FORMULAS):
-        heights = [inches for own in parts for inches in (0.4, 0.18 * -(-max(1, len(own)) // 2))]
-        figure = Picture(sum(heights) + 0.9 * len(parts) + 0.4, ["parts of the memory", *words])
+        figure = Picture(sum(heights) + 0.9 * len(shown) + 0.4, summary)
         panels = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
-        for axes, below, found, own, line in zip(
-            panels[::2], panels[1::2], shown, parts, lines, strict=True
-        ):
-            axes.set_title(shorten(line, 120), loc="left", fontsize="small")
-            left = 0
-            for index, part in enumerate(own):
-                look: dict[str, Any] = {"color": colormaps["tab20"](index % 20)}
-                if part.name == "free" or part.name.startswith("unknown"):
-                    look = {
-                        "facecolor": "none",
-                        "edgecolor": "gray",
-                        "hatch": "xxx" * (part.name != "free"),
-                    }
-                axes.barh(0, part.size_bytes or 0, 1, left, label=_part_label(part), **look)
-                left += part.size_bytes or 0
-            axes.set(xlim=(0, found.total_bytes or 1), ylim=(-0.5, 0.5), yticks=[])
-            count_bytes(axes.xaxis)
-            below.axis("off")
-            below.legend(*axes.get_legend_handles_labels(), loc="upper left", ncol=2, **LEGEND)
+        bars, legends = panels[::2], panels[1::2]
+        for axes, legend, item, headline in zip(bars, legends, shown, headlines, strict=True):
+            axes.set_title(shorten(headline, 120), loc="left", fontsize="small")
+            _draw_parts(axes, item)
+            legend.axis("off")
+            legend.legend(*axes.get_legend_handles_labels(), loc="upper left", ncol=2, **LEGEND)
     return figure
+
+
+def _parts_drawn(reconciliation: Reconciliation) -> list[Part]:
+    """Return the parts that have a name below the bar: those of unknown size, too."""
+    return [part for part in reconciliation.parts if part.size_bytes != 0]
+
+
+def _draw_parts(axes: Axes, reconciliation: Reconciliation) -> None:
+    """Draw the parts of a device as one stacked bar."""
+    left = 0
+    for index, part in enumerate(_parts_drawn(reconciliation)):
+        width = part.size_bytes or 0
+        axes.barh(0, width, 1, left, label=_part_label(part), **_part_style(part, index))
+        left += width
+    axes.set(xlim=(0, reconciliation.total_bytes or 1), ylim=(-0.5, 0.5), yticks=[])
+    count_bytes(axes.xaxis)
+
+
+def _part_style(part: Part, index: int) -> dict[str, Any]:
+    """Return a part's colour; free memory is empty, unknown memory hatched."""
+    if part.name == "free":
+        return {"facecolor": "none", "edgecolor": "gray", "hatch": ""}
+    if part.name.startswith("unknown"):
+        return {"facecolor": "none", "edgecolor": "gray", "hatch": "xxx"}
+    return {"color": colormaps["tab20"](index % 20)}
 
 
 def _part_label(part: Part) -> str:
@@ -298,43 +357,58 @@ def _part_label(part: Part) -> str:
 # -- shared -------------------------------------------------------------------------------------
 
 
+def _add_legend(figure: Picture, panels: Iterable[Axes], *, columns: int) -> None:
+    """Add one legend below all panels, in which each label occurs once."""
+    handles: dict[str, Any] = {}
+    for axes in panels:
+        lines, labels = axes.get_legend_handles_labels()
+        handles |= zip(labels, lines, strict=True)
+    figure.legend(handles.values(), handles, loc="outside lower center", ncol=columns, **LEGEND)
+
+
 def _last(
     records: Collection[T], last: int | None, what: str, default: int, most: int = 10**9
 ) -> tuple[list[T], str]:
     """Return the last records, and a text with their number and the number left out."""
     try:
-        number = min(default if last is None else whole(last), most)
+        wanted = default if last is None else whole(last)
     except UnitError as error:
         raise PlotError(f"last (-n): {error}") from None
     if not records:
         raise PlotError(f"there is nothing to draw: no {what} has finished yet")
-    shown, rest = list(records)[-number:], len(records) - number
-    return shown, count(len(shown), what) + f" ({rest} earlier left out)" * (rest > 0)
+    number = min(wanted, most)
+    shown = list(records)[-number:]
+    text = count(len(shown), what)
+    left_out = len(records) - number
+    if left_out > 0:
+        text += f" ({left_out} earlier left out)"
+    return shown, text
 
 
 def _devices(records: Iterable[CellRecord | ExperimentRecord], wanted: str | None) -> list[str]:
     """Return the devices in use, the host first; only the ``wanted`` ones if given."""
     usages = [usage for record in records for usage in record.usages if in_use(usage)]
-    return _chosen(devices_of(usages), wanted, "was not in use")
+    return _wanted(devices_of(usages), wanted, "was not in use")
 
 
-def _chosen(devices: Iterable[str], wanted: str | None, why_not: str) -> list[str]:
+def _wanted(devices: Iterable[str], wanted: str | None, why_not: str) -> list[str]:
     """Return the devices selected by ``wanted``: ``RAM``, ``cuda:0``, ``cuda`` for all of its kind;
     None for all.
     """
-    there = list(dict.fromkeys(devices))
-    found = [
-        n
-        for n in there
-        if wanted is None or parse_device(wanted, known=there) in (n, n.partition(":")[0])
-    ]
-    if not found:
-        names = ", ".join(clean(device_label(device)) for device in there) or "none"
+    existing = list(dict.fromkeys(devices))
+    selected = []
+    for name in existing:
+        kind = name.partition(":")[0]
+        if wanted is None or parse_device(wanted, known=existing) in (name, kind):
+            selected.append(name)
+    if not selected:
+        names = ", ".join(clean(device_label(device)) for device in existing) or "none"
         raise PlotError(f"device {clean(str(wanted))!r} {why_not}; there are: {names}")
-    return found
+    return selected
 
 
 def _name(cell: CellRecord) -> str:
+    """Return a cell's number, or a dot for one that has none."""
     return "·" if cell.execution_count is None else str(cell.execution_count)
 
 

@@ -37,7 +37,9 @@ def session(
 
     >>> ipygpumem.plot.session(last=50).savefig("session.png")
     """
-    return _drawn("session", _given(records, CellRecord), device=device, last=last)
+    from ipygpumem.extras.pictures import figures  # imports matplotlib
+
+    return figures.session(_given(records, CellRecord), device=device, last=last)
 
 
 def experiments(
@@ -47,7 +49,9 @@ def experiments(
 
     >>> ipygpumem.plot.experiments(device="RAM").savefig("experiments.svg")
     """
-    return _drawn("experiments", _given(records, ExperimentRecord), device=device, last=last)
+    from ipygpumem.extras.pictures import figures  # imports matplotlib
+
+    return figures.experiments(_given(records, ExperimentRecord), device=device, last=last)
 
 
 def devices(
@@ -58,19 +62,11 @@ def devices(
 
     >>> ipygpumem.plot.devices(device="RAM").savefig("devices.png")
     """
-    found = (
-        findings.now(current_traces().meter).reconciliations
-        if reconciliations is None
-        else reconciliations
-    )
-    return _drawn("devices", found, device=device)
-
-
-def _drawn(picture: str, records: Sequence[object], **options: object) -> Figure:
+    if reconciliations is None:
+        reconciliations = findings.now(current_traces().meter).reconciliations
     from ipygpumem.extras.pictures import figures  # imports matplotlib
 
-    figure: Figure = getattr(figures, picture)(records, **options)
-    return figure
+    return figures.devices(reconciliations, device=device)
 
 
 def _session() -> Any:
@@ -93,8 +89,9 @@ def _given(records: Records, kind: type[T]) -> list[T]:
             "pass records of cells and experiments: ipygpumem.history(), or the result of "
             "ipygpumem.load"
         )
-    if kind is CellRecord and items and all(isinstance(item, ExperimentRecord) for item in items):
+    of_this_kind: list[T] = [item for item in items if isinstance(item, kind)]
+    if kind is CellRecord and items and not of_this_kind:
         raise PlotError(
             "there is nothing to draw: an experiment inside one cell has no cells of its own"
         )
-    return [item for item in items if isinstance(item, kind)]
+    return of_this_kind

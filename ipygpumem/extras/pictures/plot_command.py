@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from IPython.display import display
 
-from ipygpumem.extras.pictures import plot as pictures
+from ipygpumem.extras.pictures import plot as plots
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, argument, at_least_one, command, option
@@ -19,8 +21,7 @@ from ipygpumem.shell.commands.declarations import Options, argument, at_least_on
 )
 def plot(app: App, options: Options) -> list[Report]:
     """Show the picture that the options ask for; in a terminal, return its main figures."""
-    last = {} if options.picture == "devices" else {"last": options.n}
-    picture = getattr(pictures, options.picture)(device=options.device, **last)
+    picture = _picture(options)
     if app.context.display.has_images:
         display(picture)
         return []
@@ -29,4 +30,14 @@ def plot(app: App, options: Options) -> list[Report]:
         f"a terminal shows no pictures: ipygpumem.plot.{options.picture}().savefig('FILE.png') "
         f"writes this one"
     )
-    return [Report("plot", headline, (*(line.strip() for line in lines), file))]
+    return [Report("plot", headline, [*(line.strip() for line in lines), file])]
+
+
+def _picture(options: Options) -> Any:
+    match options.picture:
+        case "devices":
+            return plots.devices(device=options.device)
+        case "experiments":
+            return plots.experiments(device=options.device, last=options.n)
+        case _:
+            return plots.session(device=options.device, last=options.n)
