@@ -43,7 +43,7 @@ one.
 
 def run(*, quick: bool) -> Section:
     """Return how far estimates are from real runs."""
-    from tests.torch_cpu.networks import MODELS, OPTIMIZERS  # torch is slow to import
+    from benchmarks.harness.networks import MODELS, OPTIMIZERS  # torch is slow to import
 
     optimizers = ["Adam"] if quick else list(OPTIMIZERS)
     rows = [_row(model, optimizer, {}) for model in MODELS for optimizer in optimizers]
@@ -59,7 +59,7 @@ def run(*, quick: bool) -> Section:
 
 def _row(model: str, optimizer: str, options: dict[str, object], title: str = "") -> Row:
     import ipygpumem
-    from tests.torch_cpu.networks import MODELS, OPTIMIZERS, RealStorages, training
+    from benchmarks.harness.networks import MODELS, OPTIMIZERS, RealStorages, training
 
     make, data = MODELS[model]
     network, x = make(), data()

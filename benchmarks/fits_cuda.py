@@ -117,7 +117,7 @@ def _searched(name: str) -> list[dict[str, Any]]:
     """Return the changes that help, each with the smallest card on which the estimate says that it
     fits.
     """
-    from tests.torch_cpu.test_fit import search
+    from benchmarks.harness.fit_search import search
 
     found = search(_cell(name).replace("PLACE", "cpu"), "1TiB", run=False, timeout=3600)
     base = found.tried(found.first)

@@ -14,9 +14,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.control_group import limited_group, move
-from tests.kernel import Kernel, Reply
-from tests.steps import plain
+from benchmarks.harness.control_group import limited_group, move
+from benchmarks.harness.kernel import Kernel, Reply, plain
 
 _GROUP_BYTES = 1 << 30
 _SECONDS = 120.0

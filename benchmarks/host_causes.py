@@ -17,8 +17,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.guard import _Kernel
-from tests.control_group import limited_group, move
-from tests.kernel import Reply
+from benchmarks.harness.control_group import limited_group, move
+from benchmarks.harness.kernel import Reply
 
 _GROUP_BYTES = 1 << 30
 _SHM_MIB = 64

@@ -13,9 +13,9 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from benchmarks.harness.runner import CELL, OURS, PEER, PLAIN, SPAN, Result, Runner, Way
+from benchmarks.harness.scenarios import GROUPS, SCENARIOS, Scenario
 from ipygpumem.units import format_bytes
-from tests.torture.runner import CELL, OURS, PEER, PLAIN, SPAN, Result, Runner, Way
-from tests.torture.scenarios import GROUPS, SCENARIOS, Scenario
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "measured" / "leaks.md"
 _HEAD = """\

@@ -53,11 +53,11 @@ own_world()
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.api import shell as where
 from ipygpumem.meter.meter import Meter
 from ipygpumem.meter.traces import Traces
 from tests.fakes import FakeProbe
-from tests.kernel import Kernel
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel, Reply, plain
 from ipygpumem.units import parse_bytes
-from tests.kernel import Kernel, Reply
 from tests.waiting import announce
 
 ANNOUNCE = "import time\n" + inspect.getsource(announce)
@@ -189,11 +189,6 @@ OWN_PARTS = (
     "printed by cells",
 )
 """How the parts of a process's own pages begin."""
-
-
-def plain(text: str) -> str:
-    """Return ``text`` without the colours of a terminal."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def sizes(line: str, label: str) -> float:

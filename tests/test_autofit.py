@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import ipygpumem
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.errors import AutofitError
 from ipygpumem.estimating.records import FITS
 from ipygpumem.fitting import budgets
@@ -31,7 +32,6 @@ from ipygpumem.records import Usage
 from ipygpumem.report import text
 from ipygpumem.report.autofit import autofit_report
 from tests.fakes import FakeProbe
-from tests.kernel import Kernel
 from tests.steps import plain, tidied_kernel, works
 from tests.test_budget import TEXT as REFUSED
 

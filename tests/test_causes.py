@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.harness.control_group import limited_group, move
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.inventory.causes import Bound, Holder, Shortage, cause_of
 from ipygpumem.units import GIB, MIB
 from tests.alone import ROOT
-from tests.control_group import limited_group, move
-from tests.kernel import Kernel
 from tests.steps import fails, tidied_kernel, works
 
 CARD = Shortage("cuda:0", 6 * GIB, 24 * GIB, 5 * GIB, setting="A=expandable_segments:True")

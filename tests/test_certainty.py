@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 import ipygpumem
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap import structs
 from ipygpumem.heap.knowledge import certainty
 from ipygpumem.heap.knowledge.own_bytes import OwnBytes
 from ipygpumem.inventory import top
 from ipygpumem.inventory.top import LargestNames
 from ipygpumem.report.inventory import top_report, why_report
-from tests.kernel import Kernel
 from tests.steps import works
 
 KEEPERS = {

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.extras.cluster.engines_report import engines_report, merged_record, values_of
 from ipygpumem.records import CellRecord, EngineRecord, ExperimentRecord, Usage
 from ipygpumem.units import GIB, MIB
 from tests.clusters import CTRL_C, ID, UNTIL, on_engines, record, start_cluster
-from tests.kernel import Kernel
 from tests.steps import works
 
 NAMES = "sorted(name for name in globals() if name in ('x', 'y', 'w', 'theirs'))"

@@ -10,6 +10,7 @@ import IPython
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.features import all_features
 from ipygpumem.magics.gpumem import RELEASED
 from ipygpumem.shell.app import app_of
@@ -18,7 +19,6 @@ from ipygpumem.shell.commands.declarations import Command, Group
 from ipygpumem.shell.commands.helps import help_of
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.units import MIB
-from tests.kernel import Kernel
 from tests.steps import kernel_with
 
 TABLE = all_features().commands

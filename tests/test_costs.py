@@ -14,11 +14,11 @@ from types import CodeType, FrameType
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.introspect import is_ours
 from ipygpumem.shell import recovery
 from tests.alone import alone
-from tests.kernel import Kernel
 from tests.steps import works
 
 MOST = {

@@ -16,13 +16,13 @@ import pytest
 from _pytest.mark import ParameterSet
 
 import ipygpumem
+from benchmarks.harness.kernel import Kernel, Reply
 from ipygpumem.features import all_features
 from ipygpumem.shell.commands.declarations import Command, CommandTable, Group
 from ipygpumem.shell.config import IPyGpuMem
 from tests import rooms as rooms_of_tests
 from tests.alone import ROOT
 from tests.first_change import blocks
-from tests.kernel import Kernel, Reply
 from tests.test_completion import all_commands
 
 _DOCS = [f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md"))]

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.probes.outside import EndedChildren
 from ipygpumem.units import MIB
-from tests.kernel import Kernel
 from tests.steps import ok
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="by Linux's figures")

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.scope.bindings import bindings_of
 from ipygpumem.scope.instrumenting import BINDING_RECORDER, BindingRecorder, instrument
 from ipygpumem.scope.scope import Scope, note_event, settle
-from tests.kernel import Kernel
 from tests.steps import ok
 
 HELPERS = """

@@ -1,6 +1,6 @@
 """Experiments in a real kernel: their first error, and the memory that their rows name."""
 
-from tests.kernel import Kernel
+from benchmarks.harness.kernel import Kernel
 from tests.steps import fails, ok
 
 REMEMBER = """

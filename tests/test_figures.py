@@ -14,13 +14,13 @@ from IPython.core.interactiveshell import InteractiveShell
 from matplotlib.text import Text
 
 import ipygpumem
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.errors import NotLoadedError, PlotError
 from ipygpumem.extras import pictures
 from ipygpumem.extras.pictures import figures
 from ipygpumem.inventory.breakdown import Part, Reconciliation
 from ipygpumem.records import CellRecord, SessionRecord, Usage
 from ipygpumem.units import GIB
-from tests.kernel import Kernel
 from tests.test_export import HOSTILE, experiment
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.kernel import Kernel
+from benchmarks.harness.kernel import Kernel
 from tests.steps import ok, tidied_kernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="of glibc")

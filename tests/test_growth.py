@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.libraries import VISITS_BUFFER
-from tests.kernel import Kernel
 from tests.steps import ok, tidied_kernel
 
 shared_kernel, notebook = tidied_kernel("%experiment end", "%reset -f", "%gpumem free")

@@ -18,6 +18,8 @@ import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
+from benchmarks.harness.control_group import limited_group, move
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.extras.guard.failing import shortened
 from ipygpumem.extras.guard.guard import MemoryGuard
 from ipygpumem.extras.guard.headroom import Figures, Headroom
@@ -26,8 +28,7 @@ from ipygpumem.heap.bulk import OBSERVERS
 from ipygpumem.probes.host import PAGE_BYTES
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.cell import Cell
-from tests.control_group import limited_group, move, v1_system, v2_system
-from tests.kernel import Kernel
+from tests.control_group import v1_system, v2_system
 from tests.steps import exist, fails, ok, plain, run, tidied_kernel, works
 from tests.waiting import wait_for
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.extras.guard.refusal import Refusal, refusal_in
-from tests.kernel import Kernel
 from tests.steps import fails, plain, tidied_kernel, works
 
 ON = "%gpumem guard on --limit 250MiB"

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.extras.guard.limit import NO_LIMIT, SMALL_BYTES, AllocationLimit
-from tests.kernel import Kernel
 from tests.steps import run, tidied_kernel, works
 from tests.waiting import wait_for
 

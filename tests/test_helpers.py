@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 import ipygpumem
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.errors import DeviceError, GpuMemError
 from ipygpumem.probes.nvml import DeviceMemory
 from tests.alone import printed
 from tests.fakes import FakeAllocator, FakeProbe, fake_torch
-from tests.kernel import Kernel
 from tests.test_nvml import FakeNvml
 
 

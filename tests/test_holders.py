@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.inventory.ownership import HeldPart, Ownership
 from ipygpumem.records import ReferencePath
 from ipygpumem.report.inventory import why_report
-from tests.kernel import Kernel
 from tests.steps import kernel_with, works
 from tests.test_sizes import linux
 

@@ -18,6 +18,8 @@ from unittest.mock import MagicMock
 import psutil
 import pytest
 
+from benchmarks.harness.control_group import limited_group
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.fitting import fit
 from ipygpumem.inventory import leftover
 from ipygpumem.inventory.breakdown import host_parts
@@ -33,11 +35,9 @@ from tests.control_group import (
     V1_MOUNT,
     V2_MOUNT,
     FakeSystem,
-    limited_group,
     v1_system,
     v2_system,
 )
-from tests.kernel import Kernel
 from tests.steps import host_table, works
 
 needs_mark = pytest.mark.skipif(

@@ -1,5 +1,5 @@
-"""The structure of the package: no import circles, and a reason for each import
-inside a function.
+"""The structure of the repository: no import circles, and a reason for each import inside a
+function; benchmarks import no tests.
 """
 
 import ast
@@ -12,6 +12,7 @@ import pytest
 import ipygpumem
 
 ROOT = Path(ipygpumem.__file__).parent
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
 def name_of(path: Path) -> str:
@@ -141,3 +142,21 @@ def test_each_import_inside_a_function_says_why() -> None:
             if not follows_another and "#" not in import_line:
                 without_reason.append(f"{module}:{number}")
     assert without_reason == []
+
+
+def names_imported(path: Path) -> Iterator[str]:
+    """Yield the dotted names that the import statements of a file name."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def test_no_benchmark_imports_a_test() -> None:
+    importers = [
+        path.name
+        for path in BENCHMARKS.rglob("*.py")
+        if any(name.split(".")[0] == "tests" for name in names_imported(path))
+    ]
+    assert importers == []  # what both need is in benchmarks/harness

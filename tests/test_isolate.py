@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+from benchmarks.harness.control_group import limited_group, move
+from benchmarks.harness.kernel import Kernel, Reply
 from ipygpumem.extras.isolate.packets import dump, load
 from ipygpumem.records import CellRecord
-from tests.control_group import limited_group, move
-from tests.kernel import Kernel, Reply
 from tests.steps import exist, fails, goes_on, kernel_with, ok, plain, run, sizes, works
 from tests.terminal import Terminal
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel, Reply
 from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord, Tracer, code_of
 from ipygpumem.extras.lines.memlines import lines_report
 from ipygpumem.extras.lines.statements import Statement, measure
@@ -19,7 +20,6 @@ from ipygpumem.meter.meter import Meter
 from ipygpumem.report import text
 from ipygpumem.units import MIB, parse_bytes
 from tests.fakes import FakeProbe, fake_module
-from tests.kernel import Kernel, Reply
 from tests.steps import kernel_with, ok, plain
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")

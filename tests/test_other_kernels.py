@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.probes import nvml, outside
-from tests.kernel import Kernel
 from tests.steps import ok
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="by /proc")

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes import outside
 from ipygpumem.probes.outside import OutsideProbe
 from ipygpumem.units import MIB
 from tests.alone import alone
-from tests.kernel import Kernel
 from tests.steps import works
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")

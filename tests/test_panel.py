@@ -17,6 +17,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.extras.panel import panel as module
 from ipygpumem.extras.panel import snapshot
 from ipygpumem.extras.panel.panel import Feed
@@ -25,7 +26,6 @@ from ipygpumem.probes.nvml import CardLoad, DeviceWide
 from ipygpumem.records import Reading
 from ipygpumem.shell.app import app_of
 from ipygpumem.units import MIB
-from tests.kernel import Kernel
 from tests.test_costs import calls_in, least_calls_in
 
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.extras.peak.bound import HostSpan, HostUse, bounded, unused_growth
 from ipygpumem.extras.peak.peak import Peak
 from ipygpumem.extras.peak.records import DevicePeak, PeakPoint, PeakRecord, PeakRow
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.records import Usage
 from ipygpumem.units import GIB, MIB, parse_bytes
-from tests.kernel import Kernel
 from tests.steps import kernel_with, works
 
 

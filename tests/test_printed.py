@@ -7,7 +7,7 @@ import re
 import IPython
 import pytest
 
-from tests.kernel import Kernel
+from benchmarks.harness.kernel import Kernel
 from tests.steps import fails, host_table, ok, tidied_kernel, works
 
 pytestmark = pytest.mark.skipif(

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from tests import hostile
-from tests.kernel import Kernel
 from tests.steps import host_table, ok, sizes, tidied_kernel, works
 
 MIB = 1 << 20

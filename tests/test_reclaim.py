@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.host import HostProbe
@@ -19,7 +20,6 @@ from ipygpumem.report import content
 from ipygpumem.units import MIB
 from tests.alone import alone
 from tests.fakes import FakeAllocator, FakeProbe, fake_module, fake_torch
-from tests.kernel import Kernel
 from tests.steps import works
 from tests.test_host import touched
 

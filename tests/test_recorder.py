@@ -15,6 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.harness.control_group import limited_group, move
+from benchmarks.harness.kernel import Kernel as RealKernel
 from ipygpumem.extras.recorder import recordings
 from ipygpumem.extras.recorder.recorder_commands import postmortem_report
 from ipygpumem.extras.recorder.recordings import (
@@ -32,8 +34,7 @@ from ipygpumem.probes.cgroup import Death
 from ipygpumem.probes.host import process_space
 from ipygpumem.report import text
 from ipygpumem.units import GIB
-from tests.control_group import limited_group, move, v2_system
-from tests.kernel import Kernel as RealKernel
+from tests.control_group import v2_system
 from tests.waiting import wait_for
 
 ALIVE = Kernel(

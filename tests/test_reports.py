@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.probes.outside import Child
 from ipygpumem.records import FreeingStep, ReferencePath, RetainedArray, Usage
@@ -21,7 +22,6 @@ from ipygpumem.report.layout import Bar, Report, Scales, Table
 from ipygpumem.report.status import status_report
 from ipygpumem.report.text import ASCII, BAR_COLUMNS, columns, text_bar
 from ipygpumem.units import GIB, MIB, parse_bytes
-from tests.kernel import Kernel
 from tests.report_samples import RAM, cell, every_report, experiment, recovery
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.report import content, text
 from ipygpumem.shell import display
 from ipygpumem.shell.display import Display, wants_colour
-from tests.kernel import Kernel
 from tests.report_samples import cell
 from tests.steps import kernel_with
 

@@ -17,6 +17,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.api import shell as shell_of_calls
 from ipygpumem.errors import TraceError
 from ipygpumem.inventory import top
@@ -26,7 +27,6 @@ from ipygpumem.shell import holders
 from ipygpumem.units import MIB
 from tests.alone import printed
 from tests.fakes import FakeProbe
-from tests.kernel import Kernel
 
 
 def kept_and_peak(record: Any) -> tuple[int, int]:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.bulk import no_progress
 from ipygpumem.inventory.children import growth_by_ending, with_endings
 from ipygpumem.meter.meter import Meter
@@ -19,7 +20,6 @@ from ipygpumem.shell import holders
 from ipygpumem.shell.trends import Growing, Trends
 from ipygpumem.units import MIB
 from tests.fakes import FakeProbe
-from tests.kernel import Kernel
 from tests.steps import works
 
 

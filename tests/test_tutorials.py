@@ -7,8 +7,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB
-from tests.kernel import Kernel
 from tests.notebooks import read
 from tests.test_demo import EXAMPLES
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel import Kernel
+from benchmarks.harness.kernel import Kernel
 from tests.steps import works
 
 SETUP = "%load_ext ipygpumem\nimport numpy, weakref, ipygpumem\nkept = []"

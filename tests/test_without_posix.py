@@ -7,7 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
-from tests.kernel import Kernel
+from benchmarks.harness.kernel import Kernel
 from tests.steps import fails, ok
 
 IMPORT_ALL = """

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel, Reply
 from tests import hostile
 from tests.hostile import SOURCE
-from tests.kernel import Kernel, Reply
 from tests.steps import goes_on, names, open_now, recovery, run, works
 
 NASTY = (

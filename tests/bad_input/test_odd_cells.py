@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel import Kernel
+from benchmarks.harness.kernel import Kernel
 from tests.steps import goes_on, names, open_now, run, works
 
 ODD = [

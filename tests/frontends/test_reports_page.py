@@ -115,7 +115,10 @@ def test_the_page_of_all_reports_has_made_the_browser_complain_of_nothing(page: 
 def test_after_a_kernel_was_killed_for_memory_lab_shows_what_happened(
     lab: Notebook, pictures: Pictures
 ) -> None:
-    from tests.control_group import limited_group, move  # needs a Linux with control groups
+    from benchmarks.harness.control_group import (  # needs a Linux with control groups
+        limited_group,
+        move,
+    )
 
     fatal, told = gallery(died=True)
     before = ("%load_ext ipygpumem", "%gpumem recorder on", "import time\n\nimport numpy as np")

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from tests.gpu.support import Card, is_simulated, ready, run_ok
-from tests.kernel import Kernel
 
 HERE = Path(__file__).parent
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from benchmarks.harness.kernel import Kernel, Reply
 from ipygpumem.records import Usage
 from ipygpumem.units import MIB, parse_bytes
 from tests.alone import printed
-from tests.kernel import Kernel, Reply
 from tests.steps import fails, ok
 
 DEVICE = "cuda:0"

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.estimating.records import FITS
 from ipygpumem.fitting.fit import TOO_LARGE
 from ipygpumem.units import MIB, format_bytes
 from tests.gpu.support import Card, allocated, ready, run_ok
-from tests.kernel import Kernel
 from tests.steps import fails
 
 SETUP = """

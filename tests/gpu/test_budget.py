@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from tests.gpu.support import ready, recovery, run_ok
-from tests.kernel import Kernel
 
 
 def take(gib: float) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB
 from tests.gpu.support import run_ok
-from tests.kernel import Kernel
 
 pytestmark = pytest.mark.simulated
 

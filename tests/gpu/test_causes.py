@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from tests.gpu.support import other_process, recovery, run_ok, started_kernel
-from tests.kernel import Kernel
 from tests.steps import fails, run
 
 GB = """

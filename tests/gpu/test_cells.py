@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB, format_bytes
 from tests.gpu.support import (
     DEVICE,
@@ -17,7 +18,6 @@ from tests.gpu.support import (
     size_after,
     started_kernel,
 )
-from tests.kernel import Kernel
 
 MAKE = "def mib(n): return torch.empty(n << 20, dtype=torch.uint8, device='cuda')\n"
 

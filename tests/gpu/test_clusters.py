@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB
 from tests.clusters import ID, on_engines, record, start_cluster
 from tests.gpu.support import run_ok, started_kernel
-from tests.kernel import Kernel
 
 pytest.importorskip("ipyparallel")
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.meter.meter import Meter, Span
 from ipygpumem.probes.accelerators import CachingAllocatorProbe
 from ipygpumem.records import Usage
 from ipygpumem.units import MIB
 from tests.gpu.support import DEVICE, cuda_usage, run_ok
-from tests.kernel import Kernel
 from tests.steps import run
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import GIB, KIB, MIB, format_bytes
 from tests import hostile
 from tests.gpu.support import is_simulated, run_ok, script
-from tests.kernel import Kernel
 
 
 def test_an_estimate_makes_no_context() -> None:
@@ -165,7 +165,7 @@ def test_every_optimizer_takes_what_it_takes_on_a_card_that_is_here() -> None:
     """
     code = """
 import json, torch, ipygpumem
-from tests.torch_cpu.networks import every_optimizer
+from benchmarks.harness.networks import every_optimizer
 optimizers, found = every_optimizer("cuda"), []
 
 def step():

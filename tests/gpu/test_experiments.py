@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.records import ExperimentRecord
 from ipygpumem.units import GIB, MIB, format_bytes
 from tests.gpu.support import DEVICE, ROUNDING, Card, allocated, run_ok, script
-from tests.kernel import Kernel
 
 _RESERVED = "torch.cuda.memory_reserved()"
 _PINNED = "torch.cuda.host_memory_stats()['allocated_bytes.current']"

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from tests.gpu.support import allocated, ready, run_ok
-from tests.kernel import Kernel
 
 FRAGMENTED = """
 import torch, ipygpumem

@@ -2,8 +2,8 @@
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from tests.gpu.support import run_ok, started_kernel
-from tests.kernel import Kernel
 from tests.steps import fails, plain
 
 REFUSED = "cuda is in use in this kernel, and a forked child process cannot use it"

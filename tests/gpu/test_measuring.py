@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB, parse_bytes
 from tests.gpu.support import DEVICE, allocated, ready, run_ok
-from tests.kernel import Kernel
 
 _SETUP = """
 import gc, ipygpumem, torch

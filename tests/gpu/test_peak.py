@@ -4,8 +4,8 @@ goes on.
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from tests.gpu.support import fails, ready, run_ok, script
-from tests.kernel import Kernel
 
 _STEPS = """
 import json, random, torch, ipygpumem

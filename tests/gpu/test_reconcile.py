@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.inventory.breakdown import Reconciliation
 from ipygpumem.units import MIB, format_bytes
 from tests.gpu.support import DEVICE, ROUNDING, Card, other_process, ready, run_ok
-from tests.kernel import Kernel
 
 LOOK = """
 import gc as _gc

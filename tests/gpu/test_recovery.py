@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB, TIB, format_bytes, parse_bytes
 from tests.gpu.support import (
     DEVICE,
@@ -21,7 +22,6 @@ from tests.gpu.support import (
     size_after,
     started_kernel,
 )
-from tests.kernel import Kernel
 from tests.steps import fails, run
 
 FUNCTIONS = """

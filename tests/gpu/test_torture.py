@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.harness.runner import SPAN, Runner
+from benchmarks.harness.scenarios import SCENARIOS, Scenario
 from ipygpumem.units import MIB
-from tests.torture.runner import SPAN, Runner
-from tests.torture.scenarios import SCENARIOS, Scenario
 
 
 @pytest.fixture(scope="module")

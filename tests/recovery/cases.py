@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.kernel import Kernel
+from benchmarks.harness.kernel import Kernel
 from tests.steps import recovery
 
 SETUP = """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.kernel import Kernel
+from benchmarks.harness.kernel import Kernel
 from tests.recovery.cases import recovers
 from tests.steps import fails, works
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap import allowance as allowances
 from ipygpumem.heap import bulk
 from ipygpumem.heap.allowance import Allowance, AllowanceError
@@ -19,7 +20,6 @@ from ipygpumem.reclaim import listing, tracebacks
 from ipygpumem.records import RecoveryRecord
 from ipygpumem.report.content import recovery_reports
 from ipygpumem.units import MIB
-from tests.kernel import Kernel
 from tests.recovery.cases import recovers
 from tests.steps import fails, works
 

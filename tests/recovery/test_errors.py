@@ -7,11 +7,11 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.meter.meter import Span
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.ending import ExperimentEnd
 from ipygpumem.shell.measured_scope import MeasuredScope
-from tests.kernel import Kernel
 from tests.recovery.cases import OOM, recovers
 from tests.steps import fails, works
 

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.reclaim import kept_errors
 from ipygpumem.records import KeptError, RecoveryRecord
-from tests.kernel import Kernel
 from tests.steps import recovery, works
 
 SETUP = """

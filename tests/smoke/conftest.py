@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel import Kernel
+from benchmarks.harness.kernel import Kernel
 from tests.steps import kernel_with, run
 
 HAS_POSIX = os.name == "posix" and not os.environ.get("IPYGPUMEM_WITHOUT_POSIX")

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB
 from tests import hostile
-from tests.kernel import Kernel
 from tests.steps import fails, tidied_kernel, works
 
 RESET = "import gc; gc.enable(); get_ipython().reset()"

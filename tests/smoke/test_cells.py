@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import GIB, MIB, parse_bytes
-from tests.kernel import Kernel
 from tests.smoke.conftest import HAS_POSIX
 from tests.steps import OWN_PARTS, exist, fails, host_table, ok, plain, sizes, works
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel import Kernel
+from benchmarks.harness.kernel import Kernel
 from tests.steps import tidied_kernel, works
 
 pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")

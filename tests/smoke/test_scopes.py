@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
-from tests.kernel import Kernel
+from benchmarks.harness.kernel import Kernel
 from tests.steps import ANNOUNCE, exist, fails, ok, open_now, plain, run
 
 START, END = "%experiment start a", "%experiment end"

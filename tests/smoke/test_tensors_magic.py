@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.kernel import Kernel
+from benchmarks.harness.kernel import Kernel
 from tests.steps import fails, ok
 
 pytest.importorskip("numpy")

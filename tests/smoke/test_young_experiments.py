@@ -4,8 +4,8 @@ interrupts and errors.
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.garbage import young_generations
-from tests.kernel import Kernel
 from tests.steps import fails, ok
 
 pytestmark = pytest.mark.skipif(

@@ -4,7 +4,7 @@ own process.
 
 import pytest
 
-from tests.kernel import Kernel
+from benchmarks.harness.kernel import Kernel
 from tests.steps import tidied_kernel, works
 
 SETUP = """

@@ -14,10 +14,10 @@ from torch.nn import functional
 from torch.optim import Adam
 
 import ipygpumem
+from benchmarks.harness.networks import MODELS, OPTIMIZERS, RealStorages, every_optimizer, training
 from ipygpumem.errors import EstimateError, GpuMemError
 from ipygpumem.estimating import autocast
 from ipygpumem.units import MIB
-from tests.torch_cpu.networks import MODELS, OPTIMIZERS, RealStorages, every_optimizer, training
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 CARD = "cuda:0"

@@ -34,12 +34,12 @@ import pytest
 import torch
 
 import ipygpumem
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import rollback, storages
 from ipygpumem.estimating.fake_copies import FakeCopies
 from ipygpumem.estimating.limits import Limits
 from tests.alone import alone
-from tests.kernel import Kernel
 from tests.steps import kernel_with, plain, works
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")

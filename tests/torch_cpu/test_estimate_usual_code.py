@@ -20,12 +20,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ipygpumem
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import user_line
 from ipygpumem.estimating.effects import effects_of
 from ipygpumem.estimating.records import Estimate
 from tests.alone import alone
-from tests.kernel import Kernel
 from tests.steps import works
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")

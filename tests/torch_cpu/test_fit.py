@@ -5,7 +5,6 @@ must not run twice.
 import random
 import re
 import sys
-from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.harness.fit_search import FILE, search
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.estimating.running import Estimation
@@ -23,7 +23,6 @@ from ipygpumem.extras.fit.fit_command import Search, Trial
 from ipygpumem.units import MIB
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
-FILE = "<ipython-input-1-0>"
 NET = """
 import torch
 from functools import partial
@@ -83,24 +82,6 @@ BY_HAND = {
     "torch.optim.SGD": CELL.format("", ADAM.replace("AdamW", "SGD"), f"{LOSS}.backward()"),
     "freeze all but the last layer": CELL.format("LINE", ADAM, f"{LOSS}.backward()"),
 }
-
-
-def search(cell: str, fit: str, *, run: bool = True, **options: Any) -> Search:
-    """Return the search for a cell, after it has run or after its first estimate."""
-    given = {
-        "device": "cuda",
-        "device_memory": None,
-        "timeout": None,
-        "batch": None,
-        "fit": fit,
-        **options,
-    }
-    app: Any = SimpleNamespace(context=SimpleNamespace(namespace=given.pop("names", {})))
-    found = Search(app, Namespace(**given), compile(cell, FILE, "exec"))
-    base = found.tried(found.first)
-    if run:
-        found.run(base, lambda _: None)
-    return found
 
 
 def estimated(cell: str) -> Estimate:

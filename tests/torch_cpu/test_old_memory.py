@@ -4,7 +4,7 @@ with torch.
 
 import pytest
 
-from tests.kernel import Kernel
+from benchmarks.harness.kernel import Kernel
 from tests.steps import works
 
 pytestmark = pytest.mark.usefixtures("small_heap")

@@ -19,12 +19,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _python_dispatch as dispatch
 
 import ipygpumem
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.extras.peak import following
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow
 from ipygpumem.extras.peak.report import layers, peak_report
 from ipygpumem.units import KIB, MIB, format_bytes
 from tests.alone import printed
-from tests.kernel import Kernel
 from tests.steps import ok, works
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.kernel import Kernel
+from benchmarks.harness.kernel import Kernel
 from tests.steps import recovery, works
 
 

@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.arrays import storage_key
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.heap import Heap, undisturbed
@@ -21,7 +22,6 @@ from ipygpumem.inventory.retained import Finding, Retained
 from ipygpumem.probes.allocator import Block, Segment, Snapshot
 from ipygpumem.units import MIB
 from tests import hostile
-from tests.kernel import Kernel
 from tests.steps import works
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")

@@ -4,8 +4,8 @@ CPU.
 
 import pytest
 
+from benchmarks.harness.kernel import Kernel
 from tests.hostile import SOURCE
-from tests.kernel import Kernel
 from tests.steps import kernel_with, recovery, works
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import ipygpumem
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.extras.tracker.tracker import TrackerRecord
 from ipygpumem.units import MIB
 from tests.fakes import FakeProbe
-from tests.kernel import Kernel
 from tests.tracing import interrupted_at
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")

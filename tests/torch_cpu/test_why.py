@@ -15,11 +15,11 @@ import pytest
 import torch
 
 import ipygpumem
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.folding import Folder
 from ipygpumem.heap.region import Region
 from ipygpumem.units import MIB
 from tests import hostile
-from tests.kernel import Kernel
 from tests.steps import works
 
 GRAPH = """\

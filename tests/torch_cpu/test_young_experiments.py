@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.kernel import Kernel
+from benchmarks.harness.kernel import Kernel
 from tests.steps import works
 
 COUNT = """

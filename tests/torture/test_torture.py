@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from benchmarks.harness.runner import CELL, PLAIN, SPAN, Runner, TortureKernel, Way
+from benchmarks.harness.scenarios import SCENARIOS, Scenario
 from tests.steps import fails, ok
-from tests.torture.runner import CELL, PLAIN, SPAN, Runner, TortureKernel, Way
-from tests.torture.scenarios import SCENARIOS, Scenario
 
 _CASES = [
     pytest.param(

@@ -272,7 +272,7 @@ The end of the experiment deletes it.
 import os, tempfile
 path = os.path.join(tempfile.mkdtemp(), "script.py")
 with open(path, "w") as file:
-    file.write("from tests.torture.blocks import array\ndata = array()")
+    file.write("from benchmarks.harness.blocks import array\ndata = array()")
 %run $path
 del data
 ---

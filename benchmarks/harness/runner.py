@@ -6,18 +6,19 @@ import os
 import queue
 import tempfile
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from tests.alone import ROOT
-from tests.kernel import Kernel
-from tests.torture.scenarios import Cell, Scenario
+from benchmarks.harness.kernel import Kernel
+from benchmarks.harness.scenarios import Cell, Scenario
 
+ROOT = Path(__file__).parents[2]
 NEEDED_SHARE = 0.99
-_BLOCKS = "__import__('tests.torture.blocks', fromlist=['blocks'])"
+_BLOCKS = "__import__('benchmarks.harness.blocks', fromlist=['blocks'])"
 _QUESTIONS = ("leaks", "tensors --min 1MiB")
 """The latter tells of arrays that never had a name of their own and are plain data of a notebook
 variable now.
 """
-_PRELUDE = "from tests.torture.blocks import array, tensor, to_gpu, watch"
+_PRELUDE = "from benchmarks.harness.blocks import array, tensor, to_gpu, watch"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,213 @@
+"""A real kernel: run a cell, get back all that a front-end would see."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import re
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jupyter_client.manager import KernelManager
+
+
+@dataclass
+class Reply:
+    status: str
+    result: str | None = None
+    stdout: str = ""
+    stderr: str = ""
+    error: str | None = None
+    message: str = ""
+    traceback: str = ""
+    displays: list[dict[str, Any]] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+    """Printed texts and ``report`` for displays, as they came."""
+    places: dict[str, int] = field(default_factory=dict)
+    """Where in ``displays`` each display with an id is."""
+    kinds: list[str] = field(default_factory=list)
+    """What a notebook has of the cell: ``stdout``, ``stderr``, ``display``, ``result``, ``error``,
+    each where it is.
+    """
+
+    def note(self, message: str, content: dict[str, Any]) -> None:
+        """Add to the outputs, as a notebook does: text goes to that which came just before."""
+        names = {
+            "execute_result": "result",
+            "display_data": "display",
+            "error": "error",
+            "stream": content.get("name"),
+        }
+        kind = names.get(message)
+        if kind and not (message == "stream" and self.kinds[-1:] == [kind]):
+            self.kinds.append(kind)
+
+    def reports(self, kind: str | None = None) -> list[str]:
+        """Return the texts of ipygpumem's displays, or of those that carry a report of ``kind``."""
+        found = []
+        for display in self.displays:
+            kinds = display["metadata"].get("ipygpumem", {}).get("reports", [])
+            if kinds and (kind is None or kind in kinds) and "text/plain" in display["data"]:
+                found.append(display["data"]["text/plain"])
+        return found
+
+
+class Kernel:
+    """A fresh kernel in a process of its own, with the interpreter of this one."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        options: dict[str, Any] = {"extra_arguments": list(arguments)}
+        if env is not None:
+            options["env"] = env
+        for tries_left in (2, 1, 0):
+            self._manager = KernelManager(kernel_name="python3")
+            self._manager.kernel_spec.argv[0] = sys.executable
+            self._manager.start_kernel(**options)
+            self._client = self._manager.blocking_client()
+            self._client.start_channels()
+            # As a program: on a busy machine our own work would show a progress bar.
+            self._client.allow_stdin = False
+            try:
+                self._wait_until_ready(600)
+                break
+            except RuntimeError:  # it died, because another program has taken its port
+                Kernel.close(self)  # not a subclass's, whose folder is needed again
+                if not tries_left:
+                    raise
+
+    def _wait_until_ready(self, timeout: float) -> None:
+        """Wait until the kernel replies and its messages arrive.
+
+        jupyter_client's ``wait_for_ready`` also waits for 0.2 s of silence, in hundreds of kernels.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            message_id = self._client.kernel_info()
+            with contextlib.suppress(queue.Empty):
+                self._reply(message_id, timeout=1)
+                # The channel of outputs may be connected later: then these messages were lost.
+                while not _is_end(self._client.get_iopub_msg(timeout=0.05), message_id):
+                    pass
+                return
+            if not self._manager.is_alive():
+                raise RuntimeError("the kernel died before it was ready")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the kernel was not ready in {timeout} s")
+
+    def run(
+        self,
+        code: str,
+        *,
+        timeout: float = 600,
+        answers: Sequence[str] = (),
+        interrupt_when: str = "",
+        **options: Any,
+    ) -> Reply:
+        """Execute ``code`` and return all that it gave; a Ctrl-C comes once ``interrupt_when`` is
+        printed.
+
+        No time will do for that: how far a cell is by then depends on the machine. ``answers`` are
+        typed where the cell asks for input, "q" after them.
+        """
+        message_id = self._client.execute(code, **{"allow_stdin": bool(answers), **options})
+        outputs, typed = Reply(""), iter(answers)
+        deadline = time.monotonic() + timeout
+        while not self._take(message_id, outputs):
+            if answers:
+                with contextlib.suppress(queue.Empty):
+                    self._client.get_stdin_msg(timeout=0)
+                    self._client.input(next(typed, "q"))
+            if interrupt_when and interrupt_when in outputs.stdout + outputs.stderr:
+                self._manager.interrupt_kernel()
+                interrupt_when = ""
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no end of: {code}")
+        outputs.status = self._reply(message_id, timeout)["status"]
+        return outputs
+
+    def _reply(self, message_id: str, timeout: float = 600) -> dict[str, Any]:
+        """Return the content of the reply to a request."""
+        while True:
+            reply = self._client.get_shell_msg(timeout=timeout)
+            if reply["parent_header"].get("msg_id") == message_id:
+                return dict(reply["content"])
+
+    def _take(self, message_id: str, outputs: Reply) -> bool:
+        """Add one message to ``outputs``; True when the kernel is idle again."""
+        try:
+            message = self._client.get_iopub_msg(timeout=0.05)
+        except queue.Empty:
+            return False
+        if message["parent_header"].get("msg_id") != message_id:
+            return False
+        kind, content = message["msg_type"], message["content"]
+        outputs.note(kind, content)
+        if kind == "stream":
+            outputs.order.append(content["text"])
+            setattr(outputs, content["name"], getattr(outputs, content["name"]) + content["text"])
+        elif kind == "execute_result":
+            outputs.result = content["data"]["text/plain"]
+        elif kind == "display_data":
+            if display := content["transient"].get("display_id"):
+                outputs.places[display] = len(outputs.displays)
+            outputs.displays.append(content)
+            outputs.order.append("report")
+        elif kind == "update_display_data":
+            if (
+                place := outputs.places.get(content["transient"]["display_id"])
+            ) is not None:  # else another cell's
+                outputs.displays[place] = content
+        elif kind == "error":
+            outputs.error, outputs.message = content["ename"], content["evalue"]
+            outputs.traceback = "\n".join(content["traceback"])
+        return _is_end(message, message_id)
+
+    def value(self, expression: str) -> Any:
+        """Return the value of an expression in the kernel, without leaving an output behind."""
+        message_id = self._client.execute(
+            "", user_expressions={"value": expression}, store_history=False, silent=True
+        )
+        found = self._reply(message_id)["user_expressions"]["value"]
+        if found["status"] != "ok":
+            raise AssertionError(f"{expression}: {found}")
+        return eval(found["data"]["text/plain"])
+
+    def complete(self, code: str) -> list[str]:
+        return list(self._reply(self._client.complete(code))["matches"])
+
+    def __enter__(self) -> Kernel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._client.stop_channels()
+        self._kill()
+        self._manager.shutdown_kernel(now=True)
+
+    def _kill(self) -> None:
+        """Kill the kernel and wait for its end, which jupyter_client looks for every 0.1 s."""
+        if hasattr(os, "waitid") and self._manager.has_kernel:
+            self._manager.signal_kernel(signal.SIGKILL)
+            process_id = self._manager.provisioner.pid
+            with contextlib.suppress(ChildProcessError):  # its end was noticed before
+                os.waitid(os.P_PID, process_id, os.WEXITED | os.WNOWAIT)
+
+
+def _is_end(message: dict[str, Any], request: str) -> bool:
+    """Return True for the message with which the kernel ends a request."""
+    if message["parent_header"].get("msg_id") != request:
+        return False
+    is_status = message["msg_type"] == "status"
+    return is_status and message["content"]["execution_state"] == "idle"
+
+
+def plain(text: str) -> str:
+    """Return ``text`` without the colours of a terminal."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
