@@ -249,7 +249,7 @@ def test_no_result_is_called_equal_that_dropout_or_tied_weights_change() -> None
     changes = [next(parts(search(one, "1GiB", run=False).seen, None)).results for one in cells]
     assert changes == [
         "equal if the loss is a mean over independent rows",
-        "other random numbers (dropout)",
+        "equal if the loss is a mean over independent rows; other random numbers (dropout)",
     ]
     tied = f"{begin}a, b = nn.Embedding(9, 9), nn.Linear(9, 9, bias=False)\nb.weight = a.weight\n"
     cell = f"{tied}nn.Sequential(a, b)(torch.zeros(4, dtype=torch.long)).sum().backward()"

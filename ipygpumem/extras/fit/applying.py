@@ -24,6 +24,8 @@ from torch.utils.flop_counter import flop_registry
 
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance
 
+EQUAL = "equal"
+
 
 @dataclass(frozen=True)
 class Change:
@@ -33,7 +35,7 @@ class Change:
     line: str
     """The code that a user writes for it: safe to run below the code, or comments."""
     results: str
-    """Its effect on the code's results."""
+    """Its effects on the code's results, joined by semicolons; ``EQUAL`` if there are none."""
     apply: Callable[[Run], None]
     """Adds the hooks that make the change to one run."""
     excludes: str = ""
@@ -49,10 +51,11 @@ class Run:
     Hooks, by name: ``begin(number, root)`` before the first call of each root with parameters, a
     module that no other calls; ``call(root, args, kwargs)``, which returns the arguments;
     ``result()``; ``enter(module, args, kwargs)`` and ``leave(module, args, kwargs, mark)``, with
-    what ``enter`` returned, for all modules outside backward; ``backward()``; ``step(optimizer,
-    args, kwargs)``, which returns the arguments; ``stepped(optimizer)``; ``operation(func, args,
-    kwargs)`` outside backward; ``loss(given, target)`` of torch's loss functions, which returns the
-    target.
+    what ``enter`` returned, for all modules outside backward; ``result_of(module, result)`` after
+    it; ``backward(tensors)``, those from which a pass that adds up gradients starts, else none;
+    ``scaled(loss)``, the result of a GradScaler; ``step(optimizer, args, kwargs)``, which returns
+    the arguments; ``stepped(optimizer)``; ``operation(func, args, kwargs)`` outside backward;
+    ``loss(given, target)`` of torch's loss functions, which returns the target.
     """
 
     def __init__(self, estimation: Any, names: dict[str, Any], changes: Sequence[Change]) -> None:
@@ -83,6 +86,8 @@ class Run:
             change.apply(self)
         self.wrap(torch.nn.Module, "__call__", self._call)
         self.wrap(torch.autograd, "_engine_run_backward", self._backward)
+        if self._hooks["scaled"]:
+            self.wrap(torch.amp.GradScaler, "scale", self._scale)
         for name in vars(functional) if self._hooks["loss"] else ():
             if name.endswith(
                 ("_loss", "cross_entropy", "_with_logits", "kl_div")
@@ -143,6 +148,7 @@ class Run:
             self._depth -= 1
         for leave, mark in zip(self._hooks["leave"], marks, strict=True):
             leave(module, args, kwargs, mark)
+        self._tell("result_of", module, result)
         if is_root:
             self._tell("result")
         return result
@@ -162,12 +168,18 @@ class Run:
 
     def _backward(self, own: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._backwards:
-            self._tell("backward")
+            tensors = args[0] if kwargs.get("accumulate_grad") else ()
+            self._tell("backward", tensors)
         self._backwards += 1
         try:
             return own(*args, **kwargs)
         finally:
             self._backwards -= 1
+
+    def _scale(self, own: Any, scaler: Any, losses: Any) -> Any:
+        result = own(scaler, losses)
+        self._tell("scaled", result)
+        return result
 
     def _step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         for hook in reversed(

@@ -16,8 +16,9 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from ipygpumem.estimating.storages import tensors_in
-from ipygpumem.extras.fit.applying import Change, Run, is_tensor
+from ipygpumem.extras.fit.applying import EQUAL, Change, Run, is_tensor
 from ipygpumem.extras.fit.observing import Blocks, Observed
+from ipygpumem.extras.fit.reduction import MEAN, MEAN_AND_SUM, SUM, UNCLEAR
 from ipygpumem.introspect import is_instance
 
 _ROUNDED = "equal up to rounding"
@@ -94,17 +95,47 @@ def parts(seen: Observed, name: str | None) -> Iterator[Change]:
             f"{splits if is_one else f'zip({splits})'}: ..."
         )
         line = f"{name} = {size}" if seen.is_size else line
-        results = "equal"
         if seen.trains:
-            line += f"  # (loss / {passes}).backward() for each part, then one step()"
-            results = "equal if the loss is a mean over independent rows"
-        results = "other random numbers (dropout)" if seen.draws else results
-        results = "other BatchNorm statistics" if seen.normalizes else results
+            line += f"  # {_advice(seen, passes)}, then one step()"
         line = line if seen.is_size else seen.code(line, owners=seen.given)
         title = f"{name or 'batch'} {size} instead of {seen.rows}"
-        yield Change(
-            title, line, results, functools.partial(_split, seen, name, passes), "batch", passes
-        )
+        split = functools.partial(_split, seen, name, passes)
+        yield Change(title, line, "; ".join(_results_of_parts(seen)), split, "batch", passes)
+
+
+_EQUAL_IF = {
+    MEAN: "equal if the loss is a mean over independent rows",
+    SUM: "equal if the loss is a sum over independent rows",
+    MEAN_AND_SUM: "not equal: the loss adds a mean over the rows to a sum",
+    UNCLEAR: "equal if the loss is a mean, or a sum, over independent rows",
+}
+
+
+def _advice(seen: Observed, passes: int) -> str:
+    """Return how to run backward for each part so that the gradients are the whole batch's."""
+    loss = seen.loss.kind
+    if loss == MEAN:
+        return f"(loss / {passes}).backward() for each part"
+    if loss == SUM:
+        return "loss.backward() for each part"
+    if loss == MEAN_AND_SUM:
+        return f"divide the mean, but not the sum, by {passes}; backward() for each part"
+    return (
+        f"loss.backward() for each part if it is a sum, (loss / {passes}).backward() if it is a "
+        f"mean"
+    )
+
+
+def _results_of_parts(seen: Observed) -> list[str]:
+    """Return the conditions and effects of a batch in parts: none replaces another."""
+    results = [_EQUAL_IF[seen.loss.kind] if seen.trains else EQUAL]
+    if seen.trains and seen.loss.has_weight_terms and seen.loss.kind != MEAN:
+        results.append("terms of the weights alone count once for each part")
+    if seen.draws:
+        results.append("other random numbers (dropout)")
+    if seen.normalizes:
+        results.append("other BatchNorm statistics")
+    return results
 
 
 def _split(  # noqa: C901  # one small function after another
@@ -175,7 +206,7 @@ def _checkpoints(seen: Observed) -> Iterator[Change]:
                 {"use_reentrant": False}
             ),
         )
-        yield Change(f"{seen.hf_way}()", line, "equal", apply, "checkpoint")
+        yield Change(f"{seen.hf_way}()", line, EQUAL, apply, "checkpoint")
     for blocks in seen.blocks.values():
         if not blocks.reason:
             block, each = seen.free("block"), ", ".join(blocks.code)
@@ -185,7 +216,7 @@ def _checkpoints(seen: Observed) -> Iterator[Change]:
             line = seen.code(line, "functools", "torch.utils.checkpoint", owners=[seen.name])
             apply = _to_root(seen, functools.partial(_checkpoint, blocks))
             yield Change(
-                f"checkpoint {len(blocks.paths)} {blocks.name}", line, "equal", apply, "checkpoint"
+                f"checkpoint {len(blocks.paths)} {blocks.name}", line, EQUAL, apply, "checkpoint"
             )
 
 
@@ -215,7 +246,7 @@ def _autocast(seen: Observed) -> Change:
                 opened[0].__enter__()
             return args, kwargs
 
-        def close() -> None:
+        def close(*_: Any) -> None:
             while opened:
                 opened.pop().__exit__(None, None, None)
 

@@ -13,7 +13,7 @@ from IPython.utils.capture import capture_output
 from ipygpumem.errors import DeviceError, EstimateError, UnitError, describe_error, quoted
 from ipygpumem.estimating import loading
 from ipygpumem.estimating.records import DOES_NOT_FIT, FITS, DeviceEstimate, Estimate
-from ipygpumem.extras.fit.applying import Change, Run
+from ipygpumem.extras.fit.applying import EQUAL, Change, Run
 from ipygpumem.extras.fit.changes import candidates, parts, untried
 from ipygpumem.extras.fit.observing import Observed
 from ipygpumem.probes.accelerators import parse_device
@@ -240,9 +240,17 @@ def _row(trial: Trial, base: Trial) -> dict[str, str]:
         "peak": format_bytes(trial.device.peak_bytes),
         "needs": format_bytes(trial.device.required_bytes),
         "fits": {FITS: "yes", DOES_NOT_FIT: "no"}.get(trial.estimate.verdict, "perhaps"),
-        "results": "; ".join(dict.fromkeys(change.results for change in trial.changes)),
+        "results": _results(trial.changes),
         "cost": ", ".join(costs),
     }
+
+
+def _results(changes: Sequence[Change]) -> str:
+    """Return all effects of changes on the code's results; "equal" only if there is no other."""
+    effects = dict.fromkeys(part for change in changes for part in change.results.split("; "))
+    if len(effects) > 1:
+        effects.pop(EQUAL, None)
+    return "; ".join(effects)
 
 
 def _goal(options: Options) -> tuple[str | None, int | None]:

@@ -16,8 +16,10 @@ import torch
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.effects import closure_of, named_by
+from ipygpumem.estimating.storages import tensors_in
 from ipygpumem.estimating.transients import operator_name
 from ipygpumem.extras.fit.applying import Run, at, is_tensor
+from ipygpumem.extras.fit.reduction import Loss, LossGraph, sequence_number
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.introspect import (
     class_dict,
@@ -38,20 +40,24 @@ _PLAIN = (torch.dtype, torch.device, torch.Size, slice)
 
 
 class Blocks:
-    """Modules of one type that are repeated in a list; ``reason``: why they must not run twice, or
-    empty.
-    """
+    """Modules of one type that are repeated in a list."""
 
     def __init__(self, kind: type) -> None:
         self.name = name_of(kind)  # the type would keep the cell's names alive
-        self.reason = ""
+        self._reasons: dict[str, None] = {}
         self.paths: list[str] = []
         self.code: dict[str, None] = {}
         """Code for the whole lists that consist of them, and for the remaining ones."""
 
+    @property
+    def reason(self) -> str:
+        """All reasons why they must not run twice; empty if they may."""
+        return ", and ".join(self._reasons)
+
     def refuse(self, reason: str) -> None:
-        """Set the reason, unless there is one."""
-        self.reason = self.reason or reason
+        """Add a reason, unless it is empty."""
+        if reason:
+            self._reasons[reason] = None
 
 
 class Observed:
@@ -95,6 +101,8 @@ class Observed:
         self.is_checkpointed = False
         self.draws = False
         """True if a model draws random numbers."""
+        self.loss = Loss()
+        """Kinds of the losses: means or sums over the rows of a batch."""
         self.hf_path: str | None = None
         self.hf_way = ""
         """Path of the transformers model in that root, and its method that enables checkpoints."""
@@ -145,6 +153,10 @@ class _Observer:
         """Identities of its parameters at the last backward pass."""
         self._stepped: set[int] = set()
         """Identities of the parameters that optimizers have updated."""
+        self._layer_nodes: set[int] = set()
+        """Sequence numbers of the graph's nodes that made the results of layers."""
+        self._scaling_nodes: set[int] = set()
+        """Sequence numbers of the nodes with which a GradScaler multiplied losses."""
 
     def install(self) -> None:
         """Add the hooks."""
@@ -158,6 +170,8 @@ class _Observer:
             call=self._call,
             enter=self._enter,
             leave=self._leave,
+            result_of=self._result_of,
+            scaled=self._scaled,
             operation=self._operation,
             backward=self._backward,
             loss=self._loss,
@@ -261,8 +275,39 @@ class _Observer:
             for blocks in self._entered:
                 blocks.refuse(reason)
 
-    def _backward(self) -> None:
-        """Note the path of the layer that ran last, unless other layers share its weights."""
+    def _result_of(self, module: Any, result: Any) -> None:
+        """Note the node that made a layer's result, if the result has the rows of a batch."""
+        rows = self._findings.rows
+        if not rows or next(module.parameters(), None) is None:
+            return
+        for tensor in filter(is_tensor, tensors_in(result)):
+            number = sequence_number(tensor)
+            if number is not None and tensor.numel() % rows == 0:
+                self._layer_nodes.add(number)
+
+    def _scaled(self, losses: Any) -> None:
+        for loss in tensors_in(losses):
+            number = sequence_number(loss)
+            if number is not None:
+                self._scaling_nodes.add(number)
+
+    def _note_losses(self, tensors: Any) -> None:
+        """Note whether the losses of a backward pass are means or sums over the rows."""
+        findings = self._findings
+        if not findings.rows:
+            return
+        graph = LossGraph(
+            findings.rows, not findings.is_size, self._layer_nodes, self._scaling_nodes
+        )
+        for tensor in tensors:
+            if is_instance(tensor, torch.Tensor):
+                graph.note(findings.loss, tensor)
+
+    def _backward(self, tensors: Any) -> None:
+        """Note the losses, and the path of the layer that ran last, unless other layers share its
+        weights.
+        """
+        self._note_losses(tensors)
         self._findings.trains = True
         reference = self._roots.get(self._findings.root)
         root = None if reference is None else reference()
