@@ -396,6 +396,33 @@ def test_many_figures_are_one_row(kernel: Kernel) -> None:
     assert alive(kernel) == 0
 
 
+def test_drawn_figures_are_one_row(kernel: Kernel) -> None:
+    pytest.importorskip("matplotlib")
+    works(
+        kernel,
+        _LEFT,
+        """
+        import matplotlib
+        matplotlib.use("agg")
+        import matplotlib.pyplot as plt
+        """,
+        """
+        %%experiment e
+        for _ in range(4):
+            fig, ax = plt.subplots()
+            ax.plot(np.linspace(0, 1, 200_000))
+            watched.append(weakref.ref(fig))
+            fig.canvas.draw()
+        """,
+    )
+    assert alive(kernel) == 4
+    (row,) = left_by_experiment(kernel)
+    assert row[1:] == ("4 matplotlib figures", 'plt.close("all")')
+    assert {row[1:] for row in left(kernel)} == {row[1:]}
+    works(kernel, row[2])
+    assert alive(kernel) == 0
+
+
 # -- optimizers -----------------------------------------------------------------------------------
 
 

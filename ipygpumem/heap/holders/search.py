@@ -24,6 +24,8 @@ from ipygpumem.records import ReferencePath
 
 _MOST_OWNERS = 5000
 """Maximum number of tensors whose graphs are searched."""
+_REGISTRATIONS = {Kind.CALL, Kind.CLOSED}
+"""References that are removed by a call, with all that is registered there."""
 _NO_OBJECT = ReferencePath(
     path="no Python object: C++ code keeps it", advice="let the library that made it free it"
 )
@@ -271,6 +273,9 @@ class _Explanation:
         if whole.cut is None and whole.holder.advice not in ("", REMOVE):
             return whole  # such as ``load.cache_clear()``
         inner = self._way_inside(root, shorter, row, rows)
+        if not inner.cuts and whole.cut is not None and whole.cut.kind in _REGISTRATIONS:
+            # Such as a matplotlib figure: users close it and type nothing that is inside.
+            return self._remove(key, holder, whole)
         return Way(ReferencePath(whole.holder.path, inner.holder.advice), cuts=inner.cuts)
 
     def _remove(self, key: StorageKey, item: object, way: Way) -> Way:
