@@ -344,6 +344,37 @@ def test_tasks_that_only_the_loop_keeps_are_cancelled(kernel: Kernel, number: in
     assert kernel.value("kept.done()") is False
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        "np.array([f'text number {number}' for number in range(200_000)], dtype=object)",
+        "{'weights': np.ones(200_000), 'words': [str(n) for n in range(100_000)]}",
+        "Model()",
+    ],
+    ids=["an object array", "a dict", "an object"],
+)
+def test_an_object_and_its_arrays_are_one_row(kernel: Kernel, made: str) -> None:
+    works(
+        kernel,
+        _LEFT,
+        """
+        class Model:
+            def __init__(self):
+                self.weights = np.ones(200_000)
+                self.words = [str(number) for number in range(100_000)]
+        outer = {}
+        """,
+        f"%%experiment e\nx = {made}\nouter['a'] = x",
+    )
+    (at_the_end,) = left_by_experiment(kernel)
+    (later,) = left(kernel)
+    assert at_the_end[1:] == later[1:] == ('notebook variable outer["a"]', 'del outer["a"]')
+    assert later[0] == pytest.approx(at_the_end[0], rel=0.02)
+    assert later[0] > 7_000_000
+    works(kernel, later[2])
+    assert left(kernel) == []
+
+
 @linux
 def test_lines_of_two_containers_free_both(kernel: Kernel) -> None:
     works(

@@ -1,6 +1,7 @@
 """Makes one row of the rows that one container holds, with one line that frees them all.
 
 Lines of their own would fail after the first one: ``del runs[0]`` moves the list's later items up.
+The arrays of an object and its other memory, which are found separately, are one row, too.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class _Removable:
 
 
 def merged(rows: Sequence[RetainedArray], cuts: Mapping[str, Sequence[Cut]]) -> list[RetainedArray]:
-    """Return the rows, the largest first, those of one container as one.
+    """Return the rows, the largest first, those of one object and of one container as one.
 
     Args:
         rows: the rows, each with its holder.
@@ -45,7 +46,7 @@ def merged(rows: Sequence[RetainedArray], cuts: Mapping[str, Sequence[Cut]]) -> 
     """
     alone = list[RetainedArray]()
     removable = list[_Removable]()
-    for row in rows:
+    for row in _one_of_each_object(rows):
         of_row = () if row.holder is None else tuple(cuts.get(_line_of(row.holder), ()))
         if of_row:
             removable.append(_Removable(row, of_row))
@@ -78,6 +79,51 @@ def holder_of_all(holders: Sequence[ReferencePath], cuts: dict[str, list[Cut]]) 
         cuts[_line_of(row.holder)] = removed
         return row.holder
     return ReferencePath(f"{first.path}, and {len(holders) - 1:,} more", REMOVE_THEM)
+
+
+# -- objects --------------------------------------------------------------------------------------
+
+
+def _one_of_each_object(rows: Sequence[RetainedArray]) -> list[RetainedArray]:
+    """Return the rows, those of one name with one holder as one."""
+    by_object = dict[tuple[str, ReferencePath], list[RetainedArray]]()
+    others = list[RetainedArray]()
+    for row in rows:
+        if row.name and row.holder is not None:
+            by_object.setdefault((row.name, row.holder), []).append(row)
+        else:
+            others.append(row)
+    return [*map(_whole_object, by_object.values()), *others]
+
+
+def _whole_object(rows: Sequence[RetainedArray]) -> RetainedArray:
+    """Return one row for the arrays of an object and for its other memory."""
+    if len(rows) == 1:
+        return rows[0]
+    of_arrays = next((row for row in rows if row.arrays), rows[0])
+    parts = Counter[str]()
+    for row in rows:
+        parts.update(row.parts)
+    return replace(
+        _sum_of(rows, of_arrays),
+        device=_devices_of(rows),
+        parts=dict(parts.most_common(_MOST_NAMES)),
+    )
+
+
+def _sum_of(rows: Sequence[RetainedArray], shown: RetainedArray) -> RetainedArray:
+    """Return a row that looks like ``shown``, with the bytes and the certainty of all rows."""
+    return replace(
+        shown,
+        size_bytes=sum(row.size_bytes for row in rows),
+        is_at_least=any(row.is_at_least for row in rows),
+        uncounted=tuple(sorted({library for row in rows for library in row.uncounted})),
+    )
+
+
+def _devices_of(rows: Sequence[RetainedArray]) -> str:
+    """Return the devices of rows, such as ``cpu, cuda:0``."""
+    return ", ".join(dict.fromkeys(row.device for row in rows))
 
 
 # -- groups ---------------------------------------------------------------------------------------
@@ -166,15 +212,12 @@ def _as_one(group: list[_Removable]) -> RetainedArray | None:
     _, dashes, comment = first.holder.advice.partition(_COMMENT)
     rows = [row.row for row in group]
     whole = replace(
-        first,
+        _sum_of(rows, first),
         name=_names_of(rows),
-        size_bytes=sum(row.size_bytes for row in rows),
         arrays=sum(row.arrays for row in rows),
         objects=sum(row.objects for row in rows),
         cell=first.cell if all(row.cell == first.cell for row in rows) else None,
         holder=ReferencePath(_path(group), statement + dashes + comment),
-        is_at_least=any(row.is_at_least for row in rows),
-        uncounted=tuple(sorted({library for row in rows for library in row.uncounted})),
     )
     if all(_look(row) == _look(first) for row in rows):
         return whole
@@ -186,8 +229,7 @@ def _of_many_kinds(whole: RetainedArray, rows: Sequence[RetainedArray]) -> Retai
     sizes = Counter[str]()
     for row in rows:
         sizes[row.type_name] += row.size_bytes
-    devices = ", ".join(dict.fromkeys(row.device for row in rows))
-    whole = replace(whole, shape=None, dtype="", device=devices, arrays=0, parts={})
+    whole = replace(whole, shape=None, dtype="", device=_devices_of(rows), arrays=0, parts={})
     if len(sizes) == 1:
         return whole
     return replace(whole, type_name="object", parts=dict(sizes.most_common(_MOST_NAMES)))

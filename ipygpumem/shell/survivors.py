@@ -472,9 +472,7 @@ class Survivors:
         )
         searched = [item for row in rows for item in row.to_search()][:MOST_EXPLAINED]
         holders = explain((), heap, roots, more=searched, all_places=True)
-        by_name = {row.name: row for row in reversed(arrays) if row.name}
-        merged = set[int]()
-        found = []
+        found = list(arrays)
         for row in rows:
             name = growth.names.get(id(row.items[0]), "") if len(row.items) == 1 else ""
             holder = _holder_of(row, holders, roots)
@@ -485,16 +483,9 @@ class Survivors:
                 else None
             )
             held = replace(row.held, name=name, holder=holder, cell=cell)
-            if name in by_name:  # its arrays are listed already
-                known = by_name.pop(name)
-                merged.add(id(known))
-                held = replace(
-                    known, size_bytes=known.size_bytes + held.size_bytes, parts=held.parts
-                )
             found.append(held)
             self.known_others.append((tuple(map(id, row.items)), held))
-        rest = [row for row in arrays if id(row) not in merged]
-        return tuple(sorted([*rest, *found], key=lambda held: -held.size_bytes))
+        return tuple(found)
 
     def others_alive(self, heap: Heap, sizes: Sizes, smallest: int) -> list[OtherAlive]:
         """Return the objects without arrays that are still alive, and forget the rest."""
