@@ -69,8 +69,8 @@ class LargeObjects:
 
     def _learn(self, batch: Batch[Any]) -> None:
         """Note which of the types that were not seen yet derive from those of libraries."""
-        examples = batch.one_of_each()
-        for type_id in batch.types - self._known:
-            if not self._bases.isdisjoint(map(id, mro_of(type(examples[type_id])))):
+        examples = batch.one_of_each(batch.types - self._known)
+        for type_id, example in examples.items():
+            if not self._bases.isdisjoint(map(id, mro_of(type(example)))):
                 self._wanted.add(type_id)
         self._known |= batch.types

@@ -132,11 +132,10 @@ class ObjectCount:
 
     def _learn(self, batch: Batch[object]) -> None:
         """Sort the types that were not seen yet."""
-        examples = batch.one_of_each()
-        new_types = batch.types - self._types
-        self._own_bytes.learn([examples[type_id] for type_id in new_types])
-        for type_id in new_types:
-            self._learn_type(type_id, examples[type_id])
+        examples = batch.one_of_each(batch.types - self._types)
+        self._own_bytes.learn(list(examples.values()))
+        for type_id, example in examples.items():
+            self._learn_type(type_id, example)
 
     def _learn_type(self, type_id: int, example: object) -> None:
         """Sort the type of an object that the own bytes know."""
