@@ -27,7 +27,7 @@ MOST = {
     "an empty experiment, each object": 0,
     "an empty experiment, each name": 0.018,
     "%gpumem status, each object": 0.024,
-    "%gpumem status, each name": 0.024,
+    "%gpumem status, each name": 0.03,
     "%gpumem leaks, each object": 0.018,
     "%gpumem leaks, each name": 0.024,
     "%gpumem top, each object": 0.077,

@@ -10,13 +10,20 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import compress, islice
 from operator import attrgetter, itemgetter
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ipygpumem.heap.bulk import by_identity, kinds_of, of_types
+from ipygpumem.heap.bulk import (
+    Batch,
+    by_identity,
+    chunks,
+    container_base,
+    kinds_of,
+    of_types,
+)
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.frames import SUSPENDED, code_of, failed, locals_of
 from ipygpumem.heap.parts import cached
@@ -30,11 +37,28 @@ from ipygpumem.introspect import (
     is_users,
     is_users_class,
     module_dict,
+    module_of,
 )
 from ipygpumem.reclaim.tracebacks import frames, names_in
 
 _MOST = 2000
 """Maximum number of large objects to measure that only libraries hold."""
+_MOST_NAMED = 200_000
+"""Maximum number of objects behind names to pass through before the holders are searched."""
+_OF_PYTHON = {
+    "",
+    "builtins",
+    "types",
+    "functools",
+    "_asyncio",
+    "asyncio",
+    "contextvars",
+    "_contextvars",
+    "weakref",
+    "_weakref",
+    "logging",
+}
+"""Modules of classes whose objects hold others in ways of their own, such as a task its frame."""
 
 
 OF_PLACES: tuple[type, ...] = (
@@ -98,6 +122,53 @@ def candidates(
     largest = sorted(sized, key=itemgetter(0), reverse=True)[:most]
     chosen = set(map(id, map(itemgetter(1), largest)))
     return [item for _, item in sized if id(item) in chosen]
+
+
+def led_to_by_names(names: Iterable[object], wanted: Collection[int]) -> set[int]:
+    """Return those of the ``wanted`` identities to which names lead by items and attributes alone.
+
+    It does not enter functions, classes, modules, errors and other objects of Python itself that
+    are no containers, and it stops after ``_MOST_NAMED`` objects: others may still be reached.
+    """
+    found = set[int]()
+    seen = set[int]()
+    enters = _EnteredTypes()
+    waiting = list(by_identity(list(names)).values())
+    while waiting and len(found) < len(wanted) and len(seen) < _MOST_NAMED:
+        below = list[object]()
+        for part in chunks(waiting):
+            seen.update(map(id, part))
+            entered = enters.those_to_enter(part)
+            referents = by_identity(gc.get_referents(*entered))
+            found.update(referents.keys() & wanted)
+            below += [referents[key] for key in referents.keys() - seen]
+        waiting = list(by_identity(below).values())
+    return found
+
+
+class _EnteredTypes:
+    """The types of objects whose items and attributes are kept on purpose if the object is."""
+
+    def __init__(self) -> None:
+        self._known = set[int]()
+        self._entered = set[int]()
+
+    def those_to_enter(self, items: Sequence[Any]) -> list[Any]:
+        """Return the objects of these types."""
+        batch = Batch(items)
+        examples = batch.one_of_each(batch.types - self._known)
+        for type_id, example in examples.items():
+            if container_base(type(example)) is not None or _is_plain_object(example):
+                self._entered.add(type_id)
+        self._known |= batch.types
+        return batch.of_types(self._entered)
+
+
+def _is_plain_object(item: object) -> bool:
+    """Return True for an instance of a class that users or libraries have defined."""
+    if is_atom(item) or is_instance(item, type) or is_instance(item, BaseException):
+        return False
+    return module_of(item).partition(".")[0] not in _OF_PYTHON
 
 
 def count_named(

@@ -96,6 +96,7 @@ def _look(app: App, smallest: int, progress: Progress) -> _Found:
         outputs = {f"Out[{number}]": value for number, value in kept.items() if not is_atom(value)}
         paths, inside_outputs = paths_of(names, outputs)
         inside_outputs |= keepers | {id(kept), id(outputs)}
+        del names  # it would be a holder of all of them
         printed = set(map(id, Printed(app.context.shell).own_texts()))
         heap = Heap(
             smallest=smallest,
@@ -109,7 +110,9 @@ def _look(app: App, smallest: int, progress: Progress) -> _Found:
         known = _leaked_names(survivors.known, heap, smallest)
         listed = {key for item in known for key in _storages(item)}
         graphs = [graph for graph in retained.graphs if graph.size_bytes >= smallest]
-        arrays = _UnnamedArrays(heap, smallest, listed.union(*(graph.shares for graph in graphs)))
+        names = _names(app.context.namespace)
+        in_graphs = listed.union(*(graph.shares for graph in graphs))
+        arrays = _UnnamedArrays(heap, names, smallest, in_graphs)
         objects = _Objects(app, heap, names, outputs, smallest, listed)
         objects.leave_out(printed)
         progress(0.7)
@@ -147,6 +150,7 @@ class _UnnamedArrays:
 
     Args:
         heap: the live objects.
+        names: the notebook's names and their objects.
         smallest: minimum bytes of each.
         listed: storages that have rows of their own.
 
@@ -155,10 +159,19 @@ class _UnnamedArrays:
         beyond: the rows of further ones.
     """
 
-    def __init__(self, heap: Heap, smallest: int, listed: Container[StorageKey]) -> None:
+    def __init__(
+        self,
+        heap: Heap,
+        names: Mapping[str, object],
+        smallest: int,
+        listed: Container[StorageKey],
+    ) -> None:
         self._rows: dict[StorageKey, RetainedArray] = {}
-        for key, same in heap.large(smallest).items():
-            if key not in listed:
+        large = {key: same for key, same in heap.large(smallest).items() if key not in listed}
+        wanted = {id(item) for same in large.values() for item in same}
+        named = unreached.led_to_by_names(names.values(), wanted) | set(map(id, names.values()))
+        for key, same in large.items():
+            if named.isdisjoint(map(id, same)):
                 self._rows[key] = held_without_name(same[0])
         ordered = sorted(self._rows, key=lambda key: -self._rows[key].size_bytes)
         self.to_explain = ordered[:MOST_EXPLAINED]
@@ -209,6 +222,9 @@ class _Objects:
         self._candidates = unreached.candidates(
             self._places, self._large, alone, names.values(), smallest, MOST_EXPLAINED
         )
+        wanted = set(map(id, self._candidates))
+        named = unreached.led_to_by_names(names.values(), wanted)
+        self._candidates = [item for item in self._candidates if id(item) not in named]
         self._has_names = False
         """True once ``_sizes`` has measured what names lead to."""
 
