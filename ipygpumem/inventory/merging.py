@@ -87,13 +87,13 @@ def holder_of_all(holders: Sequence[ReferencePath], cuts: dict[str, list[Cut]]) 
 def _one_of_each_object(rows: Sequence[RetainedArray]) -> list[RetainedArray]:
     """Return the rows, those of one name with one holder as one."""
     by_object = dict[tuple[str, ReferencePath], list[RetainedArray]]()
-    others = list[RetainedArray]()
+    unnamed = list[RetainedArray]()
     for row in rows:
         if row.name and row.holder is not None:
             by_object.setdefault((row.name, row.holder), []).append(row)
         else:
-            others.append(row)
-    return [*map(_whole_object, by_object.values()), *others]
+            unnamed.append(row)
+    return [*map(_whole_object, by_object.values()), *unnamed]
 
 
 def _whole_object(rows: Sequence[RetainedArray]) -> RetainedArray:
