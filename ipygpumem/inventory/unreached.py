@@ -58,7 +58,7 @@ _OF_PYTHON = {
     "_weakref",
     "logging",
 }
-"""Modules of classes whose objects hold others in ways of their own, such as a task its frame."""
+"""Modules of classes whose objects are no plain containers: a task holds its coroutine's frame."""
 
 
 OF_PLACES: tuple[type, ...] = (
