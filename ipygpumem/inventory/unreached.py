@@ -128,7 +128,7 @@ def led_to_by_names(names: Iterable[object], wanted: Collection[int]) -> set[int
     """Return the ``wanted`` identities to which names lead by items and attributes alone.
 
     It does not enter functions, classes, modules, errors and other objects of Python itself that
-    are no containers, and it stops after ``_MOST_NAMED`` objects: further ones may still be reached.
+    are no containers, and it stops after ``_MOST_NAMED`` objects: the names may lead to more.
     """
     found = set[int]()
     seen = set[int]()
