@@ -165,7 +165,14 @@ def test_the_notebooks_names_do_not_take_the_time_either(
 
 
 @pytest.mark.parametrize("make", LARGE.values(), ids=LARGE)
-@pytest.mark.parametrize("search", [lambda value: list(ArraySearch().find(value)), Sizes().measure])
+@pytest.mark.parametrize(
+    "search",
+    [
+        lambda value: list(ArraySearch().find(value)),
+        lambda value: Sizes().measure(value),  # a bound method would keep all it has measured alive
+    ],
+    ids=["search", "measure"],
+)
 def test_a_walk_copies_no_long_container_as_a_whole(
     make: Callable[[], Any], search: Callable[[object], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
