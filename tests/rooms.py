@@ -23,7 +23,7 @@ ROOMS = {
     ),
     "extras": (
         "test_expect",
-        "test_figures",
+        "integrations/test_figures",
         "test_guard",
         "test_guard_refusals",
         "test_isolate",
@@ -37,6 +37,7 @@ ROOMS = {
     "features": ("test_completion", "test_extension", "bad_input/test_arguments"),
     "fitting": ("test_autofit", "test_budget", "torch_cpu/test_fit"),
     "heap": (
+        "integrations/test_uncounted_memory",
         "test_certainty",
         "test_contents",
         "test_garbage",
@@ -79,7 +80,13 @@ ROOMS = {
         "test_reclaim",
     ),
     "records": ("test_export", "test_history", "test_reconcile", "test_reports"),
-    "report": ("test_export", "test_figures", "test_reports", "test_screen", "test_status"),
+    "report": (
+        "integrations/test_figures",
+        "test_export",
+        "test_reports",
+        "test_screen",
+        "test_status",
+    ),
     "scope": ("bad_input/test_odd_cells", "smoke/test_scopes", "test_exact_scopes"),
     "shell": (
         "smoke/test_cells",

@@ -1,1 +1,1 @@
-"""The callbacks of trainers, in the real libraries."""
+"""Tests that import large libraries into the test process."""

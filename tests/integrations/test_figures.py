@@ -5,7 +5,6 @@ import random
 import runpy
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -21,6 +20,7 @@ from ipygpumem.extras.pictures import figures
 from ipygpumem.inventory.breakdown import Part, Reconciliation
 from ipygpumem.records import CellRecord, SessionRecord, Usage
 from ipygpumem.units import GIB
+from tests.alone import ROOT
 from tests.test_export import HOSTILE, experiment
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
@@ -118,16 +118,14 @@ def test_experiments_have_figures_parameters_and_a_number_if_several_have_one_na
 
 
 def test_the_pictures_of_the_documentation_can_be_made() -> None:
-    made = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "plots.py"))["pictures"]()
+    made = runpy.run_path(str(ROOT / "examples" / "plots.py"))["pictures"]()
     assert sorted(made) == ["devices", "experiments", "session"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of memfds")
 def test_the_picture_of_host_memory_shows_what_its_code_holds() -> None:
     pytest.importorskip("pandas")
-    figure = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "host_memory.py"))[
-        "picture"
-    ](8)
+    figure = runpy.run_path(str(ROOT / "examples" / "host_memory.py"))["picture"](8)
     shown = {text.get_text().rpartition(" ")[0].rpartition(" ")[0] for text in figure.findobj(Text)}
     assert {
         "arrays: other",
