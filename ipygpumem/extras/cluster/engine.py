@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 import IPython
@@ -36,22 +37,24 @@ def answer(function: str, *words: Any) -> dict[str, Any]:
     """Call one of the functions below; return its ``value``, or the ``error`` message."""
     names = get_ipython().user_ns
     # ipyparallel binds names for its call; an experiment that ends in it would own them.
-    bound = {
-        name: names.pop(name)
-        for name in list(islice(reversed(names), 4))
-        if _OF_CALL.fullmatch(name)
-    }
+    last_names = list(islice(reversed(names), 4))
+    names_of_call = {name: names.pop(name) for name in last_names if _OF_CALL.fullmatch(name)}
     try:
-        found = find_app(get_ipython())
-        if found is None:  # loaded here, it shows nothing by itself
-            get_ipython().extension_manager.load_extension("ipygpumem")
-            found = app_of(get_ipython())
-            found.context.config.report = False
-        return {"value": _ASKED[function](found, *words)}
+        return {"value": _REQUESTS[function](_loaded_app(), *words)}
     except Exception as error:  # any error: the notebook reports it
         return {"error": describe_error(error)}
     finally:
-        names.update(bound)
+        names.update(names_of_call)
+
+
+def _loaded_app() -> App:
+    """Return the extension of this engine; if it is loaded here, it shows nothing by itself."""
+    app = find_app(get_ipython())
+    if app is None:
+        get_ipython().extension_manager.load_extension("ipygpumem")
+        app = app_of(get_ipython())
+        app.context.config.report = False
+    return app
 
 
 def prepare(app: App, line: str) -> dict[str, Any]:
@@ -66,9 +69,8 @@ def start(app: App, line: str) -> dict[str, Any]:
     # what the first one imports is not the experiment's
     sys.modules["ipyparallel.serialize"].serialize_object(place())
     for other in list(app.experiments.open):
-        if (
-            other.name == options.name and other not in app.experiments.here()
-        ):  # of a client that may be gone
+        is_of_another_client = other not in app.experiments.here()  # which may be gone
+        if other.name == options.name and is_of_another_client:
             app.experiments.finish(other)
     experiment.start(app, options)
     return place()
@@ -78,8 +80,10 @@ def end(app: App, name: str, whose: str = "") -> dict[str, Any]:
     """End the named experiment: the requesting client's, else another client's unless ``whose`` is
     ``own``.
     """
-    known = [*([] if whose == "own" else app.experiments.open), *app.experiments.here()]
-    named = [item for item in known if item.name == name]
+    candidates = list(app.experiments.here())
+    if whose != "own":
+        candidates = [*app.experiments.open, *candidates]
+    named = [item for item in candidates if item.name == name]
     if not named:
         raise GpuMemError(f"no experiment {quoted(name)} is open there")
     named[-1].report = "none"
@@ -91,21 +95,22 @@ def record(app: App, name: str, since: Mapping[int, float]) -> dict[str, Any]:
     of this engine.
     """
     begin = since[get_ipython().kernel.engine_id]
-    found = [
+    records = [
         item for item in app.experiments.finished if item.name == name and item.started_at >= begin
     ]
-    if not found:
+    if not records:
         raise GpuMemError("its cell ended no experiment")
-    return _result(app, min(found, key=lambda item: item.started_at))
+    return _result(app, min(records, key=attrgetter("started_at")))
 
 
-def _result(app: App, found: ExperimentRecord) -> dict[str, Any]:
-    error = next((cell.error for cell in found.cells if cell.error is not None), "")
+def _result(app: App, record: ExperimentRecord) -> dict[str, Any]:
+    """Return an ended experiment's record, its first error, and this engine's free memory."""
+    errors = [cell.error for cell in record.cells if cell.error is not None]
     return {
         **place(),
         "free": free_on_devices(app.context.meter.now()),
-        "record": found.to_dict(),
-        "error": error,
+        "record": record.to_dict(),
+        "error": errors[0] if errors else "",
     }
 
 
@@ -126,26 +131,34 @@ def look(app: App, magic: str, line: str) -> dict[str, Any]:
 
 def place() -> dict[str, Any]:
     """Return this engine's host, process, versions and time."""
-    cuda = in_use("cuda")
-    used = (
-        []
-        if cuda is None
-        else [at for at in range(cuda.device_count()) if cuda.memory_reserved(at)]
-    )
-    ours = sys.modules["ipygpumem"].__version__
+    package = sys.modules["ipygpumem"].__version__
+    python = platform.python_version()
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "cards": {f"cuda:{at}": str(cuda.get_device_properties(at).name) for at in used}
-        if cuda
-        else {},
-        "version": f"ipygpumem {ours}, Python {platform.python_version()}, "
-        f"IPython {IPython.__version__}",
+        "cards": _cards(),
+        "version": f"ipygpumem {package}, Python {python}, IPython {IPython.__version__}",
         "time": time.time(),
     }
 
 
-_ASKED: dict[str, Callable[..., dict[str, Any]]] = {
-    ask.__name__: ask for ask in (prepare, start, end, record, look)
+def _cards() -> dict[str, str]:
+    """Return the names of the GPUs on which torch has reserved memory here."""
+    cards: dict[str, str] = {}
+    cuda = in_use("cuda")
+    if cuda is None:
+        return cards
+    for number in range(cuda.device_count()):
+        if cuda.memory_reserved(number):
+            cards[f"cuda:{number}"] = str(cuda.get_device_properties(number).name)
+    return cards
+
+
+_REQUESTS: dict[str, Callable[..., dict[str, Any]]] = {
+    "prepare": prepare,
+    "start": start,
+    "end": end,
+    "record": record,
+    "look": look,
 }
 """Functions that a notebook may request."""

@@ -25,7 +25,6 @@ from ipygpumem.report.layout import (
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
 TIME, PEAK, KEPT, FREE = "time", "peak", "kept", "free"
-NAMES = ("deleted", "restored", "kept")
 _TOTALLED = (KEPT, "in use", "freed")
 """Figures whose sum is meaningful: peaks come at different times, and engines share the free
 memory.
@@ -53,14 +52,18 @@ def values_of(engine: EngineRecord) -> Values:
     record = engine.record
     if record is None:
         return {}
-    found: dict[tuple[str, str], float] = {(TIME, ""): record.duration_seconds}
+    values: dict[tuple[str, str], float] = {(TIME, ""): record.duration_seconds}
     for usage in filter(is_told, record.usages):
         kind = kind_of(usage.device)
-        found[PEAK, kind] = max(found.get((PEAK, kind), 0), usage.peak_delta_bytes)
-        found[KEPT, kind] = found.get((KEPT, kind), 0) + usage.delta_bytes
+        values[PEAK, kind] = max(values.get((PEAK, kind), 0), usage.peak_delta_bytes)
+        values[KEPT, kind] = values.get((KEPT, kind), 0) + usage.delta_bytes
     for device, free in engine.free.items():
-        found[FREE, kind_of(device)] = min(free, found.get((FREE, kind_of(device)), free))
-    return found
+        kind = kind_of(device)
+        values[FREE, kind] = min(free, values.get((FREE, kind), free))
+    return values
+
+
+# -- the merged record --------------------------------------------------------------------------
 
 
 def merged_record(
@@ -68,169 +71,229 @@ def merged_record(
 ) -> ExperimentRecord:
     """Return the record of the experiment on all engines: sums, names, and notes on outliers."""
     records = [engine.record for engine in engines if engine.record is not None]
-    deleted, restored, kept = (
-        tuple(dict.fromkeys(name for record in records for name in getattr(record, what)))
-        for what in NAMES
-    )
     hosts = {engine.engine: engine.host for engine in engines}
-    said = [
-        (engine.engine, [engine.error, *(engine.record.notes if engine.record else ())])
-        for engine in engines
-    ]
-    notes = [(number, text) for number, texts in said for text in texts if text]
     return ExperimentRecord(
         name,
         started_at,
-        max((record.duration_seconds for record in records), default=span_seconds),
-        (),
-        _usages(records),
-        _sums(record.consumed for record in records),
-        _sums(record.freed for record in records),
-        deleted,
-        restored,
-        kept,
-        (),
-        notes=tuple(alike(notes, hosts)),
-        parameters=next((record.parameters for record in records), {}),
+        duration_seconds=max((record.duration_seconds for record in records), default=span_seconds),
+        cells=(),
+        usages=_summed_usages(records),
+        consumed=_sums_by_kind(record.consumed for record in records),
+        freed=_sums_by_kind(record.freed for record in records),
+        deleted=_each_once(record.deleted for record in records),
+        restored=_each_once(record.restored for record in records),
+        kept=_each_once(record.kept for record in records),
+        survivors=(),
+        notes=tuple(alike(_errors_and_notes(engines), hosts)),
+        parameters=records[0].parameters if records else {},
         ooms=sum(record.ooms for record in records),
         engines=tuple(engines),
         span_seconds=span_seconds,
     )
 
 
-def _sums(sizes: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    found: dict[str, int] = defaultdict(int)
-    for own in sizes:
-        for device, size in own.items():
-            found[kind_of(device)] += size
-    return dict(found)
+def _each_once(names_of_engines: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """Return the names of all engines, each once, in the order of their first occurrence."""
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(names_of_engines)))
 
 
-def _usages(records: Iterable[ExperimentRecord]) -> tuple[Usage, ...]:
+def _errors_and_notes(engines: Iterable[EngineRecord]) -> list[tuple[int, str]]:
+    """Return the error of each engine, and the notes of its record, with the engine's number."""
+    texts: list[tuple[int, str]] = []
+    for engine in engines:
+        if engine.error:
+            texts.append((engine.engine, engine.error))
+        if engine.record is not None:
+            texts += [(engine.engine, note) for note in engine.record.notes if note]
+    return texts
+
+
+def _sums_by_kind(sizes_of_engines: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the sum of the engines' bytes by device kind."""
+    sums: dict[str, int] = defaultdict(int)
+    for sizes in sizes_of_engines:
+        for device, size in sizes.items():
+            sums[kind_of(device)] += size
+    return dict(sums)
+
+
+def _summed_usages(records: Iterable[ExperimentRecord]) -> tuple[Usage, ...]:
     """Return sums by device kind; those of peaks are upper bounds, because engines may peak at
     different times.
     """
-    by_kind: dict[str, list[Usage]] = defaultdict(list)
+    usages_by_kind: dict[str, list[Usage]] = defaultdict(list)
     for record in records:
         for usage in record.usages:
-            by_kind[kind_of(usage.device)].append(usage)
-    return tuple(
-        Usage(
-            kind,
-            sum(usage.before_bytes for usage in own),
-            sum(usage.after_bytes for usage in own),
-            sum(usage.peak_bytes for usage in own),
-            None,
-            next((usage.method for usage in own if usage.method == "sampled"), own[0].method),
-        )
-        for kind, own in by_kind.items()
+            usages_by_kind[kind_of(usage.device)].append(usage)
+    return tuple(_summed_usage(kind, usages) for kind, usages in usages_by_kind.items())
+
+
+def _summed_usage(kind: str, usages: Sequence[Usage]) -> Usage:
+    """Return the sum of the usages of one device kind; it is sampled if one of them is."""
+    is_sampled = any(usage.method == "sampled" for usage in usages)
+    return Usage(
+        kind,
+        before_bytes=sum(usage.before_bytes for usage in usages),
+        after_bytes=sum(usage.after_bytes for usage in usages),
+        peak_bytes=sum(usage.peak_bytes for usage in usages),
+        total_bytes=None,
+        method="sampled" if is_sampled else usages[0].method,
     )
+
+
+# -- texts about engines ------------------------------------------------------------------------
 
 
 def engine_numbers(numbers: Sequence[int]) -> str:
     """Return ``engines 0-2, 5``."""
-    runs = itertools.groupby(enumerate(sorted(numbers)), lambda item: item[1] - item[0])
-    parts = [[number for _, number in run] for _, run in runs]
-    texts = [f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts]
-    return f"engine{'s' if len(numbers) > 1 else ''} {', '.join(texts)}"
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    texts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    noun = "engines" if len(numbers) > 1 else "engine"
+    return f"{noun} {', '.join(texts)}"
 
 
 def alike(texts: Iterable[tuple[int, str]], hosts: Mapping[int, str] = {}) -> list[str]:
     """Return each text once, prefixed with its engines; a single engine has its host's name."""
-    having: dict[str, list[int]] = defaultdict(list)
+    engines_by_text: dict[str, list[int]] = defaultdict(list)
     for number, text in texts:
-        having[text].append(number)
-    where = {number: f" ({host})" for number, host in hosts.items() if host}
-    return [
-        f"{engine_numbers(own)}{where.get(own[0], '') if len(own) == 1 else ''}: {clean(text)}"
-        for text, own in having.items()
-    ]
+        engines_by_text[text].append(number)
+    lines = []
+    for text, numbers in engines_by_text.items():
+        prefix = engine_numbers(numbers)
+        host = hosts.get(numbers[0])
+        if host and len(numbers) == 1:
+            prefix += f" ({host})"
+        lines.append(f"{prefix}: {clean(text)}")
+    return lines
+
+
+# -- reports ------------------------------------------------------------------------------------
 
 
 def engines_report(record: ExperimentRecord) -> Report:
     """Return the report of an experiment on a cluster."""
     failed = [engine for engine in record.engines if engine.error]
-    used = {usage.device for usage in record.usages if is_told(usage)}
-    segments = [
+    values_by_engine = {engine.engine: values_of(engine) for engine in record.engines}
+    sampled = {(PEAK, usage.device) for usage in record.usages if usage.method == "sampled"}
+    facts = [
+        Fact("deleted", [*map(clean_name, record.deleted)], code=True),
+        Fact("restored", [*map(clean_name, record.restored)], code=True),
+        Fact("kept", [*map(clean_name, record.kept)], code=True),
+    ]
+    tables = [
+        _figures_table(values_by_engine, sampled),
+        _engines_table(record.engines, values_by_engine),
+    ]
+    return Report(
+        "engines",
+        _head(record, len(failed)),
+        [*map(clean, record.notes)],
+        tables,
+        facts,
+        is_trouble=bool(failed),
+        records=[record],
+    )
+
+
+def _head(record: ExperimentRecord, failed: int) -> list[str]:
+    """Return the headline: the engines, the time, and the memory of each device in use."""
+    head = [
         f"experiment {clean_name(record.name)}",
         f"on {count(len(record.engines), 'engine')}",
         *times(record.duration_seconds, record.span_seconds),
-        *([f"{len(failed)} failed"] if failed else []),
-        *(
-            f"{device_label(device)} consumed {format_change(size)}, freed "
-            f"{format_bytes(record.freed.get(device, 0))}"
-            for device, size in record.consumed.items()
-            if device in used
-        ),
     ]
-    own = {engine.engine: values_of(engine) for engine in record.engines}
-    sampled = {(PEAK, usage.device) for usage in record.usages if usage.method == "sampled"}
-    names = {what: tuple(map(clean_name, getattr(record, what))) for what in NAMES}
-    facts = [Fact(what, found, code=True) for what, found in names.items()]
-    tables = [_figures_table(own, sampled), _engines_table(record.engines, own)]
-    notes = tuple(map(clean, record.notes))
-    return Report(
-        "engines", segments, notes, tables, facts, is_trouble=bool(failed), records=[record]
-    )
+    if failed:
+        head.append(f"{failed} failed")
+    devices_in_use = {usage.device for usage in record.usages if is_told(usage)}
+    for device, size in record.consumed.items():
+        if device in devices_in_use:
+            consumed = f"{device_label(device)} consumed {format_change(size)}"
+            head.append(f"{consumed}, freed {format_bytes(record.freed.get(device, 0))}")
+    return head
 
 
 def _figures_table(
     engines: Mapping[int, Values], sampled: Collection[tuple[str, str]] = ()
 ) -> Table:
     """Return a row for each figure over the engines that have it, by device."""
-    by_key: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
+    values_by_figure: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     for engine, values in engines.items():
         for key, value in values.items():
-            by_key[key].append((value, engine))
-    rows: list[dict[str, str]] = []
-    for (name, device), found in sorted(
-        by_key.items(), key=lambda item: {"": 0, "cpu": 1}.get(item[0][1], 2)
-    ):
-        sizes = [value for value, _ in found]
-        lowest, highest = min(sizes), max(sizes)
-        rows.append(
-            {
-                "device": device_label(device),
-                "figure": name + " (sampled)" * ((name, device) in sampled),
-                "of": str(len(found)),
-                "in all": _size(name, sum(sizes)) if name in _TOTALLED else "",
-                "lowest": _size(name, lowest),
-                "median": _size(name, statistics.median_low(sizes)),
-                "highest": _size(name, highest),
-                "whose": "" if lowest == highest else f"engine {found[sizes.index(highest)][1]}",
-            }
-        )
+            values_by_figure[key][engine] = value
+    rows = [
+        _figure_row(key, values_by_figure[key], is_sampled=key in sampled)
+        for key in sorted(values_by_figure, key=_rank_of_device)
+    ]
     return Table.of(rows, {"of", "in all", "lowest", "median", "highest"})
 
 
-def _size(name: str, value: float) -> str:
+def _rank_of_device(key: tuple[str, str]) -> int:
+    """Return the place of a figure in the table: time first, then the host, then devices."""
+    _, device = key
+    return {"": 0, "cpu": 1}.get(device, 2)
+
+
+def _figure_row(
+    key: tuple[str, str], values: Mapping[int, float], *, is_sampled: bool
+) -> dict[str, str]:
+    """Return the row of a figure: its sum and spread over the engines, and the first engine with
+    the highest value.
+    """
+    name, device = key
+    lowest, highest = min(values.values()), max(values.values())
+    return {
+        "device": device_label(device),
+        "figure": f"{name} (sampled)" if is_sampled else name,
+        "of": str(len(values)),
+        "in all": _value_text(name, sum(values.values())) if name in _TOTALLED else "",
+        "lowest": _value_text(name, lowest),
+        "median": _value_text(name, statistics.median_low(values.values())),
+        "highest": _value_text(name, highest),
+        "whose": "" if lowest == highest else f"engine {max(values, key=values.__getitem__)}",
+    }
+
+
+def _value_text(name: str, value: float) -> str:
+    """Return the value of a figure with its unit; changes have a sign."""
     if name == TIME:
         return format_seconds(value)
-    return format_change(int(value)) if name in (KEPT, PEAK) else format_bytes(int(value))
+    if name in (KEPT, PEAK):
+        return format_change(int(value))
+    return format_bytes(int(value))
 
 
 def _engines_table(engines: Sequence[EngineRecord], figures: Mapping[int, Values]) -> Table:
     """Return a row for each engine; devices that no engine used have no column."""
-    devices = dict.fromkeys(
-        device for values in figures.values() for name, device in values if name == PEAK
-    )
-    keys = [(TIME, ""), *((name, device) for device in devices for name in (PEAK, KEPT))]
-    heads = {f"{name} {device_label(device)}".strip(): (name, device) for name, device in keys}
-    rows = [
-        {
-            "engine": str(engine.engine),
-            "host": clean_name(engine.host),
-            "process": str(engine.pid or ""),
-            "card": clean_name(", ".join(engine.cards.values())),
-            **{
-                head: _size(key[0], values[key]) if key in values else ""
-                for head, key in heads.items()
-            },
-            "error": clean_name(engine.error),
-        }
-        for engine, values in ((engine, figures[engine.engine]) for engine in engines)
-    ]
-    return Table.of(rows, {"engine", "process", *heads}, "each engine", folded=True)
+    columns = {TIME: (TIME, "")}
+    for values in figures.values():
+        for name, device in values:
+            if name == PEAK:
+                label = device_label(device)
+                columns[f"{PEAK} {label}"] = (PEAK, device)
+                columns[f"{KEPT} {label}"] = (KEPT, device)
+    rows = [_engine_row(engine, figures[engine.engine], columns) for engine in engines]
+    return Table.of(rows, {"engine", "process", *columns}, "each engine", folded=True)
+
+
+def _engine_row(
+    engine: EngineRecord, values: Values, columns: Mapping[str, tuple[str, str]]
+) -> dict[str, str]:
+    """Return an engine's row; ``columns`` are the figures by heading."""
+    row = {
+        "engine": str(engine.engine),
+        "host": clean_name(engine.host),
+        "process": str(engine.pid or ""),
+        "card": clean_name(", ".join(engine.cards.values())),
+    }
+    for heading, key in columns.items():
+        row[heading] = _value_text(key[0], values[key]) if key in values else ""
+    row["error"] = clean_name(engine.error)
+    return row
 
 
 def outputs_report(
@@ -240,16 +303,18 @@ def outputs_report(
     failed ones.
     """
     headline = f"{clean(command)} on {count(len(outputs), 'engine')}"
-    figures = _figures_table({number: values for number, (_, _, values) in outputs.items()})
-    listings = [
-        Listing(
-            f"engine {number} ({clean_name(host)})",
-            tuple(map(clean, text.splitlines())),
-            code=True,
-            folded=True,
-        )
-        for number, (host, text, _) in outputs.items()
-    ]
+    values_by_engine: dict[int, Values] = {}
+    listings = []
+    for number, (host, text, values) in outputs.items():
+        values_by_engine[number] = values
+        lines = [*map(clean, text.splitlines())]
+        title = f"engine {number} ({clean_name(host)})"
+        listings.append(Listing(title, lines, code=True, folded=True))
     return Report(
-        "engines", headline, alike(failed.items()), [figures], (), listings, is_trouble=bool(failed)
+        "engines",
+        headline,
+        alike(failed.items()),
+        [_figures_table(values_by_engine)],
+        listings=listings,
+        is_trouble=bool(failed),
     )

@@ -15,12 +15,13 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ipygpumem import interrupts
 from ipygpumem.errors import ClusterError, quoted
 from ipygpumem.extras.cluster.engines_report import (
+    Values,
     alike,
     engine_numbers,
     engines_report,
@@ -38,6 +39,8 @@ from ipygpumem.units import format_seconds
 
 _NUMBERS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 _HOW = "import ipyparallel; rc = ipyparallel.Cluster(n=4).start_and_connect_sync(activate=True)"
+_MOST_ENGINES = 1_000_000
+"""Longest range of engines, so that a mistyped one is cheap."""
 _POLL_SECONDS = 0.1
 _START_SECONDS = 30.0
 """Seconds to wait for an engine to begin; one that is busy is left out."""
@@ -53,7 +56,8 @@ Asked = dict[int, Any]
 def on_engines(app: App, call: Call) -> list[Report]:
     """Run a command on engines; a Ctrl-C interrupts only the waiting: nothing stays open."""
     __tracebackhide__ = True
-    options, line = call.options, _without_on(call.line)
+    options = call.options
+    line = _without_on(call.line)
     with interrupts.deferred() as struck:
         if call.command.name == "%%experiment":
             reports = _run_cell(app, options, line, "".join(call.cell), struck)
@@ -69,9 +73,9 @@ def on_engines(app: App, call: Call) -> list[Report]:
 def _without_on(line: str) -> str:
     """Return a line without ``--on`` and its value."""
     words = shlex.split(line)
-    places = [at for at, word in enumerate(words) if word.partition("=")[0] == "--on"]
-    length = 1 if "=" in words[places[0]] else 2
-    del words[places[0] : places[0] + length]
+    place = next(at for at, word in enumerate(words) if word.partition("=")[0] == "--on")
+    length = 1 if "=" in words[place] else 2  # --on=all or --on all
+    del words[place : place + length]
     return shlex.join(words)
 
 
@@ -86,26 +90,18 @@ def _unless(struck: list[int], app: App, reports: list[Report]) -> list[Report]:
 def _run_cell(app: App, options: Options, line: str, cell: str, struck: list[int]) -> list[Report]:
     """Run a cell as an experiment on all engines at once; show everything, then raise its error."""
     __tracebackhide__ = True
-    experiment = ClusterExperiment(
-        options.name, _engines_of(app.context.shell, options.on), options.report
-    )
-    with app.context.display.working(
-        f"experiment on {count(len(experiment.all.numbers), 'engine')}"
-    ) as progress:
+    experiment = _new_experiment(app, options)
+    engines = count(len(experiment.all.numbers), "engine")
+    with app.context.display.working(f"experiment on {engines}") as progress:
         record, results = experiment.run(line, cell, progress)
     ready = {number: result for number, result in results.items() if result.ready()}
     try:
         for number, result in ready.items():
             if result.wait_for_output(1):
-                if len(results) > 1 and (
-                    result.stdout or result.stderr or result.outputs or result.execute_result
-                ):
-                    sys.stdout.write(f"[engine {number}]\n")
-                result.display_outputs()
+                _show_outputs(number, result, is_alone=len(results) == 1)
         app.context.display.show(_ended(app, experiment, record))
-        errors = [
-            error for result in ready.values() if (error := result.exception(timeout=0)) is not None
-        ]
+        errors = [result.exception(timeout=0) for result in ready.values()]
+        errors = [error for error in errors if error is not None]
         if errors and not struck:
             sys.modules["ipyparallel.error"].collect_exceptions(errors, "execute")
     finally:
@@ -113,10 +109,17 @@ def _run_cell(app: App, options: Options, line: str, cell: str, struck: list[int
     return []
 
 
+def _show_outputs(number: int, result: Any, *, is_alone: bool) -> None:
+    """Show what a cell printed and displayed on an engine, with the engine's number above it."""
+    has_output = result.stdout or result.stderr or result.outputs or result.execute_result
+    if has_output and not is_alone:
+        sys.stdout.write(f"[engine {number}]\n")
+    result.display_outputs()
+
+
 def _start(app: App, options: Options, line: str, struck: list[int]) -> list[Report]:
-    experiment = ClusterExperiment(
-        options.name, _engines_of(app.context.shell, options.on), options.report
-    )
+    """Open an experiment on engines; an open one of the same name is ended first."""
+    experiment = _new_experiment(app, options)
     for other in [item for item in app.on_cluster if item.name == options.name]:
         app.on_cluster.remove(other)
         if not _is_closed(other.all.client):
@@ -127,6 +130,11 @@ def _start(app: App, options: Options, line: str, struck: list[int]) -> list[Rep
     else:
         app.on_cluster.append(experiment)
     return []
+
+
+def _new_experiment(app: App, options: Options) -> ClusterExperiment:
+    engines = _engines_of(app.context.shell, options.on)
+    return ClusterExperiment(options.name, engines, options.report)
 
 
 def end(app: App, experiment: ClusterExperiment) -> list[Report]:
@@ -144,18 +152,19 @@ def _end_by_name(app: App, options: Options) -> list[Report]:
     """End an experiment by name, even one that another client has started."""
     if not options.name:
         raise ClusterError("%experiment end --on: which experiment? Write its name")
-    named = [
-        item
-        for item in app.on_cluster
-        if item.name == options.name and not _is_closed(item.all.client)
-    ]
-    if named:
-        return end(app, named[-1])
+    for experiment in reversed(app.on_cluster):
+        if experiment.name == options.name and not _is_closed(experiment.all.client):
+            return end(app, experiment)
     engines = _engines_of(app.context.shell, options.on)
     return _end(app, ClusterExperiment(options.name, engines), is_ours=False)
 
 
 def _end(app: App, experiment: ClusterExperiment, *, is_ours: bool = True) -> list[Report]:
+    """End an experiment, and return its report.
+
+    Raises:
+        ClusterError: another client has begun it, and no engine has a record of it.
+    """
     with app.context.display.working(f"experiment {experiment.name}") as progress:
         record = experiment.end(progress)
     if not is_ours and not any(engine.record for engine in record.engines):
@@ -167,8 +176,10 @@ def _ended(app: App, experiment: ClusterExperiment, record: ExperimentRecord) ->
     """Store the record of an ended experiment, and return its report."""
     app.experiments.finished.append(record)
     app.subscribers.add(record)
-    is_shown = (experiment.report or app.context.config.experiment_report) != "none"
-    return [engines_report(record)] if is_shown else []
+    detail = experiment.report or app.context.config.experiment_report
+    if detail == "none":
+        return []
+    return [engines_report(record)]
 
 
 def _look(app: App, magic: str, line: str, options: Options) -> list[Report]:
@@ -177,18 +188,25 @@ def _look(app: App, magic: str, line: str, options: Options) -> list[Report]:
     asked = engines.ask("look", magic, line)
     with app.context.display.working(f"%{magic} {line}") as progress:
         engines.wait(asked, progress)
-    found, failed = engines.replies(asked)
+    replies, failed = engines.replies(asked)
     outputs = {}
-    for number, reply in found.items():
-        values: dict[tuple[str, str], int] = defaultdict(int)
-        for device, size in reply["after"].items():
-            values["in use", kind_of(device)] += size
-            if line == "free":
-                values["freed", kind_of(device)] += reply["before"].get(device, 0) - size
-            if device in reply["free"]:
-                values["free", kind_of(device)] += reply["free"][device]
+    for number, reply in replies.items():
+        values = _values_of_reply(reply, has_freed=line == "free")
         outputs[number] = (reply["host"], reply["text"], values)
     return [outputs_report(f"%{magic} {line}", outputs, failed)]
+
+
+def _values_of_reply(reply: dict[str, Any], *, has_freed: bool) -> Values:
+    """Return an engine's memory after a command, by figure and kind of device."""
+    values: dict[tuple[str, str], int] = defaultdict(int)
+    for device, size in reply["after"].items():
+        kind = kind_of(device)
+        values["in use", kind] += size
+        if has_freed:
+            values["freed", kind] += reply["before"].get(device, 0) - size
+        if device in reply["free"]:
+            values["free", kind] += reply["free"][device]
+    return values
 
 
 # -- experiments and engines --------------------------------------------------------------------
@@ -198,12 +216,18 @@ class ClusterExperiment:
     """An experiment on engines."""
 
     def __init__(self, name: str, engines: Engines, report: str | None = None) -> None:
-        self.name, self.report = name, report
-        self.all = self.engines = engines
-        """The participating engines."""
+        self.name = name
+        self.report = report
+        self.all = engines
+        """The engines that the user has named."""
+        self.engines = engines
+        """The participating engines: those that began the experiment."""
         self._failed: dict[int, str] = {}
+        """Why an engine has no record."""
         self._places: dict[int, dict[str, Any]] = {}
-        self._started_at, self._started = time.time(), time.perf_counter()
+        """Each participating engine's host, process, versions and time at the start."""
+        self._started_at = time.time()
+        self._started = time.perf_counter()
 
     @property
     def elapsed_seconds(self) -> float:
@@ -248,47 +272,48 @@ class ClusterExperiment:
                 begun = {number: results[number] for number in self.engines.interrupt(results)}
                 self.engines.wait(begun, seconds=_GRACE_SECONDS, heard=len(struck))
         for number, result in results.items():
-            if not result.ready():
-                state = (
-                    "continues"
-                    if self.engines.has_begun(result)
-                    else "had not begun and was cancelled"
-                )
-                self._failed[number] = f"did not reply: its cell {state}"
-            elif getattr(error := result.exception(timeout=0), "ename", "") in (
-                "EngineError",
-                "TaskAborted",
-            ):
-                self._failed[number] = _why(error)
-        there = Engines(
-            self.all.client, [number for number in results if number not in self._failed]
-        )
+            problem = self._problem(result)
+            if problem:
+                self._failed[number] = problem
+        finished = [number for number in results if number not in self._failed]
         since = {number: place["time"] for number, place in self._places.items()}
-        return self._merged(there.ask("record", self.name, since), progress), results
+        asked = Engines(self.all.client, finished).ask("record", self.name, since)
+        return self._merged(asked, progress), results
+
+    def _problem(self, result: Any) -> str:
+        """Return why an engine has no record of its cell; an empty text if it has one."""
+        if not result.ready():
+            has_begun = self.engines.has_begun(result)
+            state = "continues" if has_begun else "had not begun and was cancelled"
+            return f"did not reply: its cell {state}"
+        error = result.exception(timeout=0)
+        if getattr(error, "ename", "") in ("EngineError", "TaskAborted"):
+            return _why(error)
+        return ""
 
     def end(self, progress: Progress) -> ExperimentRecord:
         """End it on the engines, and return the merged record."""
         return self._merged(self.engines.ask("end", self.name), progress)
 
     def _merged(self, asked: Asked, progress: Progress) -> ExperimentRecord:
+        """Wait for the engines' records, and return them as one."""
         with interrupts.deferred() as struck:
             self.engines.wait(asked, progress, heard=len(struck))
-        found, failed = self.engines.replies(asked)
-        self._failed = failed | self._failed
-        made = [self._engine(number, found.get(number)) for number in self.all.numbers]
-        return merged_record(self.name, self._started_at, self.elapsed_seconds, made)
+        replies, failed = self.engines.replies(asked)
+        self._failed = failed | self._failed  # the earlier reason is the cause
+        engines = [self._engine(number, replies.get(number)) for number in self.all.numbers]
+        return merged_record(self.name, self._started_at, self.elapsed_seconds, engines)
 
     def _engine(self, number: int, reply: dict[str, Any] | None) -> EngineRecord:
-        where = {
-            **self._places.get(number, {}),
-            **(reply or {"error": self._failed.get(number, "")}),
-        }
+        """Return the record of one engine, which says why it has none of the experiment."""
+        values = self._places.get(number, {}) | {"engine": number}
+        values |= reply or {"error": self._failed.get(number, "")}
         try:
-            return EngineRecord.from_dict({"engine": number, **where})
+            return EngineRecord.from_dict(values)
         except (ValueError, TypeError, KeyError) as error:  # another version's
-            return EngineRecord(
-                number, error=f"its record cannot be read ({error}); it ran {where.get('version')}"
-            )
+            version = values.get("version")
+            text = f"its record cannot be read ({error}); it ran {version}"
+            return EngineRecord(number, error=text)
 
 
 class Engines:
@@ -303,20 +328,21 @@ class Engines:
         results.
         """
         module = "__import__('importlib').import_module('ipygpumem.extras.cluster.engine')"
-        return self._sent("apply_async", eval, f"{module}.answer({function!r}, *{words!r})", {})
+        call = f"{module}.answer({function!r}, *{words!r})"
+        return self._send(lambda view: view.apply_async(eval, call, {}))
 
     def run(self, source: str) -> Asked:
         """Run a cell on each engine."""
-        return self._sent("execute", source, silent=False, block=False)
+        return self._send(lambda view: view.execute(source, silent=False, block=False))
 
-    def _sent(self, how: str, *words: object, **options: object) -> Asked:
+    def _send(self, request: Callable[[Any], Any]) -> Asked:
+        """Make a request of each engine that is still there, and return the pending results."""
         asked = Asked()
+        no_engines = sys.modules["ipyparallel.error"].NoEnginesRegistered
         for number in self.numbers:
-            with contextlib.suppress(
-                LookupError, sys.modules["ipyparallel.error"].NoEnginesRegistered
-            ):  # it is gone
+            with contextlib.suppress(LookupError, no_engines):  # it is gone
                 if not _is_closed(self.client) and number in self.client.ids:
-                    asked[number] = getattr(self.client[number], how)(*words, **options)
+                    asked[number] = request(self.client[number])
         return asked
 
     def wait(
@@ -332,11 +358,10 @@ class Engines:
         """
         until = time.monotonic() + seconds
         with interrupts.deferred() as struck:
-            while (
-                (waiting := _unanswered(asked))
-                and len(struck) <= heard
-                and time.monotonic() < until
-            ):
+            while len(struck) <= heard and time.monotonic() < until:
+                waiting = _unanswered(asked)
+                if not waiting:
+                    break
                 progress(1 - len(waiting) / len(asked))
                 asked[waiting[0]].wait(_POLL_SECONDS)
 
@@ -344,19 +369,27 @@ class Engines:
         """Return the engines' results, and the reasons for missing ones; the client drops the
         results.
         """
-        found, failed = dict[int, Any](), dict.fromkeys(self.numbers, "has stopped")
-        for number, result in asked.items():
+        replies: dict[int, Any] = {}
+        failed: dict[int, str] = {}
+        for number in self.numbers:
+            if number not in asked:
+                failed[number] = "has stopped"
+                continue
+            result = asked[number]
             if not result.ready():
                 failed[number] = "did not reply"
-            elif (error := result.exception(timeout=0)) is not None:
+                continue
+            error = result.exception(timeout=0)
+            if error is not None:
                 failed[number] = _why(error)
-            elif "value" in (reply := result.get(timeout=0)):
-                found[number] = reply["value"]
-                del failed[number]
+                continue
+            reply = result.get(timeout=0)
+            if "value" in reply:
+                replies[number] = reply["value"]
             else:
                 failed[number] = reply["error"]
         self.forget(asked)
-        return found, failed
+        return replies, failed
 
     def interrupt(self, cells: Asked) -> list[int]:
         """Send a Ctrl-C to the engines that run these cells, and return them; cancel cells that
@@ -365,17 +398,18 @@ class Engines:
         An engine that has not begun is running something else, maybe another client's code.
         """
         until = time.monotonic() + _NEWS_SECONDS
-        while (
-            not all(self.has_begun(cells[number]) for number in _unanswered(cells))
-            and time.monotonic() < until
-        ):
+        while time.monotonic() < until and self._not_begun(cells):
             time.sleep(_POLL_SECONDS)
         begun = [number for number in _unanswered(cells) if self.has_begun(cells[number])]
         if begun:
             self.client.send_signal(signal.SIGINT, targets=begun, block=False)
-        if later := [cells[number] for number in _unanswered(cells) if number not in begun]:
-            self.client.abort(later, block=False)
+        not_begun = [cells[number] for number in _unanswered(cells) if number not in begun]
+        if not_begun:
+            self.client.abort(not_begun, block=False)
         return begun
+
+    def _not_begun(self, cells: Asked) -> list[int]:
+        return [number for number in _unanswered(cells) if not self.has_begun(cells[number])]
 
     def has_begun(self, result: Any) -> bool:
         """Return True if an engine has begun its cell."""
@@ -386,22 +420,28 @@ class Engines:
         late = [asked[number] for number in _unanswered(asked)]
         if late and not _is_closed(self.client):
             self.client.abort(late, block=False)
-        if done := [
-            message for result in asked.values() if result.ready() for message in result.msg_ids
-        ]:
-            self.client.purge_local_results(done)
+        messages = list[str]()
+        for result in asked.values():
+            if result.ready():
+                messages += result.msg_ids
+        if messages:
+            self.client.purge_local_results(messages)
 
 
 def _unanswered(asked: Asked) -> list[int]:
+    """Return the engines whose results are pending."""
     return [number for number, result in asked.items() if not result.ready()]
 
 
 def _why(error: BaseException | None) -> str:
+    """Return an error in one line; a remote error has the name and text of the engine's."""
     name = getattr(error, "ename", type(error).__name__)
     text = str(getattr(error, "evalue", error)).partition("\n")[0]
     if name in ("ModuleNotFoundError", "ImportError"):
         return f"has no ipygpumem, or an older one ({text})"
-    return "died" if name == "EngineError" else f"{name}: {text}"
+    if name == "EngineError":
+        return "died"
+    return f"{name}: {text}"
 
 
 # -- words of --on ------------------------------------------------------------------------------
@@ -409,47 +449,56 @@ def _why(error: BaseException | None) -> str:
 
 def _engines_of(shell: Any, words: str) -> Engines:
     """Return the engines selected by ``all``, ``0-3,5`` or the name of a view."""
-    named = shell.user_ns.get(words)
-    if is_exactly(named, _library("DirectView"), _library("BroadcastView")):
-        client, numbers = named.client, named.targets
+    view = shell.user_ns.get(words)
+    if is_exactly(view, _library("DirectView"), _library("BroadcastView")):
+        client, numbers = view.client, _targets(view)
     else:
-        client = _client(shell)
-        if words != "all" and not _NUMBERS.fullmatch(words):
-            raise ClusterError(
-                f"--on {words}: write all, numbers of engines such as 0-3 or 0,2, or a view's name"
-            )
-        numbers = (
-            words
-            if words == "all"
-            else [number for part in words.split(",") for number in _range(part)]
-        )
+        client, numbers = _client(shell), _numbers(words)
     if _is_closed(client):
         raise ClusterError(f"--on {words}: the client of that view is closed")
-    there = client.ids
-    wanted = (
-        there
-        if numbers in ("all", None)
-        else [numbers]
-        if type(numbers) is int
-        else list(dict.fromkeys(numbers))
-    )
-    if not there:
+    existing = client.ids
+    if not existing:
         raise ClusterError("the cluster has no engine: none has started yet, or all have died")
-    if not wanted:
-        raise ClusterError(f"--on names no engine; the cluster has {engine_numbers(there)}")
-    if lacking := [number for number in wanted if number not in there]:
+    if numbers is None:
+        return Engines(client, existing)
+    if not numbers:
+        raise ClusterError(f"--on names no engine; the cluster has {engine_numbers(existing)}")
+    missing = [number for number in numbers if number not in existing]
+    if missing:
         raise ClusterError(
-            f"the cluster has no {engine_numbers(lacking)}; it has {engine_numbers(there)}"
+            f"the cluster has no {engine_numbers(missing)}; it has {engine_numbers(existing)}"
         )
-    return Engines(client, wanted)
+    return Engines(client, numbers)
 
 
-def _range(part: str) -> range:
-    first, _, last = part.partition("-")
-    return range(int(first), min(int(last or first), int(first) + 1_000_000) + 1)
+def _targets(view: Any) -> list[int] | None:
+    """Return the engines of a view, each once; None stands for all."""
+    targets = view.targets
+    if targets in ("all", None):
+        return None
+    if type(targets) is int:
+        return [targets]
+    return list(dict.fromkeys(targets))
+
+
+def _numbers(words: str) -> list[int] | None:
+    """Return the engines that ``0-3,5`` stands for, each once; None for ``all``."""
+    if words == "all":
+        return None
+    if not _NUMBERS.fullmatch(words):
+        raise ClusterError(
+            f"--on {words}: write all, numbers of engines such as 0-3 or 0,2, or a view's name"
+        )
+    numbers: dict[int, None] = {}
+    for part in words.split(","):
+        first, _, last = part.partition("-")
+        end = min(int(last or first), int(first) + _MOST_ENGINES)
+        numbers |= dict.fromkeys(range(int(first), end + 1))
+    return list(numbers)
 
 
 def _library(name: str) -> Any:
+    """Return a class of ipyparallel; ``()``, which is no object's type, if it is missing."""
     return getattr(sys.modules.get("ipyparallel"), name, ())
 
 
@@ -462,8 +511,11 @@ def _client(shell: Any) -> Any:
     view = getattr(shell.magics_manager.registry.get("ParallelMagics"), "view", None)
     if view is not None and not _is_closed(view.client):
         return view.client
-    found = [value for value in list(shell.user_ns.values()) if type(value) is _library("Client")]
-    clients = {id(client): client for client in found if not _is_closed(client)}
+    client_type = _library("Client")
+    clients: dict[int, Any] = {}
+    for value in list(shell.user_ns.values()):
+        if type(value) is client_type and not _is_closed(value):
+            clients[id(value)] = value
     if len(clients) > 1:
         raise ClusterError(
             "--on: there are several clusters; name a view, such as view = rc[:] and --on view"
