@@ -9,6 +9,7 @@ memory. Until then the tensors point to the bytes on the host, as after ``module
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import warnings
 import weakref
@@ -24,7 +25,7 @@ from ipygpumem.heap.arrays import Reader, is_of_library
 from ipygpumem.heap.heap import refuse_while_traced
 from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.heap.walk import ArraySearch
-from ipygpumem.introspect import instance_dict, is_exactly, is_instance, type_name
+from ipygpumem.introspect import instance_dict, is_instance, type_name
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.reclaim.reclaim import free_now, private_pools, reserved
 from ipygpumem.records import Record
@@ -69,50 +70,60 @@ def purge(model: object, optimizer: object = None) -> PurgeRecord:
     >>> ipygpumem.purge(torch.nn.Linear(2, 2)).moved_bytes  # it is on the host
     0
     """
-    away, meter = (
-        Offload([model, *([] if optimizer is None else [optimizer])], "purge"),
-        current_traces().meter,
-    )
-    before, notes, stays = reserved(meter.now()), [away.leave()], ""
+    given = [model] if optimizer is None else [model, optimizer]
+    offload = Offload(given, "purge")
+    meter = current_traces().meter
+    before = reserved(meter.now())
+    shared_note = offload.leave()
+    stay_note = ""
     try:
         free_now(meter, garbage_here())
     finally:
-        stays = away.come_back()
-        _warn(stays)
-    notes += (
-        [stays] if away.size_bytes else ["no parameter, buffer or gradient of it is on a device"]
-    )
+        stay_note = offload.come_back()
+        _warn(stay_note)
+    notes = [shared_note, stay_note]
+    if not offload.size_bytes:
+        notes = [shared_note, "no parameter, buffer or gradient of it is on a device"]
     after = reserved(meter.now())
-    return PurgeRecord(away.size_bytes, bool(stays), before, after, tuple(filter(None, notes)))
+    return PurgeRecord(
+        offload.size_bytes,
+        is_on_host=bool(stay_note),
+        before=before,
+        after=after,
+        notes=tuple(note for note in notes if note),
+    )
 
 
 @shows(PurgeRecord)
 def purge_report(record: PurgeRecord) -> Report:
     """Return the report of a purge: the decrease of each allocator's reserved memory."""
-    moved = (
-        f"{format_bytes(record.moved_bytes)} moved off"
-        if record.moved_bytes
-        else "nothing was moved"
+    rows = []
+    for device, size in record.before.items():
+        if device in record.after:
+            row = {
+                "device": device_label(device),
+                "reserved before": format_bytes(size),
+                "after": format_bytes(record.after[device]),
+            }
+            rows.append(row)
+    return Report(
+        "purge",
+        f"purge: {_moved_text(record)}",
+        [*map(clean, record.notes)],
+        [Table.of(rows, {"reserved before", "after"})],
+        is_trouble=record.is_on_host,
+        records=[record],
     )
-    end = (
-        ", and still on the host"
-        if record.is_on_host
-        else " and back"
-        if record.moved_bytes
-        else ""
-    )
-    rows = [
-        {
-            "device": device_label(device),
-            "reserved before": format_bytes(size),
-            "after": format_bytes(record.after[device]),
-        }
-        for device, size in record.before.items()
-        if device in record.after
-    ]
-    tables = [Table.of(rows, {"reserved before", "after"})]
-    head, notes = f"purge: {moved}{end}", list(map(clean, record.notes))
-    return Report("purge", head, notes, tables, is_trouble=record.is_on_host, records=[record])
+
+
+def _moved_text(record: PurgeRecord) -> str:
+    """Return the bytes moved, and whether they are back."""
+    moved = "nothing was moved"
+    if record.moved_bytes:
+        moved = f"{format_bytes(record.moved_bytes)} moved off"
+    if record.is_on_host:
+        return f"{moved}, and still on the host"
+    return f"{moved} and back" if record.moved_bytes else moved
 
 
 def offload(*given: object) -> Offload:
@@ -147,31 +158,29 @@ class Offload:
         refuse_while_traced(what)
         if sys.modules.get("torch") is None:
             raise GpuMemError(f"{what} moves torch modules, but torch is not loaded")
-        self._modules = [item for item in given if is_of_library(item, "torch.nn", "Module")]
-        self._optimizers = [
-            item for item in given if is_of_library(item, "torch.optim", "Optimizer")
-        ]
-        wrong_items = [
-            item
-            for item in given
-            if all(item is not one for one in (*self._modules, *self._optimizers))
-        ]
-        if wrong_items or not self._modules:
-            wrong = f", and not {type_name(wrong_items[0])}" if wrong_items else ""
-            example = f"{what}(learner.model, learner.optimizer)"
-            raise GpuMemError(f"{what} takes a torch module and its optimizer{wrong}: {example}")
-        for module in (inner for model in self._modules for inner in model.modules()):
-            if type_name(module) in _BOUND:
-                raise GpuMemError(
-                    f"{what} cannot move the modules of {type_name(module)}: it stores their "
-                    f"addresses"
-                )
+        self._modules = list[Any]()
+        self._optimizers = list[Any]()
+        self._sort_by_type(given)
+        number = len(self._modules) + len(self._optimizers)
+        if number < len(given) or not self._modules:
+            raise GpuMemError(_refusal(given, what))
+        for model in self._modules:
+            for module in model.modules():
+                if type_name(module) in _BOUND:
+                    raise GpuMemError(
+                        f"{what} cannot move the modules of {type_name(module)}: it stores their "
+                        f"addresses"
+                    )
         self._what = what
         self._pieces: list[_Piece] | None = None
         self._ended: list[weakref.ref[Any]] = []
         """Weak references to the given modules and optimizers while they are back on the device."""
         self.size_bytes = 0
         """Bytes moved."""
+
+    def _sort_by_type(self, given: Sequence[Any]) -> None:
+        self._modules = [item for item in given if _is_module(item)]
+        self._optimizers = [item for item in given if _is_optimizer(item)]
 
     def __enter__(self) -> Offload:
         """Move everything to the host; after an error nothing has been moved."""
@@ -191,41 +200,41 @@ class Offload:
             raise GpuMemError(
                 "this offload is open already: call ipygpumem.offload(model) for another"
             )
-        if self._ended:
-            given = [reference() for reference in self._ended]
-            if any(item is None for item in given):
-                raise GpuMemError(
-                    "the model of this offload was deleted: call ipygpumem.offload(model) for "
-                    "another"
-                )
-            self._modules = [item for item in given if is_of_library(item, "torch.nn", "Module")]
-            self._optimizers, self._ended = given[len(self._modules) :], []
+        if self._ended:  # a second block with the same object
+            self._sort_by_type(self._given_again())
+            self._ended = []
         with interrupts.deferred() as struck, _quiet():
-            pieces = self._found()
+            pieces = self._pieces_on_devices()
             self.size_bytes = sum(piece.size_bytes for piece in pieces)
             _copy_out(pieces)
             if not struck:
-                try:
-                    for piece in pieces:
-                        piece.point_to(piece.host)
-                except Exception:
-                    for piece in pieces:
-                        piece.point_to(piece.storage)
-                    raise
+                _point_to_host(pieces)
                 self._pieces = pieces
                 for piece in pieces:
                     piece.empty()
         if struck:
             _warn(self.come_back())
             raise KeyboardInterrupt
-        shared = sum(piece.size_bytes for piece in pieces if piece.is_shared)
-        what = "stay on the device as well: a graph or another library uses that memory"
-        return f"{format_bytes(shared)} {what}" if shared else ""
+        shared_bytes = sum(piece.size_bytes for piece in pieces if piece.is_shared)
+        if not shared_bytes:
+            return ""
+        why = "a graph or another library uses that memory"
+        return f"{format_bytes(shared_bytes)} stay on the device as well: {why}"
+
+    def _given_again(self) -> list[Any]:
+        """Return the modules and optimizers of an earlier block, if all are still alive."""
+        given = [reference() for reference in self._ended]
+        if any(item is None for item in given):
+            raise GpuMemError(
+                "the model of this offload was deleted: call ipygpumem.offload(model) for another"
+            )
+        return given
 
     def come_back(self) -> str:
         """Move everything back, and return why some of it is still on the host."""
-        pieces, self._pieces = self._pieces or [], None
-        left, why = 0, ""
+        pieces = self._pieces or []
+        self._pieces = None
+        note = ""
         with interrupts.deferred() as struck, _quiet():
             strays = self._strays(pieces)
             self._ended = [weakref.ref(item) for item in (*self._modules, *self._optimizers)]
@@ -236,7 +245,7 @@ class Offload:
                 copies = [(tensor, tensor.data.to(home)) for tensor, home in strays]
                 _synchronize(pieces)
             except RuntimeError as error:  # out of memory, most likely
-                left, why = sum(piece.size_bytes for piece in pieces), _first_words(error)
+                note = _stay_note(pieces, error)
                 for piece in pieces:
                     piece.empty()
             else:
@@ -244,98 +253,75 @@ class Offload:
                     piece.point_home()
                 for tensor, copy in copies:
                     tensor.data = copy
-        hint = "To move them, call model.to(device)"
-        text = (
-            f"{format_bytes(left)} stay on the host: they did not fit back ({why}). {hint}"
-            if left
-            else ""
-        )
         if struck:
-            _warn(text)
+            _warn(note)
             raise KeyboardInterrupt
-        return text
+        return note
 
-    def _found(self) -> list[_Piece]:
+    def _pieces_on_devices(self) -> list[_Piece]:
         """Return the pieces of memory on devices, the largest first, which fit best
         in that order.
+
+        Raises:
+            GpuMemError: some of it cannot be moved.
         """
         torch: Any = sys.modules["torch"]
-        base, reader = torch.Tensor, Reader(torch)
-        references = getattr(torch._C, "_storage_Use_Count", None)
-        if references is None:
+        if not hasattr(torch._C, "_storage_Use_Count"):
             raise GpuMemError(f"{self._what} needs torch 2.1 or newer")
-
-        def is_plain(tensor: Any) -> bool:
-            is_strange = (
-                base.is_nested.__get__(tensor) or base.is_conj(tensor) or base.is_neg(tensor)
-            )
-            return reader.memory(tensor).is_plain and not is_strange
-
-        roots = list(_tensors_of(self._modules))
-        roots += _gradients(roots)
-        states = [list(optimizer.state.values()) for optimizer in self._optimizers]
-        roots += [item for item, _ in ArraySearch().find(states) if is_instance(item, base)]
-        odd = {
-            id(item)
-            for item in roots
-            if not is_plain(item) and reader.memory(item).device not in ("cpu", "meta")
-        }
-        storages = {
-            storage._cdata: storage
-            for storage in map(base.untyped_storage, filter(is_plain, roots))
-        }
+        reader = Reader(torch)
+        own_tensors = self._own_tensors()
+        storages = _storages_of(own_tensors, reader)
         kinds = {storage.device.type for storage in storages.values()}
-        if wrong := sorted(kinds - {"cpu", "meta", *DEVICES}):
-            raise DeviceError(
-                f"memory on {wrong[0]} cannot be moved this way, only memory on cuda or xpu"
-            )
-        wanted = {
-            key for key, item in storages.items() if item.device.type in DEVICES and item.nbytes()
+        _refuse_other_devices(kinds)
+        on_devices = {
+            key: storage
+            for key, storage in storages.items()
+            if storage.device.type in DEVICES and storage.nbytes()
         }
-        known = {
-            id(tensor): tensor
-            for tensor in (*roots, *(live_tensors(garbage_here()) if wanted else ()))
-        }
-        shown_by: dict[int, list[Any]] = defaultdict(list)
-        for tensor in known.values():
-            for key in reader.memory(tensor).storages.keys() & wanted:
-                shown_by[key].append(tensor)
-                odd |= {id(tensor)} if not is_plain(tensor) else set()
-        if odd:
-            odd_kinds = "sparse, quantized, nested, conjugated or wrapped"
-            raise GpuMemError(
-                f"{self._what} cannot move {len(odd)} of its tensors ({odd_kinds}): nothing was "
-                f"moved"
-            )
+        tensors = {id(tensor): tensor for tensor in own_tensors}
+        if on_devices:  # other tensors may share their memory
+            tensors |= {id(tensor): tensor for tensor in live_tensors(garbage_here())}
+        tensors_by_storage: dict[int, list[Any]] = defaultdict(list)
+        for tensor in tensors.values():
+            for key in reader.memory(tensor).storages.keys() & on_devices.keys():
+                tensors_by_storage[key].append(tensor)
+        self._refuse_odd(own_tensors, tensors_by_storage, reader)
         if any(private_pools(kind) for kind in kinds & set(DEVICES) - {"cpu"}):
             raise GpuMemError("a captured CUDA graph may use these addresses: nothing was moved")
-        # The bases of views, which refer to them in C++.
-        bases = [
-            item
-            for item in (reader.read("_base", tensor) for tensor in known.values())
-            if item is not None
-        ]
-        explained = Counter(map(id, [*_gradients(known.values()), *bases]))
-        sample = torch.empty(1, device="cpu")
-        # references of Python's object for a storage
-        own = references(sample.untyped_storage()._cdata) - 1
-
-        def is_shared(key: int) -> bool:
-            """Return True if a graph or a DLPack capsule, not visible from Python,
-            uses a storage.
-            """
-            if not storages[key].resizable() or references(key) - own != len(shown_by[key]):
-                return True
-            # C++ references, of which Python's object is one
-            count = getattr(base, "_use_count", lambda tensor: 1)
-            free = [item for item in shown_by[key] if not base.requires_grad.__get__(item)]
-            return any(count(tensor) - 1 > explained[id(tensor)] for tensor in free)
-
-        pieces = [
-            _Piece(storages[key], storages[key].nbytes(), shown_by[key], is_shared(key))
-            for key in wanted
-        ]
+        references = _VisibleReferences(list(tensors.values()), reader)
+        pieces = []
+        for key, storage in on_devices.items():
+            is_shared = references.has_others(storage, tensors_by_storage[key])
+            pieces.append(_Piece(storage, storage.nbytes(), tensors_by_storage[key], is_shared))
         return sorted(pieces, key=lambda piece: -piece.size_bytes)
+
+    def _refuse_odd(
+        self, own_tensors: list[Any], tensors_by_storage: dict[int, list[Any]], reader: Reader
+    ) -> None:
+        """Raise GpuMemError if a tensor on a device cannot be pointed to other memory."""
+        on_accelerators = [
+            tensor for tensor in own_tensors if reader.memory(tensor).device not in ("cpu", "meta")
+        ]
+        odd_tensors = set[int]()
+        for tensor in itertools.chain(on_accelerators, *tensors_by_storage.values()):
+            if not _is_plain(tensor, reader):
+                odd_tensors.add(id(tensor))
+        if odd_tensors:
+            raise GpuMemError(
+                f"{self._what} cannot move {len(odd_tensors)} of its tensors (sparse, quantized, "
+                "nested, conjugated or wrapped): nothing was moved"
+            )
+
+    def _own_tensors(self) -> list[Any]:
+        """Return the modules' tensors, their gradients, and the optimizers' states."""
+        base: Any = sys.modules["torch"].Tensor
+        tensors = list(_tensors_of(self._modules))
+        tensors += _gradients(tensors)
+        states = [list(optimizer.state.values()) for optimizer in self._optimizers]
+        for item, _ in ArraySearch().find(states):
+            if is_instance(item, base):
+                tensors.append(item)
+        return tensors
 
     def _strays(self, pieces: list[_Piece]) -> list[tuple[Any, Any]]:
         """Return tensors that were made or replaced on the host during the block, with their
@@ -344,29 +330,74 @@ class Offload:
         Removes replaced tensors from ``pieces``.
         """
         base: Any = sys.modules["torch"].Tensor
-        homes = {id(tensor): piece.storage.device for piece in pieces for tensor in piece.tensors}
-        made = [(id(tensor), tensor) for piece in pieces for tensor in piece.tensors]
-        made += [(owner, gradient) for owner, tensor in made for gradient in _gradients([tensor])]
-        for optimizer in self._optimizers:
-            for owner, state in optimizer.state.items():
-                if type(state) is dict:  # torch keeps a "step" on the host by design
-                    made += [(id(owner), value) for key, value in state.items() if key != "step"]
+        homes: dict[int, Any] = {}
         for piece in pieces:
-            host = piece.host._cdata
-            piece.tensors = [
-                item for item in piece.tensors if base.untyped_storage(item)._cdata == host
-            ]
+            homes |= {id(tensor): piece.storage.device for tensor in piece.tensors}
+        candidates = self._that_belong_to(pieces)
+        for piece in pieces:
+            piece.drop_replaced()
         pieces[:] = [piece for piece in pieces if piece.tensors]
         moved = {id(tensor) for piece in pieces for tensor in piece.tensors}
-        strays = {
-            id(item): (item, homes[owner])
-            for owner, item in made
-            if owner in homes
-            and id(item) not in moved
-            and is_instance(item, base)
-            and item.device.type == "cpu"
-        }
+        strays: dict[int, tuple[Any, Any]] = {}
+        for moved_id, item in candidates:
+            if moved_id not in homes or id(item) in moved or not is_instance(item, base):
+                continue
+            if item.device.type == "cpu":
+                strays[id(item)] = (item, homes[moved_id])
         return list(strays.values())
+
+    def _that_belong_to(self, pieces: Iterable[_Piece]) -> list[tuple[int, Any]]:
+        """Return the tensors of ``pieces``, their gradients and the states of optimizers, each with
+        the id of the tensor to whose device it belongs.
+        """
+        pairs: list[tuple[int, Any]] = []
+        for piece in pieces:
+            for tensor in piece.tensors:
+                pairs.append((id(tensor), tensor))
+                pairs += [(id(tensor), gradient) for gradient in _gradients([tensor])]
+        for optimizer in self._optimizers:
+            for parameter, state in optimizer.state.items():
+                if type(state) is dict:  # torch keeps a "step" on the host by design
+                    values = [value for key, value in state.items() if key != "step"]
+                    pairs += [(id(parameter), value) for value in values]
+        return pairs
+
+
+class _VisibleReferences:
+    """Counts references to memory that are visible from Python: what has more is shared with a
+    graph, a DLPack capsule or another library.
+    """
+
+    def __init__(self, tensors: Sequence[Any], reader: Reader) -> None:
+        torch: Any = sys.modules["torch"]
+        self._base = torch.Tensor
+        self._storage_count = torch._C._storage_Use_Count
+        sample = torch.empty(1, device="cpu")
+        self._by_storage_object = self._storage_count(sample.untyped_storage()._cdata) - 1
+        """References of Python's object for a storage."""
+        self._by_tensors = Counter(map(id, _gradients(tensors)))
+        """References from C++ to tensors, by the tensor's id: of gradients, and of views to their
+        bases.
+        """
+        for tensor in tensors:
+            viewed = reader.read("_base", tensor)
+            if viewed is not None:
+                self._by_tensors[id(viewed)] += 1
+
+    def has_others(self, storage: Any, tensors: Sequence[Any]) -> bool:
+        """Return True if more than these tensors, which are all that Python sees, use a storage."""
+        references = self._storage_count(storage._cdata) - self._by_storage_object
+        if not storage.resizable() or references != len(tensors):
+            return True
+        if not hasattr(self._base, "_use_count"):  # an older torch
+            return False
+        for tensor in tensors:
+            if self._base.requires_grad.__get__(tensor):
+                continue
+            from_cpp = self._base._use_count(tensor) - 1  # Python's object is one of them
+            if from_cpp > self._by_tensors[id(tensor)]:
+                return True
+        return False
 
 
 @dataclass
@@ -401,12 +432,62 @@ class _Piece:
             _point(tensor, storage)
 
     def point_home(self) -> None:
+        """Point the tensors to the device; the host's bytes live as long as they may be viewed."""
         self.point_to(self.storage)
-        if (
-            not self.host.resizable()
-        ):  # a NumPy array may view it, which keeps only the tensor alive
+        if not self.host.resizable():
+            # a NumPy array may view the bytes, and it keeps only the tensor alive
             for tensor in self.tensors:
                 weakref.finalize(tensor, id, self.host).atexit = False
+
+    def drop_replaced(self) -> None:
+        """Drop tensors to which other memory was assigned while the bytes were on the host."""
+        base: Any = sys.modules["torch"].Tensor
+        key = self.host._cdata
+        self.tensors = [item for item in self.tensors if base.untyped_storage(item)._cdata == key]
+
+
+def _is_module(item: object) -> bool:
+    return is_of_library(item, "torch.nn", "Module")
+
+
+def _is_optimizer(item: object) -> bool:
+    return is_of_library(item, "torch.optim", "Optimizer")
+
+
+def _refusal(given: Sequence[Any], what: str) -> str:
+    """Return the error about arguments of the wrong type, or without a module."""
+    wrong = [item for item in given if not _is_module(item) and not _is_optimizer(item)]
+    but = f", and not {type_name(wrong[0])}" if wrong else ""
+    example = f"{what}(learner.model, learner.optimizer)"
+    return f"{what} takes a torch module and its optimizer{but}: {example}"
+
+
+def _refuse_other_devices(kinds: set[str]) -> None:
+    """Raise DeviceError if there is memory on devices whose storages cannot be emptied."""
+    wrong = sorted(kinds - {"cpu", "meta", *DEVICES})
+    if wrong:
+        raise DeviceError(
+            f"memory on {wrong[0]} cannot be moved this way, only memory on cuda or xpu"
+        )
+
+
+def _storages_of(tensors: Iterable[Any], reader: Reader) -> dict[int, Any]:
+    """Return the storages of plain tensors, by their address."""
+    base: Any = sys.modules["torch"].Tensor
+    storages: dict[int, Any] = {}
+    for tensor in tensors:
+        if _is_plain(tensor, reader):
+            storage = base.untyped_storage(tensor)
+            storages[storage._cdata] = storage
+    return storages
+
+
+def _is_plain(tensor: Any, reader: Reader) -> bool:
+    """Return True if a tensor is nothing but a view of its storage."""
+    base: Any = sys.modules["torch"].Tensor
+    if base.is_nested.__get__(tensor) or base.is_conj(tensor) or base.is_neg(tensor):
+        return False
+    return reader.memory(tensor).is_plain
 
 
 def _warn(note: str) -> None:
@@ -430,31 +511,39 @@ def _tensors_of(modules: Iterable[Any]) -> Iterator[Any]:
         yield from model.buffers()
         for module in model.modules():
             for value in list((instance_dict(module) or {}).values()):
-                parts = (
-                    list(value.values())
-                    if type(value) is dict
-                    else value
-                    if is_exactly(value, list, tuple)
-                    else ()
-                )
-                yield from (item for item in (value, *parts) if is_instance(item, base))
+                for item in (value, *_items(value)):
+                    if is_instance(item, base):
+                        yield item
+
+
+def _items(value: object) -> Iterable[object]:
+    """Return the items of a built-in container."""
+    if type(value) is dict:
+        return list(value.values())
+    if type(value) is list or type(value) is tuple:
+        return value
+    return ()
 
 
 def _gradients(tensors: Iterable[Any]) -> list[Any]:
+    """Return the gradients of tensors that have one."""
     base: Any = sys.modules["torch"].Tensor
-    leaves = [
-        item for item in tensors if base.requires_grad.__get__(item) and base.is_leaf.__get__(item)
-    ]
-    return [gradient for gradient in map(base.grad.__get__, leaves) if gradient is not None]
+    gradients = []
+    for tensor in tensors:
+        if base.requires_grad.__get__(tensor) and base.is_leaf.__get__(tensor):
+            gradient = base.grad.__get__(tensor)
+            if gradient is not None:
+                gradients.append(gradient)
+    return gradients
 
 
 def _copy_out(pieces: Sequence[_Piece]) -> None:
-    size, free = sum(piece.size_bytes for piece in pieces), available_bytes()
+    """Copy all pieces to the host (GpuMemError if it has too little memory)."""
+    size = sum(piece.size_bytes for piece in pieces)
+    free = available_bytes()
     if size > free:
-        text = (
-            f"{format_bytes(size)} would be moved to the host, which has {format_bytes(free)} free"
-        )
-        raise GpuMemError(f"{text}: nothing was moved")
+        moved = f"{format_bytes(size)} would be moved to the host"
+        raise GpuMemError(f"{moved}, which has {format_bytes(free)} free: nothing was moved")
     _synchronize(pieces)
     try:
         for piece in pieces:
@@ -463,32 +552,54 @@ def _copy_out(pieces: Sequence[_Piece]) -> None:
         raise GpuMemError(f"nothing was moved: {_first_words(error)}") from None
 
 
+def _point_to_host(pieces: Sequence[_Piece]) -> None:
+    """Point the tensors to the bytes on the host; after an error they are as before."""
+    try:
+        for piece in pieces:
+            piece.point_to(piece.host)
+    except Exception:
+        for piece in pieces:
+            piece.point_to(piece.storage)
+        raise
+
+
+def _stay_note(pieces: Iterable[_Piece], error: RuntimeError) -> str:
+    """Return a note about bytes that did not fit back."""
+    size = sum(piece.size_bytes for piece in pieces)
+    if not size:
+        return ""
+    return (
+        f"{format_bytes(size)} stay on the host: they did not fit back ({_first_words(error)}). "
+        "To move them, call model.to(device)"
+    )
+
+
 def _synchronize(pieces: Iterable[_Piece]) -> None:
+    """Wait until the devices have made all copies."""
     torch: Any = sys.modules["torch"]
-    for device in {piece.storage.device for piece in pieces if piece.storage.device.type != "cpu"}:
-        getattr(torch, device.type).synchronize(device)
+    for device in {piece.storage.device for piece in pieces}:
+        if device.type != "cpu":
+            getattr(torch, device.type).synchronize(device)
 
 
 def _first_words(error: Exception) -> str:
+    """Return the first sentence of an error, or its type."""
     return str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
 
 
 def _as_bytes(storage: Any) -> Any:
+    """Return a tensor of bytes that views a storage."""
     torch: Any = sys.modules["torch"]
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(
-        storage, 0, (storage.nbytes(),), (1,)
-    )
+    view = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return view.set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def _point(tensor: Any, storage: Any) -> None:
     """Point a tensor to another storage, with its own shape, strides and offset."""
     torch: Any = sys.modules["torch"]
     base = torch.Tensor
-    place = base.storage_offset(tensor), base.size(tensor), base.stride(tensor)
-    with torch.inference_mode(
-        base.is_inference(tensor)
-    ):  # otherwise its inference flag would change
-        view = torch.empty(0, dtype=base.dtype.__get__(tensor), device=storage.device).set_(
-            storage, *place
-        )
-        base.data.__set__(tensor, view)
+    dtype = base.dtype.__get__(tensor)
+    offset, size, strides = base.storage_offset(tensor), base.size(tensor), base.stride(tensor)
+    with torch.inference_mode(base.is_inference(tensor)):  # else its inference flag would change
+        view = torch.empty(0, dtype=dtype, device=storage.device)
+        base.data.__set__(tensor, view.set_(storage, offset, size, strides))

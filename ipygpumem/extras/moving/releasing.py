@@ -15,8 +15,8 @@ from enum import Enum
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from types import GetSetDescriptorType
-from typing import Any, NoReturn
+from types import FrameType, GetSetDescriptorType
+from typing import Any, NamedTuple, NoReturn
 
 from ipygpumem.api.shell import current_shell, current_traces, garbage_here, loaded_app
 from ipygpumem.errors import GpuMemError, ReleasedError
@@ -105,32 +105,43 @@ def _is_released(item: object) -> bool:
 
 def _refuse_if_odd(name: str, item: object) -> None:
     """Raise GpuMemError if an object cannot be emptied."""
-    kind, is_named = type(item), name != type_name(item)
+    is_named = name != type_name(item)
     what = f"`{name}` ({type_name(item)})" if is_named else f"the {name}"
-    if _is_released(item):
-        raise GpuMemError((instance_dict(item) or {})[_SAYS])
+    attributes = instance_dict(item)
+    if attributes is not None and _SAYS in attributes:
+        raise GpuMemError(attributes[_SAYS])
     if describe(item) is not None:
         raise GpuMemError(f"{what} has nothing to empty: its memory is freed with its last name")
     library = module_of(item).partition(".")[0]
     if library in TOOLS:
         raise GpuMemError(f"{what} cannot be released: it is a part of {library}")
-    is_built_in = (
-        library in sys.stdlib_module_names
-        or solid_base(kind) is not object
-        or is_instance(item, Enum)
-    )
-    has_end = any("__del__" in class_dict(base) for base in type.mro(kind))
-    if is_built_in or has_end or instance_dict(item) is None:
-        raise GpuMemError(f"{what} cannot be emptied" + ": delete its name instead" * is_named)
+    if attributes is None or _is_built_in(item, library) or _has_end(item):
+        hint = ": delete its name instead" if is_named else ""
+        raise GpuMemError(f"{what} cannot be emptied{hint}")
+
+
+def _is_built_in(item: object, library: str) -> bool:
+    """Return True if an object's state is not, or not only, in its ``__dict__``."""
+    if library in sys.stdlib_module_names:
+        return True
+    return solid_base(type(item)) is not object or is_instance(item, Enum)
+
+
+def _has_end(item: object) -> bool:
+    """Return True if an object has a ``__del__``, which would fail once its attributes are gone."""
+    return any("__del__" in class_dict(base) for base in type.mro(type(item)))
 
 
 def _empty(item: object, says: str) -> None:
-    places = (class_dict(base).get("__dict__") for base in type.mro(type(item)))
-    place = next(place for place in places if type(place) is GetSetDescriptorType)
-    place.__set__(item, {_SAYS: says})  # a new dict: the old one may be shared with another object
-    with contextlib.suppress(
-        TypeError
-    ):  # a class with another attribute layout, such as a generic one
+    """Take an object's attributes away, and let every use of it raise an error that ``says`` why.
+
+    It gets a new dict, because the old one may be shared with another object.
+    """
+    slots = [class_dict(base).get("__dict__") for base in type.mro(type(item))]
+    slot = next(slot for slot in slots if type(slot) is GetSetDescriptorType)
+    slot.__set__(item, {_SAYS: says})
+    # TypeError: a class with another attribute layout, such as a generic one
+    with contextlib.suppress(TypeError):
         object.__dict__["__class__"].__set__(item, Released)
 
 
@@ -138,7 +149,8 @@ def _parts(name: str, item: object) -> Iterator[tuple[str, object]]:
     """Yield an object's parts, with their names."""
     for key, value in (instance_dict(item) or {}).items():
         if key in _MODULE_PARTS and is_instance(value, dict):
-            yield from [(f"{name}.{inner}", part) for inner, part in list(dict.items(value))]
+            for part_name, part in list(dict.items(value)):
+                yield f"{name}.{part_name}", part
         else:
             yield f"{name}.{key}", value
 
@@ -169,79 +181,102 @@ def release(*objects: object) -> ReleaseRecord:
     if not objects:
         raise GpuMemError("release needs at least one object: release(learner)")
     frame = sys._getframe(1)
-    known = {
-        id(value): name
-        for name, value in reversed(list(survey.names_in(frame)))
-        if is_ownable(name)
-    }
-    named = [(known.get(id(item), type_name(item)), item) for item in objects]
-    del objects, known
-    shell, app = current_shell(), loaded_app()
-    where = f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno}"
-    if shell is not None:
-        from ipygpumem.shell.ipython.sources import running_cell  # no script needs IPython
-
-        where = f"cell {running_cell(shell)}"
-    roots = Roots if app is None else app.experiments.survivors.roots
+    named = _named(objects, frame)
+    del objects
+    app = loaded_app()
+    where = _place_of(frame)
     notes = tuple(f"{name} was released before" for name, item in named if _is_released(item))
-    named = [pair for pair in named if not _is_released(pair[1])] or named
+    # if all of them were released before, the first one's error says where
+    named = [(name, item) for name, item in named if not _is_released(item)] or named
     for name, item in named:
         _refuse_if_odd(name, item)
-    watched = _watched(named)
+    parts = _watched_parts(named)
 
     def empty() -> None:
         for name, item in named:
             _empty(item, f"`{name}` was released by ipygpumem at {where}")
 
     steps, freed = free_now(current_traces().meter, garbage_here(), ("references", empty))
-    freed_parts, left = _sorted_out(watched, roots)
+    roots = Roots if app is None else app.experiments.survivors.roots
+    freed_parts, left = _sorted_out(parts, roots)
     trim_host_heap()  # frees the memory of the search for holders
-    return ReleaseRecord(
-        tuple(name for name, _ in named), where, freed_parts, left, freed, tuple(steps), notes
-    )
+    names = tuple(name for name, _ in named)
+    return ReleaseRecord(names, where, freed_parts, left, freed, tuple(steps), notes)
+
+
+def _named(objects: Sequence[object], frame: FrameType) -> list[tuple[str, object]]:
+    """Return objects with their names in the caller's frame, or their types."""
+    names: dict[int, str] = {}
+    for name, value in survey.names_in(frame):
+        if is_ownable(name):
+            names.setdefault(id(value), name)
+    return [(names.get(id(item), type_name(item)), item) for item in objects]
+
+
+def _place_of(frame: FrameType) -> str:
+    """Return the running cell, or a script and its line."""
+    shell = current_shell()
+    if shell is None:
+        return f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno}"
+    from ipygpumem.shell.ipython.sources import running_cell  # no script needs IPython
+
+    return f"cell {running_cell(shell)}"
 
 
 @shows(ReleaseRecord)
 def release_report(record: ReleaseRecord) -> Report:
     """Return the memory freed with an object, and the memory that other objects still hold."""
     names = layout.listed([clean_name(name) for name in record.names])
-    notes = [
-        *map(clean, record.notes),
-        *(f"left: {line}" for line in content.leak_lines(record.left)),
-    ]
+    notes = [*map(clean, record.notes)]
+    notes += [f"left: {line}" for line in content.leak_lines(record.left)]
     report = content.freed_report(f"released {names}", record.steps, record.freed, notes)
     tables = [content.held_table("freed tensors and arrays", record.freed_parts)]
     return replace(report, kind="release", tables=tables, records=[record])
 
 
-_Part = tuple[Callable[[list[Array]], RetainedArray], list[tuple[Callable[[], bool], Array]]]
-"""A function that describes some arrays as a part of an object; its arrays, each with an is-alive
-function.
-"""
+class _WatchedArray(NamedTuple):
+    """An array of a part, with a function that returns True while its object is alive."""
+
+    is_alive: Callable[[], bool]
+    array: Array
 
 
-def _watched(named: Sequence[tuple[str, object]]) -> list[_Part]:
-    """Return the objects' parts, with is-alive functions that do not keep them alive."""
-    search, found = ArraySearch(), list[_Part]()
+class _WatchedPart(NamedTuple):
+    """A part of an object: its arrays, and a function that describes some of them as this part."""
+
+    described: Callable[[list[Array]], RetainedArray]
+    arrays: list[_WatchedArray]
+
+
+def _watched_parts(named: Sequence[tuple[str, object]]) -> list[_WatchedPart]:
+    """Return the parts of objects, without keeping them alive. An array of several parts counts in
+    the first.
+    """
+    search = ArraySearch()
+    parts = list[_WatchedPart]()
     for _, item in named:
         search.pass_over(item)  # parts that lead back to it do not count
-    for target in named:
-        for name, value in sorted(_parts(*target), key=_rank):
-            pairs = [
-                pair
-                for item, array in search.find(value)
-                for pair in ((item, array), *_gradient(item, search))
-            ]
-            if pairs:
-                held = partial(summed, name, type_name(value), alone=describe(value) is not None)
-                found.append((held, [(watch(item), array) for item, array in pairs]))
-    return found
+    for owner_name, owner in named:
+        for name, value in sorted(_parts(owner_name, owner), key=_rank):
+            arrays = list[_WatchedArray]()
+            for item, array in search.find(value):
+                arrays.append(_WatchedArray(watch(item), array))
+                for gradient, its_array in _gradient(item, search):
+                    arrays.append(_WatchedArray(watch(gradient), its_array))
+            if arrays:
+                is_array = describe(value) is not None
+                described = partial(summed, name, type_name(value), alone=is_array)
+                parts.append(_WatchedPart(described, arrays))
+    return parts
 
 
 def _rank(part: tuple[str, object]) -> int:
-    return next(
-        (place for place, kind in enumerate(_KINDS) if is_of_library(part[1], *kind)), len(_KINDS)
-    )
+    """Return the place of a part in the order of examination."""
+    _, value = part
+    for place, (library, name) in enumerate(_KINDS):
+        if is_of_library(value, library, name):
+            return place
+    return len(_KINDS)
 
 
 def _gradient(item: Any, search: ArraySearch) -> list[tuple[object, Array]]:
@@ -250,32 +285,44 @@ def _gradient(item: Any, search: ArraySearch) -> list[tuple[object, Array]]:
     if base is None or not is_instance(item, base):
         return []
     with sys.modules["torch"]._C.DisableTorchFunction():
-        gradient = base.grad.__get__(item) if base.is_leaf.__get__(item) else None
-    return [] if gradient is None else list(search.find(gradient))
+        if not base.is_leaf.__get__(item):
+            return []
+        gradient = base.grad.__get__(item)
+    if gradient is None:
+        return []
+    return list(search.find(gradient))
 
 
 def _sorted_out(
-    watched: Sequence[_Part], roots: Callable[[], Roots]
+    parts: Sequence[_WatchedPart], roots: Callable[[], Roots]
 ) -> tuple[tuple[RetainedArray, ...], tuple[RetainedArray, ...]]:
     """Return the freed arrays of each part, and the live ones with their holders, the largest
     first.
     """
-    gone, left = list[RetainedArray](), list[tuple[RetainedArray, Array]]()
-    for held, arrays in watched:
-        alive = [array for is_alive, array in arrays if is_alive()]
-        dead = [array for _, array in arrays if all(array is not other for other in alive)]
+    freed: list[RetainedArray] = []
+    left: list[RetainedArray] = []
+    largest_left: list[Array] = []
+    """The largest live array of each part that is left: its holder is reported."""
+    for part in parts:
+        alive = [watched.array for watched in part.arrays if watched.is_alive()]
+        alive_ids = set(map(id, alive))
+        dead = [watched.array for watched in part.arrays if id(watched.array) not in alive_ids]
         if dead:
-            gone.append(held(dead))
+            freed.append(part.described(dead))
         if alive:
-            left.append((held(alive), max(alive, key=lambda array: array.size_bytes)))
+            left.append(part.described(alive))
+            largest_left.append(max(alive, key=attrgetter("size_bytes")))
     if left:
         with undisturbed():
             heap = Heap()
-            keys = [largest.storage for _, largest in left]
-            holders = explain(keys, heap, roots())
+            holders = explain([array.storage for array in largest_left], heap, roots())
             heap.drop()
-        left = [(replace(held, holder=holders[largest.storage]), largest) for held, largest in left]
-    size = attrgetter("size_bytes")
-    return tuple(sorted(gone, key=size, reverse=True)), tuple(
-        sorted((item for item, _ in left), key=size, reverse=True)
-    )
+        left = [
+            replace(item, holder=holders[array.storage])
+            for item, array in zip(left, largest_left, strict=True)
+        ]
+    return _largest_first(freed), _largest_first(left)
+
+
+def _largest_first(arrays: Sequence[RetainedArray]) -> tuple[RetainedArray, ...]:
+    return tuple(sorted(arrays, key=attrgetter("size_bytes"), reverse=True))
