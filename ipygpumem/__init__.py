@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ipygpumem.extras.pictures import plot as plot
     from ipygpumem.extras.tracker.tracker import tracker
     from ipygpumem.fitting.budgets import allocate, leave_free
-    from ipygpumem.probes.nvml import memory
+    from ipygpumem.probes.device_memory import memory
     from ipygpumem.reading import load
     from ipygpumem.shell.python import experiment, experiments, history, last, subscribe
 
@@ -44,7 +44,7 @@ _PLACES = {
     "fitting.budgets": ("allocate", "leave_free"),
     "reading": ("load",),
     "shell.python": ("experiment", "experiments", "history", "last", "subscribe"),
-    "probes.nvml": ("memory",),
+    "probes.device_memory": ("memory",),
 }
 """Public functions by module; those outside ``shell`` also work in scripts, where nothing imports
 IPython.

@@ -32,7 +32,7 @@ from typing import Any
 
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.inventory import top
-from ipygpumem.probes.host import own_pages
+from ipygpumem.probes.mappings import own_pages
 
 MIB = 1 << 20
 MIXED = "numpy", "pandas", "pyarrow", "polars", "PIL.Image", "scipy.sparse", "xarray"

@@ -27,7 +27,7 @@ from ipygpumem.fitting.fit import (
 )
 from ipygpumem.fitting.plan import Plan
 from ipygpumem.meter.meter import Meter
-from ipygpumem.reclaim.tracebacks import Failure
+from ipygpumem.reclaim.failure import Failure
 from ipygpumem.records import Usage
 from ipygpumem.report import text
 from ipygpumem.report.autofit import autofit_report

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.probes.outside import EndedChildren
+from ipygpumem.probes.children import EndedChildren
 from ipygpumem.units import MIB
 from tests.steps import ok
 

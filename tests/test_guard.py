@@ -25,7 +25,7 @@ from ipygpumem.extras.guard.guard import MemoryGuard
 from ipygpumem.extras.guard.headroom import Figures, Headroom
 from ipygpumem.extras.guard.interrupt import _runs_code
 from ipygpumem.heap.bulk import OBSERVERS
-from ipygpumem.probes.host import PAGE_BYTES
+from ipygpumem.probes.pages import PAGE_BYTES
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.cell import Cell
 from tests.control_group import v1_system, v2_system

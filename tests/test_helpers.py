@@ -16,7 +16,7 @@ import pytest
 import ipygpumem
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.errors import DeviceError, GpuMemError
-from ipygpumem.probes.nvml import DeviceMemory
+from ipygpumem.probes.device_memory import DeviceMemory
 from tests.alone import printed
 from tests.fakes import FakeAllocator, FakeProbe, fake_torch
 from tests.test_nvml import FakeNvml

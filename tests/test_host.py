@@ -24,9 +24,10 @@ from ipygpumem.fitting import fit
 from ipygpumem.inventory import leftover
 from ipygpumem.inventory.breakdown import host_parts
 from ipygpumem.meter.meter import Meter
-from ipygpumem.probes import cgroup, host, own_limits
+from ipygpumem.probes import cgroup, host, malloc, own_limits
 from ipygpumem.probes.cgroup import Group
-from ipygpumem.probes.host import HostFigures, HostProbe, anonymous_bytes
+from ipygpumem.probes.host import HostFigures, HostProbe
+from ipygpumem.probes.pages import anonymous_bytes
 from ipygpumem.records import Usage
 from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.alone import alone
@@ -107,10 +108,10 @@ def test_sampling_leaves_the_kernels_mark_alone(exact: bool) -> None:
 def test_what_the_system_does_not_offer_falls_back_and_says_so(
     monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    original = host._open
+    original = host.open_file
     monkeypatch.setattr(
         host,
-        "_open",
+        "open_file",
         lambda path, flags: None if path.startswith(missing) else original(path, flags),
     )
     probe = HostProbe()
@@ -471,7 +472,7 @@ def test_an_autofit_that_fits_nothing_names_the_limit_and_contradicts_nothing(
 
 def test_a_mock_in_place_of_a_library_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", MagicMock())
-    assert type(host.allocated_bytes()) is int
+    assert type(malloc.allocated_bytes()) is int
     assert host.RamFigures.now().arrow_peak_bytes == 0
 
 

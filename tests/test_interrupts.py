@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 PACKAGE = Path(ipygpumem.__file__).parent
 ENTERING = (
     "session experiments measured_scope code_observer allocation_file cell scope seeding meter "
-    "budgets baseline survivors reclaim garbage"
+    "budgets baseline survivors name_snapshot garbage"
 )
 LEAVING = (
     "experiments ending measured_scope code_observer scope reclaim caches recovery session arrays "

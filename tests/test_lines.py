@@ -185,7 +185,7 @@ def test_the_heap_is_trimmed_before_each_look_while_that_is_cheap(
         trimmed[0] += 1
         clock[0] += took[0]
 
-    monkeypatch.setattr("ipygpumem.reclaim.reclaim.trim_host_heap", trim)
+    monkeypatch.setattr("ipygpumem.reclaim.emptying.trim_host_heap", trim)
     monkeypatch.setattr("ipygpumem.extras.lines.lines.time.perf_counter", lambda: clock[0])
     for seconds, times, untrimmed in ((0.0, 3, 0), (10.0, 1, 2)):
         lab, took[0], trimmed[0] = Lab(work), seconds, 0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.probes import nvml, outside
+from ipygpumem.probes import nvml, other_kernels
 from tests.steps import ok
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="by /proc")
@@ -48,11 +48,11 @@ def test_the_environment_of_other_users_is_not_read(
     train: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid = int(train.value("__import__('os').getpid()"))
-    assert outside.notebook_of(pid) == "/home/me/my train.ipynb"
+    assert other_kernels.notebook_of(pid) == "/home/me/my train.ipynb"
     monkeypatch.setattr(os, "getuid", lambda: 12345)
-    assert outside.notebook_of(pid) == ""
-    assert outside.other_kernels() == []
+    assert other_kernels.notebook_of(pid) == ""
+    assert other_kernels.other_kernels() == []
 
 
 def test_a_process_that_has_ended_has_no_notebook() -> None:
-    assert outside.notebook_of(2**22 + 1) == ""
+    assert other_kernels.notebook_of(2**22 + 1) == ""

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.meter.meter import Meter
-from ipygpumem.probes import outside
+from ipygpumem.probes import children
 from ipygpumem.probes.outside import OutsideProbe
 from ipygpumem.units import MIB
 from tests.alone import alone
@@ -109,7 +109,7 @@ def test_descendants_of_any_thread_count_by_pss() -> None:
         (usage,) = span.read()
         assert 64 * MIB < usage.delta_bytes < 96 * MIB
         assert usage.delta_bytes == pytest.approx(
-            sum(one.memory_bytes for one in outside.children()), rel=0.05
+            sum(one.memory_bytes for one in children.children()), rel=0.05
         )
         child.communicate()
         (usage,) = span.stop()
@@ -139,7 +139,7 @@ def test_what_cannot_be_read_of_children_is_said(missing: str) -> None:
         assert probe.read() == ()
     (reading,) = probe.read(detail=True)
     assert reading.current_bytes > 64 * MIB
-    assert reading.note == (outside.NOT_SHARED_OUT if missing == "smaps_rollup" else "")
+    assert reading.note == (children.NOT_SHARED_OUT if missing == "smaps_rollup" else "")
     child.communicate()
     probe.close()
 

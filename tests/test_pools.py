@@ -19,7 +19,7 @@ from ipygpumem.meter.meter import Meter
 from ipygpumem.probes import pools as plugins
 from ipygpumem.probes.nvml import DeviceWide
 from ipygpumem.probes.pools import PluginProbe, finder
-from ipygpumem.reclaim.reclaim import empty_device_caches
+from ipygpumem.reclaim.emptying import empty_device_caches
 from ipygpumem.records import Reading
 from ipygpumem.units import GIB, MIB
 from tests.alone import printed

@@ -14,7 +14,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.host import HostProbe
-from ipygpumem.reclaim import reclaim
+from ipygpumem.reclaim import emptying, reclaim
 from ipygpumem.records import FreeingStep
 from ipygpumem.report import content
 from ipygpumem.units import MIB
@@ -67,7 +67,7 @@ def test_a_step_is_not_credited_with_what_others_freed_while_it_ran() -> None:
         ("trim", fall(80, False)),
         ("names", fall(60, 3)),
     ]
-    steps = run(Meter([probe]), [*actions, ("trim", fall(30, reclaim.AtMost(20)))])
+    steps = run(Meter([probe]), [*actions, ("trim", fall(30, emptying.AtMost(20)))])
     assert [step.freed["cpu"] for step in steps] == [0, 0, 20, 20]
 
 
@@ -181,11 +181,11 @@ def test_device_caches_workspaces_and_pinned_memory_are_emptied(
     torch._C._host_emptyCache = lambda: called.append("pinned")
     monkeypatch.setitem(sys.modules, "torch", torch)
     torch.cuda.memory_snapshot = lambda: [segment(0)]
-    reclaim.empty_device_caches()
+    emptying.empty_device_caches()
     assert called == ["workspaces", "cache", "pinned"]
     called.clear()
     torch.cuda.memory_snapshot = lambda: [segment(0), segment(1)]
-    reclaim.empty_device_caches()
+    emptying.empty_device_caches()
     assert called == ["cache", "pinned"], (
         "a captured graph may have the workspaces' addresses built in"
     )
@@ -198,12 +198,12 @@ def test_nothing_is_emptied_while_a_graph_is_captured(monkeypatch: pytest.Monkey
     torch.cuda.empty_cache = lambda: called.append("cache")
     torch._C._host_emptyCache = lambda: called.append("pinned")
     monkeypatch.setitem(sys.modules, "torch", torch)
-    (step,) = run(Meter([FakeProbe()]), [("device caches", reclaim.empty_device_caches)])
+    (step,) = run(Meter([FakeProbe()]), [("device caches", emptying.empty_device_caches)])
     assert step.error == "skipped while a CUDA graph is captured: freeing would spoil it"
     assert called == []
     called.append("captured")
     torch.cuda.memory_snapshot = list
-    reclaim.empty_device_caches()
+    emptying.empty_device_caches()
     assert called == ["captured", "cache", "pinned"]
 
 
@@ -230,7 +230,7 @@ def test_caches_are_emptied_where_the_allocator_has_no_snapshot(
     torch._C._cuda_clearCublasWorkspaces = lambda: called.append("workspaces")
     torch.cuda.memory_snapshot = refuse
     monkeypatch.setitem(sys.modules, "torch", torch)
-    reclaim.empty_device_caches()
+    emptying.empty_device_caches()
     assert called == ["cache"]
 
 
@@ -238,7 +238,7 @@ def test_a_backend_that_is_not_initialised_is_not_emptied(monkeypatch: pytest.Mo
     torch: Any = fake_torch(FakeAllocator(), initialized=False)
     torch.cuda.empty_cache = lambda: pytest.fail("created a context")
     monkeypatch.setitem(sys.modules, "torch", torch)
-    reclaim.empty_device_caches()
+    emptying.empty_device_caches()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc has such a call")
@@ -247,5 +247,5 @@ def test_trimming_the_heap_gives_free_pages_below_used_ones_back() -> None:
     blocks = [b"x" * 100_000 for _ in range(2000)]  # too small for mappings of their own
     del blocks[:-1]
     before = psutil.Process().memory_info().rss
-    reclaim.trim_host_heap()
+    emptying.trim_host_heap()
     assert before - psutil.Process().memory_info().rss > 100 << 20

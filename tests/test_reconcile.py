@@ -12,7 +12,8 @@ from ipygpumem.inventory.breakdown import Part, Reconciliation, Storage, host_pa
 from ipygpumem.probes import allocator
 from ipygpumem.probes.allocator import Block, Segment, Snapshot
 from ipygpumem.probes.cgroup import Group
-from ipygpumem.probes.host import HostFigures, OwnPages
+from ipygpumem.probes.host import HostFigures
+from ipygpumem.probes.mappings import OwnPages
 from ipygpumem.probes.nvml import DeviceWide
 from ipygpumem.records import Reading
 from ipygpumem.units import MIB

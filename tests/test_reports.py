@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
-from ipygpumem.probes.outside import Child
+from ipygpumem.probes.children import Child
 from ipygpumem.records import FreeingStep, ReferencePath, RetainedArray, Usage
 from ipygpumem.report import content, html, inventory, text
 from ipygpumem.report.html import html_bar

@@ -19,11 +19,11 @@ from ipygpumem.inventory import findings
 from ipygpumem.inventory.breakdown import Part, Reconciliation, Storage
 from ipygpumem.inventory.findings import Findings
 from ipygpumem.meter.meter import Meter
-from ipygpumem.probes import allocator, nvml, outside
+from ipygpumem.probes import allocator, nvml
 from ipygpumem.probes.accelerators import CachingAllocatorProbe
+from ipygpumem.probes.children import Child, _started_at, children
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.probes.nvml import DeviceWide, Nvml
-from ipygpumem.probes.outside import Child, children
 from ipygpumem.records import CellRecord, Reading
 from ipygpumem.report.status import started_in, status_report
 from ipygpumem.units import GIB, MIB
@@ -434,8 +434,8 @@ def test_a_pause_between_two_clocks_shifts_no_start(monkeypatch: pytest.MonkeyPa
     clocks = SimpleNamespace(
         clock_gettime=lambda _: 100.0, CLOCK_BOOTTIME=7, time=lambda: next(now)
     )
-    monkeypatch.setattr(outside, "time", clocks)
-    found = outside._started_at(os.getpid())
+    monkeypatch.setattr("ipygpumem.probes.children.time", clocks)
+    found = _started_at(os.getpid())
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     assert found == pytest.approx(900 + (ticks + 0.5) / os.sysconf("SC_CLK_TCK"))
 

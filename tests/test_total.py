@@ -16,8 +16,8 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.total import total
-from ipygpumem.probes.host import own_pages
-from ipygpumem.reclaim.reclaim import trim_host_heap
+from ipygpumem.probes.mappings import own_pages
+from ipygpumem.reclaim.emptying import trim_host_heap
 from ipygpumem.units import MIB
 from tests.alone import alone
 from tests.hostile import body, untouched

@@ -22,7 +22,7 @@ from ipygpumem.api import shell as shell_of_calls
 from ipygpumem.errors import TraceError
 from ipygpumem.inventory import top
 from ipygpumem.meter import traces
-from ipygpumem.probes.host import OwnPages
+from ipygpumem.probes.mappings import OwnPages
 from ipygpumem.shell import holders
 from ipygpumem.units import MIB
 from tests.alone import printed

@@ -13,7 +13,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.bulk import no_progress
 from ipygpumem.inventory.children import growth_by_ending, with_endings
 from ipygpumem.meter.meter import Meter
-from ipygpumem.probes.outside import Child
+from ipygpumem.probes.children import Child
 from ipygpumem.records import CellRecord, Growth, Usage
 from ipygpumem.report.history import free_heap_line, process_lines, unknown_line
 from ipygpumem.shell import holders

@@ -34,7 +34,7 @@ RECORDS = {
     "extras.peak.records": "PeakRecord DevicePeak PeakRow",
     "extras.moving.releasing": "ReleaseRecord",
     "extras.moving.moving": "PurgeRecord",
-    "probes.nvml": "DeviceMemory",
+    "probes.device_memory": "DeviceMemory",
 }
 
 

@@ -8,7 +8,7 @@ from ipygpumem.api.shell import current_shell
 from ipygpumem.api.traces import F, can_decorate, decorated, run_inside
 from ipygpumem.errors import GpuMemError
 from ipygpumem.failures import Block, is_own_failure, tell
-from ipygpumem.reclaim import tracebacks
+from ipygpumem.reclaim.tracebacks import release
 from ipygpumem.shell.ipython.caches import release_stored, stored_errors
 
 # -- tracebacks ----------------------------------------------------------------------------------
@@ -26,7 +26,7 @@ class Clearing(Block):
     def _close_block(self, error: BaseException | None) -> None:
         """Release the locals of an error that leaves the block."""
         if error is not None:
-            tracebacks.release(error)  # running frames are kept: the block's, and its callers'
+            release(error)  # running frames are kept: the block's, and its callers'
 
 
 @overload

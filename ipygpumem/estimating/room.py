@@ -10,7 +10,7 @@ from psutil import Process
 from ipygpumem.estimating.records import DeviceEstimate
 from ipygpumem.probes.accelerators import has_context, in_use, limit_bytes
 from ipygpumem.probes.allocator import expandable_setting, snapshots
-from ipygpumem.probes.nvml import memory
+from ipygpumem.probes.device_memory import memory
 from ipygpumem.units import MIB, format_bytes
 
 _CONTEXT_BYTES = 768 * MIB

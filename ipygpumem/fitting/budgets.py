@@ -26,7 +26,7 @@ from ipygpumem.probes.accelerators import (
     uncounted,
 )
 from ipygpumem.probes.allocator import failed_allocation
-from ipygpumem.probes.nvml import checked_device
+from ipygpumem.probes.device_memory import checked_device
 from ipygpumem.units import MIB, checked_bytes, format_bytes
 
 _HOST_SHARE = 0.95

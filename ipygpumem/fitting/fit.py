@@ -24,7 +24,9 @@ from ipygpumem.meter.meter import Meter, Span
 from ipygpumem.probes import own_limits
 from ipygpumem.probes.accelerators import TORCH_DEVICES, current_device
 from ipygpumem.probes.host import available_bytes
-from ipygpumem.reclaim import reclaim, tracebacks
+from ipygpumem.reclaim import reclaim
+from ipygpumem.reclaim.failure import Failure, classify
+from ipygpumem.reclaim.tracebacks import release
 from ipygpumem.records import OUTSIDE, Record, Usage, usage_on
 from ipygpumem.units import MIB, format_bytes
 
@@ -159,14 +161,14 @@ class Fit:
             self.tries.append(note(FITS if crowded is None else CROWDED, device=crowded))
             self.more = self.plan.note(fits=crowded is None)
             return False
-        failure = tracebacks.classify(error)
+        failure = classify(error)
         if failure.kind != "oom" or failure.poisoned:
             self.tries.append(note(failure.error))
             self.more = False
             return False
         self._ran_out(error)
         with interrupts.reraise_swallowed():
-            tracebacks.release(error)
+            release(error)
         refused = budgets.refusal(failure.message)
         outcome = OVER if refused is not None and refused.budget is not None else OUT_OF_MEMORY
         limit = refused.limit_bytes if refused is not None else None
@@ -282,7 +284,7 @@ def crowded_device(usages: Sequence[Usage], headroom: float) -> str | None:
     return None
 
 
-def failed_device(failure: tracebacks.Failure, usages: Sequence[Usage]) -> str:
+def failed_device(failure: Failure, usages: Sequence[Usage]) -> str:
     """Return the device that ran out according to the error's text, else the most
     used accelerator.
     """

@@ -43,8 +43,8 @@ from ipygpumem.introspect import (
     text_of,
     type_name,
 )
-from ipygpumem.probes.host import resident_bytes
-from ipygpumem.probes.outside import linked_bytes
+from ipygpumem.probes.pages import resident_bytes
+from ipygpumem.probes.segments import linked_bytes
 
 
 class Piece(NamedTuple):

@@ -6,7 +6,8 @@ from bisect import bisect_right
 from functools import cached_property
 from typing import NamedTuple
 
-from ipygpumem.probes.host import mapped_files, resident_bytes
+from ipygpumem.probes.mappings import mapped_files
+from ipygpumem.probes.pages import resident_bytes
 from ipygpumem.units import format_bytes
 
 

@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from ipygpumem.probes import cgroup, own_limits
 from ipygpumem.probes.allocator import Block, Snapshot
-from ipygpumem.probes.host import HostFigures, OwnPages
+from ipygpumem.probes.host import HostFigures
+from ipygpumem.probes.mappings import OwnPages
 from ipygpumem.probes.nvml import DeviceWide, process_label
 from ipygpumem.probes.pools import POOLS
 from ipygpumem.records import Reading, Record

@@ -29,9 +29,9 @@ from ipygpumem.probes import own_limits
 from ipygpumem.probes.accelerators import in_use
 from ipygpumem.probes.allocator import FailedAllocation, Snapshot, expandable_setting, snapshots
 from ipygpumem.probes.nvml import Nvml, process_label
-from ipygpumem.probes.outside import MOUNT
-from ipygpumem.reclaim import tracebacks
-from ipygpumem.reclaim.tracebacks import Failure
+from ipygpumem.probes.segments import MOUNT
+from ipygpumem.reclaim.failure import Failure
+from ipygpumem.reclaim.frames import frames
 from ipygpumem.records import Cause
 from ipygpumem.units import MIB, format_bytes
 
@@ -477,9 +477,9 @@ def names_used(
     added to their classes, magics, operators. So do words in its texts, as in ``frame.query("a <
     @limit")``.
     """
-    frames = [*(frame for frame, _ in tracebacks.frames(error)), *stack(sys._getframe())]
-    waiting: list[Any] = [frame.f_code for frame in frames if frame.f_globals is namespace]
-    waiting += [frame.f_code for frame in frames if is_users(frame.f_code.co_filename)]
+    all_frames = [*(frame for frame, _ in frames(error)), *stack(sys._getframe())]
+    waiting: list[Any] = [frame.f_code for frame in all_frames if frame.f_globals is namespace]
+    waiting += [frame.f_code for frame in all_frames if is_users(frame.f_code.co_filename)]
     waiting += [one for one in gc.get_referrers(namespace) if type(one) is FunctionType]
     words, seen = set(re.findall(r"\w+", source)), dict[int, object]()
     waiting += map(namespace.get, words & namespace.keys())

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.introspect import instance_dict, is_instance, is_name, module_dict, named_objects
-from ipygpumem.probes.outside import Child
+from ipygpumem.probes.children import Child
 
 _LOKY = ("joblib.externals.loky", "loky")
 _KINDS = (

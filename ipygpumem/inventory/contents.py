@@ -34,7 +34,7 @@ from ipygpumem.introspect import (
     module_dict,
 )
 from ipygpumem.inventory.growth import Extents, Grown
-from ipygpumem.scope.scope import ownable
+from ipygpumem.scope.ownable import ownable
 
 _LEVELS = 3
 """Steps from a name: an object, the dict of its attributes, and a container among them."""

@@ -33,9 +33,10 @@ from ipygpumem.inventory.survey import roles_of_objects
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import TORCH_DEVICES, loaded_torch, uncounted
 from ipygpumem.probes.allocator import Snapshot, expandable_setting, snapshots
-from ipygpumem.probes.host import HostFigures, anonymous_bytes, host_figures
+from ipygpumem.probes.children import Child, children
+from ipygpumem.probes.host import HostFigures, host_figures
 from ipygpumem.probes.nvml import DeviceWide, Nvml, sees_system_processes
-from ipygpumem.probes.outside import Child, children
+from ipygpumem.probes.pages import anonymous_bytes
 from ipygpumem.records import Reading
 from ipygpumem.units import MIB
 

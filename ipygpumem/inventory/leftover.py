@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from ipygpumem.heap.heap import undisturbed
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.inventory.breakdown import MANY_BYTES, MANY_SHARE, UNACCOUNTED
-from ipygpumem.probes.host import RamFigures, own_pages
+from ipygpumem.probes.host import RamFigures
+from ipygpumem.probes.mappings import own_pages
 from ipygpumem.units import MIB, format_bytes
 
 _FEW_BYTES = 4 * MIB

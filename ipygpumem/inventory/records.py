@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Literal, NamedTuple, get_args
 
 from ipygpumem.heap.bulk import ROWS
-from ipygpumem.probes.nvml import device_here
+from ipygpumem.probes.device_memory import device_here
 from ipygpumem.records import Record
 from ipygpumem.units import format_bytes, format_change
 

@@ -22,7 +22,7 @@ from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sizes import Share, Size, Sizes, sizeable
 from ipygpumem.introspect import is_instance, target_of, type_name
-from ipygpumem.probes.nvml import device_here
+from ipygpumem.probes.device_memory import device_here
 from ipygpumem.records import Record
 from ipygpumem.units import format_bytes
 

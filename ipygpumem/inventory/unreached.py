@@ -39,7 +39,7 @@ from ipygpumem.introspect import (
     module_dict,
     module_of,
 )
-from ipygpumem.reclaim.tracebacks import frames, names_in
+from ipygpumem.reclaim.frames import frames, names_in
 
 _MOST = 2000
 """Maximum number of large objects to measure that only libraries hold."""

@@ -16,7 +16,7 @@ from ipygpumem.magics import sources, tensors
 from ipygpumem.magics.experiment import described, there_are
 from ipygpumem.meter.traces import preload as create
 from ipygpumem.meter.traces import why_none
-from ipygpumem.probes.outside import other_kernels
+from ipygpumem.probes.other_kernels import other_kernels
 from ipygpumem.reclaim import reclaim
 from ipygpumem.records import CellRecord
 from ipygpumem.report.content import freed_report

@@ -33,7 +33,7 @@ from ipygpumem.inventory.survey import optimizer_states
 from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.report.content import Kept, leaks_report
 from ipygpumem.report.layout import Report
-from ipygpumem.scope.scope import ownable
+from ipygpumem.scope.ownable import ownable
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, byte_size, command, option
 from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import FunctionType
 
 from ipygpumem.introspect import is_instance
-from ipygpumem.scope.scope import is_ownable
+from ipygpumem.scope.ownable import is_ownable
 from ipygpumem.shell.app import App
 
 

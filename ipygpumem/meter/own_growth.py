@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ipygpumem.probes.host import malloc_trim, rss_bytes
+from ipygpumem.probes.host import rss_bytes
+from ipygpumem.probes.malloc import malloc_trim
 from ipygpumem.records import Usage
 from ipygpumem.units import MIB, format_bytes
 

@@ -28,8 +28,10 @@ _HOST = ("ram", "host", "cpu", "cpu:0")
 def loaded_torch() -> Any | None:
     """Return the torch module if the user's code has imported it; None for a stand-in."""
     module = sys.modules.get("torch")
-    # Called several times at every cell boundary: the subclass check takes longer than the rest.
-    return module if type(module) is ModuleType or is_instance(module, ModuleType) else None
+    # Called several times at every cell boundary: the subclass check takes longer than all else.
+    if type(module) is ModuleType or is_instance(module, ModuleType):
+        return module
+    return None
 
 
 def parse_device(
@@ -47,27 +49,39 @@ def parse_device(
     Raises:
         DeviceError: it is none of these.
     """
-    of_torch = getattr(loaded_torch(), "device", None)
+    torch = loaded_torch()
+    torchs_device = getattr(torch, "device", None)
     name = text = ""
-    if type(given) is str or (is_instance(of_torch, type) and type(given) is of_torch):
+    if type(given) is str:
+        text = given
+    elif is_instance(torchs_device, type) and type(given) is torchs_device:
         text = str(given)
+    if text:
         name = text.strip().lower()
     elif type(given) is int and given.bit_length() < 64:
         name = f"cuda:{given}"
-    there = set(known)
     if name == "gpu":
-        used = {"mps": has_mps(loaded_torch()), "xpu": in_use("xpu") is not None}
-        name = next((kind for kind, is_used in used.items() if is_used and kind in kinds), "cuda")
+        name = _gpu(kinds)
     if name in _HOST:
         return "cpu"
-    if text in there or text in {device.partition(":")[0] for device in there}:
+    known_names = set(known)
+    if text in known_names or text in {device.partition(":")[0] for device in known_names}:
         return text
-    kind = re.fullmatch(r"([a-z]\w*)(:(0|[1-9]\d{0,8}))?", name)
-    if kind is not None and kind[1] in kinds:
-        return "mps" if kind[1] == "mps" else name
+    match = re.fullmatch(r"([a-z]\w*)(:(0|[1-9]\d{0,8}))?", name)
+    if match is not None and match[1] in kinds:
+        return "mps" if match[1] == "mps" else name
     raise DeviceError(
         f"{quoted(text or given)} is not a device: write RAM or a name such as cuda:0"
     )
+
+
+def _gpu(kinds: Iterable[str]) -> str:
+    """Return the kind of devices that ``gpu`` means here."""
+    if "mps" in kinds and has_mps(loaded_torch()):
+        return "mps"
+    if "xpu" in kinds and in_use("xpu") is not None:
+        return "xpu"
+    return "cuda"
 
 
 def in_use(backend: str) -> Any | None:
@@ -76,13 +90,16 @@ def in_use(backend: str) -> Any | None:
     """
     module = getattr(loaded_torch(), backend, None)
     initialized = getattr(module, "is_initialized", None)  # absent while torch is being imported
-    return module if initialized is not None and initialized() else None
+    if initialized is None or not initialized():
+        return None
+    return module
 
 
 def has_mps(torch: Any) -> bool:
     """Return True if torch can use Apple's GPU, and so has no other accelerator."""
-    is_here = getattr(getattr(getattr(torch, "backends", None), "mps", None), "is_available", None)
-    return is_here is not None and bool(is_here())
+    backend = getattr(getattr(torch, "backends", None), "mps", None)
+    is_available = getattr(backend, "is_available", None)
+    return is_available is not None and bool(is_available())
 
 
 def current_device(name: str) -> str:
@@ -90,18 +107,22 @@ def current_device(name: str) -> str:
     if name not in TORCH_DEVICES - {"mps"}:
         return name
     module = in_use(name)
-    return f"{name}:{0 if module is None else module.current_device()}"
+    index = 0 if module is None else module.current_device()
+    return f"{name}:{index}"
 
 
 def has_context(index: int) -> bool:
-    """Return True if this process has a context on a CUDA device, also if nothing is allocated
+    """Return True if this process has a context on a CUDA device, even if nothing is allocated
     there.
     """
-    cuda, library = in_use("cuda"), getattr(loaded_torch(), "_C", None)
+    cuda = in_use("cuda")
     if cuda is None:
         return False
-    ask = getattr(library, "_cuda_hasPrimaryContext", None)  # torch's builds with CUDA have it
-    return bool(cuda.memory_reserved(index) if ask is None else ask(index))
+    # torch's builds with CUDA have it.
+    ask = getattr(getattr(loaded_torch(), "_C", None), "_cuda_hasPrimaryContext", None)
+    if ask is None:
+        return bool(cuda.memory_reserved(index))
+    return bool(ask(index))
 
 
 fractions: dict[int, float] = {}
@@ -113,7 +134,9 @@ it.
 def memory_fraction(cuda: Any, index: int) -> float:
     """Return the limit on torch's allocator as a share of the device."""
     ask = getattr(cuda, "get_per_process_memory_fraction", None)  # since torch 2.8
-    return fractions.get(index, 1.0) if ask is None else float(ask(index))
+    if ask is None:
+        return fractions.get(index, 1.0)
+    return float(ask(index))
 
 
 def limit_bytes(cuda: Any, index: int) -> int:
@@ -128,11 +151,9 @@ def uncounted() -> str:
     counts as set.
     """
     name = "PYTORCH_NO_CUDA_MEMORY_CACHING"
-    return (
-        f"{name} is set: torch counts and limits nothing on CUDA devices"
-        if name in os.environ
-        else ""
-    )
+    if name not in os.environ:
+        return ""
+    return f"{name} is set: torch counts and limits nothing on CUDA devices"
 
 
 class CachingAllocatorProbe(Probe):
@@ -159,7 +180,9 @@ class CachingAllocatorProbe(Probe):
         """
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
-        return self._readings("all" if detail else "used" if peak else "")
+        if detail:
+            return self._readings("all")
+        return self._readings("used" if peak else "")
 
     def glance(self) -> tuple[Reading, ...]:
         # The counters are on the host. torch holds their lock while it allocates from the device,
@@ -178,45 +201,44 @@ class CachingAllocatorProbe(Probe):
             # As soon as torch is loaded: the first cell that uses the device may reset its
             # counters.
             self._library = library
-            if hasattr(library, f"_{self.name}_memoryStats") and hasattr(
-                library, f"_{self.name}_resetPeakMemoryStats"
-            ):
-                self._peaks = _SharedPeaks(library, self.name)
-        peaks = self._peaks
-        module = None if peaks is None else in_use(self.name)
-        if module is None or peaks is None:
+            self._peaks = _SharedPeaks.of(library, self.name)
+        if self._peaks is None:
             return ()
-        found = []
+        module = in_use(self.name)
+        if module is None:
+            return ()
+        readings = list[Reading]()
         for index in range(module.device_count()):
-            stats, peak = peaks.read(index)
-            allocated, reserved = (
-                stats[name]["all"]["current"] for name in ("allocated_bytes", "reserved_bytes")
-            )
+            stats, peak = self._peaks.read(index)
+            allocated = stats["allocated_bytes"]["all"]["current"]
+            reserved = stats["reserved_bytes"]["all"]["current"]
             if reserved > 0:
                 self._with_context.add(index)
-            total, used, other, note = self._device_wide(module, index, wide)
             device, peak = f"{self.name}:{index}", max(peak, allocated)
-            found.append(
+            total, used, other, note = self._device_wide(module, index, wide)
+            readings.append(
                 Reading(device, allocated, peak, "allocator", total, reserved, used, other, note)
             )
-        return tuple(found)
+        return tuple(readings)
 
     def _device_wide(
         self, module: Any, index: int, wide: str
     ) -> tuple[int, int | None, int | None, str]:
         """Return a device's total, used and other processes' bytes, and why a figure is missing."""
-        if index not in self._totals:
-            self._totals[index] = module.get_device_properties(index).total_memory
-        total, has_context, note = self._totals[index], index in self._with_context, ""
+        total = self._totals.get(index)
+        if total is None:
+            total = self._totals[index] = module.get_device_properties(index).total_memory
+        has_context, note = index in self._with_context, ""
         if not wide or (wide != "all" and not has_context):
             return total, None, None, note
         if self._nvml is not None:
-            found = self._nvml.device(
+            by_driver = self._nvml.device(
                 module, index, processes=wide == "all", has_context=has_context
             )
-            if found.used_bytes is not None:
-                return found.total_bytes or total, found.used_bytes, found.other_bytes, found.note
-            note = found.note
+            note = by_driver.note
+            if by_driver.used_bytes is not None:
+                total = by_driver.total_bytes or total
+                return total, by_driver.used_bytes, by_driver.other_bytes, note
         if wide == "driver" or not has_context or not hasattr(module, "mem_get_info"):
             return total, None, None, note  # without a context the call would create one
         try:
@@ -226,8 +248,10 @@ class CachingAllocatorProbe(Probe):
         return total, total - free, None, note
 
     def rearm(self) -> None:
-        module = in_use(self.name) if self._peaks is not None else None
-        if module is not None and self._peaks is not None:
+        if self._peaks is None:
+            return
+        module = in_use(self.name)
+        if module is not None:
             for index in range(module.device_count()):
                 self._peaks.rearm(index)
 
@@ -255,26 +279,41 @@ class _SharedPeaks:
     user resets a counter we read it.
     """
 
-    def __init__(self, library: Any, backend: str) -> None:
+    def __init__(self, library: Any, stats: str, reset: str) -> None:
+        """Wrap the functions of ``library`` named ``stats`` and ``reset``."""
         self._library = library
         self._hidden: dict[int, dict[tuple[str, ...], int]] = {}
+        """Peaks that our resets cleared and the user has not, by device and path."""
         self._pending: dict[int, int] = {}
+        """Peak of allocated bytes that a reset by the user cleared, by device."""
         self._latest: dict[int, Stats] = {}
+        """The last statistics of each device since our last ``rearm``."""
         self._wrapped: dict[str, tuple[Any, Any]] = {}
-        stats, reset = f"_{backend}_memoryStats", f"_{backend}_resetPeakMemoryStats"
+        """The original function and ours, by name."""
         self._stats: Callable[[int], Stats] = getattr(library, stats)
         self._reset: Callable[[int], None] = getattr(library, reset)
-        for name, make in (
-            (stats, self._stats_for_user),
-            ("_accelerator_getDeviceStats", self._stats_for_user),
-            (reset, self._reset_by_user),
-            ("_accelerator_resetPeakStats", self._reset_by_user),
-        ):
-            if (
-                original := getattr(library, name, None)
-            ) is not None:  # older torch lacks the general functions
-                self._wrapped[name] = original, make(original)
-                setattr(library, name, self._wrapped[name][1])
+        self._wrap(stats, self._stats_for_user)
+        self._wrap("_accelerator_getDeviceStats", self._stats_for_user)
+        self._wrap(reset, self._reset_by_user)
+        self._wrap("_accelerator_resetPeakStats", self._reset_by_user)
+
+    @classmethod
+    def of(cls, library: Any, backend: str) -> _SharedPeaks | None:
+        """Return the shared peaks of a backend; None if this build of torch has no such
+        counters.
+        """
+        stats, reset = f"_{backend}_memoryStats", f"_{backend}_resetPeakMemoryStats"
+        if not hasattr(library, stats) or not hasattr(library, reset):
+            return None
+        return cls(library, stats, reset)
+
+    def _wrap(self, name: str, make: Callable[[Any], Any]) -> None:
+        """Replace a function by ``make(function)``; older torch lacks the general ones."""
+        original = getattr(self._library, name, None)
+        if original is not None:
+            wrapper = make(original)
+            self._wrapped[name] = original, wrapper
+            setattr(self._library, name, wrapper)
 
     def read(self, device: int) -> tuple[Stats, int]:
         """Return the raw statistics of ``device`` and its peak of allocated bytes since our
@@ -288,7 +327,8 @@ class _SharedPeaks:
         seen.
         """
         hidden = self._hidden.setdefault(device, {})
-        for path, values in _with_peaks(self._latest.pop(device, {}) or self._stats(device)):
+        stats = self._latest.pop(device, {}) or self._stats(device)
+        for path, values in _with_peaks(stats):
             hidden[path] = max(hidden.get(path, 0), values["peak"])
         self._reset(device)
         self._pending.pop(device, None)
@@ -305,9 +345,8 @@ class _SharedPeaks:
 
     def _reset_by_user(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def reset(device: int) -> None:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # no allocator yet; the original raises the error
+            # RuntimeError without an allocator: the original raises it, too.
+            with contextlib.suppress(RuntimeError):
                 self._pending[device] = self.read(device)[1]
             original(device)
             self._hidden.pop(device, None)

@@ -62,16 +62,27 @@ class Segment:
     def free_pieces(self) -> Iterator[tuple[int, bool]]:
         """Yield the size of each free piece, and True if emptying the cache frees it."""
         is_free = all(block.state == "inactive" for block in self.blocks)
-        page, origin = self.page_bytes, self.blocks[0].address if self.blocks else 0
         for block in self.blocks:
-            start, end = block.address - origin, block.address - origin + block.size_bytes
             if block.state != "inactive":
                 continue
-            if is_free or page is None or -(-start // page) >= end // page:
+            if is_free or self.page_bytes is None:
                 yield block.size_bytes, is_free
-            else:  # whole pages, and the rests before and after them
-                first, last = -(-start // page) * page, end // page * page
-                yield from ((first - start, False), (last - first, True), (end - last, False))
+            else:
+                yield from self._pieces_by_page(block, self.page_bytes)
+
+    def _pieces_by_page(self, block: Block, page_bytes: int) -> Iterator[tuple[int, bool]]:
+        """Yield the whole pages of a free block, which can be freed, and the pieces before and
+        after them.
+        """
+        start = block.address - self.blocks[0].address
+        end = start + block.size_bytes
+        first_page, end_of_pages = -(-start // page_bytes), end // page_bytes
+        if first_page >= end_of_pages:
+            yield block.size_bytes, False
+            return
+        yield first_page * page_bytes - start, False
+        yield (end_of_pages - first_page) * page_bytes, True
+        yield end - end_of_pages * page_bytes, False
 
 
 class Snapshot:
@@ -79,34 +90,42 @@ class Snapshot:
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.segments = segments
-        blocks = [block for segment in segments for block in segment.blocks]
-        self.blocks_in_use = sorted(
-            (block for block in blocks if block.state == "allocated"),
-            key=lambda block: block.address,
-        )
-        self.reserved_bytes = sum(block.size_bytes for block in blocks)
-        self.allocated_bytes = sum(block.size_bytes for block in self.blocks_in_use)
-        self.requested_bytes = sum(block.requested_bytes for block in self.blocks_in_use)
-        self.pending_bytes = sum(block.size_bytes for block in blocks if block.state == "pending")
-        pieces = [
-            (segment.private, is_whole, size)
-            for segment in segments
-            for size, is_whole in segment.free_pieces()
-        ]
-        self.private_bytes = sum(size for private, _, size in pieces if private)
+        self.blocks_in_use = list[Block]()
+        self.reserved_bytes = 0
+        self.pending_bytes = 0
+        self.private_bytes = 0
         """Free blocks in private pools."""
-        self.cached_bytes = sum(
-            size for private, is_whole, size in pieces if is_whole and not private
-        )
+        self.cached_bytes = 0
         """Memory outside private pools that can be freed: segments, or pages of one, without any
         block in use.
         """
-        self.fragments = [
-            size for private, is_whole, size in pieces if not is_whole and not private
-        ]
+        self.fragments = list[int]()
         """Free pieces outside private pools that cannot be freed, because they share a segment with
         blocks in use.
         """
+        for segment in segments:
+            self._add_blocks(segment.blocks)
+            self._add_free_pieces(segment)
+        self.blocks_in_use.sort(key=lambda block: block.address)
+        self.allocated_bytes = sum(block.size_bytes for block in self.blocks_in_use)
+        self.requested_bytes = sum(block.requested_bytes for block in self.blocks_in_use)
+
+    def _add_blocks(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            self.reserved_bytes += block.size_bytes
+            if block.state == "allocated":
+                self.blocks_in_use.append(block)
+            elif block.state == "pending":
+                self.pending_bytes += block.size_bytes
+
+    def _add_free_pieces(self, segment: Segment) -> None:
+        for size, can_be_freed in segment.free_pieces():
+            if segment.private:
+                self.private_bytes += size
+            elif can_be_freed:
+                self.cached_bytes += size
+            else:
+                self.fragments.append(size)
 
 
 def snapshots(backend: str) -> dict[str, Snapshot]:
@@ -131,33 +150,35 @@ def snapshots(backend: str) -> dict[str, Snapshot]:
 
 
 def _segment(data: Mapping[str, Any]) -> Segment:
-    address, blocks = int(data["address"]), []
+    """Return the segment that torch describes."""
+    blocks = list[Block]()
+    address = int(data["address"])
     for entry in data["blocks"]:
-        size, state = int(entry["size"]), entry["state"]
-        # torch's documentation calls the third state active_awaiting_free, its snapshots
-        # active_pending_free.
-        known: State = (
-            "inactive"
-            if state == "inactive"
-            else "allocated"
-            if state == "active_allocated"
-            else "pending"
-        )
-        address = int(entry.get("address", address))
-        blocks.append(
-            Block(address, size, min(int(entry.get("requested_size", size)), size), known)
-        )
-        address += size
-    # torch 2.1
-    pages = _PAGES.get(data.get("segment_type", "")) if data.get("is_expandable") else None
-    private = tuple(data.get("segment_pool_id", (0, 0))) != (0, 0)
+        address = int(entry.get("address", address))  # older versions of torch have none
+        block = _block(entry, address)
+        blocks.append(block)
+        address += block.size_bytes
+    kind = data.get("segment_type", "")
     return Segment(
         tuple(blocks),
-        private,
-        pages,
-        data.get("segment_type") == "small",
-        int(data.get("stream", 0)),
+        private=tuple(data.get("segment_pool_id", (0, 0))) != (0, 0),
+        page_bytes=_PAGES.get(kind) if data.get("is_expandable") else None,  # torch 2.1
+        small=kind == "small",
+        stream=int(data.get("stream", 0)),
     )
+
+
+_STATES: dict[str, State] = {"inactive": "inactive", "active_allocated": "allocated"}
+
+
+def _block(entry: Mapping[str, Any], address: int) -> Block:
+    """Return the block that torch describes."""
+    size = int(entry["size"])
+    requested = min(int(entry.get("requested_size", size)), size)
+    # torch's documentation calls the third state active_awaiting_free, its snapshots
+    # active_pending_free.
+    state = _STATES.get(entry["state"], "pending")
+    return Block(address, size, requested, state)
 
 
 # -- out-of-memory errors, and settings ---------------------------------------------------------
@@ -197,15 +218,14 @@ def failed_allocation(message: str) -> FailedAllocation | None:
     """Return the figures in the message of torch's out-of-memory error; None in any
     other message.
     """
-    found = next(
-        filter(None, (re.search(pattern, message, re.DOTALL) for pattern in _MESSAGES)), None
-    )
-    if found is None:
-        return None
-    texts = {name: text for name, text in found.groupdict().items() if text and name != "index"}
-    return FailedAllocation(
-        f"cuda:{found['index']}", **{name: bytes_in_message(text) for name, text in texts.items()}
-    )
+    for pattern in _MESSAGES:
+        match = re.search(pattern, message, re.DOTALL)
+        if match is not None:
+            figures = match.groupdict()
+            device = f"cuda:{figures.pop('index')}"
+            sizes = {name: bytes_in_message(text) for name, text in figures.items() if text}
+            return FailedAllocation(device, **sizes)
+    return None
 
 
 _VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -216,10 +236,14 @@ def settings() -> str:
     """Return the allocator's settings: made by a call, which newer torch reports, or in the
     environment.
     """
-    ask: Any = getattr(
-        getattr(sys.modules.get("torch"), "_C", None), "_accelerator_getAllocatorSettings", str
-    )
-    return str(ask() or next(filter(None, map(os.environ.get, _VARIABLES)), ""))
+    library = getattr(sys.modules.get("torch"), "_C", None)
+    ask = getattr(library, "_accelerator_getAllocatorSettings", None)
+    texts = [] if ask is None else [ask()]
+    texts += map(os.environ.get, _VARIABLES)
+    for text in texts:
+        if text:
+            return str(text)
+    return ""
 
 
 def expandable_setting() -> str:
@@ -227,14 +251,14 @@ def expandable_setting() -> str:
     torch cannot.
     """
     torch: Any = loaded_torch()
-    version = tuple(map(int, re.findall(r"\d+", str(getattr(torch, "__version__", "")))[:2]))
+    numbers = re.findall(r"\d+", str(getattr(torch, "__version__", "")))
     is_rocm = getattr(getattr(torch, "version", None), "hip", None) is not None
-    if (
-        version < (2, 1)
-        or is_rocm
-        or sys.platform != "linux"
-        or "expandable_segments:True" in settings()
-    ):
+    if tuple(map(int, numbers[:2])) < (2, 1) or is_rocm or sys.platform != "linux":
         return ""
-    values = ",".join(filter(None, (settings(), "expandable_segments:True")))
-    return f"{_VARIABLES[not hasattr(torch._C, '_accelerator_setAllocatorSettings')]}={values}"
+    setting, in_force = "expandable_segments:True", settings()
+    if setting in in_force:
+        return ""
+    reads_newest = hasattr(torch._C, "_accelerator_setAllocatorSettings")
+    variable = _VARIABLES[0] if reads_newest else _VARIABLES[1]
+    values = f"{in_force},{setting}" if in_force else setting
+    return f"{variable}={values}"

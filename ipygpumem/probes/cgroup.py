@@ -17,6 +17,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -81,11 +82,10 @@ def limits(root: Path = ROOT) -> list[Group]:
     """Return the groups of this process that have a limit, the innermost first; none except on
     Linux.
     """
-    groups = []
+    groups = list[Group]()
     for version, folder in folders(root):
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # "max", or no such file: this group has no limit
+        # "max", or no such file: this group has no limit.
+        with contextlib.suppress(OSError, ValueError):
             limit = int((folder / version.limit).read_text())
             if limit < UNLIMITED:
                 groups.append(_group(version, folder, limit))
@@ -107,11 +107,13 @@ def tightest(root: Path = ROOT) -> Group | None:
 
 
 def _group(version: Version, folder: Path, limit: int) -> Group:
+    """Return a group with its figures."""
     used = int((folder / version.used).read_text())
     figures: dict[str, int] = {}
     with contextlib.suppress(OSError, ValueError):  # without the file no caches are assumed
-        pairs = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        figures = {name: int(value) for name, value in pairs}
+        for line in (folder / "memory.stat").read_text().splitlines():
+            name, value = line.split()
+            figures[name] = int(value)
     cache = sum(figures.get(name, 0) for name in version.cache)
     return Group(limit, used, min(cache, used), figures.get(version.mapped, 0))
 
@@ -121,21 +123,27 @@ def _around(root: Path, version: Version, path: str) -> Iterator[Path]:
     one.
     """
     for top, mounted in _mounts(root, version):
-        inside = PurePosixPath(path)
-        if ".." in inside.parts:  # the process was moved out of its visible part of the tree
-            yield root / mounted.lstrip("/")
+        mount = root / mounted.lstrip("/")
+        group = PurePosixPath(path)
+        if ".." in group.parts:  # the process was moved out of its visible part of the tree
+            yield mount
             continue
         # In a container without a namespace for groups, the path is the host's and only its end is
         # mounted.
-        below = inside.relative_to(top) if inside.is_relative_to(top) else PurePosixPath()
-        for step in [below, *below.parents]:
-            yield root / mounted.lstrip("/") / step
+        end = PurePosixPath()
+        if group.is_relative_to(top):
+            end = group.relative_to(top)
+        for folder in [end, *end.parents]:
+            yield mount / folder
 
 
 def _memberships(root: Path) -> Iterator[tuple[Version, str]]:
     """Yield the paths of this process's groups in the trees that may limit memory."""
     for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        fields = line.split(":", 2)
+        if len(fields) < 3:
+            continue
+        _, controllers, path = fields
         if "memory" in controllers.split(","):
             yield _V1, path
         elif not controllers and path:
@@ -145,17 +153,25 @@ def _memberships(root: Path) -> Iterator[tuple[Version, str]]:
 def _mounts(root: Path, version: Version) -> Iterator[tuple[str, str]]:
     """Yield the mounts of a tree: the group at its top, and the folder."""
     for line in _lines(root / "proc/self/mountinfo"):
-        before, _, rest = line.partition(" - ")
-        fields = before.split(" ")
-        kind, _, options = (*rest.split(" ", 2), "", "")[:3]
-        is_v1 = kind == "cgroup" and "memory" in options.replace(" ", ",").split(",")
-        if len(fields) >= 5 and (
-            (version is _V2 and kind == "cgroup2") or (version is _V1 and is_v1)
-        ):
+        mount, _, file_system = line.partition(" - ")
+        fields = mount.split(" ")
+        if len(fields) >= 5 and _is_tree(file_system, version):
             yield fields[3], fields[4]
 
 
+def _is_tree(file_system: str, version: Version) -> bool:
+    """Return True if a mount's file system (its kind, source and options) is a tree of groups that
+    limits memory.
+    """
+    kind, _, source_and_options = file_system.partition(" ")
+    if version is _V2:
+        return kind == "cgroup2"
+    _, _, options = source_and_options.partition(" ")
+    return kind == "cgroup" and "memory" in options.replace(" ", ",").split(",")
+
+
 def _lines(path: Path) -> list[str]:
+    """Return the lines of a file; none if it is not readable."""
     with contextlib.suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     return []
@@ -168,27 +184,34 @@ def counter(root: Path = ROOT) -> str:
     """Return a name for the counter of this process's control group, else of the machine; empty
     without either.
     """
-    own = [
-        (version, next(_around(root, version, path), None)) for version, path in _memberships(root)
-    ]
-    counting = [folder / version.events for version, folder in own if folder is not None]
-    for path in (*counting, root / "proc/vmstat"):
+    paths = list[Path]()
+    for version, group in _memberships(root):
+        for folder in islice(_around(root, version, group), 1):
+            paths.append(folder / version.events)
+    for path in (*paths, root / "proc/vmstat"):
         with contextlib.suppress(OSError):
-            # a new group of the same path has another folder
-            name = f"{path}:{path.parent.stat().st_ino}"
+            name = _counter_name(path)
             if counted(name) is not None:
                 return name
     return ""
 
 
+def _counter_name(path: Path) -> str:
+    """Return the name of the counter in a file: a new group of the same path has another
+    folder.
+    """
+    return f"{path}:{path.parent.stat().st_ino}"
+
+
 def counted(name: str) -> int | None:
     """Return the value of a counter; None if it does not exist now."""
     path = Path(name.rpartition(":")[0])
+    if path.name not in ("memory.events", "memory.oom_control", "vmstat"):
+        return None
     with contextlib.suppress(OSError, ValueError):  # the name may come from a damaged file
-        if path.name in ("memory.events", "memory.oom_control", "vmstat"):
-            found = _KILLS.search(path.read_bytes())
-            if found and name == f"{path}:{path.parent.stat().st_ino}":
-                return int(found[1])
+        kills = _KILLS.search(path.read_bytes())
+        if kills and name == _counter_name(path):
+            return int(kills[1])
     return None
 
 
@@ -197,15 +220,14 @@ def recorded(name: str, root: Path = ROOT) -> int | None:
     read for it.
     """
     path = Path(name.rpartition(":")[0])
-    mounts = [
-        root / mounted.lstrip("/")
-        for version in (_V1, _V2)
-        for _, mounted in _mounts(root, version)
-    ]
-    is_kernels = path == root / "proc/vmstat" or any(
-        path.is_relative_to(mounted) for mounted in mounts
-    )
-    return counted(name) if is_kernels and ".." not in path.parts else None
+    if ".." in path.parts:
+        return None
+    if path == root / "proc/vmstat":
+        return counted(name)
+    for _, mounted in (*_mounts(root, _V1), *_mounts(root, _V2)):
+        if path.is_relative_to(root / mounted.lstrip("/")):
+            return counted(name)
+    return None
 
 
 class Kills:
@@ -221,23 +243,30 @@ class Kills:
             # every cell reads it, and opening takes longest
             self._file = os.open(name.rpartition(":")[0], os.O_RDONLY)
             weakref.finalize(self, os.close, self._file).atexit = False
-        self._known = self._counted()
+        self._count = self._read()
 
-    def _counted(self) -> int | None:
-        content = b"\n"
-        try:
-            while self._file is not None and (
-                more := os.pread(self._file, 1 << 16, len(content) - 1)
-            ):
-                content += more
-            return int(content.partition(b"\noom_kill ")[2].partition(b"\n")[0])
-        except (OSError, ValueError):  # the group is gone, or nothing is counted
+    def _read(self) -> int | None:
+        """Return the kernel's count; None if there is none."""
+        if self._file is None:
             return None
+        content = b""
+        try:
+            while True:
+                part = os.pread(self._file, 1 << 16, len(content))
+                if not part:
+                    break
+                content += part
+            kills = _KILLS.search(content)
+        except OSError:  # the group is gone
+            return None
+        return None if kills is None else int(kills[1])
 
     def new(self) -> int:
         """Return the number of kills since the last call."""
-        before, self._known = self._known, self._counted()
-        return 0 if before is None or self._known is None else max(0, self._known - before)
+        before, self._count = self._count, self._read()
+        if before is None or self._count is None:
+            return 0
+        return max(0, self._count - before)
 
 
 class Death(NamedTuple):
@@ -253,25 +282,26 @@ class Death(NamedTuple):
 
 def deaths(path: Path = Path("/dev/kmsg")) -> list[Death]:
     """Return the deaths in the system log, oldest first; none if it is not readable."""
-    found = []
+    in_log = list[Death]()
     boot = time.time() - time.monotonic()
     for record in _records(path):
         head, _, text = record.partition(";")
         match = _OOM.search(text) or _FAULT.search(text)
         fields = head.split(",")
         if match and len(fields) > 2 and fields[2].isdigit():
+            died_at = boot + int(fields[2]) / 1e6
             line = text.split("\n")[0]
-            found.append(Death(boot + int(fields[2]) / 1e6, int(match[1]), match.re is _OOM, line))
-    return found
+            in_log.append(Death(died_at, int(match[1]), match.re is _OOM, line))
+    return in_log
 
 
 def _records(path: Path) -> list[str]:
+    """Return the last records of the system log; none if it is not readable."""
     records: list[str] = []
     with contextlib.suppress(OSError), open(path, "rb", buffering=0, opener=without_waiting) as log:
         while len(records) < _MOST_RECORDS:
-            with contextlib.suppress(
-                BrokenPipeError
-            ):  # older records were overwritten during the read
+            # Older records may be overwritten during the read.
+            with contextlib.suppress(BrokenPipeError):
                 data = log.read(8192)
                 if not data:
                     break

@@ -10,23 +10,12 @@ import contextlib
 import ctypes
 import os
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ipygpumem.errors import DeviceError, describe_error
-from ipygpumem.probes import host
-from ipygpumem.probes.accelerators import (
-    current_device,
-    has_context,
-    in_use,
-    loaded_torch,
-    parse_device,
-    uncounted,
-)
-from ipygpumem.probes.outside import is_kernel, notebook_of
-from ipygpumem.records import Record
+from ipygpumem.probes.other_kernels import is_kernel, notebook_of
 from ipygpumem.units import GIB
 
 T = TypeVar("T")
@@ -92,11 +81,8 @@ class Nvml:
         if library is None:
             return DeviceWide(note=self.missing)
         try:
-            if index not in self._handles:
-                self._handles[index] = _find(library, module.get_device_properties(index))
-            return _wide(
-                library, self._handles[index], processes=processes, has_context=has_context
-            )
+            handle = self._handle(module, index)
+            return _wide(library, handle, processes=processes, has_context=has_context)
         except (library.NVMLError, LookupError) as error:
             return DeviceWide(note=f"NVML: {error}")
 
@@ -104,15 +90,14 @@ class Nvml:
         """Return every card for a process that uses none; empty without a driver. May raise
         NVMLError.
         """
-        library, cards = self._load(), []
+        library, cards = self._load(), list[Card]()
         for index, handle in enumerate(_handles(library)):
             model = library.nvmlDeviceGetName(handle)
             try:
-                cards.append(
-                    Card(index, model, _wide(library, handle, processes=True, has_context=False))
-                )
+                wide = _wide(library, handle, processes=True, has_context=False)
             except library.NVMLError as error:  # a failing card must not hide the rest
-                cards.append(Card(index, model, DeviceWide(note=f"NVML: {error}")))
+                wide = DeviceWide(note=f"NVML: {error}")
+            cards.append(Card(index, model, wide))
         return cards
 
     def loads(self, cuda: Any | None) -> dict[int, CardLoad]:
@@ -121,27 +106,44 @@ class Nvml:
 
         ``cuda`` is ``torch.cuda`` once it is initialised, else None.
         """
-        library, found = self._load(), dict[int, CardLoad]()
-        for index in () if library is None else range(self._count(cuda)):
-            with contextlib.suppress(library.NVMLError, LookupError):
-                if cuda is not None and index not in self._handles:
-                    self._handles[index] = _find(library, cuda.get_device_properties(index))
-                handle = (self._before_use or [])[index] if cuda is None else self._handles[index]
-                found[index] = CardLoad(
-                    _wide(library, handle, processes=False, has_context=False), None
-                )
+        loads = dict[int, CardLoad]()
+        library = self._load()
+        if library is None:
+            return loads
+        handles = self._handles_before_use() if cuda is None else self._handles_in_use(cuda)
+        for index, handle in handles.items():
+            with contextlib.suppress(library.NVMLError):
+                wide = _wide(library, handle, processes=False, has_context=False)
+                loads[index] = CardLoad(wide, None)
                 utilization = int(library.nvmlDeviceGetUtilizationRates(handle).gpu)
-                found[index] = CardLoad(found[index].wide, utilization)
-        return found
+                loads[index] = CardLoad(wide, utilization)
+        return loads
 
-    def _count(self, cuda: Any | None) -> int:
-        if cuda is not None:
-            return int(cuda.device_count())
+    def _handles_in_use(self, cuda: Any) -> dict[int, Any]:
+        """Return the handles of the devices that ``torch.cuda`` has, without those that cannot be
+        identified.
+        """
+        handles = dict[int, Any]()
+        for index in range(cuda.device_count()):
+            with contextlib.suppress(self._library.NVMLError, LookupError):
+                handles[index] = self._handle(cuda, index)
+        return handles
+
+    def _handles_before_use(self) -> dict[int, Any]:
+        """Return the handles of the devices that ``torch.cuda`` will have; none if their order is
+        unknown.
+        """
         if self._before_use is None:
             self._before_use = []
             with contextlib.suppress(LookupError):
                 self._before_use = self._of_visible(lambda library, card: card)
-        return len(self._before_use)
+        return dict(enumerate(self._before_use))
+
+    def _handle(self, cuda: Any, index: int) -> Any:
+        """Return the handle of a device; LookupError if it cannot be identified."""
+        if index not in self._handles:
+            self._handles[index] = _find(self._library, cuda.get_device_properties(index))
+        return self._handles[index]
 
     def visible(self) -> list[DeviceWide]:
         """Return NVML's figures for each card visible to CUDA in this process, in CUDA's order;
@@ -165,27 +167,33 @@ class Nvml:
         return []
 
     def _of_visible(self, read: Callable[[Any, Any], T]) -> list[T]:
+        """Call ``read`` for each visible card; LookupError as in ``visible``."""
         library = self._load()
+        if library is None:
+            return []
         try:
-            return [] if library is None else [read(library, card) for card in _visible(library)]
+            return [read(library, card) for card in _visible(library)]
         except library.NVMLError as error:
             raise LookupError(f"NVML: {error}") from None
 
     def _load(self) -> Any:
-        if self._library is None and not self.missing:
-            try:
-                with warnings.catch_warnings():  # the deprecated package of the same name warns
-                    warnings.simplefilter("ignore", FutureWarning)
-                    import pynvml
-            except ImportError:
-                self.missing = "NVML: the package nvidia-ml-py is not installed"
-                return None
-            try:
-                pynvml.nvmlInit()
-                self._library = pynvml
-            except pynvml.NVMLError as error:
-                self.missing = f"NVML: {error}"
-        return self._library
+        """Return the library, connected to the driver; None if that failed, now or before."""
+        if self._library is not None or self.missing:
+            return self._library
+        try:
+            with warnings.catch_warnings():  # the deprecated package of the same name warns
+                warnings.simplefilter("ignore", FutureWarning)
+                import pynvml
+        except ImportError:
+            self.missing = "NVML: the package nvidia-ml-py is not installed"
+            return None
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            self.missing = f"NVML: {error}"
+            return None
+        self._library = pynvml
+        return pynvml
 
     def close(self) -> None:
         """Disconnect from NVML."""
@@ -204,7 +212,10 @@ def has_driver() -> bool:
 
 
 def _handles(library: Any) -> list[Any]:
-    count = 0 if library is None else library.nvmlDeviceGetCount()
+    """Return the handles of all cards; none without a driver."""
+    if library is None:
+        return []
+    count = library.nvmlDeviceGetCount()
     return [library.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
 
 
@@ -230,37 +241,52 @@ def _find(library: Any, properties: Any) -> Any:
 def _visible(library: Any) -> list[Any]:
     """Return the handles of the cards selected by ``CUDA_VISIBLE_DEVICES``, as CUDA reads it."""
     cards = _handles(library)
-    text = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(len(cards)))))
+    all_numbers = ",".join(map(str, range(len(cards))))
+    text = os.environ.get("CUDA_VISIBLE_DEVICES", all_numbers)
     words = [word.strip() for word in text.split(",")]
     if words[0].startswith("MIG-"):
         return [library.nvmlDeviceGetHandleByUUID(words[0])]  # as in _find
     if any(_mig_enabled(library, card) for card in cards):
         raise LookupError("a card is split by MIG and CUDA_VISIBLE_DEVICES does not name the slice")
-    # CUDA lists the fastest card first; cards of one model keep the driver's order.
-    differ = len({library.nvmlDeviceGetName(card) for card in cards}) > 1
-    if (
-        differ
-        and any(word.isdecimal() for word in words)
-        and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
-    ):
+    if any(word.isdecimal() for word in words) and not _has_known_order(library, cards):
         raise LookupError(
             "the order of different cards is unknown before CUDA is used, unless "
             "CUDA_DEVICE_ORDER=PCI_BUS_ID"
         )
-    uuids = [library.nvmlDeviceGetUUID(card) if "GPU-" in text else "" for card in cards]
-    found: list[int] = []
-    for word in words:  # a number, or the beginning of a UUID
-        fitting = [
-            place
-            for place, uuid in enumerate(uuids)
-            if (word.isdecimal() and int(word) == place)
-            or (word.startswith("GPU-") and uuid.startswith(word))
-        ]
-        if len(fitting) != 1:  # CUDA stops at the first unknown entry
+    uuids = [""] * len(cards)
+    if "GPU-" in text:
+        uuids = [library.nvmlDeviceGetUUID(card) for card in cards]
+    numbers: list[int] = []
+    for word in words:
+        number = _number_of_card(word, uuids)
+        if number is None:  # CUDA stops at the first unknown entry
             break
-        found += fitting
-    # repeated card: none visible
-    return [cards[place] for place in found] if len(set(found)) == len(found) else []
+        numbers.append(number)
+    if len(set(numbers)) < len(numbers):  # a repeated card: none is visible
+        return []
+    return [cards[number] for number in numbers]
+
+
+def _has_known_order(library: Any, cards: list[Any]) -> bool:
+    """Return True if CUDA numbers the cards as the driver does: it lists the fastest first, and
+    cards of one model in the driver's order.
+    """
+    if os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return True
+    return len({library.nvmlDeviceGetName(card) for card in cards}) < 2
+
+
+def _number_of_card(word: str, uuids: list[str]) -> int | None:
+    """Return the number of the card that an entry of ``CUDA_VISIBLE_DEVICES`` means: a number, or
+    the beginning of one card's UUID.
+    """
+    if word.isdecimal():
+        number = int(word)
+        return number if number < len(uuids) else None
+    if not word.startswith("GPU-"):
+        return None
+    fitting = [number for number, uuid in enumerate(uuids) if uuid.startswith(word)]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def _mig_enabled(library: Any, handle: Any) -> bool:
@@ -271,32 +297,32 @@ def _mig_enabled(library: Any, handle: Any) -> bool:
 
 
 def _wide(library: Any, handle: Any, *, processes: bool, has_context: bool) -> DeviceWide:
+    """Return the driver's figures of a card, with its processes' on request."""
     memory = library.nvmlDeviceGetMemoryInfo(handle)
     total, used = int(memory.total), int(memory.used)
     if not processes:
         return DeviceWide(total, used)
-    try:
-        compute = library.nvmlDeviceGetComputeRunningProcesses(handle)
-        listed = [*compute, *library.nvmlDeviceGetGraphicsRunningProcesses(handle)]
-    # Some sandboxes refuse this query alone; the totals are known all the same.
     # NVMLLibraryMismatchError, which is no NVMLError, means that the driver is older than the
     # package.
-    except (
-        library.NVMLError,
-        getattr(library, "NVMLLibraryMismatchError", library.NVMLError),
-    ) as error:
-        return DeviceWide(total, used, None, f"other processes: NVML: {error}")
-    sizes = {process.pid: process.usedGpuMemory for process in listed}
-    if any(size is None for size in sizes.values()):
+    mismatch = getattr(library, "NVMLLibraryMismatchError", library.NVMLError)
+    try:
+        compute = library.nvmlDeviceGetComputeRunningProcesses(handle)
+        graphics = library.nvmlDeviceGetGraphicsRunningProcesses(handle)
+    # Some sandboxes refuse this query alone; the totals are known all the same.
+    except (library.NVMLError, mismatch) as error:
+        return DeviceWide(total, used, note=f"other processes: NVML: {error}")
+    sizes = {process.pid: process.usedGpuMemory for process in [*compute, *graphics]}
+    if None in sizes.values():
         note = "other processes: the driver does not report their memory here (WSL, or a container)"
-        return DeviceWide(total, used, None, note)
+        return DeviceWide(total, used, note=note)
     if (has_context and os.getpid() not in sizes) or (not sizes and used > _IDLE_BYTES):
         note = (
             "other processes: process ids are hidden here (a container with its own PID namespace)"
         )
-        return DeviceWide(total, used, None, note)
-    own = sizes.pop(os.getpid(), 0)
-    return DeviceWide(total, used, sum(sizes.values()), "", own, tuple(sizes.items()))
+        return DeviceWide(total, used, note=note)
+    own_bytes = sizes.pop(os.getpid(), 0)
+    other_bytes = sum(sizes.values())
+    return DeviceWide(total, used, other_bytes, "", own_bytes, tuple(sizes.items()))
 
 
 def sees_system_processes() -> bool:
@@ -312,140 +338,19 @@ def process_label(pid: int) -> str:
     """Return the PID and name of a process that the driver lists, and the kernel to which it
     belongs, if any.
     """
+    if not sees_system_processes():
+        return f"process {pid}"
     import psutil  # takes long
 
-    words = []
-    if sees_system_processes():
-        with contextlib.suppress(psutil.Error, ValueError):  # it has ended, or is not visible to us
-            process = psutil.Process(pid)
-            words = [process.name()]
-            if os.getpid() in [parent.pid for parent in process.parents()]:
-                words.append("started by this kernel")
-            elif is_kernel(process.cmdline()):
-                notebook = notebook_of(pid)
-                words.append(f"of another kernel: {notebook}" if notebook else "of another kernel")
-    return f"process {pid}" + f" ({', '.join(words)})" * bool(words)
-
-
-# -- memory of one device -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class DeviceMemory(Record):
-    """The memory of one device at one moment; None where unknown, and ``note`` says why."""
-
-    device: str
-    total_bytes: int | None = None
-    """Bytes of the whole device; on the host at most a container's limit."""
-    free_bytes: int | None = None
-    """Free bytes for any process; on the host those that this process could allocate."""
-    used_bytes: int | None = None
-    """Bytes in use by all processes: total minus free."""
-    allocated_bytes: int | None = None
-    """Live tensors of this process; on the host its RSS."""
-    reserved_bytes: int | None = None
-    """Bytes that torch's allocator has reserved; None on the host, which has no such cache."""
-    note: str = ""
-
-    @property
-    def free_with_cache_bytes(self) -> int | None:
-        """Bytes that this process could still use: free ones, and those cached by torch's
-        allocator.
-        """
-        if self.free_bytes is None or self.device == "cpu":
-            return self.free_bytes
-        if self.reserved_bytes is None or self.allocated_bytes is None:
-            return None
-        return self.free_bytes + self.reserved_bytes - self.allocated_bytes
-
-
-def checked_device(device: object) -> str:
-    """Return the name of the host or of one CUDA device, as ``parse_device`` reads it."""
-    return current_device(parse_device(device, kinds=("cuda",)))
-
-
-def device_here(device: object, known: Collection[str]) -> str:
-    """Return the name of a device, as ``parse_device`` reads it; DeviceError if it is neither
-    present nor ``known``.
-    """
-    name = parse_device(device, known=known)
-    kind, _, index = name.partition(":")
-    if name == "cpu" or any(name in (one, one.partition(":")[0]) for one in known):
-        return name
-    if kind == "cuda" and loaded_torch() is None:
-        memory(name)  # asks the driver
-    elif int(index or 0) >= getattr(getattr(loaded_torch(), kind, None), "device_count", int)():
-        raise DeviceError(f"there is no {name} here")
-    return name
-
-
-def memory(device: object = "cpu") -> DeviceMemory:
-    """Return the total, free and used memory of a device, without creating a CUDA context.
-
-    Use it before loading a model. Only NVIDIA devices and the host are supported, and the driver
-    does not report every figure in a container or under MIG: those are None.
-
-    Args:
-        device: ``RAM``, ``cuda:0``, a number, or a ``torch.device``.
-
-    Raises:
-        DeviceError: there is no such device.
-
-    >>> ram = ipygpumem.memory("RAM")
-    >>> ram.total_bytes == ram.free_bytes + ram.used_bytes
-    True
-    """
-    name = checked_device(device)
-    if name == "cpu":
-        total, available = host.total_bytes(), host.available_bytes()
-        with contextlib.closing(host.HostProbe(exact=False)) as probe:
-            rss = probe.read(peak=False)[0].current_bytes
-        return DeviceMemory("cpu", total, available, max(0, total - available), rss)
-    index, cuda = int(name[5:]), in_use("cuda")
-    with contextlib.closing(Nvml()) as nvml:
-        wide = _unused(nvml, index) if cuda is None else _used(nvml, cuda, index)
-    free = (
-        None
-        if wide.total_bytes is None or wide.used_bytes is None
-        else wide.total_bytes - wide.used_bytes
-    )
-    note = wide.note
-    allocated: tuple[int | None, int | None] = (0, 0)
-    if cuda is not None and uncounted():
-        note, allocated = "; ".join(filter(None, (note, uncounted()))), (None, None)
-    elif cuda is not None:
-        allocated = cuda.memory_allocated(index), cuda.memory_reserved(index)
-    return DeviceMemory(name, wide.total_bytes, free, wide.used_bytes, *allocated, note)
-
-
-def _used(nvml: Nvml, cuda: Any, index: int) -> DeviceWide:
-    """Return the figures of a device once torch has initialised CUDA, though perhaps not on this
-    device.
-    """
-    if index >= cuda.device_count():
-        raise DeviceError(f"there is no cuda:{index} here")
-    wide = nvml.device(cuda, index, processes=False, has_context=False)
-    if wide.used_bytes is not None:
-        return wide
-    if uncounted() or not has_context(index):  # calling it would create one
-        return DeviceWide(cuda.get_device_properties(index).total_memory, note=wide.note)
-    try:
-        free, total = cuda.mem_get_info(index)
-    except RuntimeError as error:  # a broken context fails every call
-        return DeviceWide(
-            cuda.get_device_properties(index).total_memory, note=f"cuda: {describe_error(error)}"
-        )
-    return DeviceWide(total, total - free)
-
-
-def _unused(nvml: Nvml, index: int) -> DeviceWide:
-    """Return the driver's figures of a device on which this process does not use CUDA."""
-    try:
-        cards = nvml.visible()
-    except LookupError as error:
-        return DeviceWide(note=str(error))
-    if index >= len(cards):
-        raise DeviceError(
-            f"there is no cuda:{index} here" + (f" ({nvml.missing})" if nvml.missing else "")
-        )
-    return cards[index]
+    words = list[str]()
+    with contextlib.suppress(psutil.Error, ValueError):  # it has ended, or is not visible to us
+        process = psutil.Process(pid)
+        words.append(process.name())
+        if os.getpid() in [parent.pid for parent in process.parents()]:
+            words.append("started by this kernel")
+        elif is_kernel(process.cmdline()):
+            notebook = notebook_of(pid)
+            words.append(f"of another kernel: {notebook}" if notebook else "of another kernel")
+    if not words:
+        return f"process {pid}"
+    return f"process {pid} ({', '.join(words)})"

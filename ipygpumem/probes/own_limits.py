@@ -62,11 +62,16 @@ def figure(status: bytes, label: bytes) -> int:
 
 def limits() -> list[Limit]:
     """Return the limits that are set; none if their use cannot be read."""
-    set_here = [(name, size) for name in WHAT if (size := bound(name)) is not None]
-    try:
-        return [Limit(name, size, used_bytes(name)) for name, size in set_here]
-    except (OSError, ValueError):  # not Linux
-        return []
+    set_limits = list[Limit]()
+    for name in WHAT:
+        size = bound(name)
+        if size is None:
+            continue
+        try:
+            set_limits.append(Limit(name, size, used_bytes(name)))
+        except (OSError, ValueError):  # not Linux
+            return []
+    return set_limits
 
 
 def nearest() -> Limit | None:

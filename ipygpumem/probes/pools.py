@@ -36,31 +36,36 @@ def _jax(jax: Any) -> Iterator[Reading]:
     create it.
     """
     has_begun = getattr(sys.modules.get("jax._src.xla_bridge"), "backends_are_initialized", None)
-    for device in jax.local_devices() if has_begun is not None and has_begun() else ():
-        if stats := device.memory_stats():  # none on the CPU
-            number = getattr(device, "local_hardware_id", None)
-            name = f"jax:{device.id if number is None else number}"
-            used, limit, reserved = (
-                stats["bytes_in_use"],
-                stats.get("bytes_limit"),
-                stats.get("pool_bytes"),
-            )
-            yield Reading(
-                name, used, stats.get("peak_bytes_in_use") or 0, "sampled", limit, reserved
-            )
+    if has_begun is None or not has_begun():
+        return
+    for device in jax.local_devices():
+        stats = device.memory_stats()
+        if not stats:  # on the CPU
+            continue
+        number = getattr(device, "local_hardware_id", None)
+        if number is None:
+            number = device.id
+        yield Reading(
+            f"jax:{number}",
+            current_bytes=stats["bytes_in_use"],
+            peak_bytes=stats.get("peak_bytes_in_use") or 0,
+            method="sampled",
+            total_bytes=stats.get("bytes_limit"),
+            reserved_bytes=stats.get("pool_bytes"),
+        )
 
 
 def _cupy(cupy: Any) -> Iterator[Reading]:
     """Yield the pool of the current device: asking for another one would create a context there."""
     if cupy.cuda.is_available():
-        own, index = cupy.get_default_memory_pool(), cupy.cuda.runtime.getDevice()
+        pool = cupy.get_default_memory_pool()
         yield Reading(
-            f"cupy:{index}",
-            own.used_bytes(),
-            0,
-            "sampled",
-            own.get_limit() or None,
-            own.total_bytes(),
+            f"cupy:{cupy.cuda.runtime.getDevice()}",
+            current_bytes=pool.used_bytes(),
+            peak_bytes=0,
+            method="sampled",
+            total_bytes=pool.get_limit() or None,
+            reserved_bytes=pool.total_bytes(),
         )
 
 
@@ -77,23 +82,29 @@ def _tensorflow(tensorflow: Any) -> Iterator[Reading]:
     """Yield the pool of each GPU, if TensorFlow is initialised: an earlier call would reserve whole
     devices.
     """
-    made = getattr(sys.modules.get("tensorflow.python.eager.context"), "_context", None)
-    if getattr(made, "_initialized", False):
-        for index in range(len(tensorflow.config.list_logical_devices("GPU"))):
-            info = tensorflow.config.experimental.get_memory_info(f"GPU:{index}")
-            yield Reading(f"tensorflow:{index}", info["current"], info["peak"], "sampled")
+    context = getattr(sys.modules.get("tensorflow.python.eager.context"), "_context", None)
+    if not getattr(context, "_initialized", False):
+        return
+    for index in range(len(tensorflow.config.list_logical_devices("GPU"))):
+        info = tensorflow.config.experimental.get_memory_info(f"GPU:{index}")
+        yield Reading(f"tensorflow:{index}", info["current"], info["peak"], "sampled")
 
 
 def _torch(torch: Any) -> Iterator[Reading]:
     """Yield Apple's GPU."""
-    if has_mps(torch):
-        most = (
-            torch.mps.recommended_max_memory()
-            if hasattr(torch.mps, "recommended_max_memory")
-            else None
-        )
-        used, reserved = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
-        yield Reading("mps", used, 0, "sampled", most, reserved)
+    if not has_mps(torch):
+        return
+    total_bytes = None
+    if hasattr(torch.mps, "recommended_max_memory"):
+        total_bytes = torch.mps.recommended_max_memory()
+    yield Reading(
+        "mps",
+        current_bytes=torch.mps.current_allocated_memory(),
+        peak_bytes=0,
+        method="sampled",
+        total_bytes=total_bytes,
+        reserved_bytes=torch.mps.driver_allocated_memory(),
+    )
 
 
 _READERS = {"torch": _torch, "jax": _jax, "cupy": _cupy, "rmm": _rmm, "tensorflow": _tensorflow}
@@ -117,14 +128,14 @@ class PoolProbe(Probe):
         return bool(self._highest)
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
-        found = []
+        readings = list[Reading]()
         for reading in _READERS[self.name](sys.modules[self.name]):
             highest = self._highest[reading.device] = reading.peak_bytes
-            is_new = highest > self._marks.get(reading.device, 0)
-            found.append(
-                reading._replace(peak_bytes=max(reading.current_bytes, highest if is_new else 0))
-            )
-        return tuple(found)
+            peak_bytes = reading.current_bytes
+            if highest > self._marks.get(reading.device, 0):  # a new record
+                peak_bytes = max(peak_bytes, highest)
+            readings.append(reading._replace(peak_bytes=peak_bytes))
+        return tuple(readings)
 
     def rearm(self) -> None:
         self._marks = dict(self._highest)
@@ -135,24 +146,31 @@ def finder() -> Callable[[], list[Probe]]:
     waiting = list(_READERS)
 
     def find() -> list[Probe]:
-        found: list[Probe] = []
+        probes: list[Probe] = []
         for name in [name for name in waiting if name in sys.modules and loaded(name) is not None]:
             waiting.remove(name)
             if name == "torch":
-                from ipygpumem.probes.nvml import Nvml  # loading the extension must stay fast
-
-                # Each probe is read twice per cell: there are none for what this build of torch
-                # does not have.
-                library = getattr(sys.modules[name], "_C", None)
-                has = [kind for kind in ("cuda", "xpu") if hasattr(library, f"_{kind}_memoryStats")]
-                found += [
-                    CachingAllocatorProbe(kind, Nvml() if kind == "cuda" else None) for kind in has
-                ]
-            if name != "torch" or has_mps(sys.modules[name]):
-                found.append(PoolProbe(name))
-        return found
+                probes += _probes_of_torch(sys.modules[name])
+            else:
+                probes.append(PoolProbe(name))
+        return probes
 
     return find
+
+
+def _probes_of_torch(torch: Any) -> Iterator[Probe]:
+    """Yield the probes of torch's devices. Each is read twice per cell, so there are none for
+    devices that this build of torch does not have.
+    """
+    from ipygpumem.probes.nvml import Nvml  # loading the extension must stay fast
+
+    library = getattr(torch, "_C", None)
+    if hasattr(library, "_cuda_memoryStats"):
+        yield CachingAllocatorProbe("cuda", Nvml())
+    if hasattr(library, "_xpu_memoryStats"):
+        yield CachingAllocatorProbe("xpu")
+    if has_mps(torch):
+        yield PoolProbe("torch")
 
 
 class PluginProbe(Probe):
@@ -165,33 +183,39 @@ class PluginProbe(Probe):
     sampled = False
 
     def __init__(self, name: str, probe: Any) -> None:
-        own = sorted(TORCH_DEVICES | POOLS.keys() | {"cpu", *OUTSIDE})
-        if type(name) is not str or not re.fullmatch(r"[A-Za-z][\w-]*", name) or name in own:
+        reserved = sorted(TORCH_DEVICES | POOLS.keys() | {"cpu", *OUTSIDE})
+        is_fit = type(name) is str and re.fullmatch(r"[A-Za-z][\w-]*", name)
+        if not is_fit or name in reserved:
             raise ProbeError(
                 f"a probe needs a name of letters and digits for its devices, other than "
-                f"{', '.join(own)}"
+                f"{', '.join(reserved)}"
             )
-        self.name, self._probe, self._too_slow = name, probe, ""
+        self.name = name
+        self._probe = probe
+        self._too_slow = ""
+        """Why it is no longer used; empty if it is."""
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         if self._too_slow:
             raise ProbeError(self._too_slow)
         started = perf_counter()
-        readings = self._isolated(
-            lambda: tuple([self._checked(r) for r in self._probe.read(detail=detail, peak=peak)])
+        readings: tuple[Reading, ...] = self._isolated(
+            lambda: tuple(map(self._checked, self._probe.read(detail=detail, peak=peak)))
         )
         self.sampled = self._isolated(lambda: bool(getattr(self._probe, "sampled", False)))
         seconds = perf_counter() - started
         if seconds > _MOST_SECONDS and not detail:
-            self._too_slow, self.sampled = f"took {seconds:.2g} s, so it is no longer used", False
+            self._too_slow = f"took {seconds:.2g} s, so it is no longer used"
+            self.sampled = False
             warnings.warn(
                 f"ipygpumem: the probe {self.name!r}: {self._too_slow}",
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return readings  # type: ignore[no-any-return]  # they were checked
+        return readings
 
     def _isolated(self, call: Callable[[], Any]) -> Any:
+        """Return the result of the user's code; ``ProbeError`` for any error of it."""
         try:
             return call()
         except (Exception, SystemExit) as error:
@@ -201,22 +225,25 @@ class PluginProbe(Probe):
             raise ProbeError(text) from None
 
     def _checked(self, reading: Any) -> Reading:
+        """Return a reading of the user's code; ``ProbeError`` says what is wrong with it."""
         if type(reading) is not Reading:
             raise ProbeError(f"read() must return Readings, not {type(reading).__name__}")
-        device, current, peak, method, *more, note, mapped = reading
+        device = reading.device
         if type(device) is not str or device.partition(":")[0] != self.name:
             raise ProbeError(
                 f"devices must be named {self.name} or {self.name}:0, {self.name}:1, ..."
             )
-        sizes = [current, peak, *(size for size in (*more, mapped) if size is not None)]
-        if any(type(size) is not int or size < 0 for size in sizes):
+        if not all(map(_is_size, _sizes_in(reading))):
             raise ProbeError("bytes must be non-negative integers, or None where allowed")
-        if method not in get_args(Method) or type(note) is not str:
+        if reading.method not in get_args(Method) or type(reading.note) is not str:
             raise ProbeError(
                 f"method must be one of {', '.join(sorted(get_args(Method)))}, and note must be a "
                 f"string"
             )
-        if not current <= min(peak, current if more[0] is None else more[0]):
+        has_more_than_all = (
+            reading.total_bytes is not None and reading.current_bytes > reading.total_bytes
+        )
+        if reading.current_bytes > reading.peak_bytes or has_more_than_all:
             raise ProbeError(
                 "the peak must be at least the current bytes, and those at most the total"
             )
@@ -230,3 +257,20 @@ class PluginProbe(Probe):
 
     def close(self) -> None:
         self._isolated(getattr(self._probe, "close", bool))
+
+
+def _sizes_in(reading: Reading) -> list[object]:
+    """Return all bytes of a reading, without those that are None where that is allowed."""
+    optional = (
+        reading.total_bytes,
+        reading.reserved_bytes,
+        reading.used_bytes,
+        reading.other_bytes,
+        reading.mapped_bytes,
+    )
+    required = (reading.current_bytes, reading.peak_bytes)
+    return [*required, *(size for size in optional if size is not None)]
+
+
+def _is_size(size: Any) -> bool:
+    return type(size) is int and size >= 0

@@ -19,14 +19,15 @@ from ipygpumem.heap.bulk import CONTAINERS, chunks, kinds_of, of_types
 from ipygpumem.heap.sizes import MOST_SIZED, Size, Sizes, row_of
 from ipygpumem.heap.walk import MOST_AT_START, MOST_OBJECTS, ArraySearch, summed
 from ipygpumem.introspect import ATOMS, type_name
-from ipygpumem.reclaim import tracebacks
+from ipygpumem.reclaim.exceptions import chain
+from ipygpumem.reclaim.frames import finished, frames, names_in
 from ipygpumem.records import CutListing, RetainedArray
 from ipygpumem.units import MIB
 
-_LEAST, _GROUP = MIB, 50
-"""Minimum bytes of a local's memory besides arrays, and number of locals that are measured together
-first.
-"""
+_LEAST = MIB
+"""Minimum bytes of a local's memory besides arrays."""
+_MEASURED_TOGETHER = 50
+"""Number of locals that are first measured together."""
 _MOST_UNTIMED = 1000
 """Number of locals to read even if memory is short: tensors and arrays among them are still listed.
 """
@@ -75,9 +76,9 @@ def held(
     """
     allowance = allowance or Allowance()
     places, unread = _places_in_frames(error, allowance)
-    errors = list(tracebacks.chain(error))
-    frames = [frame for frame, _ in tracebacks.frames(error)]  # the notebook may refer to them, too
-    return of_places(places, own or {}, errors, frames, allowance, unread)
+    errors = list(chain(error))
+    its_frames = [frame for frame, _ in frames(error)]  # the notebook may refer to them, too
+    return of_places(places, own or {}, errors, its_frames, allowance, unread)
 
 
 def _places_in_frames(error: BaseException, allowance: Allowance) -> tuple[list[Place], int]:
@@ -86,11 +87,11 @@ def _places_in_frames(error: BaseException, allowance: Allowance) -> tuple[list[
     """
     places, unread = list[Place](), 0
     reading = allowance.share(2)
-    for frame, line in tracebacks.finished(error):
+    for frame, line in finished(error):
         if reading.is_spent() and (reading.reason == "time" or len(places) > _MOST_UNTIMED):
             unread += frame.f_code.co_nlocals
             continue
-        for name, value in tracebacks.names_in(frame).items():
+        for name, value in names_in(frame).items():
             if id(type(value)) not in ATOMS or sys.getsizeof(value) >= _LEAST:
                 places.append(Place(name, value, frame.f_code.co_name, line))
     return places, unread
@@ -136,9 +137,11 @@ def _is_much_at_once(places: Sequence[Place]) -> bool:
     """
     values = [place.value for place in places]
     array_types = [library_type("torch", "Tensor"), library_type("numpy", "ndarray")]
-    if kinds_of(values, *(kind for kind in array_types if kind is not None)):
+    loaded_types = [kind for kind in array_types if kind is not None]
+    if kinds_of(values, *loaded_types):
         return True
-    return max(map(sys.getsizeof, of_types(_WITH_OWN_BYTES, values)), default=0) >= _LEAST
+    sizes = map(sys.getsizeof, of_types(_WITH_OWN_BYTES, values))
+    return max(sizes, default=0) >= _LEAST
 
 
 def _own_bytes(value: object) -> int:
@@ -172,40 +175,43 @@ class _PlaceSearch:
         occurrences = Counter(id(place.value) for place in self.places)
         self.own_bytes = [_own_bytes(place.value) for place in self.places]
         for position, place in enumerate(self.places):  # before a walk refers to the objects
-            if self.own_bytes[position] >= _LEAST and _is_alone(
-                place, occurrences[id(place.value)]
-            ):
+            if self.own_bytes[position] < _LEAST:
+                continue
+            if _is_alone(place, occurrences[id(place.value)]):
                 self.alone.add(position)
-        behind_tensors = self._find_arrays()
-        self._find_others(behind_tensors)
+        graphs = self._add_arrays()
+        self._add_others(graphs)
 
-    def _cut(self, position: int, allowance: Allowance) -> None:
+    def _note_cut(self, position: int, allowance: Allowance) -> None:
         """Note that a place was not counted in full."""
         self.uncounted.add(position)
         if self.reason != "memory":
             self.reason = allowance.reason or self.reason or "objects"
 
-    def _find_arrays(self) -> list[list[Any]]:
+    # -- tensors and arrays ---------------------------------------------------------------------
+
+    def _add_arrays(self) -> list[list[Any]]:
         """Add the rows of tensors and arrays; return the memory that autograd keeps."""
         allowance = self.allowance.share(2)
-        search = self._past_own_arrays(allowance)
+        search = self._search_past_own_arrays(allowance)
         for position, place in enumerate(self.places):
             share = allowance.share(min(_MOST_SHARES, len(self.places) - position))
             search.begin(share)
             search.add(place)
             if not search.complete:
                 search.add_alone(place)
-                self._cut(position, share)
+                self._note_cut(position, share)
         search.begin(allowance)
-        unfinished = {place.key for place in search.look_behind(allowance)}
+        unfinished = {place.key for place in search.add_autograd(allowance)}
         if unfinished:
             for position, place in enumerate(self.places):
                 if place.key in unfinished:
-                    self._cut(position, allowance)
-        self.rows = {(row.name, row.function, row.line): row for row in search.found}
-        return search.behind
+                    self._note_cut(position, allowance)
+        for row in search.rows:
+            self.rows[row.name, row.function, row.line] = row
+        return search.graphs
 
-    def _past_own_arrays(self, allowance: Allowance) -> _FrameSearch:
+    def _search_past_own_arrays(self, allowance: Allowance) -> _FrameSearch:
         """Return a search that has seen the arrays of the notebook's names, so that they get no
         rows.
         """
@@ -213,40 +219,46 @@ class _PlaceSearch:
         search.pass_over(*self.errors, *self.passed_over)
         search.left = MOST_AT_START
         search.add(Place("", self.own))
-        search.look_behind(allowance.share(2))
+        search.add_autograd(allowance.share(2))
         search.left = MOST_OBJECTS
         return search
 
-    def _find_others(self, behind_tensors: list[list[Any]]) -> None:
+    # -- other memory ---------------------------------------------------------------------------
+
+    def _add_others(self, graphs: list[list[Any]]) -> None:
         """Add the other memory of the places that ``own`` does not hold."""
-        candidates = self._with_others()
+        candidates = self._that_may_be_large()
         if not candidates:
             return
         allowance = self.allowance.share(2)
-        sizes = Sizes(limit=MOST_SIZED // 4, allowance=allowance)
-        sizes.pass_over(map(id, self.errors))
-        sizes.together([behind_tensors, self.own])
+        sizes = self._new_sizes(allowance)
+        sizes.together([graphs, self.own])
         if not sizes.complete:  # some of the places' memory may be the notebook's
             for position in candidates:
-                self._cut(position, allowance)
+                self._note_cut(position, allowance)
                 self._add_other(position, Size({}, complete=False))
             return
         for number, position in enumerate(candidates):
             sizes.allowance = self.allowance.share(min(_MOST_SHARES, len(candidates) - number))
             size = sizes.measure(self.places[position].value)
             if not size.complete:
-                self._cut(position, sizes.allowance)
+                self._note_cut(position, sizes.allowance)
             self._add_other(position, size)
 
-    def _with_others(self) -> list[int]:
+    def _new_sizes(self, allowance: Allowance) -> Sizes:
+        """Return a measurement that does not enter the errors."""
+        sizes = Sizes(limit=MOST_SIZED // 4, allowance=allowance)
+        sizes.pass_over(map(id, self.errors))
+        return sizes
+
+    def _that_may_be_large(self) -> list[int]:
         """Return the positions of the places that may hold much memory besides arrays."""
         every_position = range(len(self.places))
         if max(self.own_bytes, default=0) >= _LEAST:
             return list(every_position)
-        sizes = Sizes(limit=MOST_SIZED // 4, allowance=self.allowance.share(3))
-        sizes.pass_over(map(id, self.errors))
+        sizes = self._new_sizes(self.allowance.share(3))
         total_bytes, candidates = 0, list[int]()
-        for positions in chunks(every_position, _GROUP):
+        for positions in chunks(every_position, _MEASURED_TOGETHER):
             size_bytes = sizes.together([self.places[position].value for position in positions])
             total_bytes += size_bytes
             if size_bytes >= _LEAST or not sizes.complete:
@@ -268,12 +280,18 @@ class _PlaceSearch:
         if not size.device_bytes:
             return
         row = self.rows.get(place.key)
-        arrays, size_bytes = (0, 0) if row is None else (row.arrays, row.size_bytes)
-        if size.size_bytes >= _LEAST + size_bytes:
-            whole = row_of([place.value], size)
-            self.rows[place.key] = replace(
-                whole, name=place.name, arrays=arrays, function=place.function, line=place.line
-            )
+        array_bytes, arrays = 0, 0
+        if row is not None:
+            array_bytes, arrays = row.size_bytes, row.arrays
+        if size.size_bytes < array_bytes + _LEAST:
+            return
+        self.rows[place.key] = replace(
+            row_of([place.value], size),
+            name=place.name,
+            arrays=arrays,
+            function=place.function,
+            line=place.line,
+        )
 
 
 def _is_alone(place: Place, occurrences: int) -> bool:
@@ -292,12 +310,14 @@ class _FrameSearch(ArraySearch):
 
     def __init__(self, allowance: Allowance) -> None:
         super().__init__(allowance=allowance)
-        self.found: list[RetainedArray] = []
-        self._tensors: list[Any] = []
-        self._names: list[tuple[Place, list[Any]]] = []
-        self._nodes: Any = None
-        self.behind: list[list[Any]] = []
+        self.rows: list[RetainedArray] = []
+        self.graphs: list[list[Any]] = []
         """Memory that autograd keeps; kept alive, because the search knows it by identity."""
+        self._tensors: list[Any] = []
+        """The tensors of the place that is being searched."""
+        self._places: list[tuple[Place, list[Any]]] = []
+        """Places and their tensors, whose autograd memory is not listed yet."""
+        self._nodes: Any = None
 
     def begin(self, allowance: Allowance) -> None:
         """Begin with another object, which has its own allowance."""
@@ -315,9 +335,9 @@ class _FrameSearch(ArraySearch):
         self._tensors = []
         entry = self.held(place.name, place.value, function=place.function, line=place.line)
         if entry is not None and place.name:
-            self.found.append(entry[0])
+            self.rows.append(entry[0])
         if self._tensors:
-            self._names.append((place, self._tensors))
+            self._places.append((place, self._tensors))
 
     def add_alone(self, place: Place) -> None:
         """Add an object that is an array itself, which takes no walk."""
@@ -325,33 +345,43 @@ class _FrameSearch(ArraySearch):
         if array is not None and array.storage not in self._storages:
             self._storages.add(array.storage)
             row = summed(place.name, type_name(place.value), [array], alone=True)
-            self.found.append(replace(row, function=place.function, line=place.line))
+            self.rows.append(replace(row, function=place.function, line=place.line))
 
-    def look_behind(self, allowance: Allowance) -> list[Place]:
-        """Add the gradients behind the leaves of the names so far, then the tensors in the graphs
-        of the rest.
+    def add_autograd(self, allowance: Allowance) -> list[Place]:
+        """Add the gradients behind the leaves of the places so far, then the tensors in the graphs
+        of all other tensors.
 
         Return the places for which the allowance did not suffice.
         """
-        from ipygpumem.heap.holders.graphs import kept_behind  # loading stays fast
-        from ipygpumem.heap.holders.nodes import Nodes  # loading the extension must stay fast
+        places, self._places = self._places, []
+        for leaves, title in ((True, "gradients of"), (False, "autograd graph of")):
+            for number, (place, tensors) in enumerate(places):
+                self._add_graph(
+                    f"{title} {place.name}", place, tensors, leaves=leaves, allowance=allowance
+                )
+                if allowance.is_spent():
+                    return [unfinished for unfinished, _ in places[number:]]
+        return []
 
-        names, self._names = self._names, []
+    def _add_graph(
+        self,
+        name: str,
+        place: Place,
+        tensors: list[Any],
+        *,
+        leaves: bool,
+        allowance: Allowance,
+    ) -> None:
+        """Add the memory that autograd keeps behind a place's leaves, or behind its other
+        tensors.
+        """
+        from ipygpumem.heap.holders.graphs import kept_behind  # loading the extension stays fast
+        from ipygpumem.heap.holders.nodes import Nodes
+
         if self._nodes is None:
             self._nodes = Nodes()
-        for leaves, title in ((True, "gradients of"), (False, "autograd graph of")):
-            for number, (place, tensors) in enumerate(names):
-                self.behind.append(
-                    kept_behind(tensors, self._nodes, leaves=leaves, allowance=allowance)
-                )
-                entry = self.held(
-                    f"{title} {place.name}",
-                    self.behind[-1],
-                    function=place.function,
-                    line=place.line,
-                )
-                if entry is not None and place.name:
-                    self.found.append(replace(entry[0], type_name=""))
-                if allowance.is_spent():
-                    return [place for place, _ in names[number:]]
-        return []
+        graph = kept_behind(tensors, self._nodes, leaves=leaves, allowance=allowance)
+        self.graphs.append(graph)
+        entry = self.held(name, graph, function=place.function, line=place.line)
+        if entry is not None and place.name:
+            self.rows.append(replace(entry[0], type_name=""))

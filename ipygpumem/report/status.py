@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ipygpumem.inventory.breakdown import Part, Reconciliation
-from ipygpumem.probes.outside import Child, OtherKernel
+from ipygpumem.probes.children import Child
+from ipygpumem.probes.other_kernels import OtherKernel
 from ipygpumem.records import CellRecord, Reading
 from ipygpumem.report.layout import (
     SEPARATOR,

@@ -43,7 +43,9 @@ def parts_of(tree: ast.AST, *, blocks: bool = True) -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop()
         parts = _parts(node)
-        waiting += parts if blocks else [part for part in parts if not isinstance(part, ast.stmt)]
+        if not blocks:
+            parts = [part for part in parts if not isinstance(part, ast.stmt)]
+        waiting.extend(parts)
         yield node
 
 
@@ -52,13 +54,12 @@ def _note(node: ast.AST, bindings: Bindings) -> None:
     if isinstance(node, ast.Global):
         bindings.shared.update(node.names)
     elif isinstance(node, ast.Import):
-        bindings.imported.update(
-            alias.asname or alias.name.partition(".")[0] for alias in node.names
-        )
+        for alias in node.names:
+            bindings.imported.add(alias.asname or alias.name.partition(".")[0])
     elif isinstance(node, ast.ImportFrom):
-        bindings.imported.update(
-            alias.asname or alias.name for alias in node.names if alias.name != "*"
-        )
+        for alias in node.names:
+            if alias.name != "*":
+                bindings.imported.add(alias.asname or alias.name)
     elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del):
         bindings.deleted.add(node.id)
     else:
@@ -67,42 +68,54 @@ def _note(node: ast.AST, bindings: Bindings) -> None:
             bindings.assigned.add(name)
 
 
+_WITH_NAME = (
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.ExceptHandler,
+    ast.MatchAs,
+    ast.MatchStar,
+)
+
+
 def _assigned_name(node: ast.AST) -> str | None:
-    if isinstance(node, ast.Name):
-        return node.id if isinstance(node.ctx, ast.Store) else None
+    """Return the name that ``node`` itself assigns to, if any."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id
     if isinstance(node, ast.MatchMapping):
         return node.rest
-    named = (
-        ast.FunctionDef,
-        ast.AsyncFunctionDef,
-        ast.ClassDef,
-        ast.ExceptHandler,
-        ast.MatchAs,
-        ast.MatchStar,
-    )
-    return node.name if isinstance(node, named) else None
+    if isinstance(node, _WITH_NAME):
+        return node.name
+    return None
 
 
 def _parts(node: ast.AST) -> Iterable[ast.AST]:
     """Return the children of ``node`` that run in its own scope."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         # Decorators, defaults and annotations run in the enclosing scope; the body does not.
-        return [*node.decorator_list, node.args, *([node.returns] if node.returns else [])]
+        parts: list[ast.AST] = [*node.decorator_list, node.args]
+        if node.returns:
+            parts.append(node.returns)
+        return parts
     if isinstance(node, ast.ClassDef):
         return [*node.decorator_list, *node.bases, *node.keywords]
     if isinstance(node, ast.Lambda):
         return [node.args]
-    if isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
-        # A comprehension's targets are local, but a walrus inside it binds outside (PEP 572).
-        inside = [
-            part for generator in node.generators for part in (generator.iter, *generator.ifs)
-        ]
-        return [
-            *([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]),
-            *inside,
-        ]
+    if isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp)):
+        return [node.elt, *_parts_of_generators(node.generators)]
+    if isinstance(node, ast.DictComp):
+        return [node.key, node.value, *_parts_of_generators(node.generators)]
     if isinstance(node, ast.AnnAssign) and node.value is None:
         return [node.annotation]  # a bare "x: int" binds nothing
     if type(node).__name__ == "TypeAlias":  # "type X = ...", Python 3.12
         return [node.name]  # type: ignore[attr-defined]  # ast.TypeAlias is unknown to 3.10
     return ast.iter_child_nodes(node)
+
+
+def _parts_of_generators(generators: Iterable[ast.comprehension]) -> Iterator[ast.AST]:
+    """Yield the parts of a comprehension in which a walrus binds outside (PEP 572); its targets are
+    local.
+    """
+    for generator in generators:
+        yield generator.iter
+        yield from generator.ifs

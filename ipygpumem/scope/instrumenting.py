@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.scope.bindings import bindings_of, parts_of
 
@@ -21,13 +21,11 @@ BINDING_RECORDER = "__ipygpumem_names__"
 """Name of the mapping in which code looks up events by texts such as ``"binds x"``; see
 ``scope.note_event``.
 """
-BINDS, MAY_BIND, HAS_BOUND, HAS_IMPORTED, HAS_DELETED = (
-    "binds ",
-    "may bind ",
-    "has bound ",
-    "has imported ",
-    "deletes ",
-)
+BINDS = "binds "
+MAY_BIND = "may bind "
+HAS_BOUND = "has bound "
+HAS_IMPORTED = "has imported "
+HAS_DELETED = "deletes "
 HAS_ENDED = "has ended "
 """Code that may have bound a name has ended; the name's current object shows whether it did."""
 BINDING_WORDS = frozenset([BINDS, HAS_BOUND, HAS_IMPORTED, HAS_ENDED])
@@ -99,17 +97,30 @@ def instrument(tree: ast.Module, names: frozenset[str]) -> None:
     """Change ``tree`` so that its code reports bindings and deletions of ``names``."""
     last = tree.body[-1] if tree.body else None
     # No recursion: each "elif" is a statement nested in the previous one.
-    waiting: list[tuple[Any, str, set[str]]] = [(tree, "body", set())]
+    waiting = [_Block(tree, "body", set())]
     while waiting:
-        owner, field, bound = waiting.pop()
-        old: list[ast.stmt] = getattr(owner, field)
-        block = _lookups(old[0], HAS_BOUND, bound & names)
-        for statement in old:
+        block = waiting.pop()
+        statements: list[ast.stmt] = getattr(block.owner, block.field)
+        new_statements = _lookups(statements[0], HAS_BOUND, block.bound & names)
+        for statement in statements:
             loop = _copy_of(statement) if _is_plain_loop(statement) else None
             waiting += _blocks(statement)
             instrumented = _instrumented(statement, names, shown=statement is last)
-            block += instrumented if loop is None else _in_two_forms(loop, instrumented, names)
-        setattr(owner, field, block)
+            if loop is not None:
+                instrumented = _in_two_forms(loop, instrumented, names)
+            new_statements += instrumented
+        setattr(block.owner, block.field, new_statements)
+
+
+class _Block(NamedTuple):
+    """A list of statements: the body of a module, a loop, a branch."""
+
+    owner: Any
+    """The node that has it."""
+    field: str
+    """The node's field, such as ``orelse``."""
+    bound: set[str]
+    """Names that are bound when it begins."""
 
 
 def _instrumented(statement: Any, names: frozenset[str], *, shown: bool) -> list[ast.stmt]:
@@ -120,52 +131,65 @@ def _instrumented(statement: Any, names: frozenset[str], *, shown: bool) -> list
         return _imports(statement, names)
     if isinstance(statement, ast.Delete):
         return _deletions(statement, names)
-    for node in list(parts_of(statement, blocks=False)):
-        if isinstance(node, ast.NamedExpr) and node.target.id in names:
-            node.value = _followed(node.value, BINDS, {node.target.id})
+    _report_walruses(statement, names)
     if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
         return _assignment(statement, names, shown=shown)
     if isinstance(statement, (ast.With, ast.AsyncWith)):
         return _with(statement, names)
     if isinstance(statement, (ast.For, ast.AsyncFor)):
-        bound = bindings_of(statement.target).bound & names
-        statement.iter = _followed(statement.iter, MAY_BIND, bound)
-        return _checked(statement, bound if _may_bind_in_part([statement.target]) else set())
-    _branches(statement, names)
-    name = getattr(statement, "name", "")  # of a function, a class, or "type X = ..." (Python 3.12)
-    bound = {getattr(name, "id", name)} & set(names)
-    return [
-        *_lookups(statement, MAY_BIND, bound),
-        statement,
-        *_lookups(statement, HAS_BOUND, bound),
-    ]
+        return _for(statement, names)
+    _report_handlers(statement, names)
+    if isinstance(statement, ast.Match):
+        _report_patterns(statement, names)
+        return [statement]
+    return _definition(statement, names)
 
 
-def _branches(statement: Any, names: frozenset[str]) -> None:
-    """Report the names that a ``match`` or an ``except`` may bind before it tests the patterns."""
+def _report_walruses(statement: ast.stmt, names: frozenset[str]) -> None:
+    """Report the names that expressions of the statement itself bind, as in ``(x := 1)``."""
+    for node in list(parts_of(statement, blocks=False)):
+        if isinstance(node, ast.NamedExpr) and node.target.id in names:
+            node.value = _followed(node.value, BINDS, {node.target.id})
+
+
+def _report_handlers(statement: Any, names: frozenset[str]) -> None:
+    """Report the names that each ``except`` may bind, before its type is compared."""
     for handler in getattr(statement, "handlers", ()):
         if handler.name in names:
             handler.type = _followed(handler.type, MAY_BIND, {handler.name})
-    if isinstance(statement, ast.Match):
-        bound = set[str]()
-        for case in statement.cases:
-            own = bindings_of(case.pattern).bound & names
-            bound |= own
-            if case.guard is not None:
-                case.guard = _preceded(case.guard, HAS_BOUND, own)
-        statement.subject = _followed(statement.subject, MAY_BIND, bound)
 
 
-def _blocks(statement: ast.stmt) -> Iterator[tuple[Any, str, set[str]]]:
-    """Yield a compound statement's blocks in the same scope, each with the names bound at its
-    start.
+def _report_patterns(statement: ast.Match, names: frozenset[str]) -> None:
+    """Report the names that a ``match`` may bind before it tests the patterns."""
+    bound = set[str]()
+    for case in statement.cases:
+        bound_by_case = bindings_of(case.pattern).bound & names
+        bound |= bound_by_case
+        if case.guard is not None:
+            case.guard = _preceded(case.guard, HAS_BOUND, bound_by_case)
+    statement.subject = _followed(statement.subject, MAY_BIND, bound)
+
+
+def _definition(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
+    """Return a function, a class, or ``type X = ...`` (Python 3.12) with its look-ups; any other
+    statement as it is.
     """
+    name = getattr(statement, "name", "")
+    bound = {getattr(name, "id", name)} & names
+    before = _lookups(statement, MAY_BIND, bound)
+    return [*before, statement, *_lookups(statement, HAS_BOUND, bound)]
+
+
+def _blocks(statement: ast.stmt) -> Iterator[_Block]:
+    """Yield a compound statement's blocks in the same scope."""
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return
     for owner in (statement, *getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
-        for field in ("body", "orelse", "finalbody"):
+        if getattr(owner, "body", None):
+            yield _Block(owner, "body", _bound_at_start(owner))
+        for field in ("orelse", "finalbody"):
             if getattr(owner, field, None):
-                yield owner, field, _bound_at_start(owner) if field == "body" else set()
+                yield _Block(owner, field, set())
 
 
 def _bound_at_start(owner: Any) -> set[str]:
@@ -174,15 +198,24 @@ def _bound_at_start(owner: Any) -> set[str]:
         return {owner.name} if owner.name else set()
     if isinstance(owner, ast.match_case):
         return bindings_of(owner.pattern).bound
-    target = (
-        owner.items[-1].optional_vars if hasattr(owner, "items") else getattr(owner, "target", None)
-    )
-    return set() if target is None else bindings_of(target).bound
+    if isinstance(owner, (ast.With, ast.AsyncWith)):
+        return _bound_by([owner.items[-1].optional_vars])
+    return _bound_by([getattr(owner, "target", None)])
+
+
+def _bound_by(targets: Iterable[ast.expr | None]) -> set[str]:
+    """Return the names that assigning to the targets binds."""
+    bound = set[str]()
+    for target in targets:
+        if target is not None:
+            bound |= bindings_of(target).bound
+    return bound
 
 
 def _assignment(statement: Any, names: frozenset[str], *, shown: bool) -> list[ast.stmt]:
+    """Return an assignment with its look-ups."""
     targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    bound = set[str]().union(*(bindings_of(target).bound for target in targets)) & names
+    bound = _bound_by(targets) & names
     if not bound or statement.value is None:
         return [statement]
     in_place = isinstance(statement, ast.AugAssign) and not shown  # the operator may fail
@@ -191,30 +224,44 @@ def _assignment(statement: Any, names: frozenset[str], *, shown: bool) -> list[a
         return [statement]
     statement.value = _followed(statement.value, MAY_BIND, bound)
     after = _lookups(statement, HAS_BOUND, bound)
-    return _checked(statement, bound if _may_bind_in_part(targets) else set(), after)
+    if not _may_bind_in_part(targets):
+        return [statement, *after]
+    return _checked(statement, bound, after)
+
+
+def _for(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
+    """Return a ``for`` loop with its look-ups."""
+    bound = bindings_of(statement.target).bound & names
+    statement.iter = _followed(statement.iter, MAY_BIND, bound)
+    if not _may_bind_in_part([statement.target]):
+        return [statement]
+    return _checked(statement, bound)
 
 
 def _with(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
-    entered: set[str] = set()
-    targets = []
+    """Return a ``with`` statement with its look-ups."""
+    bound_by_item: set[str] = set()
+    bound_in_part: set[str] = set()
     for item in statement.items:
-        item.context_expr = _preceded(item.context_expr, HAS_BOUND, entered)
-        target = item.optional_vars
-        entered = bindings_of(target).bound & names if target is not None else set()
-        item.context_expr = _followed(item.context_expr, MAY_BIND, entered)
-        targets += [target] if entered else []
-    in_part = [target for target in targets if _may_bind_in_part([target])]
-    return _checked(
-        statement, set[str]().union(*(bindings_of(target).bound for target in in_part)) & names
-    )
+        # The previous item's name is bound by now.
+        item.context_expr = _preceded(item.context_expr, HAS_BOUND, bound_by_item)
+        bound_by_item = _bound_by([item.optional_vars]) & names
+        item.context_expr = _followed(item.context_expr, MAY_BIND, bound_by_item)
+        if bound_by_item and _may_bind_in_part([item.optional_vars]):
+            bound_in_part |= bound_by_item
+    return _checked(statement, bound_in_part)
 
 
 def _may_bind_in_part(targets: list[Any]) -> bool:
     """Return True if assigning to ``targets`` may fail after some names were bound."""
-    (first, *rest) = targets
-    parts = first.elts if isinstance(first, (ast.Tuple, ast.List)) and not rest else targets
-    plain = [part.value if isinstance(part, ast.Starred) else part for part in parts]
-    return not all(isinstance(part, ast.Name) for part in plain)
+    parts = targets
+    if len(targets) == 1 and isinstance(targets[0], (ast.Tuple, ast.List)):
+        parts = targets[0].elts
+    for part in parts:
+        target = part.value if isinstance(part, ast.Starred) else part
+        if not isinstance(target, ast.Name):
+            return True
+    return False
 
 
 def _in_two_forms(
@@ -244,26 +291,24 @@ def _copy_of(tree: ast.AST) -> Any:
         node = waiting.pop()
         for name, value in ast.iter_fields(node):
             if isinstance(value, ast.AST):
-                copied: Any = _shallow_copy(value)
-                waiting.append(copied)
+                part = _shallow_copy(value)
+                waiting.append(part)
+                setattr(node, name, part)
             elif isinstance(value, list):
-                copied = [
-                    _shallow_copy(item) if isinstance(item, ast.AST) else item for item in value
-                ]
-                waiting += [item for item in copied if isinstance(item, ast.AST)]
-            else:
-                continue
-            setattr(node, name, copied)
+                items = [_shallow_copy(item) for item in value]
+                waiting += [item for item in items if isinstance(item, ast.AST)]
+                setattr(node, name, items)
     return root
 
 
-def _shallow_copy(node: ast.AST) -> ast.AST:
-    """Return a new node with the same fields and the same position."""
-    fields = {
-        name: getattr(node, name)
-        for name in (*node._fields, *node._attributes)
-        if hasattr(node, name)
-    }
+def _shallow_copy(node: Any) -> Any:
+    """Return a new node with the same fields and the same position; any other object as it is."""
+    if not isinstance(node, ast.AST):
+        return node
+    fields = dict[str, Any]()
+    for name in (*node._fields, *node._attributes):
+        if hasattr(node, name):
+            fields[name] = getattr(node, name)
     return type(node)(**fields)
 
 
@@ -277,19 +322,18 @@ def _is_plain_loop(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.For):
         # The items are made before the first turn, where calls do no harm.
         parts: list[ast.AST] = [statement.target, *statement.body, *statement.orelse]
-        if not _is_list_or_range(statement.iter):
-            return False
-    elif isinstance(statement, ast.While):
-        parts = [statement]
-    else:
-        return False
-    for part in parts:
-        for node in ast.walk(part):
-            if isinstance(node, _MAY_RUN_CODE):
-                return False
-            if isinstance(node, (ast.For, ast.comprehension)) and not _is_list_or_range(node.iter):
-                return False
-    return True
+        return _is_list_or_range(statement.iter) and not any(map(_may_run_code, parts))
+    return isinstance(statement, ast.While) and not _may_run_code(statement)
+
+
+def _may_run_code(tree: ast.AST) -> bool:
+    """Return True if a part of a loop may run other code or delete names."""
+    for node in ast.walk(tree):
+        if isinstance(node, _MAY_RUN_CODE):
+            return True
+        if isinstance(node, (ast.For, ast.comprehension)) and not _is_list_or_range(node.iter):
+            return True
+    return False
 
 
 def _is_list_or_range(items: ast.expr) -> bool:
@@ -314,20 +358,25 @@ def _checked(
     if not names:
         return [statement, *after]
     block: Any = _at(statement, "try: pass\nfinally: pass")
-    block.body, block.finalbody = [statement, *after], _lookups(statement, HAS_ENDED, names)
+    block.body = [statement, *after]
+    block.finalbody = _lookups(statement, HAS_ENDED, names)
     return [block]
 
 
 def _imports(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
     """Return ``statement`` split into one per module or name, because a later one may fail."""
-    if not bindings_of(statement).bound & names or getattr(statement, "module", "") == "__future__":
+    if getattr(statement, "module", "") == "__future__":
+        return [statement]
+    if not bindings_of(statement).bound & names:
         return [statement]
     statements: list[ast.stmt] = []
     for alias in statement.names:
-        (*rest,) = ast.iter_fields(statement)
-        one = ast.copy_location(type(statement)(**{**dict(rest), "names": [alias]}), statement)
-        bound = bindings_of(one).bound & names
-        statements += [*_lookups(one, MAY_BIND, bound), one, *_lookups(one, HAS_IMPORTED, bound)]
+        of_alias = _shallow_copy(statement)
+        of_alias.names = [alias]
+        bound = bindings_of(of_alias).bound & names
+        statements += _lookups(of_alias, MAY_BIND, bound)
+        statements.append(of_alias)
+        statements += _lookups(of_alias, HAS_IMPORTED, bound)
     return statements
 
 
@@ -349,24 +398,31 @@ def _deletions(statement: ast.Delete, names: frozenset[str]) -> list[ast.stmt]:
 
 
 def _lookups(place: ast.stmt | ast.expr, word: str, names: Iterable[str]) -> list[ast.stmt]:
+    """Return a statement that looks up an event for each name."""
     return [_at(place, f"{BINDING_RECORDER}[{word + name!r}]") for name in sorted(names)]
 
 
 def _followed(value: ast.expr, word: str, names: set[str]) -> ast.expr:
     """Return an expression that evaluates to ``value``, then looks ``names`` up."""
-    return _element(value, [value, *_keys(value, word, names)], 0) if names else value
+    if not names:
+        return value
+    return _element(value, [value, *_keys(value, word, names)], 0)
 
 
 def _preceded(value: ast.expr, word: str, names: set[str]) -> ast.expr:
     """Return an expression that looks ``names`` up, then evaluates to ``value``."""
-    return _element(value, [*_keys(value, word, names), value], -1) if names else value
+    if not names:
+        return value
+    return _element(value, [*_keys(value, word, names), value], -1)
 
 
 def _keys(place: ast.expr, word: str, names: set[str]) -> list[ast.expr]:
+    """Return the look-ups as expressions."""
     return [statement.value for statement in _lookups(place, word, names)]  # type: ignore[attr-defined]
 
 
 def _element(value: ast.expr, parts: list[ast.expr], index: int) -> ast.expr:
+    """Return an expression that evaluates all ``parts`` and has the value of one of them."""
     wrapped: Any = _at(value, f"(None, None)[{index}]")
     wrapped.value.value.elts = parts
     return wrapped.value  # type: ignore[no-any-return]  # of the parsed statement
@@ -375,6 +431,8 @@ def _element(value: ast.expr, parts: list[ast.expr], index: int) -> ast.expr:
 def _at(place: ast.stmt | ast.expr, code: str) -> ast.stmt:
     """Return the statement ``code``, at the position where ``place`` begins."""
     (statement,) = ast.parse(code).body
+    decorators = getattr(place, "decorator_list", ())
+    beginning = decorators[0] if decorators else place
     for node in ast.walk(statement):
-        ast.copy_location(node, next(iter(getattr(place, "decorator_list", ())), place))
+        ast.copy_location(node, beginning)
     return statement

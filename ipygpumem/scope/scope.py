@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import compress, filterfalse, repeat
-from operator import is_
+from itertools import filterfalse
 from types import ModuleType
 from typing import Any
 
@@ -27,40 +25,11 @@ from ipygpumem.scope.instrumenting import (
     MAY_BIND,
     split_event,
 )
+from ipygpumem.scope.ownable import LIBRARYS_OWN, is_ownable
 
 Namespace = dict[str, Any]
 
-_SHELLS_OWN = re.compile(
-    r"In|Out|exit|quit|get_ipython|_ih|_oh|_dh|_sh|_exit_code|_+|_i+|_i\d+|_\d+|__(name|doc|builtin|builtins|"
-    r"nonzero|package|loader|spec|file|session|warningregistry)__|_VSCODE\w*|__VSCODE\w*|_jupyterlab_variableinspector\w*"
-)
-"""Names that IPython or a front-end keeps in the user's namespace; no scope owns them."""
 _CONFIRMS = {HAS_BOUND, HAS_IMPORTED, HAS_ENDED}
-_LIBRARYS_OWN = re.compile(r"__\w+|\w*_\d+_c\d+(/.*)?")
-"""Library names unless a cell binds them: torch.compile stores compiled code there, and removes it
-itself.
-"""
-
-
-def is_ownable(name: object) -> bool:
-    """Return True if a scope may own ``name``: a string that neither IPython nor a front-end uses
-    itself.
-    """
-    return type(name) is str and _SHELLS_OWN.fullmatch(name) is None
-
-
-def ownable(names: Iterable[Any]) -> list[str]:
-    """Return the names that a scope may own, without a Python call for each of many."""
-    names = list(names)
-    return list(compress(names, are_ownable(names)))
-
-
-def are_ownable(names: Sequence[Any]) -> list[bool]:
-    """Return for each name whether a scope may own it, without a Python call for each of many."""
-    are_texts = list(map(is_, map(type, names), repeat(str)))
-    if all(are_texts):
-        return list(map(is_, map(_SHELLS_OWN.fullmatch, names), repeat(None)))
-    return list(map(is_ownable, names))
 
 
 @dataclass
@@ -94,9 +63,9 @@ class Scope:
         saved_by_others: Callable[[], Iterable[Namespace]] = tuple,
     ) -> None:
         self._namespace = namespace
-        self._keep = keep if keep is not None else []
+        self._keep = [] if keep is None else keep
         self._drop_imports = drop_imports
-        self._clock = clock if clock is not None else itertools.count()
+        self._clock = itertools.count() if clock is None else clock
         self._saved_by_others = saved_by_others
         self.first = tuple(namespace)
         """The names at the start."""
@@ -139,12 +108,10 @@ class Scope:
         ``reported`` itself.
         """
         self._assigned |= bindings.assigned
-        imported, assigned = (
-            bindings.imported.difference(reported),
-            bindings.assigned.difference(reported),
-        )
-        self._imported = self._imported - assigned | imported
-        self._either = self._either | imported & assigned
+        imported = bindings.imported.difference(reported)
+        assigned = bindings.assigned.difference(reported)
+        self._imported = (self._imported - assigned) | imported
+        self._either |= imported & assigned
 
     def shadow(self, name: str, value: object) -> None:
         """Save ``value``, the object of ``name`` before this scope bound it."""
@@ -159,23 +126,27 @@ class Scope:
         """Record that a statement has bound ``name``; with ``by_identity``, only if its object has
         changed.
         """
-        # The statement may have opened or ended a scope.
-        old = [scope._maybe.pop(name) for scope in reversed(scopes) if name in scope._maybe]
-        if by_identity:
-            if not old:
-                return
-            # A missing name was bound, too: "except ... as name" unbinds it at its end, and ``del``
-            # is reported.
-            is_unchanged = name in self._namespace and self._namespace[name] is old[0]
-            if is_unchanged:
-                return
-        if old:
-            self.shadow(name, old[0])
+        old_objects = list[object]()
+        for scope in reversed(scopes):  # several, if the statement has opened or ended a scope
+            if name in scope._maybe:
+                old_objects.append(scope._maybe.pop(name))
+        if by_identity and not old_objects:
+            return
+        # A missing name was bound, too: "except ... as name" unbinds it at its end, and ``del`` is
+        # reported.
+        if by_identity and self._refers_to(name, old_objects[0]):
+            return
+        if old_objects:
+            self.shadow(name, old_objects[0])
         if is_import:
             self._imported.add(name)
             self._either.discard(name)
         else:
             self._imported.discard(name)
+
+    def _refers_to(self, name: str, value: object) -> bool:
+        """Return True if ``name`` exists and its object is ``value``."""
+        return name in self._namespace and self._namespace[name] is value
 
     def save(self, names: Iterable[str]) -> list[str]:
         """Save the objects of ``names`` before code may rebind them; return the names that were not
@@ -217,11 +188,7 @@ class Scope:
         """Forget the saved objects of names that the code did not rebind after all."""
         while self._unsure:
             name = self._unsure.pop()
-            if (
-                name in self.waiting
-                and name in self._namespace
-                and self._namespace[name] is self.waiting[name]
-            ):
+            if name in self.waiting and self._refers_to(name, self.waiting[name]):
                 del self.waiting[name]
 
     def _shadows(self, name: str) -> bool:
@@ -290,15 +257,20 @@ class Scope:
 
     def own_names(self) -> list[str]:
         """Return the names that the end of this scope would delete, restore or keep."""
-        later = self._later_names()
-        # There may be 100,000 names, hardly any of them this scope's.
-        new = filter(is_ownable, filterfalse(self._outer.__contains__, later)) if later else ()
-        return [name for name in (*self.waiting, *new) if self._is_own(name)]
+        candidates = list(self.waiting)
+        later_names = self._later_names()
+        if later_names:
+            # There may be 100,000 names, hardly any of them this scope's.
+            new_names = filterfalse(self._outer.__contains__, later_names)
+            candidates += filter(is_ownable, new_names)
+        return [name for name in candidates if self._is_own(name)]
 
     def _later_names(self) -> tuple[Any, ...]:
         """Return the names added since the start, or all names if an older one has been deleted."""
         names = tuple(self._namespace)
-        return names[len(self.first) :] if self._begin_with_first(names) else names
+        if self._begin_with_first(names):
+            return names[len(self.first) :]
+        return names
 
     def gone(self) -> list[str]:
         """Return the outer names that no longer exist."""
@@ -312,22 +284,31 @@ class Scope:
 
     def _has_only_first(self) -> bool:
         """Return True if the outer names are those of the start."""
-        is_made = "_outer" in vars(self)
-        return len(self._outer) == len(self.first) if is_made else not self._saved_elsewhere
+        is_made = "_outer" in vars(self)  # asking for it would make it
+        if not is_made:
+            return not self._saved_elsewhere
+        return len(self._outer) == len(self.first)
 
     def names_to_delete(self, own: list[str]) -> list[str]:
         """Return the ``own`` names whose objects the end of this scope drops."""
-        return [n for n in own if not self._matches_keep(n) and not self._stays_as_import(n)]
+        return [name for name in own if not self._stays(name)]
 
     def _is_own(self, name: str) -> bool:
-        if name in self._shared or (
-            _LIBRARYS_OWN.fullmatch(name) and name not in self._assigned | self._imported
-        ):
+        """Return True for a name that this scope has bound, of those that are saved or new."""
+        if name in self._shared:
+            return False
+        is_bound_by_code = name in self._assigned or name in self._imported
+        if not is_bound_by_code and LIBRARYS_OWN.fullmatch(name):
             return False
         # A saved name may not have been rebound: code was expected to bind it and did not.
         return name not in self.waiting or self._namespace.get(name) is not self.waiting[name]
 
+    def _stays(self, name: str) -> bool:
+        """Return True for a name that outlives the scope."""
+        return self._matches_keep(name) or self._stays_as_import(name)
+
     def _stays_as_import(self, name: str) -> bool:
+        """Return True for a name that an ``import`` has bound, unless these are to be dropped."""
         if self._drop_imports or name not in self._imported:
             return False
         # "try: import x / except ImportError: x = None" both imports and assigns.
@@ -335,27 +316,27 @@ class Scope:
         return name not in self._either or is_module
 
     def _matches_keep(self, name: str) -> bool:
+        """Return True for a name that ``--keep`` lists."""
         return any(fnmatchcase(name, pattern) for pattern in self._keep)
 
     def unmatched_keep(self) -> list[str]:
         """Return the patterns of ``keep`` that match no name at all."""
-        names = [name for name in list(self._namespace) if is_ownable(name)] if self._keep else []
-        return [
-            pattern
-            for pattern in self._keep
-            if not any(fnmatchcase(name, pattern) for name in names)
-        ]
+        if not self._keep:
+            return []
+        names = [name for name in list(self._namespace) if is_ownable(name)]
+        unmatched = list[str]()
+        for pattern in self._keep:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                unmatched.append(pattern)
+        return unmatched
 
     def misspelt_keep(self) -> list[str]:
         """Return the plain names in ``keep`` that neither exist nor occur in the scope's code."""
         if not self._keep:
             return []
-        known = self._assigned | self._imported | self._outer.keys()
-        return [
-            pattern
-            for pattern in self.unmatched_keep()
-            if pattern.isidentifier() and pattern not in known
-        ]
+        names_in_code = self._assigned | self._imported | self._outer.keys()
+        plain_names = filter(str.isidentifier, self.unmatched_keep())
+        return [name for name in plain_names if name not in names_in_code]
 
     def close(
         self,
@@ -383,17 +364,21 @@ class Scope:
                 self._keep_name(name, enclosing, other_scopes)
             elif is_handle(self._namespace[name]):
                 self.waiting.pop(name, None)
-            elif name in self.waiting:
-                self._restore(name, other_scopes)
-            elif self._stays_as_import(name):
-                if enclosing is not None:
-                    enclosing._imported.add(name)
             else:
-                self.outcome.deleted.append(name)
-                self._namespace.pop(name, None)
+                self._end_name(name, enclosing, other_scopes)
         for name in list(self.waiting):
             self._restore(name, other_scopes)
         return self.outcome
+
+    def _end_name(self, name: str, enclosing: Scope | None, other_scopes: Sequence[Scope]) -> None:
+        """Restore or delete one of the scope's names, unless it stays as an import."""
+        if name in self.waiting:
+            self._restore(name, other_scopes)
+        elif not self._stays_as_import(name):
+            self.outcome.deleted.append(name)
+            self._namespace.pop(name, None)
+        elif enclosing is not None:
+            enclosing._imported.add(name)
 
     def _leave_new_names(self, other_scopes: Sequence[Scope]) -> None:
         """Leave names that are new in this scope to the scopes of other threads that have shadowed
@@ -404,12 +389,12 @@ class Scope:
         """
         for other in other_scopes:
             for name in list(other.waiting):
-                stays = self._matches_keep(name) or self._stays_as_import(name)
-                if name not in self._outer and name not in self._shared and not stays:
-                    del other.waiting[name]
-                    other._outer.pop(name, None)
-                    other._is_first_whole = False
-                    self._outer[name] = None
+                if name in self._outer or name in self._shared or self._stays(name):
+                    continue
+                del other.waiting[name]
+                other._outer.pop(name, None)
+                other._is_first_whole = False
+                self._outer[name] = None
 
     def restore_all(self) -> None:
         """Restore all shadowed objects without deleting names: the scope cannot be closed."""
@@ -422,21 +407,27 @@ class Scope:
         ours ends.
         """
         old = self.waiting[name]
-        later = [other for other in other_scopes if other._has_saved_later(name, self)]
-        if later:
-            # Ours: x = 1. Then theirs: x = 2, which has saved our 1. It shall restore the object
-            # from before both.
-            first = min(later, key=lambda other: other._saved_at[name])
-            is_ours = name in self._namespace and self._namespace[name] is first.waiting[name]
-            first.waiting[name] = old
-            first._saved_at[name] = self._saved_at[name]
-            if not is_ours:  # their object: they go on using it
-                del self.waiting[name]
-                return
-        if name not in self._namespace or self._namespace[name] is not old:
+        is_ours = self._hand_over(name, old, other_scopes)
+        if is_ours and not self._refers_to(name, old):
             self._namespace[name] = old
             self.outcome.restored.append(name)
         del self.waiting[name]
+
+    def _hand_over(self, name: str, old: object, other_scopes: Sequence[Scope]) -> bool:
+        """Let the next of the other scopes that have shadowed ``name`` since restore its old
+        object; return False if the name has their object, which they go on using.
+
+        Ours: x = 1. Then theirs: x = 2, which has saved our 1. It shall restore the object from
+        before both.
+        """
+        later = [other for other in other_scopes if other._has_saved_later(name, self)]
+        if not later:
+            return True
+        heir = min(later, key=lambda other: other._saved_at[name])
+        is_ours = self._refers_to(name, heir.waiting[name])
+        heir.waiting[name] = old
+        heir._saved_at[name] = self._saved_at[name]
+        return is_ours
 
     def _has_saved_later(self, name: str, other: Scope) -> bool:
         """Return True if this scope has saved the object that ``other`` gave to ``name``."""
@@ -475,7 +466,8 @@ def note_event(scopes: Sequence[Scope], what: str) -> bool:
         scopes: the scopes in which the code runs, innermost last.
         what: one of the words in instrumenting.py and a name.
     """
-    scope, (word, name) = scopes[-1], split_event(what)
+    scope = scopes[-1]
+    word, name = split_event(what)
     if word in _CONFIRMS:
         scope.confirm(name, scopes, is_import=word == HAS_IMPORTED, by_identity=word == HAS_ENDED)
     elif name not in scope._namespace:
@@ -508,5 +500,6 @@ def settle(scopes: Sequence[Scope]) -> None:
     for scope in scopes:
         scope._maybe.clear()
         scope._forget_unbound()
-    for name in {name for scope in scopes for name in scope.gone()}:
+    gone = set[str]().union(*(scope.gone() for scope in scopes))
+    for name in gone:
         note_deleted(scopes, name)

@@ -14,7 +14,7 @@ from time import perf_counter, time
 from typing import Any, NamedTuple, Protocol
 
 from ipygpumem.meter.meter import Span
-from ipygpumem.probes.outside import EndedChildren
+from ipygpumem.probes.children import EndedChildren
 from ipygpumem.records import Cause, CellRecord, RecoveryRecord, Usage
 from ipygpumem.report.layout import Report
 from ipygpumem.scope.bindings import Bindings, bindings_of

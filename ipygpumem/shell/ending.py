@@ -19,11 +19,13 @@ from ipygpumem.errors import describe_error, quoted
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import is_atom, named_objects
-from ipygpumem.probes import outside
-from ipygpumem.probes.host import RamFigures, allocated_bytes
+from ipygpumem.probes.children import children as children_now
+from ipygpumem.probes.host import RamFigures
+from ipygpumem.probes.malloc import allocated_bytes
 from ipygpumem.reclaim import reclaim
 from ipygpumem.records import ExperimentRecord, FreeingStep, RetainedArray, Usage
-from ipygpumem.scope.scope import Scope, is_ownable
+from ipygpumem.scope.ownable import is_ownable
+from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.experiment_options import ExperimentOptions
 from ipygpumem.shell.measured_scope import MeasuredScope, Progress
@@ -462,7 +464,7 @@ class ExperimentEnd:
         from ipygpumem.inventory import children  # most experiments leave none
 
         started = self._progress.started_at - _CLOCK_SECONDS
-        new = [child for child in outside.children() if child.started_at >= started]
+        new = [child for child in children_now() if child.started_at >= started]
         lines = children.endings(children.with_endings(new, self._context.namespace))
         how = "; ".join(lines) or "%gpumem status lists them"
         size = format_bytes(left_bytes)

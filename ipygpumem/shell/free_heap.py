@@ -6,7 +6,8 @@ that are left, and RAM does not fall.
 
 from __future__ import annotations
 
-from ipygpumem.probes.host import free_heap_bytes, own_pages
+from ipygpumem.probes.malloc import free_heap_bytes
+from ipygpumem.probes.mappings import own_pages
 from ipygpumem.records import CellRecord
 from ipygpumem.units import MIB, format_bytes
 

@@ -27,10 +27,10 @@ from ipygpumem.inventory.contents import Contents
 from ipygpumem.inventory.records import Inventory, TensorRecord
 from ipygpumem.inventory.top import LargestNames, NamedSize
 from ipygpumem.meter.meter import Meter
-from ipygpumem.probes.host import own_pages
-from ipygpumem.probes.outside import Child
-from ipygpumem.probes.outside import children as children_now
-from ipygpumem.reclaim.reclaim import trim_host_heap
+from ipygpumem.probes.children import Child
+from ipygpumem.probes.children import children as children_now
+from ipygpumem.probes.mappings import own_pages
+from ipygpumem.reclaim.emptying import trim_host_heap
 from ipygpumem.report.history import (
     STATUS_LISTS_PROCESSES,
     growth_line,

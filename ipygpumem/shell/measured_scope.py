@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.meter.meter import Span
 from ipygpumem.meter.own_growth import growth_for
-from ipygpumem.probes.host import RamFigures, allocated_bytes
+from ipygpumem.probes.host import RamFigures
+from ipygpumem.probes.malloc import allocated_bytes
 from ipygpumem.records import CellRecord, ExperimentRecord, RetainedArray, Usage
 from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.context import ShellContext

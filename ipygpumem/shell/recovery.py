@@ -19,8 +19,11 @@ from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.allocator import failed_allocation
 from ipygpumem.probes.cgroup import Kills
 from ipygpumem.probes.host import available_bytes
-from ipygpumem.reclaim import kept_errors, listing, reclaim, tracebacks
-from ipygpumem.reclaim.reclaim import NameSnapshot, steps_that_free
+from ipygpumem.reclaim import kept_errors, listing, reclaim
+from ipygpumem.reclaim.failure import Failure, classify
+from ipygpumem.reclaim.frames import find_incomplete_optimizer, plain_locals
+from ipygpumem.reclaim.name_snapshot import NameSnapshot
+from ipygpumem.reclaim.reclaim import steps_that_free
 from ipygpumem.records import Cause, FreeingStep, Reading, RecoveryRecord
 from ipygpumem.report import content
 from ipygpumem.report.layout import Report, note
@@ -144,12 +147,12 @@ class Recovery:
             return record
         return replace(record, kept_errors=kept)
 
-    def _releases(self, failure: tracebacks.Failure) -> bool:
+    def _releases(self, failure: Failure) -> bool:
         policy = self._config.release_frames
         return policy == "always" or (policy != "never" and failure.kind in policy.split("+"))
 
     def _record(
-        self, error: BaseException, failure: tracebacks.Failure, cell: Cell | None, *, release: bool
+        self, error: BaseException, failure: Failure, cell: Cell | None, *, release: bool
     ) -> RecoveryRecord:
         """Free the memory held by the frames of ``error``, and return the record."""
         allowance = Allowance()
@@ -162,9 +165,9 @@ class Recovery:
         with contextlib.suppress(MemoryError):  # only needed for the report
             before = self._meter.now(detail=True)
             held = listing.held(error, self._shell.user_ns, allowance)
-            plain = tracebacks.plain_locals(error) if release else ()
+            plain = plain_locals(error) if release else ()
             incomplete_optimizer = (
-                tracebacks.incomplete_optimizer(error) if failure.kind == "oom" else None
+                find_incomplete_optimizer(error) if failure.kind == "oom" else None
             )
         waiting = [error]  # emptied by the step, so that no reference is left here
         frames: list[int] = []
@@ -260,14 +263,14 @@ class Recovery:
         running = self._cells.running()
         try:
             if error is not None:
-                self._refused(tracebacks.classify(error), running[-1] if running else None)
+                self._refused(classify(error), running[-1] if running else None)
         finally:
             budget.stop()  # it may add notes
         self._context.display.show([note(text) for text in budget.notes])
 
-    def saw(self, error: BaseException, leaving: object = None) -> tracebacks.Failure:
+    def saw(self, error: BaseException, leaving: object = None) -> Failure:
         """Classify an error, and call ``on_oom`` if it is an out-of-memory error."""
-        failure = tracebacks.classify(error)
+        failure = classify(error)
         if failure.kind == "oom":
             self.on_oom(error, leaving)
         return failure
@@ -275,7 +278,7 @@ class Recovery:
     def _cause(
         self,
         error: BaseException,
-        failure: tracebacks.Failure,
+        failure: Failure,
         cell: Cell | None,
         allowance: Allowance,
     ) -> Cause | None:
@@ -319,7 +322,7 @@ class Recovery:
             else ""
         )
 
-    def _refused(self, failure: tracebacks.Failure, cell: Cell | None) -> Cause | None:
+    def _refused(self, failure: Failure, cell: Cell | None) -> Cause | None:
         """Return the budget or other limit on torch's allocator that refused the memory; None if
         the device did.
         """

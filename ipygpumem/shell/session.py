@@ -14,8 +14,8 @@ from typing import Any
 from ipygpumem import interrupts
 from ipygpumem.introspect import text_of, type_name
 from ipygpumem.meter import own_growth
-from ipygpumem.probes.outside import EndedChildren
-from ipygpumem.reclaim import tracebacks
+from ipygpumem.probes.children import EndedChildren
+from ipygpumem.reclaim.frames import cells_line
 from ipygpumem.reclaim.reclaim import decrease
 from ipygpumem.records import CellRecord, Usage
 from ipygpumem.report import content
@@ -170,9 +170,7 @@ class Session:
         with the cell.
         """
         cell.failed = error_of(result) is not None or last_error() != cell.last_error
-        if (error := error_of(result)) is not None and (
-            line := tracebacks.cells_line(error)
-        ) is not None:
+        if (error := error_of(result)) is not None and (line := cells_line(error)) is not None:
             self._context.cells.failed_at[cell.measured.number] = line
         place = len(cell.below)  # above the reports of experiments
         parts: list[Part] = [

@@ -9,7 +9,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from ipygpumem.introspect import type_name
-from ipygpumem.reclaim.tracebacks import classify
+from ipygpumem.reclaim.failure import classify
 from ipygpumem.records import CellRecord, ExperimentRecord
 from ipygpumem.report.layout import clean
 

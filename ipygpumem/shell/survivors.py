@@ -60,9 +60,9 @@ from ipygpumem.inventory.contents import Contents
 from ipygpumem.inventory.merging import merged
 from ipygpumem.inventory.remaining import Remaining, find, most_bytes
 from ipygpumem.meter.own_growth import growth_for
-from ipygpumem.reclaim.reclaim import NameSnapshot
+from ipygpumem.reclaim.name_snapshot import NameSnapshot
 from ipygpumem.records import ReferencePath, RetainedArray
-from ipygpumem.scope.scope import ownable
+from ipygpumem.scope.ownable import ownable
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import cell_of_output, global_of_run, is_of_ipython
 from ipygpumem.shell.ipython.sources import cell_of_file, cell_that_bound, running_cell

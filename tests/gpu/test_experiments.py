@@ -74,7 +74,7 @@ def test_pinned_memory_goes(gpu_kernel: Kernel, figure: Callable[[str], None]) -
 
 GRAPH = """
 import json, torch
-from ipygpumem.reclaim.reclaim import empty_device_caches
+from ipygpumem.reclaim.emptying import empty_device_caches
 
 def product():
     return left.T @ right  # long and thin: cuBLAS splits it and needs its workspace

@@ -27,7 +27,7 @@ from ipygpumem.extras.trainers.epochs import needs
 from ipygpumem.failures import forget_told
 from ipygpumem.meter.meter import Meter
 from ipygpumem.meter.traces import Traces
-from ipygpumem.reclaim.tracebacks import classify
+from ipygpumem.reclaim.failure import classify
 from tests.alone import ROOT
 from tests.fakes import FakeProbe
 

@@ -16,7 +16,9 @@ from ipygpumem.heap import bulk
 from ipygpumem.heap.allowance import Allowance, AllowanceError
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.heap.walk import ArraySearch
-from ipygpumem.reclaim import listing, tracebacks
+from ipygpumem.reclaim import listing
+from ipygpumem.reclaim.frames import plain_locals
+from ipygpumem.reclaim.tracebacks import release
 from ipygpumem.records import RecoveryRecord
 from ipygpumem.report.content import recovery_reports
 from ipygpumem.units import MIB
@@ -150,7 +152,7 @@ def test_a_list_of_locals_stops_when_its_time_is_over(
     assert found.cut.reason == "time"
     assert 1 <= found.cut.uncounted <= found.cut.names == 2
     assert len(steps) <= 60
-    tracebacks.release(error)
+    release(error)
 
 
 @pytest.mark.parametrize("make", LARGE.values(), ids=LARGE)
@@ -208,8 +210,8 @@ def fail(depth=2000):
     assert found.cut is not None
     assert found.cut.names > 2001
     assert len(steps) <= 100
-    assert len(tracebacks.plain_locals(error)) == 12
-    tracebacks.release(error)
+    assert len(plain_locals(error)) == 12
+    release(error)
 
 
 # -- what is still listed -----------------------------------------------------------------------

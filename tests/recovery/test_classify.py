@@ -14,7 +14,8 @@ from types import FunctionType, TracebackType
 
 import pytest
 
-from ipygpumem.reclaim.tracebacks import classify, copy_without_frames
+from ipygpumem.reclaim.failure import classify
+from ipygpumem.reclaim.stand_ins import copy_without_frames
 from tests.hostile import Hostile, Meta, body, made, trap, untouched
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.allowance import Allowance
-from ipygpumem.reclaim import kept_errors
+from ipygpumem.reclaim import kept_errors, stored_errors
+from ipygpumem.reclaim.error_holders import Holder, line_that_removes
 from ipygpumem.records import KeptError, RecoveryRecord
 from tests.steps import recovery, works
 
@@ -502,10 +503,13 @@ ran.clear()
 
 
 def test_a_magic_in_a_line_of_several_statements_is_a_call() -> None:
-    group = kept_errors._Group({}, [kept_errors.Holder("Out[3]", "%xdel _3")])
-    assert group.remedy == "%xdel _3"
-    group.holders.append(kept_errors.Holder("kept", "del kept"))
-    assert group.remedy == "del kept; get_ipython().run_line_magic('xdel', '_3')"
+    holders = [Holder("Out[3]", "%xdel _3")]
+    assert line_that_removes(holders, collects=False) == "%xdel _3"
+    holders.append(Holder("kept", "del kept"))
+    assert (
+        line_that_removes(holders, collects=False)
+        == "del kept; get_ipython().run_line_magic('xdel', '_3')"
+    )
 
 
 def test_a_search_for_errors_stops_with_its_allowance() -> None:
@@ -519,13 +523,13 @@ def test_a_search_for_errors_stops_with_its_allowance() -> None:
 
 def test_a_search_in_many_small_containers_stops_too(monkeypatch: pytest.MonkeyPatch) -> None:
     read = [0]
-    errors_in = kept_errors._errors_in
+    errors_in = stored_errors._errors_in
 
     def counted(container: object) -> list[tuple[object, BaseException]]:
         read[0] += 1
         return errors_in(container)
 
-    monkeypatch.setattr(kept_errors, "_errors_in", counted)
+    monkeypatch.setattr(stored_errors, "_errors_in", counted)
     own = {"errors": [[ValueError(number) for _ in range(100)] for number in range(1000)]}
     kept_errors.find([], own, own, Allowance(1000))
     assert 40 <= read[0] <= 80

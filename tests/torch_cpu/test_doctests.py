@@ -24,7 +24,7 @@ _SCRIPT += (
     "extras.moving.releasing",
     "extras.tracker.tracker",
     "records",
-    "probes.nvml",
+    "probes.device_memory",
     "reading",
     "units",
 )

@@ -145,13 +145,14 @@ def test_a_process_survives_a_long_graph_in_a_traceback(forks: Forks, steps: str
     code = f"""
 import torch
 from ipygpumem.heap.allowance import Allowance
-from ipygpumem.reclaim import listing, tracebacks
+from ipygpumem.reclaim import listing
+from ipygpumem.reclaim.tracebacks import release
 def fail():{steps}    raise MemoryError
 try:
     fail()
 except MemoryError as error:
     kept = error.with_traceback(error.__traceback__.tb_next)
 listing.held(kept, {{}}, Allowance(1000))
-tracebacks.release(kept)
+release(kept)
 """
     assert forks.failures(code) == 0

@@ -7,7 +7,7 @@ from ipygpumem.extras.guard.interrupt import CellInterrupt, MemoryGuardError
 from ipygpumem.extras.guard.memory import GuardedMemory
 from ipygpumem.extras.guard.refusal import Refusal, refusal_in
 from ipygpumem.introspect import is_instance
-from ipygpumem.reclaim import tracebacks
+from ipygpumem.reclaim.exceptions import chain
 
 
 class Causes:
@@ -36,7 +36,7 @@ class Causes:
         """Return how the guard caused an error, or one that led to it; empty if it did not."""
         if error is None:
             return ""
-        errors = list(tracebacks.chain(error))
+        errors = list(chain(error))
         if any(is_instance(item, MemoryGuardError) for item in errors):
             return stopped_text(self._interrupt.left_bytes, self._memory.bounds.whose)
         if self._memory.limit.is_users():

@@ -19,7 +19,7 @@ from ipygpumem.extras.guard.memory import GuardedMemory
 from ipygpumem.extras.guard.replacing import replace
 from ipygpumem.extras.guard.watch import Watch
 from ipygpumem.introspect import is_instance
-from ipygpumem.reclaim import tracebacks
+from ipygpumem.reclaim.exceptions import chain, traceback_of
 from ipygpumem.shell.error_isolation import Guard
 
 _STORE = "_format_exception_for_storage"
@@ -150,7 +150,7 @@ def shortened(error: BaseException | None) -> Iterator[None]:
     The signal handler's frame at the end is removed for good.
     """
     removed = list[tuple[TracebackType, TracebackType]]()
-    for item in () if error is None else tracebacks.chain(error):
+    for item in () if error is None else chain(error):
         entries = _entries_of(item)
         if len(entries) > 1 and entries[-1].tb_frame.f_code is HANDLER_CODE:
             entries.pop()
@@ -167,7 +167,7 @@ def shortened(error: BaseException | None) -> Iterator[None]:
 
 def _entries_of(error: BaseException) -> list[TracebackType]:
     entries = []
-    trace = tracebacks.traceback_of(error)
+    trace = traceback_of(error)
     while trace is not None:
         entries.append(trace)
         trace = trace.tb_next

@@ -13,7 +13,7 @@ import psutil
 
 from ipygpumem.probes import cgroup
 from ipygpumem.probes.cgroup import Version
-from ipygpumem.probes.host import PAGE_BYTES
+from ipygpumem.probes.pages import PAGE_BYTES
 from ipygpumem.units import KIB, format_bytes
 
 _LINE_BYTES, _FILE_BYTES = 1 << 8, 1 << 12

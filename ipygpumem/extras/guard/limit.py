@@ -8,8 +8,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 
-from ipygpumem.probes.host import PAGE_BYTES
 from ipygpumem.probes.own_limits import resource
+from ipygpumem.probes.pages import PAGE_BYTES
 from ipygpumem.units import MIB
 
 NO_LIMIT = -1

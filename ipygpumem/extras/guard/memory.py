@@ -11,7 +11,7 @@ from ipygpumem.extras.guard.counting import CountAllocated, Counting, CountTouch
 from ipygpumem.extras.guard.headroom import Figures, Headroom
 from ipygpumem.extras.guard.limit import AllocationLimit
 from ipygpumem.extras.guard.spare import Spare
-from ipygpumem.probes.host import free_heap_bytes, malloc_trim
+from ipygpumem.probes.malloc import free_heap_bytes, malloc_trim
 from ipygpumem.probes.own_limits import resource
 from ipygpumem.units import format_bytes
 

@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import Literal
 
 from ipygpumem.introspect import is_instance, type_name
-from ipygpumem.reclaim import tracebacks
+from ipygpumem.reclaim.exceptions import field, traceback_of
+from ipygpumem.reclaim.failure import classify, is_oom
 
 _NATIVE = ("DefaultCPUAllocator", "bad_alloc")
 """Parts of native code's messages about host memory."""
@@ -35,7 +36,7 @@ class Refusal:
 
 def refusal_in(error: BaseException) -> Refusal | None:
     """Return the refusal that an error tells of, without its chain; None for any other error."""
-    args = tracebacks.field(error, "args")
+    args = field(error, "args")
     message = " ".join(part for part in args if type(part) is str)
     if is_instance(error, SystemError):
         is_internal = any(text in message for text in _INTERNAL)
@@ -47,14 +48,14 @@ def refusal_in(error: BaseException) -> Refusal | None:
         return Refusal("system")
     if not _is_about_host_memory(error, message):
         return None
-    asked_bytes = tracebacks.classify(error).requested_bytes
+    asked_bytes = classify(error).requested_bytes
     if not _is_raised(error):
         return Refusal("refused", asked_bytes)
     return None if asked_bytes is None else Refusal("raised", asked_bytes)
 
 
 def _is_about_host_memory(error: BaseException, message: str) -> bool:
-    if not tracebacks.is_oom(error):
+    if not is_oom(error):
         return False
     if any(text in message for text in _NATIVE):
         return True
@@ -67,7 +68,7 @@ def _is_raised(error: BaseException) -> bool:
     """Return True if a ``raise`` statement created the error; one that raises it
     again comes later.
     """
-    trace: TracebackType | None = tracebacks.traceback_of(error)
+    trace: TracebackType | None = traceback_of(error)
     if trace is None:
         return True
     while trace.tb_next is not None:

@@ -26,7 +26,7 @@ from ipygpumem.extras.isolate.packets import Connection, dump
 from ipygpumem.introspect import mro_of, name_of, type_name
 from ipygpumem.probes.host import rss_bytes
 from ipygpumem.probes.own_limits import figure
-from ipygpumem.scope.scope import is_ownable
+from ipygpumem.scope.ownable import is_ownable
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.parsing import parse
 

@@ -16,7 +16,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from ipygpumem.meter.meter import Meter, Span
-from ipygpumem.reclaim import reclaim
+from ipygpumem.reclaim import emptying
 
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _TRIM_SHARE, _TRIM_SECONDS = 1 / 3, 0.1
@@ -246,7 +246,7 @@ class Tracer:
         if self._trim_seconds > _TRIM_SHARE * (began - self._began) + _TRIM_SECONDS:
             self.record.untrimmed += 1
         else:
-            reclaim.trim_host_heap()
+            emptying.trim_host_heap()
             self._trim_seconds += time.perf_counter() - began
         usages = self._span.lap()
         for running in self._lines()[-1:]:

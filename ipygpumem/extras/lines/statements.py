@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ipygpumem import interrupts
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import loaded_torch
-from ipygpumem.reclaim import reclaim
+from ipygpumem.reclaim import emptying
 from ipygpumem.records import Usage
 
 
@@ -110,7 +110,8 @@ def _run(
     if statement is not NOTHING:
         with interrupts.reraise_swallowed():
             gc.collect()
-    reclaim.trim_host_heap()  # pages that the allocator kept would be used again without being seen
+    # Pages that the allocator kept would be used again without being seen.
+    emptying.trim_host_heap()
     wait()
     with meter.span() as span:
         started = time.perf_counter()
@@ -118,7 +119,7 @@ def _run(
         wait()
         seconds = time.perf_counter() - started
         # dropped memory does not count as kept; it does count for the kernel's peak
-        reclaim.trim_host_heap()
+        emptying.trim_host_heap()
         return Run(span.stop(), seconds)
 
 

@@ -27,7 +27,8 @@ from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import instance_dict, is_instance, type_name
 from ipygpumem.probes.host import available_bytes
-from ipygpumem.reclaim.reclaim import free_now, private_pools, reserved
+from ipygpumem.reclaim.emptying import private_pools
+from ipygpumem.reclaim.reclaim import free_now, reserved
 from ipygpumem.records import Record
 from ipygpumem.report.layout import Report, Table, clean, device_label
 from ipygpumem.report.showing import shows

@@ -34,12 +34,13 @@ from ipygpumem.introspect import (
     type_name,
 )
 from ipygpumem.inventory import survey
-from ipygpumem.reclaim.reclaim import free_now, trim_host_heap
+from ipygpumem.reclaim.emptying import trim_host_heap
+from ipygpumem.reclaim.reclaim import free_now
 from ipygpumem.records import FreeingStep, Record, RetainedArray
 from ipygpumem.report import content, layout
 from ipygpumem.report.layout import Report, clean, clean_name
 from ipygpumem.report.showing import shows
-from ipygpumem.scope.scope import is_ownable
+from ipygpumem.scope.ownable import is_ownable
 
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 _KINDS = (

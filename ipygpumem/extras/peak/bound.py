@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ipygpumem.extras.peak.records import DevicePeak, PeakPoint, PeakRow
 from ipygpumem.meter.meter import Meter, Span
-from ipygpumem.probes.host import own_pages, unused_mappings
+from ipygpumem.probes.mappings import own_pages, unused_mappings
 from ipygpumem.records import Usage, usage_on
 from ipygpumem.units import MIB
 

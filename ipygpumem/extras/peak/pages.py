@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ipygpumem.estimating.storages import StorageLife, StorageLog
-from ipygpumem.probes.host import PAGE_BYTES, resident_bytes
+from ipygpumem.probes.pages import PAGE_BYTES, resident_bytes
 from ipygpumem.units import MIB
 
 _LEAST_COUNTED_BYTES = 8 * MIB

@@ -29,7 +29,7 @@ from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.survey import names_in
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.accelerators import loaded_torch
-from ipygpumem.reclaim.tracebacks import classify
+from ipygpumem.reclaim.failure import classify
 from ipygpumem.records import open_plain
 from ipygpumem.report.export import place_of, write
 from ipygpumem.units import format_bytes

@@ -18,8 +18,9 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance, module_dict
-from ipygpumem.reclaim import tracebacks
-from ipygpumem.scope.scope import ownable
+from ipygpumem.reclaim.exceptions import traceback_of
+from ipygpumem.reclaim.tracebacks import release
+from ipygpumem.scope.ownable import ownable
 from ipygpumem.shell.ipython.printed import Printed, PrintedMark
 
 _NAME = re.compile(r"(?P<output>_{1,3}|_(?P<number>\d+))|_i{1,3}|_i\d+")
@@ -340,11 +341,11 @@ def release_stored(error: BaseException, shell: Any | None) -> int:
 
     Return the number of frames cleared.
     """
-    real = tracebacks.traceback_of(error)
-    cleared = tracebacks.release(error)
+    real = traceback_of(error)
+    cleared = release(error)
     if getattr(sys, "last_traceback", None) is real:
-        sys.last_traceback = tracebacks.traceback_of(error)
+        sys.last_traceback = traceback_of(error)
     shown = getattr(shell, "InteractiveTB", None)
     if getattr(shown, "tb", None) is real:  # set by the first traceback that is shown
-        shown.tb = tracebacks.traceback_of(error)  # type: ignore[union-attr]  # the line above says so
+        shown.tb = traceback_of(error)  # type: ignore[union-attr]  # the line above says so
     return cleared

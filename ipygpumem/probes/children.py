@@ -1,0 +1,150 @@
+"""Reads this process's child processes, live and ended ones."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import time
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from ipygpumem.probes.pages import PAGE_BYTES
+from ipygpumem.units import KIB, MIB
+
+resource: ModuleType | None
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
+_PSS = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
+NOT_SHARED_OUT = "RSS, in which shared pages count fully: PSS cannot be read"
+"""Note on a figure of processes whose PSS cannot be read."""
+_STARTUP_BYTES = 4 * MIB
+"""Maximum growth of this process between a measurement and the start of a child."""
+
+
+def descendants() -> list[int]:
+    """Return the processes that this process has started, and those that these have started in
+    turn.
+    """
+    pids: list[int] = []
+    waiting = ["self"]
+    while waiting:
+        folder = f"/proc/{waiting.pop()}/task"
+        with contextlib.suppress(OSError):  # it has ended
+            for thread in Path(folder).iterdir():
+                with contextlib.suppress(OSError):
+                    started_by_thread = (thread / "children").read_text().split()
+                    waiting += started_by_thread
+                    pids += map(int, started_by_thread)
+    return pids
+
+
+def pages(process: object) -> list[bytes]:
+    """Return the pages of a process, of its address space and then in RAM; none if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/statm").read_bytes().split()
+    return []
+
+
+def size_of(pid: int) -> tuple[int, bool] | None:
+    """Return the PSS of a process and True; its RSS and False if only that is readable; None if it
+    has ended.
+    """
+    with contextlib.suppress(OSError):
+        pss = _PSS.search(Path(f"/proc/{pid}/smaps_rollup").read_bytes())
+        if pss:
+            return int(pss[1]) * KIB, True
+    with contextlib.suppress(OSError, IndexError):
+        pages_in_ram = int(pages(pid)[1])
+        if pages_in_ram:
+            return pages_in_ram * PAGE_BYTES, False
+    return None
+
+
+class EndedChildren(NamedTuple):
+    """The kernel's figures of all child processes that have ended and were waited for, and of their
+    descendants.
+    """
+
+    peak_bytes: int
+    """The largest RSS that any of them has had."""
+    touched_bytes: int
+    """Pages that they have touched, each time that one was mapped; fewer with huge pages."""
+
+    @classmethod
+    def now(cls) -> EndedChildren | None:
+        """Return the figures of this moment; None where the system has none."""
+        if resource is None:
+            return None
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        unit = 1 if sys.platform == "darwin" else KIB
+        return cls(usage.ru_maxrss * unit, usage.ru_minflt * PAGE_BYTES)
+
+    def peak_since(self, before: EndedChildren, own_peak_bytes: int) -> int | None:
+        """Return the peak of the largest child that has ended since ``before``; None if it is not
+        known.
+
+        It is known only of a child larger than all that ended earlier, and larger than this process
+        was: until a child executes its program, it has this process's pages.
+        """
+        highest_of_others = max(before.peak_bytes, own_peak_bytes + _STARTUP_BYTES)
+        return self.peak_bytes if self.peak_bytes > highest_of_others else None
+
+
+class Child(NamedTuple):
+    """A descendant of this process."""
+
+    pid: int
+    name: str
+    started_at: float
+    """Unix time, on Linux to 1/200 s; for an indirect child the start of the direct child above it.
+    """
+    memory_bytes: int
+    is_shared_out: bool
+    """True if shared pages are divided among their processes (PSS); False if they count fully
+    (RSS).
+    """
+    on_devices: tuple[tuple[str, int], ...] = ()
+    """Memory on each device, as far as it was asked for and is known."""
+    ends_by: str = ""
+    """The line that ends it, if one is known."""
+
+
+def children() -> list[Child]:
+    """Return the live descendants of this process, the largest first."""
+    import psutil  # IPython in a terminal has not loaded it
+
+    live = list[Child]()
+    by_pid = {process.pid: process for process in psutil.Process().children(recursive=True)}
+    for process in by_pid.values():
+        with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
+            size, is_shared_out = size_of(process.pid) or (int(process.memory_info().rss), False)
+            # torchrun starts its workers seconds after the cell that started torchrun.
+            ancestor, parent = process, by_pid.get(process.ppid())
+            while parent is not None:
+                ancestor, parent = parent, by_pid.get(parent.ppid())
+            started_at = _started_at(ancestor.pid) or ancestor.create_time()
+            live.append(Child(process.pid, process.name(), started_at, size, is_shared_out))
+    live.sort(key=attrgetter("memory_bytes"), reverse=True)
+    return live
+
+
+def _started_at(pid: int) -> float | None:
+    """Return the start time of a process; None without /proc. psutil's figure is a second off on
+    Linux.
+    """
+    try:
+        _, _, fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        ticks = int(fields.split()[19])
+        # The shortest of several readings: other processes may run between the two clocks.
+        boot = min(-time.clock_gettime(time.CLOCK_BOOTTIME) + time.time() for _ in range(3))
+        # the middle of the tick in which it started
+        return boot + (ticks + 0.5) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None

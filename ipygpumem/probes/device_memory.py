@@ -1,0 +1,165 @@
+"""``ipygpumem.memory``: the total, free and used memory of one device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ipygpumem.errors import DeviceError, describe_error
+from ipygpumem.probes import host
+from ipygpumem.probes.accelerators import (
+    current_device,
+    has_context,
+    in_use,
+    loaded_torch,
+    parse_device,
+    uncounted,
+)
+from ipygpumem.probes.nvml import DeviceWide, Nvml
+from ipygpumem.records import Record
+
+
+@dataclass(frozen=True)
+class DeviceMemory(Record):
+    """The memory of one device at one moment; None where unknown, and ``note`` says why."""
+
+    device: str
+    total_bytes: int | None = None
+    """Bytes of the whole device; on the host at most a container's limit."""
+    free_bytes: int | None = None
+    """Free bytes for any process; on the host those that this process could allocate."""
+    used_bytes: int | None = None
+    """Bytes in use by all processes: total minus free."""
+    allocated_bytes: int | None = None
+    """Live tensors of this process; on the host its RSS."""
+    reserved_bytes: int | None = None
+    """Bytes that torch's allocator has reserved; None on the host, which has no such cache."""
+    note: str = ""
+
+    @property
+    def free_with_cache_bytes(self) -> int | None:
+        """Bytes that this process could still use: free ones, and those cached by torch's
+        allocator.
+        """
+        if self.free_bytes is None or self.device == "cpu":
+            return self.free_bytes
+        if self.reserved_bytes is None or self.allocated_bytes is None:
+            return None
+        return self.free_bytes + self.reserved_bytes - self.allocated_bytes
+
+
+def checked_device(device: object) -> str:
+    """Return the name of the host or of one CUDA device, as ``parse_device`` reads it."""
+    return current_device(parse_device(device, kinds=("cuda",)))
+
+
+def device_here(device: object, known: Collection[str]) -> str:
+    """Return the name of a device, as ``parse_device`` reads it; DeviceError if it is neither
+    present nor ``known``.
+    """
+    name = parse_device(device, known=known)
+    known_kinds = {known_name.partition(":")[0] for known_name in known}
+    if name == "cpu" or name in known or name in known_kinds:
+        return name
+    kind, _, index = name.partition(":")
+    torch = loaded_torch()
+    if kind == "cuda" and torch is None:
+        memory(name)  # asks the driver
+        return name
+    count = getattr(getattr(torch, kind, None), "device_count", None)
+    if count is None or int(index or 0) >= count():
+        raise DeviceError(f"there is no {name} here")
+    return name
+
+
+def memory(device: object = "cpu") -> DeviceMemory:
+    """Return the total, free and used memory of a device, without creating a CUDA context.
+
+    Use it before loading a model. Only NVIDIA devices and the host are supported, and the driver
+    does not report every figure in a container or under MIG: those are None.
+
+    Args:
+        device: ``RAM``, ``cuda:0``, a number, or a ``torch.device``.
+
+    Raises:
+        DeviceError: there is no such device.
+
+    >>> ram = ipygpumem.memory("RAM")
+    >>> ram.total_bytes == ram.free_bytes + ram.used_bytes
+    True
+    """
+    name = checked_device(device)
+    if name == "cpu":
+        return _memory_of_host()
+    return _memory_of_card(int(name.removeprefix("cuda:")))
+
+
+def _memory_of_host() -> DeviceMemory:
+    """Return the memory of the host."""
+    total, available = host.total_bytes(), host.available_bytes()
+    with contextlib.closing(host.HostProbe(exact=False)) as probe:
+        (reading,) = probe.read(peak=False)
+    used = max(0, total - available)
+    return DeviceMemory("cpu", total, available, used, allocated_bytes=reading.current_bytes)
+
+
+def _memory_of_card(index: int) -> DeviceMemory:
+    """Return the memory of a CUDA device; DeviceError if there is none."""
+    cuda = in_use("cuda")
+    with contextlib.closing(Nvml()) as nvml:
+        wide = _unused(nvml, index) if cuda is None else _used(nvml, cuda, index)
+    free = None
+    if wide.total_bytes is not None and wide.used_bytes is not None:
+        free = wide.total_bytes - wide.used_bytes
+    unused = DeviceMemory(
+        f"cuda:{index}", wide.total_bytes, free, wide.used_bytes, 0, 0, note=wide.note
+    )
+    if cuda is None:
+        return unused
+    reason = uncounted()
+    if reason:
+        note = f"{wide.note}; {reason}" if wide.note else reason
+        return replace(unused, allocated_bytes=None, reserved_bytes=None, note=note)
+    return replace(
+        unused,
+        allocated_bytes=cuda.memory_allocated(index),
+        reserved_bytes=cuda.memory_reserved(index),
+    )
+
+
+def _used(nvml: Nvml, cuda: Any, index: int) -> DeviceWide:
+    """Return the figures of a device once torch has initialised CUDA, though perhaps not on this
+    device.
+    """
+    if index >= cuda.device_count():
+        raise DeviceError(f"there is no cuda:{index} here")
+    wide = nvml.device(cuda, index, processes=False, has_context=False)
+    if wide.used_bytes is not None:
+        return wide
+    if uncounted() or not has_context(index):  # calling it would create one
+        return DeviceWide(_total_bytes(cuda, index), note=wide.note)
+    try:
+        free, total = cuda.mem_get_info(index)
+    except RuntimeError as error:  # a broken context fails every call
+        return DeviceWide(_total_bytes(cuda, index), note=f"cuda: {describe_error(error)}")
+    return DeviceWide(total, total - free)
+
+
+def _total_bytes(cuda: Any, index: int) -> int:
+    """Return the device's total, as torch reports it."""
+    total: int = cuda.get_device_properties(index).total_memory
+    return total
+
+
+def _unused(nvml: Nvml, index: int) -> DeviceWide:
+    """Return the driver's figures of a device on which this process does not use CUDA."""
+    try:
+        cards = nvml.visible()
+    except LookupError as error:
+        return DeviceWide(note=str(error))
+    if index >= len(cards):
+        reason = f" ({nvml.missing})" if nvml.missing else ""
+        raise DeviceError(f"there is no cuda:{index} here{reason}")
+    return cards[index]

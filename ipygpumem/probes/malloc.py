@@ -1,0 +1,73 @@
+"""Reads the heaps of glibc's malloc and of Python's allocator."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from ipygpumem.introspect import loaded
+
+_BLOCK_BYTES = 48
+"""Typical size of a block of Python's allocator."""
+
+
+class _HeapFigures(ctypes.Structure):
+    """glibc's ``struct mallinfo2``; see mallinfo(3)."""
+
+    _fields_: ClassVar = [
+        ("arena_to_fsmblks", ctypes.c_size_t * 7),
+        ("uordblks", ctypes.c_size_t),
+        ("fordblks", ctypes.c_size_t),
+        ("keepcost", ctypes.c_size_t),
+    ]
+
+
+@functools.cache
+def mallinfo() -> Any:
+    """Return glibc's function that reports the figures of its heap (since 2.33); None elsewhere."""
+    ask = _function_of_glibc("mallinfo2")
+    if ask is not None:
+        ask.restype = _HeapFigures
+    return ask
+
+
+@functools.cache
+def malloc_trim() -> Callable[[int], object] | None:
+    """Return glibc's function that frees unused heap pages; None elsewhere."""
+    trim: Callable[[int], object] | None = _function_of_glibc("malloc_trim")
+    return trim
+
+
+def _function_of_glibc(name: str) -> Any:
+    """Return a function of the C library; None where it has none of that name."""
+    if sys.platform != "linux":
+        return None
+    return getattr(ctypes.CDLL(None), name, None)
+
+
+def free_heap_bytes() -> int | None:
+    """Return the free bytes in the heap of glibc's malloc, with or without pages in RAM; None if
+    unknown.
+    """
+    ask = mallinfo()
+    return None if ask is None else int(ask().fordblks)
+
+
+def allocated_bytes() -> int:
+    """Return roughly the bytes in use from Python's allocator, glibc's malloc and pyarrow's pool.
+
+    New objects may fill pages that earlier ones have left, which RSS does not show.
+    """
+    allocated = sys.getallocatedblocks() * _BLOCK_BYTES
+    ask = mallinfo()
+    if ask is not None:
+        figures = ask()
+        mapped_bytes = figures.arena_to_fsmblks[4]
+        allocated += int(mapped_bytes + figures.uordblks)
+    allocated_by_arrow = getattr(loaded("pyarrow"), "total_allocated_bytes", None)
+    if allocated_by_arrow is not None:
+        allocated += allocated_by_arrow()
+    return allocated

@@ -1,0 +1,153 @@
+"""Reads the mappings of this process's address space, on Linux, and what its own pages hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ipygpumem.probes.malloc import mallinfo
+from ipygpumem.probes.pages import PAGE_BYTES
+from ipygpumem.units import KIB, MIB
+
+_MAPPING = re.compile(
+    rb"^([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ (\d+) *([^\n]*)\n"
+    rb".*?^Rss: +(\d+) kB\n.*?^Anonymous: +(\d+) kB\n",
+    re.MULTILINE | re.DOTALL,
+)
+"""Addresses, permissions, inode, name, RSS and private pages of a mapping in smaps; see
+proc_pid_smaps(5).
+"""
+_ARENA_BYTES = 64 * MIB
+"""Alignment of the arenas that malloc makes for threads (``HEAP_MAX_SIZE`` on 64 bits)."""
+
+
+class _Mapping(NamedTuple):
+    """A range of this process's addresses."""
+
+    start: int
+    end: int
+    allowed: bytes
+    """``rw-p``: may be read and written, and is private."""
+    has_file: bool
+    name: bytes
+    resident_bytes: int
+    private_bytes: int
+
+    def is_stack(self, previous: _Mapping | None) -> bool:
+        """Return True for the stack of a thread; its guard page is the mapping before it."""
+        if self.name == b"[stack]":
+            return True
+        if self.name or self.allowed != b"rw-p" or previous is None:
+            return False
+        return previous.is_guard and previous.end == self.start
+
+    @property
+    def is_guard(self) -> bool:
+        """True for a page that nothing may touch, as below a thread's stack."""
+        return self.allowed == b"---p" and self.end - self.start == PAGE_BYTES
+
+    def is_reserved_for(self, arena: _Mapping) -> bool:
+        """Return True if this is the part of a thread's arena that malloc has reserved, after the
+        part in use.
+        """
+        if arena.has_file or arena.name or arena.allowed != b"rw-p":
+            return False
+        if arena.start % _ARENA_BYTES or self.allowed != b"---p":
+            return False
+        return self.start < arena.start + _ARENA_BYTES <= self.end
+
+
+def _mappings() -> Iterator[_Mapping]:
+    """Yield the mappings in the order of their addresses; none if the kernel lists none."""
+    try:
+        text = Path("/proc/self/smaps").read_bytes()
+    except OSError:
+        return
+    for start, end, allowed, inode, name, resident, private in _MAPPING.findall(text):
+        yield _Mapping(
+            int(start, 16),
+            int(end, 16),
+            allowed,
+            inode != b"0",
+            name,
+            int(resident) * KIB,
+            int(private) * KIB,
+        )
+
+
+class OwnPages(NamedTuple):
+    """Parts of the private pages of this process in RAM."""
+
+    data_bytes: int
+    """Written pages of mapped files: the data of libraries and extension modules."""
+    stack_bytes: int
+    """Stacks of all threads, as far as their guard pages show them."""
+    free_heap_bytes: int
+    """Free pages in the heap of glibc's malloc."""
+
+
+def own_pages() -> OwnPages:
+    """Return parts of this process's private pages, as the kernel lists its mappings; all 0 if it
+    does not.
+    """
+    data = stacks = heap = 0
+    previous: _Mapping | None = None
+    for mapping in _mappings():
+        if mapping.has_file:
+            data += mapping.private_bytes
+        elif mapping.is_stack(previous):
+            stacks += mapping.resident_bytes
+        elif mapping.name == b"[heap]":
+            heap += mapping.resident_bytes
+        elif previous is not None and mapping.is_reserved_for(previous):
+            heap += previous.resident_bytes
+        previous = mapping
+    ask = mallinfo()
+    if ask is None:
+        return OwnPages(data, stacks, 0)
+    figures = ask()
+    return OwnPages(data, stacks, max(0, min(figures.fordblks, heap - figures.uordblks)))
+
+
+_LEAST_UNUSED_BYTES = 16 * MIB
+"""Bytes of the smallest unused part of a mapping that counts: a thread's stack has 8 MiB, and uses
+a few pages.
+"""
+
+
+def unused_mappings() -> dict[tuple[int, int], int]:
+    """Return the bytes without a page in RAM of the large mappings, by first and last address; none
+    if unknown.
+
+    These are ``np.zeros``, libraries' pools, mapped files and the like. Code and constant data of
+    libraries, which are private and cannot be written to, do not count.
+    """
+    unused = dict[tuple[int, int], int]()
+    for mapping in _mappings():
+        is_data = mapping.allowed.startswith(b"rw") or mapping.allowed.endswith(b"s")
+        if not is_data or mapping.name == b"[stack]":
+            continue
+        unused_bytes = mapping.end - mapping.start - mapping.resident_bytes
+        if unused_bytes >= _LEAST_UNUSED_BYTES:
+            unused[mapping.start, mapping.end] = unused_bytes
+    return unused
+
+
+_LINE_OF_FILE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ [1-9]\d* +(/.*)$", re.MULTILINE)
+"""A line of ``/proc/self/maps`` whose mapping has a file: it has an inode."""
+_IN_MEMORY = (b"/dev/shm/", b"/memfd:", b"/SYSV", b"/dev/zero")  # nothing is written there
+"""Starts of the names of files that are memory themselves."""
+
+
+def mapped_files() -> list[tuple[int, int]]:
+    """Return the first and last addresses of all mapped files, in this order; none if the kernel
+    lists none.
+    """
+    try:
+        lines = _LINE_OF_FILE.findall(Path("/proc/self/maps").read_bytes())
+    except OSError:
+        return []
+    on_disk = [line for line in lines if not line[2].startswith(_IN_MEMORY)]
+    return [(int(start, 16), int(end, 16)) for start, end, _ in on_disk]

@@ -1,0 +1,75 @@
+"""Reads which pages of an address range are in RAM, on Linux."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+def open_file(path: str, flags: int) -> int | None:
+    """Return a descriptor of a file for ``os.pread``; None if it cannot be opened."""
+    if not hasattr(os, "pread"):  # Windows
+        return None
+    try:
+        return os.open(path, flags)
+    except OSError:
+        return None
+
+
+_ENTRY = 8
+"""Bytes of an entry in ``/proc/self/pagemap``, of which it has one for each page."""
+_AT_ONCE = 1 << 17
+"""Number of pages to read at once: 1 MiB of entries for 512 MiB of memory."""
+_PRESENT, _FILE_OR_SHARED = 0x80, 0x20
+"""Bits 63 and 61 of an entry, in its highest byte."""
+_RESIDENT = bytes(bool(value & _PRESENT) for value in range(256))
+_ANONYMOUS = bytes(value & (_PRESENT | _FILE_OR_SHARED) == _PRESENT for value in range(256))
+"""Tables that translate an entry's highest byte to 1 if the page counts, else to 0."""
+_SMALL = 16 * PAGE_BYTES
+"""Smaller ranges count as present: reading the entries of many small ones would cost too much."""
+
+
+def anonymous_bytes(ranges: Iterable[tuple[int, int]]) -> list[int]:
+    """Return the private bytes in RAM of each range (address, size in bytes).
+
+    The rest are pages never written to, of a mapped file, or swapped out. The kernel reports each
+    page in ``/proc/self/pagemap`` (see admin-guide/mm/pagemap); ``OSError`` if it cannot be read.
+    """
+    return _in_pagemap(ranges, _ANONYMOUS)
+
+
+def resident_bytes(address: int, size: int) -> int:
+    """Return the bytes in RAM of a range, also those of a mapped file; ``OSError`` if they cannot
+    be read.
+    """
+    return _in_pagemap([(address, size)], _RESIDENT)[0]
+
+
+def _in_pagemap(ranges: Iterable[tuple[int, int]], table: bytes) -> list[int]:
+    """Return the bytes of each range in pages that count by ``table``."""
+    descriptor = open_file("/proc/self/pagemap", os.O_RDONLY)
+    if descriptor is None:
+        raise OSError("/proc/self/pagemap cannot be read")
+    try:
+        counted = list[int]()
+        for address, size in ranges:
+            if size >= _SMALL:
+                counted.append(_counted_bytes(descriptor, address, size, table))
+            else:
+                counted.append(size)
+        return counted
+    finally:
+        os.close(descriptor)
+
+
+def _counted_bytes(descriptor: int, address: int, size: int, table: bytes) -> int:
+    """Return the bytes of a range in pages that count by ``table``."""
+    first, last = address // PAGE_BYTES, -(-(address + size) // PAGE_BYTES)
+    pages = 0
+    for start in range(first, last, _AT_ONCE):
+        entries = os.pread(descriptor, min(_AT_ONCE, last - start) * _ENTRY, start * _ENTRY)
+        highest_bytes = entries[_ENTRY - 1 :: _ENTRY]
+        pages += highest_bytes.translate(table).count(1)
+    return min(size, pages * PAGE_BYTES)

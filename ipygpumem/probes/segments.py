@@ -1,0 +1,175 @@
+"""Finds the shared memory segments of this process: files in /dev/shm and memfds, on Linux."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import stat
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from ipygpumem.units import format_bytes
+
+MOUNT = "/dev/shm"  # noqa: S108  # nothing is written there
+BLOCK_BYTES = 512
+"""Unit of ``st_blocks``; see inode(7)."""
+_CLOCK_SECONDS = 0.1
+"""The clock of files may be as much behind."""
+
+
+class Segments:
+    """The segments that this process has mapped or open, or has made and not unlinked.
+
+    A segment made since this object was, and seen open at a scan, counts until it is unlinked.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor, self._device = _open_mount()
+        """A descriptor of the folder; None if there is none."""
+        self._device_of_memfds = _device_of_memfds()
+        self._made_after = time.time() - _CLOCK_SECONDS
+        self._names: dict[int, str] = {}
+        """Names by inode of the segments that this process has opened and that may outlive it."""
+        self._left: dict[str, int] = {}
+        """Bytes by name of the closed ones that are not unlinked."""
+
+    @property
+    def note(self) -> str:
+        """The line that frees segments to which no object refers; empty if there are none."""
+        return _unlinking(self._left)
+
+    def scan(self, used_bytes: int) -> tuple[int, int]:
+        """Return the bytes of all segments, and those of memfds among them.
+
+        ``used_bytes`` are those of all files in the folder, other processes' too.
+        """
+        sizes, memfd_sizes = self._open_ones()
+        left = self._left_ones(sizes)
+        mapped: dict[int, int] | None = None
+        if left:
+            mapped = self._mapped()
+        self._left = {}
+        for inode, size in left.items():
+            if mapped is not None and inode not in mapped:
+                self._left[self._names[inode]] = size
+        sizes.update(left)
+        in_files, in_memfds = sum(sizes.values()), sum(memfd_sizes.values())
+        other_bytes = max(0, used_bytes - in_files)
+        if other_bytes:  # other processes', or mapped ones whose file is closed
+            if mapped is None:
+                mapped = self._mapped()
+            closed_bytes = sum(size for inode, size in mapped.items() if inode not in sizes)
+            other_bytes = min(other_bytes, closed_bytes)
+        return in_files + in_memfds + other_bytes, in_memfds
+
+    def _open_ones(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Return the bytes by inode of the open files in the folder, and of the open memfds."""
+        sizes: dict[int, int] = {}
+        memfd_sizes: dict[int, int] = {}
+        for entry in os.scandir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # closed, such as the one that listed the folder
+                file = os.fstat(int(entry.name))
+                if not stat.S_ISREG(file.st_mode):
+                    continue
+                if file.st_dev == self._device:
+                    sizes[file.st_ino] = file.st_blocks * BLOCK_BYTES
+                    if file.st_nlink and file.st_ctime >= self._made_after:
+                        target = str(Path(entry.path).readlink())
+                        self._names[file.st_ino] = target.removeprefix(f"{MOUNT}/")
+                elif file.st_dev == self._device_of_memfds:
+                    memfd_sizes[file.st_ino] = file.st_blocks * BLOCK_BYTES
+        return sizes, memfd_sizes
+
+    def _left_ones(self, open_sizes: Mapping[int, int]) -> dict[int, int]:
+        """Return the bytes by inode of the segments that were closed and are not unlinked; forget
+        the unlinked ones.
+        """
+        left = dict[int, int]()
+        for inode, name in list(self._names.items()):
+            if inode in open_sizes or "/" in name:
+                continue
+            size = linked_bytes(name, inode)
+            if size:
+                left[inode] = size
+            else:
+                del self._names[inode]
+        return left
+
+    def _mapped(self) -> dict[int, int]:
+        """Return the bytes of each mapped file in /dev/shm; its address space if it has no name any
+        more.
+        """
+        device = f"{os.major(self._device):02x}:{os.minor(self._device):02x}".encode()
+        paths: dict[int, Path] = {}
+        sizes: dict[int, int] = {}
+        for line in Path("/proc/self/maps").read_bytes().splitlines():
+            fields = line.split(None, 5)
+            if fields[3] != device or len(fields) < 6:  # a line without a path
+                continue
+            start, _, end = fields[0].partition(b"-")
+            inode = int(fields[4])
+            paths[inode] = Path(os.fsdecode(fields[5]))
+            sizes[inode] = sizes.get(inode, 0) + int(end, 16) - int(start, 16)
+        for inode, path in paths.items():
+            with contextlib.suppress(OSError):
+                file = path.stat()
+                if (file.st_dev, file.st_ino) == (self._device, inode):
+                    sizes[inode] = file.st_blocks * BLOCK_BYTES
+        return sizes
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+        self.descriptor = None
+
+
+def linked_bytes(segment: str, inode: int | None = None) -> int | None:
+    """Return the bytes of shared memory that has not been unlinked; None where the system does not
+    show them.
+    """
+    if sys.platform != "linux":
+        return None
+    with contextlib.suppress(OSError):
+        file = Path(MOUNT, segment).stat()
+        if inode is None or inode == file.st_ino:
+            return file.st_blocks * BLOCK_BYTES
+    return 0
+
+
+def _unlinking(segments: Mapping[str, int]) -> str:
+    """Return the line that unlinks segments; empty without any."""
+    if not segments:
+        return ""
+    lines = "; ".join(f"SharedMemory({name!r}).unlink()" for name in segments)
+    size = format_bytes(sum(segments.values()))
+    module = "multiprocessing.shared_memory"
+    return f"{size} stay until you unlink them: from {module} import SharedMemory; {lines}"
+
+
+def _open_mount() -> tuple[int | None, int]:
+    """Return a descriptor of the folder and its device number; None and 0 if there is none."""
+    try:
+        mount = os.open(MOUNT, os.O_RDONLY)
+        os.fstatvfs(mount)
+    except (OSError, AttributeError):  # not Linux
+        return None, 0
+    return mount, os.fstat(mount).st_dev
+
+
+@functools.cache
+def _device_of_memfds() -> int | None:
+    """Return the device number of the kernel's own mount, on which all memfds are."""
+    create = getattr(os, "memfd_create", None)
+    if create is None:
+        return None
+    with contextlib.suppress(OSError):
+        file = create("ipygpumem")
+        try:
+            return os.fstat(file).st_dev
+        finally:
+            os.close(file)
+    return None

@@ -1,0 +1,121 @@
+"""Says what refers to a stored error, and with which statement the user removes the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from ipygpumem.heap.bulk import kinds_of, of_types
+from ipygpumem.introspect import target_of
+from ipygpumem.reclaim.stored_errors import (
+    CLEARABLE_TYPES,
+    DICT_TYPES,
+    Path,
+    has_places,
+    items_of,
+    key_code,
+)
+
+COLLECT = "import gc; gc.collect()"
+"""The statement that frees objects that refer to each other."""
+
+
+class Holder(NamedTuple):
+    """A reference to an error by which the user can reach it."""
+
+    place: str
+    """``error``, ``errors[0]``; empty for the last error, kept by IPython and ``sys``."""
+    statement: str
+    """The statement that removes the reference."""
+    target: str = ""
+    """The place as the target of an assignment, if that removes the reference."""
+    loses: str = ""
+    """A container whose other items the statement removes, too."""
+
+    @property
+    def order(self) -> int:
+        """Places before the containers' names; outputs last: ``%xdel`` deletes names that share the
+        object.
+        """
+        if self.target:
+            return 0
+        return 2 if self.statement.startswith("%") else 1
+
+
+def line_that_removes(holders: Iterable[Holder], *, collects: bool) -> str:
+    """Return the line that removes all references; ``collects`` if it also collects garbage."""
+    ordered = sorted(holders, key=lambda holder: holder.order)
+    targets = [holder.target for holder in ordered if holder.target]
+    statements = [holder.statement for holder in ordered if not holder.target]
+    if targets:
+        statements.insert(0, f"{' = '.join(dict.fromkeys(targets))} = None")
+    if collects:
+        statements.append(COLLECT)
+    statements = list(dict.fromkeys(statements))
+    if len(statements) == 1:
+        return statements[0]
+    return "; ".join(map(_as_code, statements))
+
+
+def _as_code(statement: str) -> str:
+    """Return a statement that can follow another one in a line, as a magic cannot."""
+    if not statement.startswith("%"):
+        return statement
+    name, _, argument = statement.removeprefix("%").partition(" ")
+    return f"get_ipython().run_line_magic({name!r}, {argument!r})"
+
+
+def holder_of(name: str, container: Any, path: Path) -> Holder:
+    """Return the reference to a stored error."""
+    if container is None:
+        return Holder(name, _deletion(name))
+    if not path:
+        loses = name if _has_other_items(container) else ""
+        if id(type(container)) in CLEARABLE_TYPES:
+            return Holder(name, f"{_code_of(name)}.clear()", loses=loses)
+        return Holder(name, _deletion(name), loses=loses)
+    steps, inner = "", container
+    for key in path:
+        code = key_code(key)
+        if not code or not has_places(inner):  # the item that leads here is removed as a whole
+            loses = f"{name}{steps}" if _has_other_items(inner) else ""
+            return Holder(f"{name}{steps}", "", f"{_code_of(name)}{steps}", loses)
+        steps += f"[{code}]"
+        inner = _item_at(inner, key)
+    return Holder(f"{name}{steps}", "", f"{_code_of(name)}{steps}")
+
+
+def _item_at(container: Any, key: object) -> Any:
+    """Return an item of a list, deque or dict; a lookup in a dict may compare the user's keys with
+    this one.
+    """
+    if id(type(container)) not in DICT_TYPES:
+        return container[key]
+    for candidate, value in list(container.items()):
+        if candidate is key:
+            return value
+    return None
+
+
+def _code_of(name: str) -> str:
+    """Return the code for a named object or an output."""
+    if name.startswith("Out["):
+        return name
+    return target_of(name)
+
+
+def _deletion(name: str) -> str:
+    """Return the statement that deletes a name or an output."""
+    if name.startswith("Out["):
+        return f"%xdel _{name[4:-1]}"
+    return f"del {target_of(name)}"
+
+
+def _has_other_items(container: Any) -> bool:
+    """Return True if a container also has items that are no errors, nor parts of
+    ``sys.exc_info()``.
+    """
+    items = items_of(container)
+    parts_of_errors = kinds_of(items, BaseException, type, TracebackType)
+    return len(of_types(parts_of_errors, items)) < len(items)

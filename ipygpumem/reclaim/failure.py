@@ -1,0 +1,226 @@
+"""Classifies exceptions: out of memory, interrupted, or any other error, and what the message says
+about it.
+"""
+
+from __future__ import annotations
+
+import dis
+import errno
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ipygpumem.errors import UnitError
+from ipygpumem.heap.holders.frames import steps
+from ipygpumem.introspect import is_instance, type_name
+from ipygpumem.probes.segments import MOUNT
+from ipygpumem.reclaim.exceptions import chain, class_names, message_of, traceback_of
+from ipygpumem.units import MIB, bytes_in_message
+
+# torch, CuPy; MemoryError and NumPy's subclass of it
+_OOM_TYPES = {
+    "OutOfMemoryError",
+    "MemoryError",
+}
+_OOM_TEXT = re.compile(
+    r"out of memory|can't allocate memory|not enough "
+    r"memory|RESOURCE_EXHAUSTED|cudaErrorMemoryAllocation"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|HIPBLAS_STATUS_ALLOC_FAILED"
+    r"|(DEVICE|HOST)_ALLOCATION_FAILED",
+    re.IGNORECASE,
+)
+_SHM_REFUSED = re.compile(r"unable to allocate shared memory|unable to write to file </torch_")
+_TEXT_TYPES = {
+    *("RuntimeError", "AcceleratorError", "XlaRuntimeError", "JaxRuntimeError"),
+    *("CUDARuntimeError", "CUDNNError", "CUBLASError"),
+}
+"""Types whose message decides; a ValueError about memory is the user's own."""
+
+_POISON_TEXT = re.compile(
+    r"device-side assert(ion failures)?\b|illegal memory access|illegal instruction|misaligned "
+    r"address"
+    r"|unspecified launch failure|hardware stack error|invalid program counter|uncorrectable ECC"
+    r"|CUDA error: unknown error|launch timed out|operation not supported on global/shared address "
+    r"space"
+    r"|CUDA_ERROR_(ASSERT|ILLEGAL_ADDRESS)",
+    re.IGNORECASE,
+)
+"""Marks a CUDA error after which no later call works. torch mentions "device-side assertions" below
+each of them.
+"""
+_SIZE = r"([\d.,]+ ?(?:[kmgtp]?i?b|bytes))"
+_REQUESTED = re.compile(
+    rf"tried to allocate {_SIZE}|trying to allocate {_SIZE}|unable to allocate {_SIZE}|allocating "
+    rf"{_SIZE}"
+    rf"|^requested +: {_SIZE}",  # cudaMallocAsync
+    re.IGNORECASE | re.MULTILINE,
+)
+_SMALL_SHARE = 16
+"""A mount with less than this part of its size free counts as full."""
+
+_Place = Literal["host", "shm", ""]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Kind of failure of an exception and its chain."""
+
+    kind: Literal["oom", "interrupt", "error"]
+    error: str
+    message: str
+    requested_bytes: int | None = None
+    poisoned: bool = False
+    place: _Place = ""
+    """The memory used up, if the error tells: RAM (no Python code raised the error) or shared
+    memory.
+    """
+
+
+def classify(error: BaseException) -> Failure:
+    """Return the kind of failure of ``error``, by its whole chain: trainers turn a Ctrl-C into
+    ``SystemExit``.
+    """
+    errors = list(chain(error))
+    poisoned = any(map(_poisons_device, errors))
+    interrupts = [item for item in errors if is_instance(item, KeyboardInterrupt)]
+    if not interrupts and _is_cancelled(error):
+        interrupts = [error]
+    ooms = _out_of_memory(errors, error, interrupts)
+    if ooms:
+        oom = ooms[0]
+        return Failure(
+            "oom", type_name(oom), message_of(oom), _requested(oom), poisoned, _full_memory(oom)
+        )
+    if interrupts:
+        interrupt = interrupts[0]
+        return Failure("interrupt", type_name(interrupt), message_of(interrupt), poisoned=poisoned)
+    return Failure("error", type_name(error), message_of(error), poisoned=poisoned)
+
+
+def _out_of_memory(
+    errors: Iterable[BaseException], error: BaseException, interrupts: Iterable[BaseException]
+) -> list[BaseException]:
+    """Return the out-of-memory errors among ``errors`` that no interrupt of them leads to.
+
+    A Ctrl-C may come while an out-of-memory error is handled, which is then its context.
+    """
+    before_interrupts = set[int]()
+    for interrupt in interrupts:
+        before_interrupts.update(map(id, chain(interrupt)))
+    before_interrupts.discard(id(error))
+    return [item for item in errors if is_oom(item) and id(item) not in before_interrupts]
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Return True if the kernel may have cancelled the cell; behind other errors it is a timeout or
+    a group.
+    """
+    names = class_names(error)
+    return "CancelledError" in names and "Exception" not in names
+
+
+def _poisons_device(error: BaseException) -> bool:
+    """Return True for a CUDA error after which no later call works."""
+    if class_names(error).isdisjoint(_TEXT_TYPES):
+        return False
+    return _POISON_TEXT.search(message_of(error)) is not None
+
+
+def is_oom(error: BaseException) -> bool:
+    """Return True if ``error`` itself means that memory ran out: host, CUDA, ROCm, XPU, MPS, CuPy
+    or JAX.
+    """
+    names = class_names(error)
+    if names & _OOM_TYPES:
+        return True
+    if names & _TEXT_TYPES and _OOM_TEXT.search(message_of(error)):
+        return True
+    return _fills_shm(error)
+
+
+def _requested(error: BaseException) -> int | None:
+    """Return the bytes that the message says were asked for; None if it does not."""
+    match = _REQUESTED.search(message_of(error))
+    if match is None:
+        return None
+    size = next(text for text in match.groups() if text)
+    try:
+        return bytes_in_message(size.replace(",", ""))
+    except UnitError:
+        return None
+
+
+# -- which memory was used up -------------------------------------------------------------------
+
+
+def _full_memory(error: BaseException) -> _Place:
+    """Return the memory that an out-of-memory error says was used up."""
+    if _fills_shm(error):
+        return "shm"
+    if _is_about_host(error) and not is_raised(error):
+        return "host"
+    return ""
+
+
+def _is_about_host(error: BaseException) -> bool:
+    """Return True if an out-of-memory error is about RAM, not about a device's memory."""
+    is_cupys = "OutOfMemoryError" in class_names(error)
+    if is_instance(error, MemoryError) and not is_cupys:
+        return True
+    message = message_of(error)
+    return "DefaultCPUAllocator" in message or "bad_alloc" in message
+
+
+def is_raised(error: BaseException) -> bool:
+    """Return True if Python code raised ``error``, the first time or again, or nothing did."""
+    operations = list[str]()
+    for step in steps(traceback_of(error)):
+        instruction = step.tb_frame.f_code.co_code[step.tb_lasti]
+        operations.append(dis.opname[instruction])
+    return not operations or "RAISE_VARARGS" in operations
+
+
+def _fills_shm(error: BaseException) -> bool:
+    """Return True if an error says that shared memory was refused, or may come from it and it is
+    full.
+    """
+    if is_instance(error, RuntimeError):
+        message = message_of(error)
+        if _SHM_REFUSED.search(message):
+            return True
+        # A worker of torch's DataLoader is killed by this signal if it writes beyond the mount.
+        return "killed by signal: Bus error" in message and _shm_is_full()
+    if type(error) is not OSError or error.errno != errno.ENOSPC or is_raised(error):
+        return False
+    if error.filename is not None:
+        return _is_in_shm(error.filename) and _shm_is_full()
+    # The error names no file, so the disk may be full instead.
+    return _shm_is_full() and _disks_have_space()
+
+
+def _is_in_shm(path: Any) -> bool:
+    return type(path) is str and f"{path}/".startswith(f"{MOUNT}/")
+
+
+def _shm_is_full() -> bool:
+    """Return True if hardly any shared memory is free; False where there is no such mount."""
+    try:
+        usage = shutil.disk_usage(MOUNT)
+    except OSError:
+        return False
+    return usage.free <= usage.total // _SMALL_SHARE
+
+
+def _disks_have_space() -> bool:
+    """Return True if more than a MiB is free on the disks of the current and the temporary
+    folder.
+    """
+    try:
+        folders = str(Path.cwd()), tempfile.gettempdir()
+        return all(shutil.disk_usage(folder).free > MIB for folder in folders)
+    except OSError:  # such as a current folder that was deleted
+        return False

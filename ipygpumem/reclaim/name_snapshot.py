@@ -1,0 +1,116 @@
+"""Detects whether objects of deleted or rebound names may be still alive, and so how much garbage
+there may be.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import compress, count, repeat
+from operator import is_, ne
+from typing import Any
+
+from ipygpumem.heap.arrays import holds_objects, library_type, read_array, watch
+from ipygpumem.heap.bulk import Kinds, differences
+from ipygpumem.heap.garbage import weak
+from ipygpumem.introspect import identities, is_instance
+from ipygpumem.scope.ownable import are_ownable
+
+_GONE = object()
+"""Stands for the object of a name that has been deleted."""
+
+
+class NameSnapshot:
+    """The objects of all names at one moment; detects later whether one may be still alive without
+    its name.
+
+    Dead objects may leave objects behind in reference cycles, except tensors, which refer to
+    nothing. It keeps no object alive, and does not cover objects that only other objects refer to.
+    There may be 100,000 names: only tensors, and objects that support weak references, cost a
+    Python object each.
+    """
+
+    def __init__(self, namespace: dict[str, Any], names: tuple[str, ...] = ()) -> None:
+        """Take a snapshot; ``names`` are those of the namespace, if the caller has a
+        tuple of them.
+        """
+        values = tuple(namespace.values())
+        self._names = names if len(names) == len(values) else tuple(namespace)
+        self._identities = identities(values)
+        self._leads_on = bytearray(map(gc.is_tracked, values))
+        """For each name 1 if its object may refer to more, 0 for numbers and text."""
+        self._tensors: dict[str, tuple[int, Callable[[], bool]]] = {}
+        """The identity of each tensor, and a function that tells whether it is alive."""
+        self._weakly: dict[str, weakref.ref[Any]] = {}
+        kinds = Kinds(values)
+        array_kinds = _kinds_that_derive_from("numpy", "ndarray", kinds.examples)
+        tensor_kinds = _kinds_that_derive_from("torch", "Tensor", kinds.examples)
+        # NumPy does not resize an array that has weak references.
+        weak_kinds = _kinds_with_weak_references(kinds.examples) - tensor_kinds - array_kinds
+        for position in kinds.positions(array_kinds):
+            self._leads_on[position] = holds_objects(read_array("dtype", values[position]))
+        self._watch_tensors(kinds.positions(tensor_kinds), values)
+        for position in self._owned(kinds.positions(weak_kinds)):
+            self._weakly[self._names[position]] = weakref.ref(values[position])
+
+    def _watch_tensors(self, positions: Iterable[int], values: Sequence[Any]) -> None:
+        """Watch the user's tensors, whose end tells more than their names."""
+        for position in self._owned(positions):
+            tensor = values[position]
+            self._tensors[self._names[position]] = id(tensor), watch(tensor)
+            self._leads_on[position] = False
+
+    def some_may_live_on(self, namespace: dict[str, Any]) -> bool:
+        """Return True if an object has lost its name, and it or an object that it referred to may
+        be still alive.
+        """
+        if self._owned(self._changed(namespace)):
+            return True
+        # A new object may have the identity of one that has died.
+        if _any_dead(self._weakly.values()):
+            return True
+        for name, (identity, is_alive) in self._tensors.items():
+            if identity != id(namespace.get(name)) and is_alive():
+                return True
+        return False
+
+    def _owned(self, positions: Iterable[int]) -> list[int]:
+        """Return the positions of names that are the user's, and whose objects may
+        refer to more.
+        """
+        leading = [position for position in positions if self._leads_on[position]]
+        names = list(map(self._names.__getitem__, leading))
+        return list(compress(leading, are_ownable(names)))
+
+    def _changed(self, namespace: dict[str, Any]) -> Iterator[int]:
+        """Return the positions of the names that have other objects now."""
+        if identities(namespace) == identities(self._names):
+            return differences(self._identities, identities(namespace.values()))
+        identities_now = map(id, map(namespace.get, self._names, repeat(_GONE)))
+        identities_before = memoryview(self._identities).cast("Q")
+        return compress(count(), map(ne, identities_before, identities_now))
+
+
+def _any_dead(references: Iterable[weakref.ref[Any]]) -> bool:
+    """Return True if one of the objects has died; in C, because there may be 100,000."""
+    return any(map(is_, map(weakref.ref.__call__, references), repeat(None)))
+
+
+def _kinds_that_derive_from(module: str, name: str, examples: Mapping[int, object]) -> set[int]:
+    """Return the identities of the types that derive from a library's class, if it is loaded.
+
+    Args:
+        module: the library.
+        name: the name of its class.
+        examples: an object of each type, by the type's identity.
+    """
+    base = library_type(module, name)
+    if base is None:
+        return set()
+    return {kind for kind, example in examples.items() if is_instance(example, base)}
+
+
+def _kinds_with_weak_references(examples: Mapping[int, object]) -> set[int]:
+    """Return the identities of the types whose objects support weak references."""
+    return {kind for kind, example in examples.items() if weak(example) is not None}

@@ -1,0 +1,248 @@
+"""Finds the errors that the notebook's names refer to, directly or in a container.
+
+Only the names, the containers that they refer to, and small containers in these are searched, never
+the heap. Of 100,000 names without errors, few cost a Python call.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress, islice
+from typing import Any
+
+from ipygpumem.heap.allowance import Allowance
+from ipygpumem.heap.bulk import CONTAINERS, chunks, kinds_of, of_types, types_of
+from ipygpumem.introspect import ATOMS, is_exactly
+
+_MOST_ITEMS = 10_000
+"""Maximum number of items of a container to look at."""
+_MOST_INNER_ITEMS = 100
+"""Maximum number of items of a container in it."""
+_MOST_STORED = 4000
+"""Maximum number of stored errors to return."""
+_AT_ONCE = 40
+"""Number of inner containers to read before another look at the allowance."""
+_NAMES_AT_ONCE, _ITEMS_AT_ONCE = 2000, 1000
+"""Number of names, and of items of a container, that are skipped together if none of them holds an
+error.
+"""
+_DICTS = (dict, OrderedDict, defaultdict)
+_WITH_PLACES = (list, deque, *_DICTS)
+DICT_TYPES = set(map(id, _DICTS))
+CLEARABLE_TYPES = set(map(id, (*_WITH_PLACES, set)))
+_CONTAINER_TYPES = set(map(id, CONTAINERS)) | DICT_TYPES
+
+Path = tuple[object, ...]
+"""Keys that lead to an error in a container: one, or two for a container in it; none if all of it
+has to go.
+"""
+Stored = tuple[BaseException, str, Any, Path]
+"""An error, the name that leads to it, and the container and the path if it is in one: no class,
+whose constructor is a Python call for each error.
+"""
+
+
+def stored_errors(named: Mapping[str, object], allowance: Allowance) -> list[Stored]:
+    """Return the errors in variables and in their containers."""
+    stored = list[Stored]()
+    cleared = set[int]()
+    """Identities of the containers that will be emptied: their other names need no statement."""
+    error_types = kinds_of(list(named.values()), BaseException)
+    for names, values in _that_may_hold_errors(named, error_types):
+        for name, value in zip(names, values, strict=True):
+            type_id = id(type(value))
+            if type_id in error_types and len(stored) < _MOST_STORED:
+                stored.append((value, name, None, ()))
+                continue
+            if type_id not in _CONTAINER_TYPES or not value or id(value) in cleared:
+                continue
+            if allowance.is_spent():
+                return stored
+            in_container = _in_container(name, value, allowance)
+            if in_container and type_id in CLEARABLE_TYPES:
+                cleared.add(id(value))
+            stored += in_container
+    return stored
+
+
+def _that_may_hold_errors(
+    named: Mapping[str, object], error_types: set[int]
+) -> Iterator[tuple[Sequence[str], Sequence[Any]]]:
+    """Yield names and their objects, without most of those that hold no errors.
+
+    So 100,000 names of short lists of numbers take no step each.
+    """
+    all_names = chunks(list(named), _NAMES_AT_ONCE)
+    all_values = chunks(list(named.values()), _NAMES_AT_ONCE)
+    for names, values in zip(all_names, all_values, strict=True):
+        containers = of_types(_CONTAINER_TYPES, values)
+        short = _short(containers)
+        if types_of(values).isdisjoint(error_types) and len(short) == len(containers):
+            items = gc.get_referents(*short)
+            if types_of(items).isdisjoint(kinds_of(items, BaseException) | _CONTAINER_TYPES):
+                continue
+        yield names, values
+
+
+def _short(containers: Sequence[Any]) -> list[Any]:
+    """Return the containers that are read if they are in another one."""
+    return list(compress(containers, map(_MOST_INNER_ITEMS.__ge__, map(len, containers))))
+
+
+# -- errors in a container ----------------------------------------------------------------------
+
+
+def _in_container(name: str, container: Any, allowance: Allowance) -> list[Stored]:
+    """Return the errors in a container, and in small containers in it, as in
+    ``[(step, error)]``.
+    """
+    items = items_of(container)
+    error_types = kinds_of(items, BaseException)
+    if types_of(items).isdisjoint(error_types | _CONTAINER_TYPES):
+        return []
+    keys: Sequence[object] = range(len(items))
+    if id(type(container)) in DICT_TYPES:
+        keys = list(islice(container, _MOST_ITEMS))
+    contents = _Contents()
+    contents.add_items(keys, items, error_types)
+    contents.add_inner_errors(allowance)
+    stored = contents.errors[:_MOST_STORED]
+    if contents.is_all_of(container) or not contents.can_be_removed_from(container):
+        return [(error, name, container, ()) for _, error in stored]
+    return [(error, name, container, path) for path, error in stored]
+
+
+@dataclass
+class _Contents:
+    """The errors in a container and in the small containers in it."""
+
+    errors: list[tuple[Path, BaseException]] = field(default_factory=list)
+    inner_keys: list[object] = field(default_factory=list)
+    inner: list[Any] = field(default_factory=list)
+    """The small containers; a list of pairs with their keys would make Python collect the young
+    garbage after ten thousand, which makes all that is young old.
+    """
+    items_with_errors: int = 0
+    """Number of the container's items that are errors or have some in them."""
+    has_other_objects: bool = False
+    """True if an inner container has more than errors, numbers and text."""
+
+    def add_items(
+        self, keys: Sequence[object], items: Sequence[Any], error_types: set[int]
+    ) -> None:
+        """Add the errors among the items, and the small containers among them."""
+        all_keys, all_items = chunks(keys, _ITEMS_AT_ONCE), chunks(items, _ITEMS_AT_ONCE)
+        for some_keys, some in zip(all_keys, all_items, strict=True):
+            if not _may_hold_errors(some, error_types):
+                continue  # without a step for each of many items
+            for key, item in zip(some_keys, some, strict=True):
+                type_id = id(type(item))
+                if type_id in error_types:
+                    self.errors.append(((key,), item))
+                    self.items_with_errors += 1
+                elif type_id in _CONTAINER_TYPES and 0 < len(item) <= _MOST_INNER_ITEMS:
+                    self.inner_keys.append(key)
+                    self.inner.append(item)
+
+    def add_inner_errors(self, allowance: Allowance) -> None:
+        """Add the errors in the small containers."""
+        all_keys, all_inner = chunks(self.inner_keys, _AT_ONCE), chunks(self.inner, _AT_ONCE)
+        for keys, containers in zip(all_keys, all_inner, strict=True):
+            if len(self.errors) >= _MOST_STORED or allowance.is_spent():
+                break
+            if not kinds_of(gc.get_referents(*containers), BaseException):
+                continue
+            for key, container in zip(keys, containers, strict=True):
+                errors = _errors_in(container)
+                if errors:
+                    self._add_inner(key, container, errors)
+
+    def _add_inner(
+        self, key: object, container: Any, errors: list[tuple[object, BaseException]]
+    ) -> None:
+        for inner_key, error in errors:
+            self.errors.append(((key, inner_key), error))
+        self.items_with_errors += 1
+        if not _is_plain_otherwise(container, len(errors)):
+            self.has_other_objects = True
+
+    def is_all_of(self, container: Any) -> bool:
+        """Return True if a container has nothing but errors, so that emptying it loses nothing."""
+        if self.has_other_objects or len(container) < 2:
+            return False
+        return self.items_with_errors == len(container)
+
+    def can_be_removed_from(self, container: Any) -> bool:
+        """Return True if one statement for each item removes the errors from a container."""
+        return has_places(container) and all(key_code(path[0]) for path, _ in self.errors)
+
+
+def _may_hold_errors(items: Sequence[Any], error_types: set[int]) -> bool:
+    """Return False if neither the items nor the small containers among them are or have errors."""
+    if not types_of(items).isdisjoint(error_types):
+        return True
+    short = _short(of_types(_CONTAINER_TYPES, items))
+    return bool(kinds_of(gc.get_referents(*short), BaseException))
+
+
+def _errors_in(container: Any) -> list[tuple[object, BaseException]]:
+    """Return the errors that a small container refers to, with their keys."""
+    items = items_of(container)
+    error_types = kinds_of(items, BaseException)
+    if not error_types:
+        return []
+    keys: Sequence[object] = range(len(items))
+    if id(type(container)) in DICT_TYPES:
+        keys = list(container)
+    return [
+        (key, item) for key, item in zip(keys, items, strict=False) if id(type(item)) in error_types
+    ]
+
+
+def _is_plain_otherwise(container: Any, errors: int) -> bool:
+    """Return True if a container of some errors has only numbers and text besides them."""
+    items = items_of(container)
+    return len(of_types(ATOMS, items)) + errors == len(items)
+
+
+def items_of(container: Any) -> list[Any]:
+    """Return the first items of a container, of a dict its values; none while a
+    thread changes it.
+    """
+    items = container.values() if id(type(container)) in DICT_TYPES else container
+    try:
+        return list(islice(items, _MOST_ITEMS))
+    except RuntimeError:
+        return []
+
+
+# -- keys ---------------------------------------------------------------------------------------
+
+_LONGEST_KEY, _LONGEST_TUPLE = 80, 8
+
+
+def has_places(container: Any) -> bool:
+    """Return True if ``container[key] = None`` removes an item."""
+    return is_exactly(container, *_WITH_PLACES)
+
+
+def key_code(key: object) -> str:
+    """Return the source text of a plain key; empty for any other key."""
+    if key is None or is_exactly(key, int, bool):
+        return repr(key)
+    if type(key) is float:
+        return repr(key) if math.isfinite(key) else ""
+    if type(key) is str:
+        return repr(key) if len(key) <= _LONGEST_KEY else ""
+    if type(key) is tuple and 0 < len(key) <= _LONGEST_TUPLE:
+        codes = list(map(key_code, key))
+        if not all(codes):
+            return ""
+        if len(codes) == 1:
+            return f"({codes[0]},)"
+        return f"({', '.join(codes)})"
+    return ""
