@@ -23,8 +23,8 @@ from ipygpumem.fitting.fit import (
     Try,
     crowded_device,
     failed_device,
-    run_tries,
 )
+from ipygpumem.fitting.functions import run_tries
 from ipygpumem.fitting.plan import Plan
 from ipygpumem.meter.meter import Meter
 from ipygpumem.reclaim.failure import Failure

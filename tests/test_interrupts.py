@@ -19,7 +19,8 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 from ipygpumem import interrupts
 from ipygpumem.fitting import budgets
-from ipygpumem.fitting.fit import Fit, run_tries
+from ipygpumem.fitting.fit import Fit
+from ipygpumem.fitting.functions import run_tries
 from ipygpumem.fitting.plan import Plan
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.meter.meter import Meter

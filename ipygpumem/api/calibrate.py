@@ -14,7 +14,8 @@ from ipygpumem.estimating import loading
 from ipygpumem.failures import is_own_failure, tell
 from ipygpumem.fitting import budgets
 from ipygpumem.fitting.budgets import Budget
-from ipygpumem.fitting.fit import AutofitResult, Fit, decorated, run_tries
+from ipygpumem.fitting.fit import AutofitResult, Fit
+from ipygpumem.fitting.functions import decorated, run_tries
 from ipygpumem.fitting.plan import Plan
 from ipygpumem.heap.heap import refuse_while_traced
 from ipygpumem.meter.meter import Meter

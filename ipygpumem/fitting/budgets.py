@@ -38,12 +38,16 @@ in_force: list[Budget] = []
 
 def parse_budget(text: str) -> dict[str, int]:
     """Parse sizes such as ``gpu=8GiB,cuda:1=4GiB``."""
-    parts = [part.partition("=") for part in text.split(",") if part]
-    if wrong := next((name for name, equals, _ in parts if not equals), ""):
-        raise BudgetError(
-            f"budget: {quoted(wrong)} must be a device and a size: write for instance gpu=8GiB"
-        )
-    return checked({name: size for name, _, size in parts})
+    sizes = dict[str, str]()
+    for part in text.split(","):
+        name, equals, size = part.partition("=")
+        if part and not equals:
+            raise BudgetError(
+                f"budget: {quoted(name)} must be a device and a size: write for instance gpu=8GiB"
+            )
+        if part:
+            sizes[name] = size
+    return checked(sizes)
 
 
 def checked(sizes: Mapping[str, object]) -> dict[str, int]:
@@ -52,28 +56,32 @@ def checked(sizes: Mapping[str, object]) -> dict[str, int]:
     """
     if not isinstance(sizes, Mapping):
         raise BudgetError("budget: write sizes by device, such as {'gpu': '8GiB'}")
-    found: dict[str, int] = {}
+    size_bytes: dict[str, int] = {}
     for name, size in sizes.items():
         if size is None:
             continue
+        device = _limitable(name)
         try:
-            device = parse_device(name, kinds=("cuda",))
-        except DeviceError:
-            text = (
-                f"budget: {quoted(name)} is not a device; write gpu, or one device such as cuda:1"
-            )
-            raise BudgetError(text) from None
-        if device == "cpu":
-            raise BudgetError(
-                "budget: RAM cannot be limited; write gpu=SIZE, or use leave_free(SIZE, 'RAM')"
-            )
-        try:
-            found["gpu" if device == "cuda" else device] = checked_bytes(size, least=MIB)
+            size_bytes[device] = checked_bytes(size, least=MIB)
         except UnitError as error:
             raise BudgetError(f"budget: {name}: {error}") from None
-    if not found:
+    if not size_bytes:
         raise BudgetError("budget: no device is named; write for instance gpu=8GiB")
-    return found
+    return size_bytes
+
+
+def _limitable(name: object) -> str:
+    """Return ``gpu`` or the name of a CUDA device (``BudgetError`` for any other)."""
+    try:
+        device = parse_device(name, kinds=("cuda",))
+    except DeviceError:
+        text = f"budget: {quoted(name)} is not a device; write gpu, or one device such as cuda:1"
+        raise BudgetError(text) from None
+    if device == "cpu":
+        raise BudgetError(
+            "budget: RAM cannot be limited; write gpu=SIZE, or use leave_free(SIZE, 'RAM')"
+        )
+    return "gpu" if device == "cuda" else device
 
 
 class Budget(Block):
@@ -94,7 +102,9 @@ class Budget(Block):
         of: str = "the with block",
         leaving: Callable[[Budget, BaseException | None], None] = lambda budget, error: None,
     ) -> None:
-        self.sizes, self.of, self._leaving = dict(sizes), of, leaving
+        self.sizes = dict(sizes)
+        self.of = of
+        self._leaving = leaving
         self.limits: dict[str, int] = {}
         """Bytes by device, without devices that cannot be limited."""
         self.notes: list[str] = []
@@ -103,6 +113,10 @@ class Budget(Block):
         """Sentences about requests that it refused."""
         self._earlier: dict[int, tuple[float, float]] = {}
         """torch's previous limit and ours, as shares of the device, by device index."""
+
+    def size_of(self, device: str) -> int:
+        """Return the size that the budget gives to a device; 0 if it gives none."""
+        return self.sizes.get(device, self.sizes.get("gpu", 0))
 
     def start(self) -> None:
         """Set the limits; note devices that cannot be limited."""
@@ -127,30 +141,39 @@ class Budget(Block):
             self.notes.append(f"budget: {fault} ({describe_error(error)})")
 
     def _limit_all(self) -> None:
+        """Limit each device that can be limited."""
         cuda = torch_cuda()
-        why = "there is no CUDA device here, so it limits nothing" if cuda is None else uncounted()
-        if why:
-            self.notes.append(f"budget: {why}")
+        reason = uncounted()
+        if cuda is None:
+            reason = "there is no CUDA device here, so it limits nothing"
+        if reason:
+            self.notes.append(f"budget: {reason}")
             return
-        sizes, count = dict(self.sizes), cuda.device_count()
-        if size := sizes.pop(
-            "gpu", None
-        ):  # a limit on any other device would create a context there
-            used = [
-                index
-                for index in range(count)
-                if index == cuda.current_device() or cuda.memory_reserved(index)
-            ]
-            sizes = {**{f"cuda:{index}": size for index in used}, **sizes}
-        for name, size in sizes.items():
-            if int(name[5:]) < count:
+        count = cuda.device_count()
+        for name, size in self._sizes_by_device(cuda, count).items():
+            if _index_of(name) < count:
                 with self._noted(f"{name} cannot be limited"):
                     self._limit(cuda, name, size)
             else:
                 self.notes.append(f"budget: there is no {name} here")
 
+    def _sizes_by_device(self, cuda: Any, count: int) -> dict[str, int]:
+        """Return the sizes, that of ``gpu`` for each device in use; a limit on any other device
+        would create a context there.
+        """
+        sizes = dict[str, int]()
+        named = dict(self.sizes)
+        size = named.pop("gpu", None)
+        if size is not None:
+            for index in range(count):
+                if index == cuda.current_device() or cuda.memory_reserved(index):
+                    sizes[f"cuda:{index}"] = size
+        return sizes | named
+
     def _limit(self, cuda: Any, name: str, size: int) -> None:
-        index, total = int(name[5:]), cuda.get_device_properties(name).total_memory
+        """Limit one device, to at most the limit that it has."""
+        index = _index_of(name)
+        total = cuda.get_device_properties(name).total_memory
         # cudaMallocAsync reports no limit as more than 1
         earlier = min(1.0, memory_fraction(cuda, index))
         # one byte less would cost a block of 2 MiB
@@ -160,13 +183,17 @@ class Budget(Block):
         limit = self.limits[name] = min(size, int(earlier * total))
         if cuda.memory_reserved(name) > limit:  # the allocator keeps using memory reserved before
             cuda.empty_cache()
-            if (reserved := cuda.memory_reserved(name)) > limit:
-                live = format_bytes(cuda.memory_allocated(name))
-                text = (
-                    f"{format_bytes(reserved)} of {name} stay reserved, {live} of them by live "
-                    f"tensors"
-                )
-                self.notes.append(f"budget: {text}: more than the {format_bytes(limit)} allowed")
+            self._note_reserved(cuda, name, limit)
+
+    def _note_reserved(self, cuda: Any, name: str, limit: int) -> None:
+        """Note reserved memory beyond a limit."""
+        reserved = cuda.memory_reserved(name)
+        if reserved > limit:
+            live = format_bytes(cuda.memory_allocated(name))
+            text = (
+                f"{format_bytes(reserved)} of {name} stay reserved, {live} of them by live tensors"
+            )
+            self.notes.append(f"budget: {text}: more than the {format_bytes(limit)} allowed")
 
     def stop(self) -> None:
         """Restore the previous limits, except those that other code has changed."""
@@ -176,9 +203,9 @@ class Budget(Block):
         for index, (earlier, ours) in list(self._earlier.items()):
             with self._noted(f"cuda:{index} stays limited"):
                 now = min(1.0, memory_fraction(cuda, index))
-                if abs(now - ours) < 1e-6:  # torch rounds to bytes
+                if _is_same_share(now, ours):
                     _set_fraction(cuda, index, earlier)
-                elif abs(now - earlier) >= 1e-6:  # else it could not be set
+                elif not _is_same_share(now, earlier):  # else it could not be set
                     self.notes.append(
                         f"budget: other code changed the limit on cuda:{index}; it is kept"
                     )
@@ -202,9 +229,22 @@ class Budget(Block):
         self.stop()
 
 
+def _index_of(name: str) -> int:
+    """Return the index of a CUDA device's name."""
+    return int(name.removeprefix("cuda:"))
+
+
+def _is_same_share(share: float, other: float) -> bool:
+    """Return True if two limits are the same: torch rounds them to bytes."""
+    return abs(share - other) < 1e-6
+
+
 def limits() -> dict[str, int]:
     """Return the limits in force, in bytes by device."""
-    return {device: limit for budget in in_force for device, limit in budget.limits.items()}
+    in_bytes = dict[str, int]()
+    for budget in in_force:
+        in_bytes |= budget.limits
+    return in_bytes
 
 
 class Refusal(NamedTuple):
@@ -223,32 +263,34 @@ def refusal(message: str) -> Refusal | None:
     """Return the limit on torch's allocator that caused an out-of-memory error; None if the device
     ran out.
     """
-    found = failed_allocation(message)
-    if (
-        found is None
-        or found.limit is None
-        or found.limit >= found.total
-        or found.free < found.requested
-    ):
+    failed = failed_allocation(message)
+    if failed is None or failed.limit is None:
         return None
-    device, limit = found.device, found.limit
-    by, refuser = f"the limit of {format_bytes(limit)} on torch's allocator", None
-    for budget in in_force:
-        size = budget.sizes.get(device, budget.sizes.get("gpu", 0))
-        if (
-            device in budget.limits and abs(size - limit) <= limit // 100
-        ):  # torch's text has two decimals
-            by, refuser = f"the budget of {budget.of} ({format_bytes(size)})", budget
-    free = format_bytes(found.free)
+    if failed.limit >= failed.total or failed.free < failed.requested:
+        return None
+    device, limit = failed.device, failed.limit
+    budget = _budget_of(device, limit)
+    if budget is None:
+        limiter = f"the limit of {format_bytes(limit)} on torch's allocator"
+        remedy = f"torch.cuda.set_per_process_memory_fraction(1.0, {_index_of(device)})"
+    else:
+        limiter = f"the budget of {budget.of} ({format_bytes(budget.size_of(device))})"
+        remedy = ""
     text = (
-        f"{by} refused {format_bytes(found.requested)} of {device}, although {free} of it were free"
+        f"{limiter} refused {format_bytes(failed.requested)} of {device}, although "
+        f"{format_bytes(failed.free)} of it were free"
     )
-    if refuser is not None and text not in refuser.refusals:
-        refuser.refusals.append(text)
-    lift = (
-        f"torch.cuda.set_per_process_memory_fraction(1.0, {device[5:]})" if refuser is None else ""
-    )
-    return Refusal(device, limit, refuser, text, lift)
+    if budget is not None and text not in budget.refusals:
+        budget.refusals.append(text)
+    return Refusal(device, limit, budget, text, remedy)
+
+
+def _budget_of(device: str, limit: int) -> Budget | None:
+    """Return the innermost budget that set a limit; torch's text of it has two decimals."""
+    for budget in reversed(in_force):
+        if device in budget.limits and abs(budget.size_of(device) - limit) <= limit // 100:
+            return budget
+    return None
 
 
 # -- reserved memory ----------------------------------------------------------------------------
@@ -262,7 +304,8 @@ class MemoryReservation:
     def __init__(
         self, device: str, size_bytes: int, text: str, release: Callable[[], None]
     ) -> None:
-        self.device, self._text = device, text
+        self.device = device
+        self._text = text
         self.size_bytes = size_bytes
         """Reserved bytes; 0 if a limit was set instead."""
         self.free = weakref.finalize(self, release)
@@ -270,7 +313,8 @@ class MemoryReservation:
         self.free.atexit = False
 
     def __repr__(self) -> str:
-        return f"<{self.device}: {self._text if self.free.alive else 'freed'}>"
+        state = self._text if self.free.alive else "freed"
+        return f"<{self.device}: {state}>"
 
     def __enter__(self) -> MemoryReservation:
         return self
@@ -331,47 +375,60 @@ def leave_free(size: int | str, device: object = "cuda") -> MemoryReservation:
             name, 0, f"limited to {left} more until free()", _limit_host(leave_bytes)
         )
     torch = _torch_with(name)
-    torch.empty(0, device=name)  # create the context before reading the free memory
-    cuda, index = torch.cuda, int(name[5:])
-    with cuda.device(name):
-        cuda.synchronize()
-        cuda.empty_cache()
-    allowed = limit_bytes(cuda, index) - cuda.memory_reserved(index)
-    free = min(int(cuda.mem_get_info(name)[0]), max(0, allowed))
+    free = _free_for_torch(torch, name)
     if free < leave_bytes:
         raise DeviceError(f"{name} has only {format_bytes(free)} free: {left} cannot stay free")
-    rest = (free - leave_bytes) // _BLOCK_BYTES * _BLOCK_BYTES
-    for size in range(rest, max(-1, rest - _MOST_TABLES_BYTES), -_BLOCK_BYTES):
+    largest = (free - leave_bytes) // _BLOCK_BYTES * _BLOCK_BYTES
+    for size in range(largest, max(-1, largest - _MOST_TABLES_BYTES), -_BLOCK_BYTES):
         reserved = None  # frees the last one
         with contextlib.suppress(DeviceError, RuntimeError):  # torch's OutOfMemoryError is one
             text = f"{format_bytes(size)} reserved until free(), so that {left} stay free"
             reserved = _tensor(torch, name, size, text)
             torch.empty(leave_bytes, dtype=torch.uint8, device=name)
-            cuda.empty_cache()
+            torch.cuda.empty_cache()
             return reserved
     raise DeviceError(f"{name} has less free than it reports: {left} cannot stay free")
 
 
+def _free_for_torch(torch: Any, name: str) -> int:
+    """Return the bytes of a device that torch's allocator can still get, once its cache is
+    empty.
+    """
+    torch.empty(0, device=name)  # create the context before reading the free memory
+    cuda, index = torch.cuda, _index_of(name)
+    with cuda.device(name):
+        cuda.synchronize()
+        cuda.empty_cache()
+    allowed: int = limit_bytes(cuda, index) - cuda.memory_reserved(index)
+    free, _ = cuda.mem_get_info(name)
+    return min(int(free), max(0, allowed))
+
+
 def _torch_with(name: str) -> Any:
-    number = cuda.device_count() if (cuda := torch_cuda()) else 0
-    if int(name[5:]) >= number:
-        sees = f"torch sees {number or 'no'} CUDA device{'s' * (number > 1)}"
-        raise DeviceError(
-            f"there is no {name} here: {sees if loaded_torch() else 'torch cannot be imported'}"
-        )
-    return importlib.import_module("torch")
+    """Return torch; DeviceError if it has no such device."""
+    cuda = torch_cuda()
+    number = 0 if cuda is None else cuda.device_count()
+    if _index_of(name) < number:
+        return importlib.import_module("torch")
+    if not loaded_torch():
+        reason = "torch cannot be imported"
+    elif number > 1:
+        reason = f"torch sees {number} CUDA devices"
+    else:
+        reason = f"torch sees {number or 'no'} CUDA device"
+    raise DeviceError(f"there is no {name} here: {reason}")
 
 
 def _tensor(torch: Any, name: str, size_bytes: int, text: str) -> MemoryReservation:
-    tensors, why = [], ""
+    """Reserve memory of a device by a tensor."""
+    tensors, reason = [], ""
     try:
         tensors.append(torch.empty(size_bytes, dtype=torch.uint8, device=name))
     except RuntimeError as error:  # torch's OutOfMemoryError is one
-        why = describe_error(error)
-    if (
-        not tensors
-    ):  # raised here, without torch's error as context, which would look like the user's
-        raise DeviceError(f"{name} cannot reserve {format_bytes(size_bytes)} ({why})")
+        reason = describe_error(error)
+    if not tensors:
+        # Here, without torch's error as context, which would look like the user's.
+        raise DeviceError(f"{name} cannot reserve {format_bytes(size_bytes)} ({reason})")
 
     def drop() -> None:
         tensors.clear()
@@ -432,7 +489,9 @@ def torch_cuda() -> Any:
     torch: Any = None
     with contextlib.suppress(ImportError):
         torch = importlib.import_module("torch")
-    return torch.cuda if torch is not None and torch.cuda.is_available() else None
+    if torch is None or not torch.cuda.is_available():
+        return None
+    return torch.cuda
 
 
 def _set_fraction(cuda: Any, index: int, fraction: float) -> None:

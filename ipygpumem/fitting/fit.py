@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import inspect
 import math
 import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from ipygpumem import interrupts
-from ipygpumem.errors import AutofitError, quoted
-from ipygpumem.estimating.records import DOES_NOT_FIT, FITS, PERHAPS, Estimate
+from ipygpumem.errors import AutofitError
+from ipygpumem.estimating.records import (
+    DOES_NOT_FIT,
+    FITS,
+    PERHAPS,
+    DeviceEstimate,
+    Estimate,
+)
 from ipygpumem.fitting import budgets
 from ipygpumem.fitting.plan import Number, Plan
 from ipygpumem.heap.garbage import Garbage, GcMark
-from ipygpumem.introspect import is_exactly, text_of, type_name
+from ipygpumem.introspect import is_exactly
 from ipygpumem.meter.meter import Meter, Span
 from ipygpumem.probes import own_limits
 from ipygpumem.probes.accelerators import TORCH_DEVICES, current_device
@@ -149,37 +152,58 @@ class Fit:
         self._threads.discard(self._thread)
         span, self._span = self._span, None
         usages = () if span is None else span.stop()
-        note = functools.partial(
-            Try, dict(self.plan.values), duration_seconds=seconds, usages=usages
-        )
-        if error is None and is_exactly(result, Estimate):
-            self._end_estimate(result, note)  # type: ignore[arg-type]  # an Estimate
-            return False
-        if error is None:
-            # The final run of values that fitted may use some of the headroom: that is its purpose.
-            crowded = None if self.plan.repeats else crowded_device(usages, self.plan.headroom)
-            self.tries.append(note(FITS if crowded is None else CROWDED, device=crowded))
-            self.more = self.plan.note(fits=crowded is None)
-            return False
+        measured = Try(dict(self.plan.values), FITS, seconds, usages)
+        if error is not None:
+            return self._end_with_error(error, measured)
+        if is_exactly(result, Estimate):
+            self._end_with_estimate(result, measured)  # type: ignore[arg-type]  # an Estimate
+        else:
+            self._end_measured(measured)
+        return False
+
+    def _end_measured(self, measured: Try) -> None:
+        """Record a try without an error: it fits if enough memory stayed free."""
+        crowded = None
+        # The final run of values that fitted may use some of the headroom: that is its purpose.
+        if not self.plan.repeats:
+            crowded = crowded_device(measured.usages, self.plan.headroom)
+        if crowded is None:
+            self.tries.append(measured)
+        else:
+            self.tries.append(replace(measured, outcome=CROWDED, device=crowded))
+        self.more = self.plan.note(fits=crowded is None)
+
+    def _end_with_error(self, error: BaseException, measured: Try) -> bool:
+        """Record a try that failed; return True if memory ran out, so that smaller values may
+        fit.
+        """
         failure = classify(error)
         if failure.kind != "oom" or failure.poisoned:
-            self.tries.append(note(failure.error))
+            self.tries.append(replace(measured, outcome=failure.error))
             self.more = False
             return False
         self._ran_out(error)
         with interrupts.reraise_swallowed():
             release(error)
-        refused = budgets.refusal(failure.message)
-        outcome = OVER if refused is not None and refused.budget is not None else OUT_OF_MEMORY
-        limit = refused.limit_bytes if refused is not None else None
-        device = failed_device(failure, usages)
+        outcome, limit_bytes = OUT_OF_MEMORY, None
+        refusal = budgets.refusal(failure.message)
+        if refusal is not None:
+            limit_bytes = refusal.limit_bytes
+            if refusal.budget is not None:
+                outcome = OVER
         self.tries.append(
-            note(outcome, device=device, requested_bytes=failure.requested_bytes, limit_bytes=limit)
+            replace(
+                measured,
+                outcome=outcome,
+                device=failed_device(failure, measured.usages),
+                requested_bytes=failure.requested_bytes,
+                limit_bytes=limit_bytes,
+            )
         )
         self.more = self.plan.note(fits=False)
         return True
 
-    def _end_estimate(self, estimate: Estimate, note: Callable[..., Try]) -> None:
+    def _end_with_estimate(self, estimate: Estimate, measured: Try) -> None:
         """Record an estimate as the outcome; the values fit only if its verdict is a
         plain "fits".
         """
@@ -190,30 +214,22 @@ class Fit:
         if not self.tries:
             self.plan.expect_estimates()
         outcome = estimate.verdict
-        rooms = [
-            (device.required_bytes, device.room_bytes or math.inf) for device in estimate.devices
-        ]
+        usable_share = 1 - self.plan.headroom
         if outcome == FITS and any(
-            needed > room * (1 - self.plan.headroom) for needed, room in rooms
+            device.required_bytes > _room_bytes(device) * usable_share
+            for device in estimate.devices
         ):
             outcome = CROWDED
-        usages = tuple(
-            Usage(
-                item.device,
-                item.before_bytes,
-                item.after_bytes,
-                item.peak_bytes,
-                item.room_bytes,
-                "allocator",
-            )
-            for item in estimate.devices
-        )
-        largest = max(
-            estimate.devices, key=lambda item: item.required_bytes - (item.room_bytes or math.inf)
+        fullest = max(
+            estimate.devices, key=lambda device: device.required_bytes - _room_bytes(device)
         )
         self.tries.append(
-            note(
-                outcome, usages=usages, device=largest.device, required_bytes=largest.required_bytes
+            replace(
+                measured,
+                outcome=outcome,
+                usages=tuple(map(_estimated_usage, estimate.devices)),
+                device=fullest.device,
+                required_bytes=fullest.required_bytes,
             )
         )
         self.more = self.plan.note(fits=outcome == FITS)
@@ -223,11 +239,13 @@ class Fit:
         # the first try collects older garbage too
         since = self._mark if len(self.tries) > 1 else None
         left = self._free_since(since)
-        if since is not None and any(
-            left[device] > self._left.get(device, 0) + _TRIFLE for device in left
-        ):
+        if since is not None and self._has_grown(left):
             left = self._free_since(None)  # objects of earlier tries may have become garbage
         self._left = left
+
+    def _has_grown(self, left: Mapping[str, int]) -> bool:
+        """Return True if a try left notably more bytes in use on a device than the one before."""
+        return any(size > self._left.get(device, 0) + _TRIFLE for device, size in left.items())
 
     def _free_since(self, since: GcMark | None) -> dict[str, int]:
         """Collect garbage created since the mark; return the bytes in use on each device."""
@@ -248,6 +266,23 @@ class Fit:
             self._span = None
 
 
+def _room_bytes(device: DeviceEstimate) -> float:
+    """Return the bytes that a device has for the estimated code; infinite if that is unknown."""
+    return device.room_bytes or math.inf
+
+
+def _estimated_usage(device: DeviceEstimate) -> Usage:
+    """Return the memory that an estimate found, in the form of a measured one."""
+    return Usage(
+        device.device,
+        device.before_bytes,
+        device.after_bytes,
+        device.peak_bytes,
+        device.room_bytes,
+        "allocator",
+    )
+
+
 # -- headroom -----------------------------------------------------------------------------------
 
 
@@ -257,13 +292,12 @@ def crowded_device(usages: Sequence[Usage], headroom: float) -> str | None:
     Accelerators are checked if the try used one, else the host. A budget replaces the device's
     size.
     """
-    used = (
-        [usage for usage in usages if usage.peak_delta_bytes > 0 and usage.device not in OUTSIDE]
-        if headroom
-        else []
-    )
+    if not headroom:
+        return None
+    used = [usage for usage in usages if usage.peak_delta_bytes > 0 and usage.device not in OUTSIDE]
+    accelerators = [usage for usage in used if usage.device != "cpu"]
     limits = budgets.limits()
-    for usage in [usage for usage in used if usage.device != "cpu"] or used:
+    for usage in accelerators or used:
         total = limits.get(usage.device, usage.total_bytes)
         if total is None:
             continue
@@ -272,16 +306,23 @@ def crowded_device(usages: Sequence[Usage], headroom: float) -> str | None:
             free = min(total, available_bytes() + usage.after_bytes) - usage.peak_bytes
         else:
             free = total - usage.peak_bytes
-            if (
-                usage.device not in limits
-                and usage.used_bytes is not None
-                and usage.reserved_bytes is not None
-            ):
-                # other processes', and the context's
-                free -= max(0, usage.used_bytes - usage.reserved_bytes)
+            if usage.device not in limits:
+                free -= _bytes_of_others(usage)
         if free < headroom * total:
             return usage.device
     return None
+
+
+def _bytes_of_others(usage: Usage) -> int:
+    """Return the bytes of a device that other processes use, and this one's context; 0 if
+    unknown.
+    """
+    if usage.used_bytes is None or usage.reserved_bytes is None:
+        return 0
+    return max(0, usage.used_bytes - usage.reserved_bytes)
+
+
+# -- errors -------------------------------------------------------------------------------------
 
 
 def failed_device(failure: Failure, usages: Sequence[Usage]) -> str:
@@ -289,169 +330,92 @@ def failed_device(failure: Failure, usages: Sequence[Usage]) -> str:
     used accelerator.
     """
     text = f"{failure.error}: {failure.message}"
-    kind = next((kind for kind, pattern in _KINDS.items() if re.search(pattern, text)), "")
-    numbered = _NUMBERED.search(text)
-    if kind in TORCH_DEVICES and numbered:
-        return f"{kind}:{numbered[1]}"
-    known = [
-        usage
-        for usage in usages
-        if usage.device not in ("cpu", *OUTSIDE) and (kind or usage.peak_bytes)
-    ]
-    known = [usage for usage in known if usage.device.startswith(kind)]
-    if kind in TORCH_DEVICES and not known:
+    kind = _kind_in(text)
+    number = _NUMBERED.search(text)
+    if kind in TORCH_DEVICES and number:
+        return f"{kind}:{number[1]}"
+    accelerators = [usage for usage in usages if usage.device not in ("cpu", *OUTSIDE)]
+    if kind:
+        candidates = [usage for usage in accelerators if usage.device.startswith(kind)]
+    else:
+        candidates = [usage for usage in accelerators if usage.peak_bytes]
+    if candidates:
+        return max(candidates, key=lambda usage: usage.peak_bytes).device
+    if kind in TORCH_DEVICES:
         return current_device(kind)
-    return max(known, key=lambda usage: usage.peak_bytes).device if known else "cpu"
+    return "cpu"
+
+
+def _kind_in(text: str) -> str:
+    """Return the kind of device that an error's text means; empty if it means none."""
+    for kind, pattern in _KINDS.items():
+        if re.search(pattern, text):
+            return kind
+    return ""
 
 
 def _nothing_fits(tries: Sequence[Try], plan: Plan) -> str:
     """Return the error message if not even the smallest values fit."""
     last = tries[-1]
-    text = f"even {shown(last.values)} does not fit" + f" ({last.outcome})" * (
-        last.outcome != DOES_NOT_FIT
-    )
+    text = f"even {shown(last.values)} does not fit"
+    if last.outcome != DOES_NOT_FIT:
+        text += f" ({last.outcome})"
     device = last.device or "cpu"
     usage = usage_on(last.usages, device)
-    needed, at_least = last.required_bytes, ""
-    if needed is None and (last.outcome == CROWDED or last.requested_bytes is not None):
-        needed = (usage.peak_bytes if usage is not None else 0) + (last.requested_bytes or 0)
-        at_least = "" if last.outcome == CROWDED else "at least "
-    if needed:
-        text += (
-            f": it needs {at_least}{format_bytes(needed)} of {'RAM' if device == 'cpu' else device}"
-        )
+    needed_bytes = _needed_bytes(last, usage)
+    if needed_bytes:
+        text += f": it needs {_need(last, needed_bytes, device, plan)}"
     elif device != "cpu":
         text += f" on {device}"
-    if needed and last.outcome == CROWDED:
-        text += f" plus the {plan.headroom * 100:g}% that must stay free"
-    limit = last.limit_bytes or budgets.limits().get(device)
-    own = own_limits.nearest() if device == "cpu" else None
-    if limit is not None:
-        text += f", but only {format_bytes(limit)} is allowed"
-    elif own is not None and own.available_bytes <= available_bytes():
-        what = f"{format_bytes(own.limit_bytes)} of {own_limits.WHAT[own.name]}"
-        text += f", and {own.name} allows this process {what}"
-    elif needed and usage is not None and usage.total_bytes and needed > usage.total_bytes:
-        text += f", which has {format_bytes(usage.total_bytes)}"
+    text += _limit_in_words(last, device, needed_bytes, usage)
     if plan.exhausted:
-        after = f"the {len(tries) - 1} tries after the first" if len(tries) > 2 else "all tries"
-        return f"{text}; {after} are used: allow more tries, or start lower"
+        used = f"the {len(tries) - 1} tries after the first" if len(tries) > 2 else "all tries"
+        text += f"; {used} are used: allow more tries, or start lower"
     return text
+
+
+def _needed_bytes(last: Try, usage: Usage | None) -> int | None:
+    """Return the memory that a try needed, or at least needed; None if it is unknown."""
+    if last.required_bytes is not None:
+        return last.required_bytes
+    if last.outcome != CROWDED and last.requested_bytes is None:
+        return None
+    peak_bytes = 0 if usage is None else usage.peak_bytes
+    return peak_bytes + (last.requested_bytes or 0)
+
+
+def _need(last: Try, needed_bytes: int, device: str, plan: Plan) -> str:
+    """Return the memory that a try needed, in words."""
+    place = "RAM" if device == "cpu" else device
+    text = f"{format_bytes(needed_bytes)} of {place}"
+    if last.outcome == CROWDED:
+        return f"{text} plus the {plan.headroom * 100:g}% that must stay free"
+    if last.required_bytes is None:  # it may have needed more after the failed allocation
+        return f"at least {text}"
+    return text
+
+
+def _limit_in_words(last: Try, device: str, needed_bytes: int | None, usage: Usage | None) -> str:
+    """Return the limit on the memory of a device, as the continuation of a sentence; empty if it is
+    unknown.
+    """
+    limit_bytes = last.limit_bytes or budgets.limits().get(device)
+    if limit_bytes is not None:
+        return f", but only {format_bytes(limit_bytes)} is allowed"
+    own_limit = own_limits.nearest() if device == "cpu" else None
+    if own_limit is not None and own_limit.available_bytes <= available_bytes():
+        quantity = f"{format_bytes(own_limit.limit_bytes)} of {own_limits.WHAT[own_limit.name]}"
+        return f", and {own_limit.name} allows this process {quantity}"
+    total_bytes = usage.total_bytes if usage is not None else None
+    if needed_bytes and total_bytes and needed_bytes > total_bytes:
+        return f", which has {format_bytes(total_bytes)}"
+    return ""
 
 
 def shown(values: dict[str, Number]) -> str:
     """Return values as text: ``batch_size=128, seq_len=512``."""
-    return ", ".join(
-        f"{name}={value:g}" if type(value) is float else f"{name}={value}"
-        for name, value in values.items()
-    )
-
-
-# -- functions ----------------------------------------------------------------------------------
-
-
-def run_tries(function: Callable[..., Any], fit: Fit) -> AutofitResult:
-    """Call ``function`` with the values of each try until they fit.
-
-    Raises:
-        AutofitError: no values fit, or the function does not take the variables.
-    """
-    __tracebackhide__ = True
-    _checked_parameters(function, fit.plan.values)
-    try:
-        while True:
-            result = _try(function, fit)
-            if fit.more or fit.plan.best is None:
-                with interrupts.reraise_swallowed():
-                    result = None
-                    fit.free_memory()
-            if not fit.more:
-                break
-    finally:
-        fit.abandon()
-    fit.check()
-    return AutofitResult(dict(fit.plan.values), result, tuple(fit.tries))
-
-
-def _try(function: Callable[..., Any], fit: Fit) -> Any:
-    """Return the function's return value; None after an out-of-memory error."""
-    __tracebackhide__ = True
-    fit.begin()
-    try:
-        result = function(**fit.plan.values)
-    except BaseException as error:
-        if not fit.end(error):
-            raise
-        return None
-    fit.end(None, result)
-    return result
-
-
-_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-def _called(function: Callable[..., Any]) -> str:
-    return text_of(getattr(function, "__qualname__", None)) or type_name(function)
-
-
-def _checked_parameters(
-    function: Callable[..., Any], names: Mapping[str, Any]
-) -> Sequence[inspect.Parameter]:
-    """Return the function's known parameters (``AutofitError`` if it does not take
-    the variables).
-    """
-    __tracebackhide__ = True
-    later = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    if any(asks(function) for asks in later):
-        raise AutofitError(
-            f"{_called(function)} runs nothing when it is called: pass a plain function"
-        )
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # built-in functions need not have one
-        return ()
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    missing = [] if takes_all else [name for name in names if name not in parameters]
-    if missing:
-        raise AutofitError(f"{_called(function)} takes no argument {quoted(missing[0])}")
-    return tuple(parameters.values())
-
-
-def decorated(
-    function: Callable[..., Any], start: Mapping[str, Any], run: Callable[..., AutofitResult]
-) -> Callable[..., Any]:
-    """Return ``function`` wrapped: each call searches for fitting values; ``fitted`` is the last
-    result.
-
-    A call omits the variables, wherever they are among the function's parameters. To start from
-    another value, pass a variable by name.
-    """
-
-    @functools.wraps(function)
-    def call(*args: Any, **options: Any) -> Any:
-        __tracebackhide__ = True
-        own = {name: options.pop(name, value) for name, value in start.items()}
-        parameters = _checked_parameters(function, own)
-        free = [item for item in parameters if item.kind in _BY_POSITION and item.name not in own]
-        is_open = not parameters or any(item.kind is item.VAR_POSITIONAL for item in parameters)
-        if len(args) > len(free) and not is_open:
-            name = next(iter(own))
-            words = f"leave it out, or write {name}=NUMBER to start from that"
-            raise AutofitError(f"{_called(function)}: autofit gives {name}: {words}")
-
-        def tried(**values: Any) -> Any:
-            __tracebackhide__ = True
-            positional = list(args)
-            for place, item in enumerate(parameters):
-                is_before = place < len(positional) or item.kind is item.POSITIONAL_ONLY
-                if item.name in values and item.kind in _BY_POSITION and is_before:
-                    positional.insert(place, values.pop(item.name))
-            return function(*positional, **values, **options)
-
-        fitted = run(tried, own)
-        # The return value may be large: only the caller keeps it.
-        call.fitted = dataclasses.replace(fitted, result=None)  # type: ignore[attr-defined]  # any attribute will do
-        return fitted.result
-
-    call.fitted = None  # type: ignore[attr-defined]  # as above
-    return call
+    texts = list[str]()
+    for name, value in values.items():
+        number = f"{value:g}" if type(value) is float else str(value)
+        texts.append(f"{name}={number}")
+    return ", ".join(texts)

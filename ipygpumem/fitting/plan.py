@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ _FINE = 1.01
 """Ratio of the smallest failing float to the largest fitting one at which a search ends."""
 
 _MOST_ESTIMATES = 100
+_HEADROOM_OF_SEARCH = 0.05
+"""Default share of the memory that must stay free, since a search ends close to the limit."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,9 @@ class _Variable:
         """True if it stays whole: ints, and floats such as 1e3, but not 1.0, which is probably a
         share.
         """
-        return isinstance(self.start, int) or (
-            self.start > 1 and self.start.is_integer() and self.smallest >= 1
-        )
+        if isinstance(self.start, int):
+            return True
+        return self.start > 1 and self.start.is_integer() and self.smallest >= 1
 
     def below(self, value: Number, factor: float) -> Number | None:
         """Return ``value`` times ``factor``, at least the minimum; None if it is the minimum
@@ -57,11 +60,10 @@ class _Variable:
         """
         if value <= self.smallest:
             return None
-        if self.is_whole:
-            return type(self.start)(
-                max(math.ceil(self.smallest), min(math.floor(value * factor), int(value) - 1))
-            )
-        return max(self.smallest, value * factor)
+        if not self.is_whole:
+            return max(self.smallest, value * factor)
+        reduced = min(math.floor(value * factor), int(value) - 1)
+        return type(self.start)(max(math.ceil(self.smallest), reduced))
 
     def between(self, low: Number, high: Number) -> Number | None:
         """Return the value in the middle, or None if it is not worth trying."""
@@ -73,7 +75,8 @@ class _Variable:
 
 def check_number(what: str, value: object) -> None:
     """Raise ``AutofitError`` unless ``value`` is a finite number below 2**63."""
-    if not (type(value) in (int, float) and abs(value) < _LARGEST):  # type: ignore[arg-type]  # NaN is not less
+    is_number = type(value) in (int, float)
+    if not is_number or not abs(value) < _LARGEST:  # type: ignore[arg-type]  # NaN is not less
         raise AutofitError(f"{what} is {quoted(value)}: autofit reduces finite numbers below 2**63")
 
 
@@ -83,22 +86,31 @@ def _variables(start: Mapping[str, Any], smallest: Any) -> list[_Variable]:
     """
     if not start:
         raise AutofitError("autofit needs a variable to reduce, such as batch_size=1024")
-    minima = dict(smallest) if isinstance(smallest, Mapping) else dict.fromkeys(start, smallest)
-    for name, least in minima.items():
+    minima = dict.fromkeys(start, smallest)
+    if isinstance(smallest, Mapping):
+        minima = dict(smallest)
+    for name, minimum in minima.items():
         if name not in start:
             raise AutofitError(
                 f"the minimum of {name}: there is no variable of that name to reduce"
             )
-        if least is not None:
-            check_number(f"the minimum of {name}", least)
-    made = []
+        if minimum is not None:
+            check_number(f"the minimum of {name}", minimum)
+    variables = list[_Variable]()
     for name, value in start.items():
         check_number(name, value)
-        least = minima.get(name)
-        if least is None:
-            least = 1 if type(value) is int or (value > 1 and value == int(value)) else 0.0
-        made.append(_Variable(name, value, least))
-    return made
+        minimum = minima.get(name)
+        if minimum is None:
+            minimum = _default_minimum(value)
+        variables.append(_Variable(name, value, minimum))
+    return variables
+
+
+def _default_minimum(start: Number) -> Number:
+    """Return 1 for a whole number, 0 for a share."""
+    if type(start) is int or (start > 1 and start == int(start)):
+        return 1
+    return 0.0
 
 
 def _factor(step: object) -> float:
@@ -107,10 +119,10 @@ def _factor(step: object) -> float:
     """
     if step is None or (type(step) is str and step in ("halve", "search")):
         return 0.5
-    try:
-        factor = float(step) if type(step) in (str, float) else 0.0  # type: ignore[arg-type]  # one of the two
-    except ValueError:
-        factor = 0.0
+    factor = 0.0
+    if type(step) is str or type(step) is float:
+        with contextlib.suppress(ValueError):
+            factor = float(step)
     if not 0 < factor < 1:
         raise AutofitError(
             f"step is {quoted(step)}: write halve, search, or a factor below 1 such as 0.9"
@@ -121,13 +133,26 @@ def _factor(step: object) -> float:
 def _share(headroom: object) -> float:
     """Parse a share such as ``5%`` or ``0.05``."""
     text = headroom[:40] if type(headroom) is str else quoted(headroom)
+    share = 1.0
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
-    share = float(match[1]) / (100 if match[2] else 1) if match else 1.0
+    if match is not None:
+        share = float(match[1])
+        if match[2]:
+            share /= 100
     if share >= 1:
         raise AutofitError(
             f"headroom={text!r}: write a share of the device's memory, such as 5% or 0.05"
         )
     return share
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The options that the user has given, and that no default replaces."""
+
+    step: bool
+    headroom: bool
+    max_tries: bool
 
 
 class Plan:
@@ -158,9 +183,11 @@ class Plan:
             self._left = 10 if max_tries is None else whole(max_tries, least=0)
         except UnitError as error:
             raise AutofitError(f"max_tries (--max-tries): {error}") from None
-        self.headroom = (0.05 if self._searches else 0.0) if headroom is None else _share(headroom)
+        self.headroom = _HEADROOM_OF_SEARCH if self._searches else 0.0
         """Share of each device's memory that must stay free at the peak."""
-        self._defaults = step is None, headroom is None, max_tries is None
+        if headroom is not None:
+            self.headroom = _share(headroom)
+        self._given = _Given(step is not None, headroom is not None, max_tries is not None)
         self._turn = 0
         self._failures: list[Values] = []
         self.best: Values | None = None
@@ -173,43 +200,49 @@ class Plan:
 
     def expect_estimates(self) -> None:
         """Default to a complete search without headroom, since estimates are cheap."""
-        no_step, no_headroom, no_limit = self._defaults
-        self._searches |= no_step
-        self.headroom *= not no_headroom
-        self._left = _MOST_ESTIMATES if no_limit else self._left
+        if not self._given.step:
+            self._searches = True
+        if not self._given.headroom:
+            self.headroom = 0.0
+        if not self._given.max_tries:
+            self._left = _MOST_ESTIMATES
 
     @property
     def failed(self) -> Number | None:
         """The smallest value that did not fit; None if all fit, or with several variables."""
-        of = self._variables
-        return (
-            min((values[of[0].name] for values in self._failures), default=None)
-            if len(of) == 1
-            else None
-        )
+        if len(self._variables) != 1:
+            return None
+        (variable,) = self._variables
+        return min((values[variable.name] for values in self._failures), default=None)
 
     def note(self, *, fits: bool) -> bool:
         """Record the outcome of ``values`` and choose the next ones; return True if
         there are any.
         """
-        if fits:
-            self.best = dict(self.values)
-            following = self._above() if self._searches else None
-        else:
-            self._failures.append(dict(self.values))
-            if self.best == self.values:
-                self.best = None  # it fitted earlier, but no longer does
-            following = self._below() if self.best is None else self._above()
+        following = self._values_after(fits=fits)
         if following is not None and self._left <= 0:
             self.exhausted = True
             following = None
         self._left -= 1
-        self.repeats = following is None and self.best is not None and self.best != self.values
-        if self.repeats and self.best is not None:
+        self.repeats = False
+        if following is None and self.best is not None and self.best != self.values:
+            self.repeats = True
             following = dict(self.best)  # leave the notebook in the state after a run with them
             self._searches = False
-        self.values = following or self.values
-        return following is not None
+        if following is None:
+            return False
+        self.values = following
+        return True
+
+    def _values_after(self, *, fits: bool) -> Values | None:
+        """Return the values to try if there were no limit on the tries, or None."""
+        if fits:
+            self.best = dict(self.values)
+            return self._above() if self._searches else None
+        self._failures.append(dict(self.values))
+        if self.best == self.values:
+            self.best = None  # it fitted earlier, but no longer does
+        return self._below() if self.best is None else self._above()
 
     def _below(self) -> Values | None:
         """Return the values with the next reducible variable reduced, or None."""
@@ -235,9 +268,10 @@ class Plan:
         """Return the smallest failed value among tries whose other variables were at most ``fits``,
         or the start.
         """
+        ceiling = variable.start + 1 if variable.is_whole else variable.start
         names = [other.name for other in self._variables if other is not variable]
-        failed = [
-            values for values in self._failures if all(values[name] <= fits[name] for name in names)
-        ]
-        beyond = variable.start + 1 if variable.is_whole else variable.start
-        return min((values[variable.name] for values in failed), default=beyond)
+        failed = list[Number]()
+        for values in self._failures:
+            if all(values[name] <= fits[name] for name in names):
+                failed.append(values[variable.name])
+        return min(failed, default=ceiling)
