@@ -26,10 +26,10 @@ from torch.utils._mode_utils import no_dispatch
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.devices import Devices
-from ipygpumem.estimating.patches import COMPILED, MOST_VALUES, NO_PROCESSES, fake_parameter
-from ipygpumem.estimating.records import Note
+from ipygpumem.estimating.patches import MOST_VALUES, NO_PROCESSES, fake_parameter
 from ipygpumem.estimating.rollback import Rollback
 from ipygpumem.estimating.storages import GRADIENTS, PARAMETERS, StorageLog
+from ipygpumem.estimating.unfollowed import Unfollowed, is_script, runs_eagerly
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,
@@ -63,9 +63,10 @@ class FakeCopies:
     """Makes one fake copy of each object."""
 
     def __init__(
-        self, log: StorageLog, devices: Devices, fakes: FakeTensorMode, note: Note
+        self, log: StorageLog, devices: Devices, fakes: FakeTensorMode, unfollowed: Unfollowed
     ) -> None:
-        self._log, self._devices, self._fakes, self._note = log, devices, fakes, note
+        self._log, self._devices, self._fakes = log, devices, fakes
+        self._unfollowed = unfollowed
         self.restorer: Rollback | None = None
         """Saves the state of shared objects before code can change them."""
         self.lock = threading.RLock()
@@ -293,13 +294,15 @@ class FakeCopies:
         )
 
     def _instance(self, value: Any) -> Any:
+        if is_script(value):
+            self._unfollowed.scripted()
         if not _can_be_copied(type(value), module_of(value)):
             return self._keep(value, self.share(value))
         if type_name(value) == "OptimizedModule" and "_orig_mod" in (
             instance_dict(value) or {}
         ).get("_modules", {}):
             if type_name((instance_dict(value) or {}).get("dynamo_ctx")) != "DisableContext":
-                self._note(COMPILED)
+                self._unfollowed.compiled(is_eager=runs_eagerly(value))
             return self._keep(value, self.of(instance_dict(value)["_modules"]["_orig_mod"]))  # type: ignore[index]
         try:
             copy = object.__new__(type(value))
@@ -316,7 +319,8 @@ class FakeCopies:
             is_instance(value, torch.nn.Module)
             and vars(copy).get("_compiled_call_impl") is not None
         ):
-            self._note(COMPILED)
+            compiled = instance_dict(value)["_compiled_call_impl"]  # type: ignore[index]
+            self._unfollowed.compiled(is_eager=runs_eagerly(compiled))
             vars(copy)["_compiled_call_impl"] = None
         return copy
 
@@ -338,7 +342,7 @@ class FakeCopies:
             if not value.__dict__.get(
                 "_torchdynamo_disable"
             ):  # else it is wrapped to stay uncompiled
-                self._note(COMPILED)
+                self._unfollowed.compiled(is_eager=runs_eagerly(value))
             return self._keep(value, self.of(compiled))
         self.share(value)
         in_notebook = id(value.__globals__) in self._namespaces

@@ -32,6 +32,7 @@ from ipygpumem.estimating.autocast import Autocast
 from ipygpumem.estimating.card_functions import CardFunctions
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.records import Note
+from ipygpumem.estimating.unfollowed import Unfollowed, is_eager
 from ipygpumem.introspect import is_users
 
 
@@ -57,8 +58,6 @@ def choose_loop(optimizer: Any, devices: Devices) -> None:
         ):
             group["foreach"] = True
 
-
-COMPILED = "torch.compile: the figures are those of eager code"
 
 MOST_VALUES = 1 << 16
 """Maximum number of elements of a tensor that keeps its values: one made from numbers, or of
@@ -134,13 +133,14 @@ class Patches:
     def __init__(
         self,
         note: Note,
+        unfollowed: Unfollowed,
         devices: Devices,
         autocast: Autocast,
         card: CardFunctions,
         functions: AbstractContextManager[Any],
         threads_modes: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        self._note = note
+        self._unfollowed = unfollowed
         self._devices = devices
         self._autocast = autocast
         self._card = card
@@ -212,11 +212,15 @@ class Patches:
             Wrapper(threading.Thread, "start", self._start, "modes belong to a thread"),
             Wrapper(torch, "compile", self._compile, "fake tensors are not compiled"),
             Wrapper(torch.nn.Module, "compile", self._compile_module, "as torch.compile"),
+            Wrapper(torch.jit, "script", self._unfollowed.scripts, "it fuses operations"),
+            Wrapper(torch.jit, "trace", self._unfollowed.scripts, "as torch.jit.script"),
+            Wrapper(torch.jit, "load", self._unfollowed.scripts, "as torch.jit.script"),
             Wrapper(scaler, "_maybe_opt_step", _always_step, "an overflow is a value"),
             Wrapper(
                 torch.autograd, "_engine_run_backward", self._run_backward, "backward leaves modes"
             ),
             Wrapper(context, "__torch_function__", self._in_context, "called after our mode"),
+            *(Wrapper(*item, "its memory is not known") for item in self._unfollowed.transforms()),
         ]
 
     def _of_card(self) -> list[Patch | Wrapper]:
@@ -270,15 +274,15 @@ class Patches:
             thread.run = run_in_modes
         original(thread)
 
-    def _compile(self, _: Any, model: Any = None, **__: Any) -> Any:
+    def _compile(self, _: Any, model: Any = None, **options: Any) -> Any:
         """Return a model, or a decorator's function, without compiling it."""
-        self._note(COMPILED)
+        self._unfollowed.compiled(is_eager=is_eager(options))
         if model is None:
             return lambda function: function
         return model
 
-    def _compile_module(self, *_: Any, **__: Any) -> None:
-        self._note(COMPILED)
+    def _compile_module(self, *_: Any, **options: Any) -> None:
+        self._unfollowed.compiled(is_eager=is_eager(options))
 
     def _run_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a backward pass in the mode, which ``Tensor.backward`` has left.

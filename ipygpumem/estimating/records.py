@@ -15,6 +15,7 @@ Note = Callable[[str], None]
 FITS, PERHAPS, DOES_NOT_FIT = "fits", "fits perhaps", "does not fit"
 VERDICTS = ("", FITS, PERHAPS, DOES_NOT_FIT)
 """From best to worst; empty if the memory of the device is not known."""
+FRAGMENTATION = "fragmentation"
 _FITS = {FITS: True, DOES_NOT_FIT: False}
 _SMALL_SHARE = 20
 """A margin below this fraction of the reserved memory is small: fragmentation could use it up."""
@@ -53,6 +54,8 @@ class DeviceEstimate(Record):
     """
     unknown_operators: tuple[str, ...] = ()
     """Operators whose kernels allocate memory that cannot be derived from shapes."""
+    unfollowed: tuple[str, ...] = ()
+    """Kinds of code whose memory is not followed exactly, such as ``torch.compile``."""
 
     @property
     def kept_bytes(self) -> int:
@@ -71,7 +74,13 @@ class DeviceEstimate(Record):
             return ""
         if self.required_bytes > self.room_bytes:
             return DOES_NOT_FIT
-        return PERHAPS if self.gaps_decide or self.unknown_operators else FITS
+        return PERHAPS if self.doubts else FITS
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """All reasons why it fits only perhaps, if ``required_bytes`` are available."""
+        reasons = (*self.unknown_operators, *self.unfollowed)
+        return (*reasons, FRAGMENTATION) if self.gaps_decide else reasons
 
     @property
     def gaps_decide(self) -> bool:

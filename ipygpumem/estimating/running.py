@@ -40,6 +40,7 @@ from ipygpumem.estimating.rollback import Rollback, imports_undone
 from ipygpumem.estimating.room import advice, with_room
 from ipygpumem.estimating.storages import WORKSPACES, StorageLife, StorageLog, tensors_in
 from ipygpumem.estimating.torch_functions import TorchFunctions
+from ipygpumem.estimating.unfollowed import Unfollowed
 from ipygpumem.estimating.workspaces import Workspaces
 from ipygpumem.introspect import is_exactly, is_instance, type_name
 from ipygpumem.meter.own_growth import growth_for
@@ -82,8 +83,9 @@ class Estimation:
         self._limits = Limits(timeout_seconds)
         self.log = StorageLog()
         self._notes: dict[str, None] = {}
+        self._unfollowed = Unfollowed(self._note)
         self._fakes = _fake_mode(self._devices)
-        self.copies = FakeCopies(self.log, self._devices, self._fakes, self._note)
+        self.copies = FakeCopies(self.log, self._devices, self._fakes, self._unfollowed)
         self._accelerators = Accelerators(self.log, self._devices, room_bytes, self._note)
         self._workspaces = Workspaces(
             self.log, self._devices, self._accelerators.known_properties, self._note
@@ -100,7 +102,13 @@ class Estimation:
         card = CardFunctions(self._devices, autocast)
         self._functions = TorchFunctions(self._devices, card)
         self._patches = Patches(
-            self._note, self._devices, autocast, card, self._functions, self._modes
+            self._note,
+            self._unfollowed,
+            self._devices,
+            autocast,
+            card,
+            self._functions,
+            self._modes,
         )
 
     def _note(self, text: str) -> None:
@@ -188,7 +196,12 @@ class Estimation:
         self.run(code)
         self._note_assumptions()
         places = dict.fromkeys(life.device for life in self.log.lives)
-        figures = [self._figures_of(place) for place in places]
+        # Code on a card also makes tensors on the host, whose memory its compiler hardly changes.
+        doubted = [place for place in places if place != "cpu"] or [*places]
+        figures = [
+            self._figures_of(place, self._unfollowed.kinds if place in doubted else ())
+            for place in places
+        ]
         settings = unfollowed_settings()
         if settings and any(device.device.startswith("cuda") for device, _ in figures):
             self._note(
@@ -211,8 +224,8 @@ class Estimation:
             )
             self._workspaces.unknown.setdefault("_cudnn_rnn")
 
-    def _figures_of(self, place: str) -> tuple[DeviceEstimate, int]:
-        """Return the figures of one device of the log."""
+    def _figures_of(self, place: str, unfollowed: tuple[str, ...]) -> tuple[DeviceEstimate, int]:
+        """Return the figures of one device of the log, and the bytes that it holds already."""
         device, there_bytes = read(self.log, place, self._devices.named or place)
         if not there_bytes:  # no segments: count the originals and the existing workspaces
             there_bytes = self.copies.originals_bytes.get(device.device, 0)
@@ -221,7 +234,7 @@ class Estimation:
                     there_bytes += life.size_bytes
         if device.device.startswith("cuda"):
             device = replace(device, unknown_operators=tuple(self._workspaces.unknown))
-        return device, there_bytes
+        return replace(device, unfollowed=unfollowed), there_bytes
 
     def carry_out(self, work: Callable[[], Result]) -> Result:
         """Run ``work``, roll its changes back, and return its result."""

@@ -44,7 +44,7 @@ def _verdict(device: DeviceEstimate, is_bound: bool) -> str:
         return text
     verdict = device.verdict
     if verdict == PERHAPS:
-        verdict += f" ({', '.join(map(clean, device.unknown_operators))})"
+        verdict += f" ({', '.join(map(clean, device.doubts))})"
     needed, room = format_bytes(device.required_bytes), format_bytes(device.room_bytes)
     return f"{text}, {verdict}: needs {needed} of {room}"
 

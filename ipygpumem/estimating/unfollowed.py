@@ -1,0 +1,121 @@
+"""Notes code whose memory an estimate does not follow exactly, such as compiled code.
+
+Such an estimate fits perhaps, never for certain.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from ipygpumem.estimating import user_line
+from ipygpumem.estimating.effects import closure_of
+from ipygpumem.estimating.records import Note
+from ipygpumem.introspect import instance_dict, is_exactly, is_instance
+
+COMPILER = "torch.compile"
+_SCRIPTS = "torch.jit"
+_COMPILED = f"{COMPILER}: the figures are those of eager code"
+_TRANSFORMS = (
+    ("torch._functorch.vmap", "_vmap_increment_nesting", "torch.vmap"),
+    ("torch._C", "_vmapmode_increment_nesting", "torch.vmap"),
+    ("torch._functorch.eager_transforms", "_func_increment_nesting", "torch.func.functionalize"),
+    ("torch._functorch.eager_transforms", "_jvp_increment_nesting", "forward-mode gradients"),
+    (forward_ad.__name__, "enter_dual_level", "forward-mode gradients"),
+)
+"""Functions that torch calls when a transform of functions begins, by module; and its name.
+
+``torch.func.grad`` is not among them: on simulated cards its estimates are exact.
+"""
+_DISABLED = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
+_KEEPS_ALL = "eager"
+"""Backend of torch.compile that runs the operations of the code one by one."""
+
+
+class Unfollowed:
+    """The kinds of code that ran and that an estimate does not follow exactly."""
+
+    def __init__(self, note: Note) -> None:
+        self._note = note
+        self._kinds: dict[str, None] = {}
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds in the order of their first run, such as ``torch.compile``."""
+        return tuple(self._kinds)
+
+    def compiled(self, *, is_eager: bool) -> None:
+        """Note compiled code; ``is_eager``: it runs the operations of eager code."""
+        self._note(_COMPILED)
+        if not is_eager:
+            self._kinds[COMPILER] = None
+
+    def scripted(self) -> None:
+        """Note a function or module of ``torch.jit``, which fuses operations on a card."""
+        self._kinds[_SCRIPTS] = None
+        self._note(f"{_SCRIPTS}: the figures are those of code whose operations are not fused")
+
+    def scripts(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function that makes code of ``torch.jit``."""
+        self.scripted()
+        return original(*args, **kwargs)
+
+    def transforms(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+        """Yield owner and name of functions to wrap, and the functions that wrap them."""
+        for module, name, kind in _TRANSFORMS:
+            yield sys.modules.get(module), name, self._noting(kind)
+
+    def _noting(self, kind: str) -> Callable[..., Any]:
+        def begins(original: Any, *args: Any, **kwargs: Any) -> Any:
+            self._kinds[kind] = None
+            self._note(f"{user_line()}: {kind} may copy arguments, which is not counted")
+            return original(*args, **kwargs)
+
+        return begins
+
+
+def is_script(value: Any) -> bool:
+    """Return True for a function or module of ``torch.jit``."""
+    return is_instance(value, torch.jit.ScriptModule) or is_exactly(value, torch.jit.ScriptFunction)
+
+
+def is_eager(options: Any) -> bool:
+    """Return True if the options of a call of ``torch.compile`` leave the code eager."""
+    backend = options.get("backend")
+    return bool(options.get("disable")) or backend == _KEEPS_ALL or _is_disabled()
+
+
+def runs_eagerly(compiled: Any) -> bool:
+    """Return True if compiled code runs the operations of eager code.
+
+    Args:
+        compiled: a function or a module that ``torch.compile`` made.
+    """
+    if _is_disabled():
+        return True
+    values = [*(instance_dict(compiled) or {}).values(), *closure_of(compiled).values()]
+    return any(map(_has_eager_backend, values))
+
+
+def _has_eager_backend(value: Any) -> bool:
+    """Return True for a context of torch's compiler with the backend ``eager``."""
+    if type(value).__module__ != "torch._dynamo.eval_frame":
+        return False
+    backend: Any = getattr(value, "callback", None)
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
+    # torch wraps a backend that it knows by name.
+    return getattr(backend, "compiler_name", "") == _KEEPS_ALL
+
+
+def _is_disabled() -> bool:
+    """Return True if the user has switched torch's compiler off."""
+    if any(os.environ.get(name) == "1" for name in _DISABLED):
+        return True
+    config = getattr(sys.modules.get("torch._dynamo"), "config", None)
+    return bool(getattr(config, "disable", False))
