@@ -47,7 +47,7 @@ MOST = {
 }
 """Calls of our functions, and calls that these lead to. A commit that raises a number says why."""
 
-MOST_FILES = {"a trivial cell": 29, "an empty experiment": 60}
+MOST_FILES = {"a trivial cell": 29, "an empty experiment": 62}
 """Files of ours whose code runs, which a reader of such a cell must open. A commit that raises one
 says why.
 """
@@ -176,7 +176,7 @@ def test_no_work_calls_more_functions_than_before() -> None:
     found: dict[str, float] = {"a trivial cell": least_calls_in(shell, "1")}
     found["an empty experiment"] = bare["an empty experiment"] = least_calls_in(shell, EMPTY, 20)
     for name, step in (("a trivial cell", "1"), ("an empty experiment", EMPTY)):
-        assert files_in(shell, step) <= MOST_FILES[name]
+        assert files_in(shell, step) <= MOST_FILES[name], (name, files_in(shell, step))
     for thing, made in {"object": OBJECTS, "name": NAMES}.items():
         shell.run_cell(made)
         for name, step in steps.items():

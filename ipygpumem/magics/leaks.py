@@ -35,16 +35,11 @@ from ipygpumem.report.content import Kept, leaks_report
 from ipygpumem.report.layout import Report
 from ipygpumem.scope.ownable import ownable
 from ipygpumem.shell.app import App
+from ipygpumem.shell.array_holders import MOST_EXPLAINED, Questions
 from ipygpumem.shell.commands.declarations import Options, byte_size, command, option
 from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs
 from ipygpumem.shell.ipython.printed import Printed
-from ipygpumem.shell.survivors import (
-    MOST_EXPLAINED,
-    Questions,
-    WatchedName,
-    held_without_name,
-    size_of,
-)
+from ipygpumem.shell.watched_names import WatchedName, held_without_name
 
 _OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")
 _QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")
@@ -117,7 +112,7 @@ def _look(app: App, smallest: int, progress: Progress) -> _Found:
         objects.leave_out(printed)
         progress(0.7)
         questions = Questions(arrays.to_explain, objects.to_explain)
-        explained = survivors.explained(known, heap, questions=questions)
+        explained = survivors.explained(known, heap, questions)
         user_modules = _users_modules(app.context.namespace)
         rows = [row for _, row in explained]
         rows += arrays.leaked(questions.holders, user_modules)
@@ -139,7 +134,7 @@ def _leaked_names(survivors: Iterable[WatchedName], heap: Heap, smallest: int) -
     """Return the survivors of at least ``smallest`` bytes, without state of training: what the
     user's live optimizer needs is no leak.
     """
-    large = [item for item in survivors if size_of(item.alive()) >= smallest]
+    large = [item for item in survivors if item.size_bytes >= smallest]
     storages = {key for item in large for key in _storages(item)}
     of_training = _of_training(heap, storages)
     return [item for item in large if item.held.name or not of_training.issuperset(_storages(item))]

@@ -34,7 +34,8 @@ from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
     from ipygpumem.inventory.remaining import GrownRow
-    from ipygpumem.shell.survivors import Survivors, WatchedName
+    from ipygpumem.shell.survivors import Survivors
+    from ipygpumem.shell.watched_names import WatchedName
 
 _CLOCK_SECONDS = 0.02
 """Error of the times at which processes start."""
@@ -221,6 +222,8 @@ class ExperimentEnd:
 
     def _watch(self, own_names: list[str]) -> list[WatchedName]:
         """Watch the arrays held by the scope's names and outputs."""
+        from ipygpumem.shell.watched_names import watch_names  # loading must stay fast
+
         namespace = self._context.namespace
         search = ArraySearch(self._scope.baseline.was_there)
         named = list[tuple[str, object]]()
@@ -233,7 +236,7 @@ class ExperimentEnd:
         self._contents.names_by_object = {id(value): name for name, value in named}
         if named:
             self._leave_out_the_notebooks(search, own_names)
-        return self._survivors.watch(named, search)
+        return watch_names(named, search)
 
     def _leave_out_the_notebooks(self, search: ArraySearch, own_names: Iterable[str]) -> None:
         """Ignore the objects of all other names: those bound by ``global`` are no leak."""
@@ -318,7 +321,7 @@ class ExperimentEnd:
 
     def _survivors_of(self, watched: list[WatchedName]) -> tuple[RetainedArray, ...]:
         """Return the rows of the objects that are still alive."""
-        from ipygpumem.shell.survivors import HostGrowth  # loading the extension must stay fast
+        from ipygpumem.shell.survivors import EndedExperiment, HostGrowth  # loading stays fast
 
         namespace, baseline = self._context.namespace, self._scope.baseline
         keepers = self._kept_names()
@@ -328,9 +331,9 @@ class ExperimentEnd:
         growth = self._host_growth()
         growth -= sum(array.size_bytes for array in kept_arrays if array.device == "cpu")
         numbers = [cell.execution_count or 0 for cell in self._progress.cells]
-        return self._survivors.of_experiment(
+        ended = EndedExperiment(
             watched,
-            known=lambda item, array: (
+            is_known=lambda item, array: (
                 array.storage in kept_storages or baseline.was_there(item, array)
             ),
             kept=kept_storages,
@@ -340,10 +343,10 @@ class ExperimentEnd:
                 growth,
                 functools.partial(baseline.contents.unknown, namespace),
                 self._contents.names_by_object,
-                self._progress.remarks,
             ),
             first_cell=min(numbers, default=None),
         )
+        return self._survivors.of_experiment(ended)
 
     def _kept_names(self) -> tuple[str, ...]:
         """Return the names that stay on purpose."""

@@ -23,7 +23,8 @@ from ipygpumem.shell.experiment_options import ExperimentOptions
 from ipygpumem.shell.ipython.caches import Outputs, last_error
 
 if TYPE_CHECKING:
-    from ipygpumem.shell.survivors import Baseline, Survivors
+    from ipygpumem.shell.baselines import Baseline
+    from ipygpumem.shell.survivors import Survivors
 
 
 _FOR_TRACEBACKS = ("stack_data", "pygments.formatters.html", "pygments.formatters.terminal256")

@@ -84,7 +84,7 @@ class Session:
         ]
         source = getattr(info, "raw_cell", None)
         if type(source) is str and ("del" in source or "reset" in source):
-            watch = partial(self._experiments.survivors.watch_before_deletion, source)
+            watch = partial(self._experiments.survivors.deleted.watch, source)
             begins.append((watch, "what stays alive of deleted objects will not be found"))
         context.guard.each("pre_run_cell", *begins)
         # Our own work may have taken long.

@@ -1,0 +1,148 @@
+"""Finds the holders of watched names' arrays, in one search or a few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from ipygpumem.heap.arrays import Array, StorageKey
+from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.roots import Roots
+from ipygpumem.heap.holders.rows import Row
+from ipygpumem.heap.holders.search import explain
+from ipygpumem.records import ReferencePath, RetainedArray
+from ipygpumem.shell.notebook_roots import KEPT
+from ipygpumem.shell.watched_names import WatchedName, size_of
+
+MOST_EXPLAINED = 2000
+"""Maximum number of arrays, largest first, whose holders are searched at once."""
+_MOST_PLACES = 4
+"""Maximum number of places to search for the arrays of one name."""
+
+Explained = tuple[WatchedName, RetainedArray]
+"""A name's arrays in one place, and their row with the holder."""
+
+
+@dataclass
+class Questions:
+    """Further storages and objects whose holders one search finds together with those of the
+    survivors.
+    """
+
+    storages: Sequence[StorageKey] = ()
+    objects: Sequence[object] = ()
+    holders: dict[StorageKey, ReferencePath] = field(default_factory=dict)
+    """The answers; the key of an object is "object" and its identity."""
+
+
+def explained(
+    watched: Sequence[WatchedName],
+    heap: Heap,
+    roots: Roots,
+    *,
+    smallest: int,
+    questions: Questions | None = None,
+) -> list[Explained]:
+    """Return the live arrays of each name, largest first, with the object that holds all of them.
+
+    Arrays of one name in several places make several rows. Those to which only names to keep lead
+    are left out.
+
+    Args:
+        watched: the names.
+        heap: the live objects.
+        roots: the names and objects from which the user can reach objects.
+        smallest: minimum bytes of a row for arrays in a further place.
+        questions: questions that the first search answers, too.
+    """
+    rows = list[Explained]()
+    waiting = list(watched)
+    for number in range(_MOST_PLACES):
+        search = _Search(waiting, heap, roots, questions if number == 0 else None)
+        may_divide = number < _MOST_PLACES - 1
+        waiting = []
+        for item, arrays in search.alive:
+            first, *further = search.parts(item, arrays, smallest) if may_divide else [item]
+            waiting += further
+            row = _row_of(first, search.holder(arrays, is_divided=bool(further)))
+            if row is not None:
+                rows.append((first, row))
+        if not waiting:
+            break
+    return sorted(rows, key=lambda pair: -pair[1].size_bytes)
+
+
+class _Search:
+    """One search for the nearest holder of each name's arrays.
+
+    Attributes:
+        alive: the names with live arrays, and these, the name with most bytes first.
+    """
+
+    def __init__(
+        self,
+        watched: Iterable[WatchedName],
+        heap: Heap,
+        roots: Roots,
+        questions: Questions | None,
+    ) -> None:
+        self.alive = _largest_first(watched)
+        self._rows: dict[StorageKey, Row] = {}
+        for item, arrays in self.alive[:MOST_EXPLAINED]:
+            self._rows[arrays[0].storage] = item.row(arrays)
+        storages = list(self._rows)
+        objects: Sequence[object] = ()
+        if questions is not None:
+            storages += questions.storages
+            objects = questions.objects
+        self._holders = explain(
+            storages, heap, roots, more=objects, rows=self._rows, all_places=True
+        )
+        if questions is not None:
+            questions.holders.update(self._holders)
+
+    def parts(self, item: WatchedName, arrays: Sequence[Array], smallest: int) -> list[WatchedName]:
+        """Return the arrays to which the holder of a name's arrays leads, and the remaining ones.
+
+        They are not divided if a part has less than ``smallest`` bytes.
+        """
+        row = self._rows.get(arrays[0].storage)
+        if row is None or row.is_whole:
+            return [item]
+        parts = list(item.divided(row.held))
+        if min(part.size_bytes for part in parts) < smallest:
+            return [item]
+        return parts
+
+    def holder(self, arrays: Sequence[Array], *, is_divided: bool) -> ReferencePath | None:
+        """Return the holder of a name's arrays; None if it was not searched."""
+        key = arrays[0].storage
+        holder = self._holders.get(key)
+        if holder is not None and not is_divided and not self._rows[key].is_whole:
+            return replace(holder, path=f"{holder.path}, and other places")
+        return holder
+
+
+def _largest_first(watched: Iterable[WatchedName]) -> list[tuple[WatchedName, list[Array]]]:
+    """Return the names with live arrays, and these arrays."""
+    alive = list[tuple[WatchedName, list[Array]]]()
+    for item in watched:
+        arrays = item.alive()
+        if arrays:
+            alive.append((item, arrays))
+    return sorted(alive, key=lambda pair: -size_of(pair[1]))
+
+
+def _row_of(item: WatchedName, holder: ReferencePath | None) -> RetainedArray | None:
+    """Return the row of a name's arrays; None if only a name to keep leads to them."""
+    if holder is not None and holder.path.startswith(KEPT.text):
+        return None
+    if holder is not None and item.is_old_perhaps:
+        holder = perhaps_old(holder)
+    arrays = item.alive()
+    return replace(item.held, size_bytes=size_of(arrays), arrays=len(arrays), holder=holder)
+
+
+def perhaps_old(holder: ReferencePath) -> ReferencePath:
+    """Return the holder of memory that may be older than the experiment: no line to free it."""
+    return ReferencePath(f"{holder.path}, possibly allocated before the experiment", "")

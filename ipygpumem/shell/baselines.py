@@ -1,0 +1,105 @@
+"""Records the names and the memory at the start of an experiment, which cannot be its own."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterable
+from contextvars import copy_context
+from itertools import chain, compress, filterfalse
+
+from ipygpumem.errors import describe_error
+from ipygpumem.heap.arrays import Array, Span
+from ipygpumem.heap.garbage import GcMark
+from ipygpumem.heap.holders.frames import running_locals
+from ipygpumem.heap.objects_since import ObjectsSince
+from ipygpumem.interrupts import is_from_signal
+from ipygpumem.inventory.baseline import BaselineSnapshot
+from ipygpumem.inventory.contents import Contents
+from ipygpumem.reclaim.name_snapshot import NameSnapshot
+from ipygpumem.shell.context import ShellContext
+
+
+class Baseline:
+    """The names and arrays at the start of an experiment.
+
+    Args:
+        context: the shell's.
+        remarks: receives a sentence if something could not be recorded.
+        known: places in memory of arrays that outlived earlier experiments.
+        names: the experiment's names so far.
+    """
+
+    def __init__(
+        self,
+        context: ShellContext,
+        remarks: list[str],
+        known: Iterable[Span],
+        names: tuple[str, ...],
+    ) -> None:
+        self._namespace = context.namespace
+        self._before: BaselineSnapshot | None = None
+        self._has_failed = False
+        if {"torch", "numpy"} & sys.modules.keys():
+            try:
+                self._before = BaselineSnapshot(context.namespace, context.garbage, known)
+            except Exception as error:  # only needed for the report
+                if is_from_signal(error):
+                    raise
+                self._has_failed = True
+                why = f"because the baseline at the start failed: {describe_error(error)}"
+                remarks.append(f"objects still alive will not be listed, {why}")
+        self._names = NameSnapshot(context.namespace, names)
+        self.contents = Contents(context.namespace)
+        self._made, self._garbage = ObjectsSince(), context.garbage
+        self._threads = frozenset(sys._current_frames())
+        self._in_context = frozenset(map(id, copy_context().values()))
+        self._mark = context.garbage.mark()
+        context.garbage.list_from_now(self._made)
+
+    @property
+    def is_complete(self) -> bool:
+        """Return True if it contains all arrays."""
+        return self._before is None or self._before.complete
+
+    def was_there(self, item: object, array: Array) -> bool:
+        """Return True if the memory of ``item``, described by ``array``, may have been allocated at
+        the start.
+        """
+        return self._has_failed or (self._before is not None and self._before.has(item, array))
+
+    def mark_if_nothing_lingers(self) -> GcMark | None:
+        """Return the start mark, or None if objects named at the start may have become garbage."""
+        return None if self._names.some_may_live_on(self._namespace) else self._mark
+
+    def forget(self) -> None:
+        """Drop the recorded arrays."""
+        self._garbage.made[:] = [made for made in self._garbage.made if made is not self._made]
+        if self._before is not None:
+            self._before.close()
+
+    def surely_new(self, names: dict[str, object]) -> set[int]:
+        """Return the identities of the objects that known ones have received since, and of those in
+        new containers.
+        """
+        made = self.objects_since()
+        tracked = gc.get_objects()
+        containers = compress(tracked, map(made.__contains__, map(id, tracked)))
+        in_containers = gc.get_referents(*containers)
+        received = chain.from_iterable(one.items for one in self.contents.received(names, made))
+        return set(map(id, [*in_containers, *received]))
+
+    def objects_since(self) -> set[int]:
+        """Return the identities of the tracked objects made since; none if they cannot be told
+        apart.
+        """
+        return self._made.identities() or set()
+
+    def elsewhere(self) -> list[object]:
+        """Return the text and numbers in local names of new threads, and the new values of context
+        variables.
+
+        The age of the text in older threads is unknown.
+        """
+        values = [value for value in copy_context().values() if id(value) not in self._in_context]
+        return [*filterfalse(gc.is_tracked, running_locals(self._threads)), *values]

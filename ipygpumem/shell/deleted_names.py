@@ -1,0 +1,91 @@
+"""Watches the objects of names that a cell may delete, to answer ``%gpumem why`` of such a name."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import NamedTuple
+
+from ipygpumem.heap.arrays import is_array
+from ipygpumem.heap.walk import MOST_AT_START, ArraySearch
+from ipygpumem.introspect import is_atom, is_instance
+from ipygpumem.scope.ownable import ownable
+from ipygpumem.shell.context import ShellContext
+from ipygpumem.shell.watched_names import WatchedName, detach_numpy, watch_names
+
+_WORD = re.compile(r"\w+")
+_DELETING_ANY = {"reset", "reset_selective"}
+_DELETING = {"del", "xdel", *_DELETING_ANY}
+"""Words of cells that delete names."""
+_MOST_DELETED = 1000
+
+
+class _Deleted(NamedTuple):
+    """A name that a cell may have deleted."""
+
+    cell: int
+    """The cell's number."""
+    watched: WatchedName | None
+    """The name's arrays, if it had any."""
+    reference: Callable[[], object] | None
+    """Returns the name's object while it is alive; None if it cannot be watched."""
+
+
+class DeletedNames:
+    """The names that cells may have deleted, without their objects."""
+
+    def __init__(self, context: ShellContext) -> None:
+        self._context = context
+        self._names: dict[str, _Deleted] = {}
+
+    def watch(self, source: str) -> None:
+        """Watch the objects of a cell's names that it may delete, without keeping them alive."""
+        words = set(_WORD.findall(source))
+        if words.isdisjoint(_DELETING):
+            return
+        namespace = self._context.namespace
+        candidates = namespace if words & _DELETING_ANY else words & namespace.keys()
+        names = ownable(candidates)[-_MOST_DELETED:]
+        for name in names:
+            search = ArraySearch()
+            search.left = MOST_AT_START // len(names)
+            self._watch_name(name, namespace[name], search)
+        for name in list(self._names)[:-_MOST_DELETED]:
+            del self._names[name]
+
+    def _watch_name(self, name: str, value: object, search: ArraySearch) -> None:
+        self._names.pop(name, None)
+        if is_atom(value) or is_instance(value, type) or is_instance(value, ModuleType):
+            return
+        watched = watch_names([(name, value)], search)
+        detach_numpy(watched)  # user code is about to run
+        cell = self._context.shell.execution_count
+        first = watched[0] if watched else None
+        self._names[name] = _Deleted(cell, first, _weakly(value))
+
+    def of(self, name: str, cell: int | None) -> tuple[WatchedName | None, object]:
+        """Return the arrays of a deleted name, and its object if it is alive.
+
+        Args:
+            name: the name.
+            cell: the last cell that bound it; any object from before is another one.
+        """
+        deleted = self._names.get(name)
+        if deleted is None or (cell is not None and cell >= deleted.cell):
+            return None, None
+        value = None if deleted.reference is None else deleted.reference()
+        return deleted.watched, value
+
+
+def _weakly(value: object) -> Callable[[], object] | None:
+    """Return a weak reference; None where there are none, and for NumPy arrays, since user code may
+    resize them.
+    """
+    if is_array(value):
+        return None
+    with contextlib.suppress(TypeError):
+        return weakref.ref(value)
+    return None

@@ -1,0 +1,147 @@
+"""Names the namespaces and objects from which the user of a shell can reach objects."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Container, Iterable
+from pathlib import Path
+from typing import Any
+
+from ipygpumem.heap.holders.cuts import Cut, Kind
+from ipygpumem.heap.holders.registries import Registries
+from ipygpumem.heap.holders.roots import LAST_ERROR, OF_IPYTHON, OF_MODULE, Root, Roots
+from ipygpumem.introspect import instance_dict, module_dict, text_of
+from ipygpumem.shell.context import ShellContext
+from ipygpumem.shell.ipython.caches import global_of_run, is_of_ipython
+from ipygpumem.shell.ipython.sources import cell_of_file
+
+KEPT = Root("a name to keep", 5, "")
+"""Root of the names kept on purpose; any other root is shown instead."""
+
+RootOf = Callable[[object], "Root | None"]
+"""Returns the root of a key of a namespace."""
+
+_FREED_OF_SHELL = {
+    "displayhook",
+    "display_pub",
+    "last_execution_result",
+    "InteractiveTB",
+    "history_manager",
+    "_db",
+    "db",
+}
+"""Attributes of IPython's shell whose copies of outputs and errors are freed by ``%gpumem free``.
+"""
+
+
+def roots_of_notebook(
+    context: ShellContext,
+    waiting: Iterable[tuple[str, object]],
+    ours: object,
+    cuts: dict[str, list[Cut]],
+    keepers: Container[str] = (),
+) -> Roots:
+    """Return the namespaces and objects from which the user can reach objects.
+
+    Args:
+        context: the shell's.
+        waiting: the names of open experiments, and the values that they restore at their end.
+        ours: the object that holds all that the extension keeps.
+        cuts: receives the references that a printed line removes, by the line.
+        keepers: names that come last, because they keep objects on purpose.
+    """
+    shell = context.shell
+    registries = Registries.read(context.namespace)
+    namespaces = _namespaces(context, keepers)
+    for name, values in waiting:
+        namespaces[id(values)] = functools.partial(_waits_in, name)
+    namespaces.update(registries.namespaces)
+    namespaces.update(_attributes_of_shell(shell))
+    objects = {
+        id(shell): Root("IPython's shell", OF_IPYTHON, "%gpumem free"),
+        id(ours): Root("ipygpumem itself", 4, "please report this bug in ipygpumem"),
+    }
+    return Roots(
+        namespaces,
+        objects,
+        registries.kept,
+        frozenset(registries.hidden),
+        cell_of=lambda filename: cell_of_file(shell, filename),
+        names=context.namespace,
+        cuts=cuts,
+    )
+
+
+def _namespaces(context: ShellContext, keepers: Container[str]) -> dict[int, RootOf]:
+    """Return the functions that name the roots in IPython's namespaces, by the identity of each."""
+    shell, namespace = context.shell, context.namespace
+    of_name: RootOf = functools.partial(_variable_or_kept, keepers) if keepers else _variable
+    namespaces: dict[int, RootOf] = {
+        id(namespace): of_name,
+        id(shell.user_ns_hidden): _hidden,
+    }
+    outputs = namespace.get("_oh")
+    if type(outputs) is dict:
+        namespaces[id(outputs)] = _output
+    stored = instance_dict(getattr(shell, "InteractiveTB", None))
+    if stored is not None:
+        namespaces[id(stored)] = _last_error
+    for name, module in list(getattr(shell, "_main_mod_cache", {}).items()):
+        namespaces[id(module_dict(module))] = functools.partial(_of_run, name)
+    return namespaces
+
+
+def _attributes_of_shell(shell: Any) -> dict[int, RootOf]:
+    """Return the functions that name the attributes of IPython's shell, by the identities of the
+    dicts with these.
+    """
+    attributes = instance_dict(shell) or {}
+    spaces = [attributes, attributes.get("_trait_values")]
+    return {id(space): _attribute_of_shell for space in spaces if type(space) is dict}
+
+
+# -- the root of each kind of key -----------------------------------------------------------------
+
+
+def _variable(key: object) -> Root:
+    name = text_of(key)
+    if is_of_ipython(name):
+        return Root(f"IPython's output {name}", 2, f"%xdel {name}")
+    return Root.of_variable(key)
+
+
+def _variable_or_kept(keepers: Container[str], key: object) -> Root:
+    return KEPT if text_of(key) in keepers else _variable(key)
+
+
+def _output(key: object) -> Root:
+    # ``del`` and ``%reset -f out`` leave copies; %xdel knows where IPython keeps them.
+    return Root(f"Out[{key}]", 1, f"%xdel _{key}")
+
+
+def _hidden(key: object) -> Root:
+    return Root(f"IPython's hidden copy of {text_of(key)}", 3, "%gpumem free")
+
+
+def _last_error(key: object) -> Root:
+    return LAST_ERROR
+
+
+def _of_run(file: str, key: object) -> Root:
+    name = text_of(key)
+    code = global_of_run(file, name)
+    cut = Cut(Kind.ATTRIBUTE, 0, "", code)
+    return Root(f"module of %run {Path(file).name}, global {name}", OF_MODULE, "", code, cut=cut)
+
+
+def _waits_in(experiment: str, key: object) -> Root:
+    restores = f"experiment {experiment}, which restores {text_of(key)} at its end"
+    return Root(restores, 0, "end it, then delete the name")
+
+
+def _attribute_of_shell(key: object) -> Root:
+    name = text_of(key)
+    if name in _FREED_OF_SHELL or name.startswith("_"):
+        return Root(f"IPython's shell, {name}", OF_IPYTHON, "%gpumem free")
+    code = f"get_ipython().{name}"
+    return Root(code, OF_IPYTHON, "", code)

@@ -1,0 +1,159 @@
+"""Watches the arrays of names without keeping them alive."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress
+from operator import attrgetter, itemgetter, not_
+
+from ipygpumem.heap.arrays import (
+    Array,
+    Reader,
+    Span,
+    StorageKey,
+    Storages,
+    WatchedArray,
+    describe,
+    library_type,
+    watch,
+)
+from ipygpumem.heap.bulk import kinds_of, of_types
+from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.rows import Row
+from ipygpumem.heap.walk import ArraySearch
+from ipygpumem.introspect import type_name
+from ipygpumem.records import RetainedArray
+
+
+@dataclass(frozen=True)
+class WatchedName:
+    """A name with its arrays, none of which it keeps alive."""
+
+    held: RetainedArray
+    arrays: tuple[tuple[Callable[[], bool], Array], ...]
+    """Arrays with functions that return True while their memory is alive."""
+    tensors: tuple[Array, ...] = ()
+    storages: Storages = field(default_factory=Storages)
+    """Storages of ``tensors``; there may be very many."""
+    is_old_perhaps: bool = False
+    """True if its memory may be older than the experiment, because the baseline was incomplete."""
+    object_id: int = 0
+    """Identity of the object to which the name referred; 0 if unknown."""
+
+    @classmethod
+    def of(cls, held: RetainedArray, pairs: Sequence[tuple[object, Array]]) -> WatchedName:
+        """Watch the described arrays of a name."""
+        storages = Storages()
+        items = [item for item, _ in pairs]
+        base = library_type("torch", "Tensor")
+        tensors = [] if base is None else of_types(kinds_of(items, base), items)
+        if tensors:
+            with sys.modules["torch"]._C.DisableTorchFunction():
+                storages.add_of(Reader(sys.modules["torch"]), tensors)
+        is_stored = [
+            array.storage[0] == "torch" and array.storage[1] in storages for _, array in pairs
+        ]
+        unstored = compress(pairs, map(not_, is_stored))
+        watched = tuple((watch(item), array) for item, array in unstored)
+        stored = tuple(array for _, array in compress(pairs, is_stored))
+        return cls(held, watched, stored, storages)
+
+    @classmethod
+    def without_name(cls, item: object, array: Array) -> WatchedName:
+        """Watch a described array that has no name."""
+        return cls.of(held_without_name(item), [(item, array)])
+
+    def alive(self) -> list[Array]:
+        """Return the arrays that are still alive, largest first."""
+        arrays = [array for is_alive, array in self.arrays if is_alive()]
+        if self.tensors:
+            keys = map(itemgetter(1), map(attrgetter("storage"), self.tensors))
+            arrays += compress(self.tensors, self.storages.alive(keys))
+        return sorted(arrays, key=attrgetter("size_bytes"), reverse=True)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the arrays that are still alive."""
+        return size_of(self.alive())
+
+    def row(self, arrays: Iterable[Array]) -> Row:
+        """Return the row of some of its arrays, whose holder is searched."""
+        return Row([array.storage for array in arrays], self.object_id)
+
+    def divided(self, storages: Container[StorageKey]) -> Iterator[WatchedName]:
+        """Yield the arrays in ``storages``, then all other arrays; each part has its own holder."""
+        for is_inside in (True, False):
+            arrays = tuple(
+                pair for pair in self.arrays if (pair[1].storage in storages) is is_inside
+            )
+            tensors = tuple(
+                array for array in self.tensors if (array.storage in storages) is is_inside
+            )
+            yield replace(self, arrays=arrays, tensors=tensors)
+
+
+def watch_names(named: Iterable[tuple[str, object]], search: ArraySearch) -> list[WatchedName]:
+    """Watch each name's arrays that no earlier name holds, without keeping them alive."""
+    entries = [search.held(name, value) for name, value in named]
+    return [WatchedName.of(*entry) for entry in entries if entry is not None]
+
+
+def storages_of(watched: Iterable[WatchedName]) -> set[StorageKey]:
+    """Return the storages of names' live arrays."""
+    return {array.storage for item in watched for array in item.alive()}
+
+
+def size_of(arrays: Iterable[Array]) -> int:
+    """Return the bytes of all ``arrays``."""
+    return sum(array.size_bytes for array in arrays)
+
+
+def held_without_name(item: object) -> RetainedArray:
+    """Describe a tensor or array without a name."""
+    array = describe(item)
+    if array is None:  # it was readable a moment ago
+        return RetainedArray("", type_name(item), None, "", "", 0)
+    return RetainedArray(
+        "", array.type_name, array.shape, array.dtype, array.device, array.size_bytes
+    )
+
+
+# -- NumPy's arrays, which user code must not find weakly referenced ------------------------------
+
+
+def places_of_numpy(watched: Iterable[WatchedName]) -> list[Span]:
+    """Return the places in memory of names' NumPy arrays."""
+    return [array.place for array in _numpy_arrays(watched)]
+
+
+def update_numpy(watched: Sequence[WatchedName], heap: Heap) -> None:
+    """Note which of the names' NumPy arrays are still on the ``heap``."""
+    arrays = _numpy_arrays(watched)
+    if not arrays:
+        return
+    places = heap.places()
+    for array in arrays:
+        array.update(places)
+
+
+def detach_numpy(watched: Iterable[WatchedName], heap: Heap | None = None) -> None:
+    """End the weak references to names' NumPy arrays: these are told by their places from now on.
+
+    Args:
+        watched: the names.
+        heap: the live objects, of which those arrays remain watched that are not on it; None if all
+            arrays are alive.
+    """
+    arrays = _numpy_arrays(watched)
+    if not arrays:
+        return
+    places = {array.place for array in arrays} if heap is None else heap.places()
+    for array in arrays:
+        array.detach(places)
+
+
+def _numpy_arrays(watched: Iterable[WatchedName]) -> list[WatchedArray]:
+    functions = [is_alive for item in watched for is_alive, _ in item.arrays]
+    return [is_alive for is_alive in functions if isinstance(is_alive, WatchedArray)]
