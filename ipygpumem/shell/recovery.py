@@ -293,15 +293,17 @@ class Recovery:
             if found is not None or not (figures or failure.place):
                 return found
             with growth_for("the cause of the error"):
-                from ipygpumem.inventory import causes  # loading the extension must stay fast
+                from ipygpumem.inventory import cause_search, unused_names  # loading stays fast
 
                 cells = [*self._cells.running(), *([cell] if cell is not None else [])]
-                source = "\n".join(text_of(getattr(one.info, "raw_cell", "")) for one in cells)
-                named = partial(named_objects, self._shell)
-                names = self._shell.user_ns
-                return causes.find(
-                    error, failure, figures, names, source, named, self._earlier_cell, allowance
+                code = unused_names.FailedCode(
+                    error,
+                    source="\n".join(text_of(getattr(one.info, "raw_cell", "")) for one in cells),
+                    namespace=self._shell.user_ns,
+                    named=partial(named_objects, self._shell),
+                    cell_of=self._earlier_cell,
                 )
+                return cause_search.find(code, failure, figures, allowance)
         except MemoryError:  # only needed for the report
             return None
         except Exception as problem:

@@ -1,0 +1,254 @@
+"""Finds out why memory ran out, from figures of the moment of the error: before anything is
+freed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+
+import psutil
+
+from ipygpumem.heap.allowance import Allowance, AllowanceError
+from ipygpumem.inventory.causes import Bound, Holder, Shortage, cause_of
+from ipygpumem.inventory.unused_names import FailedCode, unused_names
+from ipygpumem.probes import own_limits
+from ipygpumem.probes.accelerators import in_use
+from ipygpumem.probes.allocator import (
+    Block,
+    FailedAllocation,
+    Segment,
+    Snapshot,
+    expandable_setting,
+    snapshots,
+)
+from ipygpumem.probes.nvml import Nvml, process_label
+from ipygpumem.probes.outside import MOUNT
+from ipygpumem.reclaim.failure import Failure
+from ipygpumem.records import Cause
+from ipygpumem.units import MIB, format_bytes
+
+_EDGES = 40 * MIB
+"""Bytes of a gap that expandable segments may not free: a part of a page of 20 MiB at either end.
+"""
+_MOST_ON_HEAP = 2_000_000
+"""Maximum number of allocated blocks for which the heap is searched: a third of a second."""
+_NOT_SEARCHED = "; your variables were not searched for memory to free, to save time and memory"
+
+
+def find(
+    code: FailedCode, failure: Failure, figures: FailedAllocation | None, allowance: Allowance
+) -> Cause | None:
+    """Return why memory ran out, if figures decide it.
+
+    Args:
+        code: the code that failed, with the notebook's names.
+        failure: the error's kind.
+        figures: torch's figures, from its message.
+        allowance: the time and memory for a search of the names.
+    """
+    snapshot = None
+    if figures is not None:
+        with suppress(RuntimeError):  # an allocator without snapshots
+            snapshot = snapshots("cuda").get(figures.device)
+        shortage = _on_card(figures, snapshot)
+    elif failure.place == "shm":
+        usage = shutil.disk_usage(MOUNT)
+        return cause_of(Shortage("shm", None, usage.total, usage.free))
+    else:
+        shortage = _on_host(failure.requested_bytes)
+    cause = cause_of(shortage)
+    if shortage.requested_bytes is None or cause is None or cause.kind not in ("too much", "limit"):
+        return cause
+    least = _bytes_to_limit(shortage, figures)
+    holders = [] if figures is None else list(_processes(shortage, least))
+    is_searched = sys.getallocatedblocks() <= _MOST_ON_HEAP
+    if is_searched:
+        room = Room(shortage, snapshot, least)
+        try:
+            names = unused_names(shortage, code, room.after, allowance)
+        except AllowanceError:
+            is_searched = False
+        else:
+            holders += [] if names is None else [names]
+    cause = cause_of(replace(shortage, holders=tuple(holders)))
+    if cause is not None and not is_searched:
+        cause = replace(cause, text=cause.text + _NOT_SEARCHED)
+    return cause
+
+
+def _bytes_to_limit(shortage: Shortage, figures: FailedAllocation | None) -> int | None:
+    """Return the bytes that can be allocated before the nearest limit; None without a limit."""
+    if figures is not None and figures.limit is not None:
+        return figures.limit - figures.allocated - figures.unallocated
+    return min((bound.left_bytes for bound in shortage.bounds), default=None)
+
+
+# -- figures --------------------------------------------------------------------------------------
+
+
+def _on_host(requested: int | None) -> Shortage:
+    """Return the figures of the machine's memory and of the limits on this process."""
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    bounds = list[Bound]()
+    for limit in own_limits.limits():
+        size, what = format_bytes(limit.limit_bytes), own_limits.WHAT[limit.name]
+        words = f"the {size} of {what} that this process may use ({limit.name})"
+        bounds.append(Bound(limit.available_bytes, words, own_limits.remedy(limit.name)))
+    return Shortage(
+        "cpu",
+        requested,
+        total_bytes=int(memory.total + swap.total),
+        free_bytes=int(memory.available + swap.free),
+        overcommits=sys.platform == "linux",
+        bounds=tuple(bounds),
+    )
+
+
+def _on_card(figures: FailedAllocation, snapshot: Snapshot | None) -> Shortage:
+    """Return the figures of a card, with gaps that existed when the request failed, not those left
+    by its frames.
+    """
+    shortage = Shortage(figures.device, figures.requested, figures.total, figures.free)
+    if snapshot is None:
+        return shortage
+    gaps = list[int]()
+    """Free pieces that the request could not use, because each is too small."""
+    idle_bytes = 0
+    for segment in snapshot.segments:
+        idle_bytes += _bytes_of(segment, "pending")
+        if not _serves(segment, figures.requested):
+            idle_bytes += _bytes_of(segment, "inactive")
+            continue
+        pieces = [size for size, is_whole in segment.free_pieces() if not is_whole]
+        gaps += [size for size in pieces if size < figures.requested]
+    gap_bytes = max(0, min(sum(gaps), figures.unallocated - idle_bytes))
+    made_since = sum(gaps) - gap_bytes
+    expandable_bytes = sum(max(0, size - _EDGES) for size in gaps) - made_since
+    return replace(
+        shortage,
+        gap_bytes=gap_bytes,
+        largest_gap_bytes=min(max(gaps, default=0), gap_bytes),
+        idle_bytes=idle_bytes,
+        expandable_bytes=max(0, expandable_bytes),
+        setting=expandable_setting(),
+    )
+
+
+def _serves(segment: Segment, requested: int) -> bool:
+    """Return True if the allocator takes a block of that size from a segment."""
+    if segment.private or segment.stream:
+        return False
+    return segment.small == (requested <= MIB)
+
+
+def _bytes_of(segment: Segment, state: str) -> int:
+    return sum(block.size_bytes for block in segment.blocks if block.state == state)
+
+
+class Room:
+    """The largest request that a device could serve if more memory were freed.
+
+    Args:
+        shortage: the figures of the device.
+        snapshot: the allocator's segments; None for the host.
+        bytes_to_limit: bytes that can be allocated before the nearest limit; None without one.
+    """
+
+    def __init__(
+        self, shortage: Shortage, snapshot: Snapshot | None, bytes_to_limit: int | None
+    ) -> None:
+        self._shortage = shortage
+        self._snapshot = snapshot
+        self._bytes_to_limit = bytes_to_limit
+
+    def after(self, size: int, gone: Collection[int]) -> int:
+        """Return the largest request that fits once blocks are freed.
+
+        Args:
+            size: bytes of the blocks.
+            gone: their addresses.
+        """
+        if self._shortage.overcommits:
+            return (self._bytes_to_limit or 0) + size
+        free = self._shortage.free_bytes or 0
+        if self._snapshot is None:
+            on_device = free + size
+        else:
+            on_device = _largest_free(self._snapshot, free, gone)
+        if self._bytes_to_limit is None:
+            return on_device
+        return min(on_device, self._bytes_to_limit + size)
+
+
+def _largest_free(snapshot: Snapshot, free: int, gone: Collection[int]) -> int:
+    """Return the largest request that fits on a card once the blocks at some addresses are freed.
+
+    Args:
+        snapshot: the allocator's segments.
+        free: bytes of the card that no process uses.
+        gone: the addresses.
+    """
+    largest = 0
+    for segment in snapshot.segments:
+        if segment.private or not any(block.address in gone for block in segment.blocks):
+            continue
+        sizes = _sizes_of_free_runs(segment.blocks, gone)
+        if segment.page_bytes is not None:
+            # Whole pages of an expandable segment are returned to the card.
+            free += sum(max(0, size - 2 * segment.page_bytes) for size in sizes)
+        elif sizes == [sum(block.size_bytes for block in segment.blocks)]:
+            free += sizes[0]
+        else:
+            largest = max(largest, *sizes)
+    return max(free, largest)
+
+
+def _sizes_of_free_runs(blocks: Sequence[Block], gone: Collection[int]) -> list[int]:
+    """Return the bytes of each run of neighbouring blocks that are free once those at some
+    addresses are.
+    """
+    sizes = list[int]()
+    is_free = [block.state == "inactive" or block.address in gone for block in blocks]
+    pairs = zip(is_free, blocks, strict=True)
+    for is_run_free, run in itertools.groupby(pairs, key=lambda pair: pair[0]):
+        if is_run_free:
+            sizes.append(sum(block.size_bytes for _, block in run))
+    return sizes
+
+
+# -- other processes ------------------------------------------------------------------------------
+
+
+def _processes(shortage: Shortage, least: int | None) -> Iterator[Holder]:
+    """Yield the largest other process on a card, and all of them if they are several.
+
+    Args:
+        shortage: the figures of the card.
+        least: bytes that can be allocated before the nearest limit; None without one.
+    """
+    with closing(Nvml()) as nvml:
+        index = int(shortage.device.partition(":")[2])
+        wide = nvml.device(in_use("cuda"), index, processes=True, has_context=True)
+    largest_first = sorted(wide.other_processes, key=lambda item: -item[1])
+    if not largest_first:
+        return
+    pid, size = largest_first[0]
+    label = process_label(pid)
+    remedy = "shut that kernel down" if "another kernel" in label else "end it if it is yours"
+    words = f"{label} has {format_bytes(size)} of it"
+    yield Holder("process", words, size, _room_without(shortage, size, least), remedy)
+    number = len(largest_first)
+    if number > 1:
+        total = sum(used for _, used in largest_first)
+        words = f"{number} other processes have {format_bytes(total)} of it, {label} the most"
+        yield Holder("process", words, total, _room_without(shortage, total, least), "")
+
+
+def _room_without(shortage: Shortage, size: int, least: int | None) -> int:
+    room = (shortage.free_bytes or 0) + size
+    return room if least is None else min(room, least)
