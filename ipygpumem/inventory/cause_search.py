@@ -27,7 +27,7 @@ from ipygpumem.probes.allocator import (
     snapshots,
 )
 from ipygpumem.probes.nvml import Nvml, process_label
-from ipygpumem.probes.outside import MOUNT
+from ipygpumem.probes.segments import MOUNT
 from ipygpumem.reclaim.failure import Failure
 from ipygpumem.records import Cause
 from ipygpumem.units import MIB, format_bytes

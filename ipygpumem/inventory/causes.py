@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ipygpumem.probes.outside import MOUNT
+from ipygpumem.probes.segments import MOUNT
 from ipygpumem.records import Cause
 from ipygpumem.units import MIB, format_bytes
 
