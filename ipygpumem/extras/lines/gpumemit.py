@@ -49,9 +49,8 @@ _SETUP = option("-s", "'SETUP'", "code to run before each run, not measured", de
 def of_line(app: App, options: Options) -> list[Report]:
     """Return the cost of the statement in a line."""
     __tracebackhide__ = True
-    return _measured(
-        app, options, [Statement(options.code, _compiled(app.context.shell, options.code))]
-    )
+    statement = _statement(app.context.shell, options.code)
+    return _measured(app, options, [statement])
 
 
 @command(
@@ -74,44 +73,47 @@ def of_cell(app: App, options: Options, cell: str) -> list[Report]:
             f"%%gpumemit: {word!r} cannot stand on the first line: write statements below it, "
             f"setup after -s"
         )
-    found = _statements(app.context.shell, cell)
-    if not found:
+    statements = _statements(app.context.shell, cell)
+    if not statements:
         raise UsageError("%%gpumemit: which statements? Write them below, one on each line")
-    return _measured(app, options, found)
+    return _measured(app, options, statements)
 
 
-def _measured(app: App, options: Options, found: list[Statement]) -> list[Report]:
+def _measured(app: App, options: Options, statements: list[Statement]) -> list[Report]:
+    """Run statements as the options say, and return the report of their costs."""
     __tracebackhide__ = True
     context = app.context
     setup = _compiled(context.shell, options.s) if options.s else None
-    return [
-        statements_report(
-            *measure(context.meter, found, context.namespace, setup=setup, repeats=options.r)
-        )
-    ]
+    costs, nothing = measure(
+        context.meter, statements, context.namespace, setup=setup, repeats=options.r
+    )
+    return [statements_report(costs, nothing)]
 
 
 def _statements(shell: Any, cell: str) -> list[Statement]:
     """Return the statements of a cell: the code between ``---`` lines, else one per line."""
     if _RULE.search(cell):
-        return [
-            Statement(part, _compiled(shell, part)) for part in _RULE.split(cell) if part.strip()
-        ]
+        return [_statement(shell, part) for part in _RULE.split(cell) if part.strip()]
     source = shell.transform_cell(cell)
-    groups: list[list[ast.stmt]] = []
     with _one_line(source):
         tree = ast.parse(source, "<gpumemit>")
+    spans: list[tuple[int, int]] = []  # first and last lines
     for node in tree.body:
-        if groups and _first_line(node) <= (groups[-1][-1].end_lineno or 0):
-            groups[-1].append(node)  # after a semicolon
+        first, last = _first_line(node), node.end_lineno or node.lineno
+        if spans and first <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], last)  # after a semicolon
         else:
-            groups.append([node])
+            spans.append((first, last))
     lines = source.splitlines()
-    texts = ["\n".join(lines[_first_line(group[0]) - 1 : group[-1].end_lineno]) for group in groups]
-    return [Statement(text, _compiled(shell, text)) for text in texts]
+    return [_statement(shell, "\n".join(lines[first - 1 : last])) for first, last in spans]
+
+
+def _statement(shell: Any, text: str) -> Statement:
+    return Statement(text, _compiled(shell, text))
 
 
 def _first_line(node: ast.stmt) -> int:
+    """Return the line on which a statement begins: a function's or class's first decorator."""
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     return min([node.lineno, *(item.lineno for item in decorators)])
 
@@ -131,60 +133,71 @@ def _one_line(source: str) -> Iterator[None]:
     try:
         yield
     except (SyntaxError, ValueError) as error:  # ValueError: a null byte
-        what = str(getattr(error, "msg", error))
-        if "await" in what or "async" in what:
+        problem = str(getattr(error, "msg", error))
+        if "await" in problem or "async" in problem:
             raise UsageError(
                 "gpumemit cannot measure await: run it in a plain cell and read the line below"
             ) from None
         line = getattr(error, "text", None) or source
-        raise UsageError(f"gpumemit: {what}: {clean(' '.join(line.split()))!r}") from None
+        raise UsageError(f"gpumemit: {problem}: {clean(' '.join(line.split()))!r}") from None
 
 
 def statements_report(costs: Sequence[Cost], nothing: Cost) -> Report:
     """Return statements side by side, each figure as median, minimum and maximum of its runs."""
-    rows = [_row(cost, device) for cost in costs for device in cost.devices]
+    rows = []
+    for cost in costs:
+        rows += [_memory_of(cost, device) | _time_of(cost, device) for device in cost.devices]
     table = Table.of(rows, {"kept", "peak", "all peaks", "time", "all times"}, code={"statement"})
     runs = count(len(nothing.runs), "run")
-    headline = (
-        f"{count(len(costs), 'statement')} · {runs}{' of each' if len(costs) > 1 else ''} after "
-        f"one to warm up"
-    )
-    peaks = {
-        device: max(usage.peak_delta_bytes for usage in nothing.usages(device))
-        for device in nothing.devices
-    }
-    noise = ", ".join(
-        f"{device_label(device)} {format_bytes(peak)}" for device, peak in peaks.items()
-    )
+    if len(costs) > 1:
+        runs += " of each"
+    headline = f"{count(len(costs), 'statement')} · {runs} after one to warm up"
+    return Report("gpumemit", headline, [_noise_text(nothing)], [table])
+
+
+def _noise_text(nothing: Cost) -> str:
+    """Return the memory and time that an empty statement seems to cost."""
+    peaks = []
+    for device in nothing.devices:
+        peak = max(usage.peak_delta_bytes for usage in nothing.usages(device))
+        peaks.append(f"{device_label(device)} {format_bytes(peak)}")
     time = format_short_seconds(median(run.seconds for run in nothing.runs))
-    return Report(
-        "gpumemit", headline, [f"noise: an empty statement took {noise} and {time}"], [table]
-    )
+    return f"noise: an empty statement took {', '.join(peaks)} and {time}"
 
 
-def _row(cost: Cost, device: str) -> dict[str, str]:
+def _memory_of(cost: Cost, device: str) -> dict[str, str]:
+    """Return the columns of a statement's memory on a device; its code is in the first row only."""
     usages = cost.usages(device)
-    peaks, seconds = (
-        [usage.peak_delta_bytes for usage in usages],
-        [run.seconds for run in cost.runs],
-    )
-    statement = " ⏎ ".join(
-        " ".join(line.split()) for line in cost.text.splitlines() if line.strip()
-    )
-    row = {
-        "statement": clean_name(statement),
-        "device": device_label(device)
-        + " (sampled)" * any(usage.method == "sampled" for usage in usages),
+    peaks = [usage.peak_delta_bytes for usage in usages]
+    label = device_label(device)
+    if any(usage.method == "sampled" for usage in usages):
+        label += " (sampled)"
+    return {
+        "statement": _in_one_line(cost.text) if device == cost.devices[0] else "",
+        "device": label,
         "kept": format_change(round(median(usage.delta_bytes for usage in usages))),
         "peak": format_change(round(median(peaks))),
         "all peaks": _range(peaks, format_bytes),
+    }
+
+
+def _time_of(cost: Cost, device: str) -> dict[str, str]:
+    """Return the columns of a statement's time, which are in its first row only."""
+    if device != cost.devices[0]:
+        return {"time": "", "all times": ""}
+    seconds = [run.seconds for run in cost.runs]
+    return {
         "time": format_short_seconds(median(seconds)),
         "all times": _range(seconds, format_short_seconds),
     }
-    is_first = device == cost.devices[0]
-    return row if is_first else row | dict.fromkeys(("statement", "time", "all times"), "")
+
+
+def _in_one_line(source: str) -> str:
+    lines = [" ".join(line.split()) for line in source.splitlines() if line.strip()]
+    return clean_name(" ⏎ ".join(lines))
 
 
 def _range(values: Sequence[T], shown: Callable[[T], str]) -> str:
+    """Return the least and the greatest value, or nothing if they look the same."""
     least, most = shown(min(values)), shown(max(values))
     return "" if least == most else f"{least} to {most}"

@@ -19,7 +19,8 @@ from ipygpumem.meter.meter import Meter, Span
 from ipygpumem.reclaim import emptying
 
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_TRIM_SHARE, _TRIM_SECONDS = 1 / 3, 0.1
+_TRIM_SHARE = 1 / 3
+_TRIM_SECONDS = 0.1
 """Maximum time for freeing heap pages: a share of the elapsed time, plus some seconds."""
 
 
@@ -39,8 +40,9 @@ class LineCost:
         for device, size in after.items():
             start = visit.before.get(device, 0)
             self.kept_bytes[device] = self.kept_bytes.get(device, 0) + size - start
-            rise = max(visit.peaks.get(device, 0), size) - start + visit.carried.get(device, 0)
-            self.peak_bytes[device] = max(self.peak_bytes.get(device, 0), rise)
+            peak = max(visit.peaks.get(device, 0), size) - start
+            peak += visit.carried.get(device, 0)
+            self.peak_bytes[device] = max(self.peak_bytes.get(device, 0), peak)
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,10 @@ class Tracer:
     """
 
     def __init__(self, meter: Meter, cell_file: str, cell: CodeBlock) -> None:
-        self._meter, self._cell_file = meter, cell_file
+        self._meter = meter
+        self._cell_file = cell_file
         self.record = LinesRecord([cell])
-        self._known: dict[int, tuple[int, CodeType]] = {}
+        self._followed: dict[int, tuple[int, CodeType]] = {}
         """Blocks by the identity of a function's code; the code is kept, so that the identity is
         not reused.
         """
@@ -109,16 +112,18 @@ class Tracer:
         """The line of each frame that was left, and the bytes that this run of it has kept so far.
         """
         self._span: Span | None = None
-        self._began = self._trim_seconds = 0.0
-        self._thread, self._on = threading.get_ident(), False
+        self._began = 0.0
+        self._trim_seconds = 0.0
+        self._thread = threading.get_ident()
+        self._on = False
 
     def add(self, title: str, code: CodeType) -> None:
         """Follow ``code`` and all code defined inside it, unless it is followed already."""
-        if id(code) in self._known or code.co_filename == self._cell_file:
+        if id(code) in self._followed or code.co_filename == self._cell_file:
             return
-        self._known.update(
-            {id(inner): (len(self.record.blocks), inner) for inner in _with_inner(code)}
-        )
+        block = len(self.record.blocks)
+        for inner_code in _with_inner(code):
+            self._followed[id(inner_code)] = (block, inner_code)
         try:
             lines, first = inspect.getsourcelines(code)
         except (OSError, TypeError):  # made by exec, or its file is gone
@@ -127,7 +132,8 @@ class Tracer:
 
     def start(self) -> None:
         """Trace the calls of this thread."""
-        self._began, self._span = time.perf_counter(), self._meter.span()
+        self._began = time.perf_counter()
+        self._span = self._meter.span()
         self._before = sys.gettrace()
         self._on = True
         sys.settrace(self._call)
@@ -136,14 +142,13 @@ class Tracer:
         """Restore the earlier trace function, unless another one was set since; can be called
         again.
         """
-        if self._on:
-            self._on = False
-            if sys.gettrace() == self._call:
-                sys.settrace(self._before)
-            elif threading.get_ident() == self._thread:
-                self.record.error = (
-                    self.record.error or "the code has set another trace function (sys.settrace)"
-                )
+        if not self._on:
+            return
+        self._on = False
+        if sys.gettrace() == self._call:
+            sys.settrace(self._before)
+        elif threading.get_ident() == self._thread and not self.record.error:
+            self.record.error = "the code has set another trace function (sys.settrace)"
 
     def finish(self) -> LinesRecord:
         """Stop, end running lines, and return the costs."""
@@ -166,11 +171,14 @@ class Tracer:
     # -- the trace function ----------------------------------------------------------------------
 
     def _call(self, frame: FrameType, event: str, _: Any) -> Any:
-        block = self._block_of(frame.f_code) if self._on and event == "call" else None
+        if not self._on or event != "call":
+            return None
+        code = frame.f_code
+        block = self._block_of(code)
         if block is None:
             return None
-        goes_on = frame.f_code.co_flags & _SUSPENDS and frame.f_lineno > frame.f_code.co_firstlineno
-        self._guarded(self._enter, frame, block, frame.f_lineno if goes_on else None)
+        is_resumed = code.co_flags & _SUSPENDS and frame.f_lineno > code.co_firstlineno
+        self._guarded(self._enter, frame, block, frame.f_lineno if is_resumed else None)
         return self._line
 
     def _line(self, frame: FrameType, event: str, _: Any) -> Any:
@@ -192,18 +200,21 @@ class Tracer:
         self.record.own_seconds += time.perf_counter() - now
 
     def _block_of(self, code: CodeType) -> int | None:
-        known = self._known.get(id(code))
-        return known[0] if known is not None else 0 if code.co_filename == self._cell_file else None
+        if id(code) in self._followed:
+            block, _ = self._followed[id(code)]
+            return block
+        return 0 if code.co_filename == self._cell_file else None
 
     # -- bookkeeping -----------------------------------------------------------------------------
 
     def _enter(self, now: float, frame: FrameType, block: int, line: int | None) -> None:
         """Enter a frame, or resume a suspended generator or coroutine in ``line``."""
         self._frames.append(_Visit(id(frame), block))
-        where, carried = self._suspended.pop(id(frame), (None, {}))
+        suspended_line, carried = self._suspended.pop(id(frame), (None, {}))
         if line is not None:
             self._begin(line, self._lap(), now)
-            self._frames[-1].carried = carried if where == line else {}
+            if suspended_line == line:
+                self._frames[-1].carried = carried
 
     def _next_line(self, now: float, frame: FrameType, line: int) -> None:
         if self._is_running(frame):
@@ -214,14 +225,18 @@ class Tracer:
 
     def _leave(self, now: float, frame: FrameType) -> None:
         """Leave the running frame: it returns, is suspended, or raises."""
-        if self._is_running(frame):
-            visit, after = self._frames[-1], self._lap()
-            if frame.f_code.co_flags & _SUSPENDS:
-                kept = {name: size - visit.before.get(name, 0) for name, size in after.items()}
-                carried = {name: size + visit.carried.get(name, 0) for name, size in kept.items()}
-                self._suspended[id(frame)] = visit.line, carried
-            self._end(after, now)
-            self._frames.pop()
+        if not self._is_running(frame):
+            return
+        visit = self._frames[-1]
+        after = self._lap()
+        if frame.f_code.co_flags & _SUSPENDS:
+            carried: dict[str, int] = {}
+            for device, size in after.items():
+                kept_bytes = size - visit.before.get(device, 0)
+                carried[device] = kept_bytes + visit.carried.get(device, 0)
+            self._suspended[id(frame)] = visit.line, carried
+        self._end(after, now)
+        self._frames.pop()
 
     def _is_running(self, frame: FrameType) -> bool:
         """Remove frames above ``frame`` whose end was missed; return True if
@@ -249,25 +264,32 @@ class Tracer:
             emptying.trim_host_heap()
             self._trim_seconds += time.perf_counter() - began
         usages = self._span.lap()
-        for running in self._lines()[-1:]:
-            running.fold({usage.device: usage.peak_bytes for usage in usages})
+        running = self._visits_of_lines()
+        if running:
+            running[-1].fold({usage.device: usage.peak_bytes for usage in usages})
         return {usage.device: usage.after_bytes for usage in usages}
 
-    def _lines(self) -> list[_Visit]:
+    def _visits_of_lines(self) -> list[_Visit]:
+        """Return the frames that are in a line, the innermost last."""
         return [visit for visit in self._frames if visit.line is not None]
 
     def _begin(self, line: int, now_bytes: dict[str, int], now: float) -> None:
-        # The clock excludes our own time: it stops while we measure.
+        """Begin a line of the innermost frame."""
         visit = self._frames[-1]
-        visit.line, visit.before, visit.peaks, visit.carried = line, now_bytes, dict(now_bytes), {}
-        visit.began = now - self.record.own_seconds
+        visit.line = line
+        visit.before = now_bytes
+        visit.peaks = dict(now_bytes)
+        visit.carried = {}
+        visit.began = now - self.record.own_seconds  # the clock stops while we measure
 
     def _end(self, after: dict[str, int], now: float) -> None:
+        """End the line of the innermost frame, and add its cost."""
         visit = self._frames[-1]
-        line, visit.line = visit.line, None
+        line = visit.line
+        visit.line = None
         if line is None:
             return
-        outer = self._lines()
+        outer = self._visits_of_lines()
         if outer:
             outer[-1].fold(visit.peaks)
         # In a recursion, only the outermost call counts.
@@ -277,6 +299,7 @@ class Tracer:
 
 
 def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    """Yield code, and that of functions, classes and comprehensions in it."""
     yield code
     for constant in code.co_consts:
         if type(constant) is CodeType:

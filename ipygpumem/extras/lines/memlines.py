@@ -8,8 +8,7 @@ import inspect
 import linecache
 import re
 import sys
-from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -28,13 +27,7 @@ _UNSEEN = "lines that reuse such pages show less than they used"
 _LONGEST_SHOWN = 100
 """Maximum length of a block that is shown including lines that did not run."""
 
-_KEYS: dict[str, Callable[[LineCost], float]] = {
-    "kept": lambda cost: max(cost.kept_bytes.values(), default=0),
-    "peak": lambda cost: max(cost.peak_bytes.values(), default=0),
-    "time": lambda cost: cost.seconds,
-    "hits": lambda cost: cost.hits,
-}
-ORDERS = ("line", *_KEYS)
+ORDERS = ("line", "kept", "peak", "time", "hits")
 
 
 @command(
@@ -57,27 +50,24 @@ ORDERS = ("line", *_KEYS)
 )
 def of_cell(app: App, options: Options) -> list[Report]:
     """Follow the lines of the running cell until it ends."""
-    running, namespace = app.context.cells.running(), app.context.namespace
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (
-        frame.f_globals is not namespace or frame.f_code.co_flags & inspect.CO_NEWLOCALS
-    ):
-        # by its flags, because IPython versions name a cell's code differently
-        frame = frame.f_back
+    running = app.context.cells.running()
+    namespace = app.context.namespace
+    frame = _frame_of_cell(sys._getframe(1), namespace)
     if not running or frame is None:
         raise UsageError(f"{_PROG} must be the first line of a cell that you run yourself")
-    if any(
-        number > frame.f_lineno for _, _, number in frame.f_code.co_lines() if number is not None
-    ):
+    if _has_lines_below(frame):
         raise UsageError(
             f"{_PROG} comes too late here: write it above %%autofit, as the cell's first line"
         )
+    cell = running[-1]
     file = frame.f_code.co_filename
-    bindings = running[-1].code.bindings()
-    tracer = Tracer(app.context.meter, file, _cell_block(file, running[-1]))
-    for name in (part for word in options.f for part in word.split(",") if part):
-        if name.partition(".")[0] not in bindings.bound - bindings.imported:
-            _add(tracer, name, namespace)
+    tracer = Tracer(app.context.meter, file, _cell_block(file, cell))
+    bindings = cell.code.bindings()
+    defined_here = bindings.bound - bindings.imported  # followed as parts of the cell
+    for word in options.f:
+        for name in word.split(","):
+            if name and name.partition(".")[0] not in defined_here:
+                tracer.add(name, _code_called(name, namespace))
 
     def finish() -> list[Report]:
         return [lines_report(tracer.finish(), options.sort)]
@@ -87,58 +77,78 @@ def of_cell(app: App, options: Options) -> list[Report]:
         return []
 
     # the last one first; a Ctrl-C that ends it leaves the other
-    running[-1].closers += [
-        drop,
-        finish,
-    ]
+    cell.closers += [drop, finish]
     tracer.start()
     return []
 
 
+def _frame_of_cell(frame: FrameType | None, namespace: dict[str, Any]) -> FrameType | None:
+    """Return the innermost frame that runs a cell's own lines: in the notebook's namespace, and not
+    in a function. IPython versions name a cell's code differently, so its flags tell.
+    """
+    while frame is not None:
+        is_function = frame.f_code.co_flags & inspect.CO_NEWLOCALS
+        if frame.f_globals is namespace and not is_function:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def _has_lines_below(frame: FrameType) -> bool:
+    """Return True if the code of a frame goes on after its current line: then this line is not the
+    cell magic, whose call is all there is.
+    """
+    lines = [line for _, _, line in frame.f_code.co_lines() if line is not None]
+    return max(lines, default=0) > frame.f_lineno
+
+
 def _cell_block(file: str, cell: Cell) -> CodeBlock:
+    """Return a cell's lines as they were compiled, but its magics as they were written."""
     compiled = [line.rstrip("\n") for line in linecache.getlines(file)]
     written = str(getattr(cell.info, "raw_cell", "")).splitlines()
-    if len(written) != len(compiled):  # a magic's line has taken up those below it
-        ours = {
-            at
-            for at, line in enumerate(compiled)
-            if line.startswith("get_ipython().") and at < len(written)
-        }
-        written = [written[at] if at in ours else line for at, line in enumerate(compiled)]
-    return CodeBlock("cell", 1, tuple(written))
+    if len(written) == len(compiled):
+        return CodeBlock("cell", 1, tuple(written))
+    # A magic's line has taken up those below it, so that later lines are not at their places.
+    lines = []
+    for place, line in enumerate(compiled):
+        is_magic = line.startswith("get_ipython().") and place < len(written)
+        lines.append(written[place] if is_magic else line)
+    return CodeBlock("cell", 1, tuple(lines))
 
 
-def _add(tracer: Tracer, name: str, namespace: dict[str, Any]) -> None:
-    """Follow the function called ``name``."""
+def _code_called(name: str, namespace: dict[str, Any]) -> CodeType:
+    """Return the code of the function or method called ``name``.
+
+    Raises:
+        UsageError: there is none.
+    """
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{_PROG}: {clean(name)!r} is not a name: write -f train or -f Model.forward"
         )
-    first, *rest = name.split(".")
-    if first not in namespace:
+    variable, *attributes = name.split(".")
+    if variable not in namespace:
         hint = (
             "import it in an earlier cell; functions that the cell itself defines are followed "
             "without -f"
         )
-        raise UsageError(f"{_PROG}: there is no {clean(first)!r} here; {hint}")
-    value = namespace[first]
-    for part in rest:
-        static = inspect.getattr_static(value, part, None)
+        raise UsageError(f"{_PROG}: there is no {clean(variable)!r} here; {hint}")
+    value = namespace[variable]
+    for attribute in attributes:
+        static = inspect.getattr_static(value, attribute, None)
         try:
-            value = static if isinstance(static, property) else getattr(value, part)
+            value = static if isinstance(static, property) else getattr(value, attribute)
         except AttributeError:
-            raise UsageError(f"{_PROG}: {clean(name)!r}: there is no {part!r}") from None
-    code = None if isinstance(value, type) else code_of(value)
-    if code is None:
-        hint = (
-            "write a method as Model.forward"
-            if isinstance(value, type)
-            else "it has no lines of Python"
-        )
-        raise UsageError(
-            f"{_PROG}: {clean(name)!r} is a {clean(type(value).__name__)}, not a function: {hint}"
-        )
-    tracer.add(name, code)
+            raise UsageError(f"{_PROG}: {clean(name)!r}: there is no {attribute!r}") from None
+    hint = "it has no lines of Python"
+    if isinstance(value, type):
+        hint = "write a method as Model.forward"
+    else:
+        code = code_of(value)
+        if code is not None:
+            return code
+    kind = clean(type(value).__name__)
+    raise UsageError(f"{_PROG}: {clean(name)!r} is a {kind}, not a function: {hint}")
 
 
 # -- the report ---------------------------------------------------------------------------------
@@ -146,61 +156,83 @@ def _add(tracer: Tracer, name: str, namespace: dict[str, Any]) -> None:
 
 def lines_report(record: LinesRecord, order: str) -> Report:
     """Return one table per block, in the order of lines or of cost, the most expensive first."""
-    used = {
-        device: None
-        for cost in record.costs.values()
-        for device, peak in cost.peak_bytes.items()
-        if device == "cpu" or peak or cost.kept_bytes.get(device)
-    }
-    devices = sorted(used, key=lambda device: (device != "cpu", device)) or ["cpu"]
-    ran = {block for block, _ in record.costs}
-    blocks = list(enumerate(record.blocks))
-    tables = [
-        _table(record, number, block, devices, order) for number, block in blocks if number in ran
-    ]
-    notes = [f"measuring stopped early: {clean(record.error)}"] * bool(record.error)
-    notes += [f"{clean(block.title)} did not run" for number, block in blocks if number not in ran]
+    devices = _devices(record)
+    blocks_that_ran = {block for block, _ in record.costs}
+    notes = []
+    if record.error:
+        notes.append(f"measuring stopped early: {clean(record.error)}")
+    tables = []
+    for number, block in enumerate(record.blocks):
+        if number in blocks_that_ran:
+            tables.append(_table(record, number, devices, order))
+        else:
+            notes.append(f"{clean(block.title)} did not run")
     if record.untrimmed:
         times = count(record.untrimmed, "time")
         notes.append(
             f"{times} free heap pages were not freed before a line, because that takes too long: "
             f"{_UNSEEN}"
         )
-    share = (
-        f"{format_seconds(record.seconds)}, of which measuring took "
-        f"{format_short_seconds(record.own_seconds)}"
-    )
-    headline = f"memlines · {count(len(record.costs), 'line')} ran · {share}"
+    lines = f"{count(len(record.costs), 'line')} ran"
+    measuring = f"of which measuring took {format_short_seconds(record.own_seconds)}"
+    headline = f"memlines · {lines} · {format_seconds(record.seconds)}, {measuring}"
     return Report("memlines", headline, notes, tables)
 
 
-def _table(
-    record: LinesRecord, number: int, block: CodeBlock, devices: list[str], order: str
-) -> Table:
+def _devices(record: LinesRecord) -> list[str]:
+    """Return the devices whose memory the lines changed, the host first."""
+    devices = set[str]()
+    for cost in record.costs.values():
+        for device, peak in cost.peak_bytes.items():
+            if device == "cpu" or peak or cost.kept_bytes.get(device):
+                devices.add(device)
+    return sorted(devices, key=lambda device: (device != "cpu", device)) or ["cpu"]
+
+
+def _table(record: LinesRecord, number: int, devices: list[str], order: str) -> Table:
+    """Return the lines of a block and their costs."""
+    block = record.blocks[number]
     costs = {line: cost for (owner, line), cost in record.costs.items() if owner == number}
-    figures = [f"{device_label(device)} {what}" for device in devices for what in ("kept", "peak")]
-    shown = range(
-        block.first_line,
-        block.first_line + len(block.source) * (len(block.source) <= _LONGEST_SHOWN),
-    )
-    lines = sorted({*costs, *shown})
+    lines = set(costs)
+    if len(block.source) <= _LONGEST_SHOWN:
+        lines.update(range(block.first_line, block.first_line + len(block.source)))
+    ordered = sorted(lines)
     if order != "line":
-        lines = sorted(costs, key=lambda line: -_KEYS[order](costs[line]))
-    rows = [_row(line, block, costs.get(line), devices) for line in lines]
+        ordered = sorted(costs, key=lambda line: _figure(costs[line], order), reverse=True)
+    figures = []
+    for device in devices:
+        figures += [f"{device_label(device)} kept", f"{device_label(device)} peak"]
     columns = ("line", "hits", "time", *figures, "source")
-    return Table(
-        clean(block.title), columns, tuple(rows), frozenset(columns[:-1]), frozenset({"source"})
-    )
+    rows = [_row(line, block, costs.get(line), devices) for line in ordered]
+    return Table(clean(block.title), columns, rows, set(columns[:-1]), {"source"})
 
 
-def _row(line: int, block: CodeBlock, cost: LineCost | None, devices: list[str]) -> tuple[str, ...]:
+def _figure(cost: LineCost, order: str) -> float:
+    """Return the figure of a line that ``--sort`` asks for: of memory, that of the device where it
+    is highest.
+    """
+    match order:
+        case "kept":
+            return max(cost.kept_bytes.values(), default=0)
+        case "peak":
+            return max(cost.peak_bytes.values(), default=0)
+        case "time":
+            return cost.seconds
+        case _:
+            return cost.hits
+
+
+def _row(line: int, block: CodeBlock, cost: LineCost | None, devices: list[str]) -> list[str]:
+    """Return the cells of a line's row; a line that did not run has only its source."""
     index = line - block.first_line
-    source = block.source[index].expandtabs(4) if 0 <= index < len(block.source) else ""
+    source = ""
+    if 0 <= index < len(block.source):
+        source = block.source[index].expandtabs(4)
     if cost is None:
-        return (str(line), "", "", *("" for _ in devices for _ in range(2)), source)
-    memory = [
-        format_change(figure.get(device, 0))
-        for device in devices
-        for figure in (cost.kept_bytes, cost.peak_bytes)
-    ]
-    return (str(line), str(cost.hits), format_short_seconds(cost.seconds), *memory, source)
+        no_figures = [""] * (2 + 2 * len(devices))
+        return [str(line), *no_figures, source]
+    memory = []
+    for device in devices:
+        memory.append(format_change(cost.kept_bytes.get(device, 0)))
+        memory.append(format_change(cost.peak_bytes.get(device, 0)))
+    return [str(line), str(cost.hits), format_short_seconds(cost.seconds), *memory, source]

@@ -9,6 +9,7 @@ import gc
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -49,13 +50,12 @@ class Cost:
     @property
     def devices(self) -> list[str]:
         """The host, and each accelerator on which memory was allocated."""
-        used = {
-            u.device: None
-            for run in self.runs
-            for u in run.usages
-            if u.device == "cpu" or u.peak_bytes
-        }
-        return list(used)
+        devices: dict[str, None] = {}
+        for run in self.runs:
+            for usage in run.usages:
+                if usage.device == "cpu" or usage.peak_bytes:
+                    devices[usage.device] = None
+        return list(devices)
 
     def usages(self, device: str) -> list[Usage]:
         """Return the runs' usages of a device: kept is memory held by names that the statement
@@ -79,21 +79,19 @@ def measure(
     own in a copy; the objects are the same, so changes to them persist. ``setup`` runs before every
     run, unmeasured.
     """
-    __tracebackhide__ = (
-        True  # IPython shows the frames of the statement, and not those of its callers
-    )
-    nothing, costs = (
-        Cost(NOTHING.text),
-        [(statement, Cost(statement.text)) for statement in statements],
-    )
-    runs = [(NOTHING, nothing), *costs]
-    for statement, _ in runs:
+    # IPython shows the frames of the statement, and not those of its callers
+    __tracebackhide__ = True
+    measured = [NOTHING, *statements]
+    costs = [Cost(statement.text) for statement in measured]
+    for statement in measured:
         _run(meter, statement, namespace, setup, _wait_for([]))
-    wait = _wait_for([device for device, reading in meter.now().items() if reading.reserved_bytes])
+    in_use = [device for device, reading in meter.now().items() if reading.reserved_bytes]
+    wait = _wait_for(in_use)
     for _ in range(repeats):
-        for statement, cost in runs:
+        for statement, cost in zip(measured, costs, strict=True):
             cost.runs.append(_run(meter, statement, namespace, setup, wait))
-    return [cost for _, cost in costs], nothing
+    nothing, *costs_of_statements = costs
+    return costs_of_statements, nothing
 
 
 def _run(
@@ -103,6 +101,7 @@ def _run(
     setup: CodeType | None,
     wait: Callable[[], None],
 ) -> Run:
+    """Run a statement once, and return its memory and time."""
     __tracebackhide__ = True
     names = dict(namespace)
     if setup is not None:
@@ -126,18 +125,19 @@ def _run(
 def _wait_for(devices: Sequence[str]) -> Callable[[], None]:
     """Return a function that waits until ``devices`` have finished their work."""
     torch: Any = loaded_torch()
-    waits: list[tuple[Callable[..., None], list[int]]] = []
+    waits: list[Callable[[], None]] = []
     for device in devices:
-        name, _, index = device.partition(":")
-        wait_for, arguments = getattr(torch, name).synchronize, [int(index)] if index else []
-        with contextlib.suppress(
-            RuntimeError
-        ):  # a context that is broken already does nothing to wait for
-            wait_for(*arguments)
-            waits.append((wait_for, arguments))
+        kind, _, index = device.partition(":")
+        synchronize = getattr(torch, kind).synchronize
+        if index:
+            synchronize = partial(synchronize, int(index))
+        # RuntimeError: a context that is broken already does nothing to wait for
+        with contextlib.suppress(RuntimeError):
+            synchronize()
+            waits.append(synchronize)
 
     def wait() -> None:
-        for synchronize, arguments in waits:
-            synchronize(*arguments)
+        for synchronize in waits:
+            synchronize()
 
     return wait
