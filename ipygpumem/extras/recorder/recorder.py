@@ -64,8 +64,14 @@ class Recorder:
         if self._writer is not None:
             return
         self._counter = cgroup.counter()
-        started, place = psutil.Process().create_time(), host.process_space()
-        kernel = Kernel(time.time(), os.getpid(), started, place, _notebook(), self._counter)
+        kernel = Kernel(
+            time.time(),
+            os.getpid(),
+            started=psutil.Process().create_time(),
+            place=host.process_space(),
+            notebook=_notebook(),
+            counter=self._counter,
+        )
         try:
             self._writer = RecordingWriter(self.folder, kernel)
         except OSError as error:
@@ -73,12 +79,12 @@ class Recorder:
                 f"recording is off: {ellipsize(self.folder)} cannot be written ({_reason(error)})"
             ) from None
         recordings.prune(self.folder, self._writer.path)
-        shell, worker = self._context.shell, self._context.meter.worker
+        worker = self._context.meter.worker
         worker.add(self._tick)
         self._undo.callback(worker.remove, self._tick)
-        if shell.has_trait(
-            "exit_now"
-        ):  # a kernel's: set when the front-end asks it to end, even while a cell runs
+        shell = self._context.shell
+        if shell.has_trait("exit_now"):
+            # a kernel's: set when the front-end asks it to end, even while a cell runs
             shell.observe(self._asked_to_end, "exit_now")
             self._undo.callback(shell.unobserve, self._asked_to_end, "exit_now")
         atexit.register(self.stop, "the kernel's process ended by itself")
@@ -92,29 +98,29 @@ class Recorder:
         a cell.
         """
         if tell:
-            try:
-                ended = recordings.ended(self.folder, _notebook())
-                if ended and ended[0].running and recordings.judge(ended[0]).grade:
-                    cell = ended[0].running.cell
-                    self._messages.append(
-                        f"the previous kernel died in cell {cell}: see %gpumem postmortem"
-                    )
-            except (
-                Exception
-            ) as error:  # another kernel's file must not keep this one from recording
-                self._messages.append(
-                    f"the end of the previous kernel is unknown ({_reason(error)})"
-                )
+            self._tell_of_previous_kernel()
         try:
             self.start()
         except Exception as error:
             self.stop("recording could not begin")
             self._context.config.recorder = False
-            self._messages.append(
-                str(error)
-                if isinstance(error, RecordingError)
-                else f"recording is off ({_reason(error)})"
-            )
+            if isinstance(error, RecordingError):
+                message = str(error)
+            else:
+                message = f"recording is off ({_reason(error)})"
+            self._messages.append(message)
+
+    def _tell_of_previous_kernel(self) -> None:
+        """Leave a message if this notebook's previous kernel died in a cell."""
+        try:
+            ended = recordings.ended(self.folder, _notebook())
+            if ended and ended[0].running and recordings.judge(ended[0]).grade:
+                cell = ended[0].running.cell
+                self._messages.append(
+                    f"the previous kernel died in cell {cell}: see %gpumem postmortem"
+                )
+        except Exception as error:  # another kernel's file must not keep this one from recording
+            self._messages.append(f"the end of the previous kernel is unknown ({_reason(error)})")
 
     def close(self) -> None:
         """Stop, as the extension is unloaded."""
@@ -122,7 +128,8 @@ class Recorder:
 
     def stop(self, reason: str) -> None:
         """End the recording regularly; does nothing if it is off."""
-        writer, self._writer = self._writer, None
+        writer = self._writer
+        self._writer = None
         if writer is not None:
             writer.close(reason)
         self._undo.close()
@@ -154,10 +161,8 @@ class Recorder:
             return
         try:
             writer.write(moment())
-        except (
-            MemoryError
-        ):  # the cell is about to use all of it: this line is lost, the next may not be
-            pass
+        except MemoryError:
+            pass  # the cell is about to use all of it: this line is lost, the next may not be
         except Exception as error:
             self._writer = None
             writer.close(f"recording stopped: {_reason(error)}")
@@ -176,19 +181,17 @@ class Recorder:
 
     def _cell_start(self, cell: Cell, number: int) -> Moment:
         source = recordings.first_lines(text_of(getattr(cell.info, "raw_cell", None)))
-        self._cell = self._moment(
-            "cell",
-            number,
-            cell.measured.span.before.values() if cell.measured.span else (),
-            source=source,
-        )
+        span = cell.measured.span
+        readings = span.before.values() if span else ()
+        self._cell = self._moment("cell", number, readings, source=source)
         return self._cell
 
     def _tick(self) -> float | None:
         """Write the memory of a long-running cell; called in the meter's thread, which sleeps
         between cells.
         """
-        running, begun = self._context.cells.outermost(), self._cell
+        running = self._context.cells.outermost()
+        begun = self._cell
         if running is None:
             return None
         waited = time.perf_counter() - running.measured.started
@@ -202,42 +205,42 @@ class Recorder:
     def cell_ended(self, cell: Cell) -> Sequence[Report]:
         """Write the end of a cell."""
         begun = self._cell
-        if begun is not None and not cell.nested:
-            self._cell = None
-            record = cell.measured.record
-            error, usages = (
-                ("", ()) if record is None else (clean(record.error or ""), record.usages)
-            )
-            self._write(lambda: self._moment("cell end", begun.cell, usages, error=error))
+        if begun is None or cell.nested:
+            return ()
+        self._cell = None
+        record = cell.measured.record
+        usages = () if record is None else record.usages
+        error = "" if record is None else clean(record.error or "")
+        self._write(lambda: self._moment("cell end", begun.cell, usages, error=error))
         return ()
 
     def _moment(
         self,
         kind: Literal["cell", "tick", "cell end"],
         cell: int | None,
-        found: Iterable[Reading | Usage],
+        figures: Iterable[Reading | Usage],
         **more: Any,
     ) -> Moment:
-        found = tuple(found)
-        totals = {item.device: item.total_bytes for item in found if item.total_bytes is not None}
-        memory = {
-            item.device: item.after_bytes if isinstance(item, Usage) else item.current_bytes
-            for item in found
-        }
+        """Return a moment with the memory of each device; a tick has the machine's memory, too."""
+        memory: dict[str, int] = {}
+        totals: dict[str, int] = {}
+        for item in figures:
+            if item.total_bytes is not None:
+                totals[item.device] = item.total_bytes
+            if isinstance(item, Usage):
+                memory[item.device] = item.after_bytes
+            else:
+                memory[item.device] = item.current_bytes
         if kind == "tick":
-            machine, group = psutil.virtual_memory(), cgroup.tightest()
-            memory["machine: available"], totals["machine: available"] = (
-                machine.available,
-                machine.total,
-            )
+            machine = psutil.virtual_memory()
+            memory["machine: available"] = machine.available
+            totals["machine: available"] = machine.total
+            group = cgroup.tightest()
             if group is not None:
-                memory["control group"], totals["control group"] = (
-                    group.used_bytes,
-                    group.limit_bytes,
-                )
-        return Moment(
-            kind, time.time(), cell, memory, totals, cgroup.counted(self._counter), **more
-        )
+                memory["control group"] = group.used_bytes
+                totals["control group"] = group.limit_bytes
+        kills = cgroup.counted(self._counter)
+        return Moment(kind, time.time(), cell, memory, totals, kills, **more)
 
 
 def _notebook() -> str:

@@ -10,11 +10,14 @@ from pathlib import Path
 
 from ipygpumem.errors import RecordingError, ellipsize
 from ipygpumem.extras.recorder import recordings
-from ipygpumem.extras.recorder.recordings import Moment, Recording, Verdict
+from ipygpumem.extras.recorder.recordings import Kernel, Moment, Recording, Verdict
 from ipygpumem.report.layout import Fact, Listing, Report, Table, clean, count, device_label, note
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Group, Options, Part, argument, command
 from ipygpumem.units import format_bytes, format_seconds
+
+_LINES_SHOWN = 20
+"""Maximum number of source lines to show of a cell."""
 
 
 @command("%gpumem recorder on", "start the recording")
@@ -35,10 +38,12 @@ def recorder_off(app: App, options: Options) -> list[Report]:
 @command("%gpumem recorder status", "show if it is on, and the folder of the recordings")
 def recorder_status(app: App, options: Options) -> list[Report]:
     """Return the state of the recorder, and the folder of recordings."""
-    path, folder = app.recorder.path, app.recorder.folder
-    sizes = [found.stat().st_size for found in recordings.listed(folder)]
-    kept = f"{count(len(sizes), 'recording')}, {format_bytes(sum(sizes))}, in {folder}"
-    return [note(f"recording is {'off' if path is None else f'on: {path.name}'} · {kept}")]
+    path = app.recorder.path
+    state = "off" if path is None else f"on: {path.name}"
+    folder = app.recorder.folder
+    sizes = [recording.stat().st_size for recording in recordings.listed(folder)]
+    number = count(len(sizes), "recording")
+    return [note(f"recording is {state} · {number}, {format_bytes(sum(sizes))}, in {folder}")]
 
 
 RECORDER = Group(
@@ -62,28 +67,28 @@ def _recordings(app: App, begun: str) -> list[str]:
 def postmortem(app: App, options: Options) -> list[Report]:
     """Return the report on a recording, by default the last one whose kernel died."""
     folder = app.recorder.folder
-    gone = [one for one in recordings.ended(folder) if one.kernel and not one.end]
-    # "dead" before "unknown": that may run elsewhere
-    gone.sort(key=lambda one: recordings.state(one.kernel))
-    if not (options.file or gone):
-        known = count(len(recordings.listed(folder)), "recording")
-        text = f"no kernel is known to have died while it was recorded ({known} in {folder})"
-        return [
-            Report(
-                "postmortem",
-                text if folder.exists() else "no recordings: %gpumem recorder on starts one",
-            )
-        ]
-    found = _named(folder, options.file) if options.file else recordings.read(gone[0].path)
-    return [postmortem_report(found, recordings.judge(found))]
+    if options.file:
+        recording = _named(folder, options.file)
+        return [postmortem_report(recording, recordings.judge(recording))]
+    dead = [tail for tail in recordings.ended(folder) if tail.kernel and not tail.end]
+    if dead:
+        # "dead" before "unknown": that may run elsewhere
+        last = min(dead, key=lambda tail: recordings.state(tail.kernel))
+        recording = recordings.read(last.path)
+        return [postmortem_report(recording, recordings.judge(recording))]
+    if not folder.exists():
+        return [Report("postmortem", "no recordings: %gpumem recorder on starts one")]
+    number = count(len(recordings.listed(folder)), "recording")
+    text = f"no kernel is known to have died while it was recorded ({number} in {folder})"
+    return [Report("postmortem", text)]
 
 
-def _named(folder: Path, name: str) -> recordings.Recording:
+def _named(folder: Path, name: str) -> Recording:
     """Return the recording with a file name in the folder, or a path."""
     for path in (folder / name, Path(os.path.expanduser(name))):  # noqa: PTH111  # that of Path fails on some names
-        found = recordings.read(path)
-        if found.kernel or found.cell:
-            return found
+        recording = recordings.read(path)
+        if recording.kernel or recording.cell:
+            return recording
     raise RecordingError(
         f"{clean(ellipsize(name))}: there is no such recording; %gpumem recorder status says where "
         f"they are"
@@ -96,53 +101,67 @@ def postmortem_report(recording: Recording, verdict: Verdict) -> Report:
     if recording.skipped:
         unread = f"{count(recording.skipped, 'line')} of the recording could not be read"
         lines.append(f"{unread}: its end may be among them" if verdict.grade else unread)
-    moments = recording.cell
-    listings = []
-    if moments and moments[0].kind == "cell":
-        cell, last = moments[0], moments[-1]
-        ran = f"ran {format_seconds(max(0.0, last.time - cell.time))}"
-        ran += f" {clean(last.error)}" if last.kind == "cell end" else " until its last entry"
-        source = [clean(f"  {line.expandtabs(4)}") for line in cell.source.split("\n")[:20]]
-        listings.append(Listing(f"cell {cell.cell}, {ran}", source, code=True))
     return Report(
         "postmortem",
         _headline(recording, verdict),
         lines,
-        [_memory_table(moments)],
-        [Fact("evidence", [clean(verdict.evidence)] * bool(verdict.evidence))],
-        listings,
+        [_memory_table(recording.cell)],
+        [Fact("evidence", [clean(verdict.evidence)] if verdict.evidence else [])],
+        _listings(recording.cell),
         is_trouble=bool(verdict.grade),
     )
 
 
+def _listings(moments: Sequence[Moment]) -> list[Listing]:
+    """Return the source of the last cell, with its time and how it ended."""
+    if not moments or moments[0].kind != "cell":
+        return []
+    cell, last = moments[0], moments[-1]
+    end = f" {clean(last.error)}" if last.kind == "cell end" else " until its last entry"
+    title = f"cell {cell.cell}, ran {format_seconds(max(0.0, last.time - cell.time))}{end}"
+    source = [clean(f"  {line.expandtabs(4)}") for line in cell.source.split("\n")[:_LINES_SHOWN]]
+    return [Listing(title, source, code=True)]
+
+
 def _headline(recording: Recording, verdict: Verdict) -> list[str]:
-    kernel, running, why = recording.kernel, recording.running, clean(verdict.text)
-    notebook = (
-        f"of {clean(kernel.notebook.rpartition('/')[2])}, " if kernel and kernel.notebook else ""
-    )
-    name = f"kernel {notebook}process {kernel.pid}" if kernel else "unknown kernel"
+    """Return the kernel, and when, where and why it died, if it did."""
+    name = _kernel_name(recording.kernel)
+    why = clean(verdict.text)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(recording.last_time))
     if not verdict.grade:
         return [name, why, f"last entry {when}"]
+    running = recording.running
     where = "while no cell ran" if running is None else f"in cell {running.cell}"
     return [f"{name} died {where}", when, f"{why} ({verdict.grade})"]
 
 
+def _kernel_name(kernel: Kernel | None) -> str:
+    """Return a kernel's notebook and process."""
+    if not kernel:
+        return "unknown kernel"
+    process = f"process {kernel.pid}"
+    if not kernel.notebook:
+        return f"kernel {process}"
+    return f"kernel of {clean(kernel.notebook.rpartition('/')[2])}, {process}"
+
+
 def _memory_table(moments: Sequence[Moment]) -> Table:
-    sizes, totals = defaultdict[str, list[int]](list), dict[str, int]()
+    """Return the course of each memory over the last cell's moments."""
+    sizes_by_name: dict[str, list[int]] = defaultdict(list)
+    totals: dict[str, int] = {}
     for moment in moments:
         totals |= moment.totals
         for name, size in moment.memory.items():
-            sizes[name].append(size)
-    rows = [
-        {
+            sizes_by_name[name].append(size)
+    rows = []
+    for name, sizes in sizes_by_name.items():
+        row = {
             "memory": clean(device_label(name)),
-            "first": format_bytes(found[0]),
-            "lowest": format_bytes(min(found)),
-            "highest": format_bytes(max(found)),
-            "last": format_bytes(found[-1]),
+            "first": format_bytes(sizes[0]),
+            "lowest": format_bytes(min(sizes)),
+            "highest": format_bytes(max(sizes)),
+            "last": format_bytes(sizes[-1]),
             "of": format_bytes(totals[name]) if name in totals else "",
         }
-        for name, found in sizes.items()
-    ]
+        rows.append(row)
     return Table.of(rows, {"first", "lowest", "highest", "last", "of"})

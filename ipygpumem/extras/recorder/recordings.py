@@ -14,6 +14,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -79,20 +80,25 @@ def first_lines(source: str) -> str:
 
 def encode(entry: Kernel | Moment) -> bytes:
     """Return an entry's line, without unknown fields."""
-    known = {name: value for name, value in entry.to_dict().items() if value not in (None, "", {})}
-    return f"{json.dumps({'kind': 'kernel', **known}, separators=(',', ':'))}\n".encode("ascii")
+    filled = {name: value for name, value in entry.to_dict().items() if value not in (None, "", {})}
+    values = {"kind": "kernel"} | filled  # a moment has a kind of its own
+    return f"{json.dumps(values, separators=(',', ':'))}\n".encode("ascii")
 
 
 def decode(line: bytes) -> Kernel | Moment | None:
     """Return the entry of a line; None if it is foreign or damaged."""
     try:
         data = json.loads(line)
-        entry = (Kernel if data["kind"] == "kernel" else Moment).from_dict(data)
+        kind = Kernel if data["kind"] == "kernel" else Moment
+        entry = kind.from_dict(data)
     except (TypeError, ValueError, LookupError, RecursionError, OverflowError):
         return None
+    if isinstance(entry, Kernel) and entry.pid <= 0:
+        return None
     times = [value for value in vars(entry).values() if type(value) is float]
-    is_process = isinstance(entry, Moment) or entry.pid > 0
-    return entry if is_process and all(0 <= value < _LATEST for value in times) else None
+    if not all(0 <= value < _LATEST for value in times):
+        return None
+    return entry
 
 
 class Recording(NamedTuple):
@@ -111,35 +117,54 @@ class Recording(NamedTuple):
     @property
     def last_time(self) -> float:
         """Unix time of the last line."""
-        return self.cell[-1].time if self.cell else self.kernel.time if self.kernel else 0.0
+        if self.cell:
+            return self.cell[-1].time
+        return self.kernel.time if self.kernel else 0.0
 
     @property
     def running(self) -> Moment | None:
         """The last moment of the cell that was running when the recording stopped, if any."""
-        return self.cell[-1] if self.cell and self.cell[-1].kind != "cell end" else None
+        if not self.cell or self.cell[-1].kind == "cell end":
+            return None
+        return self.cell[-1]
 
 
 def read(path: Path, most: int = _MOST_BYTES) -> Recording:
     """Return a recording; of a file with more than ``most`` bytes the middle is skipped."""
+    # after the last newline there is nothing, or a torn line
+    lines = [line for line in _content(path, most).split(b"\n")[:-1] if line]
+    kernel: Kernel | None = None
+    end: Moment | None = None
+    last_cell: list[Moment] = []
+    skipped = 0
+    for line in lines:
+        entry = decode(line)
+        if entry is None:
+            skipped += 1
+        elif isinstance(entry, Kernel):
+            kernel = kernel or entry
+        elif entry.kind == "end":
+            end = end or entry
+        else:
+            if entry.kind == "cell":
+                last_cell = []
+            last_cell.append(entry)
+    return Recording(path, kernel, tuple(last_cell), end, skipped)
+
+
+def _content(path: Path, most: int) -> bytes:
+    """Return a file's first line and its last ``most`` bytes, from a line's beginning; as much as
+    can be read.
+    """
     text = b""
-    with (
-        contextlib.suppress(OSError, ValueError),
-        open_plain(path) as file,
-    ):  # or an invalid file name
+    # ValueError: an invalid file name
+    with contextlib.suppress(OSError, ValueError), open_plain(path) as file:
         text = file.readline(_HEAD_BYTES)
         if path.stat().st_size - most > len(text):
             file.seek(-most, os.SEEK_END)
             file.readline(most)
         text += file.read(most)
-    # after the last newline there is nothing, or a torn line
-    lines = [line for line in text.split(b"\n")[:-1] if line]
-    entries = [entry for entry in map(decode, lines) if entry is not None]
-    kernel = next((entry for entry in entries if isinstance(entry, Kernel)), None)
-    moments = [entry for entry in entries if isinstance(entry, Moment)]
-    end = next((moment for moment in moments if moment.kind == "end"), None)
-    cells = [moment for moment in moments if moment.kind != "end"]
-    start = max((at for at, moment in enumerate(cells) if moment.kind == "cell"), default=0)
-    return Recording(path, kernel, tuple(cells[start:]), end, len(lines) - len(entries))
+    return text
 
 
 def listed(folder: Path) -> list[Path]:
@@ -151,13 +176,16 @@ def listed(folder: Path) -> list[Path]:
 
 def prune(folder: Path, own: Path) -> None:
     """Delete old or excess recordings, except those of running kernels."""
-    for position, path in enumerate(path for path in listed(folder) if path != own):
+    earlier = [path for path in listed(folder) if path != own]
+    for position, path in enumerate(earlier):
         with contextlib.suppress(OSError):
-            old = time.time() - path.stat().st_mtime > _KEPT_SECONDS
-            if old or position >= _KEPT_FILES - 1:
-                now = state(read(path, TAIL_BYTES).kernel)
-                if now == "dead" or (old and now == "unknown"):
-                    path.unlink()
+            is_old = time.time() - path.stat().st_mtime > _KEPT_SECONDS
+            is_in_excess = position >= _KEPT_FILES - 1
+            if not is_old and not is_in_excess:
+                continue
+            kernel_is = state(read(path, TAIL_BYTES).kernel)
+            if kernel_is == "dead" or (is_old and kernel_is == "unknown"):
+                path.unlink()
 
 
 class RecordingWriter:
@@ -177,8 +205,10 @@ class RecordingWriter:
         self.path = folder / f"{started}-{os.getpid()}-{secrets.token_hex(3)}.jsonl"
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._head, self._running = encode(kernel), b""
-        """Lines kept when the file is cut: the kernel's, and that of the running cell's start."""
+        self._head = encode(kernel)
+        """The kernel's line, which stays when the file is cut."""
+        self._running = b""
+        """The line of the running cell's start, which stays, too."""
         self._file = open(self.path, "xb", buffering=0, opener=_private)  # noqa: SIM115  # it stays open
         self._append(self._head)
 
@@ -188,15 +218,22 @@ class RecordingWriter:
             if os.getpid() != self._pid or self._file.closed:
                 return
             line = encode(moment)
-            if self._file.tell() + len(line) > MOST_WRITTEN:  # drop the older half
-                half = self.path.read_bytes()[-MOST_WRITTEN // 2 :].partition(b"\n")[2]
-                self._file.truncate(0)
-                self._append(self._head + (b"" if self._running in half else self._running) + half)
+            if self._file.tell() + len(line) > MOST_WRITTEN:
+                self._drop_older_half()
             self._append(line)
             if moment.kind != "tick":
                 self._running = line if moment.kind == "cell" else b""
 
+    def _drop_older_half(self) -> None:
+        half = self.path.read_bytes()[-MOST_WRITTEN // 2 :]
+        _, _, newer = half.partition(b"\n")  # from a line's beginning
+        if self._running not in newer:
+            newer = self._running + newer
+        self._file.truncate(0)
+        self._append(self._head + newer)
+
     def _append(self, line: bytes) -> None:
+        """Write lines in one call (``OSError`` if only a part of them fits on the disk)."""
         if self._file.write(line) != len(line):
             raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -231,13 +268,14 @@ def ended(folder: Path, notebook: str = "") -> list[Recording]:
     """Return the recordings of a notebook's kernels that do not run, or not here;
     the newest first.
     """
-    tails = (read(path, TAIL_BYTES) for path in listed(folder))
-    return [
-        tail
-        for tail in tails
-        if state(tail.kernel) != "alive"
-        and (not tail.kernel or not notebook or tail.kernel.notebook in ("", notebook))
-    ]
+    recordings = []
+    for path in listed(folder):
+        tail = read(path, TAIL_BYTES)
+        if state(tail.kernel) == "alive":
+            continue
+        if not tail.kernel or not notebook or tail.kernel.notebook in ("", notebook):
+            recordings.append(tail)
+    return recordings
 
 
 class Verdict(NamedTuple):
@@ -258,28 +296,40 @@ def judge(recording: Recording) -> Verdict:
         )
     if recording.end is not None:
         return Verdict(recording.end.reason)
-    now = state(kernel)
-    if now == "alive":
+    kernel_is = state(kernel)
+    if kernel_is == "alive":
         return Verdict("the kernel still runs")
-    if now == "unknown":
+    if kernel_is == "unknown":
         return Verdict(
             "it may still run: it is in another container or on another machine, or that was "
             "restarted"
         )
-    earliest = recording.last_time - _CLOCK_SECONDS
-    deaths = cgroup.deaths() if kernel.place.endswith(_ROOT_NAMESPACE) else ()
-    for death in deaths:
-        if death.pid == kernel.pid and death.time >= earliest:
-            group, machine = (
-                "its control group's limit was reached",
-                "the machine's memory was used up",
-            )
-            oom = f"the OOM killer ended it: {group if 'cgroup' in death.text else machine}"
-            text = oom if death.oom else "it crashed: a fault in native code"
-            return Verdict(text, "certain", f"the system's log: {death.text}")
-    before = next(
-        (moment.kills for moment in reversed(recording.cell) if moment.kills is not None), None
-    )
+    return _in_system_log(kernel, recording.last_time) or _from_counter(kernel, recording.cell)
+
+
+def _in_system_log(kernel: Kernel, last_time: float) -> Verdict | None:
+    """Return why a kernel ended after its last entry, if the system's log says so."""
+    if not kernel.place.endswith(_ROOT_NAMESPACE):
+        return None
+    for death in cgroup.deaths():
+        if death.pid != kernel.pid or death.time < last_time - _CLOCK_SECONDS:
+            continue
+        text = "it crashed: a fault in native code"
+        if death.oom:
+            cause = "the machine's memory was used up"
+            if "cgroup" in death.text:
+                cause = "its control group's limit was reached"
+            text = f"the OOM killer ended it: {cause}"
+        return Verdict(text, "certain", f"the system's log: {death.text}")
+    return None
+
+
+def _from_counter(kernel: Kernel, moments: Sequence[Moment]) -> Verdict:
+    """Return why a kernel ended, from the number of OOM kills since its last entry."""
+    before = None
+    for moment in moments:
+        if moment.kills is not None:
+            before = moment.kills
     after = cgroup.recorded(kernel.counter)
     if before is None or after is None:
         return Verdict(
