@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from ipygpumem.extras.isolate.packets import Connection, dump
 from ipygpumem.introspect import mro_of, name_of, type_name
+from ipygpumem.meter.meter import Span
 from ipygpumem.probes.host import rss_bytes
 from ipygpumem.probes.own_limits import figure
 from ipygpumem.scope.ownable import is_ownable
@@ -50,10 +51,10 @@ class Task:
 
 def run(task: Task, parent: int) -> NoReturn:
     """Run the cell, send its outputs and names, and end this process."""
-    own = os.getpid()
+    pid = os.getpid()
     try:
         _separate(task, parent)
-        _run(task, own)
+        _run(task, pid)
     except BaseException as error:  # the kernel's code must not go on in this process
         with contextlib.suppress(BaseException):
             task.connection.send("failed", *_described(error, traceback.format_exc().splitlines()))
@@ -84,65 +85,75 @@ def _separate(task: Task, parent: int) -> None:
     asyncio.set_event_loop(asyncio.new_event_loop())
 
 
-def _run(task: Task, own: int) -> None:
+def _run(task: Task, pid: int) -> None:
+    """Run the cell in this process, whose number is ``pid``, and send all that comes of it."""
     app, shell, send = task.app, task.app.context.shell, task.connection.send
-    before, errors = dict(shell.user_ns), _Errors(task)
+    before = dict(shell.user_ns)
+    errors = _Errors(task)
     _redirect(task, errors)
     if task.memory_bytes is not None:
-        private_bytes = figure(Path("/proc/self/status").read_bytes(), b"\nRssAnon:")
-        line = f"guard on --limit {private_bytes + task.memory_bytes}B"
-        guard, options = parse(app.commands, "%gpumem", line)
-        guard.run(app, options)
+        _limit_memory(app, task.memory_bytes)
     send("started", rss_bytes())
     span = app.context.meter.span()
     result = shell.run_cell(task.source, store_history=False)
     late: list[BaseException] = []  # an interrupt from here on must not lose the names to keep
     signal.signal(signal.SIGINT, lambda *_: late.append(KeyboardInterrupt()))
-    if os.getpid() != own:  # the cell forked, and its child came here
+    if os.getpid() != pid:  # the cell forked, and its child came here
         os._exit(0)
-    peak = next(
-        (usage.peak_delta_bytes for usage in span.stop() if usage.device == "cpu"),
-        0,
-    )
-    with contextlib.suppress(OSError, ValueError):  # pages copied on write do not increase RSS
-        peak = max(peak, figure(Path("/proc/self/smaps_rollup").read_bytes(), b"\nPrivate_Dirty:"))
+    peak_bytes = _peak_bytes(span)
     error = result.error_before_exec or result.error_in_exec
-    final = errors.end(error)
-    if any(
-        cell.guarded and not cell.guarded.startswith("perhaps")
-        for cell in app.context.cells.running()
-    ):
+    described = errors.end(error)
+    if _is_limit_reached(app):
         send("limited")
     if task.keep:
         _keep(task, before, failed=error is not None)
-    if error is not None or late:
-        send("failed", *(_described(late[0]) if error is None else final))
+    if error is not None:
+        send("failed", *described)
+    elif late:
+        send("failed", *_described(late[0]))
     for name in shell.user_ns.keys() - before.keys():  # files that the cell left open are closed
         del shell.user_ns[name]
     # what this deletes may hold locks that it shares with the kernel, which then ends this process
     before.clear()
-    send("done", peak)
+    send("done", peak_bytes)
+
+
+def _limit_memory(app: App, memory_bytes: int) -> None:
+    """Let the memory guard refuse more than so many bytes above this process's private ones."""
+    private_bytes = figure(Path("/proc/self/status").read_bytes(), b"\nRssAnon:")
+    line = f"guard on --limit {private_bytes + memory_bytes}B"
+    guard, options = parse(app.commands, "%gpumem", line)
+    guard.run(app, options)
+
+
+def _is_limit_reached(app: App) -> bool:
+    """Return True if the memory guard has refused memory to the cell, or to one inside it."""
+    texts = [cell.guarded for cell in app.context.cells.running()]
+    return any(text and not text.startswith("perhaps") for text in texts)
+
+
+def _peak_bytes(span: Span) -> int:
+    """Return the cell's peak of RAM; pages copied on write do not increase RSS, but count here."""
+    peak_bytes = 0
+    for usage in span.stop():
+        if usage.device == "cpu":
+            peak_bytes = usage.peak_delta_bytes
+    with contextlib.suppress(OSError, ValueError):
+        smaps = Path("/proc/self/smaps_rollup").read_bytes()
+        peak_bytes = max(peak_bytes, figure(smaps, b"\nPrivate_Dirty:"))
+    return peak_bytes
 
 
 def _keep(task: Task, before: dict[str, Any], *, failed: bool) -> None:
     """Write the names to keep, until the kernel's process can load all of them, and send why some
     are lost.
     """
-    now = task.app.context.namespace
-    bound = [
-        name
-        for name, value in list(now.items())
-        if is_ownable(name) and value is not before.get(name, now)
-    ]
-    names = list[str]()
-    for pattern in task.keep:
-        names += (
-            [pattern]
-            if pattern.isidentifier()
-            else [name for name in bound if fnmatchcase(name, pattern)]
-        )
-    values = {name: now[name] for name in dict.fromkeys(names) if name in now}
-    lost = {} if failed else {name: "there is no such name" for name in names if name not in values}
+    namespace = task.app.context.namespace
+    names = _names_to_keep(task, before)
+    values = {name: namespace[name] for name in names if name in namespace}
+    lost: dict[str, str] = {}
+    if not failed:
+        lost = {name: "there is no such name" for name in names if name not in values}
     while True:
         lost |= dump(task.kept, values, before)
         values = {name: value for name, value in values.items() if name not in lost}
@@ -157,29 +168,55 @@ def _keep(task: Task, before: dict[str, Any], *, failed: bool) -> None:
             return
 
 
+def _names_to_keep(task: Task, before: dict[str, Any]) -> list[str]:
+    """Return the names that ``--keep`` asks for, each once; a glob stands for names that the cell
+    has bound.
+    """
+    namespace = task.app.context.namespace
+    no_value = object()
+    bound = []
+    for name, value in list(namespace.items()):
+        if is_ownable(name) and value is not before.get(name, no_value):
+            bound.append(name)
+    names: dict[str, None] = {}
+    for pattern in task.keep:
+        if pattern.isidentifier():
+            names[pattern] = None
+        else:
+            names |= dict.fromkeys(name for name in bound if fnmatchcase(name, pattern))
+    return list(names)
+
+
 class _Errors:
     """The errors that the cell shows; the kernel's process raises the one that ends it."""
 
     def __init__(self, task: Task) -> None:
-        self._send, self._cells = task.connection.send, task.app.context.cells
+        self._send = task.connection.send
+        self._cells = task.app.context.cells
         self._waiting: list[tuple[BaseException, list[str]]] = []
+        """Errors with their tracebacks, of which one may be the cell's own."""
         self._depth = len(self._cells.running()) + 1
 
     def show(self, error: BaseException, lines: list[str]) -> None:
         """Show an error of an inner cell now, and any other when the next one comes: it may end the
         cell.
         """
-        waiting = [*self._waiting, (error, lines)]
-        self._waiting = [] if len(self._cells.running()) > self._depth else [waiting.pop()]
-        for earlier, its in waiting:
-            self._send("traceback", *_described(earlier, its))
+        errors = [*self._waiting, (error, lines)]
+        self._waiting = []
+        is_of_inner_cell = len(self._cells.running()) > self._depth
+        if not is_of_inner_cell:
+            self._waiting = [errors.pop()]
+        for earlier, its_lines in errors:
+            self._send("traceback", *_described(earlier, its_lines))
 
     def end(self, error: BaseException | None) -> tuple[str, str, str, list[str]]:
         """Show what the cell did not raise; return its own error."""
-        shown = [lines for earlier, lines in self._waiting if earlier is error]
-        for earlier, lines in () if shown else self._waiting:
-            self._send("traceback", *_described(earlier, lines))
-        return _described(error, *shown)
+        for waiting, lines in self._waiting:
+            if waiting is error:
+                return _described(error, lines)
+        for waiting, lines in self._waiting:
+            self._send("traceback", *_described(waiting, lines))
+        return _described(error)
 
 
 def _described(
@@ -188,10 +225,11 @@ def _described(
     """Return an error's type, its nearest built-in base, its message and its traceback, for another
     process.
     """
-    name, text = type_name(error), ""
+    name = type_name(error)
     base = next(
         name_of(kind) for kind in mro_of(type(error)) if vars(builtins).get(name_of(kind)) is kind
     )
+    text = ""
     with contextlib.suppress(Exception):  # any of the user's classes may fail
         text = str(error)
     return name, base, text, list(lines) or [f"{name}: {text}"]
@@ -202,37 +240,61 @@ def _described(
 
 def _redirect(task: Task, errors: _Errors) -> None:
     """Send the cell's output to the kernel's process instead of its sockets."""
-    shell, send = task.app.context.shell, task.connection.send
-    for name in ("stdout", "stderr"):
-        earlier = getattr(sys, name)
-        stream = _Stream(name, earlier, send)
-        setattr(sys, name, stream)
-        if type(earlier).__module__ == "ipykernel.iostream":  # log handlers keep it
-            earlier.write, earlier.flush = stream.write, stream.flush
-    publisher, hook, history = shell.display_pub, shell.displayhook, shell.history_manager
+    send = task.connection.send
+    shell = task.app.context.shell
+    sys.stdout = _stream("stdout", sys.stdout, send)
+    sys.stderr = _stream("stderr", sys.stderr, send)
+    _redirect_displays(shell, send)
+    _redirect_history(shell, task.source)
+    shell._showtraceback = lambda kind, error, lines: errors.show(error, lines)
+    shell.show_usage_error = lambda error: errors.show(error, [])
+    shell.loop_runner = asyncio.run
+    builtins.input = _asking(task.connection, "input")
+    getpass.getpass = _asking(task.connection, "getpass")
+    if hasattr(shell, "kernel"):
+        shell.kernel.session.send = functools.partial(_pass_on, send)
+
+
+def _stream(name: str, earlier: Any, send: Callable[..., None]) -> Any:
+    """Return the stream that replaces ``earlier``, to which log handlers may still write."""
+    stream = _Stream(name, earlier, send)
+    if type(earlier).__module__ == "ipykernel.iostream":
+        earlier.write, earlier.flush = stream.write, stream.flush
+    return stream
+
+
+def _redirect_displays(shell: Any, send: Callable[..., None]) -> None:
+    """Send what the cell displays, and its results."""
+    publisher, hook = shell.display_pub, shell.displayhook
 
     def publish(data: Any, metadata: Any = None, source: Any = None, **more: Any) -> None:
         send("publish", "publish", {"data": data, "metadata": metadata, **more})
 
+    def clear_output(wait: bool = False) -> None:
+        send("publish", "clear_output", {"wait": wait})
+
+    def write_result(data: Any, metadata: Any = None) -> None:
+        send("result", data, metadata)
+
+    def nothing() -> None:
+        """Leave the frame of a result to the kernel's process, which shows it."""
+
     publisher.publish = publish
-    publisher.clear_output = lambda wait=False: send("publish", "clear_output", {"wait": wait})
-    hook.start_displayhook = hook.write_output_prompt = hook.finish_displayhook = lambda: None
-    hook.write_format_data = lambda data, metadata=None: send("result", data, metadata)
+    publisher.clear_output = clear_output
+    hook.start_displayhook = hook.write_output_prompt = hook.finish_displayhook = nothing
+    hook.write_format_data = write_result
     sys.displayhook = hook
     shell.execution_count = hook.prompt_count  # IPython 9 has counted the cell already
+
+
+def _redirect_history(shell: Any, source: str) -> None:
+    """Keep the cell out of the kernel's history."""
+    history = shell.history_manager
     if history.input_hist_parsed:
         # it decides whether a semicolon hides the result
-        history.input_hist_parsed[-1] = task.source
+        history.input_hist_parsed[-1] = source
     history.enabled = False
     history.store_inputs = history.store_output = lambda *_: None
-    shell._showtraceback = lambda kind, error, lines: errors.show(error, lines)
-    shell.show_usage_error = lambda error: errors.show(error, [])
-    shell.loop_runner = asyncio.run
-    builtins.input, getpass.getpass = (
-        _asking(task.connection, kind) for kind in ("input", "getpass")
-    )
-    if hasattr(shell, "kernel"):
-        shell.kernel.session.send = functools.partial(_pass_on, send)
 
 
 def _pass_on(
@@ -240,13 +302,13 @@ def _pass_on(
 ) -> None:
     """Send a message of a widget, instead of the kernel's session."""
     if isinstance(kind, str) and kind.startswith("comm_"):
-        more = {name: given.get(name) for name in ("metadata", "ident")}
-        send(
-            "comm",
-            kind,
-            content,
-            {**more, "buffers": [bytes(item) for item in given.get("buffers") or ()]},
-        )
+        buffers = [bytes(item) for item in given.get("buffers") or ()]
+        more = {
+            "metadata": given.get("metadata"),
+            "ident": given.get("ident"),
+            "buffers": buffers,
+        }
+        send("comm", kind, content, more)
 
 
 def _asking(connection: Connection, kind: str) -> Callable[..., Any]:
@@ -268,7 +330,9 @@ class _Stream(io.TextIOBase):
     encoding = "utf-8"
 
     def __init__(self, name: str, earlier: Any, send: Callable[..., None]) -> None:
-        self._name, self._earlier, self._send = name, earlier, send
+        self._name = name
+        self._earlier = earlier
+        self._send = send
 
     def write(self, text: str) -> int:
         """Send text."""

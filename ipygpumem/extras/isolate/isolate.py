@@ -17,10 +17,10 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, BinaryIO, ClassVar
 
 from IPython.core.error import UsageError
 
@@ -73,14 +73,13 @@ def of_cell(app: App, options: Options, cell: str) -> list[Report]:
     """Run a cell in a child process; raise its error."""
     __tracebackhide__ = True
     if sys.platform != "linux":
-        reason = (
-            "Windows has no fork"
-            if sys.platform == "win32"
-            else "other systems' libraries break in a fork"
-        )
+        reason = "other systems' libraries break in a fork"
+        if sys.platform == "win32":
+            reason = "Windows has no fork"
         raise UsageError(f"%%isolate works on Linux only: {reason}")
     keep = patterns_of("%%isolate --keep", options.keep)
-    if reason := unusable(app.context.shell, cell):
+    reason = unusable(app.context.shell, cell)
+    if reason:
         raise UsageError(f"%%isolate: {clean(reason)}")
     isolated = IsolatedCell(app, options)
     error = isolated.run(_with_lines(app, cell), keep)
@@ -94,44 +93,58 @@ def _with_lines(app: App, cell: str) -> str:
     """Return the body below comments for the lines above it, so that line numbers are those of the
     cell.
     """
-    running = [getattr(running.info, "raw_cell", "") for running in app.context.cells.running()]
-    above, found, _ = text_of(running[-1] if running else "").rpartition(cell.rstrip())
-    lines = above.splitlines() if found else [""]
-    return (
-        cell if cell.lstrip().startswith("%%") else "".join(f"#{line}\n" for line in lines) + cell
-    )
+    if cell.lstrip().startswith("%%"):  # a cell magic must be the first line
+        return cell
+    running = app.context.cells.running()
+    source = text_of(getattr(running[-1].info, "raw_cell", "")) if running else ""
+    above, body, _ = source.rpartition(cell.rstrip())
+    lines = above.splitlines() if body else [""]
+    comments = [f"#{line}\n" for line in lines]
+    return "".join(comments) + cell
 
 
 class IsolatedCell:
     """A cell in a child process, as seen from the kernel's process."""
 
     def __init__(self, app: App, options: Options) -> None:
-        self._app, self._options, self._shell = app, options, app.context.shell
+        self._app = app
+        self._options = options
+        self._shell = app.context.shell
         self.notes: list[Report] = []
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection, self._childs = map(Connection, ends)
-        self._pid = self._interrupts = 0
-        self._is_done = self._is_late = self._is_loading = False
+        self._pid = 0
+        self._interrupts = 0
+        self._is_done = False
+        self._is_late = False
+        self._is_loading = False
         self._error: BaseException | None = None
         self._values: dict[str, object] = {}
         self._later: list[str] = []
         """Names to load once the child process has ended, the one that took too much memory last.
         """
-        self._start_bytes = self._peak_bytes = 0
+        self._start_bytes = 0
+        self._peak_bytes = 0
 
     def run(self, source: str, keep: list[str]) -> BaseException | None:
         """Run the cell; return its error."""
         with contextlib.ExitStack() as undo:
-            kept, stack = (
-                undo.enter_context(os.fdopen(os.memfd_create("isolate"), "w+b")) for _ in range(2)
-            )
+            values_file = undo.enter_context(_memory_file())
+            stack_file = undo.enter_context(_memory_file())
             undo.enter_context(self._connection.socket)
             undo.enter_context(self._childs.socket)
-            kills, memory = Kills(), self._options.memory
+            kills = Kills()
             task = child.Task(
-                self._app, source, keep, memory, self._childs, kept, stack, random.getstate()
+                self._app,
+                source,
+                keep,
+                self._options.memory,
+                self._childs,
+                kept=values_file,
+                stack=stack_file,
+                random_state=random.getstate(),
             )
-            self._file = kept
+            self._file = values_file
             with _interrupts_call(self._interrupted):
                 self._fork(task)
                 try:
@@ -139,17 +152,24 @@ class IsolatedCell:
                 finally:
                     status = self._end()
             if not self._is_done:
-                stack.seek(0)
-                self._error = self._death(status, kills, stack.read().decode("utf-8", "replace"))
-            elif self._later:  # in the memory that the child process has given back
-                failing, error = self._load(self._later)
-                if error is not None:
-                    self.notes.append(_lost(failing, describe_error(error)))
-                self._error = error if isinstance(error, KeyboardInterrupt) else self._error
+                stack_file.seek(0)
+                stack = stack_file.read().decode("utf-8", "replace")
+                self._error = self._death(status, kills, stack)
+            elif self._later:
+                self._load_later()
         self._take_back()
         return self._error
 
+    def _load_later(self) -> None:
+        """Load the names again in the memory that the child process has given back."""
+        failing, error = self._load(self._later)
+        if error is not None:
+            self.notes.append(_lost(failing, describe_error(error)))
+        if isinstance(error, KeyboardInterrupt):
+            self._error = error
+
     def _fork(self, task: child.Task) -> None:
+        """Start the child process, which never returns from here."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # the user's own
                 stream.flush()
@@ -205,9 +225,8 @@ class IsolatedCell:
         """Show the outputs until the child process has ended or its time is over."""
         deadline = time.monotonic() + (self._options.time or float("inf"))
         while not (self._is_done or self._is_late):
-            self._connection.socket.settimeout(
-                max(0.001, min(_PAUSE_SECONDS, deadline - time.monotonic()))
-            )
+            seconds = min(_PAUSE_SECONDS, deadline - time.monotonic())
+            self._connection.socket.settimeout(max(0.001, seconds))
             message: tuple[Any, ...] | None = ()
             try:
                 message = self._connection.receive()
@@ -217,11 +236,11 @@ class IsolatedCell:
             except OSError:
                 break
             except Exception as error:  # the class of an output may exist in the child process only
-                self.notes.append(
-                    note(clean(f"%%isolate: an output was lost: {describe_error(error)}"))
-                )
+                text = f"%%isolate: an output was lost: {describe_error(error)}"
+                self.notes.append(note(clean(text)))
             if message:
-                getattr(self, f"_{message[0]}")(*message[1:])
+                kind, *values = message
+                self._HANDLERS[kind](self, *values)
             elif message is None:  # it is ending, or the cell has closed all files
                 if self._has_ended():
                     break
@@ -254,9 +273,11 @@ class IsolatedCell:
         )
 
     def _ask(self, kind: str, prompt: str) -> None:
+        """Ask the user, and send the answer; an error is raised in the cell."""
+        ask = input if kind == "input" else getpass.getpass
         try:
             with _interrupts_call(signal.default_int_handler):
-                answer: object = (input if kind == "input" else getpass.getpass)(prompt)
+                answer: object = ask(prompt)
         except KeyboardInterrupt:
             self._interrupted(signal.SIGINT, None)
             return
@@ -286,10 +307,8 @@ class IsolatedCell:
             self._later = [*(name for name in names if name != failing), failing]
         elif error is not None:
             lost = {**lost, failing: describe_error(error)}
-        if (
-            error is not None and self._interrupts < 2
-        ):  # they are loaded again, because names may share objects
-            self._values = {}
+        if error is not None and self._interrupts < 2:
+            self._values = {}  # they are loaded again, because names may share objects
         self.notes += [_lost(name, why) for name, why in lost.items()]
         with contextlib.suppress(OSError):  # it has ended
             self._connection.send(failing or None, bool(self._later))
@@ -308,7 +327,23 @@ class IsolatedCell:
         return "", None
 
     def _done(self, peak_bytes: int) -> None:
-        self._is_done, self._peak_bytes = True, peak_bytes
+        self._is_done = True
+        self._peak_bytes = peak_bytes
+
+    _HANDLERS: ClassVar[dict[str, Callable[..., None]]] = {
+        "started": _started,
+        "write": _write,
+        "publish": _publish,
+        "result": _result,
+        "comm": _comm,
+        "ask": _ask,
+        "traceback": _traceback,
+        "failed": _failed,
+        "limited": _limited,
+        "kept": _kept,
+        "done": _done,
+    }
+    """Methods by the kind of message that the child process sends."""
 
     # -- after it --------------------------------------------------------------------------------
 
@@ -319,42 +354,60 @@ class IsolatedCell:
         with contextlib.suppress(ChildProcessError):
             _, status, usage = os.wait4(self._pid, 0)
             self._peak_bytes = max(self._peak_bytes, usage.ru_maxrss * KIB - self._start_bytes)
-        for cell in self._app.context.cells.running()[:1]:
-            cell.children.ran_in(self._peak_bytes)
+        running = self._app.context.cells.running()
+        if running:
+            running[0].children.ran_in(self._peak_bytes)
         return status
 
     def _death(self, status: int, kills: Kills, stack: str) -> BaseException:
         """Return the error of a cell whose child process did not finish it."""
-        name, lines, number = "ChildProcessError", list[str](), -os.waitstatus_to_exitcode(status)
+        kind = "ChildProcessError"
+        lines = list[str]()
+        number = -os.waitstatus_to_exitcode(status)
         if self._is_late:
-            name, cause = (
-                "TimeoutError",
-                f"was ended after {format_seconds(self._options.time)} (--time)",
-            )
+            kind = "TimeoutError"
+            cause = f"was ended after {format_seconds(self._options.time)} (--time)"
         elif self._interrupts > 1:
-            name, cause = "KeyboardInterrupt", "was ended by the second Ctrl-C"
+            kind = "KeyboardInterrupt"
+            cause = "was ended by the second Ctrl-C"
         elif number <= 0:
             cause = f"ended itself with exit code {-number}"
         else:
-            names = {int(item): item.name for item in signal.Signals}
-            cause = f"was killed by {names.get(number, number)} ({signal.strsignal(number)})"
-            lines = re.findall(r"^  File .*", stack.partition(" in run_code")[0], re.MULTILINE)[:-1]
-            if number == signal.SIGKILL and kills.new():
-                whose = "the machine's memory" if kills.of_machine else "its control group's memory"
-                cause += f": the OOM killer ended it, because {whose} was used up"
-        lost = "; no name came back" * bool(self._options.keep and not self._values)
-        text = f"the cell's child process {cause}{lost}"
-        return _made(name, name, text, [f"{name}: {text}", *lines])
+            cause = _signal_text(number, kills)
+            stack_of_cell, _, _ = stack.partition(" in run_code")
+            lines = re.findall(r"^  File .*", stack_of_cell, re.MULTILINE)[:-1]
+        text = f"the cell's child process {cause}"
+        if self._options.keep and not self._values:
+            text += "; no name came back"
+        return _made(kind, kind, text, [f"{kind}: {text}", *lines])
 
     def _take_back(self) -> None:
         """Bind the kept names, as if the cell had done so."""
-        for experiment in self._app.experiments.here()[-1:]:
-            experiment.scope.note(Bindings(assigned=set(self._values)))
-            experiment.scope.save(set(self._values))
+        experiments = self._app.experiments.here()
+        if experiments:
+            scope = experiments[-1].scope
+            scope.note(Bindings(assigned=set(self._values)))
+            scope.save(set(self._values))
         self._app.context.namespace.update(self._values)
 
 
+def _memory_file() -> BinaryIO:
+    """Return a file without a name, in memory."""
+    return os.fdopen(os.memfd_create("isolate"), "w+b")
+
+
+def _signal_text(number: int, kills: Kills) -> str:
+    """Return the signal that killed a child process, and whether it came from the OOM killer."""
+    names = {int(item): item.name for item in signal.Signals}
+    text = f"was killed by {names.get(number, number)} ({signal.strsignal(number)})"
+    if number == signal.SIGKILL and kills.new():
+        memory = "the machine's memory" if kills.of_machine else "its control group's memory"
+        text += f": the OOM killer ended it, because {memory} was used up"
+    return text
+
+
 def _lost(name: str, why: str) -> Report:
+    """Return the note about a name that did not come back."""
     return note(clean(f"%%isolate --keep: {name} did not come back: {why}"))
 
 
@@ -376,12 +429,10 @@ def _made(name: str, base_name: str, text: str, lines: list[str]) -> BaseExcepti
     if name == "UsageError":
         return error
     base: Any = getattr(builtins, base_name)
-    # by IPython
-    shown_otherwise = (
-        SyntaxError,
-        getattr(builtins, "BaseExceptionGroup", SyntaxError),
-    )
-    if not issubclass(base, (Exception, KeyboardInterrupt)) or issubclass(base, shown_otherwise):
+    groups: Any = getattr(builtins, "BaseExceptionGroup", SyntaxError)  # from Python 3.11 on
+    # IPython shows these two in ways of their own
+    is_shown_otherwise = issubclass(base, (SyntaxError, groups))
+    if is_shown_otherwise or not issubclass(base, (Exception, KeyboardInterrupt)):
         base = RuntimeError
     members = {
         "__str__": lambda self: text,
@@ -413,6 +464,11 @@ def _pause_openmp() -> list[Any]:
     """
     paths = set(_OPENMP.findall(Path("/proc/self/maps").read_text("utf-8", "replace")))
     libraries = [ctypes.CDLL(path) for path in paths if Path(path).exists()]
+    without_pause = []
     for library in libraries:
-        getattr(library, _PAUSE, int)(_PAUSE_HARD)
-    return [library for library in libraries if not hasattr(library, _PAUSE)]
+        pause = getattr(library, _PAUSE, None)
+        if pause is None:
+            without_pause.append(library)
+        else:
+            pause(_PAUSE_HARD)
+    return without_pause

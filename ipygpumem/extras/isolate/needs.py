@@ -47,42 +47,54 @@ def _needs(shell: Any, source: str) -> tuple[set[str], list[object]]:
     """Return the names and devices in the code and in the notebook's functions that it uses, and
     the names' values.
     """
-    seen, namespace = set[str](), shell.user_ns
     try:
         tree = ast.parse(shell.transform_cell(source))
-        waiting = [
-            compile(tree, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-        ]
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        code_of_cell = compile(tree, "<cell>", "exec", flags, dont_inherit=True)
     except (SyntaxError, ValueError):  # the child process shows it
         return set(), []
+    namespace = shell.user_ns
+    words = set[str]()
     values = list[object]()
+    waiting: list[CodeType] = [code_of_cell]
     while waiting:
         code = waiting.pop()
+        constants = [item for item in code.co_consts if type(item) is not CodeType]
         waiting += [item for item in code.co_consts if type(item) is CodeType]
-        texts = re.findall(
-            r"'([^']*)'", repr([item for item in code.co_consts if type(item) is not CodeType])
-        )
-        devices = {match[1] for text in texts if (match := _DEVICE.fullmatch(text))}
-        for name in {*code.co_names, *devices} - seen:
-            seen.add(name)
-            value = namespace.get(name)
+        for word in {*code.co_names, *_devices_in(constants)} - words:
+            words.add(word)
+            value = namespace.get(word)
             values.append(value)
             if type(value) is FunctionType and value.__globals__ is namespace:
                 waiting.append(value.__code__)
-    return seen, values
+    return words, values
+
+
+def _devices_in(constants: list[object]) -> set[str]:
+    """Return the kinds of devices that constants name, also those in tuples and sets: ``cuda`` for
+    ``"cuda:1"``.
+    """
+    devices = set[str]()
+    for text in re.findall(r"'([^']*)'", repr(constants)):
+        match = _DEVICE.fullmatch(text)
+        if match:
+            devices.add(match[1])
+    return devices
 
 
 def _library_of(value: Any) -> str:
-    name = (
-        module_dict(value).get("__name__") if is_instance(value, ModuleType) else module_of(value)
-    )
+    """Return the package of a module, or of an object's type."""
+    name: object = module_of(value)
+    if is_instance(value, ModuleType):
+        name = module_dict(value).get("__name__")
     return text_of(name).partition(".")[0]
 
 
 def _uses(device: str, value: Any, search: ArraySearch) -> bool:
     """Return True for a device, its name, or an object that leads to its tensors."""
     if type(value) is str:
-        return bool((match := _DEVICE.fullmatch(value)) and match[1] == device)
+        match = _DEVICE.fullmatch(value)
+        return match is not None and match[1] == device
     kind = getattr(loaded_torch(), "device", None)
     if is_instance(kind, type) and type(value) is kind:
         return bool(value.type == device)

@@ -10,7 +10,7 @@ import itertools
 import os
 import pickle
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import FunctionType
 from typing import Any, BinaryIO
@@ -42,7 +42,8 @@ class Connection:
 
     def send(self, *message: Any) -> None:
         """Send a message."""
-        data, number = pickle.dumps(message, _PROTOCOL), next(self._numbers) << 32 | os.getpid()
+        data = pickle.dumps(message, _PROTOCOL)
+        number = next(self._numbers) << 32 | os.getpid()
         for start in range(0, len(data), _MOST_BYTES):
             is_last = start + _MOST_BYTES >= len(data)
             head = number.to_bytes(_HEAD_BYTES - 1, "big") + bytes([is_last])
@@ -55,11 +56,9 @@ class Connection:
         packet = self.socket.recv(_HEAD_BYTES + _MOST_BYTES)
         if not packet:
             return None
-        number, is_last, part = (
-            packet[: _HEAD_BYTES - 1],
-            packet[_HEAD_BYTES - 1],
-            packet[_HEAD_BYTES:],
-        )
+        number = packet[: _HEAD_BYTES - 1]
+        is_last = packet[_HEAD_BYTES - 1]
+        part = packet[_HEAD_BYTES:]
         self._parts.setdefault(number, []).append(part)
         if not is_last:
             return ()
@@ -87,33 +86,42 @@ def dump(
     Returns:
         The reason by name for each value that cannot be pickled, which the file lacks.
     """
-    known = {id(value): name for name, value in before.items() if _is_code(value)}
-
-    def write(to: BinaryIO, names: Iterable[str]) -> None:
-        pickler = _pickler(to, known)
-        for name in names:
-            pickler.dump((name, values[name]))
-
+    code_names = {id(value): name for name, value in before.items() if _is_code(value)}
     failed: dict[str, str] = {}
-    file.seek(0)
-    file.truncate()
     try:
-        write(file, values)
+        _write(file, values, code_names)
     except Exception:  # any of the user's classes may fail: which one is looked for below
-        for name in values:
-            try:
-                with Path(os.devnull).open("wb") as nowhere:
-                    write(nowhere, [name])
-            except Exception as error:  # noqa: PERF203  # as above
-                failed[name] = describe_error(error)
-        file.seek(0)
-        file.truncate()
-        write(file, [name for name in values if name not in failed])
+        failed = _failing(values, code_names)
+        remaining = {name: value for name, value in values.items() if name not in failed}
+        _write(file, remaining, code_names)
     file.flush()
     if file.tell() <= _MOST_TRIED:  # a value that ends the process must do so here
         file.seek(0)
         with contextlib.suppress(Exception):  # the kernel's process finds it, too
             _load(file, {}, len(values) - len(failed))
+    return failed
+
+
+def _write(file: BinaryIO, values: Mapping[str, object], code_names: Mapping[int, str]) -> None:
+    """Replace the content of a file by named values; ``code_names`` has the names of functions and
+    classes by their ids.
+    """
+    file.seek(0)
+    file.truncate()
+    pickler = _pickler(file, code_names)
+    for item in values.items():
+        pickler.dump(item)
+
+
+def _failing(values: Mapping[str, object], code_names: Mapping[int, str]) -> dict[str, str]:
+    """Return the reason by name for each value that cannot be pickled by itself."""
+    failed: dict[str, str] = {}
+    for item in values.items():
+        try:
+            with Path(os.devnull).open("wb") as nowhere:
+                _pickler(nowhere, code_names).dump(item)
+        except Exception as error:  # noqa: PERF203  # any of the user's classes may fail
+            failed[item[0]] = describe_error(error)
     return failed
 
 
@@ -137,9 +145,8 @@ class _Consumed(io.FileIO):
     def readinto(self, buffer: Any) -> int:
         """Read a piece."""
         size = super().readinto(memoryview(buffer)[:_PIECE_BYTES])
-        ctypes.CDLL(None).fallocate(
-            self.fileno(), _KEEP_SIZE | _PUNCH_HOLE, *map(ctypes.c_longlong, (0, self.tell()))
-        )
+        start, length = ctypes.c_longlong(0), ctypes.c_longlong(self.tell())
+        ctypes.CDLL(None).fallocate(self.fileno(), _KEEP_SIZE | _PUNCH_HOLE, start, length)
         return size
 
 
@@ -148,20 +155,23 @@ def _is_code(value: object) -> bool:
 
 
 def _home(code: Any) -> object:
+    """Return the name of the module that defines a function or class."""
     return code.__module__ if type(code) is FunctionType else class_dict(code).get("__module__")
 
 
-def _pickler(file: Any, known: Mapping[int, str]) -> Any:
-    """Return cloudpickle's pickler where it is installed, else Python's."""
+def _pickler(file: Any, code_names: Mapping[int, str]) -> Any:
+    """Return cloudpickle's pickler where it is installed, else Python's; the notebook's functions
+    and classes in ``code_names`` are pickled as references to their names.
+    """
     has_cloudpickle = importlib.util.find_spec("cloudpickle") is not None
-    base: Any = (
-        importlib.import_module("cloudpickle").Pickler if has_cloudpickle else pickle.Pickler
-    )
+    base: Any = pickle.Pickler
+    if has_cloudpickle:
+        base = importlib.import_module("cloudpickle").Pickler
 
     class Pickler(base):  # type: ignore[misc]  # chosen at run time
         def reducer_override(self, value: Any) -> Any:
-            if id(value) in known:
-                return of_notebook, (known[id(value)],)
+            if id(value) in code_names:
+                return of_notebook, (code_names[id(value)],)
             if has_cloudpickle:
                 return super().reducer_override(value)
             if _is_code(value) and _home(value) == "__main__":
