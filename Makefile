@@ -82,13 +82,14 @@ fix: $(VENV)/.installed
 quick: lint
 	tests=$$($(BIN)/python -m tests.rooms '$(ROOM)') && $(PYTEST) $$tests
 
-# Tests that import torch or a trainer run in processes of their own, because each search of the heap takes longer there.
+# Tests that import torch or other large libraries run in processes of their own, because each search of the heap takes
+# longer there.
 # All three parts run, even if one fails.
 test: $(VENV)/.installed
 	$(PYTEST) --ignore tests/torch_cpu --ignore tests/integrations; main=$$?; \
 	$(PYTEST) tests/torch_cpu; torch=$$?; \
-	$(PYTEST) tests/integrations; trainers=$$?; \
-	exit $$((main | torch | trainers))
+	$(PYTEST) tests/integrations; libraries=$$?; \
+	exit $$((main | torch | libraries))
 
 # matrix includes the corners.
 verify: test check thorough first-change smoke-without-posix frontends torture matrix gpu-sim
