@@ -7,9 +7,10 @@ instance. The collector reports a dict that is there, but not which one of the d
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from types import FunctionType
+from types import FunctionType, MemberDescriptorType
 from typing import Any
 
 from ipygpumem.introspect import class_dict, instance_dict, mro_of
@@ -91,3 +92,26 @@ def _is_readable(kind: type, name: str) -> bool:
         if found is not _MISSING:
             return not any("__get__" in class_dict(part) for part in mro_of(type(found)))
     return True
+
+
+def slot_descriptors(kind: type) -> dict[str, Any]:
+    """Return the slots of a class and its bases by name."""
+    descriptors: dict[str, Any] = {}
+    for base in reversed(type.mro(kind)):
+        members = list(class_dict(base).items())
+        descriptors.update(
+            (name, member) for name, member in members if type(member) is MemberDescriptorType
+        )
+    descriptors.pop("__dict__", None)  # some C classes list it as a slot; see ``instance_dict``
+    return descriptors
+
+
+def slots(item: object, descriptors: dict[str, Any] | None = None) -> dict[str, object]:
+    """Return the attributes of an object that are stored in slots and set."""
+    values: dict[str, object] = {}
+    for name, slot in (
+        slot_descriptors(type(item)) if descriptors is None else descriptors
+    ).items():
+        with contextlib.suppress(AttributeError, TypeError):
+            values[name] = slot.__get__(item)
+    return values

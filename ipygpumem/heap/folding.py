@@ -15,7 +15,8 @@ from operator import not_
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
-from ipygpumem.heap.arrays import holding_objects, is_array, parts_of_array, read_array, slots
+from ipygpumem.heap.arrays import holding_objects, is_array, parts_of_array, read_array
+from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import (
     CHUNK,
     CONTAINERS,

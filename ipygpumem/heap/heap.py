@@ -21,15 +21,7 @@ from operator import not_
 from typing import Any, NamedTuple, Protocol
 
 from ipygpumem.errors import GpuMemError
-from ipygpumem.heap.arrays import (
-    Reader,
-    Span,
-    StorageKey,
-    describe,
-    elements,
-    library_type,
-    places_of,
-)
+from ipygpumem.heap.arrays import Span, StorageKey, describe, elements, library_type, places_of
 from ipygpumem.heap.bulk import (
     ROWS,
     Batch,
@@ -42,6 +34,7 @@ from ipygpumem.heap.bulk import (
 from ipygpumem.heap.holders.frames import emptied_locals, running_locals
 from ipygpumem.heap.large import LargeObjects
 from ipygpumem.heap.referrers import Moment, Referrers
+from ipygpumem.heap.tensors import Reader
 from ipygpumem.introspect import ATOMS, identities, mro_of
 from ipygpumem.probes.accelerators import loaded_torch
 

@@ -19,20 +19,19 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap import structs
 from ipygpumem.heap.arrays import (
-    Reader,
-    each,
     is_array,
     is_of_library,
     library_type,
     owner_of,
     place_of,
     read_array,
-    slots,
 )
 from ipygpumem.heap.arrow import buffers
+from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import kinds_of, of_types
 from ipygpumem.heap.holders.graphs import of_script
 from ipygpumem.heap.mapped import MappedFiles, note_on_pages
+from ipygpumem.heap.tensors import Reader, each
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import (
     instance_dict,

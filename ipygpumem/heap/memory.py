@@ -9,21 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ipygpumem.heap.arrays import (
-    Reader,
-    each,
-    is_array,
-    library_type,
-    place_of,
-    read_array,
-    storage_key,
-)
+from ipygpumem.heap.arrays import is_array, library_type, place_of, read_array, storage_key
 from ipygpumem.heap.bulk import of_types
 from ipygpumem.heap.graph import Graph, NodeKey, Spans
 from ipygpumem.heap.knowledge.kinds import Types
 from ipygpumem.heap.knowledge.own_bytes import of_storages, of_tensors
 from ipygpumem.heap.libraries import BUFFERS, UNREAD, Piece, behind_object
 from ipygpumem.heap.mapped import MappedFiles
+from ipygpumem.heap.tensors import Reader, each
 from ipygpumem.introspect import is_atom
 
 _LARGE = 1 << 16

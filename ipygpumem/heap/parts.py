@@ -11,7 +11,8 @@ from itertools import islice
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import is_of_library, library_type, slots
+from ipygpumem.heap.arrays import is_of_library, library_type
+from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import of_types, one_of_each, types_of
 from ipygpumem.heap.holders.frames import SUSPENDED, in_traceback, locals_of
 from ipygpumem.heap.libraries import library_of, native, polars_column

@@ -12,13 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import compress, filterfalse
 from typing import Any
 
-from ipygpumem.heap.arrays import (
-    flat_elements,
-    holding_objects,
-    is_array,
-    library_type,
-    read_array,
-)
+from ipygpumem.heap.arrays import flat_elements, holding_objects, is_array, library_type, read_array
 from ipygpumem.heap.bulk import Batch, by_identity, chunks
 from ipygpumem.heap.knowledge.text_keys import dicts_with_keys
 from ipygpumem.introspect import is_atom

@@ -12,12 +12,13 @@ from itertools import compress, filterfalse
 from operator import not_
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import Reader, library_type
+from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import Batch, by_identity, chunks
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.knowledge.own_bytes import STORAGE_BYTES, OwnBytes, of_tensors
 from ipygpumem.heap.knowledge.text_keys import text_keys
 from ipygpumem.heap.libraries import Behind, Piece, library_of
+from ipygpumem.heap.tensors import Reader
 from ipygpumem.introspect import HAS_REFERENCES, is_instance
 
 

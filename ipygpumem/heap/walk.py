@@ -9,31 +9,23 @@ entered, because they lead to everything.
 from __future__ import annotations
 
 import gc
-import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import chain, compress, count, islice, repeat
-from operator import itemgetter
-from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.arrays import (
     NOT_ENTERED,
     TOOLS,
-    Array,
-    describe,
-    described,
-    elements,
     flat_elements,
     holding_objects,
-    inside_pandas,
     library_type,
-    slot_descriptors,
+)
+from ipygpumem.heap.attributes import (
     slots,
 )
-from ipygpumem.heap.attributes import attribute_name, attributes_in_dict, has_nameless_attributes
 from ipygpumem.heap.bulk import (
     CHUNK,
     CONTAINERS,
@@ -50,17 +42,10 @@ from ipygpumem.heap.holders.tasks import BUILTIN, storage_of_context, without_wa
 from ipygpumem.introspect import (
     ATOMS,
     HAS_REFERENCES,
-    class_dict,
     instance_dict,
-    is_instance,
-    is_name,
-    key_text,
     module_of,
     mro_of,
-    text_of,
-    type_name,
 )
-from ipygpumem.records import RetainedArray
 
 MOST_OBJECTS = 300_000
 """Maximum number of objects other than arrays that one walk enters."""
@@ -68,7 +53,7 @@ MOST_AT_START = 50_000
 """Maximum at the start of an experiment, which must not delay the cell."""
 MOST_KEPT = 1_000_000
 """Maximum for a walk that protects the user's objects by finding all of them."""
-_LONGEST = 10_000_000
+LONGEST = 10_000_000
 """Maximum number of items of one container."""
 _MANY = 20_000
 """Containers with more items come last: a list of a million must not hide its neighbours."""
@@ -85,7 +70,7 @@ _FUNCTION = {id(FunctionType)}
 _NOT_ENTERED = frozenset(map(id, NOT_ENTERED))
 _MODULE_OF: Callable[[Any], object] = vars(type)["__module__"].__get__
 _SIZED = set(map(id, CONTAINERS))
-_ARRAYS = {
+ARRAY_TYPES = {
     "tensor": ("torch", "Tensor"),
     "ndarray": ("numpy", "ndarray"),
     "jax": ("jax._src.array", "ArrayImpl"),
@@ -114,7 +99,7 @@ class Walk:
     def __init__(
         self,
         limit: int = MOST_OBJECTS,
-        find: Iterable[str] = tuple(_ARRAYS),
+        find: Iterable[str] = tuple(ARRAY_TYPES),
         classes: Collection[str] = (),
         *,
         is_hasty: bool = False,
@@ -123,7 +108,7 @@ class Walk:
         self.complete, self.left, self.paths = True, limit, dict[int, str]()
         self.allowance = allowance
         self._own, self._is_hasty = classes, is_hasty
-        arrays = [(library_type(*_ARRAYS[name]), name) for name in find]
+        arrays = [(library_type(*ARRAY_TYPES[name]), name) for name in find]
         # each task leads to it, and it to all tasks
         loop = library_type("asyncio", "AbstractEventLoop")
         self._not_entered = _NOT_ENTERED if loop is None else _NOT_ENTERED | {id(loop)}
@@ -132,7 +117,7 @@ class Walk:
             (ModuleType, "module"),
         ]
         self._kinds: dict[str, set[int]] = {
-            name: set() for name in (*_ARRAYS, "leading", "class", "module", "skip")
+            name: set() for name in (*ARRAY_TYPES, "leading", "class", "module", "skip")
         }
         """Identities of types, by how their objects are handled."""
         self._types: set[int] = set()
@@ -409,7 +394,7 @@ class Walk:
                     base = container_base(type(item)) if kind == "leading" else None
                     if base is not None:
                         self._containers[key] = base
-                    if kind in _ARRAYS:
+                    if kind in ARRAY_TYPES:
                         self._arrays.add(key)
         return several
 
@@ -421,305 +406,3 @@ class Walk:
         new = by_key.keys() - self.seen
         self.seen |= new
         return [by_key[key] for key in by_key if key in new]
-
-
-# -- with their sizes ---------------------------------------------------------------------------
-
-
-class ArraySearch(Walk):
-    """Finds the tensors and arrays that objects hold, each storage once; not behind arrays, and not
-    in classes.
-    """
-
-    def __init__(
-        self,
-        leaves_out: Callable[[object, Array], bool] = lambda item, array: False,
-        allowance: Allowance | None = None,
-    ) -> None:
-        super().__init__(find=("tensor", "ndarray"), allowance=allowance)
-        self._leaves_out = leaves_out
-        self._storages: set[tuple[str, int]] = set()
-        self._found: list[tuple[object, Array]] = []
-
-    def that_lead_on(self, arrays: list[Any]) -> list[Any]:
-        """Return the wrappers, whose memory belongs to the tensors inside; record
-        the other arrays.
-        """
-        pairs = described(arrays)
-        self._found += pairs
-        known = {id(item) for item, _ in pairs}
-        return [item for item in arrays if id(item) not in known]
-
-    def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
-        """Yield the contents of some objects, without namespaces."""
-        spaces = [item for item in of_types({id(dict)}, objects) if "__builtins__" in item]
-        self.pass_over(*spaces)
-        keys = set(map(id, spaces))
-        yield from super().enter(
-            [item for item in objects if id(item) not in keys] if keys else objects, path
-        )
-
-    def find(self, value: object) -> Iterator[tuple[object, Array]]:
-        """Yield the arrays that ``value`` is or refers to, except those that an earlier call has
-        found.
-        """
-        rest, self.left = self.left, min(self.left, MOST_OBJECTS // 3)
-        rest -= self.left
-        for _ in self.run([([value], None)]):
-            found, self._found = self._found, []
-            for item, array in found:
-                if array.storage not in self._storages:
-                    self._storages.add(array.storage)
-                    if not self._leaves_out(item, array):
-                        yield item, array
-        self.left += rest
-        self.drop()
-
-    def ignore(self, value: object) -> None:
-        """Exclude the memory of ``value``, and so all its views, if it is an array itself."""
-        array = describe(value)
-        if array is not None:
-            self._storages.add(array.storage)
-
-    def held(
-        self, name: str, value: object, *, function: str = "", line: int = 0
-    ) -> tuple[RetainedArray, list[tuple[object, Array]]] | None:
-        """Return the memory held by ``name``, and the arrays with their descriptions; None if no
-        array is new.
-        """
-        pairs = list(self.find(value))
-        if not pairs:
-            return None
-        arrays = [array for _, array in pairs]
-        held = summed(name, type_name(value), arrays, alone=describe(value) is not None)
-        return replace(held, function=function, line=line), pairs
-
-
-def summed(name: str, kind: str, arrays: Sequence[Array], *, alone: bool) -> RetainedArray:
-    """Return the sum of the arrays held by ``name``; ``alone`` means that the object is itself an
-    array.
-    """
-    return RetainedArray(
-        name=name,
-        type_name=kind,
-        shape=arrays[0].shape if alone and len(arrays) == 1 else None,
-        dtype=", ".join(sorted({array.dtype for array in arrays})),
-        device=", ".join(sorted({array.device for array in arrays})),
-        size_bytes=sum(array.size_bytes for array in arrays),
-        arrays=len(arrays),
-    )
-
-
-# -- with their paths ---------------------------------------------------------------------------
-
-_COLLAPSED = ("_parameters", "_buffers", "_modules")
-"""Dicts of torch modules that users never write: ``model.weight`` is in one of them."""
-_CONTAINERS: tuple[tuple[type, str], ...] = (
-    *((kind, "sequence") for kind in (list, tuple, deque)),
-    (dict, "dict"),
-    (set, "set"),
-    (frozenset, "set"),
-    (FunctionType, "function"),
-    (CellType, "cell"),
-    (BuiltinFunctionType, "builtin"),
-    (type, "class"),
-)
-
-
-_MARK = "\0"
-_MARKED = re.compile(f"{_MARK}([0-9]+){_MARK}")
-_KEY_OF_DICT = re.compile(r'\.__dict__\["([^"]*)"\]')
-
-
-def _key_as_attribute(match: re.Match[str]) -> str:
-    return _attribute(match[1])
-
-
-class NamedArrays(Walk):
-    """Finds arrays under names, by their shortest paths."""
-
-    def __init__(self) -> None:
-        super().__init__(MOST_OBJECTS, classes={"__main__"})
-        self._slots: dict[int, dict[str, Any]] = {}
-        """Cached ``slot_descriptors``, by a type's identity."""
-        self._attributes_unread: list[tuple[object, object]] = []
-        """Objects and the values of their attributes whose names were not read; their places are in
-        the marks.
-        """
-        self._names: dict[int, dict[str, None]] = {}
-        """Names of attributes that led to arrays, by the identity of the object's type."""
-        known = (
-            ("torch.nn", "Module", "module"),
-            ("pandas", "DataFrame", "frame"),
-            ("pandas", "Series", "frame"),
-        )
-        bases = [*((*_ARRAYS[name], name) for name in ("tensor", "ndarray")), *known]
-        found = [(library_type(module, name), category) for module, name, category in bases]
-        self._ways = [
-            *((base, category) for base, category in found if base is not None),
-            *_CONTAINERS,
-        ]
-        self._categories: dict[int, str] = {}
-        """How to enter a type's objects, by the type's identity."""
-
-    def named(self, roots: Collection[tuple[str, object]]) -> dict[int, Any]:
-        """Return the arrays and other objects behind names, by identity; those on the shortest
-        paths first.
-        """
-        return by_identity(self.arrays_behind(roots))
-
-    def arrays_behind(self, roots: Collection[tuple[str, object]]) -> list[Any]:
-        """Return the same as a list; their identities are the keys of ``paths``, too."""
-        names, values = list(map(itemgetter(0), roots)), list(map(itemgetter(1), roots))
-        found = list[Any]()
-        for arrays in self.run([(values, names.__getitem__)]):
-            found += arrays
-        self._read_names()
-        return found
-
-    def drop(self) -> None:
-        """Drop all references."""
-        super().drop()
-        self._attributes_unread.clear()
-
-    def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
-        """Yield the contents of an object, with their paths."""
-        if not objects:
-            return
-        (item,) = objects
-        category = self._categories.get(id(type(item)))
-        if category is None:
-            category = next(
-                (category for base, category in self._ways if is_instance(item, base)), "object"
-            )
-            self._categories[id(type(item))] = category
-        if category == "sequence":
-            base: Any = next(base for base in (list, tuple, deque) if is_instance(item, base))
-            label = (path.replace("%", "%%") + "[%d]").__mod__  # in C: there may be a million items
-            yield list(islice(base.__iter__(item), _LONGEST)), label
-        elif category == "dict":
-            yield from self._dict(item, path)
-        elif category == "set":
-            base = set if is_instance(item, set) else frozenset
-            yield list(islice(base.__iter__(item), _LONGEST)), lambda position: f"{path}{{…}}"
-        elif category == "class":
-            yield from self._attributes(dict(class_dict(item)), path)
-        elif category == "ndarray" and (found := elements(item)) is not None:
-            yield found, lambda position: f"{path}[{position}]"
-        else:
-            yield from self._object(item, category, path)
-
-    def _dict(self, item: Any, path: str) -> Iterator[Group]:
-        if "__builtins__" in dict.keys(item):
-            return  # a namespace: it leads to everything
-        both: tuple[Iterable[object], ...] = (dict.keys(item), dict.values(item))
-        # one call in C, because a thread may change the dict in between
-        keys, values = map(list, both)
-        yield values, lambda position: f"{path}[{self._key(keys[position], path)}]"
-        yield keys, lambda position: f"list({path})[{position}]"
-
-    def _key(self, key: object, path: str) -> str:
-        """Return the source text of a key of the dict at ``path``."""
-        text = key_text(key)
-        named = self.paths.get(id(key)) if text is None else None
-        if named is not None and not named.startswith(
-            f"{path}["
-        ):  # an optimizer's state: its key is a named parameter
-            return named
-        return f"<{type_name(key)}>" if text is None else text
-
-    def _object(self, item: Any, category: str, path: str) -> Iterator[Group]:
-        yield from self._fields(item, category, path)
-        referents = gc.get_referents(item)
-        if self._kinds["skip"].issuperset(types_of(referents)):
-            return
-        if category == "module" or category == "frame":
-            attributes = instance_dict(item) or {}
-        else:
-            attributes = attributes_in_dict(item, referents)
-        if attributes:
-            self.pass_over(attributes)
-        for name in _COLLAPSED if category == "module" else ():
-            inner = attributes.get(name)
-            if inner is not None and is_instance(inner, dict) and id(inner) not in self.seen:
-                self.pass_over(inner)
-                yield from self._attributes(dict(dict.items(inner)), path)
-        yield from self._attributes(attributes, path)
-        if category == "function":  # its slots lead to its module's namespace
-            return
-        kind = id(type(item))
-        if kind not in self._slots:
-            self._slots[kind] = slot_descriptors(type(item))
-        in_slots = slots(item, self._slots[kind])
-        yield from self._attributes(in_slots, path)
-        if has_nameless_attributes(item):
-            known = set(map(id, [attributes, type(item), *attributes.values(), *in_slots.values()]))
-            nameless = [value for value in referents if id(value) not in known]
-            yield nameless, lambda position: self._unread(item, nameless[position], path)
-
-    def _unread(self, item: object, value: object, path: str) -> str:
-        """Return the path of an attribute with a mark instead of its name, which is read if it
-        leads to an array.
-        """
-        self._attributes_unread.append((item, value))
-        return f"{path}{_MARK}{len(self._attributes_unread) - 1}{_MARK}"
-
-    def _read_names(self) -> None:
-        """Replace the marks in the paths of arrays by the names of attributes."""
-        for key, path in self.paths.items():
-            if _MARK in path:
-                self.paths[key] = _KEY_OF_DICT.sub(
-                    _key_as_attribute, _MARKED.sub(self._read_name, path)
-                )
-
-    def _read_name(self, mark: re.Match[str]) -> str:
-        item, value = self._attributes_unread[int(mark[1])]
-        names = self._names.setdefault(id(type(item)), {})
-        name = attribute_name(item, value, list(names))
-        if name is None:
-            return f".<{type_name(value)}>"
-        names[name] = None
-        return _attribute(name)
-
-    def _fields(self, item: Any, category: str, path: str) -> Iterator[Group]:
-        if category == "function":
-            yield item.__closure__ or (), lambda position: f"{path}.__closure__[{position}]"
-            yield item.__defaults__ or (), lambda position: f"{path}.__defaults__[{position}]"
-            yield [item.__kwdefaults__], lambda position: f"{path}.__kwdefaults__"
-        elif category == "cell":
-            yield gc.get_referents(item), lambda position: f"{path}.cell_contents"
-        elif category == "builtin":  # such as ``[].append``
-            yield [item.__self__], lambda position: f"{path}.__self__"
-        elif category == "frame":
-            yield from self._frame(item, path)
-
-    def _frame(self, item: object, path: str) -> Iterator[Group]:
-        """Label the arrays of a DataFrame or Series with its own name: users never write their real
-        paths.
-        """
-        for part in gc.get_referents((instance_dict(item) or {}).get("_mgr")):
-            if type(part) is tuple:  # the blocks
-                yield inside_pandas(part), _same(path)
-            elif type(part) is list:  # the axes
-                ends = (".index",) if len(part) == 1 else (".columns", ".index")
-                for axis, end in zip(part, ends, strict=False):
-                    yield inside_pandas(axis), _same(path + end)
-
-    def _attributes(self, attributes: dict[str, Any], path: str) -> Iterator[Group]:
-        yield list(attributes.values()), _labels(path, list(attributes))
-
-
-def _same(path: str) -> Label:
-    return lambda position: path
-
-
-def _labels(path: str, names: Sequence[object]) -> Label:
-    return lambda position: path + _attribute(names[position])
-
-
-def _attribute(name: object) -> str:
-    """Return the source text of an attribute; torch numbers the parts of a sequence."""
-    text = text_of(name)
-    if is_name(text):
-        return f".{text}"
-    return f"[{text}]" if text.isdecimal() else f".<{text!r}>"

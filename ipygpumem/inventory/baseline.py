@@ -12,19 +12,11 @@ from operator import not_
 from types import FunctionType
 from typing import Any
 
-from ipygpumem.heap.arrays import (
-    Array,
-    Reader,
-    Span,
-    Storages,
-    is_array,
-    library_type,
-    owner_of,
-    place_of,
-)
+from ipygpumem.heap.arrays import Array, Span, is_array, library_type, owner_of, place_of
 from ipygpumem.heap.bulk import CONTAINERS, by_identity, chunks, types_of, without_types
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.holders.graphs import live_tensors
+from ipygpumem.heap.tensors import Reader, Storages
 from ipygpumem.heap.walk import MOST_AT_START, Walk
 from ipygpumem.introspect import ATOMS, is_instance, module_dict, named_objects, users_modules
 

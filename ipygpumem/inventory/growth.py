@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import compress, islice
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import each
 from ipygpumem.heap.bulk import by_identity, of_types, one_of_each, types_of
 from ipygpumem.heap.libraries import VISITS_BUFFER
+from ipygpumem.heap.tensors import each
 
 _NUMBERS = frozenset(map(id, (int, float, complex)))
 _FIRST_MADE = 257

@@ -23,7 +23,7 @@ from ipygpumem.heap.arrays import (
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.graphs import of_script, saved_by
 from ipygpumem.heap.holders.nodes import Nodes, has_graph, is_leaf
-from ipygpumem.heap.walk import NamedArrays
+from ipygpumem.heap.named_arrays import NamedArrays
 from ipygpumem.introspect import instance_dict, is_instance, name_of, type_name
 from ipygpumem.inventory.survey import torch_reader
 from ipygpumem.probes.allocator import snapshots

@@ -19,22 +19,13 @@ from operator import attrgetter, itemgetter, not_
 from types import FrameType, ModuleType
 from typing import Any
 
-from ipygpumem.heap.arrays import (
-    Memory,
-    Reader,
-    Storages,
-    describe,
-    each,
-    is_array,
-    library_type,
-    memory_of,
-    place_of,
-)
+from ipygpumem.heap.arrays import describe, is_array, library_type, memory_of, place_of
 from ipygpumem.heap.bulk import Kinds, Progress, chunks, kinds_of, no_progress, of_types, type_names
 from ipygpumem.heap.heap import Heap, HeapObserver, refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.frames import peek
 from ipygpumem.heap.holders.nodes import has_graph
-from ipygpumem.heap.walk import NamedArrays
+from ipygpumem.heap.named_arrays import NamedArrays
+from ipygpumem.heap.tensors import Memory, Reader, Storages, each
 from ipygpumem.introspect import instance_dict, is_instance, loaded, module_dict, type_name
 from ipygpumem.inventory.records import Inventory, Role, TensorRecord, first_part
 from ipygpumem.probes.accelerators import loaded_torch

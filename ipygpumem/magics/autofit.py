@@ -20,7 +20,7 @@ from ipygpumem.errors import AutofitError, quoted
 from ipygpumem.estimating.records import FITS
 from ipygpumem.fitting.fit import TOO_LARGE, Fit
 from ipygpumem.fitting.plan import Number, Plan, Values
-from ipygpumem.heap.walk import ArraySearch
+from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.introspect import type_name
 from ipygpumem.magics import sources
 from ipygpumem.report.autofit import autofit_report

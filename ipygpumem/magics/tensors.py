@@ -10,10 +10,10 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from ipygpumem.heap.arrays import Storages
 from ipygpumem.heap.bulk import Progress, no_progress
 from ipygpumem.heap.holders.frames import background_frames, peek
 from ipygpumem.heap.holders.tasks import context_values
+from ipygpumem.heap.tensors import Storages
 from ipygpumem.introspect import is_name, target_of
 from ipygpumem.inventory import records, survey
 from ipygpumem.inventory.records import Inventory

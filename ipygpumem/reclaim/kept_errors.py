@@ -18,7 +18,7 @@ from operator import attrgetter
 from types import FrameType, ModuleType, TracebackType
 
 from ipygpumem.heap.allowance import Allowance
-from ipygpumem.heap.arrays import slots
+from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import CONTAINERS, chunks, of_types, types_of
 from ipygpumem.heap.holders.frames import FORGET_LAST_ERROR
 from ipygpumem.introspect import ATOMS, instance_dict, is_instance, type_name

@@ -11,9 +11,10 @@ from itertools import compress, count, repeat
 from operator import is_, ne
 from typing import Any
 
-from ipygpumem.heap.arrays import holds_objects, library_type, read_array, watch
+from ipygpumem.heap.arrays import holds_objects, library_type, read_array
 from ipygpumem.heap.bulk import Kinds, differences
 from ipygpumem.heap.garbage import weak
+from ipygpumem.heap.watching import watch
 from ipygpumem.introspect import identities, is_instance
 from ipygpumem.scope.ownable import are_ownable
 

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
 
+from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.heap.arrays import is_array
-from ipygpumem.heap.walk import MOST_AT_START, ArraySearch
+from ipygpumem.heap.walk import MOST_AT_START
 from ipygpumem.introspect import is_atom, is_instance
 from ipygpumem.scope.ownable import ownable
 from ipygpumem.shell.context import ShellContext

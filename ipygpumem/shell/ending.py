@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ipygpumem import interrupts
 from ipygpumem.errors import describe_error, quoted
+from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.heap.garbage import GcMark
-from ipygpumem.heap.walk import ArraySearch
 from ipygpumem.introspect import is_atom, named_objects
 from ipygpumem.probes.children import children as children_now
 from ipygpumem.probes.host import RamFigures

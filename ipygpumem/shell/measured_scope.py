@@ -10,7 +10,7 @@ from dataclasses import replace
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem.heap.walk import ArraySearch
+from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.meter.meter import Span
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.host import RamFigures

@@ -8,21 +8,13 @@ from dataclasses import dataclass, field, replace
 from itertools import compress
 from operator import attrgetter, itemgetter, not_
 
-from ipygpumem.heap.arrays import (
-    Array,
-    Reader,
-    Span,
-    StorageKey,
-    Storages,
-    WatchedArray,
-    describe,
-    library_type,
-    watch,
-)
+from ipygpumem.heap.array_search import ArraySearch
+from ipygpumem.heap.arrays import Array, Span, StorageKey, describe, library_type
 from ipygpumem.heap.bulk import kinds_of, of_types
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.rows import Row
-from ipygpumem.heap.walk import ArraySearch
+from ipygpumem.heap.tensors import Reader, Storages
+from ipygpumem.heap.watching import WatchedArray, watch
 from ipygpumem.introspect import type_name
 from ipygpumem.records import RetainedArray
 

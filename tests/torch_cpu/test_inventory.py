@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from ipygpumem.heap.arrays import storage_key, watch
+from ipygpumem.heap.arrays import storage_key
 from ipygpumem.heap.bulk import CHUNK
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.roots import Roots
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.total import total
+from ipygpumem.heap.watching import watch
 from ipygpumem.inventory import survey, top
 from ipygpumem.inventory.findings import storages_of
 from ipygpumem.inventory.records import TensorRecord

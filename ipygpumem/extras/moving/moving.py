@@ -21,10 +21,11 @@ from typing import Any
 from ipygpumem import interrupts
 from ipygpumem.api.shell import current_traces, garbage_here
 from ipygpumem.errors import DeviceError, GpuMemError
-from ipygpumem.heap.arrays import Reader, is_of_library
+from ipygpumem.heap.array_search import ArraySearch
+from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.heap import refuse_while_traced
 from ipygpumem.heap.holders.graphs import live_tensors
-from ipygpumem.heap.walk import ArraySearch
+from ipygpumem.heap.tensors import Reader
 from ipygpumem.introspect import instance_dict, is_instance, type_name
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.reclaim.emptying import private_pools

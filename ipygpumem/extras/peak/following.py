@@ -25,7 +25,7 @@ from ipygpumem.extras.peak.pages import PagesLog
 from ipygpumem.extras.peak.places import Modules, Names, Place, is_owned, operation_name
 from ipygpumem.extras.peak.records import DevicePeak
 from ipygpumem.extras.peak.timeline import Clock, Lives, Timeline, alive_at
-from ipygpumem.heap.arrays import answers_itself
+from ipygpumem.heap.tensors import answers_itself
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance
 from ipygpumem.inventory.records import Inventory

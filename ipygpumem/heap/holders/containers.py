@@ -6,11 +6,7 @@ from collections import Counter, defaultdict, deque
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import (
-    elements,
-    is_array,
-    read_array,
-)
+from ipygpumem.heap.arrays import elements, is_array, read_array
 from ipygpumem.heap.holders.cuts import Cut, Kind, split
 from ipygpumem.heap.holders.path import LONGEST_PATH, Path
 from ipygpumem.heap.holders.references_of import items_of, position_of

@@ -23,11 +23,7 @@ from types import (
 )
 from typing import Any
 
-from ipygpumem.heap.arrays import (
-    is_of_library,
-    is_of_pandas,
-    library_type,
-)
+from ipygpumem.heap.arrays import is_of_library, is_of_pandas, library_type
 from ipygpumem.heap.holders.containers import CANCEL, went_into
 from ipygpumem.heap.holders.cuts import Cut, Kind, statement_of
 from ipygpumem.heap.holders.frames import FORGET_LAST_ERROR, code_of, frame_of, is_started, peek

@@ -13,12 +13,8 @@ from types import (
 )
 from typing import Any
 
-from ipygpumem.heap.arrays import (
-    is_array,
-    is_of_library,
-    is_of_pandas,
-    slots,
-)
+from ipygpumem.heap.arrays import is_array, is_of_library, is_of_pandas
+from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.holders.cuts import Kind
 from ipygpumem.introspect import (
     class_dict,

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ipygpumem.heap.arrays import (
-    is_of_library,
-    library_type,
-)
+from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.holders.cuts import Cut, Kind, split
 from ipygpumem.heap.holders.path import Path
 from ipygpumem.heap.holders.references_of import attribute_text, position_of

@@ -7,10 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ipygpumem.heap.arrays import (
-    is_of_library,
-    library_type,
-)
+from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.holders.cuts import Cut, Kind
 from ipygpumem.heap.holders.graphs import DETACH
 from ipygpumem.heap.holders.path import COMMENT, Path

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MethodDescriptorType
 from typing import Any
 
-from ipygpumem.heap.arrays import Reader, each, library_type
+from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import (
     Batch,
     container_base,
@@ -26,6 +26,7 @@ from ipygpumem.heap.bulk import (
 )
 from ipygpumem.heap.knowledge.certainty import Keepers
 from ipygpumem.heap.libraries import VISITS_BUFFER, Behind, behind, bulk_reader, loaded_readers
+from ipygpumem.heap.tensors import Reader, each
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import class_dict
 

@@ -8,7 +8,7 @@ from itertools import compress
 from operator import not_, or_
 from typing import Any
 
-from ipygpumem.heap.arrays import Reader, each
+from ipygpumem.heap.tensors import Reader, each
 
 
 def known_to_torch(tensors: Sequence[Any]) -> list[Any]:

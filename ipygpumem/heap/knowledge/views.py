@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ipygpumem.heap.arrays import (
-    answers_itself,
     describe,
     inside_pandas,
     is_array,
@@ -20,6 +19,7 @@ from ipygpumem.heap.arrays import (
     read_array,
 )
 from ipygpumem.heap.bulk import by_identity
+from ipygpumem.heap.tensors import answers_itself
 from ipygpumem.units import MIB, format_bytes
 
 _LEAST_UNUSED_BYTES = MIB
