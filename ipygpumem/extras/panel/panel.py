@@ -56,20 +56,17 @@ def panel() -> Panel:
     """
     app = current_app()
     if not app.context.display.has_images:
-        return Panel(
-            None, "the panel needs a notebook: in a terminal, %gpumem status shows its figures"
-        )
+        reason = "the panel needs a notebook: in a terminal, %gpumem status shows its figures"
+        return Panel(None, reason)
     if importlib.util.find_spec("anywidget") is None:
-        return Panel(
-            None, "the panel needs anywidget: run %pip install anywidget, then this cell again"
-        )
-    feed = next((one for one in app.session.observers if type(one) is Feed), None)
-    if (
-        feed is not None and feed.widget.comm is None
-    ):  # closed by other code, such as Widget.close_all()
-        feed.close()
-        feed = None
-    return Panel(feed or Feed(app))
+        reason = "the panel needs anywidget: run %pip install anywidget, then this cell again"
+        return Panel(None, reason)
+    for observer in app.session.observers:
+        if type(observer) is Feed:
+            if observer.widget.comm is not None:
+                return Panel(observer)
+            observer.close()  # the widget was closed by other code, such as Widget.close_all()
+    return Panel(Feed(app))
 
 
 class Panel:
@@ -82,11 +79,14 @@ class Panel:
 
     def _open(self) -> Feed | None:
         feed = self._feed()
-        return None if feed is None or feed.is_closed else feed
+        if feed is None or feed.is_closed:
+            return None
+        return feed
 
     def close(self) -> None:
         """Close the panel and all its views; afterwards it costs nothing."""
-        if (feed := self._open()) is not None:
+        feed = self._open()
+        if feed is not None:
             feed.close()
 
     def __repr__(self) -> str:
@@ -99,8 +99,8 @@ class Panel:
         feed = self._open()
         if feed is None:
             return {"text/plain": self._reason}
-        found = feed.widget._repr_mimebundle_(**options)
-        data, metadata = found if type(found) is tuple else (found, {})
+        bundle = feed.widget._repr_mimebundle_(**options)
+        data, metadata = bundle if type(bundle) is tuple else (bundle, {})
         return data | {"text/plain": repr(self)}, metadata
 
 
@@ -134,18 +134,20 @@ class Feed:
         """The figures last sent, without times; None to send in any case."""
         self._names: dict[str, Any] = {}
         self._look_seconds = 0.0
-        self._message = self._failure = ""
+        self._message = ""
+        self._failure = ""
         self.is_closed = False
         self._request = _context_of_request(app.context.shell.kernel)
-        feed = weakref.ref(self)
+        reference = weakref.ref(self)
 
         def state() -> dict[str, Any]:
-            found = feed()
-            return {} if found is None else {"rows": list(found._rows), "state": found._state}
+            feed = reference()
+            return {} if feed is None else {"rows": list(feed._rows), "state": feed._state}
 
         def receive(content: Any) -> None:
-            if (found := feed()) is not None:
-                found.receive(content)
+            feed = reference()
+            if feed is not None:
+                feed.receive(content)
 
         with growth_for("the panel's widgets"):
             from ipygpumem.extras.panel.widget import PanelWidget  # loads ipywidgets
@@ -163,10 +165,8 @@ class Feed:
             pass
         except Exception as error:
             if not self.is_closed:  # else closed in this moment
-                self._failure = (
-                    f"the panel stopped ({describe_error(error)}); ipygpumem.panel() opens a new "
-                    f"one"
-                )
+                stopped = f"the panel stopped ({describe_error(error)})"
+                self._failure = f"{stopped}; ipygpumem.panel() opens a new one"
                 self._app.context.meter.worker.remove(self._tick)
         return _PAUSE_SECONDS
 
@@ -178,7 +178,8 @@ class Feed:
         running = context.cells.outermost()
         cell, seconds = self._last_cell()
         if running is not None:
-            cell, seconds = running_cell(context.shell), perf_counter() - running.measured.started
+            cell = running_cell(context.shell)
+            seconds = perf_counter() - running.measured.started
         state = {
             "is_running": running is not None,
             "cell": cell,
@@ -197,13 +198,16 @@ class Feed:
     def _last_cell(self) -> tuple[int | None, float]:
         """Return the number of the last finished cell and the seconds it took."""
         cells = self._app.session.history
-        return (cells[-1].execution_count, cells[-1].duration_seconds) if cells else (None, 0.0)
+        if not cells:
+            return None, 0.0
+        return cells[-1].execution_count, cells[-1].duration_seconds
 
     # -- messages from the views, in the main thread or in a subshell's --------------------------
 
     def receive(self, content: Any) -> None:
         """Follow a message of a view: how many of a page are open, or a click."""
-        kind, worker = content.get("kind"), self._app.context.meter.worker
+        kind = content.get("kind")
+        worker = self._app.context.meter.worker
         if kind == "close":
             self.close()
         elif kind == "free":
@@ -250,10 +254,14 @@ class Feed:
         if not cell.nested:
             self._message = ""
             self._find_largest(cell)
-        failure, self._failure = self._failure, ""
-        return [note(failure)] * bool(failure)
+        failure = self._failure
+        self._failure = ""
+        return [note(failure)] if failure else []
 
     def _find_largest(self, cell: Cell) -> None:
+        """Find the largest names, unless that takes a larger share of the cell's time than
+        allowed.
+        """
         most = max(_LOOK_SECONDS, _LOOK_SHARE * (perf_counter() - cell.measured.started))
         if self._look_seconds > most:
             self._look_seconds *= 0.9  # the heap may be smaller by now
@@ -265,14 +273,14 @@ class Feed:
                 raise TimeoutError
 
         try:
-            found = largest(self._app.context.shell, progress=check).names
+            largest_names = largest(self._app.context.shell, progress=check).names
         except TimeoutError:
             self._look_seconds = 2 * most
         except GpuMemError:  # torch traces the code
             pass
         else:
             self._look_seconds = thread_time() - started
-            self._names = {"cell": cell.measured.number, "names": snapshot.names(found)}
+            self._names = {"cell": cell.measured.number, "names": snapshot.names(largest_names)}
 
     def shown(self) -> None:
         """Do nothing."""
@@ -281,8 +289,9 @@ class Feed:
         """Stop the thread's job and close all views."""
         if self.is_closed:
             return
-        self.is_closed, app = True, self._app
-        app.context.meter.worker.remove(self._tick)
-        app.session.observers = tuple(one for one in app.session.observers if one is not self)
+        self.is_closed = True
+        self._app.context.meter.worker.remove(self._tick)
+        session = self._app.session
+        session.observers = tuple(item for item in session.observers if item is not self)
         self.widget.close()
         self._nvml.close()

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.api.inventories import inventory_at
 from ipygpumem.api.shell import current_traces, show
@@ -108,64 +108,77 @@ class Tracker:
         usages, notes = self._usages()
         storages = Storages()
         # no Python code calls an atexit handler
-        found = inventory_at(caller or sys._getframe(), storages)
-        before, place, _ = self._last or (Inventory((), 0.0), "", None)
-        file, line, cell, function = _position(caller, found.cell)
-        where = (
-            f"{file}:{line}"
-            if file is not None
-            else ""
-            if cell is None
-            else f"cell {cell}, line {line}"
-        )
-        where += f" in {function}" if function else ""
-        changed = records.difference(before, found)
+        inventory = inventory_at(caller or sys._getframe(), storages)
+        before, before_place, _ = self._last or (Inventory((), 0.0), "", None)
+        position = _position(caller, inventory.cell)
+        changes = records.difference(before, inventory)
         self._number += 1
         record = TrackerRecord(
-            changed.added,
-            changed.removed,
-            place,
-            where,
+            changes.added,
+            changes.removed,
+            before_place,
+            position.text,
             self._number,
-            *(
-                found.taken_at,
-                file,
-                line,
-                cell,
-                function,
-                found.device_bytes,
-                usages,
-                (*notes, *found.notes),
-            ),
+            inventory.taken_at,
+            position.file,
+            position.line,
+            position.cell,
+            position.function,
+            tensor_bytes=inventory.device_bytes,
+            usages=usages,
+            notes=(*notes, *inventory.notes),
         )
-        self._last = found, where, storages
+        self._last = inventory, position.text, storages
         self._span.lap()  # exclude the memory of our own search
         if not self._silent:
             self._write(tracker_report(record, top=self._top))
         return record
 
     def _usages(self) -> tuple[tuple[Usage, ...], list[str]]:
+        """Return each device's usage since the last call, and a note if it is not since then."""
         traces = current_traces()
         if traces is self._traces:
             return self._span.lap(), []
-        self._traces, self._span = traces, traces.meter.span()
-        return self._span.read(), [
-            "the extension was loaded or unloaded: peaks count from this call only"
-        ]
+        self._traces = traces
+        self._span = traces.meter.span()
+        note = "the extension was loaded or unloaded: peaks count from this call only"
+        return self._span.read(), [note]
 
 
-def _position(
-    caller: FrameType | None, cell: int | None
-) -> tuple[str | None, int | None, int | None, str]:
-    """Return the file (None for a cell), the line, the cell and the function of ``caller``."""
+class _Position(NamedTuple):
+    """A place in the calling code."""
+
+    file: str | None = None
+    line: int | None = None
+    cell: int | None = None
+    function: str = ""
+
+    @property
+    def text(self) -> str:
+        """The place in words."""
+        place = ""
+        if self.file is not None:
+            place = f"{self.file}:{self.line}"
+        elif self.cell is not None:
+            place = f"cell {self.cell}, line {self.line}"
+        return f"{place} in {self.function}" if self.function else place
+
+
+def _position(caller: FrameType | None, cell: int | None) -> _Position:
+    """Return the place of a frame; of a frame of ``cell``, without a file."""
     if caller is None:
-        return None, None, None, ""
+        return _Position()
     code = caller.f_code
     # from Python 3.11 on
     name = str(getattr(code, "co_qualname", code.co_name)).replace(".<locals>", "")
     # IPython 8's name for a cell
-    function = "" if name == "<module>" or name.startswith("<cell line:") else name
-    return (code.co_filename if cell is None else None), caller.f_lineno, cell, function
+    is_top_level = name == "<module>" or name.startswith("<cell line:")
+    return _Position(
+        file=code.co_filename if cell is None else None,
+        line=caller.f_lineno,
+        cell=cell,
+        function="" if is_top_level else name,
+    )
 
 
 def _writer(to: Any) -> Callable[[Report], None]:
@@ -174,33 +187,38 @@ def _writer(to: Any) -> Callable[[Report], None]:
     """
     if to is None:
         return show
+    destination = to
     if is_instance(to, logging.Logger) or is_instance(to, logging.LoggerAdapter):
         name = "its logger"
     elif type(to) is str or is_instance(to, pathlib.PurePath):
-        try:
-            to = pathlib.Path(to).expanduser().absolute()
-            _append(to, "")
-        except (OSError, ValueError, RuntimeError) as error:
-            raise FileError(
-                f"the tracker's file cannot be written: {describe_error(error)}"
-            ) from None
-        name = str(to)
+        destination = _writable_file(to)
+        name = str(destination)
     else:
         raise TraceError(f"a tracker writes to a logger or to a file path, not to {type_name(to)}")
 
     def write(report: Report) -> None:
         try:
             shown = text.render([report])
-            if is_instance(to, pathlib.PurePath):
-                _append(to, shown + "\n")
+            if is_instance(destination, pathlib.PurePath):
+                _append(destination, shown + "\n")
             else:
                 # the caller of ``track``, which calls this
-                to.info("%s", shown.rstrip(), stacklevel=3)
+                destination.info("%s", shown.rstrip(), stacklevel=3)
         except Exception as error:
             show(report)
             show(note(f"ipygpumem: the tracker could not write to {name}: {describe_error(error)}"))
 
     return write
+
+
+def _writable_file(path: str | pathlib.PurePath) -> pathlib.Path:
+    """Return the absolute path of a file; FileError if it cannot be written."""
+    try:
+        file = pathlib.Path(path).expanduser().absolute()
+        _append(file, "")
+    except (OSError, ValueError, RuntimeError) as error:
+        raise FileError(f"the tracker's file cannot be written: {describe_error(error)}") from None
+    return file
 
 
 def _append(path: pathlib.Path, shown: str) -> None:
@@ -212,44 +230,42 @@ def tracker_report(record: TrackerRecord, *, top: int) -> Report:
     """Return the ``top`` largest tensors that were added, as many that were removed, and each
     device's totals.
     """
-    changes = sizes(record.changed_bytes, format_change) or ["no change"]
-    headline = layout.SEPARATOR.join(
-        filter(None, [f"tracker {record.number}", record.after, *changes])
-    )
-    lines = list(map(clean, (*_totals(record), *record.notes)))
-    return Report("tracker", clean(headline), lines, changed_tables(record, top), records=[record])
+    head = [f"tracker {record.number}"]
+    if record.after:
+        head.append(record.after)
+    head += sizes(record.changed_bytes, format_change) or ["no change"]
+    headline = clean(layout.SEPARATOR.join(head))
+    lines = [clean(line) for line in (*_totals(record), *record.notes)]
+    return Report("tracker", headline, lines, changed_tables(record, top), records=[record])
 
 
 def _totals(record: TrackerRecord) -> Iterator[str]:
+    """Yield a line for each device in use: its tensors, other memory there, and the peak."""
     since = "since the tracker was made" if record.number == 1 else "since the last call"
-    left = dict(record.tensor_bytes)
+    tensor_bytes = dict(record.tensor_bytes)
     for usage in record.usages:
-        own = left.pop(usage.device, None)
-        own = left.pop(f"{usage.device}:0", 0) if own is None else own  # a single device: mps
-        if layout.in_use(usage) or own:
+        size = tensor_bytes.pop(usage.device, None)
+        if size is None:
+            size = tensor_bytes.pop(f"{usage.device}:0", 0)  # a single device: mps
+        if layout.in_use(usage) or size:
+            tensors = f"{device_label(usage.device)}: {format_bytes(size)} in tensors"
             peak = f"peak {format_bytes(usage.peak_bytes)}{layout.sampled_mark(usage)} {since}"
-            yield (
-                f"{device_label(usage.device)}: {format_bytes(own)} in "
-                f"tensors{_beside(usage, own)}, {peak}"
-            )
-    yield from (
-        f"{device_label(device)}: {format_bytes(size)} in tensors"
-        for device, size in left.items()
-        if size
-    )
+            yield f"{tensors}{_other_memory(usage, size)}, {peak}"
+    for device, size in tensor_bytes.items():
+        if size:
+            yield f"{device_label(device)}: {format_bytes(size)} in tensors"
 
 
-def _beside(usage: Usage, own: int) -> str:
+def _other_memory(usage: Usage, tensor_bytes: int) -> str:
+    """Return the memory of a device next to its tensors: RSS, or what torch has allocated."""
     if usage.device == "cpu":
         return f" and arrays; RSS {format_bytes(usage.after_bytes)}"
-    rest = usage.after_bytes - own
-    reserved = (
-        "" if usage.reserved_bytes is None else f", reserved {format_bytes(usage.reserved_bytes)}"
-    )
-    more = f"{format_bytes(rest)} of it in no Python tensor, or rounding"
-    if rest < 0:
-        more = f"{format_bytes(-rest)} less: some are memory that torch does not count here"
-    return (
-        f"; torch has allocated "
-        f"{format_bytes(usage.after_bytes)}{f' ({more})' if rest else ''}{reserved}"
-    )
+    text = f"; torch has allocated {format_bytes(usage.after_bytes)}"
+    more = usage.after_bytes - tensor_bytes
+    if more > 0:
+        text += f" ({format_bytes(more)} of it in no Python tensor, or rounding)"
+    elif more < 0:
+        text += f" ({format_bytes(-more)} less: some are memory that torch does not count here)"
+    if usage.reserved_bytes is not None:
+        text += f", reserved {format_bytes(usage.reserved_bytes)}"
+    return text
