@@ -18,45 +18,47 @@ if TYPE_CHECKING:
 def autofit_report(tries: Sequence[Try], notes: Sequence[str], plan: Plan) -> Report:
     """Return the report of the tries, their results, and the value that fits."""
     last = tries[-1]
-    outcome = f"{shown(last.values)}{':' * (last.outcome != FITS)} {last.outcome}"
+    values = shown(last.values)
+    outcome = f"{values} {FITS}" if last.outcome == FITS else f"{values}: {last.outcome}"
     number = "1 try" if len(tries) == 1 else f"{len(tries)} tries"
-    parts = [
-        "autofit",
-        clean(outcome),
-        number,
-        format_seconds(sum(item.duration_seconds for item in tries)),
-    ]
+    seconds = sum(item.duration_seconds for item in tries)
+    head = ["autofit", clean(outcome), number, format_seconds(seconds)]
     lines = [*notes]
     if plan.exhausted and plan.best is not None:
         larger = "larger values" if plan.failed is None else f"a value below {plan.failed:g}"
         lines.append(f"all tries are used up: {larger} may fit, too")
     tables = [_table(tries, plan)] if len(tries) > 1 else []
-    return Report("autofit", parts, tuple(map(clean, lines)), tables, records=tries)
+    return Report("autofit", head, tuple(map(clean, lines)), tables, records=tries)
 
 
 def _table(tries: Sequence[Try], plan: Plan) -> Table:
-    used = {
-        usage.device: None for item in tries for usage in item.usages if usage.peak_delta_bytes > 0
-    }
-    devices = [device for device in used if device != "cpu"] or ["cpu"]
+    """Return a row for each try: its values, the peak of each device in use, and the outcome."""
+    devices = _devices(tries)
     rows = []
     for item in tries:
-        row = {
-            clean_name(name): f"{value:g}" if type(value) is float else str(value)
-            for name, value in item.values.items()
-        }
+        row = {clean_name(name): _value_text(value) for name, value in item.values.items()}
         for device in devices:
             usage = usage_on(item.usages, device)
             peak = "" if usage is None else format_bytes(usage.peak_bytes) + sampled_mark(usage)
             row[f"peak {device_label(device)}"] = peak
-        asked = (
-            ""
-            if item.requested_bytes is None
-            else f", asked for {format_bytes(item.requested_bytes)}"
-        )
-        row |= {
-            "outcome": clean_name(item.outcome + asked),
-            "time": format_seconds(item.duration_seconds),
-        }
+        outcome = item.outcome
+        if item.requested_bytes is not None:
+            outcome += f", asked for {format_bytes(item.requested_bytes)}"
+        row["outcome"] = clean_name(outcome)
+        row["time"] = format_seconds(item.duration_seconds)
         rows.append(row)
     return Table.of(rows, set(rows[0]) - {"outcome"}, code=plan.values.keys())
+
+
+def _devices(tries: Sequence[Try]) -> list[str]:
+    """Return the accelerators on which a try allocated memory; the host if there is none."""
+    devices: dict[str, None] = {}
+    for item in tries:
+        for usage in item.usages:
+            if usage.device != "cpu" and usage.peak_delta_bytes > 0:
+                devices[usage.device] = None
+    return list(devices) or ["cpu"]
+
+
+def _value_text(value: float) -> str:
+    return f"{value:g}" if type(value) is float else str(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ipygpumem.estimating.records import PERHAPS, DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.report.layout import Fact, Report, Table, clean, device_label, shape_label
@@ -17,29 +17,39 @@ _CONTEXT = {"cpu": "other memory of this process"}
 def estimate_report(estimate: Estimate) -> Report:
     """Return the report of the memory that code would take on each device, by purpose."""
     is_bound = bool(estimate.upper_bounds)
-    segments = ["estimate", *(_verdict(device, is_bound) for device in estimate.devices)]
+    segments = ["estimate"]
+    segments += [_verdict(device, is_bound=is_bound) for device in estimate.devices]
     if not estimate.devices:
         segments.append("no tensor was made")
     segments.append(f"made in {format_seconds(estimate.duration_seconds)}, nothing ran on a device")
     has_titles = len(estimate.devices) > 1
-    shown = [device for device in estimate.devices if device.peak_bytes]
-    tables = [_parts(device, device_label(device.device) if has_titles else "") for device in shown]
-    facts = []
-    for title, lines in (
-        ("lines that got guessed values", estimate.guesses),
-        (
+    tables = []
+    for device in estimate.devices:
+        if device.peak_bytes:
+            title = device_label(device.device) if has_titles else ""
+            tables.append(_parts(device, title))
+    facts = [
+        _lines_fact("lines that got guessed values", estimate.guesses),
+        _lines_fact(
             "at most, since these lines are assumed to select all that they can",
             estimate.upper_bounds,
         ),
-    ):
-        facts.append(Fact(title, tuple(map(clean, lines)), most=_GUESSES_SHOWN))
-    notes = tuple(map(clean, estimate.notes))
+    ]
+    notes = [*map(clean, estimate.notes)]
     return Report("estimate", segments, notes, tables, facts, records=[estimate])
 
 
-def _verdict(device: DeviceEstimate, is_bound: bool) -> str:
+def _lines_fact(title: str, lines: Sequence[str]) -> Fact:
+    """Return the lines of the code for which the estimate has a reservation."""
+    return Fact(title, [*map(clean, lines)], most=_GUESSES_SHOWN)
+
+
+def _verdict(device: DeviceEstimate, *, is_bound: bool) -> str:
+    """Return a device's peak, and whether the code fits there if its size is known."""
     peak = format_bytes(device.peak_bytes)
-    text = f"{device_label(device.device)} peak {'at most ' if is_bound else ''}{peak}"
+    if is_bound:
+        peak = f"at most {peak}"
+    text = f"{device_label(device.device)} peak {peak}"
     if device.room_bytes is None:
         return text
     verdict = device.verdict
@@ -50,6 +60,7 @@ def _verdict(device: DeviceEstimate, is_bound: bool) -> str:
 
 
 def _parts(device: DeviceEstimate, title: str) -> Table:
+    """Return the memory at a device's peak by purpose, with the sums below."""
     rows = share_rows(device.parts, device.peak_bytes)
     for name, size in _sizes(device).items():
         rows.append({"size": format_bytes(size), "at the peak": name})
@@ -85,12 +96,13 @@ def summary_report(summary: ModelSummary) -> Report:
     """Return a model's modules, one row each, indented as they are nested."""
     total = summary.total
     share_of = total.parameter_bytes + total.buffer_bytes + total.activation_bytes
-    segments = (
-        f"{clean(total.type_name)}: {total.parameters:,} parameters, "
-        f"{summary.trainable_parameters:,} trainable",
-        f"{format_bytes(total.parameter_bytes + total.buffer_bytes)} of weights",
+    weights = format_bytes(total.parameter_bytes + total.buffer_bytes)
+    number = f"{total.parameters:,} parameters, {summary.trainable_parameters:,} trainable"
+    segments = [
+        f"{clean(total.type_name)}: {number}",
+        f"{weights} of weights",
         f"{format_bytes(total.activation_bytes)} of activations",
-    )
+    ]
     rows = [_row(row, share_of) for row in summary.rows]
     table = Table.of(rows, {"parameters", "weights", "activations", "share"})
     return Report("summary", segments, (), [table], records=[summary])

@@ -61,9 +61,7 @@ def status_report(
 
 def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> Table:
     """Return the child processes, each with the cell during which it was started."""
-    largest = sorted(
-        children, key=lambda child: (-_on_devices([child]).total(), -child.memory_bytes)
-    )
+    largest = sorted(children, key=_sizes_of, reverse=True)
     rows = []
     for child in largest[:_CHILDREN_SHOWN]:
         row = {
