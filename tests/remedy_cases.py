@@ -306,6 +306,62 @@ CASES: dict[str, Case] = {
     "a builtin": Case("builtins.mine = x", "import builtins", sees_libraries=True),
     "a builtin without a name": Case("import builtins; builtins.mine = [x]", sees_libraries=True),
     "an object array": Case("outer[1] = x", "outer = np.empty(3, object)", kinds=("array",)),
+    "an object array of an object": Case(
+        "outer[1] = x", "outer = np.empty(3, object)", kinds=("object",)
+    ),
+    "a column of a data frame": Case(
+        "outer['x'] = x",
+        "import pandas as pd; outer = pd.DataFrame({'a': np.ones(5 << 20)})",
+        "assert list(outer) == ['a'] and outer['a'].sum() == 5 << 20",
+        kinds=("array",),
+    ),
+    "columns of a data frame": Case(
+        "outer['x; y'] = x[::2]; outer[3] = x[::2]",
+        "import pandas as pd; outer = pd.DataFrame({'a': np.ones(5 << 19)})",
+        "assert list(outer) == ['a']",
+        kinds=("array",),
+    ),
+    "a column of a data frame in a dict": Case(
+        "outer['frame']['x'] = x",
+        "import pandas as pd; outer = {'frame': pd.DataFrame({'a': np.ones(5 << 20)})}",
+        "assert list(outer['frame']) == ['a']",
+        kinds=("array",),
+    ),
+    "a column of a data frame with two names": Case(
+        "outer['x'] = x",
+        """
+        import pandas as pd
+        outer = pd.DataFrame({'a': np.ones(5 << 20)}); other = [outer]
+        """,
+        "assert list(outer) == ['a']",
+        kinds=("array",),
+    ),
+    "a column of objects": Case(
+        "outer['x'] = [x] + 9 * [None]",
+        "import pandas as pd; outer = pd.DataFrame({'a': range(10)})",
+        "assert list(outer) == ['a']",
+    ),
+    "a cell of a data frame": Case(
+        "outer.iat[3, 1] = x",
+        "import pandas as pd; outer = pd.DataFrame({'a': range(10), 'o': 10 * [None]})",
+        "assert list(outer) == ['a', 'o']",
+        kinds=("object",),
+    ),
+    "a cell of a series": Case(
+        "outer.iat[3] = x",
+        "import pandas as pd; outer = pd.Series(10 * [None], dtype=object)",
+        kinds=("object",),
+    ),
+    "a series in a dict": Case(
+        "outer['s'] = pd.Series(x)", "import pandas as pd; outer = {}", kinds=("array",)
+    ),
+    "the index of a data frame": Case(
+        "outer.index = x.cumsum()",
+        "import pandas as pd; outer = pd.DataFrame({'a': np.ones(5 << 20)})",
+        "assert list(outer) == ['a'] and len(outer) == 5 << 20",
+        kinds=("array",),
+    ),
+    "a key with a semicolon": Case("outer['a; b'] = x", "outer = {}"),
     "a weak dict's value": Case(
         "key = Key(); keys.append(key); outer[key] = x",
         """

@@ -21,7 +21,16 @@ from operator import not_
 from typing import Any, NamedTuple, Protocol
 
 from ipygpumem.errors import GpuMemError
-from ipygpumem.heap.arrays import Span, StorageKey, describe, elements, library_type, places_of
+from ipygpumem.heap.arrays import (
+    Span,
+    StorageKey,
+    describe,
+    elements,
+    flat_elements,
+    holding_objects,
+    library_type,
+    places_of,
+)
 from ipygpumem.heap.bulk import (
     ROWS,
     Batch,
@@ -330,6 +339,14 @@ class Heap:
             held = gc.get_referents(*compress(part, map(not_, is_left_out)))
             found |= _with_identities(wanted, held)
             found |= _with_identities(wanted, _in_containers(held))
+        return list(found.values())
+
+    def in_arrays(self, wanted: Collection[int]) -> list[object]:
+        """Return the objects with the ``wanted`` identities that are elements of arrays."""
+        found = dict[int, object]()
+        if wanted:
+            for array in compress(self.ndarrays, holding_objects(self.ndarrays)):
+                found |= _with_identities(wanted, flat_elements(array) or [])
         return list(found.values())
 
     def with_identities(self, wanted: Collection[int]) -> dict[int, object]:

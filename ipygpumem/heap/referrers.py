@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import compress, filterfalse
 from typing import Any
 
-from ipygpumem.heap.arrays import flat_elements, holding_objects, is_array, library_type, read_array
+from ipygpumem.heap.arrays import flat_elements, holding_objects, is_array, library_type
 from ipygpumem.heap.bulk import Batch, by_identity, chunks
 from ipygpumem.heap.knowledge.text_keys import dicts_with_keys
 from ipygpumem.introspect import is_atom
@@ -129,8 +129,9 @@ class Referrers:
         """
         if self._inside_arrays is None:
             self._inside_arrays = []
+            listed = set(map(id, self._ndarrays))
             for array in self._ndarrays:
-                inside = _identities_inside(array)
+                inside = _identities_inside(array, listed)
                 if inside:
                     self._inside_arrays.append((array, inside))
         for array, inside in self._inside_arrays:
@@ -143,8 +144,9 @@ class Referrers:
         """
         if not atoms:
             return
+        listed = set(map(id, self._ndarrays))
         for array in compress(self._ndarrays, holding_objects(self._ndarrays)):
-            if read_array("base", array) is not None:
+            if not listed.isdisjoint(_bases_of(array)):
                 continue
             for key in atoms.intersection(map(id, flat_elements(array) or ())):
                 self._referrers[key].append(array)
@@ -209,10 +211,21 @@ def _refers_to(item: object, objects: dict[int, object]) -> bool:
     return not objects.keys().isdisjoint(map(id, gc.get_referents(item)))
 
 
-def _identities_inside(array: object) -> set[int]:
+def _identities_inside(array: object, listed: set[int]) -> set[int]:
     """Return the identities of the arrays of which an array is a view, or of the containers and
     arrays among its elements.
+
+    If none of the former is among the ``listed`` arrays, both: nothing else leads to the elements.
+    An example is the column of a data frame.
     """
+    bases = _bases_of(array)
+    if not listed.isdisjoint(bases):
+        return bases
+    return bases | {id(item) for item in flat_elements(array) or () if not is_atom(item)}
+
+
+def _bases_of(array: object) -> set[int]:
+    """Return the identities of the arrays of which an array is a view."""
     bases = set[int]()
     read_base = library_type("numpy", "ndarray").__dict__["base"].__get__
     while is_array(array):
@@ -221,6 +234,4 @@ def _identities_inside(array: object) -> set[int]:
             break
         bases.add(id(viewed))
         array = viewed
-    if bases:
-        return bases
-    return {id(item) for item in flat_elements(array) or () if not is_atom(item)}
+    return bases

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS
 from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.data_frames import without_old_blocks
 from ipygpumem.heap.holders.paths import PathWriter
 from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, REMOVE_THEM, Roots
 from ipygpumem.heap.holders.tasks import cancelling, is_pending, pending
@@ -104,6 +105,7 @@ def find(
             )
             for one in received
         ]
+        received = [one._replace(items=without_old_blocks(one.items, new)) for one in received]
     # Of two places, the one that a search for holders names.
     received.sort(key=lambda one: (len(one.chain), len(one.name), one.name))
     inside = {id(item) for one in received for item in one.items}
@@ -118,8 +120,14 @@ def find(
             yield Remaining(held, some, one.name, one.chain, not is_sure)
     if left >= smallest:
         not_counted = counted.not_counted(new)
-        entries = [*_entries(heap, new, not_counted), *_pending_tasks(heap, not_counted)]
+        entries = without_old_blocks(_entries(heap, new, not_counted), new)
+        entries += _pending_tasks(heap, not_counted)
         for held, some in _rows([*entries, *elsewhere], counted, smallest):
+            left -= held.size_bytes
+            yield Remaining(held, some, is_old_perhaps=not is_sure)
+    if left >= smallest:
+        in_arrays = heap.in_arrays(counted.not_counted(new))
+        for held, some in _rows(in_arrays, counted, smallest):
             yield Remaining(held, some, is_old_perhaps=not is_sure)
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import elements, is_array
 from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.data_frames import is_removable_from
 from ipygpumem.heap.holders.frames import SUSPENDED, running_ids
 from ipygpumem.heap.holders.references_of import owns
 from ipygpumem.heap.holders.root_finder import RootFinder
@@ -99,8 +100,19 @@ class BackwardSearch:
         self.is_cut = False
         self.named: Ways = {}
         self.unnamed: Ways = {}
+        self._add_own_dicts(targets)
         self._run(list(self._objects), max_visits)
         self._finish()
+
+    def _add_own_dicts(self, targets: Sequence[object]) -> None:
+        """Add the dicts of the targets' attributes to the heap.
+
+        The parts of a row have been read since the heap was made, which creates these dicts; a
+        cycle through a target would end at one of them.
+        """
+        for target in targets:
+            if _has_managed_dict(target):
+                self._heap.add(instance_dict(target))
 
     def search_for_all(self, targets: Sequence[object], max_visits: int = MOST_VISITS) -> None:
         """Go on until all holders of some objects that were examined are known."""
@@ -320,7 +332,7 @@ class BackwardSearch:
             return True
         if is_array(item) or is_instance(item, tuple):
             return False
-        return is_users_class(type(item))
+        return is_users_class(type(item)) or is_removable_from(item)
 
     def _steps_down(self, key: int | None, linked: dict[int, int | None]) -> Steps:
         """Return the chain from an object to the target by which it was found."""
@@ -359,8 +371,7 @@ def _with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[obje
     CPython 3.11 and 3.12 create that dict when it is read, and reading it here must not make paths
     longer.
     """
-    flags = type.__dict__["__flags__"].__get__(type(referrer))
-    if not _MAKES_DICTS or not flags & _MANAGED_DICT:
+    if not _has_managed_dict(referrer):
         yield referrer, children
         return
     names = instance_dict(referrer) or {}
@@ -370,6 +381,12 @@ def _with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[obje
         yield names, attributes
     if len(attributes) < len(children):
         yield referrer, [child for child in children if child not in values]
+
+
+def _has_managed_dict(item: object) -> bool:
+    """Return True for an object whose attributes get a dict only when it is read."""
+    flags = type.__dict__["__flags__"].__get__(type(item))
+    return _MAKES_DICTS and bool(flags & _MANAGED_DICT)
 
 
 def _is_of_ipython(way: WayTo) -> bool:

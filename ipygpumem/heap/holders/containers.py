@@ -85,12 +85,12 @@ class _Entry(NamedTuple):
 
 def _value_at(owner: str, key: object, position: int, *, may_count: bool) -> _Entry:
     """Return the value under a key; a key that cannot be typed is told by its position."""
-    literal = _literal(key)
-    if literal:
-        shown = f"[{literal}]"
+    written = literal(key)
+    if written:
+        shown = f"[{written}]"
         if len(shown) >= LONGEST_PATH // 4:
             shown = f"[{key_text(key)}]"
-        code = owner and f"{owner}[{literal}]"
+        code = owner and f"{owner}[{written}]"
         return _Entry(shown, code, code)
     shown = f" (under a key of type {type_name(key)})"
     if not may_count:
@@ -129,10 +129,10 @@ def cuts_of_repeated(cut: Cut, parent: Any, child: object) -> list[Cut]:
     ]
 
 
-def _literal(key: object) -> str:
+def literal(key: object) -> str:
     """Return the code of a dict's key; empty if there is none that is sure to equal it."""
     if type(key) is tuple:
-        parts = [_literal(part) for part in key]
+        parts = [literal(part) for part in key]
         if not all(parts):
             return ""
         return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"

@@ -12,6 +12,7 @@ _MOST_KEYS = 4
 _MOST_POSITIONS = 40
 """Maximum number of positions that a statement lists."""
 _IMPORT = re.compile(r"import ([\w.]+)(?: as (\w+))?; ")
+_IMPORTS = re.compile(r"(?:import [\w.]+(?: as \w+)?; )*")
 
 
 class Kind(Enum):
@@ -25,6 +26,7 @@ class Kind(Enum):
     ATTRIBUTE = "an attribute, which stays as None"
     MADE = "an attribute that is made again when it is read, or a method"
     SLOT = "an element of an array of objects"
+    COLUMN = "columns of a data frame that share memory"
     CALL = "a registration that a call removes"
     CLOSED = "a registration that a method of the object removes"
 
@@ -47,6 +49,7 @@ class Cut:
         outer: the reference to the owner itself, if that is an item of a container.
         all_of: the statement that removes all references of a registry; empty if there is none.
         ending: the call of a method that ends the object first, such as ``cancel()`` of a task.
+        columns: the code of the label of each column.
     """
 
     kind: Kind
@@ -58,10 +61,13 @@ class Cut:
     outer: Cut | None = None
     all_of: str = ""
     ending: str = ""
+    columns: tuple[str, ...] = ()
 
     @property
     def statement(self) -> str:
         """The statement that removes it."""
+        if self.columns:
+            return _without_columns(self.owner, self.columns)
         imports, code = split(self.target)
         if self.kind is Kind.CLOSED:
             return self.all_of if self.size == 1 else f"{imports}{code}.{self.ending}"
@@ -78,10 +84,17 @@ class Cut:
                 return f"{imports}del {code}"
 
 
+def _without_columns(owner: str, labels: Sequence[str]) -> str:
+    """Return the statement that drops columns of a data frame."""
+    imports, code = split(owner)
+    return f"{imports}del {', '.join(f'{code}[{label}]' for label in labels)}"
+
+
 def split(code: str) -> tuple[str, str]:
     """Return the imports that code begins with, and the rest: ``import m; `` and ``m.x``."""
-    imports, semicolon, rest = code.rpartition("; ")
-    return imports + semicolon, rest
+    # A key may have a semicolon, too: ``outer["a; b"]``.
+    imports = _IMPORTS.match(code).group()  # type: ignore[union-attr]  # it matches any text
+    return imports, code[len(imports) :]
 
 
 def without_import(code: str) -> str:
@@ -110,7 +123,7 @@ def statement_of(cuts: Sequence[Cut]) -> str:
     if not cuts:
         return ""
     of_owner = dict[int, list[Cut]]()
-    for cut in dict.fromkeys(cuts):
+    for cut in _outermost(cuts):
         of_owner.setdefault(cut.owner_id, []).append(cut)
     groups = list(of_owner.values())
     loop = _in_each(groups)
@@ -121,6 +134,19 @@ def statement_of(cuts: Sequence[Cut]) -> str:
     is_alone = len(groups) == 1
     statements = [_of_one_owner(group, is_alone=is_alone) for group in _inner_first(groups)]
     return in_sequence(statements) if all(statements) else ""
+
+
+def _outermost(cuts: Sequence[Cut]) -> list[Cut]:
+    """Return the references, each once, without those of objects that another one removes."""
+    unique = dict.fromkeys(cuts)
+    outermost = list[Cut]()
+    for cut in unique:
+        outer = cut.outer
+        while outer is not None and outer not in unique:
+            outer = outer.outer
+        if outer is None:
+            outermost.append(cut)
+    return outermost
 
 
 def _inner_first(groups: list[list[Cut]]) -> list[list[Cut]]:
@@ -144,6 +170,8 @@ def _of_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
         return first.statement
     if len(cuts) == first.size and first.all_of:
         return first.all_of
+    if first.kind is Kind.COLUMN:
+        return _of_columns(cuts)
     if first.kind in _ORDERED and all(_is_alike(cut, first) for cut in cuts):
         positions = sorted(cut.position for cut in cuts)
         statement = _of_positions(first, positions, is_alone=is_alone)
@@ -153,6 +181,16 @@ def _of_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
         last_first = sorted(cuts, key=lambda cut: cut.position, reverse=True)
         return in_sequence(list(dict.fromkeys(cut.statement for cut in last_first)))
     return ""
+
+
+def _of_columns(cuts: Sequence[Cut]) -> str:
+    """Return the statement that removes some columns of a frame, or the frame if these are all."""
+    first = cuts[0]
+    labels = list(dict.fromkeys(label for cut in cuts for label in cut.columns))
+    is_name = first.outer is None or first.outer.kind is Kind.NAME
+    if len(labels) == first.size and first.outer is not None and not is_name:
+        return first.outer.statement
+    return _without_columns(first.owner, labels)
 
 
 def _is_alike(cut: Cut, other: Cut) -> bool:

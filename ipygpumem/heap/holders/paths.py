@@ -23,9 +23,10 @@ from types import (
 )
 from typing import Any
 
-from ipygpumem.heap.arrays import is_of_library, is_of_pandas, library_type
+from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.holders.containers import CANCEL, went_into
 from ipygpumem.heap.holders.cuts import Cut, Kind, statement_of
+from ipygpumem.heap.holders.data_frames import went_into_frame
 from ipygpumem.heap.holders.frames import FORGET_LAST_ERROR, code_of, frame_of, is_started, peek
 from ipygpumem.heap.holders.path import Path, Way, ended
 from ipygpumem.heap.holders.references_of import (
@@ -352,9 +353,9 @@ class PathWriter:
     def _instance(self, steps: Sequence[object], path: Path) -> int:
         """Cover any other object, and the attribute by which it refers to the next one."""
         parent, child = steps[0], steps[1]
-        if type_name(parent) in ("DataFrame", "Series") and is_of_pandas(parent):
-            path.enter("", "", None)  # one column of several
-            return _number_inside_frame(steps)
+        taken = went_into_frame(path, steps)
+        if taken:
+            return taken
         taken = went_into_torch(path, steps, self._names)
         if taken:
             return taken
@@ -370,16 +371,6 @@ class PathWriter:
             cut = Cut(kind, id(parent), path.code, target) if target else None
             path.enter(shown, target, cut)
         return 1
-
-
-def _number_inside_frame(steps: Sequence[object]) -> int:
-    """Return the number of steps inside a data frame: users write no names for these objects."""
-    number = 0
-    for item in steps[:-1]:
-        if not is_of_pandas(item) and not is_exactly(item, tuple, list):
-            break
-        number += 1
-    return number
 
 
 _MOST_WRITTEN = 10

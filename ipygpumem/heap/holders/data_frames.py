@@ -1,0 +1,193 @@
+"""Writes the steps of paths through pandas' data frames: columns, cells and the index."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ipygpumem.heap.arrays import elements, is_array, is_of_library, is_of_pandas, storage_key
+from ipygpumem.heap.holders.containers import literal
+from ipygpumem.heap.holders.cuts import Cut, Kind
+from ipygpumem.heap.holders.path import Path
+from ipygpumem.heap.libraries import library_of
+from ipygpumem.introspect import instance_dict, is_exactly, type_name
+
+_MOST_COLUMNS = 20_000
+"""Maximum number of columns of a frame whose labels are read."""
+_MOST_NAMED = 40
+"""Maximum number of columns that one array may have to be removed by their names."""
+
+
+def went_into_frame(path: Path, steps: Sequence[object]) -> int:
+    """Append the way through a data frame or series; return the number of references.
+
+    The number is 0 if the object is neither. Users write no names for the objects inside.
+    """
+    frame = steps[0]
+    if type_name(frame) not in ("DataFrame", "Series") or not is_of_pandas(frame):
+        return 0
+    number = _number_inside(steps)
+    way = _Inside.of(steps[: number + 1])
+    if way is None:
+        path.enter("", "", None)
+    elif way.block is None:
+        _went_to_index(path, frame)
+    elif elements(steps[number - 1]) is not None:
+        _went_to_cell(path, steps[number - 1 : number + 1], way)
+    elif is_of_library(frame, "pandas", "Series"):
+        path.fixed("")
+    else:
+        _went_to_columns(path, frame, way, steps[-1])
+    return number
+
+
+def is_removable_from(frame: object) -> bool:
+    """Return True for a data frame whose columns can be removed one by one."""
+    return is_of_library(frame, "pandas", "DataFrame") and _manager_of(frame) is not None
+
+
+def without_old_blocks(items: Sequence[object], new: Container[int]) -> list[object]:
+    """Return some items, but of a frame's manager or its blocks only the values of new blocks.
+
+    A frame gets a new tuple of blocks with its next column, and the blocks of the columns before
+    are old. A series gets a new manager when it is copied on write.
+
+    Args:
+        items: the items.
+        new: the identities of new objects.
+    """
+    without = list[object]()
+    for item in items:
+        blocks: Any = item
+        if is_of_pandas(item) and type_name(item).endswith("BlockManager"):
+            blocks = item.blocks  # type: ignore[attr-defined]  # of pandas' own class
+        if type(blocks) is tuple and blocks and all(map(_is_block, blocks)):
+            without += [block.values for block in blocks if id(block) in new]
+        else:
+            without.append(item)
+    return without
+
+
+def _is_block(item: object) -> bool:
+    return is_of_pandas(item) and type_name(item).endswith("Block")
+
+
+def _number_inside(steps: Sequence[object]) -> int:
+    """Return the number of references up to the first object that is not pandas' own.
+
+    An array counts as pandas' own if it has objects: the next one is in a cell.
+    """
+    number = 0
+    for item in steps[:-1]:
+        if not _is_inside(item):
+            break
+        number += 1
+    return number
+
+
+def _is_inside(item: object) -> bool:
+    if is_of_pandas(item) or is_exactly(item, tuple, list):
+        return True
+    return is_array(item) and elements(item) is not None
+
+
+@dataclass(frozen=True)
+class _Inside:
+    """A way through the manager of a data frame or series.
+
+    Attributes:
+        manager: the manager of the blocks and axes.
+        block: the block on the way; None if the way leads to the index.
+    """
+
+    manager: Any
+    block: Any
+
+    @classmethod
+    def of(cls, steps: Sequence[object]) -> _Inside | None:
+        """Return the way that some steps go; None if it is another one, such as a cached column."""
+        manager = _manager_of(steps[0])
+        if manager is None:
+            return None
+        passed = set(map(id, steps))
+        for block in manager.blocks:
+            if id(block) in passed or id(block.values) in passed:
+                return cls(manager, block)
+        return cls(manager, None) if id(manager.axes[-1]) in passed else None
+
+
+def _manager_of(frame: object) -> Any:
+    """Return the manager of a frame; None if it is not pandas' own."""
+    manager: Any = (instance_dict(frame) or {}).get("_mgr")
+    if library_of(type(manager)) != "pandas" or library_of(type(manager.items)) != "pandas":
+        return None
+    return manager
+
+
+def _went_to_index(path: Path, frame: object) -> None:
+    """Append the index of a frame."""
+    call = path.statement("{0}.index = range(len({0}))")
+    cut = Cut(Kind.CALL, id(frame), path.code, call) if call else None
+    path.enter(".index", path.code and f"{path.code}.index", cut)
+
+
+def _went_to_cell(path: Path, steps: Sequence[object], way: _Inside) -> None:
+    """Append a cell with an object, by its position: labels may occur twice."""
+    array, child = steps
+    rows = elements(array) or []
+    if not rows or type(rows[0]) is not list:
+        rows = [rows]  # an array of one column has one dimension
+    places = list(way.block.mgr_locs)
+    target = ""
+    for place, cells in zip(places, rows, strict=False):
+        for position, cell in enumerate(cells):
+            if cell is child and path.code:
+                where = f"{position}, {place}"
+                if way.manager.ndim == 1:
+                    where = f"{position}"
+                target = f"{path.code}.iat[{where}]"
+    cut = Cut(Kind.SLOT, id(array), path.code, target) if target else None
+    path.enter(" (in a cell)", target, cut)
+
+
+def _went_to_columns(path: Path, frame: object, way: _Inside, target: object) -> None:
+    """Append the columns whose blocks share the memory of the target."""
+    places = sorted(place for block in _blocks_with(way, target) for place in block.mgr_locs)
+    labels = _literals(way.manager.items)
+    if len(places) == len(way.manager.items):
+        path.fixed("")  # all of the frame's data
+        return
+    if not labels or len(places) > _MOST_NAMED:
+        path.enter("", "", None)
+        return
+    names = tuple(labels[place] for place in places)
+    shown = f"[{names[0]}]"
+    if len(names) > 1:
+        shown = f"[[{', '.join(names)}]]"
+    code = path.code and f"{path.code}{shown}"
+    cut = None
+    if code:
+        cut = Cut(Kind.COLUMN, id(frame), path.code, code, places[0], len(labels), columns=names)
+    path.enter(shown, code, cut)
+
+
+def _blocks_with(way: _Inside, target: object) -> list[Any]:
+    """Return the blocks that share the memory of an array, the one on the way at least."""
+    key = storage_key(target) if is_array(target) else None
+    blocks = [way.block]
+    for block in way.manager.blocks:
+        is_shared = key is not None and is_array(block.values) and storage_key(block.values) == key
+        if is_shared and block is not way.block:
+            blocks.append(block)
+    return blocks
+
+
+def _literals(labels: Any) -> list[str]:
+    """Return the code of each column's label; nothing if one has none, or is not unique."""
+    if len(labels) > _MOST_COLUMNS:
+        return []
+    literals = [literal(label) for label in labels]
+    if not all(literals) or len(set(literals)) < len(literals):
+        return []
+    return literals
