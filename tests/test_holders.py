@@ -454,6 +454,59 @@ def test_drawn_figures_are_one_row(kernel: Kernel) -> None:
     assert alive(kernel) == 0
 
 
+def test_figures_of_an_experiment_leave_older_ones_open(kernel: Kernel) -> None:
+    pytest.importorskip("matplotlib")
+    works(
+        kernel,
+        _LEFT,
+        """
+        import matplotlib
+        matplotlib.use("agg")
+        import matplotlib.pyplot as plt
+        plt.close("all")
+        plt.figure()
+        """,
+        "%%experiment e\nplt.figure(); plt.plot(np.ones(400_000)); plt.figure(); "
+        "plt.plot(np.ones(400_000))",
+    )
+    (row,) = [row for row in left_by_experiment(kernel) if "matplotlib figure" in row[1]]
+    works(kernel, row[2])
+    assert kernel.value("plt.get_fignums()") == [1]
+    works(kernel, "plt.close('all')")
+
+
+# -- data frames ----------------------------------------------------------------------------------
+
+
+@linux
+def test_a_frame_s_older_columns_are_not_left(kernel: Kernel) -> None:
+    pytest.importorskip("pandas")
+    works(
+        kernel,
+        _LEFT,
+        "import pandas as pd; frame = pd.DataFrame({'old': np.ones(2_000_000)})",
+        "%%experiment e\nframe['texts'] = [str(n) * 9 for n in range(2_000_000)]",
+    )
+    rows = left_by_experiment(kernel)
+    assert [row[1:] for row in rows] == [('notebook variable frame["texts"]', 'del frame["texts"]')]
+    works(kernel, "del frame")
+
+
+@linux
+def test_an_array_with_a_new_holder_is_not_left(kernel: Kernel) -> None:
+    works(
+        kernel,
+        _LEFT,
+        "outer = {'old': np.ones(2_000_000)}",
+        """%%experiment e
+outer["moved"] = (outer.pop("old"),)
+outer["texts"] = [str(n) * 9 for n in range(100_000)]""",
+    )
+    rows = left_by_experiment(kernel)
+    assert [row[1:] for row in rows] == [('notebook variable outer["texts"]', 'del outer["texts"]')]
+    works(kernel, "del outer")
+
+
 # -- optimizers -----------------------------------------------------------------------------------
 
 
@@ -514,6 +567,31 @@ _CYCLES = {
         array[1, 1] = {"data": [np.ones(1 << 20)], "array": array}
     """,
 }
+
+
+@linux
+def test_an_experiment_names_cycles_through_arrays(kernel: Kernel) -> None:
+    works(
+        kernel,
+        _LEFT,
+        """
+        class Owner: pass
+        def make():
+            for _ in range(3):
+                owner = Owner()
+                owner.data = b"x" * (4 << 20)
+                owner.array = np.array([owner, None], dtype=object)
+                watched.append(weakref.ref(owner))
+        """,
+        "%%experiment e\nmake()",
+    )
+    rows = left_by_experiment(kernel)
+    assert sum(row[0] for row in rows) == pytest.approx(12 * MIB, rel=0.1)
+    assert {row[1] for row in rows} == {
+        "a cycle through an array of objects, which Python never frees"
+    }
+    works(kernel, "for owner in watched: owner().array.fill(None)\nowner = None")
+    assert alive(kernel) == 0
 
 
 @linux

@@ -270,6 +270,8 @@ class _Explanation:
             item = steps[len(shorter)]
             return self._remove(key, item, self._writer.way(root, (*shorter, item)))
         whole = self._writer.way(root, shorter)
+        if root.is_all and whole.cut is not None:
+            return self._remove(key, holder, whole)  # such as ``plt.close(1)``
         if whole.cut is None and whole.holder.advice not in ("", REMOVE):
             return whole  # such as ``load.cache_clear()``
         inner = self._way_inside(root, shorter, row, rows)
