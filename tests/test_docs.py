@@ -17,8 +17,7 @@ from _pytest.mark import ParameterSet
 
 import ipygpumem
 from benchmarks.harness.kernel import Kernel, Reply
-from ipygpumem.features import all_features
-from ipygpumem.shell.commands.declarations import Command, CommandTable, Group
+from ipygpumem.shell.commands.declarations import Command
 from ipygpumem.shell.config import IPyGpuMem
 from tests import rooms as rooms_of_tests
 from tests.alone import ROOT
@@ -216,17 +215,6 @@ def test_the_first_change_of_a_contributor_can_be_applied() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_every_option_of_a_command_is_in_the_documentation() -> None:
-    documented = "".join(read(page) for page in PAGES)
-    missing = [
-        f"{command.name} {name}"
-        for command in all_commands()
-        for name in command.options
-        if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", documented)
-    ]
-    assert missing == []
-
-
 def test_every_option_is_listed_with_its_default() -> None:
     rows = dict(
         re.findall(r"^\| `(\w+)` \| `(.+?)` \| ", read("docs/configuration.md"), re.MULTILINE)
@@ -249,14 +237,6 @@ def sections() -> list[str]:
     ]
 
 
-def commands_in(place: Command | Group, table: CommandTable) -> Iterator[Command]:
-    if isinstance(place, Command):
-        yield table.complete(place)
-        return
-    for name in place.names:
-        yield from commands_in(place.load(name), table)
-
-
 def undocumented(command: Command, texts: list[str]) -> list[str]:
     """Return the options of a command that no section about the command names."""
     words = command.name.replace("%%", "%").split()  # %experiment has the options of %%experiment
@@ -269,11 +249,10 @@ def undocumented(command: Command, texts: list[str]) -> list[str]:
 
 
 def test_a_section_of_the_documentation_has_each_option_of_each_command() -> None:
-    table, texts = all_features().commands, sections()
+    texts = sections()
     missing = []
-    for magic in table.magics:
-        for command in commands_in(table.find(magic), table):
-            missing += undocumented(command, texts)
+    for command in all_commands():
+        missing += undocumented(command, texts)
     assert missing == []
 
 
