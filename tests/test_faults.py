@@ -54,17 +54,33 @@ class Program(NamedTuple):
     error: str = ""
 
 
-BODY = "old = 2\nnew = np.zeros(300_000)\nlog.append(old)\n"
+BODY = """
+old = 2
+new = np.zeros(300_000)
+log.append(old)
+"""
 PROGRAMS = {
     "experiment": Program(f"%%experiment e\n{BODY}old + 40"),
-    "a leak": Program(f"%%experiment e\n{BODY}kept.append(new)\nold + 40"),
+    "a leak": Program(f"""
+%%experiment e
+{BODY}kept.append(new)
+old + 40
+"""),
     "an error": Program(f"%%experiment e\n{BODY}raise ValueError", error="ValueError"),
     "no memory": Program(f"%%experiment e\n{BODY}raise MemoryError", error="MemoryError"),
-    "nested": Program(f"%%experiment e\nget_ipython().run_cell({BODY!r})\nold + 40"),
+    "nested": Program(f"""
+%%experiment e
+get_ipython().run_cell({BODY!r})
+old + 40
+"""),
     "start": Program(f"%experiment start m\n{BODY}old + 40", after="%experiment end"),
     "inside": Program(f"{BODY}old + 40", before="%experiment start m", after="%experiment end"),
     "end": Program(
-        "%experiment end\nold = 1; log.append(2)\n42",
+        """
+%experiment end
+old = 1; log.append(2)
+42
+""",
         before=f"%experiment start m\n{BODY}log.clear()",
     ),
     "plain": Program("log.append(2)\n42"),
@@ -448,7 +464,12 @@ FOREVER = [
 FOREVER = [(kind, name) for kind, name in FOREVER if name not in ("__init__", "close")]
 
 
-BLOCK = "import ipygpumem\nwith ipygpumem.experiment('e'):\n    old = new = 2\n    log.append(old)"
+BLOCK = """
+import ipygpumem
+with ipygpumem.experiment('e'):
+    old = new = 2
+    log.append(old)
+"""
 
 
 CELL = PROGRAMS["an error"].target
@@ -504,8 +525,17 @@ def test_what_runs_while_an_experiment_ends_does_not_end_it_too(
     by = by.replace("'0'", repr(end or "0"))
     shell.run_cell("%load_ext ipygpumem")
     shell.run_cell("from threading import Thread\nrun = get_ipython().run_cell")
-    shell.run_cell(f"class Runs:\n    def __del__(self):\n        {by}\nfirst, old = 0, 1")
-    shell.run_cell("%%experiment e\nfirst = Runs()\nold = new = 2")
+    shell.run_cell(f"""
+        class Runs:
+            def __del__(self):
+                {by}
+        first, old = 0, 1
+        """)
+    shell.run_cell("""
+        %%experiment e
+        first = Runs()
+        old = new = 2
+        """)
     found = [shell.user_ns.get(name) for name in ("first", "old", "new")]
     assert (found, app_of(shell).experiments.open) == ([0, 1, None], [])
     said = "".join(capsys.readouterr())
@@ -598,7 +628,12 @@ def test_each_cell_that_runs_without_its_scope_is_told_so(
 ) -> None:
     monkeypatch.setattr(gc, "isenabled", gc.isenabled)  # put back when the test ends
     monkeypatch.setattr(rewriting, "cell_magic", rewriting.cell_magic)
-    shell.run_cell(f"%load_ext ipygpumem\nimport gc\nran = []\n{broken}")
+    shell.run_cell(f"""
+        %load_ext ipygpumem
+        import gc
+        ran = []
+        {broken}
+        """)
     for times in (1, 2, 3):
         shell.run_cell(cell)
         text = capsys.readouterr().err
@@ -613,7 +648,15 @@ def test_each_cell_that_runs_without_its_scope_is_told_so(
 
 @pytest.mark.parametrize("owner", [Experiment, ExperimentManager])
 @pytest.mark.parametrize(
-    "form", ["with experiment:\n    ran = 1", "experiment.start()\nran = 1\nexperiment.finish()"]
+    "form",
+    [
+        "with experiment:\n    ran = 1",
+        """
+experiment.start()
+ran = 1
+experiment.finish()
+""",
+    ],
 )
 def test_an_experiment_that_could_not_start_has_a_record_at_its_end(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, form: str, owner: type
@@ -672,7 +715,11 @@ def test_a_cell_whose_start_was_missed_loses_no_value(
     shell.run_cell("%load_ext ipygpumem")
     shell.run_cell("old, other, gone = 'older', 'other', 'gone'")
     shell.run_cell("%experiment start m")
-    shell.run_cell("mine = old = 1\nagain = 2\ndel again")
+    shell.run_cell("""
+        mine = old = 1
+        again = 2
+        del again
+        """)
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, broken)
         cell = "old = other = 2\nnew = again = 3\ndel gone"
@@ -712,10 +759,19 @@ def test_a_silent_request_saves_nothing_for_an_open_scope(shell: InteractiveShel
     """
     shell.run_cell("%load_ext ipygpumem")
     shell.run_cell(
-        "class Thing: pass\nthing = Thing()\nimport weakref\nreference = weakref.ref(thing)"
+        """
+        class Thing: pass
+        thing = Thing()
+        import weakref
+        reference = weakref.ref(thing)
+        """
     )
     shell.run_cell("%experiment start m")
     shell.run_cell("_jupyterlab_variableinspector_x = 1", silent=True)
-    shell.run_cell("del thing\nfreed = reference() is None\nprint(freed)")
+    shell.run_cell("""
+        del thing
+        freed = reference() is None
+        print(freed)
+        """)
     assert shell.user_ns["freed"]
     shell.run_cell("%experiment end")

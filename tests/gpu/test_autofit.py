@@ -32,7 +32,14 @@ def test_a_cell_is_halved_until_it_fits(
     live = allocated(gpu_kernel)
     start = 4 * card.memory.total // (64 * MIB)
     note = "seen.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))"
-    reply = run_ok(gpu_kernel, f"%%autofit batch_size={start}\n{note}\nsize = step(batch_size)")
+    reply = run_ok(
+        gpu_kernel,
+        f"""
+        %%autofit batch_size={start}
+        {note}
+        size = step(batch_size)
+        """,
+    )
     found, size = gpu_kernel.value("batch_size, size")
     assert size == found * 64 * MIB
     assert size < card.memory.total < 4 * size

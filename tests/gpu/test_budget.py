@@ -49,9 +49,14 @@ def test_the_pool_of_a_graph_counts(gpu_kernel: Kernel) -> None:
     """
     run_ok(
         gpu_kernel,
-        f"%gpumem free\ngraph = torch.cuda.CUDAGraph()\nwith torch.cuda.graph(graph):\n    "
-        f"{take(2)}\n"
-        "    y = torch.zeros(9, device='cuda')\n    del x",
+        f"""
+        %gpumem free
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            {take(2)}
+            y = torch.zeros(9, device='cuda')
+            del x
+        """,
     )
     reply = gpu_kernel.run(f"%%experiment small --budget gpu=1GiB\n{take(0.5)}")
     assert reply.error == "OutOfMemoryError"
@@ -84,7 +89,12 @@ def test_a_card_that_is_not_used_is_left_alone(machine: Callable[..., None]) -> 
     with Kernel() as kernel:
         run_ok(
             kernel,
-            f"%load_ext ipygpumem\nimport torch, pynvml\npynvml.nvmlInit()\n{take(2)}; del x",
+            f"""
+            %load_ext ipygpumem
+            import torch, pynvml
+            pynvml.nvmlInit()
+            {take(2)}; del x
+            """,
         )
         run_ok(kernel, "%%experiment small --budget gpu=1GiB\nx = torch.ones(9, device='cuda')")
         users = "len(pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex({})))"  # noqa: E501
@@ -113,14 +123,14 @@ def test_asking_for_memory(bare_kernel: Kernel) -> None:
     assert bare_kernel.value("m.total_bytes > m.used_bytes >= m.reserved_bytes") is True
 
 
-_FITS = (
-    "import torch, ipygpumem\n"
-    "def fits(n):\n"
-    "    try: torch.empty(n, dtype=torch.uint8, device='cuda:0')\n"
-    "    except torch.OutOfMemoryError: return False\n"
-    "    finally: torch.cuda.empty_cache()\n"
-    "    return True\n"
-)
+_FITS = """
+import torch, ipygpumem
+def fits(n):
+    try: torch.empty(n, dtype=torch.uint8, device='cuda:0')
+    except torch.OutOfMemoryError: return False
+    finally: torch.cuda.empty_cache()
+    return True
+"""
 
 
 @pytest.mark.parametrize("mib", [20, 64, 3000])
@@ -132,9 +142,12 @@ def test_exactly_so_much_stays_free(bare_kernel: Kernel, mib: int) -> None:
     run_ok(bare_kernel, f"{_FITS}n, more = {mib} << 20, {mib + 4} << 20")
     run_ok(
         bare_kernel,
-        "cached = torch.empty(256 << 20, dtype=torch.uint8, device='cuda:0'); del cached\n"
-        "with ipygpumem.leave_free(n) as filler:\n    inside = fits(n), fits(more)\n"
-        "after = fits(more)",
+        """
+        cached = torch.empty(256 << 20, dtype=torch.uint8, device='cuda:0'); del cached
+        with ipygpumem.leave_free(n) as filler:
+            inside = fits(n), fits(more)
+        after = fits(more)
+        """,
     )
     assert bare_kernel.value("(inside, after)") == ((True, False), True)
 
@@ -177,18 +190,26 @@ def test_fillers_nest_and_give_back(bare_kernel: Kernel) -> None:
     ready(bare_kernel)
     run_ok(
         bare_kernel,
-        f"{_FITS}before = torch.cuda.memory_allocated(0)\n"
-        "with ipygpumem.leave_free('1 GiB'):\n"
-        "    with ipygpumem.leave_free('64 MiB'):\n        inner = fits(64 << 20), fits(68 << 20)\n"
-        "    outer = fits(1 << 30), fits((1 << 30) + (4 << 20))\n"
-        "with ipygpumem.allocate(12345) as held:\n    size = held.size_bytes, "
-        "torch.cuda.memory_allocated(0) - before\n"
-        "try:\n    with ipygpumem.allocate('1 GiB'):\n        1 / 0\nexcept ZeroDivisionError: "
-        "pass\n"
-        "try:\n    with ipygpumem.leave_free('9 TiB'):\n        pass\nexcept "
-        "ipygpumem.errors.DeviceError as error:\n"
-        "    said = str(error)\n"
-        "after = torch.cuda.memory_allocated(0) - before",
+        _FITS,
+        """
+        before = torch.cuda.memory_allocated(0)
+        with ipygpumem.leave_free('1 GiB'):
+            with ipygpumem.leave_free('64 MiB'):
+                inner = fits(64 << 20), fits(68 << 20)
+            outer = fits(1 << 30), fits((1 << 30) + (4 << 20))
+        with ipygpumem.allocate(12345) as held:
+            size = held.size_bytes, torch.cuda.memory_allocated(0) - before
+        try:
+            with ipygpumem.allocate('1 GiB'):
+                1 / 0
+        except ZeroDivisionError: pass
+        try:
+            with ipygpumem.leave_free('9 TiB'):
+                pass
+        except ipygpumem.errors.DeviceError as error:
+            said = str(error)
+        after = torch.cuda.memory_allocated(0) - before
+        """,
     )
     assert bare_kernel.value("(inner, outer, size, after)") == (
         (True, False),

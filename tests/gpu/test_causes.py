@@ -169,7 +169,10 @@ wanted = choose.choice([0.3, 1, 4, 8, 12, 20])
 are not blamed.
 """
 FREE = "torch.cuda.empty_cache()"
-RESET = f"first = second = model = None\n{FREE}"
+RESET = f"""
+first = second = model = None
+{FREE}
+"""
 EXPANDABLE = "torch._C._accelerator_setAllocatorSettings('expandable_segments:{}')"
 
 
@@ -184,7 +187,14 @@ def test_random_states(on_card: Kernel, figure: Callable[[str], None]) -> None:
         for seed in range(100):
             choose = random.Random(-seed - 1)
             run_ok(on_card, RESET)
-            run_ok(other, f"x = None\n{FREE}\nx = gb({choose.choice([0.1, 4, 14])})")
+            run_ok(
+                other,
+                f"""
+                x = None
+                {FREE}
+                x = gb({choose.choice([0.1, 4, 14])})
+                """,
+            )
             lift = (
                 f"torch.cuda.set_per_process_memory_fraction({choose.choice([1.0, 1.0, 1.0, 0.6])})"
             )

@@ -19,7 +19,9 @@ from tests.gpu.support import (
     started_kernel,
 )
 
-MAKE = "def mib(n): return torch.empty(n << 20, dtype=torch.uint8, device='cuda')\n"
+MAKE = """
+def mib(n): return torch.empty(n << 20, dtype=torch.uint8, device='cuda')
+"""
 
 
 def test_delta_and_peak_to_the_byte(gpu_kernel: Kernel, figure: Callable[[str], None]) -> None:
@@ -27,11 +29,17 @@ def test_delta_and_peak_to_the_byte(gpu_kernel: Kernel, figure: Callable[[str], 
     fails, too.
     """
     now = "torch.cuda.memory_stats()['allocated_bytes.all.current']"
+    run_ok(gpu_kernel, MAKE)
     reply = gpu_kernel.run(
-        f"{MAKE}before = {now}\n"
-        "kept, odd, tall = mib(48), torch.empty(12_345_678, dtype=torch.uint8, device='cuda'), "
-        "mib(160)\n"
-        f"high = {now}\ndel tall\nafter = {now}\n1 / 0"
+        f"""
+        before = {now}
+        kept, tall = mib(48), mib(160)
+        odd = torch.empty(12_345_678, dtype=torch.uint8, device='cuda')
+        high = {now}
+        del tall
+        after = {now}
+        1 / 0
+        """
     )
     assert reply.error == "ZeroDivisionError"
     usage = cuda_usage(gpu_kernel)
@@ -67,7 +75,12 @@ def test_other_allocators(setting: str, card: Card) -> None:
             128 * MIB,
         )
         live, used = allocated(kernel), card.settle()
-        reply = kernel.run("def fail():\n    kept = mib(1024)\n    return mib(1 << 22)\nfail()")
+        reply = kernel.run("""
+            def fail():
+                kept = mib(1024)
+                return mib(1 << 22)
+            fail()
+            """)
         assert reply.error == "OutOfMemoryError"
         assert size_after(rf"freed: [^·\n]*{DEVICE}", recovery(reply)) == 1024 * MIB
         run_ok(kernel, "%%experiment some --budget gpu=1GiB\nz = [mib(100) for _ in range(9)]")
@@ -102,7 +115,10 @@ HOST_CELLS = [
     "%load_ext ipygpumem",
     "import torch",
     "x = torch.ones(1 << 20)",
-    "%%experiment host\ny = x * 2",
+    """
+%%experiment host
+y = x * 2
+""",
     "%experiment start more",
     "z = [bytearray(1 << 20) for _ in range(8)]",
     "%experiment end",

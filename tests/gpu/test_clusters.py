@@ -14,10 +14,12 @@ from tests.gpu.support import run_ok, started_kernel
 
 pytest.importorskip("ipyparallel")
 
-PIN = (
-    f"import os\nos.environ['CUDA_VISIBLE_DEVICES'] = str({ID} % 2)\nimport torch\n_ = "
-    f"torch.ones(1, device='cuda')"
-)
+PIN = f"""
+import os
+os.environ['CUDA_VISIBLE_DEVICES'] = str({ID} % 2)
+import torch
+_ = torch.ones(1, device='cuda')
+"""
 """Gives each engine a card of its own, as jobs do: it is cuda:0 there."""
 
 

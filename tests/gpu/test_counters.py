@@ -143,21 +143,39 @@ def train(batch_size, steps=4):
         losses.append(loss.item())
 """,  # noqa: E501
     "train(256)",
-    "model.eval()\nwith torch.no_grad():\n    scores = model(torch.zeros(512, 3, 64, 64, "
-    "device='cuda'))\nscores.shape",
+    """
+model.eval()
+with torch.no_grad():
+    scores = model(torch.zeros(512, 3, 64, 64, device='cuda'))
+scores.shape
+""",
     "torch.cuda.reset_peak_memory_stats()",
-    "for number in range(8):\n    (loss_of(64) / 8).backward()\noptimizer.step()\n"
-    "optimizer.zero_grad()",
-    "def fail(images):\n    hidden = images * 2\n    return model(hidden.flatten(1))\n"
-    "fail(torch.zeros(64, 3, 64, 64, device='cuda'))",
+    """
+for number in range(8):
+    (loss_of(64) / 8).backward()
+optimizer.step()
+optimizer.zero_grad()
+""",
+    """
+def fail(images):
+    hidden = images * 2
+    return model(hidden.flatten(1))
+fail(torch.zeros(64, 3, 64, 64, device='cuda'))
+""",
     "torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), "
     "len(torch.cuda.memory_summary())",
-    "del scores\ntorch.cuda.empty_cache()",
+    """
+del scores
+torch.cuda.empty_cache()
+""",
     OOM,
     BY_HAND,
     "train(128)",
-    "torch.cuda.reset_accumulated_memory_stats()\ntorch.cuda.reset_peak_memory_stats()\n"
-    "x = torch.zeros(1 << 20, device='cuda')",
+    """
+torch.cuda.reset_accumulated_memory_stats()
+torch.cuda.reset_peak_memory_stats()
+x = torch.zeros(1 << 20, device='cuda')
+""",
 )
 _EMPTIED = "num_sync_all_streams"
 """Counts how often the cache was emptied, too: after the OOM the extension has done it once more.

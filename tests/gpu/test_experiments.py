@@ -118,12 +118,17 @@ def test_an_experiment_inside_a_capture(gpu_kernel: Kernel) -> None:
     )
     reply = run_ok(
         gpu_kernel,
-        "graph, x = torch.cuda.CUDAGraph(), torch.ones(1 << 20, device='cuda')\n"
-        "with torch.cuda.graph(graph):\n"
-        "    y = x + 1\n    del pinned\n"
-        "    with ipygpumem.experiment('inside'):\n        z = y + 1\n"
-        "    y += 1\n"
-        "graph.replay()\ntorch.cuda.synchronize()",
+        """
+        graph, x = torch.cuda.CUDAGraph(), torch.ones(1 << 20, device='cuda')
+        with torch.cuda.graph(graph):
+            y = x + 1
+            del pinned
+            with ipygpumem.experiment('inside'):
+                z = y + 1
+            y += 1
+        graph.replay()
+        torch.cuda.synchronize()
+        """,
     )
     assert "skipped while a CUDA graph is captured" in reply.reports("experiment")[0]
     run_ok(gpu_kernel, "del graph, y")

@@ -58,13 +58,15 @@ def test_a_purge_of_a_fragmented_card(
         assert kernel.value("record.before['cuda:0'] - record.after['cuda:0'] > 4 << 30") is True
         run_ok(
             kernel,
-            "def taken(self, tries=[]):\n"
-            "    tries.append(1)\n"
-            "    if len(tries) == 5:\n"
-            "        rest = torch.cuda.mem_get_info()[0] - (8 << 20)\n"
-            "        tries.append(torch.empty(rest, dtype=torch.uint8, device='cuda'))\n"
-            "    fill(self)\n"
-            "moving._Piece.fill = taken",
+            """
+            def taken(self, tries=[]):
+                tries.append(1)
+                if len(tries) == 5:
+                    rest = torch.cuda.mem_get_info()[0] - (8 << 20)
+                    tries.append(torch.empty(rest, dtype=torch.uint8, device='cuda'))
+                fill(self)
+            moving._Piece.fill = taken
+            """,
         )
         reply = kernel.run("record = ipygpumem.purge(many)")
         assert reply.status == "ok"
@@ -98,11 +100,13 @@ def test_inside_offload_a_model_is_on_the_host(freeing: Kernel) -> None:
     before = allocated(freeing)
     run_ok(
         freeing,
-        "with ipygpumem.offload(model, optimizer):\n"
-        "    inside = torch.cuda.memory_allocated(), model.weight.device.type\n"
-        "    model(torch.ones(1, 1024)).sum().backward(); optimizer.step()\n"
-        "    with ipygpumem.offload(model): pass\n"
-        "    values = model.weight.detach().clone()",
+        """
+        with ipygpumem.offload(model, optimizer):
+            inside = torch.cuda.memory_allocated(), model.weight.device.type
+            model(torch.ones(1, 1024)).sum().backward(); optimizer.step()
+            with ipygpumem.offload(model): pass
+            values = model.weight.detach().clone()
+        """,
     )
     assert freeing.value("inside") == (before - 4 * 1024 * 1025, "cpu")
     devices = (
@@ -145,11 +149,14 @@ def test_a_purge_leaves_each_part_on_its_own_device(machine: Callable[..., None]
     with Kernel() as kernel:
         run_ok(
             kernel,
-            "import torch, ipygpumem\nfrom torch import nn\n"
-            "model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))\n"
-            "model[0].cuda(0); model[1].cuda(1)\n"
-            "was = [(p.device, p.detach().cpu().tolist()) for p in model.parameters()]\n"
-            "record = ipygpumem.purge(model)",
+            """
+            import torch, ipygpumem
+            from torch import nn
+            model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+            model[0].cuda(0); model[1].cuda(1)
+            was = [(p.device, p.detach().cpu().tolist()) for p in model.parameters()]
+            record = ipygpumem.purge(model)
+            """,
         )
         assert kernel.value("sorted(record.after), record.notes") == (["cuda:0", "cuda:1"], ())
         assert (

@@ -44,7 +44,15 @@ def test_lines_and_statements(kernel: Kernel) -> None:
     max_memory_allocated is the whole peak over them.
     """
     ready(kernel)
-    (report,) = run_ok(kernel, _LINES, "%%gpumemit -r 3\nF.relu(x)\nF.relu_(x)").reports("gpumemit")
+    (report,) = run_ok(
+        kernel,
+        _LINES,
+        """
+        %%gpumemit -r 3
+        F.relu(x)
+        F.relu_(x)
+        """,
+    ).reports("gpumemit")
     copy, in_place = [
         changes(line) for line in report.splitlines() if line.split()[:1] == ["cuda:0"]
     ]
@@ -119,13 +127,22 @@ def test_a_glance_does_not_wait_for_queued_kernels(
     """
     run_ok(
         gpu_kernel,
-        "import time\nfrom ipygpumem.shell.app import current_app\n"
-        "square = torch.rand(8192, 8192, device='cuda')\nmeter = current_app().context.meter\n"
-        "meter.glance()\n"
-        "torch.cuda.synchronize()\nstarted = time.perf_counter()\n"
-        "for _ in range(100):\n    product = square @ square\n"
-        "before = time.perf_counter()\nmeter.glance()\nglance = time.perf_counter() - before\n"
-        "torch.cuda.synchronize()\nrest = time.perf_counter() - before",
+        """
+        import time
+        from ipygpumem.shell.app import current_app
+        square = torch.rand(8192, 8192, device='cuda')
+        meter = current_app().context.meter
+        meter.glance()
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(100):
+            product = square @ square
+        before = time.perf_counter()
+        meter.glance()
+        glance = time.perf_counter() - before
+        torch.cuda.synchronize()
+        rest = time.perf_counter() - before
+        """,
     )
     glance, rest = gpu_kernel.value("glance"), gpu_kernel.value("rest")
     figure(

@@ -69,10 +69,10 @@ def test_what_cublas_keeps(kernel: Kernel) -> None:
     assert size(look(kernel), "held by C++ or autograd") < MIB
 
 
-SPREAD = (
-    "parts = [torch.empty(30 << 20, dtype=torch.uint8, device='cuda') for _ in range(12)]\ndel "
-    "parts[1:-1]"
-)
+SPREAD = """
+parts = [torch.empty(30 << 20, dtype=torch.uint8, device='cuda') for _ in range(12)]
+del parts[1:-1]
+"""
 ADVICE = "ALLOC_CONF=expandable_segments:True"
 
 
@@ -96,9 +96,12 @@ def test_many_gaps(kernel: Kernel) -> None:
     assert ADVICE in run_ok(kernel, "%gpumem status").reports("status")[0]
     run_ok(
         kernel,
-        "switch = getattr(torch._C, '_accelerator_setAllocatorSettings', "
-        "torch.cuda.memory._set_allocator_settings)\n"
-        "switch('expandable_segments:True')\ndel parts",
+        """
+        older = torch.cuda.memory._set_allocator_settings
+        switch = getattr(torch._C, '_accelerator_setAllocatorSettings', older)
+        switch('expandable_segments:True')
+        del parts
+        """,
     )
     try:
         run_ok(kernel, "%gpumem free\n" + SPREAD)
@@ -116,9 +119,13 @@ def test_a_deleted_graphs_pool(kernel: Kernel) -> None:
     ready(kernel)
     run_ok(
         kernel,
-        "graph = torch.cuda.CUDAGraph()\nwith torch.cuda.graph(graph):\n"
-        "    x = torch.zeros(200 << 20, dtype=torch.uint8, device='cuda')\n    y = x.new_zeros(8)\n"
-        "    del x",
+        """
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            x = torch.zeros(200 << 20, dtype=torch.uint8, device='cuda')
+            y = x.new_zeros(8)
+            del x
+        """,
     )
     assert size(look(kernel), "pools' cache") >= 200 * MIB
     run_ok(kernel, "%gpumem free")

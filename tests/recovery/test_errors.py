@@ -28,16 +28,36 @@ def test_after_an_oom_nothing_is_pinned_and_one_report_says_so(notebook: Kernel,
 @pytest.mark.parametrize(
     "code",
     [
-        "def f():\n    x = big()\n    raise MemoryError\ndef g():\n    found = []\n    for _ in "
-        "range(2):\n"
-        "        try: f()\n"
-        "        except MemoryError as e: found.append(e)\n    raise ExceptionGroup('both', "
-        "[KeyError(), *found])\ng()",
-        "def f():\n    x = big()\n    raise MemoryError\ndef g():\n    try: f()\n    except* "
-        "MemoryError as group:\n"
-        "        raise BaseExceptionGroup('outer', [group, KeyboardInterrupt()])\ng()",
-        "async def f():\n    x = big()\n    await asyncio.sleep(0)\n    raise MemoryError\n"
-        "async with asyncio.TaskGroup() as tasks:\n    for _ in range(3): tasks.create_task(f())",
+        """
+def f():
+    x = big()
+    raise MemoryError
+def g():
+    found = []
+    for _ in range(2):
+        try: f()
+        except MemoryError as e: found.append(e)
+    raise ExceptionGroup('both', [KeyError(), *found])
+g()
+""",
+        """
+def f():
+    x = big()
+    raise MemoryError
+def g():
+    try: f()
+    except* MemoryError as group:
+        raise BaseExceptionGroup('outer', [group, KeyboardInterrupt()])
+g()
+""",
+        """
+async def f():
+    x = big()
+    await asyncio.sleep(0)
+    raise MemoryError
+async with asyncio.TaskGroup() as tasks:
+    for _ in range(3): tasks.create_task(f())
+""",
     ],
 )
 def test_an_oom_inside_an_exception_group_is_found_and_released(
@@ -74,9 +94,14 @@ def test_every_traceback_style_leaves_nothing_pinned_and_tb_still_works(
         # Frames whose locals the user's own code has read keep a copy of them before Python 3.13.
         fails(
             notebook,
-            "def f():\n    x = big()\n    import sys; seen = sys._getframe().f_locals\n    "
-            "locals()\n"
-            "    raise MemoryError\nf()",
+            """
+            def f():
+                x = big()
+                import sys; seen = sys._getframe().f_locals
+                locals()
+                raise MemoryError
+            f()
+            """,
         )
         assert notebook.value("alive()") == 0
         reply = notebook.run("%tb")
@@ -89,10 +114,16 @@ def test_every_traceback_style_leaves_nothing_pinned_and_tb_still_works(
 def test_the_report_lists_what_each_frame_held_largest_first(notebook: Kernel) -> None:
     works(
         notebook,
-        "def inner(batch):\n    small = big(2)\n    weights = {'w': big(16), 'b': big(16)}\n    "
-        "raise MemoryError\n"
-        "def outer():\n    hooks = [lambda: 0]\n    inner(big(8))\nnotebooks_own = np.ones(64 << "
-        "17)",
+        """
+        def inner(batch):
+            small = big(2)
+            weights = {'w': big(16), 'b': big(16)}
+            raise MemoryError
+        def outer():
+            hooks = [lambda: 0]
+            inner(big(8))
+        notebooks_own = np.ones(64 << 17)
+        """,
     )
     text = recovers(notebook, "outer()")
     rows = [
@@ -107,7 +138,14 @@ def test_the_report_lists_what_each_frame_held_largest_first(notebook: Kernel) -
 
 def test_the_notebooks_own_names_are_not_touched_by_a_release(notebook: Kernel) -> None:
     works(
-        notebook, "mine = big(4)\nalso = {'x': mine}\ndef f(x):\n    y = x\n    raise MemoryError"
+        notebook,
+        """
+        mine = big(4)
+        also = {'x': mine}
+        def f(x):
+            y = x
+            raise MemoryError
+        """,
     )
     fails(notebook, "f(mine)")
     assert notebook.value("alive()") == 1
@@ -116,11 +154,23 @@ def test_the_notebooks_own_names_are_not_touched_by_a_release(notebook: Kernel) 
 
 def test_numpys_own_memory_error_says_what_it_asked_for(notebook: Kernel) -> None:
     text = recovers(
-        notebook, "def f():\n    x = big()\n    return np.ones((1 << 25, 1 << 22))\nf()"
+        notebook,
+        """
+        def f():
+            x = big()
+            return np.ones((1 << 25, 1 << 22))
+        f()
+        """,
     )
     assert "asked for 1.00 PiB" in text
     text = recovers(
-        notebook, "def f():\n    x = big()\n    return np.ones(1 << 44, dtype='f4') + 1\nf()"
+        notebook,
+        """
+        def f():
+            x = big()
+            return np.ones(1 << 44, dtype='f4') + 1
+        f()
+        """,
     )
     assert "asked for 64.00 TiB" in text
 
@@ -128,9 +178,14 @@ def test_numpys_own_memory_error_says_what_it_asked_for(notebook: Kernel) -> Non
 def test_an_interrupt_in_a_training_loop_gives_the_memory_back(notebook: Kernel) -> None:
     works(
         notebook,
-        "from tests.waiting import announce\ndef train():\n    weights = big(64)\n    for step in "
-        "range(10 ** 9):\n"
-        "        batch = big(4)\n        if step == 3: announce()",
+        """
+        from tests.waiting import announce
+        def train():
+            weights = big(64)
+            for step in range(10 ** 9):
+                batch = big(4)
+                if step == 3: announce()
+        """,
     )
     reply = fails(notebook, "train()", interrupt_when="waits here")
     assert reply.error == "KeyboardInterrupt"
@@ -150,8 +205,12 @@ def test_an_interrupt_in_a_training_loop_gives_the_memory_back(notebook: Kernel)
 def test_an_interrupt_of_an_async_cell_gives_the_memory_back(notebook: Kernel) -> None:
     works(
         notebook,
-        "async def train():\n    weights = big(8)\n    print('it trains', flush=True)\n"
-        "    while True: await asyncio.sleep(0.01)",
+        """
+        async def train():
+            weights = big(8)
+            print('it trains', flush=True)
+            while True: await asyncio.sleep(0.01)
+        """,
     )
     reply = fails(notebook, "await train()", interrupt_when="it trains")
     assert reply.error in ("KeyboardInterrupt", "CancelledError")
@@ -159,7 +218,12 @@ def test_an_interrupt_of_an_async_cell_gives_the_memory_back(notebook: Kernel) -
     assert notebook.value("alive()") == 0
 
 
-FAILING = "def f():\n    secret = big()\n    raise {}\nf()"
+FAILING = """
+def f():
+    secret = big()
+    raise {}
+f()
+"""
 
 
 @pytest.mark.parametrize(
@@ -196,8 +260,13 @@ def test_an_error_from_before_a_scope_keeps_its_frames_after_it(notebook: Kernel
 def test_an_error_that_was_caught_long_ago_is_nobodys_business(notebook: Kernel) -> None:
     works(
         notebook,
-        "kept = None\ntry:\n    (lambda x: 1 / 0)(big())\nexcept ZeroDivisionError as e:\n    kept "
-        "= e",
+        """
+        kept = None
+        try:
+            (lambda x: 1 / 0)(big())
+        except ZeroDivisionError as e:
+            kept = e
+        """,
     )
     fails(notebook, FAILING.format("MemoryError"))
     assert notebook.value("alive()") == 1
@@ -208,8 +277,13 @@ def test_an_error_that_was_caught_long_ago_is_nobodys_business(notebook: Kernel)
 def test_debug_reads_locals_but_none_that_an_oom_released(notebook: Kernel, error: str) -> None:
     fails(
         notebook,
-        f"def f():\n    secret = 'the answer is ' + str(6 * 7)\n    x = big()\n    raise {error}\n"
-        f"f()",
+        f"""
+        def f():
+            secret = 'the answer is ' + str(6 * 7)
+            x = big()
+            raise {error}
+        f()
+        """,
     )
     works(notebook, "pass")
     text = notebook.run("%debug", answers=["p 'still ' + 'here'", "p secret", "q"]).stdout
@@ -227,8 +301,13 @@ def test_a_recovery_shows_small_locals_and_how_to_keep_all_of_them(
     works(notebook, "class Number(int):\n    def __repr__(self): raise SystemError")
     reply = fails(
         notebook,
-        "def f(lr, name, flag=True, none=None):\n    x, odd, huge = big(), Number(3), 10 ** 400\n"
-        f"    hf_token, text = 'hf_1', 'a' * 99\n    raise {error}\nf(0.1, '<b>run\\n')",
+        f"""
+        def f(lr, name, flag=True, none=None):
+            x, odd, huge = big(), Number(3), 10 ** 400
+            hf_token, text = 'hf_1', 'a' * 99
+            raise {error}
+        f(0.1, '<b>run\\n')
+        """,
     )
     (text,) = reply.reports("recovery")
     assert f"%config IPyGpuMem.release_frames = '{option}' keeps them" in text
@@ -242,11 +321,51 @@ def test_a_recovery_shows_small_locals_and_how_to_keep_all_of_them(
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        ("def f():\n    x = big(40)\n    {}['missing']\nf()", True),
-        ("def f():\n    x = big(30)\n    raise ValueError\nf()", False),
-        ("mine = big(40)\ndef f(x): raise ValueError\nf(mine)", False),
-        ("def f():\n    x = big(40)\n    raise MemoryError\nf()", False),
-        ("%%experiment a\ndef f():\n    x = big(40)\n    raise ValueError\nf()", False),
+        (
+            """
+def f():
+    x = big(40)
+    {}['missing']
+f()
+""",
+            True,
+        ),
+        (
+            """
+def f():
+    x = big(30)
+    raise ValueError
+f()
+""",
+            False,
+        ),
+        (
+            """
+mine = big(40)
+def f(x): raise ValueError
+f(mine)
+""",
+            False,
+        ),
+        (
+            """
+def f():
+    x = big(40)
+    raise MemoryError
+f()
+""",
+            False,
+        ),
+        (
+            """
+%%experiment a
+def f():
+    x = big(40)
+    raise ValueError
+f()
+""",
+            False,
+        ),
         (
             "get_ipython().run_cell('def f():\\n    x = big(40)\\n    1 / 0\\nf()').raise_error()",
             True,
@@ -303,9 +422,14 @@ def test_a_failure_at_a_cells_end_prevents_no_recovery(
         else:
             patch.setattr(app_of(loaded).experiments, "code_ended", _no_memory)
         loaded.run_cell(
-            "import weakref\nclass Thing: pass\n"
-            "def f():\n    mine = Thing(); watched.append(weakref.ref(mine))\n    raise "
-            "MemoryError\nf()"
+            """
+            import weakref
+            class Thing: pass
+            def f():
+                mine = Thing(); watched.append(weakref.ref(mine))
+                raise MemoryError
+            f()
+            """
         )
     assert loaded.user_ns["watched"][0]() is None
 

@@ -66,30 +66,70 @@ def as_functions(bodies: Any) -> str:
     )
 
 
-TRAIN = "loss = F.cross_entropy(model(x.to('cuda')), y.to('cuda'))\nloss.backward()\n"
+TRAIN = """
+loss = F.cross_entropy(model(x.to('cuda')), y.to('cuda'))
+loss.backward()
+"""
 CASES = {
     "text": TRAIN
-    + "text = f'{loss:.4f} {x} {loss!r} {loss}'\nassert 'nan' not in text\nprint(loss, x)\n"
-    "'%.3f' % loss, '{:.2e}'.format(loss)\nlogging.getLogger('users').warning('loss %s %.3f', loss, loss.item())",  # noqa: E501
-    "tqdm": "for _ in tqdm(range(2)):\n    loss = model(x).sum()\n    loss.backward()",
-    "pinned": "there = x.pin_memory().to('cuda', non_blocking=True)\nassert model(there).shape == (64, 10)\n"  # noqa: E501
-    "there = torch.empty(4, 256, pin_memory=True)\nassert model(there).shape == (4, 10)\nmodel.share_memory()",  # noqa: E501
-    "devices": "torch.cuda.set_device(0)\nwith torch.cuda.device(0), torch.device('cuda'):\n"
-    "    assert model(torch.ones(3, 256)).shape\ntorch.cuda.synchronize('cuda:0'), torch.accelerator.synchronize()\n"  # noqa: E501
-    "assert torch.cuda.is_available() and torch.cuda.device_count() == 1 and torch.cuda.current_device() == 0\n"  # noqa: E501
-    "assert torch.accelerator.is_available() and torch.cuda.is_bf16_supported() in (True, False)\n"
-    "torch.cuda.get_device_name() + torch.cuda.get_device_properties(0).name, torch.cuda.get_device_capability()",  # noqa: E501
-    "memory": "torch.cuda.reset_peak_memory_stats()\n"
+    + """
+text = f'{loss:.4f} {x} {loss!r} {loss}'
+assert 'nan' not in text
+print(loss, x)
+'%.3f' % loss, '{:.2e}'.format(loss)
+logging.getLogger('users').warning('loss %s %.3f', loss, loss.item())
+""",
+    "tqdm": """
+for _ in tqdm(range(2)):
+    loss = model(x).sum()
+    loss.backward()
+""",
+    "pinned": """
+there = x.pin_memory().to('cuda', non_blocking=True)
+assert model(there).shape == (64, 10)
+there = torch.empty(4, 256, pin_memory=True)
+assert model(there).shape == (4, 10)
+model.share_memory()
+""",
+    "devices": """
+torch.cuda.set_device(0)
+with torch.cuda.device(0), torch.device('cuda'):
+    assert model(torch.ones(3, 256)).shape
+torch.cuda.synchronize('cuda:0'), torch.accelerator.synchronize()
+assert torch.cuda.is_available() and torch.cuda.device_count() == 1 and torch.cuda.current_device() == 0
+assert torch.accelerator.is_available() and torch.cuda.is_bf16_supported() in (True, False)
+torch.cuda.get_device_name() + torch.cuda.get_device_properties(0).name, torch.cuda.get_device_capability()
+""",  # noqa: E501
+    "memory": """
+torch.cuda.reset_peak_memory_stats()
+"""
     + TRAIN
-    + "assert torch.cuda.max_memory_allocated() > 2**19\n"
-    "free, total = torch.cuda.mem_get_info()\nassert torch.cuda.memory_allocated() > 0\ntorch.cuda.empty_cache()\n"  # noqa: E501
-    "torch.cuda.memory_summary(), torch.cuda.memory_stats()",
-    "streams and events": "c = torch.cuda\nstream = c.Stream()\nstream.wait_stream(c.current_stream())\n"  # noqa: E501
-    "with c.stream(stream):\n    there = x.to('cuda', non_blocking=True)\n    there.record_stream(stream)\n"  # noqa: E501
-    "begin, end = c.Event(enable_timing=True), c.Event(enable_timing=True)\nbegin.record()\nmodel(there)\n"  # noqa: E501
-    "end.record(), end.synchronize()\nbegin.elapsed_time(end) / 1000\nc.nvtx.range_push('step'), c.nvtx.range_pop()",  # noqa: E501
-    "random states": "torch.cuda.manual_seed(3), torch.cuda.manual_seed_all(3), torch.manual_seed(3)\n"  # noqa: E501
-    "torch.cuda.set_rng_state(torch.cuda.get_rng_state())\nmodel(x)",
+    + """
+assert torch.cuda.max_memory_allocated() > 2**19
+free, total = torch.cuda.mem_get_info()
+assert torch.cuda.memory_allocated() > 0
+torch.cuda.empty_cache()
+torch.cuda.memory_summary(), torch.cuda.memory_stats()
+""",
+    "streams and events": """
+c = torch.cuda
+stream = c.Stream()
+stream.wait_stream(c.current_stream())
+with c.stream(stream):
+    there = x.to('cuda', non_blocking=True)
+    there.record_stream(stream)
+begin, end = c.Event(enable_timing=True), c.Event(enable_timing=True)
+begin.record()
+model(there)
+end.record(), end.synchronize()
+begin.elapsed_time(end) / 1000
+c.nvtx.range_push('step'), c.nvtx.range_pop()
+""",
+    "random states": """
+torch.cuda.manual_seed(3), torch.cuda.manual_seed_all(3), torch.manual_seed(3)
+torch.cuda.set_rng_state(torch.cuda.get_rng_state())
+model(x)
+""",
     "mixed precision": """
 scaler = torch.amp.GradScaler("cuda")
 optimizer = torch.optim.AdamW(model.parameters())
@@ -104,18 +144,37 @@ for _ in range(2):
 torch.cuda.amp.GradScaler().scale(loss)
 assert optimizer.state
 """,
-    "values": TRAIN + "best = 3\nif loss < best or torch.isnan(loss):\n    best = loss.item()\n"
-    "a, b, c = float(loss), int(y[0]), y.tolist()\nd = [0] * 3\nd[y[0]]\n"
-    "assert len(list(range(torch.tensor(3)))) == 3 and isinstance((y == y).float().mean().item(), float)\n"  # noqa: E501
-    "norm = sum(p.grad.norm() ** 2 for p in model.parameters()) ** 0.5\nassert not norm > 1e9",
-    "schedulers": "optimizer = torch.optim.Adam(model.parameters())\n"
+    "values": TRAIN
+    + """
+best = 3
+if loss < best or torch.isnan(loss):
+    best = loss.item()
+a, b, c = float(loss), int(y[0]), y.tolist()
+d = [0] * 3
+d[y[0]]
+assert len(list(range(torch.tensor(3)))) == 3 and isinstance((y == y).float().mean().item(), float)
+norm = sum(p.grad.norm() ** 2 for p in model.parameters()) ** 0.5
+assert not norm > 1e9
+""",
+    "schedulers": """
+optimizer = torch.optim.Adam(model.parameters())
+"""
     + TRAIN
-    + "optimizer.step()\n"
-    "torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer).step(loss)\n"
-    "swa = torch.optim.swa_utils.AveragedModel(model)\nswa.update_parameters(model)\nswa(x)",
-    "workers": "data = torch.utils.data.TensorDataset(x, y)\nloader = torch.utils.data.DataLoader(data, 32, "  # noqa: E501
-    "shuffle=True, num_workers=2, pin_memory=True, persistent_workers=True)\nfor images, labels in loader:\n"  # noqa: E501
-    "    F.cross_entropy(model(images.cuda()), labels.cuda()).backward()",
+    + """
+optimizer.step()
+torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer).step(loss)
+swa = torch.optim.swa_utils.AveragedModel(model)
+swa.update_parameters(model)
+swa(x)
+""",
+    "workers": """
+data = torch.utils.data.TensorDataset(x, y)
+loader = torch.utils.data.DataLoader(
+    data, 32, shuffle=True, num_workers=2, pin_memory=True, persistent_workers=True
+)
+for images, labels in loader:
+    F.cross_entropy(model(images.cuda()), labels.cuda()).backward()
+""",
     "code in backward": """
 class Doubled(torch.autograd.Function):
     @staticmethod
@@ -135,10 +194,17 @@ loss = Doubled.apply(nn.Linear(256, 10)(torch.ones(3, 256))).sum()
 torch.set_default_device(None)
 torch.autograd.grad(Doubled.apply(here(x.cuda())).sum() + loss, list(here.parameters()))
 """,
-    "states": "torch.save(model.state_dict(), io.BytesIO())\n"
-    "state = {k: v.cpu().clone() for k, v in model.state_dict().items()}\nmodel.load_state_dict(state)",  # noqa: E501
-    "settings": "torch.backends.cudnn.benchmark = True\ntorch.set_float32_matmul_precision('high')\n"  # noqa: E501
-    "torch.set_num_threads(4)\ntorch.compile(model)(x).sum().backward()",
+    "states": """
+torch.save(model.state_dict(), io.BytesIO())
+state = {k: v.cpu().clone() for k, v in model.state_dict().items()}
+model.load_state_dict(state)
+""",
+    "settings": """
+torch.backends.cudnn.benchmark = True
+torch.set_float32_matmul_precision('high')
+torch.set_num_threads(4)
+torch.compile(model)(x).sum().backward()
+""",
 }
 
 
@@ -161,26 +227,71 @@ def test_usual_training_code_is_estimated(tmp_path: Path) -> None:
 
 FINE = [
     "assert torch.isfinite(x).all()",
-    "if not torch.isfinite(x.sum()):\n    raise FloatingPointError",
+    """
+if not torch.isfinite(x.sum()):
+    raise FloatingPointError
+""",
     "assert (x >= 0).all() and x.isfinite().all().cpu().item()",
-    "if torch.isnan(x).any() or x.isinf().any():\n    raise ValueError",
-    "if torch.isnan(x).sum() > 0 or x.isnan().sum().item():\n    raise ValueError",
-    "if (~torch.isfinite(x)).any() or (x != x).any():\n    raise ValueError",
+    """
+if torch.isnan(x).any() or x.isinf().any():
+    raise ValueError
+""",
+    """
+if torch.isnan(x).sum() > 0 or x.isnan().sum().item():
+    raise ValueError
+""",
+    """
+if (~torch.isfinite(x)).any() or (x != x).any():
+    raise ValueError
+""",
     "assert not torch.logical_or(x.isnan(), x.isinf()).any()",
-    "bad = torch.isnan(x).any()\nbad |= torch.isinf(x).any()\nassert torch.logical_not(bad)",
+    """
+bad = torch.isnan(x).any()
+bad |= torch.isinf(x).any()
+assert torch.logical_not(bad)
+""",
     "assert torch.allclose(x, x + 1) and torch.equal(x, x + 1)",
     "assert x.sum() > 0 and x.max() < 3, 'message'",
-    "if (x > 0).any() or not torch.equal(x, y):\n    raise ValueError",
+    """
+if (x > 0).any() or not torch.equal(x, y):
+    raise ValueError
+""",
     "assert any([(x > 0).all()]) and not (x < 0).any()",
-    "def positive():\n    if (x > 0).all():\n        return 3\n    raise ValueError\npositive()",
+    """
+def positive():
+    if (x > 0).all():
+        return 3
+    raise ValueError
+positive()
+""",
     "assert not any(torch.isnan(x).flatten().tolist())",
     "nn.utils.clip_grad_norm_([nn.Parameter(x)], 1.0, error_if_nonfinite=True)",
     "assert torch.distributions.Categorical(logits=model(x)).sample().shape == (64,)",
-    "d = torch.distributions\nz = d.Categorical(logits=x)\nz.log_prob(z.sample()).sum() + z.entropy().sum()",  # noqa: E501
-    "d = torch.distributions\nz = d.Normal(x, x.exp())\nz.log_prob(z.rsample()).mean() + z.cdf(x).sum()",  # noqa: E501
-    "d = torch.distributions\nz = d.Independent(d.Laplace(x, x), 1)\nd.kl_divergence(z, z) + z.log_prob(z.sample())",  # noqa: E501
-    "d = torch.distributions\nz = d.MultivariateNormal(x[0], torch.eye(256))\nz.log_prob(z.rsample())",  # noqa: E501
-    "d = torch.distributions\nz = d.Beta(x, x)\nz.log_prob(z.rsample()) + d.Gamma(x, x).rsample()",
+    """
+d = torch.distributions
+z = d.Categorical(logits=x)
+z.log_prob(z.sample()).sum() + z.entropy().sum()
+""",
+    """
+d = torch.distributions
+z = d.Normal(x, x.exp())
+z.log_prob(z.rsample()).mean() + z.cdf(x).sum()
+""",
+    """
+d = torch.distributions
+z = d.Independent(d.Laplace(x, x), 1)
+d.kl_divergence(z, z) + z.log_prob(z.sample())
+""",
+    """
+d = torch.distributions
+z = d.MultivariateNormal(x[0], torch.eye(256))
+z.log_prob(z.rsample())
+""",
+    """
+d = torch.distributions
+z = d.Beta(x, x)
+z.log_prob(z.rsample()) + d.Gamma(x, x).rsample()
+""",
 ]
 
 
@@ -461,12 +572,23 @@ def test_tensors_made_of_others_are_estimated_by_these() -> None:
         torch.distributed.destroy_process_group()
 
 
-SAVED = "from tempfile import mkdtemp\nf = {file}\ntorch.save(x, f)\ntorch.load(f)"
+SAVED = """
+from tempfile import mkdtemp
+f = {file}
+torch.save(x, f)
+torch.load(f)
+"""
 UNFOLLOWED = {
-    "from torch.nn.attention.flex_attention import flex_attention\nq = x[None, None]\n"
-    "flex_attention(q, q, q)": "flex_attention",
-    "import torch.distributed as d\nd.init_process_group('gloo', 'tcp://127.0.0.1:0', rank=0, world_size=1)\n"  # noqa: E501
-    "nn.parallel.DistributedDataParallel(model)": "reads a tensor",
+    """
+from torch.nn.attention.flex_attention import flex_attention
+q = x[None, None]
+flex_attention(q, q, q)
+""": "flex_attention",
+    """
+import torch.distributed as d
+d.init_process_group('gloo', 'tcp://127.0.0.1:0', rank=0, world_size=1)
+nn.parallel.DistributedDataParallel(model)
+""": "reads a tensor",
     "torch.nested.nested_tensor([x, x[:3]], layout=torch.jagged)": "nested tensors",
     "\n\ng = torch.Generator(device='cuda')": "a generator",
     SAVED.format(file="mkdtemp() + '/x.pt'"): "torch.save wrote nothing",
@@ -600,9 +722,16 @@ REACHES_OUT = {
     "open('x', 'w').write('y')": "open",
     "print(1)": "print",
     "torch.load('x.pt')": "torch.load",
-    "def f():\n    np.save('x', 1)\nf()": "np.save",
+    """
+def f():
+    np.save('x', 1)
+f()
+""": "np.save",
     "[np.save(str(n), n) for n in range(3)]": "np.save",
-    "import numpy\nnumpy.save('x', 1)": "numpy.save",
+    """
+import numpy
+numpy.save('x', 1)
+""": "numpy.save",
 }
 REACHES_NOTHING = [
     "torch.save({}, 'x')",
