@@ -328,7 +328,7 @@ def forked(work: Callable[[], object]) -> Any:
 
 def import_late_modules() -> None:
     """Import what reports need, so that forked processes do not import it one by one."""
-    for module in ("numpy", "ipygpumem.magics.leaks", "ipygpumem.shell.survivors"):
+    for module in ("numpy", "ipygpumem.shell.leak_search"):
         importlib.import_module(module)
     for package in (ipygpumem.heap, ipygpumem.inventory):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):

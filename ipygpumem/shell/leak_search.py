@@ -1,0 +1,426 @@
+"""Searches for leaks: memory that survived experiments, or that no name of the notebook reaches."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import compress
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from ipygpumem.heap.arrays import StorageKey, holding_objects, library_type, storage_key
+from ipygpumem.heap.bulk import Progress, by_identity, kinds_of, of_types
+from ipygpumem.heap.heap import Heap, undisturbed
+from ipygpumem.heap.holders.graphs import live_tensors, requiring_grad
+from ipygpumem.heap.holders.roots import NOTEBOOK
+from ipygpumem.heap.libraries import loaded_classes
+from ipygpumem.heap.sizes import Sizes, row_of
+from ipygpumem.introspect import (
+    is_atom,
+    is_instance,
+    is_users_module,
+    module_dict,
+    text_of,
+    type_name,
+)
+from ipygpumem.inventory import unreached
+from ipygpumem.inventory.merging import merged
+from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
+from ipygpumem.inventory.survey import optimizer_states
+from ipygpumem.records import ReferencePath, RetainedArray
+from ipygpumem.report.content import Kept
+from ipygpumem.scope.ownable import ownable
+from ipygpumem.shell.array_holders import MOST_EXPLAINED, Questions
+from ipygpumem.shell.context import ShellContext
+from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs
+from ipygpumem.shell.ipython.printed import Printed
+from ipygpumem.shell.survivors import Survivors
+from ipygpumem.shell.watched_names import WatchedName, held_without_name
+
+_OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")
+_QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")
+
+
+class Leaks(NamedTuple):
+    """The memory that a search has found."""
+
+    leaks: list[RetainedArray]
+    """The largest first."""
+    beyond: list[RetainedArray]
+    """Arrays that were too many to examine."""
+    kept: list[Kept]
+    """Memory that outputs, autograd graphs, caches and printed text keep."""
+    has_all_graphs: bool
+    """False if there were too many autograd graphs to examine."""
+
+
+class LeakSearch:
+    """Searches for leaks and for other memory that is kept by mistake.
+
+    Args:
+        context: the shell's.
+        survivors: the objects that outlived experiments; those that were freed are forgotten.
+        smallest: minimum bytes of each row.
+    """
+
+    def __init__(self, context: ShellContext, survivors: Survivors, smallest: int) -> None:
+        self._context = context
+        self._survivors = survivors
+        self._smallest = smallest
+        self._printed = Printed(context.shell)
+
+    def find(self, progress: Progress) -> Leaks:
+        """Return the leaks, after garbage was collected."""
+        self._survivors.cuts.clear()
+        live_tensors(self._context.garbage)  # gives each a Python object
+        with undisturbed():
+            outputs = _Outputs(self._context, self._names())
+            heap = Heap(
+                smallest=self._smallest,
+                of_libraries=loaded_classes(),
+                instances_of=unreached.OF_PLACES,
+            )
+            progress(0.3)
+            retained = outputs.retained(heap)
+            progress(0.5)
+            leaks = self._leaks_on(heap, retained, outputs, progress)
+            heap.drop()
+        kept = [*leaks.kept, *_sized(caches(), self._smallest)]
+        kept += [Kept(*row) for row in self._printed.leaks(self._smallest)]
+        return leaks._replace(kept=kept)
+
+    def _names(self) -> dict[str, object]:
+        """Return the user's names; a copy of the whole namespace would be a holder of the
+        outputs.
+        """
+        namespace = self._context.namespace
+        return {name: namespace[name] for name in ownable(dict(namespace))}
+
+    def _leaks_on(
+        self, heap: Heap, retained: Retained, outputs: _Outputs, progress: Progress
+    ) -> Leaks:
+        """Return the leaks on a heap; one search finds the holders of all of them."""
+        smallest = self._smallest
+        survivors = self._leaked_names(heap)
+        listed = {key for item in survivors for key in _storages(item)}
+        graphs = [graph for graph in retained.graphs if graph.size_bytes >= smallest]
+        in_graphs = listed.union(*(graph.shares for graph in graphs))
+        # Made after the heap: it would be a holder of all of them.
+        names = self._names()
+        arrays = _UnnamedArrays(heap, names, smallest, in_graphs)
+        objects = _Objects(
+            self._context, self._survivors, heap, names, outputs.values, smallest, listed
+        )
+        objects.leave_out(set(map(id, self._printed.own_texts())))
+        progress(0.7)
+        questions = Questions(arrays.to_explain, objects.to_explain)
+        rows = [row for _, row in self._survivors.explained(survivors, heap, questions)]
+        user_modules = _users_modules(self._context.namespace)
+        rows += arrays.leaked(questions.holders, user_modules)
+        rows += objects.leaked(questions.holders, user_modules)
+        findings = [*graphs, *retained.outputs(heap.large(smallest))]
+        kept = [*_sized(findings, smallest, listed), *objects.of_outputs()]
+        return Leaks(
+            merged(rows, self._survivors.cuts), arrays.beyond, _together(kept), retained.complete
+        )
+
+    def _leaked_names(self, heap: Heap) -> list[WatchedName]:
+        """Return the large survivors, without state of training: what the user's live optimizer
+        needs is no leak.
+        """
+        self._survivors.update(heap)
+        large = [item for item in self._survivors.known if item.size_bytes >= self._smallest]
+        of_training = _of_training(heap, {key for item in large for key in _storages(item)})
+        leaked = list[WatchedName]()
+        for item in large:
+            if item.held.name or not of_training.issuperset(_storages(item)):
+                leaked.append(item)
+        return leaked
+
+
+class _Outputs:
+    """The outputs that IPython keeps. Make it before the heap, and drop the names.
+
+    Args:
+        context: the shell's.
+        names: the user's names and their objects.
+
+    Attributes:
+        values: the outputs with memory, by the code of each.
+    """
+
+    def __init__(self, context: ShellContext, names: Mapping[str, object]) -> None:
+        kept, keepers = kept_outputs(context.shell)
+        self.values: dict[str, object] = {}
+        for number, value in kept.items():
+            if not is_atom(value):
+                self.values[f"Out[{number}]"] = value
+        self._paths, self._inside = paths_of(names, self.values)
+        self._inside |= keepers | {id(kept), id(self.values)}
+
+    def retained(self, heap: Heap) -> Retained:
+        """Return the memory that names and outputs keep alive."""
+        return Retained(heap, self._paths, self.values, self._inside)
+
+
+class _UnnamedArrays:
+    """Tensors and arrays without a row yet, of which those that a variable leads to are no leaks.
+
+    Args:
+        heap: the live objects.
+        names: the notebook's names and their objects.
+        smallest: minimum bytes of each.
+        listed: storages that have rows of their own.
+
+    Attributes:
+        to_explain: the storages whose holders are searched, the largest first.
+        beyond: the rows of further ones.
+    """
+
+    def __init__(
+        self,
+        heap: Heap,
+        names: Mapping[str, object],
+        smallest: int,
+        listed: Container[StorageKey],
+    ) -> None:
+        self._rows: dict[StorageKey, RetainedArray] = {}
+        large = {key: same for key, same in heap.large(smallest).items() if key not in listed}
+        wanted = {id(item) for same in large.values() for item in same}
+        named = unreached.led_to_by_names(names.values(), wanted) | set(map(id, names.values()))
+        for key, same in large.items():
+            if named.isdisjoint(map(id, same)):
+                self._rows[key] = held_without_name(same[0])
+        ordered = sorted(self._rows, key=lambda key: -self._rows[key].size_bytes)
+        self.to_explain = ordered[:MOST_EXPLAINED]
+        self.beyond = [self._rows[key] for key in ordered[MOST_EXPLAINED:]]
+
+    def leaked(
+        self, holders: Mapping[StorageKey, ReferencePath], user_modules: Container[str]
+    ) -> Iterator[RetainedArray]:
+        """Yield the rows of leaks, given the holders of the storages ``to_explain``."""
+        for key in self.to_explain:
+            if not _is_plain(holders[key].path, user_modules):
+                yield replace(self._rows[key], holder=holders[key])
+
+
+class _Objects:
+    """Memory of any other kind than arrays: that of survivors, in places that no name leads to, and
+    of outputs.
+
+    Args:
+        context: the shell's.
+        survivors: the objects that outlived experiments.
+        heap: the live objects.
+        names: the notebook's names and their objects.
+        outputs: the outputs that IPython keeps.
+        smallest: minimum bytes of each row.
+        listed: storages that have rows of their own: each byte is in one row.
+    """
+
+    def __init__(
+        self,
+        context: ShellContext,
+        survivors: Survivors,
+        heap: Heap,
+        names: Mapping[str, object],
+        outputs: Mapping[str, object],
+        smallest: int,
+        listed: Container[StorageKey],
+    ) -> None:
+        self._context, self._heap = context, heap
+        self._names, self._outputs = names, outputs
+        self._smallest = smallest
+        self._places = unreached.Places(heap)
+        self._places.contents.update(by_identity(list(in_run_modules(context.shell))))
+        # Before anything is measured, because each is remembered only if something else refers to
+        # it, too.
+        self._large = [*heap.large_containers.values(), *heap.large_leaves]
+        self._listed = listed
+        self._sizes = self._without_arrays()
+        self._survivors = survivors.others_alive(heap, self._sizes, smallest)
+        alone = self._without_arrays()
+        self._candidates = unreached.candidates(
+            self._places, self._large, alone, names.values(), smallest, MOST_EXPLAINED
+        )
+        wanted = set(map(id, self._candidates))
+        named = unreached.led_to_by_names(names.values(), wanted)
+        self._candidates = [item for item in self._candidates if id(item) not in named]
+        self._has_names = False
+        """True once ``_sizes`` has measured what names lead to."""
+
+    def leave_out(self, identities: Container[int]) -> None:
+        """List no row for these objects, which have a row of their own."""
+        self._candidates = [item for item in self._candidates if id(item) not in identities]
+
+    @property
+    def to_explain(self) -> list[object]:
+        """The objects whose holders are searched."""
+        return [*(other.item for other in self._survivors if other.is_alone), *self._candidates]
+
+    def leaked(
+        self, holders: Mapping[StorageKey, ReferencePath], user_modules: Container[str]
+    ) -> list[RetainedArray]:
+        """Return the rows of leaks, given the holders of the objects ``to_explain``."""
+        rows = [other.with_holder(holders) for other in self._survivors]
+        candidates = list[object]()
+        for item in self._candidates:
+            if id(item) in self._heap.large_containers and not self._heap.is_referred(item):
+                continue  # one of our own lists
+            path = holders["object", id(item)].path
+            is_in_module = _OF_MODULE.fullmatch(_QUOTED.sub("", path)) is not None
+            if not is_in_module and not _is_plain(path, user_modules):
+                candidates.append(item)
+        if candidates:
+            self._measure_names()
+        for item in candidates:
+            if self._sizes.has_counted(item):
+                continue
+            size = self._sizes.together([item])
+            if size >= self._smallest:
+                # Only a large object's parts are worth the time.
+                measured = Sizes().measure(item)._replace(device_bytes={"cpu": size})
+                holder = holders["object", id(item)]
+                rows.append(replace(row_of([item], measured), holder=holder))
+        return rows
+
+    def of_outputs(self) -> list[Kept]:
+        """Return the other memory of outputs; call it after ``leaked``."""
+        if not self._outputs:
+            return []
+        alone = self._without_arrays()
+        if alone.together(list(self._outputs.values())) < self._smallest:
+            return []  # so it need not be known what names lead to
+        self._measure_names()
+        # Tensors in outputs are listed by storage, as are large arrays.
+        self._sizes.together(self._heap.tensors)
+        rows = list[Kept]()
+        for name, value in self._outputs.items():
+            size = self._sizes.together([value])
+            if size >= self._smallest:
+                what = f"{name}: {type_name(value)} that only IPython holds"
+                remedy = f"to free it: %xdel _{name[4:-1]}"
+                is_at_least = Sizes().measure(value).is_at_least
+                rows.append(Kept(size, "cpu", what, remedy, size, is_at_least))
+        return rows
+
+    def _without_arrays(self) -> Sizes:
+        """Return sizes without the arrays that have rows of their own, and without large ones."""
+        sizes = Sizes()
+        large = self._heap.large(self._smallest)
+        sizes.leave_out(_with_storage(self._heap, self._listed, large.keys()))
+        arrays = [
+            array for (library, _), same in large.items() if library == "numpy" for array in same
+        ]
+        of_objects = by_identity(list(compress(arrays, holding_objects(arrays))))
+        sizes.leave_out(of_objects.values())  # not their elements
+        other_items = [
+            item for same in large.values() for item in same if id(item) not in of_objects
+        ]
+        sizes.together(other_items)
+        return sizes
+
+    def _measure_names(self) -> None:
+        """Count all that names lead to, which takes long next to many objects."""
+        if self._has_names:
+            return
+        self._has_names = True
+        namespace = self._context.namespace
+        modules = [sys.modules[name] for name in _users_modules(namespace) if name in sys.modules]
+        unreached.count_named(self._sizes, self._places, self._names.values(), modules)
+
+
+def _with_storage(
+    heap: Heap, storages: Container[StorageKey], without: Container[StorageKey]
+) -> Iterator[object]:
+    """Yield the tensors and arrays on some storages, but not ``without`` some."""
+    for item in [*heap.tensors, *heap.ndarrays]:
+        key = storage_key(item)
+        if key is not None and key in storages and key not in without:
+            yield item
+
+
+def _together(rows: Iterable[Kept]) -> list[Kept]:
+    """Return the rows, those of one object together."""
+    together: dict[tuple[str, str, str], Kept] = {}
+    for row in rows:
+        place = row.device, row.what, row.remedy
+        before = together.get(place)
+        if before is None:
+            together[place] = row
+        else:
+            together[place] = row._replace(
+                size_bytes=before.size_bytes + row.size_bytes,
+                new_bytes=before.new_bytes + row.new_bytes,
+                is_at_least=before.is_at_least or row.is_at_least,
+            )
+    return list(together.values())
+
+
+def _sized(
+    findings: Iterable[Finding], smallest: int, leaked: Container[StorageKey] = ()
+) -> list[Kept]:
+    """Return the rows of findings; the bytes of ``leaked`` storages are in rows of leaks."""
+    rows = []
+    for one in findings:
+        if one.size_bytes >= smallest:
+            new = sum(size for key, size in one.shares.items() if key not in leaked)
+            rows.append(Kept(one.size_bytes, one.device, one.what, one.remedy, new))
+    return rows
+
+
+def _storages(item: WatchedName) -> list[StorageKey]:
+    return [array.storage for array in item.alive()]
+
+
+def _of_training(heap: Heap, survivors: set[StorageKey]) -> set[StorageKey | None]:
+    """Return the storages of gradients and optimizer state of tensors not among the
+    ``survivors``.
+    """
+    base: Any = library_type("torch", "Tensor")
+    if base is None:
+        return set()
+    owned = list(optimizer_states(heap, base))
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        for tensor in requiring_grad(heap.tensors):
+            with contextlib.suppress(RuntimeError):  # raised for some views changed in place
+                if base.is_leaf.__get__(tensor):  # torch warns for non-leaves
+                    owned.append((tensor, base.grad.__get__(tensor)))
+    return {
+        storage_key(tensor)
+        for owner, tensor in owned
+        if tensor is not None and is_instance(owner, base) and storage_key(owner) not in survivors
+    }
+
+
+def _users_modules(namespace: dict[str, Any]) -> set[str]:
+    """Return the user's modules reachable by a name in the notebook, such as ``package.module``."""
+    names = set[str]()
+    waiting = [namespace]
+    while waiting:
+        values = list(waiting.pop().values())
+        for module in of_types(kinds_of(values, ModuleType), values):
+            if not is_users_module(module):
+                continue
+            inside = module_dict(module)
+            name = text_of(inside.get("__name__"))
+            if "__file__" in inside and name not in names:
+                names.add(name)
+                waiting.append(inside)
+    return names
+
+
+def _is_plain(path: str, modules: Container[str]) -> bool:
+    """Return True if a path consists of a variable's items and attributes only: such data is kept
+    on purpose.
+
+    The variable may be a global of one of the user's ``modules``: ``module.name[index].attribute``.
+    """
+    path = _QUOTED.sub("", path)  # a key may hold anything
+    module = _OF_MODULE.fullmatch(path)
+    return (path.startswith(NOTEBOOK) and ": " not in path) or (
+        module is not None and module[1] in modules
+    )
