@@ -71,12 +71,16 @@ class LeakSearch:
         self._survivors = survivors
         self._smallest = smallest
         self._printed = Printed(context.shell)
+        self._printed_texts: set[int] = set()
+        """Identities of the texts that only IPython's record of the output keeps."""
 
     def find(self, progress: Progress) -> Leaks:
         """Return the leaks, after garbage was collected."""
         self._survivors.cuts.clear()
         live_tensors(self._context.garbage)  # gives each a Python object
         with undisturbed():
+            # Before the heap refers to them, too.
+            self._printed_texts = set(map(id, self._printed.own_texts()))
             outputs = _Outputs(self._context, self._names())
             heap = Heap(
                 smallest=self._smallest,
@@ -114,7 +118,7 @@ class LeakSearch:
         objects = _Objects(
             self._context, self._survivors, heap, names, outputs.values, smallest, listed
         )
-        objects.leave_out(set(map(id, self._printed.own_texts())))
+        objects.leave_out(self._printed_texts)
         progress(0.7)
         questions = Questions(arrays.to_explain, objects.to_explain)
         rows = [row for _, row in self._survivors.explained(survivors, heap, questions)]
