@@ -46,6 +46,8 @@ _SHORT = 100
 """Maximum length of containers with known items; of longer ones, the length and the last item are
 recorded.
 """
+_AT_ONCE = 500
+"""Number of objects whose contents are listed at once."""
 _ORDERED = {id(kind) for kind in (list, dict, deque)}
 _SKIPPED = (ModuleType, type, *NOT_ENTERED)
 """Types whose objects lead to everything; only attributes of named modules and classes are
@@ -80,36 +82,58 @@ class Contents:
     """
 
     def __init__(self, namespace: dict[str, Any]) -> None:
-        self._known, self._parents = set[int](), set[int]()
-        """Objects; and those among them whose contents are known."""
+        self._known = set[int]()
+        """Objects within reach, by identity."""
+        self._parents = set[int]()
+        """Objects among them whose contents are known."""
         self._ends: dict[int, tuple[int, int]] = {}
         """Length, and identity of the last item or key, of each long container."""
         self._extents = Extents()
         self._older = max(0, len(namespace) - _MOST_NAMES)
         # From the end, so that the older ones are not touched.
         values = list(islice(reversed(namespace.values()), _MOST_NAMES))[::-1]
-        self._known.update(map(id, values))
-        for part in chunks(values, 500):
+        self._add(values)
+        level = _leading(values) + self._record_spaces(values)
+        for _ in range(_LEVELS):
+            level = self._record_contents(level)
+
+    def _add(self, objects: Sequence[object]) -> None:
+        """Record that some objects are within reach, and how large the containers among them
+        are.
+        """
+        self._known.update(map(id, objects))
+        for part in chunks(objects, _AT_ONCE):
             self._extents.add(part)
-        level = _leading(values)
+
+    def _record_spaces(self, values: Sequence[Any]) -> list[object]:
+        """Record the namespaces of named modules and classes; return the user's namespaces, whose
+        contents are recorded, too. A library's leads to everything.
+        """
+        of_user = list[object]()
         for owner, space in _spaces(values):
             self._known.add(id(space))
             if is_users_module(owner) or is_users_class(owner):
-                level.append(space)
-            else:  # a library's, which leads to everything
+                of_user.append(space)
+            else:
                 (self._ends[id(space)],) = _ends_of([space])
-        for _ in range(_LEVELS):
-            short, long = _by_length(level)
-            self._ends.update(zip(map(id, long), _ends_of(long), strict=True))
-            level = []
-            for part in chunks(short, 500):
-                if len(self._known) < _MOST:
-                    children = gc.get_referents(*part)
-                    self._known.update(map(id, children))
-                    self._extents.add(children)
-                    self._parents.update(map(id, part))
-                    level += children
-            level = [item for item in _leading(level) if id(item) not in self._parents]
+        return of_user
+
+    def _record_contents(self, level: Sequence[object]) -> list[object]:
+        """Record the contents of short containers and other objects, and the ends of long
+        containers; return the contents that may refer to more.
+        """
+        short, long = _by_length(level)
+        self._ends.update(zip(map(id, long), _ends_of(long), strict=True))
+        contents = list[object]()
+        for part in chunks(short, _AT_ONCE):
+            if len(self._known) >= _MOST:
+                break
+            children = gc.get_referents(*part)
+            self._known.update(map(id, children))
+            self._extents.add(children)
+            self._parents.update(map(id, part))
+            contents += children
+        return [item for item in _leading(contents) if id(item) not in self._parents]
 
     def unknown(self, namespace: dict[str, Any]) -> list[object]:
         """Return the objects of names that were not within reach."""
@@ -128,20 +152,21 @@ class Contents:
                 tell.
         """
         now = dict(namespace)
-        names = {id(now[name]): name for name in reversed(ownable(now))}
-        values = [now[name] for name in names.values()]
-        ways: dict[int, tuple[object, ...]] = {id(item): (item,) for item in _leading(values)}
-        ways.update((id(space), (owner, space)) for owner, space in _spaces(values))
+        names = _names_by_identity(now)
+        ways = _ways_to_first(list(map(now.get, names.values())))
         level = [way[-1] for key, way in ways.items() if key in self._known]
         for _ in range(_LEVELS):
             following = dict[int, object]()
             for item in level:
+                way = ways[id(item)]
                 children = self._contents(item)
-                new, way = self._new_in(item, children, made), ways[id(item)]
+                new = self._new_in(item, children, made)
                 if new:
                     yield Received(names[id(way[0])], way, new)
-                for child in _leading(children) if id(item) in self._parents else ():
-                    if self._is_old(child, made) and id(child) not in ways:
+                if id(item) not in self._parents:
+                    continue
+                for child in _leading(children):
+                    if id(child) not in ways and self._is_old(child, made):
                         ways[id(child)] = (*way, child)
                         following[id(child)] = child
             level = list(following.values())
@@ -151,34 +176,40 @@ class Contents:
         each once.
         """
         now = dict(namespace)
-        names = {id(now[name]): name for name in reversed(ownable(now))}
-        values: list[Any] = [now[name] for name in names.values()]
+        names = _names_by_identity(now)
+        values = list(map(now.get, names.values()))
         spaces = [(owner, space) for owner, space in _spaces(values) if id(space) in self._parents]
-        levels, done = [values], set[int]()
+        levels: list[list[Any]] = [values]
+        listed = set[int]()
         for number in range(_LEVELS + 1):
             known = list(compress(levels[-1], map(self._known.__contains__, map(id, levels[-1]))))
-            for found in self._extents.grown(known, smallest):
-                if id(found.item) not in done:
-                    done.add(id(found.item))
-                    chain = _chain_to(found.item, levels, spaces)
-                    yield GrownContainer(names[id(chain[0])], chain, found)
+            for grown in self._extents.grown(known, smallest):
+                if id(grown.item) not in listed:
+                    listed.add(id(grown.item))
+                    chain = _chain_to(grown.item, levels, spaces)
+                    yield GrownContainer(names[id(chain[0])], chain, grown)
             if number < _LEVELS:
-                # Children of other objects were not recorded.
-                parents = [item for item in _leading(levels[-1]) if id(item) in self._parents]
-                parents, _ = _by_length(parents)
-                children = by_identity(gc.get_referents(*parents))
+                children = self._recorded_children(levels[-1])
                 if number == 0:
                     children.update((id(space), space) for _, space in spaces)
                 levels.append(list(children.values()))
+
+    def _recorded_children(self, level: Sequence[Any]) -> dict[int, Any]:
+        """Return the objects to which some objects refer whose contents were recorded, by
+        identity.
+        """
+        parents = [item for item in _leading(level) if id(item) in self._parents]
+        short, _ = _by_length(parents)
+        return by_identity(gc.get_referents(*short))
 
     def _contents(self, item: object) -> list[object]:
         """Return the objects in another one; the dict of its attributes may be newer than these."""
         children = gc.get_referents(item)
         if any(id(child) not in self._known for child in of_types({id(dict)}, children)):
             own = instance_dict(item)
-            children = [child for child in children if child is not own] + list(
-                (own or {}).values()
-            )
+            children = [child for child in children if child is not own]
+            if own is not None:
+                children += own.values()
         return of_types(types_of(children) - _NUMBERS, children)
 
     def _is_old(self, item: object, made: Set[int]) -> bool:
@@ -226,6 +257,20 @@ def _parent_of(child: object, level: Sequence[object]) -> object:
     return child  # a thread has removed it since
 
 
+def _names_by_identity(namespace: dict[str, Any]) -> dict[int, str]:
+    """Return the first of the names of each object, by its identity."""
+    return {id(namespace[name]): name for name in reversed(ownable(namespace))}
+
+
+def _ways_to_first(values: Sequence[Any]) -> dict[int, tuple[object, ...]]:
+    """Return the way to each named object that may refer to more, and to the namespace of each
+    named module and class, by identity.
+    """
+    ways: dict[int, tuple[object, ...]] = {id(item): (item,) for item in _leading(values)}
+    ways.update((id(space), (owner, space)) for owner, space in _spaces(values))
+    return ways
+
+
 def _spaces(values: Sequence[Any]) -> Iterator[tuple[Any, dict[str, object]]]:
     """Yield the modules and classes among ``values`` with their namespaces."""
     examples = list(Kinds(values).examples.values())
@@ -242,32 +287,31 @@ def _leading(items: Sequence[Any]) -> list[Any]:
     """Return the items, each once, that may refer to more and do not lead to everything."""
     # each task leads to it, and it to all tasks
     loop = library_type("asyncio", "AbstractEventLoop")
+    bases = _SKIPPED if loop is None else (*_SKIPPED, loop)
     examples = Kinds(items).examples
-    skipped = kinds_of(list(examples.values()), *_SKIPPED, *([loop] if loop else []))
-    kinds = examples.keys() - skipped - ATOMS
-    found = list(by_identity(of_types(kinds, items)).values())
+    kinds = examples.keys() - kinds_of(list(examples.values()), *bases) - ATOMS
+    leading = list(by_identity(of_types(kinds, items)).values())
     if id(dict) not in kinds:
-        return found
-    return [item for item in found if type(item) is not dict or "__builtins__" not in item]
+        return leading
+    return [item for item in leading if type(item) is not dict or "__builtins__" not in item]
 
 
 def _by_length(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return the items without the long containers, and these."""
     kinds_of_base: dict[Any, set[int]] = {}
-    for key, one in Kinds(items).examples.items():
-        kinds_of_base.setdefault(container_base(type(one)), set()).add(key)
+    for key, example in Kinds(items).examples.items():
+        base = container_base(type(example))
+        if base is not None:
+            kinds_of_base.setdefault(base, set()).add(key)
     long = dict[int, object]()
     for base, kinds in kinds_of_base.items():
-        if base is not None:
-            sized = of_types(kinds, items)
-            long.update(
-                by_identity(list(compress(sized, map(_SHORT.__lt__, map(base.__len__, sized)))))
-            )
+        sized = of_types(kinds, items)
+        is_long = map(_SHORT.__lt__, map(base.__len__, sized))
+        long.update(by_identity(list(compress(sized, is_long))))
     if not long:
         return list(items), []
-    return list(compress(items, map(not_, map(long.__contains__, map(id, items))))), list(
-        long.values()
-    )
+    is_short = map(not_, map(long.__contains__, map(id, items)))
+    return list(compress(items, is_short)), list(long.values())
 
 
 def _ends_of(containers: Sequence[Any]) -> Iterator[tuple[int, int]]:

@@ -19,13 +19,12 @@ from typing import NamedTuple
 from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS
 from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.data_frames import without_old_blocks
 from ipygpumem.heap.holders.paths import PathWriter
 from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, REMOVE_THEM, Roots
 from ipygpumem.heap.holders.tasks import cancelling, is_pending, pending
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.introspect import module_of
-from ipygpumem.inventory.contents import Contents
+from ipygpumem.inventory.contents import Contents, Received
 from ipygpumem.inventory.merging import holder_of_all
 from ipygpumem.records import ReferencePath, RetainedArray
 
@@ -97,38 +96,35 @@ def find(
         size_bytes: the memory to find; once so much has been found, the search ends.
     """
     counted.together(list(kept))
-    received = list(contents.received(dict(names), new))
-    if new:  # a tracked object that is not among them is older, however deep inside it was
-        received = [
-            one._replace(
-                items=[item for item in one.items if id(item) in new or not gc.is_tracked(item)]
-            )
-            for one in received
-        ]
-        received = [one._replace(items=without_old_blocks(one.items, new)) for one in received]
-    # Of two places, the one that a search for holders names.
-    received.sort(key=lambda one: (len(one.chain), len(one.name), one.name))
-    inside = {id(item) for one in received for item in one.items}
+    received = _received(names, contents, new)
+    inside = {id(item) for part in received for item in part.items}
     _measure_old(counted, names, inside.union(new))
     is_sure, left = counted.complete, size_bytes
-    for one in received:
+    for part in received:
         # Asked once for all items: each question goes through all nodes.
-        not_counted = counted.not_counted(set(map(id, one.items)))
-        items = [item for item in one.items if id(item) in not_counted]
+        not_counted = counted.not_counted(set(map(id, part.items)))
+        items = [item for item in part.items if id(item) in not_counted]
         for held, some in _rows(items, counted, smallest):
             left -= held.size_bytes
-            yield Remaining(held, some, one.name, one.chain, not is_sure)
-    if left >= smallest:
-        not_counted = counted.not_counted(new)
-        entries = without_old_blocks(_entries(heap, new, not_counted), new)
-        entries += _pending_tasks(heap, not_counted)
-        for held, some in _rows([*entries, *elsewhere], counted, smallest):
-            left -= held.size_bytes
-            yield Remaining(held, some, is_old_perhaps=not is_sure)
-    if left >= smallest:
-        in_arrays = heap.in_arrays(counted.not_counted(new))
-        for held, some in _rows(in_arrays, counted, smallest):
-            yield Remaining(held, some, is_old_perhaps=not is_sure)
+            yield Remaining(held, some, part.name, part.chain, not is_sure)
+    if left < smallest:
+        return
+    not_counted = counted.not_counted(new)
+    entries = [*_entries(heap, new, not_counted), *_pending_tasks(heap, not_counted)]
+    for held, some in _rows([*entries, *elsewhere], counted, smallest):
+        yield Remaining(held, some, is_old_perhaps=not is_sure)
+
+
+def _received(names: Mapping[str, object], contents: Contents, new: set[int]) -> list[Received]:
+    """Return the new objects in each old one; of two places, the one that a search for holders
+    names comes first.
+    """
+    received = list(contents.received(dict(names), new))
+    if new:  # a tracked object that is not among them is older, however deep inside it was
+        for number, part in enumerate(received):
+            items = [item for item in part.items if id(item) in new or not gc.is_tracked(item)]
+            received[number] = part._replace(items=items)
+    return sorted(received, key=lambda part: (len(part.chain), len(part.name), part.name))
 
 
 class GrownRow(NamedTuple):
@@ -187,18 +183,18 @@ def _entries(heap: Heap, new: set[int], not_counted: set[int]) -> list[object]:
 
     The age of a dict is uncertain: its new contents count instead.
     """
-    found, waiting = list[object](), heap.referred(not_counted, without=new)
-    done = set(map(id, waiting))
+    entries = list[object]()
+    waiting = heap.referred(not_counted, without=new)
+    met = set(map(id, waiting))
     while waiting:
         dicts = of_types({id(dict)}, waiting)
-        skipped = kinds_of(waiting, *_NO_DATA).union(
-            key for key, one in one_of_each(waiting).items() if _is_tools(one)
-        )
-        found += of_types(types_of(waiting) - skipped - {id(dict)}, waiting)
+        without_data = kinds_of(waiting, *_NO_DATA)
+        without_data |= {key for key, item in one_of_each(waiting).items() if _is_tools(item)}
+        entries += of_types(types_of(waiting) - without_data - {id(dict)}, waiting)
         inside = by_identity(gc.get_referents(*dicts))
-        waiting = [inside[key] for key in inside.keys() & new if key not in done]
-        done.update(map(id, waiting))
-    return found
+        waiting = [inside[key] for key in inside.keys() & new if key not in met]
+        met.update(map(id, waiting))
+    return entries
 
 
 def _is_tools(item: object) -> bool:
