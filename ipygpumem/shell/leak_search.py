@@ -29,7 +29,7 @@ from ipygpumem.introspect import (
 from ipygpumem.inventory import unreached
 from ipygpumem.inventory.merging import merged
 from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
-from ipygpumem.inventory.survey import optimizer_states
+from ipygpumem.inventory.roles import optimizer_states
 from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.report.content import Kept
 from ipygpumem.scope.ownable import ownable

@@ -1,0 +1,100 @@
+"""Lists the arrays of JAX by buffer."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ipygpumem.heap.arrays import is_array, library_type, memory_of, place_of
+from ipygpumem.heap.bulk import by_identity
+from ipygpumem.introspect import is_instance, loaded, type_name
+from ipygpumem.inventory.labels import Labels
+from ipygpumem.inventory.records import TensorRecord
+
+_JAX = "jax._src.array", "ArrayImpl"
+"""The class of arrays that have memory; ``jax.Array`` also covers tracers, which have none."""
+
+
+def jax_records(named: Iterable[object], labels: Labels) -> dict[int, TensorRecord]:
+    """Return one record per buffer, by its address; by the array's identity if it is on several
+    devices.
+    """
+    records: dict[int, TensorRecord] = {}
+    for array in _arrays(named):
+        record = None
+        # It may be deleted at any time, or its computation may have failed.
+        with contextlib.suppress(Exception):
+            if not array.is_deleted():
+                record = _record(array, labels)
+        if record is None:
+            continue
+        before = records.get(record.storage)
+        if before is None:
+            records[record.storage] = record
+        else:
+            records[record.storage] = before._replace(aliases=before.aliases + 1)
+    return records
+
+
+def _arrays(named: Iterable[object]) -> list[Any]:
+    """Return the named arrays, then all other live ones, each once."""
+    kind = library_type(*_JAX)
+    if kind is None:
+        return []
+    of_names = [array for array in named if is_instance(array, kind)]
+    return list(by_identity([*of_names, *_live_of_jax()]).values())
+
+
+def _live_of_jax() -> list[Any]:
+    """Return all arrays of JAX's backend, if there is one; asking JAX would create it."""
+    jax = loaded("jax")
+    has_begun = getattr(sys.modules.get("jax._src.xla_bridge"), "backends_are_initialized", None)
+    if jax is None or has_begun is None or not has_begun():
+        return []
+    return list(jax.live_arrays())
+
+
+def _record(array: Any, labels: Labels) -> TensorRecord:
+    devices = sorted(array.devices(), key=lambda device: int(device.id))
+    note, storage = "", id(array)
+    if len(devices) > 1:
+        note = f"on {len(devices)} devices: the bytes of all"
+    elif array.is_ready():
+        storage = int(array.unsafe_buffer_pointer())
+    return TensorRecord(
+        name=labels.paths.get(id(array)),
+        type_name=type_name(array),
+        shape=tuple(map(int, array.shape)),
+        dtype=str(array.dtype),
+        device=_name_of(devices[0]),
+        size_bytes=int(array.on_device_size_in_bytes()),
+        cell=labels.cell(array),
+        library="jax",
+        storage=storage,
+        note=note,
+    )
+
+
+def _name_of(device: Any) -> str:
+    """Return a device's name, such as ``jax:0``."""
+    if device.platform == "cpu":
+        return "cpu"
+    number = getattr(device, "local_hardware_id", None)
+    return f"jax:{device.id if number is None else number}"
+
+
+def shown_by_jax(arrays: Sequence[object], records: dict[int, TensorRecord]) -> set[int]:
+    """Count the NumPy arrays on JAX host buffers; return the identities of their owners."""
+    starts = sorted(key for key, record in records.items() if record.device == "cpu")
+    shown: set[int] = set()
+    for owner in map(memory_of, arrays) if starts else ():
+        if is_array(owner):
+            _, address, _ = place_of(owner)
+            start = starts[max(0, bisect_right(starts, address) - 1)]
+            if start <= address < start + records[start].size_bytes:
+                shown.add(id(owner))
+                records[start] = records[start]._replace(aliases=records[start].aliases + 1)
+    return shown

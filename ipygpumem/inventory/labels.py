@@ -1,0 +1,51 @@
+"""Names tensors and arrays, with the cells that bound the names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from operator import itemgetter
+
+from ipygpumem.inventory.records import first_part
+
+CellOf = Callable[[str], "int | None"]
+
+
+class Labels:
+    """The notebook's names of tensors and arrays, by identity.
+
+    Attributes:
+        paths: the name of each.
+    """
+
+    def __init__(self, paths: dict[int, str], cell_of: CellOf) -> None:
+        self.paths = paths
+        self._cell_of = cell_of
+        self._cells: dict[str, int | None] = {"": None}
+        """The cell that bound the first part of a path, by the path up to its first bracket."""
+
+    def cells(self, paths: Sequence[str | None]) -> list[int | None]:
+        """Return for each path the cell that bound its first part; None without a path."""
+        texts = [path or "" for path in paths]
+        first = texts[0].partition("[")[0] if texts else ""
+        if (
+            first in self._cells
+            and first != "Out"
+            and all(map(str.startswith, texts, repeat(f"{first}[")))
+        ):
+            # such as the items of a list of a million tensors
+            return [self._cells[first]] * len(texts)
+        heads = list(map(itemgetter(0), map(str.partition, texts, repeat("["))))
+        if any(head == "Out" or head.startswith("list(") for head in set(heads)):
+            heads = list(map(_head_of, texts))
+        for head in set(heads) - self._cells.keys():
+            self._cells[head] = self._cell_of(first_part(head.replace("list(", "")).rstrip(")"))
+        return list(map(self._cells.__getitem__, heads))
+
+    def cell(self, item: object) -> int | None:
+        """Return the cell that bound the first part of an array's name."""
+        return self.cells([self.paths.get(id(item))])[0]
+
+
+def _head_of(path: str) -> str:
+    return path if path.startswith(("Out[", "list(")) else path.partition("[")[0]
