@@ -85,6 +85,7 @@ def of_cell(app: App, options: Options) -> list[Report]:
 
 
 def _variable(word: str, namespace: dict[str, Any]) -> tuple[str, Number]:
+    """Return the variable that a word such as ``batch_size=1024`` names, and its first value."""
     name, equals, text = word.partition("=")
     if not name.isidentifier():
         raise AutofitError(
@@ -105,25 +106,31 @@ def _variable(word: str, namespace: dict[str, Any]) -> tuple[str, Number]:
 
 
 def _minima(words: list[str]) -> Number | dict[str, Number] | None:
+    """Return the smallest value of all variables, or of each; None if there is no limit."""
     if len(words) == 1 and "=" not in words[0]:
         return _number("--min", words[0])
-    pairs = [word.partition("=") for word in words]
-    return {name: _number(f"--min {name}", text) for name, _, text in pairs} or None
+    minima: dict[str, Number] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        minima[name] = _number(f"--min {name}", text)
+    return minima or None
 
 
 def _number(what: str, text: str) -> Number:
+    """Return the number that a text means: 1e3 is as whole as 1000, and 1.0 is a float."""
     try:
         return int(text)
     except ValueError:
         pass
     try:
         value = float(text)
-        # 1e3 is as whole as 1000
-        return int(value) if "." not in text and value.is_integer() else value
     except ValueError:
         raise AutofitError(
             f"{what}: {text[:40]!r} is not a number; write one such as 1024 or 0.5"
         ) from None
+    if "." not in text and value.is_integer():
+        return int(value)
+    return value
 
 
 class _Try:
@@ -136,7 +143,8 @@ class _Try:
         values: Values,
         enclosing: Sequence[Scope],
     ) -> None:
-        self._namespace, self._values = namespace, values
+        self._namespace = namespace
+        self._values = values
         namespace.update(values)
         self._scope = Scope(namespace)
         self._scope.note(bindings)
@@ -160,7 +168,8 @@ class _Try:
 
     def waiting_bytes(self) -> int:
         """Return the bytes that the overwritten values of the cell's names hold."""
-        search, total = ArraySearch(), 0
+        search = ArraySearch()
+        total = 0
         for name, value in list(self._scope.waiting.items()):
             entry = search.held(name, value)
             if entry is not None:
@@ -210,7 +219,8 @@ class CellFit:
     """The autofit of one running cell; the loop around its body calls ``again`` and enters it."""
 
     def __init__(self, app: App, cell: Cell, options: Options) -> None:
-        self._context, self._experiments = app.context, app.experiments
+        self._context = app.context
+        self._experiments = app.experiments
         self._namespace = namespace = app.context.namespace
         plan = Plan(
             dict(_variable(word, namespace) for word in options.variables),
@@ -286,7 +296,8 @@ class CellFit:
         self._undone = self._try.overwritten()
         # Magics such as %run show an error without raising it.
         failure = error or shown_since(self._try.last_error)
-        estimate, self._estimate = self._estimate or self._value, None
+        estimate = self._estimate or self._value
+        self._estimate = None
         try:
             return self._fit.end(failure, estimate)
         except AutofitError as mistake:
@@ -296,7 +307,8 @@ class CellFit:
         """Use the cell's ``%%estimate`` as the try's outcome; ``reports`` of the last try are shown
         at the end.
         """
-        self._estimate, self._reports = estimate, reports
+        self._estimate = estimate
+        self._reports = reports
 
     def keep(self, value: object) -> None:
         """Store the value of the cell's last expression until a try fits."""
@@ -304,7 +316,8 @@ class CellFit:
 
     def take(self) -> object:
         """Return the value of the last expression for the cell to display."""
-        value, self._value = self._value, None
+        value = self._value
+        self._value = None
         return value
 
     # -- between tries ---------------------------------------------------------------------------
@@ -314,8 +327,8 @@ class CellFit:
         self._value = None
         last = self._try
         if last is not None:
-            while len(here := self._experiments.here()) > last.depth:
-                self._experiments.close_experiment(here[-1])
+            while len(self._experiments.here()) > last.depth:
+                self._experiments.close_experiment(self._experiments.here()[-1])
             if not last.is_closed:
                 self._waiting_bytes = last.waiting_bytes()
                 last.close(self._enclosing())

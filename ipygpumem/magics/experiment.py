@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from typing import Any
 
 from IPython.core.error import UsageError
 
@@ -107,13 +108,14 @@ def _checked_name(app: App, name: str) -> str:
     word, *more = name.split()
     if not more:
         return word
-    option = next(iter(re.findall(r"\w[\w-]*", more[0])), "")
-    if "#" in more[0]:
+    second, *following = more
+    option = re.search(r"\w[\w-]*", second)
+    if "#" in second:
         fix = "put the comment on its own line"
-    elif f"--{option}" in _option_names(app):
-        fix = " ".join(
-            filter(None, [f"write {word} --{option}", more[0].partition("=")[2], *more[1:]])
-        )
+    elif option is not None and f"--{option[0]}" in _option_names(app):
+        _, _, value = second.partition("=")
+        values = [value, *following] if value else following
+        fix = " ".join([f"write {word} --{option[0]}", *values])
     else:
         fix = f"write {'-'.join([word, *more])}; --keep goes before names to keep"
     raise UsageError(
@@ -128,39 +130,38 @@ def _option_names(app: App) -> Iterable[str]:
 
 def parse_parameters(words: Iterable[str]) -> Parameters:
     """Parse parameters such as ``lr=1e-3``; values become numbers where possible."""
-    found: Parameters = {}
+    parameters: Parameters = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not PARAMETER.fullmatch(name):
             raise ExperimentError(
                 f"--note: {word!r} is not NAME=VALUE, such as --note lr=1e-3 bs=64"
             )
-        if name in found:
+        if name in parameters:
             raise ExperimentError(f"--note: {name} is given twice")
-        found[name] = _number(value)
-    return found
+        parameters[name] = _number(value)
+    return parameters
 
 
 def _number(text: str) -> int | float | str:
+    """Return the number that a text means; the text itself if that is none."""
     if _WHOLE.fullmatch(text):
         return int(text) if len(text) < 19 else text  # records hold 64 bits
+    if not text.isascii() or "_" in text:  # numbers for Python only
+        return text
     try:
-        return plain_number(float(text)) if text.isascii() and "_" not in text else text
+        return plain_number(float(text))
     except ValueError:
         return text
 
 
 def patterns_of(what: str, words: Iterable[str]) -> list[str]:
     """Split words at commas into names and globs, and check them."""
-    patterns = [part for word in words for part in word.split(",") if part]
+    patterns = [part for part in ",".join(words).split(",") if part]
     for pattern in patterns:
         if not pattern.isidentifier() and not _GLOB.fullmatch(pattern):
-            raise UsageError(
-                clean(
-                    f"{what}: {quoted(pattern)} is neither a name nor a glob; write names such as "
-                    f"x or 'y*'"
-                )
-            )
+            problem = f"{what}: {quoted(pattern)} is neither a name nor a glob"
+            raise UsageError(clean(f"{problem}; write names such as x or 'y*'"))
     return patterns
 
 
@@ -171,24 +172,35 @@ def patterns_of(what: str, words: Iterable[str]) -> list[str]:
 )
 def end(app: App, options: Options) -> list[Report]:
     """End the named experiment, or the one started last, here or on engines."""
-    on_engines = [item for item in app.on_cluster if not options.name or item.name == options.name]
-    here = app.experiments.here()
-    if on_engines and (
-        options.name or not here or here[-1].elapsed_seconds >= on_engines[-1].elapsed_seconds
-    ):
-        reports: list[Report] = on_engines[-1].finish(app)
+    on_engines = _to_end_on_engines(app, options.name)
+    if on_engines is not None:
+        reports: list[Report] = on_engines.finish(app)
         return reports
-    if not options.name or not app.experiments.open:
-        experiment = _innermost(app)
-    else:
-        named = [item for item in app.experiments.open if item.name == options.name]
-        if not named:
-            raise ExperimentError(
-                f"no experiment {quoted(options.name)} is open, only {_open_names(app)}"
-            )
-        experiment = named[0]
-    app.experiments.finish(experiment)
+    app.experiments.finish(_to_end(app, options.name))
     return []
+
+
+def _to_end_on_engines(app: App, name: str) -> Any:
+    """Return the last experiment on engines with a name; without a name, the last one if it was
+    started after those here. None if there is none.
+    """
+    on_engines = [item for item in app.on_cluster if not name or item.name == name]
+    if not on_engines:
+        return None
+    here = app.experiments.here()
+    if not name and here and here[-1].elapsed_seconds < on_engines[-1].elapsed_seconds:
+        return None
+    return on_engines[-1]
+
+
+def _to_end(app: App, name: str) -> Experiment:
+    """Return the open experiment with a name, or the innermost one."""
+    if not name or not app.experiments.open:
+        return _innermost(app)
+    for experiment in app.experiments.open:
+        if experiment.name == name:
+            return experiment
+    raise ExperimentError(f"no experiment {quoted(name)} is open, only {_open_names(app)}")
 
 
 _WHICH_NAMES = "which names? For instance: %experiment keep model 'loss*'"
@@ -219,14 +231,14 @@ def status(app: App, options: Options) -> list[Report]:
 
 
 def _innermost(app: App) -> Experiment:
+    """Return the experiment that was opened last here."""
     here = app.experiments.here()
-    if not here:
-        raise ExperimentError(
-            f"no experiment is open in this subshell; open elsewhere: {_open_names(app)}"
-            if app.experiments.open
-            else "no experiment is open: %experiment start NAME opens one"
-        )
-    return here[-1]
+    if here:
+        return here[-1]
+    if app.experiments.open:
+        names = _open_names(app)
+        raise ExperimentError(f"no experiment is open in this subshell; open elsewhere: {names}")
+    raise ExperimentError("no experiment is open: %experiment start NAME opens one")
 
 
 def _open_names(app: App) -> str:
@@ -237,19 +249,28 @@ def described(experiments: ExperimentManager) -> list[str]:
     """Return one line about each open experiment: time, memory, names, and objects to restore at
     its end.
     """
-    lines, inside = list[str](), dict[object, set[str]]()
+    lines = list[str]()
+    names_inside: dict[object, set[str]] = {}
+    """The names of inner experiments, by the thread and client that opened them."""
     for experiment in reversed(experiments.open.copy()):
-        theirs = inside.setdefault((experiment.thread, experiment.client), set())
-        names = [name for name in experiment.scope.own_names() if name not in theirs]
-        theirs.update(name for name in names if name not in experiment.scope.waiting)
-        seconds = experiment.seconds(experiment.seconds_here())
-        parts = [f"experiment {experiment.name}", *times(seconds, experiment.elapsed_seconds)]
-        parts += [*usage_parts(experiment.usage()), f"names: {listed(names) or 'none yet'}"]
-        if waiting := experiment.waiting():
-            held = ", ".join(f"{item.name} {format_bytes(item.size_bytes)}" for item in waiting)
-            parts.append(f"restored at the end: {held}")
-        lines.append(" · ".join(parts))
+        inner_names = names_inside.setdefault((experiment.thread, experiment.client), set())
+        names = [name for name in experiment.scope.own_names() if name not in inner_names]
+        inner_names.update(name for name in names if name not in experiment.scope.waiting)
+        lines.append(_description(experiment, names))
     return lines[::-1]
+
+
+def _description(experiment: Experiment, names: list[str]) -> str:
+    """Return the line about one open experiment, which has made ``names``."""
+    seconds = experiment.seconds(experiment.seconds_here())
+    parts = [f"experiment {experiment.name}", *times(seconds, experiment.elapsed_seconds)]
+    parts += usage_parts(experiment.usage())
+    parts.append(f"names: {listed(names) or 'none yet'}")
+    waiting = experiment.waiting()
+    if waiting:
+        items = ", ".join(f"{item.name} {format_bytes(item.size_bytes)}" for item in waiting)
+        parts.append(f"restored at the end: {items}")
+    return " · ".join(parts)
 
 
 _NAMES_SHOWN = 10
@@ -278,12 +299,9 @@ def compare(app: App, options: Options) -> list[Report]:
                 f"no finished experiment matches {quoted(pattern)}; "
                 f"{there_are([run.name for run in runs])}"
             )
-    chosen = [
-        run
-        for run in runs
-        if not options.names or any(_fits(run, pattern) for pattern in options.names)
-    ]
-    return [reports.comparison_report(chosen)]
+    if options.names:
+        runs = [run for run in runs if any(_fits(run, pattern) for pattern in options.names)]
+    return [reports.comparison_report(runs)]
 
 
 def _fits(run: reports.NumberedRun, pattern: str) -> bool:
@@ -293,5 +311,6 @@ def _fits(run: reports.NumberedRun, pattern: str) -> bool:
 def there_are(names: list[str]) -> str:
     """Return a list of known experiments for an error message."""
     unique = list(dict.fromkeys(names))
-    more = f" and {len(unique) - _NAMES_SHOWN} more" if len(unique) > _NAMES_SHOWN else ""
-    return f"available: {', '.join(unique[:_NAMES_SHOWN])}{more}" if unique else "there is none"
+    if not unique:
+        return "there is none"
+    return f"available: {listed(unique, _NAMES_SHOWN)}"

@@ -65,11 +65,8 @@ def quiet(app: App, options: Options) -> list[Report]:
     config = app.context.config
     if options.state is not None:
         config.quiet = options.state == "on"
-    return [
-        note(
-            f"lines of cells that moved less than 1 MiB are {'hidden' if config.quiet else 'shown'}"
-        )
-    ]
+    state = "hidden" if config.quiet else "shown"
+    return [note(f"lines of cells that moved less than 1 MiB are {state}")]
 
 
 @command("%gpumem free", "free memory now: printed output, tracebacks, garbage, caches")
@@ -93,9 +90,8 @@ def preload(app: App, options: Options) -> list[Report]:
     """
     record = create(app.context.meter)
     if record is None:
-        return [
-            note(f"{why_none() or 'torch sees no accelerator here'}: there is nothing to preload")
-        ]
+        reason = why_none() or "torch sees no accelerator here"
+        return [note(f"{reason}: there is nothing to preload")]
     parts = [f"{record.label} is ready", format_seconds(record.duration_seconds)]
     for usage in record.usages:
         if usage.device == "cpu":
@@ -155,10 +151,8 @@ def export(app: App, options: Options) -> list[Report]:
     """Write the finished cells and experiments to a file."""
     record = app.records()
     place, size_bytes = save(options.file, record, force=options.force)
-    cells, experiments = (
-        count(len(record.cells), "cell"),
-        count(len(record.experiments), "experiment"),
-    )
+    cells = count(len(record.cells), "cell")
+    experiments = count(len(record.experiments), "experiment")
     return [note(f"wrote {cells} and {experiments} to {place} ({format_bytes(size_bytes)})")]
 
 
@@ -222,25 +216,29 @@ def status(app: App, options: Options) -> list[Report]:
     """Return the settings, the open experiments, and the memory of each device."""
     headline = " · ".join(_headline(app))
     lines = described(app.experiments) or ["no experiment is open"]
-    found = findings.now(app.context.meter, {PRINTED: Printed(app.context.shell).size_bytes()})
-    lines += [
-        f"{probe} cannot be read: {error}" for probe, error in app.context.meter.failures.items()
-    ]
-    lines += [f"{source} cannot be read: {error}" for source, error in found.failures.items()]
-    cells, running = list(app.session.history), app.context.cells
-    for cell in [
-        *running.running(),
-        *running.of_others(threading.get_ident()),
-    ]:  # they may have started processes, too
+    printed_bytes = Printed(app.context.shell).size_bytes()
+    look = findings.now(app.context.meter, {PRINTED: printed_bytes})
+    for name, error in [*app.context.meter.failures.items(), *look.failures.items()]:
+        lines.append(f"{name} cannot be read: {error}")
+    report = status_report(
+        headline,
+        lines,
+        look.readings.values(),
+        look.reconciliations,
+        with_endings(look.children, app.context.namespace),
+        [*app.session.history, *_running_cells(app)],
+        other_kernels(),
+    )
+    return [report]
+
+
+def _running_cells(app: App) -> list[CellRecord]:
+    """Return records of the cells that run now, which may have started processes, too."""
+    cells = app.context.cells
+    records = []
+    for cell in [*cells.running(), *cells.of_others(threading.get_ident())]:
         number = number_of_input(app.context.shell, text_of(getattr(cell.info, "raw_cell", None)))
-        seconds = time.time() - cell.measured.started_at
-        cells.append(
-            CellRecord(number, None, None, cell.measured.started_at, seconds, True, None, ())
-        )
-    readings = found.readings.values()
-    children = with_endings(found.children, app.context.namespace)
-    return [
-        status_report(
-            headline, lines, readings, found.reconciliations, children, cells, other_kernels()
-        )
-    ]
+        started_at = cell.measured.started_at
+        seconds = time.time() - started_at
+        records.append(CellRecord(number, None, None, started_at, seconds, True, None, ()))
+    return records

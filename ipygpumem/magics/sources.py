@@ -23,11 +23,11 @@ def numbers(app: App, begun: str = "") -> list[str]:
 
 def functions(app: App, begun: str = "") -> list[str]:
     """Return the names of functions and classes."""
-    found = []
+    callables = []
     for name, value in _values(app).items():
         if type(value) is FunctionType or is_instance(value, type):
-            found.append(name)
-    return found
+            callables.append(name)
+    return callables
 
 
 def open_experiments(app: App, begun: str = "") -> list[str]:

@@ -70,17 +70,20 @@ _KINDS = tuple(kind.removesuffix(" state") for kind in records.KINDS)
 )
 def tensors(app: App, options: Options) -> list[Report]:
     """Return the report of ``%gpumem tensors``."""
-    kind = next(
-        (kind for kind in records.KINDS if options.kind and kind.startswith(options.kind)), None
-    )
-    found = take(app.context.shell)
-    found = records.select(
-        found, options.names, device=options.device, kind=kind, min_bytes=options.min or 0
+    kind = None
+    if options.kind:
+        kind = next((kind for kind in records.KINDS if kind.startswith(options.kind)), None)
+    inventory = records.select(
+        take(app.context.shell),
+        options.names,
+        device=options.device,
+        kind=kind,
+        min_bytes=options.min or 0,
     )
     if options.by is None:
-        return [reports.tensors_report(found, top=options.top)]
-    groups = records.group(found.tensors, options.by)
-    return [reports.groups_report(found, options.by, groups, top=options.top)]
+        return [reports.tensors_report(inventory, top=options.top)]
+    groups = records.group(inventory.tensors, options.by)
+    return [reports.groups_report(inventory, options.by, groups, top=options.top)]
 
 
 @command(
@@ -93,9 +96,9 @@ def tensors(app: App, options: Options) -> list[Report]:
 )
 def top(app: App, options: Options) -> list[Report]:
     """Return the report of ``%gpumem top``."""
-    found = largest(app.context.shell)
-    found = select(found, options.names, device=options.device, min_bytes=options.min or 0)
-    return [top_report(found, top=options.n)]
+    names = largest(app.context.shell)
+    names = select(names, options.names, device=options.device, min_bytes=options.min or 0)
+    return [top_report(names, top=options.n)]
 
 
 def largest(
@@ -118,7 +121,7 @@ def largest(
     used = {"cpu": rss_bytes()} if app is None else current(app.context.meter.now())
     working = _working(app, "names") if progress is None else contextlib.nullcontext(progress)
     with working as report:
-        found = take_largest(
+        result = take_largest(
             objects,
             used,
             references=references,
@@ -127,7 +130,8 @@ def largest(
             remedy_of=functools.partial(_remedy_of, shell, remedies),
             progress=report,
         )
-    return replace(found, names=tuple(_without_promise(row, remedies) for row in found.names))
+    rows = [_without_promise(row, remedies) for row in result.names]
+    return replace(result, names=tuple(rows))
 
 
 def _objects_elsewhere(named: Mapping[str, object]) -> tuple[dict[str, object], dict[str, str]]:
@@ -152,12 +156,16 @@ def _without_promise(row: NamedSize, remedies: Container[str]) -> NamedSize:
     """Return a row without freed bytes if other contexts or functions may refer to its object, too:
     no ``del`` ends that.
     """
-    return row._replace(freed_bytes=None) if row.name in remedies else row
+    if row.name in remedies:
+        return row._replace(freed_bytes=None)
+    return row
 
 
 def _working(app: App | None, what: str) -> AbstractContextManager[Progress]:
     """Return a block that shows a progress bar if it takes long and the extension is loaded."""
-    return contextlib.nullcontext(no_progress) if app is None else app.context.display.working(what)
+    if app is None:
+        return contextlib.nullcontext(no_progress)
+    return app.context.display.working(what)
 
 
 def _remedy_of(shell: Any, elsewhere: Mapping[str, str], names: Sequence[str]) -> str:
@@ -181,7 +189,8 @@ def _deletion_of(shell: Any, names: Sequence[str]) -> str:
         else:
             numbers.append(number)
     if numbers:
-        return f"%xdel {next(filter(is_name, plain), f'_{numbers[0]}')}"
+        name = next(filter(is_name, plain), f"_{numbers[0]}")
+        return f"%xdel {name}"
     targets = ", ".join(target_of(name) for name in plain)
     # A script's names are also in the module that IPython keeps of it.
     return "; ".join([f"del {targets}", *kept_by_run(shell, plain)])
@@ -189,17 +198,25 @@ def _deletion_of(shell: Any, names: Sequence[str]) -> str:
 
 def take(shell: Any, frame: FrameType | None = None, storages: Storages | None = None) -> Inventory:
     """Return an inventory with the notebook's names, and the local names of ``frame`` if given."""
-    filename = "" if frame is None else frame.f_code.co_filename
-    asking = running_cell(shell) if frame is None else cell_of_file(shell, filename)
-    is_script = frame is not None and asking is None and not filename.startswith("<")
-    local = {} if frame is None else survey.locals_of(frame)
+    local: dict[str, object] = {}
+    file: str | None = None
+    line: int | None = None
+    cell: int | None
+    if frame is None:
+        cell = running_cell(shell)
+    else:
+        local = survey.locals_of(frame)
+        filename = frame.f_code.co_filename
+        cell = cell_of_file(shell, filename)
+        if cell is None and not filename.startswith("<"):  # a script
+            file, line = filename, frame.f_lineno
     with _working(find_app(shell), "tensors and arrays") as progress:
         return survey.take(
             [*local.items(), *named_objects(shell).items()],
             cell_of=_cell_finder(shell, local),
-            file=filename if is_script else None,
-            line=frame.f_lineno if is_script and frame is not None else None,
-            cell=asking,
+            file=file,
+            line=line,
+            cell=cell,
             storages=storages,
             progress=progress,
         )
@@ -211,9 +228,11 @@ def _cell_finder(shell: Any, local: Container[str]) -> Callable[[str], int | Non
     """
     app = find_app(shell)
     undone: dict[str, set[int | None]] = {}
-    for experiment in app.experiments.finished if app is not None else ():
-        for name in experiment.restored:
-            undone.setdefault(name, set()).update(cell.execution_count for cell in experiment.cells)
+    if app is not None:
+        for experiment in app.experiments.finished:
+            numbers = [cell.execution_count for cell in experiment.cells]
+            for name in experiment.restored:
+                undone.setdefault(name, set()).update(numbers)
 
     def cell_of(root: str) -> int | None:
         if root in local:

@@ -32,18 +32,21 @@ def why(app: App, options: Options) -> list[Report]:
     expression, names = options.expression, app.context.namespace
     is_name = expression in names
     try:
+        # the list is the only reference to the object here
         holding = [names[expression] if is_name else app.context.shell.ev(expression)]
     except Exception as error:
         if type(error) is NameError and expression.isidentifier():
-            cell = cell_that_bound(app.context.shell, expression)
-            return [
-                left_report(expression, cell, app.experiments.survivors.left_by(expression, cell))
-            ]
-        raise UsageError(
-            clean(f"%gpumem why: {quoted(expression)}: {ellipsize(describe_error(error))}")
-        ) from None
+            return [_report_of_deleted(app, expression)]
+        problem = f"{quoted(expression)}: {ellipsize(describe_error(error))}"
+        raise UsageError(clean(f"%gpumem why: {problem}")) from None
+    references = 2 if is_name else 1  # of the list, and of the name
+    roots = app.experiments.survivors.roots()
     with app.context.display.working("what else holds it"):
-        found = take(
-            expression, holding, app.experiments.survivors.roots(), 1 + is_name, is_name=is_name
-        )
-    return [why_report(found)]
+        ownership = take(expression, holding, roots, references, is_name=is_name)
+    return [why_report(ownership)]
+
+
+def _report_of_deleted(app: App, name: str) -> Report:
+    """Return the report on a name that does not exist, or no longer."""
+    cell = cell_that_bound(app.context.shell, name)
+    return left_report(name, cell, app.experiments.survivors.left_by(name, cell))
