@@ -79,6 +79,7 @@ def trace_segments(record: TraceRecord) -> list[LineSegment | str]:
 def _span_segments(
     record: CellRecord | TraceRecord, scales: layout.Scales | None = None
 ) -> list[LineSegment | str]:
+    """Return a headline's parts: time, error, a child process's peak, each device in use."""
     segments: list[LineSegment | str] = [format_seconds(record.duration_seconds)]
     if record.error is not None:
         segments.append(clean_name(record.error))
@@ -106,11 +107,12 @@ def is_quiet(record: CellRecord) -> bool:
     """Return True if a cell has nothing to report: no device changed, nothing failed, no child
     process holds memory.
     """
-    fine = record.error is None and record.recovery is None
-    return fine and not any(
-        has_moved(usage) or (usage.device in OUTSIDE and usage.after_bytes)
-        for usage in record.usages
-    )
+    if record.error is not None or record.recovery is not None:
+        return False
+    for usage in record.usages:
+        if has_moved(usage) or (usage.device in OUTSIDE and usage.after_bytes):
+            return False
+    return True
 
 
 def usage_parts(usages: Iterable[Usage]) -> list[str]:
@@ -126,6 +128,7 @@ def has_moved(usage: Usage) -> bool:
 
 
 def _usage_part(usage: Usage) -> str:
+    """Return a device's change, peak and use in words."""
     parts = [f"{_label(usage)} {format_change(usage.delta_bytes)}"]
     if usage.device not in OUTSIDE:
         parts.append(f"peak {layout.peak_label(usage)}")
@@ -139,6 +142,7 @@ def _label(usage: Usage) -> str:
 
 
 def _now(usage: Usage) -> str:
+    """Return the memory in use now, out of the total where it is known."""
     if usage.used_bytes is not None and usage.total_bytes is not None:
         return format_share(usage.used_bytes, usage.total_bytes)
     if usage.device == "shm" and usage.total_bytes is not None:  # the mount's limit
@@ -199,16 +203,18 @@ def _devices_table(
 
 def _experiment_facts(record: ExperimentRecord) -> list[layout.Fact]:
     """Return an experiment's parameters, what happened to its names, and the steps that freed."""
-    facts = []
-    for title, names in (
-        ("noted", [f"{name}={value}" for name, value in record.parameters.items()]),
-        ("deleted", record.deleted),
-        ("restored", record.restored),
-        ("kept", record.kept),
-    ):
-        facts.append(layout.Fact(title, [clean_name(name) for name in names], code=True))
-    facts.append(layout.Fact("freed by", _step_list(record.steps, record.freed)))
-    return facts
+    parameters = [f"{name}={value}" for name, value in record.parameters.items()]
+    return [
+        _names_fact("noted", parameters),
+        _names_fact("deleted", record.deleted),
+        _names_fact("restored", record.restored),
+        _names_fact("kept", record.kept),
+        layout.Fact("freed by", _step_list(record.steps, record.freed)),
+    ]
+
+
+def _names_fact(title: str, names: Iterable[str]) -> layout.Fact:
+    return layout.Fact(title, [*map(clean_name, names)], code=True)
 
 
 def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
@@ -244,8 +250,7 @@ def _step_list(steps: Iterable[FreeingStep], total: Mapping[str, int]) -> list[s
             if size > 0:
                 # A later step may take some of it again, such as a page for its own work.
                 freed[device] = min(size, remaining.get(device, 0))
-        for device, size in freed.items():
-            remaining[device] = remaining.get(device, 0) - size
+                remaining[device] = remaining.get(device, 0) - freed[device]
         for device, size in step.freed_reserved.items():
             freed[f"{device_label(device)} reserved"] = size
         shares.add(step.name, freed)
@@ -361,17 +366,16 @@ def _cut_text(cut: CutListing) -> str:
 _ERRORS_SHOWN = 5
 
 
-def _kept_text(kept: KeptError) -> str:
+def _error_line(error: KeptError) -> str:
     """Return the memory that an error still holds, and the line that frees it."""
-    what = f"the error in {clean(kept.place)}" if kept.place else "the last error"
-    least = "" if kept.is_complete else "at least "
-    size = format_bytes(kept.size_bytes)
-    inside = ", ".join(map(clean, kept.names))
-    loses = f"All other items of {clean(kept.loses)} go with it. " if kept.loses else ""
-    return (
-        f"{what} still holds {least}{size} ({inside}). {loses}This line frees it: "
-        f"{clean(kept.remedy)}"
-    )
+    place = f"the error in {clean(error.place)}" if error.place else "the last error"
+    size = _at_least(error.size_bytes, is_at_least=not error.is_complete)
+    names = ", ".join(map(clean, error.names))
+    sentences = [f"{place} still holds {size} ({names})."]
+    if error.loses:
+        sentences.append(f"All other items of {clean(error.loses)} go with it.")
+    sentences.append(f"This line frees it: {clean(error.remedy)}")
+    return " ".join(sentences)
 
 
 _CONTEXT_IS_BROKEN = (
@@ -381,14 +385,15 @@ _CONTEXT_IS_BROKEN = (
 
 
 def _recovery_lines(record: RecoveryRecord, min_held_bytes: int) -> list[str]:
+    """Return lines about the cause, what is still held, and what the recovery has changed."""
     lines = []
     if record.cut is not None:
         lines.append(_cut_text(record.cut))
     if record.poisoned:
         lines.append(_CONTEXT_IS_BROKEN)
-    if record.cause is not None and record.cause.kind != "guard":  # which has a report of its own
-        texts = [record.cause.text, record.cause.remedy]
-        lines.append(clean(": ".join(text for text in texts if text)))
+    cause = record.cause
+    if cause is not None and cause.kind != "guard":  # which has a report of its own
+        lines.append(clean(": ".join(filter(None, [cause.text, cause.remedy]))))
     lines += _error_lines(_large_errors(record, min_held_bytes))
     if record.incomplete_optimizer:
         lines.append(
@@ -408,7 +413,7 @@ def _recovery_lines(record: RecoveryRecord, min_held_bytes: int) -> list[str]:
 
 def _error_lines(errors: Sequence[KeptError]) -> list[str]:
     """Return one line for each of the largest errors that hold memory, and one for the rest."""
-    lines = [_kept_text(error) for error in errors[:_ERRORS_SHOWN]]
+    lines = [_error_line(error) for error in errors[:_ERRORS_SHOWN]]
     more = errors[_ERRORS_SHOWN:]
     if more:
         verb = "holds" if len(more) == 1 else "hold"
@@ -445,7 +450,8 @@ def held_table(
     is_long = len(shown) > _ROWS_OPEN
     if is_long:
         title = f"{title}: {_total(held)}"
-    return Table.of(rows, {"line", "size"}, title, code={"function", "name"}, folded=is_long)
+    numbers, code = {"line", "size"}, {"function", "name"}
+    return Table.of(rows, numbers, title, code=code, folded=is_long)
 
 
 def _held_row(item: RetainedArray) -> dict[str, str]:
@@ -463,12 +469,16 @@ def _held_row(item: RetainedArray) -> dict[str, str]:
 
 
 def _shape(item: RetainedArray) -> str:
-    if item.shape is None:
-        return count(item.arrays, "array") if item.arrays and not item.parts else ""
-    return layout.shape_label(item.shape)
+    """Return the shape of an array, or the number of arrays in a container."""
+    if item.shape is not None:
+        return layout.shape_label(item.shape)
+    if item.arrays and not item.parts:
+        return count(item.arrays, "array")
+    return ""
 
 
 def _contents(item: RetainedArray) -> str:
+    """Return the parts of an object with their sizes."""
     return ", ".join(f"{name} {format_bytes(size)}" for name, size in item.parts.items())
 
 
@@ -480,12 +490,13 @@ def freed_report(
     for device, size in freed.items():
         if size > 0 or device not in OUTSIDE:
             sizes.append(f"{device_label(device)} {_freed_label(device, size, steps)}")
+    headline = f"{title}: {', '.join(sizes) or 'nothing'}"
     lines = []
     by_step = ", ".join(_step_list(steps, freed))
     if by_step:
         lines.append(f"freed by: {by_step}")
     lines += [*notes, *_failed_steps(steps)]
-    return Report("note", f"{title}: {', '.join(sizes) or 'nothing'}", tuple(lines), records=steps)
+    return Report("note", headline, tuple(lines), records=steps)
 
 
 def _freed_label(device: str, size: int, steps: Iterable[FreeingStep]) -> str:
@@ -525,14 +536,15 @@ def leaks_report(
     """Return the report of ``%gpumem leaks``; ``beyond`` were too many to examine, ``kept`` are no
     leaks.
     """
-    kept_rows = [Kept(*item) for item in kept]
-    headline = _leaks_headline(held, smallest, beyond, kept_rows)
-    rows = [*_leak_rows(held), *_kept_rows(kept_rows)]
+    kept_items = [Kept(*item) for item in kept]
+    headline = _leaks_headline(held, smallest, beyond, kept_items)
+    rows = [*_leak_rows(held), *_kept_rows(kept_items)]
     rows.sort(key=itemgetter(0), reverse=True)
     lines = [line for _, line in rows]
     if beyond:
-        rest = f"{count(len(beyond), 'smaller storage')}, {_total(beyond)} in all"
-        lines.append(f"{rest}: too many to examine; free larger ones first, then run it again")
+        unexamined = f"{count(len(beyond), 'smaller storage')}, {_total(beyond)} in all"
+        hint = "free larger ones first, then run it again"
+        lines.append(f"{unexamined}: too many to examine; {hint}")
     return Report("leaks", headline, [*lines, *notes], records=held)
 
 
@@ -576,8 +588,8 @@ def _kept_line(item: Kept) -> str:
     size = _at_least(item.new_bytes, is_at_least=item.is_at_least)
     what = item.what
     if item.new_bytes < item.size_bytes:
-        rest = format_bytes(item.size_bytes - item.new_bytes)
-        what = f"{what} ({rest} more of it in the rows of leaks)"
+        in_leaks = format_bytes(item.size_bytes - item.new_bytes)
+        what = f"{what} ({in_leaks} more of it in the rows of leaks)"
     return SEPARATOR.join([f"{size} on {item.device}", clean(what), clean(item.remedy)])
 
 
@@ -627,7 +639,7 @@ def _leak_line(group: Sequence[RetainedArray]) -> str:
     first = group[0]
     is_at_least = any(item.is_at_least for item in group)
     parts = [_at_least(_sum(group), is_at_least=is_at_least), _leaked_objects(group)]
-    libraries = sorted({library for item in group for library in item.uncounted})
+    libraries = sorted(set().union(*(item.uncounted for item in group)))
     if libraries:
         verb = "keeps" if len(libraries) == 1 else "keep"
         parts.append(f"{clean(', '.join(libraries))} {verb} memory that is not counted")
@@ -648,9 +660,9 @@ def _leaked_objects(group: Sequence[RetainedArray]) -> str:
     first = group[0]
     kind = clean_name(first.type_name)
     if first.shape is None:
-        inside = _contents(first) or _shape(first)
-        if inside:
-            kind = f"{kind} with {inside}"
+        contents = _contents(first) or _shape(first)
+        if contents:
+            kind = f"{kind} with {contents}"
     shape = " × ".join(map(str, first.shape or ()))
     words = [kind, first.dtype, shape, f"on {first.device}"]
     text = " ".join(clean_name(word) for word in words if word)

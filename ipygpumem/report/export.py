@@ -168,11 +168,11 @@ def to_csv(record: SessionRecord) -> str:
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(COLUMNS)
     for cell in record.cells:
-        first = [*(getattr(cell, name) for name in _CELL), cell.recovery and cell.recovery.kind]
+        values_of_cell = [getattr(cell, name) for name in _CELL]
+        values_of_cell.append(None if cell.recovery is None else cell.recovery.kind)
         for usage in cell.usages or (None,):
-            writer.writerow(
-                map(_no_formula, (*first, *(getattr(usage, name, None) for name in _USAGE)))
-            )
+            values_of_usage = [getattr(usage, name, None) for name in _USAGE]
+            writer.writerow(map(_no_formula, values_of_cell + values_of_usage))
     return buffer.getvalue()
 
 
@@ -204,16 +204,16 @@ def save(
     in bytes.
     """
     place = place_of(path)
-    chosen = _FORMATS.get(Path(os.fsdecode(path)).suffix.lower())
-    if chosen is None:
-        raise FileError(
-            f"{clean(ellipsize(os.fsdecode(path)))}: the suffix selects the format: "
-            f"{' or '.join(SUFFIXES)}"
-        )
-    render, head = chosen
-    return place, write(
-        place, render(record), is_ours=lambda text: text.startswith(head), force=force
-    )
+    suffix = Path(os.fsdecode(path)).suffix.lower()
+    if suffix not in _FORMATS:
+        name = clean(ellipsize(os.fsdecode(path)))
+        raise FileError(f"{name}: the suffix selects the format: {' or '.join(SUFFIXES)}")
+    render, head = _FORMATS[suffix]
+
+    def is_ours(beginning: str) -> bool:
+        return beginning.startswith(head)
+
+    return place, write(place, render(record), is_ours=is_ours, force=force)
 
 
 def load(path: str | os.PathLike[str], modules: Modules | None = None) -> SessionRecord:
@@ -228,7 +228,8 @@ def load(path: str | os.PathLike[str], modules: Modules | None = None) -> Sessio
             size = os.fstat(file.fileno()).st_size
             if size > _MOST_BYTES:
                 raise FileError(f"{name} has {format_bytes(size)}: too large for an export")
-            text, saved_at = file.read(size).decode("utf-8-sig"), os.fstat(file.fileno()).st_mtime
+            text = file.read(size).decode("utf-8-sig")
+            saved_at = os.fstat(file.fileno()).st_mtime
     except UnicodeDecodeError:
         raise FileError(f"{name} is not text") from None
     except (OSError, ValueError) as error:
@@ -261,32 +262,38 @@ def write(place: Path, content: str | bytes, *, is_ours: Callable[[str], bool], 
     data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
     name = clean(ellipsize(place))
     try:
-        found = place.stat() if place.exists() else None
-        if found is not None and not stat.S_ISREG(found.st_mode):
-            what = "a folder" if stat.S_ISDIR(found.st_mode) else "not a plain file"
-            raise FileError(f"{name} is {what}: name a file to write")
-        if found is not None and found.st_size and not force:
-            with open_plain(place) as file:
-                if not is_ours(file.read(_HEAD_BYTES).decode("utf-8", "replace")):
-                    raise FileError(
-                        f"{name} is a file that ipygpumem did not write: --force (force=True) "
-                        f"replaces it"
-                    )
-        _replace(place, data, None if found is None else stat.S_IMODE(found.st_mode))
+        mode = None
+        if place.exists():
+            existing = place.stat()
+            mode = stat.S_IMODE(existing.st_mode)
+            if not stat.S_ISREG(existing.st_mode):
+                what = "a folder" if stat.S_ISDIR(existing.st_mode) else "not a plain file"
+                raise FileError(f"{name} is {what}: name a file to write")
+            if existing.st_size and not force and not is_ours(_beginning_of(place)):
+                raise FileError(
+                    f"{name} is a file that ipygpumem did not write: --force (force=True) "
+                    f"replaces it"
+                )
+        _replace(place, data, mode)
     except OSError as error:
         raise FileError(f"{name} cannot be written: {error.strerror or ellipsize(error)}") from None
     return len(data)
 
 
+def _beginning_of(place: Path) -> str:
+    with open_plain(place) as file:
+        return file.read(_HEAD_BYTES).decode("utf-8", "replace")
+
+
 def _replace(place: Path, data: bytes, mode: int | None) -> None:
+    """Write a new file with ``data`` and ``mode``, and give it the place of the old one."""
     # In the same folder, for an atomic rename; a short name, because the file's own may have the
     # maximum length.
     temporary = place.with_name(f".ipygpumem-{os.getpid()}-{_here()}-{secrets.token_hex(4)}.tmp")
     _remove_stale(place.parent)
     try:
-        with os.fdopen(
-            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb"
-        ) as file:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        with os.fdopen(descriptor, "wb") as file:
             if mode is not None:
                 with contextlib.suppress(OSError):  # unsupported by some file systems
                     temporary.chmod(mode)
@@ -311,9 +318,11 @@ def _remove_stale(folder: Path) -> None:
     """
     with contextlib.suppress(OSError):
         for path in folder.glob(".ipygpumem-*.tmp"):
-            if (found := _TEMPORARY.fullmatch(path.name)) is None:
+            match = _TEMPORARY.fullmatch(path.name)
+            if match is None:
                 continue
+            pid, machine = match.groups()
             with contextlib.suppress(OSError):
-                is_dead = found[2] == _here() and not host.is_running(int(found[1]))
+                is_dead = machine == _here() and not host.is_running(int(pid))
                 if is_dead or time.time() - path.lstat().st_mtime > _STALE_SECONDS:
                     path.unlink()

@@ -54,8 +54,7 @@ def history_report(
         if of:
             text += "; an experiment inside one cell has no cells of its own"
         return Report("history", text)
-    figures = _figures(cells)
-    rows = [_cell_row(cell, devices) for cell, devices in zip(cells, figures, strict=True)]
+    rows = list(map(_cell_row, cells, _figures(cells)))
     seconds = format_seconds(sum(cell.duration_seconds for cell in cells))
     headline = f"history · {_number(cells, total, 'cell')}{of} · {seconds}"
     return Report("history", headline, tables=[_table(rows, "source", "experiment", "error")])
@@ -75,8 +74,7 @@ def _cell_row(cell: CellRecord, devices: dict[str, str]) -> dict[str, str]:
 
 def traces_report(traces: Sequence[TraceRecord], *, total: int) -> Report:
     """Return one row for each of ``traces``, including iterations of loops, out of ``total``."""
-    figures = _figures(traces)
-    rows = [_trace_row(trace, devices) for trace, devices in zip(traces, figures, strict=True)]
+    rows = list(map(_trace_row, traces, _figures(traces)))
     number = _number(traces, total, "trace")
     return Report("traces", number, tables=[_table(rows, "label", "error")])
 
@@ -124,9 +122,11 @@ def _device_figures(
 ) -> dict[str, str]:
     """Return the memory that a record kept on a device, and its peak."""
     label = device_label(device)
-    kept = {f"{label} kept": "" if usage is None else format_change(usage.delta_bytes)}
-    peak = {f"{label} peak": "" if usage is None else peak_label(usage)}
-    return peak | kept if isinstance(span, ExperimentRecord) else kept | peak
+    kept_column = {f"{label} kept": "" if usage is None else format_change(usage.delta_bytes)}
+    peak_column = {f"{label} peak": "" if usage is None else peak_label(usage)}
+    if isinstance(span, ExperimentRecord):
+        return peak_column | kept_column
+    return kept_column | peak_column
 
 
 def _growth_since(first: TraceRecord, usage: Usage | None) -> str:
@@ -134,7 +134,8 @@ def _growth_since(first: TraceRecord, usage: Usage | None) -> str:
     if usage is None:
         return ""
     start = usage_on(first.usages, usage.device)
-    return format_change(usage.after_bytes - (0 if start is None else start.after_bytes))
+    start_bytes = 0 if start is None else start.after_bytes
+    return format_change(usage.after_bytes - start_bytes)
 
 
 def _in_use(spans: Spans) -> list[str]:
@@ -160,7 +161,9 @@ def growth_size(growth: Growth) -> str:
     if least == most:
         return most
     number, unit = least.split()
-    return f"{number if most.endswith(f' {unit}') else least} to {most}"
+    if most.endswith(f" {unit}"):
+        least = number
+    return f"{least} to {most}"
 
 
 def loop_growth_line(growth: Growth) -> str:
@@ -190,24 +193,38 @@ def holder_lines(
     """
     lines = list[str]()
     for growth in growths:
-        least = growth.least_bytes * _LEAST_SHARE
-        holders = _grown_names(before[0], now[0], growth.device, least, runs)
-        named_bytes = sum(size for size, _ in holders)
-        added, example = _grown_unnamed(before[1], now[1], growth.device)
-        # names may hold some of them
-        unnamed_bytes = min(added // runs, growth.most_bytes - named_bytes)
-        if unnamed_bytes >= least:
-            what = "objects without a name" if example is None else clean(keeper_of(example))
-            holders.append((unnamed_bytes, what))
-            named_bytes += unnamed_bytes
         label = device_label(growth.device)
+        holders = _holders_of(growth, before, now, runs, keeper_of)
         for size, holder in holders:
             lines.append(f"{label} {format_change(size)} per {run} is held by {holder}")
         lines = lines[:_HOLDERS_SHOWN]
         if growth.device == "cpu":
-            gaps = min(free_bytes // runs, growth.most_bytes - named_bytes)
+            held_bytes = sum(size for size, _ in holders)
+            gaps = min(free_bytes // runs, growth.most_bytes - held_bytes)
             lines += free_heap_line(growth, gaps, run)
     return lines or list(now[0].notes)
+
+
+def _holders_of(
+    growth: Growth,
+    before: tuple[LargestNames, Inventory],
+    now: tuple[LargestNames, Inventory],
+    runs: int,
+    keeper_of: Callable[[TensorRecord], str],
+) -> list[tuple[int, str]]:
+    """Return the bytes that each name added per run, and those of arrays without a name, as far as
+    they are a relevant share of the growth.
+    """
+    least = growth.least_bytes * _LEAST_SHARE
+    holders = _grown_names(before[0], now[0], growth.device, least, runs)
+    named_bytes = sum(size for size, _ in holders)
+    added, example = _grown_unnamed(before[1], now[1], growth.device)
+    # names may hold some of them
+    unnamed_bytes = min(added // runs, growth.most_bytes - named_bytes)
+    if unnamed_bytes >= least:
+        what = "objects without a name" if example is None else clean(keeper_of(example))
+        holders.append((unnamed_bytes, what))
+    return holders
 
 
 def _grown_names(
@@ -299,12 +316,12 @@ def loop_report(rows: Sequence[TraceRecord], total: int | None, remarks: Sequenc
     seconds = last.started_at + last.duration_seconds - first.started_at
     hidden = (last.iteration or 0) - len(rows)
     title = f"{count(hidden, 'row')} after the first not shown" if hidden else ""
-    shown = [
-        {label: str(record.iteration), "time": format_seconds(record.duration_seconds), **own}
-        for record, own in zip(rows, _figures(rows, first), strict=True)
-    ]
+    table_rows = []
+    for record, figures in zip(rows, _figures(rows, first), strict=True):
+        row = {label: str(record.iteration), "time": format_seconds(record.duration_seconds)}
+        table_rows.append(row | figures)
     head = [f"{label} {number}", format_seconds(seconds)]
-    return Report("track", head, remarks, [_table(shown, title=title)], records=rows)
+    return Report("track", head, remarks, [_table(table_rows, title=title)], records=rows)
 
 
 def iteration_report(record: TraceRecord) -> Report:
@@ -326,9 +343,7 @@ def experiments_report(
     lines = [f"open: {clean(name)}" for name in still_open]
     if not records:
         return Report("experiments", "no experiment has finished yet", lines)
-    rows = []
-    for run, devices in zip(numbered(records), _figures(records), strict=True):
-        rows.append(_experiment_row(run, devices))
+    rows = list(map(_experiment_row, numbered(records), _figures(records)))
     table = _table(rows, "experiment", "began", "parameters")
     return Report("experiments", count(len(records), "experiment"), lines, [table])
 

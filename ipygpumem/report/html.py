@@ -140,12 +140,16 @@ def _head(first: str, *remaining: str) -> str:
 def _joined(
     kind: str, look: str, opacity: float, width: int, first: str, remaining: Sequence[str]
 ) -> str:
+    """Return drawn parts in a row; the first is an element ``kind`` with the style ``look``."""
     parts = [_FIRST.format(kind, look, first), *(_PART.format(opacity, part) for part in remaining)]
     return _PARTS.format(width, " ".join(parts))
 
 
 def _line(line: str) -> str:
-    return _parts(*map(_escaped, line.split(SEPARATOR))) if SEPARATOR in line else _escaped(line)
+    """Return a line, broken between its parts if it has any."""
+    if SEPARATOR not in line:
+        return _escaped(line)
+    return _parts(*map(_escaped, line.split(SEPARATOR)))
 
 
 def _report(report: Report, *, bars: bool) -> str:
@@ -165,9 +169,12 @@ def _report(report: Report, *, bars: bool) -> str:
 
 
 def _body(report: Report, *, bars: bool) -> Iterator[str]:
+    """Yield the parts below the headline."""
     for table in report.tables:
         drawn = _table(table, bars=bars)
-        yield _fold(table.title, drawn, shown=not table.folded) if table.title else drawn
+        if table.title:
+            drawn = _fold(table.title, drawn, shown=not table.folded)
+        yield drawn
     for fact in report.facts:
         yield _fact(fact)
     for line in report.lines:
@@ -275,7 +282,9 @@ def _look(letters: int, *, number: bool, code: bool, is_second: bool) -> Look:
 
 
 def _row(row: Sequence[str], looks: Sequence[Look], indent: str, *, is_head: bool) -> str:
-    kind, heading, line = ("th", _HEADING, 0.4) if is_head else ("td", "", 0.12)
+    kind, heading, line = "td", "", 0.12
+    if is_head:
+        kind, heading, line = "th", _HEADING, 0.4
     cells = []
     for content, (width, side, style) in zip(row, looks, strict=True):
         more = style + heading
@@ -287,10 +296,11 @@ def _row(row: Sequence[str], looks: Sequence[Look], indent: str, *, is_head: boo
 
 def html_bar(bar: Bar) -> str:
     """Return ``bar`` as spans; its label is the tooltip and the text for screen readers."""
-    pieces = "".join(
-        _PIECE.format(height, 100 * size / bar.length_bytes, colour)
-        for size, (height, colour) in zip(bar.pieces, _PIECES, strict=True)
-        if size
-    )
+    pieces = []
+    for size, (height, colour) in zip(bar.pieces, _PIECES, strict=True):
+        if size:
+            percent = 100 * size / bar.length_bytes
+            pieces.append(_PIECE.format(height, percent, colour))
     tick = "; border-right: 2px solid rgba(128, 128, 128, 0.9)" if bar.is_whole else ""
-    return _TRACK.format(label=escape(clean(bar.label)), pieces=pieces, tick=tick)
+    label = escape(clean(bar.label))
+    return _TRACK.format(label=label, pieces="".join(pieces), tick=tick)

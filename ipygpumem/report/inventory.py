@@ -4,7 +4,8 @@ would free.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ipygpumem.heap.holders.roots import NOTEBOOK
 from ipygpumem.heap.parts import CACHED
@@ -30,6 +31,8 @@ from ipygpumem.report.layout import (
 from ipygpumem.report.showing import shows
 from ipygpumem.units import format_bytes, format_change
 
+_NOTES_SHOWN = 10
+"""Maximum number of the largest tensors whose notes are shown."""
 _PARTS_SHOWN, _HOLDERS_SHOWN = 3, 10
 _LEAST_SHARE = 0.01
 """Parts and holders with a smaller share of the object are not shown."""
@@ -55,9 +58,12 @@ def groups_report(
     rows = [_group_row(group, by) for group in groups[:top]]
     remaining = groups[top:]
     if remaining:
-        tensors = sum(group.tensors for group in remaining)
-        size = sum(group.size_bytes for group in remaining)
-        rows.append(_group_row(TensorGroup(f"and {len(remaining):,} more", tensors, size), by))
+        sum_of_remaining = TensorGroup(
+            f"and {len(remaining):,} more",
+            sum(group.tensors for group in remaining),
+            sum(group.size_bytes for group in remaining),
+        )
+        rows.append(_group_row(sum_of_remaining, by))
     return _report(inventory, Table.of(rows, {"tensors", "size"}))
 
 
@@ -70,9 +76,10 @@ def _group_row(group: TensorGroup, by: str) -> dict[str, str]:
 
 
 def _report(inventory: Inventory, table: Table) -> Report:
+    """Return a report of an inventory, with the notes on its largest tensors."""
     number = count(len(inventory.tensors), "storage")
     head = [f"tensors and arrays: {number}", *sizes(inventory.device_bytes)]
-    noted = [row for row in inventory.tensors[:10] if row.note]
+    noted = [row for row in inventory.tensors[:_NOTES_SHOWN] if row.note]
     notes = [f"{row.name or row.type_name}: {row.note}" for row in noted]
     lines = [clean(note) for note in (*inventory.notes, *notes)]
     return Report("tensors", SEPARATOR.join(head), lines, [table], records=[inventory])
@@ -110,9 +117,11 @@ def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
 
 
 def _tensor_row(row: TensorRecord) -> dict[str, str]:
-    is_unknown = row.note.startswith("could not")
+    size = format_bytes(row.size_bytes)
+    if row.note.startswith("could not"):  # be read
+        size = "?"
     return {
-        "size": "?" if is_unknown else format_bytes(row.size_bytes),
+        "size": size,
         "name": _tensor_name(row),
         "type": clean(row.type_name),
         "shape": "" if row.shape is None else layout.shape_label(row.shape),
@@ -143,61 +152,67 @@ def _gradient_label(row: TensorRecord) -> str:
 
 
 @shows(LargestNames)
-def top_report(found: LargestNames, *, top: int = 20) -> Report:
+def top_report(names: LargestNames, *, top: int = 20) -> Report:
     """Return the ``top`` largest names, and the sum of the rest."""
-    shares = _shares(found)
-    rows = []
-    for row, device, size in shares[:top]:
-        rows.append(_row(row, device, size, found.used_bytes.get(device, 0)))
+    shares = _shares(names)
+    rows = [_name_row(share, names.used_bytes) for share in shares[:top]]
     remaining = shares[top:]
     if remaining:
-        size_of_others = format_bytes(sum(size for _, _, size in remaining))
-        rows.append({"size": size_of_others, "name": f"and {len(remaining):,} more"})
-    rows += _without_name(found)
-    notes = list(found.notes)
-    for row in found.names[:top]:
+        size = sum(share.size_bytes for share in remaining)
+        rows.append({"size": format_bytes(size), "name": f"and {len(remaining):,} more"})
+    rows += _rows_without_name(names)
+    notes = [*names.notes]
+    for row in names.names[:top]:
         notes += [f"{row.name}: {note}" for note in row.notes]
     numbers = {"cell", "size", "share", "del frees"}
     table = Table.of(rows, numbers, whole={"to free it"})
-    return Report("top", _top_head(found), [*map(clean, notes)], [table], records=[found])
+    return Report("top", _top_head(names), [*map(clean, notes)], [table], records=[names])
 
 
-def _top_head(found: LargestNames) -> list[str]:
+def _top_head(names: LargestNames) -> list[str]:
     """Return the number of names, and the memory of each device that they hold."""
-    head = [f"memory by name: {count(len(found.names), 'name')}"]
-    for device, size in (dict.fromkeys(found.used_bytes, 0) | found.device_bytes).items():
+    head = [f"memory by name: {count(len(names.names), 'name')}"]
+    for device, size in (dict.fromkeys(names.used_bytes, 0) | names.device_bytes).items():
         if size <= 0 and device in OUTSIDE:
             continue
         text = f"{device_label(device)} {format_bytes(size)}"
-        if device in found.used_bytes:
-            text += f" of {format_bytes(found.used_bytes[device])}"
+        if device in names.used_bytes:
+            text += f" of {format_bytes(names.used_bytes[device])}"
         head.append(text)
     return head
 
 
-def _shares(found: LargestNames) -> list[tuple[NamedSize, str, int]]:
+class _DeviceShare(NamedTuple):
+    """The memory of a name on one device."""
+
+    row: NamedSize
+    device: str
+    size_bytes: int
+
+
+def _shares(names: LargestNames) -> list[_DeviceShare]:
     """Return the memory of each name on each device, the largest first; small parts of a name are
     left out.
     """
     shares = []
-    for row in found.names:
+    for row in names.names:
         least = _LEAST_SHARE * row.size_bytes
         for device, size in row.device_bytes.items():
             if size >= least:
-                shares.append((row, device, size))
-    shares.sort(key=lambda share: -share[2])
-    return shares
+                shares.append(_DeviceShare(row, device, size))
+    return sorted(shares, key=lambda share: share.size_bytes, reverse=True)
 
 
-def _row(row: NamedSize, device: str, size: int, used: int) -> dict[str, str]:
-    least = "at least " if row.is_at_least else ""
-    share = f"{size / used:.0%}" if used else ""
+def _name_row(share: _DeviceShare, used_bytes: Mapping[str, int]) -> dict[str, str]:
+    """Return the row of a name on one device, on which ``used_bytes`` are in use."""
+    row, device = share.row, share.device
+    at_least = "at least " if row.is_at_least else ""
     freed = ""
     if row.freed_bytes is not None:
-        freed = least + format_bytes(row.freed_bytes.get(device, 0))
+        freed = at_least + format_bytes(row.freed_bytes.get(device, 0))
     return {
-        "size": least + format_bytes(size),
-        "share": "" if share == "0%" else share,
+        "size": at_least + format_bytes(share.size_bytes),
+        "share": _share_text(share.size_bytes, used_bytes.get(device, 0)),
         "del frees": freed,
         "name": clean(", ".join([row.name, *row.same])),
         "device": "" if device == "cpu" else device,
@@ -206,6 +221,14 @@ def _row(row: NamedSize, device: str, size: int, used: int) -> dict[str, str]:
         "cell": "" if row.cell is None else str(row.cell),
         "to free it": _remedy_text(row),
     }
+
+
+def _share_text(size: int, used: int) -> str:
+    """Return a share of the memory in use; empty if it is unknown or rounds to nothing."""
+    if not used:
+        return ""
+    share = f"{size / used:.0%}"
+    return "" if share == "0%" else share
 
 
 def _remedy_text(row: NamedSize) -> str:
@@ -217,18 +240,21 @@ def _remedy_text(row: NamedSize) -> str:
     return clean("; ".join(parts))
 
 
-def _without_name(found: LargestNames) -> list[dict[str, str]]:
+def _rows_without_name(names: LargestNames) -> list[dict[str, str]]:
     """Return a row for each device with memory in no name, and the command that shows it."""
     rows = []
-    for device, size in found.unnamed_bytes.items():
-        used = found.used_bytes.get(device, 0)
+    for device, size in names.unnamed_bytes.items():
+        used = names.used_bytes.get(device, 0)
         if device in OUTSIDE or not used or size < _LEAST_SHARE * used:
             continue
         row = {"size": format_bytes(size), "share": f"{size / used:.0%}", "name": "(no name)"}
-        command = "%gpumem" if device == "cpu" else "%gpumem leaks"
-        rows.append(
-            {**row, "device": "" if device == "cpu" else device, "content": f"see {command}"}
-        )
+        if device == "cpu":
+            row["device"] = ""
+            row["content"] = "see %gpumem"
+        else:
+            row["device"] = device
+            row["content"] = "see %gpumem leaks"
+        rows.append(row)
     return rows
 
 
@@ -254,6 +280,7 @@ def content_of(row: NamedSize) -> str:
 
 
 def _large_parts(row: NamedSize) -> list[Share]:
+    """Return the parts of an object that have at least a hundredth of its memory."""
     least = _LEAST_SHARE * row.size_bytes
     return [part for part in row.parts if part.size_bytes >= least]
 
@@ -292,49 +319,59 @@ def _size(part: Share) -> str:
 
 
 @shows(Ownership)
-def why_report(found: Ownership) -> Report:
+def why_report(ownership: Ownership) -> Report:
     """Return the report on a name or an expression."""
-    least = _LEAST_SHARE * found.size_bytes
-    holders = [part for part in found.held if part.size_bytes >= least or _holds_all(found, part)]
+    least = _LEAST_SHARE * ownership.size_bytes
+    holders = [
+        part for part in ownership.held if part.size_bytes >= least or _holds_all(ownership, part)
+    ]
+    rows = [_row_of_holder(part, least) for part in holders[:_HOLDERS_SHOWN]]
+    table = Table.of(rows, {"still held"}, code={"freed by"})
+    lines = _lines_of_why(ownership, holders)
+    return Report("why", _head_of_why(ownership), lines, [table], records=[ownership])
+
+
+def _lines_of_why(ownership: Ownership, holders: Sequence[HeldPart]) -> list[str]:
+    """Return lines about holders without a row, the object's parts, and limits of the figures."""
     lines = list[str]()
     if len(holders) > _HOLDERS_SHOWN:
         lines.append(f"and {count(len(holders) - _HOLDERS_SHOWN, 'more holder')}")
-    sharing = [part for part in found.held if part.is_shared and part not in holders]
+    sharing = [part for part in ownership.held if part.is_shared and part not in holders]
     if sharing:
         names = [clean(part.holder.path.removeprefix(NOTEBOOK)) for part in sharing]
         verb = "shares" if len(names) == 1 else "share"
         lines.append(f"{listed(names, _SHARING_SHOWN)} {verb} parts of it")
-    if found.parts:
-        parts = [f"{clean_name(name)} {format_bytes(size)}" for name, size in found.parts]
+    if ownership.parts:
+        parts = [f"{clean_name(name)} {format_bytes(size)}" for name, size in ownership.parts]
         lines.append(f"consists of {', '.join(parts)}")
-    lines += map(clean, found.notes)
-    if not found.followed:
+    lines += map(clean, ownership.notes)
+    if not ownership.followed:
         lines.append("the content of a module, class, frame or part of IPython is not counted")
-    if not found.complete:
+    if not ownership.complete:
         lines.append(
             "there are too many objects to follow all: figures are lower bounds, and any of it may "
             "have more holders"
         )
-    rows = [_row_of_holder(part, least) for part in holders[:_HOLDERS_SHOWN]]
-    table = Table.of(rows, {"still held"}, code={"freed by"})
-    return Report("why", _head_of_why(found), lines, [table], records=[found])
+    return lines
 
 
-def _head_of_why(found: Ownership) -> list[str]:
+def _head_of_why(ownership: Ownership) -> list[str]:
     """Return the headline: the object, its size, and the memory that ``del`` frees."""
-    on_devices = sizes(found.device_bytes)
-    if on_devices and (found.is_at_least or not found.complete):
+    on_devices = sizes(ownership.device_bytes)
+    if on_devices and (ownership.is_at_least or not ownership.complete):
         on_devices[0] = f"at least {on_devices[0]}"
-    head = [clean_name(found.name), clean_name(found.type_name), *on_devices]
-    freed = sum(found.freed_bytes.values())
-    if found.is_name and (freed or found.complete):
-        head.append(f"del {clean_name(target_of(found.name))} frees {_freed_text(found, freed)}")
+    head = [clean_name(ownership.name), clean_name(ownership.type_name), *on_devices]
+    freed = sum(ownership.freed_bytes.values())
+    if ownership.is_name and (freed or ownership.complete):
+        head.append(
+            f"del {clean_name(target_of(ownership.name))} frees {_freed_text(ownership, freed)}"
+        )
     return head
 
 
-def _holds_all(found: Ownership, part: HeldPart) -> bool:
+def _holds_all(ownership: Ownership, part: HeldPart) -> bool:
     """Return True if a holder alone would keep nearly all of what is held, as earlier rows do."""
-    held_bytes = sum(other.size_bytes for other in found.held)
+    held_bytes = sum(other.size_bytes for other in ownership.held)
     return part.is_shared and part.shared_bytes >= _NEARLY_ALL * held_bytes
 
 
@@ -350,11 +387,11 @@ def _row_of_holder(part: HeldPart, least: float) -> dict[str, str]:
     }
 
 
-def _freed_text(found: Ownership, freed: int) -> str:
+def _freed_text(ownership: Ownership, freed: int) -> str:
     """Return the bytes that ``del`` frees; all of them only if each byte is known."""
-    if found.is_at_least:
+    if ownership.is_at_least:
         return f"at least {format_bytes(freed)}"
-    return format_bytes(freed) if found.held else "all of it"
+    return format_bytes(freed) if ownership.held else "all of it"
 
 
 def left_report(name: str, cell: int | None, left: Sequence[RetainedArray]) -> Report:

@@ -94,18 +94,19 @@ class Table:
         """Return the table without columns of texts that are equal in all rows, and these texts in
         one line.
         """
-        kept, equal = list[int](), list[str]()
+        places = list[int]()
+        equal_texts = list[str]()
         for place, name in enumerate(self.columns):
             texts = {row[place] for row in self.rows}
             if name in self.numbers or len(self.rows) < 2 or len(texts) > 1:
-                kept.append(place)
+                places.append(place)
             else:
-                equal.append(f"{name} {self.rows[0][place]}")
-        if not kept or not equal:
+                equal_texts.append(f"{name} {self.rows[0][place]}")
+        if not places or not equal_texts:
             return self, ""
-        columns = [self.columns[place] for place in kept]
-        rows = [[row[place] for place in kept] for row in self.rows]
-        return replace(self, columns=columns, rows=rows), f"in every row: {', '.join(equal)}"
+        columns = [self.columns[place] for place in places]
+        rows = [[row[place] for place in places] for row in self.rows]
+        return replace(self, columns=columns, rows=rows), f"in every row: {', '.join(equal_texts)}"
 
 
 @dataclass(frozen=True)
@@ -179,9 +180,8 @@ class Scales:
     def note(self, usages: Iterable[Usage]) -> None:
         """Lengthen the bars for ``usages``."""
         for usage in usages:
-            self._highest[usage.device] = max(
-                self._highest.get(usage.device, 0), sum(_sizes(usage))
-            )
+            highest = self._highest.get(usage.device, 0)
+            self._highest[usage.device] = max(highest, sum(_sizes(usage)))
 
     def bar(self, usage: Usage) -> Bar | None:
         """Return the bar of ``usage``.
@@ -197,18 +197,27 @@ class Scales:
         highest = max(self._highest.get(usage.device, 0), used + kept + peak)
         wanted = highest + highest // 20
         step = 1 << max(0, wanted.bit_length() - 2)
-        length = min(total, -(-wanted // step) * step or 1)
+        length = min(total, _rounded_up(wanted, step) or 1)
         if max(kept, peak) < _LEAST_SHARE * length:
             return None
-        label = (
-            f"{device_label(usage.device)}: {format_bytes(used + kept)} of {format_bytes(total)} "
-            f"in use"
-        )
+        in_use_now = f"{format_bytes(used + kept)} of {format_bytes(total)} in use"
+        label = f"{device_label(usage.device)}: {in_use_now}"
         if length < total:
             label += f"; the bar ends at {format_bytes(length)}"
-        grain = -(-length // 1024)  # so that equal-looking bars are equal
-        used, kept, peak = (-(-size // grain) * grain for size in (used, kept, peak))
-        return Bar(label, length, used, kept, peak, is_whole=length == total)
+        grain = _rounded_up(length, 1024) // 1024  # so that equal-looking bars are equal
+        return Bar(
+            label,
+            length,
+            _rounded_up(used, grain),
+            _rounded_up(kept, grain),
+            _rounded_up(peak, grain),
+            is_whole=length == total,
+        )
+
+
+def _rounded_up(size: int, step: int) -> int:
+    """Return the next multiple of ``step``."""
+    return -(-size // step) * step
 
 
 def _sizes(usage: Usage) -> tuple[int, int, int]:
