@@ -46,7 +46,7 @@ def test_a_load_that_fails_half_way_leaves_nothing(
     def broken(self: hooks.Extension) -> None:
         raise RuntimeError("half-way")
 
-    monkeypatch.setattr(hooks.Extension, "_magics", broken)
+    monkeypatch.setattr(hooks.Extension, "_install_magics", broken)
     with pytest.raises(RuntimeError, match="half-way"):
         ipygpumem.load_ipython_extension(shell)
     assert registered(shell) == before

@@ -104,9 +104,9 @@ def app_of(shell: Any, otherwise: str = "") -> App:
     """Return the ``App`` of ``shell``, or raise NotLoadedError; in a script its message ends with
     ``otherwise``.
     """
-    found = find_app(shell)
-    if found is not None:
-        return found
+    app = find_app(shell)
+    if app is not None:
+        return app
     if shell is None:
         raise NotLoadedError(
             f"this needs a notebook or IPython: run the script as ipython --ext ipygpumem "

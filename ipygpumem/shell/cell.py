@@ -254,17 +254,27 @@ class CellStack:
         if len(self._cells) == 1 and self._cells[0].info is info is not None:
             return self._cells[0], []
         thread = get_ident()
-        own = [cell for cell in self._cells if cell.thread == thread]
-        if result is None:
-            ended = own[-1] if own else None
+        of_thread = [cell for cell in self._cells if cell.thread == thread]
+        if result is not None:
+            ended = self._cell_of(info, of_thread)
         else:
-            ended = next((cell for cell in reversed(self._cells) if cell.info is info), None)
-            # After an exception that escaped the runner, IPython creates a new info for the same
-            # cell.
-            ended = ended or next(
-                (cell for cell in reversed(own) if _same_source(cell.info, info)), None
-            )
-        return ended, own[own.index(ended) + 1 :] if ended in own else []
+            ended = of_thread[-1] if of_thread else None
+        if ended not in of_thread:
+            return ended, []
+        return ended, of_thread[of_thread.index(ended) + 1 :]
+
+    def _cell_of(self, info: Any, of_thread: list[Cell]) -> Cell | None:
+        """Return the innermost cell with this info; else the one of this thread with its source.
+
+        After an exception that escaped the runner, IPython creates a new info for the same cell.
+        """
+        for cell in reversed(self._cells):
+            if cell.info is info:
+                return cell
+        for cell in reversed(of_thread):
+            if _same_source(cell.info, info):
+                return cell
+        return None
 
     def outermost(self) -> Cell | None:
         """Return the cell that has been running longest, in any thread; callable

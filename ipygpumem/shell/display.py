@@ -65,22 +65,24 @@ class Display:
         else:  # a forked child must not send the kernel's messages
             sys.stdout.write(text.render(reports) + "\n")
             return
-        metadata: dict[str, Any] = {"reports": [report.kind for report in reports]}
-        if self.has_images:  # the notebook's file has the metadata
-            records = [record for report in reports for record in report.records]
-            metadata |= packed(records if cell is None else [cell, *records])
-        where = (
-            {}
-            if display_id is None
-            else {"transient": {"display_id": display_id}, "update": not is_new}
-        )
+        message: dict[str, Any] = {"data": data, "metadata": self._metadata(reports, cell)}
+        if display_id is not None:
+            message |= {"transient": {"display_id": display_id}, "update": not is_new}
         publisher = self._shell.display_pub
         if type(publisher).__name__ == "ZMQDisplayPublisher" and _nothing_to_flush():
-            type(publisher).publish(
-                _WithoutFlush(publisher), data=data, metadata={"ipygpumem": metadata}, **where
-            )
+            type(publisher).publish(_WithoutFlush(publisher), **message)
         else:
-            publisher.publish(data=data, metadata={"ipygpumem": metadata}, **where)
+            publisher.publish(**message)
+
+    def _metadata(self, reports: Sequence[Report], cell: CellRecord | None) -> dict[str, Any]:
+        """Return the metadata of a display; in a notebook, whose file has it, with the records."""
+        content: dict[str, Any] = {"reports": [report.kind for report in reports]}
+        if self.has_images:
+            records: list[Any] = [] if cell is None else [cell]
+            for report in reports:
+                records += report.records
+            content |= packed(records)
+        return {"ipygpumem": content}
 
     @contextmanager
     def working(self, what: str) -> Iterator[Progress]:
@@ -132,12 +134,12 @@ class Display:
 
     def _begin_row(self) -> None:
         """Move a terminal's cursor to the start of an empty row."""
-        terminals = getattr(
-            sys.modules.get("IPython.terminal.interactiveshell"), "TerminalInteractiveShell", ()
-        )
-        # else the report goes elsewhere
-        stream = sys.stdout if sys.stdout is sys.__stdout__ else None
-        if not (isinstance(self._shell, terminals) and stream is not None and is_terminal(stream)):
+        terminal_module = sys.modules.get("IPython.terminal.interactiveshell")
+        terminals = getattr(terminal_module, "TerminalInteractiveShell", ())
+        stream = sys.stdout
+        if stream is not sys.__stdout__ or stream is None:  # the report goes elsewhere
+            return
+        if not isinstance(self._shell, terminals) or not is_terminal(stream):
             return
         if os.name == "posix" and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", ""):
             # As many blanks as there are columns end in the last column of the cursor's row if they
@@ -150,9 +152,8 @@ class Display:
         stream, has_width = sys.stdout, is_terminal(sys.stdout)
         width = shutil.get_terminal_size().columns if has_width else None
         style = text.Style(width, wants_colour(stream, self._shell), has_width and self._config.bar)
-        return text.carried(
-            text.render(reports, style), getattr(stream, "encoding", None) or "utf-8"
-        )
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        return text.carried(text.render(reports, style), encoding)
 
 
 def _new_bar(what: str, share: float, stream: Any) -> Any:
@@ -182,16 +183,12 @@ def wants_colour(stream: Any, shell: Any) -> bool:
     """Return True if ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and IPython's colours allow colour on
     ``stream``.
     """
+    if os.environ.get("NO_COLOR") or str(getattr(shell, "colors", "")).lower() == "nocolor":
+        return False
     forced = os.environ.get("FORCE_COLOR")
-    if forced is None:
-        wanted = is_terminal(stream) and os.environ.get("TERM") != "dumb"
-    else:
-        wanted = forced not in ("", "0", "false")
-    return (
-        wanted
-        and not os.environ.get("NO_COLOR")
-        and str(getattr(shell, "colors", "")).lower() != "nocolor"
-    )
+    if forced is not None:
+        return forced not in ("", "0", "false")
+    return is_terminal(stream) and os.environ.get("TERM") != "dumb"
 
 
 def _is_kernels(stream: Any) -> bool:
@@ -206,12 +203,9 @@ def _nothing_to_flush() -> bool:
     The flush waits for another thread twice, which is most of a report's cost (1.1 of 1.3 ms on a
     slow machine).
     """
-    streams = sys.stdout, sys.stderr
-    if not all(
-        _is_kernels(stream) and getattr(stream, "_flush_pending", True) is False
-        for stream in streams
-    ):
-        return False
+    for stream in (sys.stdout, sys.stderr):
+        if not _is_kernels(stream) or getattr(stream, "_flush_pending", True) is not False:
+            return False
     thread = getattr(getattr(sys.stdout, "pub_thread", None), "thread", None)
     frame = None if thread is None else sys._current_frames().get(thread.ident)
     while frame is not None and frame.f_code.co_name != "_flush":  # inside it, output may be unsent

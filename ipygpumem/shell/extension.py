@@ -33,8 +33,11 @@ def load(shell: Any, features: Features) -> App:
 def unload(shell: Any) -> None:
     """Remove the extension from ``shell``; print a warning if experiments were open."""
     extension = app_of(shell).context.config.extension
-    if type(extension) is Extension and (abandoned := extension.remove()):
-        names = ", ".join(repr(name) for name in abandoned)
+    if type(extension) is not Extension:
+        return
+    abandoned = extension.remove()
+    if abandoned:
+        names = ", ".join(map(repr, abandoned))
         print(
             f"ipygpumem: unloaded with open experiments ({names}); their names are kept.",
             file=sys.stderr,
@@ -62,38 +65,58 @@ class Extension:
             raise
 
     def _register(self, config: IPyGpuMem) -> None:
-        shell, app = self._shell, self.app
-        binding_recorder = app.experiments.code.binding_recorder
-        self._adds(functools.partial(getattr, shell, "configurables"), config)
+        """Install everything; each part pushes its undo."""
+        self._install_options(config)
+        self._install_observers_of_code()
+        self._install_binding_recorder()
+        self._install_cell_hooks()
+        self._install_magics()
+        # These are optional: their failure does not stop loading.
+        self._guarded("completion", self._install_completers, lost="completion is off")()
+        if config.recorder:
+            self._guarded("the recorder", self._start_recorder, lost="the recorder is off")()
+
+    def _start_recorder(self) -> None:
+        self.app.recorder.start_if_it_can(tell=True)
+
+    def _install_options(self, config: IPyGpuMem) -> None:
+        """Let ``%config`` find the options, and apply changes of them at once."""
+        self._adds(functools.partial(getattr, self._shell, "configurables"), config)
         config.observe(self._host_peak_changed, "host_peak")
-        config.observe(lambda change: app.recorder.switched(change), "recorder")
-        seen = self._guarded(
+        config.observe(lambda change: self.app.recorder.switched(change), "recorder")
+
+    def _install_observers_of_code(self) -> None:
+        """Observe the trees of all code that the shell compiles."""
+        code_seen = self._guarded(
             "code_seen",
             self._code_seen,
-            app.experiments.code.code_missed,
+            self.app.experiments.code.code_missed,
             "open experiments cannot tell the code's own names",
             self._struck_in_transformer,
         )
-        self._first, self._last = (
-            _Observer(seen, may_change=False),
-            _Observer(seen, may_change=True),
-        )
-        shell.ast_transformers.append(self._last)
+        self._first = _Observer(code_seen, may_change=False)
+        self._last = _Observer(code_seen, may_change=True)
+        self._shell.ast_transformers.append(self._last)
         self._undo.append(self._stop_observing)
-        binding_recorder.note = self._guarded(
-            "names",
-            binding_recorder.note,
-            app.experiments.code.event_missed,
-            "names of the running code are kept",
+
+    def _install_binding_recorder(self) -> None:
+        """Give instrumented code the mapping in which it looks up events."""
+        code, trap = self.app.experiments.code, self._shell.builtin_trap
+        recorder = code.binding_recorder
+        recorder.note = self._guarded(
+            "names", recorder.note, code.event_missed, "names of the running code are kept"
         )
         # Stays in the running cell's builtins: its instrumented code may still use it.
-        shell.builtin_trap.auto_builtins[BINDING_RECORDER] = binding_recorder
+        trap.auto_builtins[BINDING_RECORDER] = recorder
         if BINDING_RECORDER in vars(builtins):  # set by an earlier load, for a running cell
-            setattr(builtins, BINDING_RECORDER, binding_recorder)
-        elif shell.builtin_trap._nested_level:
-            shell.builtin_trap.add_builtin(BINDING_RECORDER, binding_recorder)
-        self._undo.append(lambda: shell.builtin_trap.auto_builtins.pop(BINDING_RECORDER, None))
-        session, no_report = app.session, "this cell has no report"
+            setattr(builtins, BINDING_RECORDER, recorder)
+        elif trap._nested_level:
+            trap.add_builtin(BINDING_RECORDER, recorder)
+        self._undo.append(lambda: trap.auto_builtins.pop(BINDING_RECORDER, None))
+
+    def _install_cell_hooks(self) -> None:
+        """Call the session at the start and the end of each cell, and rewrite first lines."""
+        session, no_report = self.app.session, "this cell has no report"
         self._event(
             "pre_run_cell",
             "it was not measured",
@@ -107,7 +130,7 @@ class Extension:
             no_report,
             session.cell_has_ended,
             session.struck,
-            app.context.cells.forget,
+            self.app.context.cells.forget,
         )
         rewrite = self._guarded(
             "rewriting",
@@ -115,24 +138,22 @@ class Extension:
             lambda lines: lines,
             "a first line such as %%experiment is not applied",
         )
-        self._adds(functools.partial(getattr, shell, "input_transformers_cleanup"), rewrite)
-        self._magics()
-        optional: dict[str, Callable[[], object]] = {"completion": self._completers}
-        if config.recorder:
-            optional["the recorder"] = lambda: app.recorder.start_if_it_can(tell=True)
-        for name, start in optional.items():  # optional: their failure does not stop loading
-            self._guarded(name, start, lost=f"{name} is off")()
+        self._adds(functools.partial(getattr, self._shell, "input_transformers_cleanup"), rewrite)
 
-    def _completers(self) -> None:
+    def _install_completers(self) -> None:
+        """Complete the lines of our magics."""
         for name in self.app.commands.names:
-            for prefix in ("%", "%%"):
-                self._completer(prefix + name, functools.partial(_completions, self.app, name))
-        if hasattr(
-            sys.modules["IPython.core.completer"], "CompletionContext"
-        ):  # from IPython 8.6 on
-            self._adds(
-                lambda: getattr(self._shell.Completer, "custom_matchers", []), _matcher(self.app)
-            )
+            completer = functools.partial(_completions, self.app, name)
+            self._completer(f"%{name}", completer)
+            self._completer(f"%%{name}", completer)
+        has_matchers = hasattr(sys.modules["IPython.core.completer"], "CompletionContext")
+        if has_matchers:  # from IPython 8.6 on
+            self._adds(self._matchers, _matcher(self.app))
+
+    def _matchers(self) -> list[Any]:
+        """Return the completer's list of matchers, as it is now."""
+        matchers: list[Any] = getattr(self._shell.Completer, "custom_matchers", [])
+        return matchers
 
     def _cell_begins(self, info: Any) -> None:
         self._struck = None
@@ -184,7 +205,10 @@ class Extension:
             if item is not self._first and item is not self._last
         ]
 
+    # -- parts that undo themselves --------------------------------------------------------------
+
     def _adds(self, find: Callable[[], list[Any]], item: Any) -> None:
+        """Append to the list that ``find`` returns, and remove it from that list at the end."""
         find().append(item)
         self._undo.append(lambda: find().remove(item))
 
@@ -196,26 +220,29 @@ class Extension:
         struck: Callable[..., None],
         instead: Callable[..., None] = lambda *_: None,
     ) -> None:
+        """Call ``callback`` at an event of IPython; ``instead`` if it fails, ``struck`` if a signal
+        arrives in it.
+        """
         guarded = self._guarded(name, callback, instead, lost, struck)
         self._adds(functools.partial(self._shell.events.callbacks.__getitem__, name), guarded)
 
-    def _magics(self) -> None:
-        magics = self._shell.magics_manager.magics
+    def _install_magics(self) -> None:
+        """Register the magics; those of the same names come back at the end."""
+        manager = self._shell.magics_manager
         ours = GpuMemMagics(self._shell, self.app)
-        before = {
-            (kind, name): magics[kind].get(name)
-            for kind in ours.magics
-            for name in ours.magics[kind]
-        }
+        earlier = dict[tuple[str, str], Any]()
+        for kind, names in ours.magics.items():
+            for name in names:
+                earlier[kind, name] = manager.magics[kind].get(name)
         # every Magics object adds itself there
         self._undo.append(lambda: self._shell.configurables.remove(ours))
         self._shell.register_magics(ours)
-        for (kind, name), earlier in before.items():
-            self._undo.append(functools.partial(_put_back, magics[kind], name, earlier))
-        registry = self._shell.magics_manager.registry
-        self._undo.append(lambda: registry.pop(GpuMemMagics.__name__, None))
+        for (kind, name), magic in earlier.items():
+            self._undo.append(functools.partial(_put_back, manager.magics[kind], name, magic))
+        self._undo.append(lambda: manager.registry.pop(GpuMemMagics.__name__, None))
 
     def _completer(self, key: str, completer: Callable[..., list[str]]) -> None:
+        """Complete the lines that begin with ``key``."""
         self._shell.set_hook("complete_command", completer, str_key=key)
         self._undo.append(
             lambda: self._shell.strdispatchers["complete_command"].strs.pop(key, None)
@@ -285,20 +312,19 @@ def _matcher(app: App) -> Callable[[Any], dict[str, Any]]:
     names = app.commands.names
 
     def ipygpumem_matcher(context: Any) -> dict[str, Any]:
-        word = next(iter(context.line_with_cursor.split()), "")
+        words = context.line_with_cursor.split()
+        word = words[0] if words else ""
         magic = word.lstrip("%")
         if word not in (f"%{magic}", f"%%{magic}") or magic not in names:
             return {"completions": []}
         event = SimpleNamespace(
             line=context.line_with_cursor, text_until_cursor=context.text_until_cursor
         )
-        offered = _completions(app, magic, None, event)
-        fitting = [
-            SimpleNamespace(text=text, type="")
-            for text in offered
-            if text.startswith(context.token)
-        ]
-        return {"completions": fitting, "suppress": True, "ordered": True}
+        completions = list[SimpleNamespace]()
+        for text in _completions(app, magic, None, event):
+            if text.startswith(context.token):
+                completions.append(SimpleNamespace(text=text, type=""))
+        return {"completions": completions, "suppress": True, "ordered": True}
 
     ipygpumem_matcher.matcher_api_version = 2  # type: ignore[attr-defined]  # as IPython's own decorator does
     return ipygpumem_matcher

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ipygpumem.probes.malloc import free_heap_bytes
 from ipygpumem.probes.mappings import own_pages
-from ipygpumem.records import CellRecord
+from ipygpumem.records import CellRecord, Usage
 from ipygpumem.units import MIB, format_bytes
 
 _MOVED_BYTES = 64 * MIB
@@ -25,7 +25,7 @@ class FreeHeap:
     """The free pages of malloc's heap, as far as they were mentioned."""
 
     def __init__(self) -> None:
-        self._known_bytes = 0
+        self._mentioned_bytes = 0
         """Free bytes in RAM at the last remark, or fewer since then."""
         self._rss_bytes = 0
         """RSS at the last remark."""
@@ -36,20 +36,28 @@ class FreeHeap:
         if usage is None or usage.device != "cpu":
             return []
         fallen = self._rss_bytes - min(usage.before_bytes, usage.after_bytes)
-        if fallen > self._known_bytes // 2:
+        if fallen > self._mentioned_bytes // 2:
             # The pages have gone back, as with %gpumem free: malloc still counts them as free.
-            self._known_bytes = 0
-        moved = max(abs(usage.delta_bytes), usage.peak_delta_bytes)
-        if not (moved >= _MOVED_BYTES or "del" in source or "clear" in source):
+            self._mentioned_bytes = 0
+        if not _frees_or_moves_much(usage, source):
             return []
         least = max(_LEAST_BYTES, int(_LEAST_SHARE * usage.after_bytes))
-        free = free_heap_bytes()
-        if free is None or free - self._known_bytes < least:
-            self._known_bytes = min(self._known_bytes, free or 0)
+        in_ram = self._free_pages(least)
+        if in_ram - self._mentioned_bytes < least:
+            self._mentioned_bytes = min(self._mentioned_bytes, in_ram)
             return []
-        in_ram = own_pages().free_heap_bytes  # takes longer
-        if in_ram - self._known_bytes < least:
-            self._known_bytes = min(self._known_bytes, in_ram)
-            return []
-        self._known_bytes, self._rss_bytes = in_ram, usage.after_bytes
+        self._mentioned_bytes, self._rss_bytes = in_ram, usage.after_bytes
         return [f"{format_bytes(in_ram)} free in the heap: %gpumem free"]
+
+    def _free_pages(self, least: int) -> int:
+        """Return the bytes of the heap's free pages; an upper limit if that is too few already."""
+        free = free_heap_bytes() or 0
+        if free - self._mentioned_bytes < least:
+            return free
+        return own_pages().free_heap_bytes  # takes longer
+
+
+def _frees_or_moves_much(usage: Usage, source: str) -> bool:
+    """Return True for a cell that may have freed much memory."""
+    moved = max(abs(usage.delta_bytes), usage.peak_delta_bytes)
+    return moved >= _MOVED_BYTES or "del" in source or "clear" in source

@@ -83,7 +83,8 @@ def look(
         free_heap_bytes = own_pages().free_heap_bytes  # of the code: the search has not begun
         live_tensors(Garbage())  # creates the objects of tensors known only in C++
         objects = _grouped(named())
-        names, arrays = _largest(objects, progress), survey.take(objects.items())
+        names = _largest(objects, progress)
+        arrays = survey.take(objects.items())
         unnamed = replace(arrays, tensors=tuple(row for row in arrays.tensors if row.name is None))
         before, growing.before = growing.before, None
         if before is None:
@@ -117,13 +118,13 @@ def _largest(objects: dict[str, object], progress: Progress) -> LargestNames:
     """Return the memory of ``objects``, with words instead of a type for the output that IPython
     keeps.
     """
-    found = top.take(objects, {}, progress=progress)
+    names = top.take(objects, {}, progress=progress)
     rows = list[NamedSize]()
-    for row in found.names:
+    for row in names.names:
         if row.name == _PRINTED:
             row = row._replace(type_name=f"kept by IPython; to free it: {REMEDY}", parts=())
         rows.append(row)
-    return replace(found, names=tuple(rows))
+    return replace(names, names=tuple(rows))
 
 
 def _with_new_memory(
@@ -135,8 +136,8 @@ def _with_new_memory(
     if names.notes:
         names = _with_received(names, before.names, before.contents, objects)
     printed: Any = objects.get(_PRINTED, ())
-    known = before.large.union(map(id, printed))
-    in_libraries = _large(functools.partial(_in_libraries, known, roots))
+    earlier = before.large.union(map(id, printed))
+    in_libraries = _large(functools.partial(_in_libraries, earlier, roots))
     return replace(names, names=(*names.names, *in_libraries))
 
 
@@ -183,7 +184,7 @@ def note_processes(growing: Growing, named: _Named, run: str) -> None:
     """Find the child processes that grew in the last run, with the lines that end them, if child
     processes grow.
     """
-    growth = next((growth for growth in growing.growths if growth.device == "children"), None)
+    growth = growing.growth_of("children")
     earlier = growing.processes
     if growth is None or earlier is None or earlier.run == growing.runs:
         return
@@ -209,16 +210,19 @@ def _grouped(named: dict[str, object]) -> dict[str, object]:
     """Return named objects, all outputs as one, because each run makes another, and those of the
     user's modules.
     """
-    outputs = {name: named.pop(name) for name in list(named) if name.startswith("Out[")}
-    modules = [
-        (place, module_dict(module))
-        for place, module in users_modules().items()
-        if place != "__main__"
-    ]
-    inside = {
-        f"{place}.{name}": value for place, names in modules for name, value in list(names.items())
-    }
-    return {**named, "Out": list(outputs.values()), **inside}
+    objects: dict[str, object] = {}
+    outputs = list[object]()
+    for name, value in named.items():
+        if name.startswith("Out["):
+            outputs.append(value)
+        else:
+            objects[name] = value
+    objects["Out"] = outputs
+    for place, module in users_modules().items():
+        if place != "__main__":
+            for name, value in list(module_dict(module).items()):
+                objects[f"{place}.{name}"] = value
+    return objects
 
 
 def _with_received(
@@ -227,16 +231,17 @@ def _with_received(
     """Return names, some too large to be measured as a whole, with their sizes ``before`` and of
     what they received.
     """
-    more = Counter({row.name: row.device_bytes.get("cpu", 0) for row in before.names})
+    cpu_bytes = Counter({row.name: row.device_bytes.get("cpu", 0) for row in before.names})
     with undisturbed():
         sizes = Sizes()
-        for found in contents.received(objects):
-            more[found.name] += sizes.measure(found.items).device_bytes.get("cpu", 0)
+        for received in contents.received(objects):
+            size = sizes.measure(received.items)
+            cpu_bytes[received.name] += size.device_bytes.get("cpu", 0)
         sizes.drop()
-    rows = [
-        row._replace(device_bytes=Counter(row.device_bytes) | Counter(cpu=more[row.name]))
-        for row in names.names
-    ]
+    rows = list[NamedSize]()
+    for row in names.names:
+        device_bytes = Counter(row.device_bytes) | Counter(cpu=cpu_bytes[row.name])
+        rows.append(row._replace(device_bytes=device_bytes))
     return replace(names, names=tuple(rows))
 
 
@@ -244,40 +249,48 @@ def _large(take: Callable[[list[object], Heap], _T]) -> _T:
     """Return ``take`` of the objects that are large by themselves."""
     with undisturbed():
         heap = Heap(smallest=MIB, of_libraries=loaded_classes())
-        found = take(heap.large_objects(), heap)
+        result = take(heap.large_objects(), heap)
         heap.drop()
-    return found
+    return result
 
 
 def _in_libraries(
-    known: set[int], roots: Roots, items: list[object], heap: Heap
+    earlier: set[int], roots: Roots, items: list[object], heap: Heap
 ) -> list[NamedSize]:
-    """Return the memory of the items that are not ``known``, in attributes of libraries' modules,
-    by attribute.
+    """Return the memory of the items that are not among the ``earlier`` ones, in attributes of
+    libraries' modules, by attribute.
     """
-    new, rows, sizes = (
-        [item for item in items if id(item) not in known][:_MOST],
-        dict[str, NamedSize](),
-        Sizes(),
-    )
+    new = [item for item in items if id(item) not in earlier][:_MOST]
     holders = explain((), heap, roots, more=new)
+    rows = dict[str, NamedSize]()
+    sizes = Sizes()
     for item in new:
-        place = _OF_MODULE.match(holders["object", id(item)].path)
-        if place is not None and not is_users_module(sys.modules.get(place[1])):
-            row = rows.get(place[0]) or NamedSize(place[0], type_name(item), {"cpu": 0})
+        place = _place_in_library(holders["object", id(item)].path)
+        if place:
+            row = rows.get(place) or NamedSize(place, type_name(item), {"cpu": 0})
             size = sizes.measure(item).device_bytes.get("cpu", 0) + row.device_bytes["cpu"]
-            rows[place[0]] = row._replace(device_bytes={"cpu": size})
+            rows[place] = row._replace(device_bytes={"cpu": size})
     sizes.drop()
     return list(rows.values())
+
+
+def _place_in_library(path: str) -> str:
+    """Return the beginning of a path, if it is an attribute of a library's module; else an empty
+    text.
+    """
+    place = _OF_MODULE.match(path)
+    if place is None or is_users_module(sys.modules.get(place[1])):
+        return ""
+    return place[0]
 
 
 def _keeper_of(array: TensorRecord, roots: Callable[[], Roots]) -> str:
     """Describe the holder of an array that no name refers to directly, as ``%gpumem
     leaks`` does.
     """
-    known, key = roots(), (array.library, array.storage)
+    notebook, key = roots(), (array.library, array.storage)
     with undisturbed():
         heap = Heap()
-        found = explain([key], heap, known)[key]
+        holder = explain([key], heap, notebook)[key]
         heap.drop()
-    return found.path.removeprefix(NOTEBOOK)
+    return holder.path.removeprefix(NOTEBOOK)

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import weakref
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from ipygpumem.fitting.budgets import Budget, refusal
 from ipygpumem.heap.allowance import Allowance
@@ -51,6 +53,20 @@ class _Spare(mmap.mmap):
     """
 
 
+@dataclass(eq=False, repr=False)  # generating these methods would slow down loading
+class _FiguresBefore:
+    """The figures of an error before it is released."""
+
+    cause: Cause | None = None
+    readings: dict[str, Reading] = field(default_factory=dict)
+    memory: listing.Listing = field(default_factory=listing.Listing)
+    """The memory held by its frames."""
+    plain: tuple[str, ...] = ()
+    """The numbers and texts among their locals."""
+    optimizer: tuple[str, weakref.ref[Any]] | None = None
+    """The type of the optimizer that it left incomplete, and a reference to it."""
+
+
 class Recovery:
     """Frees the memory that errors hold in one shell."""
 
@@ -86,23 +102,28 @@ class Recovery:
             self._keep(_SPARE_BYTES)
 
     def _keep(self, size: int) -> None:
+        """Change the size of the spare address space."""
         with contextlib.suppress(OSError, MemoryError, SystemError):  # only Linux resizes it
             self._spare.resize(size)
 
     def _ended(self, cell: Cell, error: BaseException | None) -> None:
         if error is not None:
-            failure = self.saw(error)
-            if failure.kind == "error" and cell.guarded and not cell.guarded.startswith("perhaps"):
-                # CPython's SystemError for a deep recursion without memory
-                failure = replace(failure, kind="oom")
-            releases = cell.errors.released_by == id(error) or self._releases(failure)
-            if cell.errors.recovery is None and (releases or failure.poisoned):
-                cell.errors.recovery = self._record(error, failure, cell, release=releases)
-            elif releases:
-                # frames that still ran when the inner experiment ended
-                release_stored(error, self._shell)
+            self._recover(cell, error)
         if cell.errors.recovery is None:
             self._named = None  # the cell may have left garbage
+
+    def _recover(self, cell: Cell, error: BaseException) -> None:
+        """Free the memory of an error that ended a cell, if it shall be freed."""
+        failure = self.saw(error)
+        if failure.kind == "error" and cell.guarded and not cell.guarded.startswith("perhaps"):
+            # CPython's SystemError for a deep recursion without memory
+            failure = replace(failure, kind="oom")
+        releases = cell.errors.released_by == id(error) or self._releases(failure)
+        if cell.errors.recovery is None and (releases or failure.poisoned):
+            cell.errors.recovery = self._record(error, failure, cell, release=releases)
+        elif releases:
+            # frames that still ran when the inner experiment ended
+            release_stored(error, self._shell)
 
     def reports(self, cell: Cell) -> list[Report]:
         """Return the report of a recovery; call it once the experiments that end with the cell have
@@ -128,15 +149,11 @@ class Recovery:
         """
         last = list[BaseException]()
         if not has_survivors:
-            last += [
-                error
-                for error in map(stored_error, ("last_exc", "last_value"))
-                if error is not None
-            ]
+            stored = stored_error("last_exc"), stored_error("last_value")
+            last += [error for error in stored if error is not None]
+        names = self._shell.user_ns
         try:
-            kept = kept_errors.find(
-                last, named_objects(self._shell), self._shell.user_ns, Allowance()
-            )
+            errors = kept_errors.find(last, named_objects(self._shell), names, Allowance())
         except MemoryError:  # only needed for the report
             return record
         except Exception as problem:
@@ -145,93 +162,113 @@ class Recovery:
             lost = "the report does not name the memory that errors still hold"
             self._context.guard.failed("the list of memory that errors hold", problem, lost)
             return record
-        return replace(record, kept_errors=kept)
+        return replace(record, kept_errors=errors)
 
     def _releases(self, failure: Failure) -> bool:
+        """Return True if the option ``release_frames`` says so for this kind of failure."""
         policy = self._config.release_frames
-        return policy == "always" or (policy != "never" and failure.kind in policy.split("+"))
+        return policy == "always" or failure.kind in policy.split("+")
 
     def _record(
         self, error: BaseException, failure: Failure, cell: Cell | None, *, release: bool
     ) -> RecoveryRecord:
         """Free the memory held by the frames of ``error``, and return the record."""
-        allowance = Allowance()
-        held = listing.Listing()
-        before: dict[str, Reading] = {}
-        incomplete_optimizer, plain = None, tuple[str, ...]()
-        cause = (
-            self._cause(error, failure, cell, allowance.share(2)) if failure.kind == "oom" else None
-        )
-        with contextlib.suppress(MemoryError):  # only needed for the report
-            before = self._meter.now(detail=True)
-            held = listing.held(error, self._shell.user_ns, allowance)
-            plain = plain_locals(error) if release else ()
-            incomplete_optimizer = (
-                find_incomplete_optimizer(error) if failure.kind == "oom" else None
-            )
-        waiting = [error]  # emptied by the step, so that no reference is left here
-        frames: list[int] = []
+        before = self._figures_before(error, failure, cell, release=release)
         steps: list[FreeingStep] = []
-
-        def free() -> None:
-            frames.append(release_stored(waiting.pop(), self._shell))
-
-        if release:
-            freeing = steps_that_free(self._garbage, self._since, devices=not failure.poisoned)
-            reclaim.run_steps(self._meter, [("frames", free), *freeing], steps)
-            self._named, self._mark = None, self._garbage.last
-            with contextlib.suppress(MemoryError):
-                self._named = NameSnapshot(self._shell.user_ns)
+        frames = self._free(error, failure, steps) if release else 0
+        optimizer = ""
+        if before.optimizer is not None:
+            name, reference = before.optimizer
+            if reference() is not None:
+                optimizer = name
         now = reclaim.current(self._meter.now())
         return RecoveryRecord(
             kind=failure.kind,
             error=failure.error,
             message=failure.message,
             requested_bytes=failure.requested_bytes,
-            free=free_on_devices(before),
-            held=held.rows,
-            cut=held.cut,
-            frames=sum(frames),
-            freed=reclaim.decrease(reclaim.current(before), now),
+            free=free_on_devices(before.readings),
+            held=before.memory.rows,
+            cut=before.memory.cut,
+            frames=frames,
+            freed=reclaim.decrease(reclaim.current(before.readings), now),
             now=now,
             steps=tuple(steps),
             poisoned=failure.poisoned,
-            plain=plain,
-            cause=cause,
-            incomplete_optimizer=incomplete_optimizer[0]
-            if incomplete_optimizer is not None and incomplete_optimizer[1]() is not None
-            else "",
+            plain=before.plain,
+            cause=before.cause,
+            incomplete_optimizer=optimizer,
         )
+
+    def _figures_before(
+        self, error: BaseException, failure: Failure, cell: Cell | None, *, release: bool
+    ) -> _FiguresBefore:
+        """Return the figures of an error before it is released, as far as memory suffices to get
+        them.
+        """
+        before = _FiguresBefore()
+        allowance = Allowance()
+        if failure.kind == "oom":
+            before.cause = self._cause(error, failure, cell, allowance.share(2))
+        with contextlib.suppress(MemoryError):  # only needed for the report
+            before.readings = self._meter.now(detail=True)
+            before.memory = listing.held(error, self._shell.user_ns, allowance)
+            if release:
+                before.plain = plain_locals(error)
+            if failure.kind == "oom":
+                before.optimizer = find_incomplete_optimizer(error)
+        return before
+
+    def _free(self, error: BaseException, failure: Failure, steps: list[FreeingStep]) -> int:
+        """Release an error's frames, then free memory; return the number of frames."""
+        frames: list[int] = []
+
+        def release() -> None:
+            frames.append(release_stored(error, self._shell))
+
+        freeing = steps_that_free(self._garbage, self._since, devices=not failure.poisoned)
+        reclaim.run_steps(self._meter, [("frames", release), *freeing], steps)
+        self._named, self._mark = None, self._garbage.last
+        with contextlib.suppress(MemoryError):
+            self._named = NameSnapshot(self._shell.user_ns)
+        return sum(frames)
 
     def remarks(self, cell: Cell, error: BaseException | None) -> list[str]:
         """Return remarks for a cell's line: processes that were killed, and memory that its error's
         frames keep.
         """
-        lines = []
-        if killed := self._kills.new():
-            where = "on this machine" if self._kills.of_machine else "of this control group"
-            what = f"{killed} process{'es' * (killed > 1)} {where}"
+        lines = list[str]()
+        killed = self._kills.new()
+        if killed:
+            place = "on this machine" if self._kills.of_machine else "of this control group"
+            processes = "1 process" if killed == 1 else f"{killed} processes"
             lines.append(
-                f"the OOM killer ended {what}, such as a data loader's worker or a forked child"
+                f"the OOM killer ended {processes} {place}, such as a data loader's worker or a "
+                f"forked child"
             )
         if error is not None and cell.errors.recovery is None:
             with contextlib.suppress(MemoryError):
-                kept = listing.held(error, self._shell.user_ns, Allowance())
-                if kept.size_bytes > MUCH:
-                    size = format_bytes(kept.size_bytes)
-                    least = "" if kept.cut is None else "at least "
-                    lines.append(
-                        f"the traceback's frames still hold {least}{size}: %gpumem free frees it"
-                    )
+                lines += self._remark_on_frames(error)
         return lines
+
+    def _remark_on_frames(self, error: BaseException) -> list[str]:
+        """Return a remark on the memory that an error's frames keep, if it is much."""
+        memory = listing.held(error, self._shell.user_ns, Allowance())
+        if memory.size_bytes <= MUCH:
+            return []
+        size = format_bytes(memory.size_bytes)
+        if memory.cut is not None:
+            size = f"at least {size}"
+        return [f"the traceback's frames still hold {size}: %gpumem free frees it"]
 
     def _since(self) -> GcMark | None:
         """Return the mark of the last full collection if only failed code has run since, else None.
 
         So only the first of several recoveries in a row pays for a full collection.
         """
-        named = self._named
-        return None if named is None or named.some_may_live_on(self._shell.user_ns) else self._mark
+        if self._named is None or self._named.some_may_live_on(self._shell.user_ns):
+            return None
+        return self._mark
 
     def failed_inside(self, error: BaseException, leaving: object) -> str:
         """Free memory held by an error that leaves the ``with`` block of the experiment
@@ -284,26 +321,15 @@ class Recovery:
     ) -> Cause | None:
         """Return why memory ran out, if that is clear."""
         if cell is not None and cell.guarded:
+            if cell.guarded.startswith("perhaps"):
+                return None
             text, _, remark = f"the memory guard {cell.guarded}".partition(". ")
-            return (
-                None if cell.guarded.startswith("perhaps") else Cause("guard", "cpu", text, remark)
-            )
+            return Cause("guard", "cpu", text, remark)
         try:
-            found, figures = self._refused(failure, cell), failed_allocation(failure.message)
-            if found is not None or not (figures or failure.place):
-                return found
-            with growth_for("the cause of the error"):
-                from ipygpumem.inventory import cause_search, unused_names  # loading stays fast
-
-                cells = [*self._cells.running(), *([cell] if cell is not None else [])]
-                code = unused_names.FailedCode(
-                    error,
-                    source="\n".join(text_of(getattr(one.info, "raw_cell", "")) for one in cells),
-                    namespace=self._shell.user_ns,
-                    named=partial(named_objects, self._shell),
-                    cell_of=self._earlier_cell,
-                )
-                return cause_search.find(code, failure, figures, allowance)
+            refused = self._refused(failure, cell)
+            if refused is not None:
+                return refused
+            return self._cause_by_figures(error, failure, cell, allowance)
         except MemoryError:  # only needed for the report
             return None
         except Exception as problem:
@@ -313,35 +339,59 @@ class Recovery:
             self._context.guard.failed("the cause of an out-of-memory error", problem, lost)
             return None
 
+    def _cause_by_figures(
+        self,
+        error: BaseException,
+        failure: Failure,
+        cell: Cell | None,
+        allowance: Allowance,
+    ) -> Cause | None:
+        """Return the cause to which the figures of an error point; None if it has none."""
+        figures = failed_allocation(failure.message)
+        if figures is None and not failure.place:
+            return None
+        with growth_for("the cause of the error"):
+            from ipygpumem.inventory import cause_search, unused_names  # loading stays fast
+
+            cells = self._cells.running()
+            if cell is not None:
+                cells = [*cells, cell]
+            sources = [text_of(getattr(item.info, "raw_cell", "")) for item in cells]
+            code = unused_names.FailedCode(
+                error,
+                source="\n".join(sources),
+                namespace=self._shell.user_ns,
+                named=partial(named_objects, self._shell),
+                cell_of=self._earlier_cell,
+            )
+            return cause_search.find(code, failure, figures, allowance)
+
     def _earlier_cell(self, name: str) -> str | None:
         """Return the cell that bound a name, in words; None if it was the running one."""
         number = cell_that_bound(self._shell, name)
-        return (
-            None
-            if number == running_cell(self._shell)
-            else f" from cell {number}"
-            if number
-            else ""
-        )
+        if number == running_cell(self._shell):
+            return None
+        return f" from cell {number}" if number else ""
 
     def _refused(self, failure: Failure, cell: Cell | None) -> Cause | None:
         """Return the budget or other limit on torch's allocator that refused the memory; None if
         the device did.
         """
+        message = failure.message
         refusals = cell.errors.refusals if cell is not None else {}
+        if message in refusals:
+            return refusals[message]
         # Most such errors name no limit, and with the host out of memory there may be none left for
         # the search.
-        if (
-            failure.kind == "oom"
-            and " allowed" in failure.message
-            and failure.message not in refusals
-        ):
-            with contextlib.suppress(MemoryError):  # only needed for the report
-                refused = refusal(failure.message)
-                refusals[failure.message] = refused and Cause(
-                    "limit", refused.device, refused.text, refused.remedy
-                )
-        return refusals.get(failure.message)
+        if failure.kind != "oom" or " allowed" not in message:
+            return None
+        with contextlib.suppress(MemoryError):  # only needed for the report
+            refused = refusal(message)
+            cause = None
+            if refused is not None:
+                cause = Cause("limit", refused.device, refused.text, refused.remedy)
+            refusals[message] = cause
+        return refusals.get(message)
 
     def release_stored_tracebacks(self) -> int:
         """Release the last error, kept for %debug and %tb; return the number of errors."""
@@ -353,9 +403,8 @@ class Recovery:
 
 def free_on_devices(readings: dict[str, Reading]) -> dict[str, int]:
     """Return the free bytes of each device, if known."""
-    free = {
-        device: reading.total_bytes - reading.used_bytes
-        for device, reading in readings.items()
-        if reading.total_bytes is not None and reading.used_bytes is not None
-    }
-    return {"cpu": available_bytes(), **free}
+    free = {"cpu": available_bytes()}
+    for device, reading in readings.items():
+        if reading.total_bytes is not None and reading.used_bytes is not None:
+            free[device] = reading.total_bytes - reading.used_bytes
+    return free

@@ -77,16 +77,15 @@ class Session:
             cell.children.ended_before = EndedChildren.now()
             cell.measured.span = context.meter.span()
 
-        begins: list[Part] = [(measure, "this cell's memory was not measured")]
-        begins += [
-            (partial(observer.cell_begins, cell), f"{_feature(observer)} missed this cell's start")
-            for observer in self.observers
-        ]
+        parts: list[Part] = [(measure, "this cell's memory was not measured")]
+        for observer in self.observers:
+            lost = f"{_feature(observer)} missed this cell's start"
+            parts.append((partial(observer.cell_begins, cell), lost))
         source = getattr(info, "raw_cell", None)
         if type(source) is str and ("del" in source or "reset" in source):
             watch = partial(self._experiments.survivors.deleted.watch, source)
-            begins.append((watch, "what stays alive of deleted objects will not be found"))
-        context.guard.each("pre_run_cell", *begins)
+            parts.append((watch, "what stays alive of deleted objects will not be found"))
+        context.guard.each("pre_run_cell", *parts)
         # Our own work may have taken long.
         cell.measured.started_at, cell.measured.started = time(), perf_counter()
 
@@ -129,26 +128,14 @@ class Session:
     def _finish(self, cell: Cell, result: Any, seconds: float) -> None:
         """Free memory that ends with the cell, then create the records, so that they agree."""
         guard, reports = self._context.guard, cell.above
-
-        def measure(result: Any) -> None:
-            cell.measured.record = record = self._measure(cell, result, seconds)
-            if not (record is None or cell.nested):
-                self.history.append(record)
-                self._subscribers.add(record)
-                reports.extend(self._line(cell, record, result))
-
-        def ended(observer: CellObserver, _: Any) -> None:
-            reports.extend(observer.cell_ended(cell))
-
         parts: list[Part] = [
             (partial(self._free_memory, cell), "memory that ends with this cell was not freed"),
-            (measure, "this cell's memory was not measured"),
+            (partial(self._add_record, cell, seconds), "this cell's memory was not measured"),
             (lambda _: reports.extend(cell.below), "this cell's reports were not shown"),
         ]
-        parts += [
-            (partial(ended, observer), f"{_feature(observer)} missed this cell's end")
-            for observer in self.observers
-        ]
+        for observer in self.observers:
+            end = partial(self._end_for_observer, cell, observer)
+            parts.append((end, f"{_feature(observer)} missed this cell's end"))
         try:
             with interrupts.reraise_swallowed():
                 guard.each_with((result,), "post_run_cell", parts)
@@ -165,24 +152,40 @@ class Session:
         ]
         guard.each_with((result,), "post_run_cell", parts)
 
+    def _add_record(self, cell: Cell, seconds: float, result: Any) -> None:
+        """Make the cell's record and its line; nested cells are not shown."""
+        record = self._measure(cell, result, seconds)
+        cell.measured.record = record
+        if record is not None and not cell.nested:
+            self.history.append(record)
+            self._subscribers.add(record)
+            cell.above += self._line(cell, record, result)
+
+    def _end_for_observer(self, cell: Cell, observer: CellObserver, _: Any) -> None:
+        cell.above += observer.cell_ended(cell)
+
     def _free_memory(self, cell: Cell, result: Any) -> None:
         """Free memory held by the cell's error, then memory of experiments that end
         with the cell.
         """
-        cell.failed = error_of(result) is not None or last_error() != cell.last_error
-        if (error := error_of(result)) is not None and (line := cells_line(error)) is not None:
-            self._context.cells.failed_at[cell.measured.number] = line
+        error = error_of(result)
+        cell.failed = error is not None or last_error() != cell.last_error
+        if error is not None:
+            line = cells_line(error)
+            if line is not None:
+                self._context.cells.failed_at[cell.measured.number] = line
+        experiments = self._experiments
         place = len(cell.below)  # above the reports of experiments
         parts: list[Part] = [
             (
-                lambda cell, _: self._experiments.code_ended(cell),
+                lambda cell, _: experiments.code_ended(cell),
                 "the open experiments missed this cell's end",
             ),
             (self._settle, "the memory freed after this cell was not measured"),
             (self._recover, "the memory held by this cell's error was not freed"),
             (lambda cell, _: cell.end(), "this cell's magic could not finish its report"),
             (
-                lambda cell, _: self._experiments.free_memory(cell),
+                lambda cell, _: experiments.free_memory(cell),
                 "the names of this cell's experiment are kept",
             ),
             (
@@ -222,10 +225,9 @@ class Session:
             _note_ended_children(cell, usages)
         error = error_of(result) if cell.failed else None
         source = text_of(getattr(cell.info, "raw_cell", None))
-        code = source
-        if source.startswith("%%") and type_name(error) == "UsageError":
-            code, _, _ = source.partition("\n")  # the magic rejected its line, and has run no code
         recovery = cell.errors.recovery
+        if recovery is not None:
+            recovery = replace(recovery, now=now)
         freed = dict[str, int]()
         if measured.at_end:
             at_end = {usage.device: usage.after_bytes for usage in measured.at_end}
@@ -240,8 +242,8 @@ class Session:
             error=None if error is None else type_name(error),
             usages=usages,
             source_digest=digest_of(source),
-            source_line=describing_line(code),
-            recovery=None if recovery is None else replace(recovery, now=now),
+            source_line=describing_line(_code_that_ran(source, error)),
+            recovery=recovery,
             freed=freed,
             child_peak_bytes=cell.children.peak_bytes,
         )
@@ -261,6 +263,23 @@ class Session:
     def _line(self, cell: Cell, record: CellRecord, result: Any) -> list[Report]:
         """Return the report line of a cell, or nothing if it is hidden."""
         context = self._context
+        remarks = self._remarks(cell, record, result)
+        context.display.scales.note(record.usages)
+        may_hide = context.config.quiet or content.is_ours(record)
+        is_hidden = not remarks and may_hide and content.is_quiet(record)
+        lines = list[str]()
+        if own_growth.waiting:  # taken even if the line is hidden
+            lines.append(own_growth.growth_line(record.usages))
+        if is_hidden or not context.config.report:
+            return []
+        report = content.cell_report(record, context.display.scales)
+        lines = [*filter(None, lines), *remarks]
+        if lines:
+            report = replace(report, lines=(*report.lines, *lines))
+        return [report]
+
+    def _remarks(self, cell: Cell, record: CellRecord, result: Any) -> list[str]:
+        """Return the remarks below a cell's line."""
         remarks = self._recovery.remarks(cell, _error(cell, result) if cell.failed else None)
         remarks += self._free_heap.remark(record, text_of(getattr(cell.info, "raw_cell", None)))
         if cell.children.touched_bytes >= _MUCH_TOUCHED:
@@ -272,16 +291,8 @@ class Session:
         if growing.wants_look or growing.growths:
             from ipygpumem.shell import holders  # loading the extension must stay fast
 
-            remarks += holders.remarks(growing, context, self._experiments.survivors.roots)
-        ours = [own_growth.growth_line(record.usages)] if own_growth.waiting else []
-        context.display.scales.note(record.usages)
-        may_hide = context.config.quiet or content.is_ours(record)
-        is_hidden = not remarks and may_hide and content.is_quiet(record)
-        if is_hidden or not context.config.report:
-            return []
-        report = content.cell_report(record, context.display.scales)
-        remarks = [*filter(None, ours), *remarks]
-        return [replace(report, lines=(*report.lines, *remarks)) if remarks else report]
+            remarks += holders.remarks(growing, self._context, self._experiments.survivors.roots)
+        return remarks
 
     def _show(self, cell: Cell, reports: list[Report], result: Any) -> None:
         """Show a cell's reports, even after a Ctrl-C: flushing the cell's output may take long."""
@@ -304,30 +315,27 @@ class Session:
         """
         for outer in self._context.cells.running():
             outer.interrupted_inside = True
-        name = (
-            "Ctrl-C"
-            if type(error) is KeyboardInterrupt
-            else f"{type_name(error)} of a signal handler"
-        )
-        told = [note(f"{name} arrived after the cell's code had ended")]
+        is_interrupt = type(error) is KeyboardInterrupt
+        name = "Ctrl-C" if is_interrupt else f"{type_name(error)} of a signal handler"
+        reports = [note(f"{name} arrived after the cell's code had ended")]
         if getattr(result, "error_in_exec", self) is not None:
             # the next cells are stopped in any case
-            return [] if type(error) is KeyboardInterrupt else told
-        if type(error) is KeyboardInterrupt:
+            return [] if is_interrupt else reports
+        if is_interrupt:
             error = KeyboardInterrupt("the cell's code had ended")
         result.error_in_exec = error
-        return told
+        return reports
 
     def _shown(self, _: Any = None) -> None:
+        """Notify subscribers and observers that the last cell's reports were shown."""
         self._waits_to_be_shown = False
-        shown: list[Part] = [
+        parts: list[Part] = [
             (self._subscribers.shown, "this cell's record was not passed to its subscribers")
         ]
-        shown += [
-            (observer.shown, f"{_feature(observer)} missed that this cell was shown")
-            for observer in self.observers
-        ]
-        self._context.guard.each("post_run_cell", *shown)
+        for observer in self.observers:
+            lost = f"{_feature(observer)} missed that this cell was shown"
+            parts.append((observer.shown, lost))
+        self._context.guard.each("post_run_cell", *parts)
 
 
 def _note_ended_children(cell: Cell, usages: Sequence[Usage]) -> None:
@@ -356,11 +364,17 @@ def _error(cell: Cell, result: Any) -> BaseException | None:
     return error_of(result) or shown_since(cell.last_error)
 
 
+def _code_that_ran(source: str, error: BaseException | None) -> str:
+    """Return a cell's source; only the line of a magic that rejected it, and has run no code."""
+    if source.startswith("%%") and type_name(error) == "UsageError":
+        return source.partition("\n")[0]
+    return source
+
+
 def digest_of(source: str) -> str:
     """Return a digest of 16 hexadecimal digits that ignores surrounding white space."""
-    return hashlib.blake2b(
-        source.strip().encode("utf-8", "surrogatepass"), digest_size=8
-    ).hexdigest()
+    text = source.strip().encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 def describing_line(source: str) -> str:
@@ -368,6 +382,11 @@ def describing_line(source: str) -> str:
     characters.
     """
     head = source[:_HEAD_LENGTH]
-    lines = f"{_NO_CODE.sub('', head)}\n{head}".splitlines()
-    line = next(filter(None, map(str.strip, lines)), "")
-    return line if len(line) <= _LINE_LENGTH else line[: _LINE_LENGTH - 1] + "…"
+    code = _NO_CODE.sub("", head)
+    for line in f"{code}\n{head}".splitlines():
+        text = line.strip()
+        if len(text) > _LINE_LENGTH:
+            return text[: _LINE_LENGTH - 1] + "…"
+        if text:
+            return text
+    return ""

@@ -47,9 +47,12 @@ class Trends:
     def add(self, record: CellRecord) -> Growing:
         """Count a run of a cell."""
         keys = [key for key in (record.cell_id, record.source_digest) if key]
-        found = [self._cells.pop(key, None) for key in keys]  # reinserted as the newest
-        growing = next(filter(None, found), None) or Growing()
-        self._cells.update(dict.fromkeys(keys, growing))
+        growing = None
+        for key in reversed(keys):  # the cell's id counts more than its source
+            growing = self._cells.pop(key, None) or growing
+        if growing is None:
+            growing = Growing()
+        self._cells.update(dict.fromkeys(keys, growing))  # as the newest
         while len(self._cells) > 2 * _CELLS_MOST:
             del self._cells[next(iter(self._cells))]
         growing.add(record.usages, success=record.success)
@@ -60,9 +63,8 @@ class Trends:
         return growing
 
 
-@dataclass(
-    slots=True, eq=False, repr=False
-)  # generating these methods would slow down loading the extension
+# Generating more methods of these classes would slow down loading the extension.
+@dataclass(slots=True, eq=False, repr=False)
 class _Streak:
     """Consecutive runs of the same code that each grew a device by some least amount."""
 
@@ -76,16 +78,18 @@ class _Streak:
         if grown < least:
             self.runs = self.sum_bytes = 0
             return
-        self.least_bytes = min(self.least_bytes, grown) if self.runs else grown
-        self.most_bytes = max(self.most_bytes, grown) if self.runs else grown
+        if not self.runs:
+            self.least_bytes = self.most_bytes = grown
+        self.least_bytes = min(self.least_bytes, grown)
+        self.most_bytes = max(self.most_bytes, grown)
         self.runs += 1
         self.sum_bytes += grown
 
-    def goes_on(self, two: int) -> bool:
-        """Return True if the last two runs, which added ``two`` bytes, grew it like the runs
-        before: warm-up fades.
+    def goes_on(self, last_two_bytes: int) -> bool:
+        """Return True if the last two runs, which added so many bytes, grew it as much as the runs
+        before them; growth from warm-up gets smaller.
         """
-        return 2 * two * self.runs >= 3 * self.sum_bytes
+        return 2 * last_two_bytes * self.runs >= 3 * self.sum_bytes
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -104,28 +108,28 @@ class DeviceRuns:
     def add(self, usage: Usage, *, success: bool) -> _Streak | None:
         """Count one more run, and return the series to report, if any."""
         freed = self.after_bytes - usage.before_bytes  # since the last run, by any code
-        if (
-            freed > self.grown_bytes // 2 or not success
-        ):  # a traceback keeps an error's memory alive
+        if freed > self.grown_bytes // 2 or not success:  # a traceback keeps an error's memory
             self.large, self.small = _Streak(), _Streak()
         self.is_suspect = False
-        two = self.grown_bytes + usage.delta_bytes
-        self.after_bytes, self.grown_bytes = usage.after_bytes, usage.delta_bytes
+        grown = usage.delta_bytes
+        last_two_bytes = self.grown_bytes + grown
+        self.after_bytes, self.grown_bytes = usage.after_bytes, grown
         if not success:
             return None
-        grown, in_use = self.grown_bytes, usage.before_bytes
-        self.large.add(grown, min(_ENOUGH_BYTES, max(_LEAST_BYTES, _LEAST_SHARE * in_use)))
+        self.large.add(grown, _share_of(usage, _LEAST_SHARE, _LEAST_BYTES, _ENOUGH_BYTES))
         self.small.add(grown, _SMALL_BYTES)
         self.is_suspect = self.small.runs >= _RUNS - 1 and self.small.sum_bytes >= _SUSPECT_BYTES
-        if self.large.runs >= _RUNS and self.large.goes_on(two):
+        if self.large.runs >= _RUNS and self.large.goes_on(last_two_bytes):
             return self.large
-        enough = min(_SUM_ENOUGH_BYTES, max(_SUM_LEAST_BYTES, _SUM_SHARE * in_use))
-        is_reported = (
-            self.small.runs >= _SMALL_RUNS
-            and self.small.sum_bytes >= enough
-            and self.small.goes_on(two)
-        )
-        return self.small if is_reported else None
+        least_sum = _share_of(usage, _SUM_SHARE, _SUM_LEAST_BYTES, _SUM_ENOUGH_BYTES)
+        if self.small.runs < _SMALL_RUNS or self.small.sum_bytes < least_sum:
+            return None
+        return self.small if self.small.goes_on(last_two_bytes) else None
+
+
+def _share_of(usage: Usage, share: float, least: int, most: int) -> float:
+    """Return a share of the memory in use before a run, at least and at most so many bytes."""
+    return min(most, max(least, share * usage.before_bytes))
 
 
 class Processes(NamedTuple):
@@ -192,9 +196,24 @@ class Growing:
                 )
         if not is_suspect:
             self.before, self.processes, self.held = None, None, []
-        is_time = self._looks < _MOST_LOOKS if self.before is None else bool(self.growths)
-        self.wants_look = is_suspect and is_time and not self.held
-        self._looks += self.wants_look
+        self.wants_look = is_suspect and not self.held and self._is_time_to_look()
+        if self.wants_look:
+            self._looks += 1
+
+    def _is_time_to_look(self) -> bool:
+        """Return True for a first look that is not one too many, and for a second one that has
+        growth to explain.
+        """
+        if self.before is None:
+            return self._looks < _MOST_LOOKS
+        return bool(self.growths)
+
+    def growth_of(self, device: str) -> Growth | None:
+        """Return the growth of one device, if it grows."""
+        for growth in self.growths:
+            if growth.device == device:
+                return growth
+        return None
 
     def measured(self, now: Mapping[str, Reading]) -> None:
         """Note each device's memory after our own work: if it is less when the next run begins,

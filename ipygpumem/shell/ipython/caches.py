@@ -35,8 +35,13 @@ def is_of_ipython(name: str) -> bool:
 
 
 def _names_in(namespace: dict[str, Any]) -> list[re.Match[str]]:
-    names = [name for name in list(namespace) if type(name) is str]
-    return [found for found in map(_NAME.fullmatch, names) if found is not None]
+    """Return the matches of IPython's names of outputs and inputs."""
+    matches = list[re.Match[str]]()
+    for name in list(namespace):
+        match = _NAME.fullmatch(name) if type(name) is str else None
+        if match is not None:
+            matches.append(match)
+    return matches
 
 
 def kept_outputs(shell: Any) -> tuple[dict[int, Any], set[int]]:
@@ -46,20 +51,16 @@ def kept_outputs(shell: Any) -> tuple[dict[int, Any], set[int]]:
     cache, namespace = shell.user_ns.get("_oh"), shell.user_ns
     if type(cache) is not dict:
         return {}, set()
-    places = [
-        cache,
-        namespace,
-        shell.user_ns_hidden,
-        shell.displayhook,
-        shell.last_execution_result,
-    ]
-    keepers = {id(place) for place in places} | {
-        id(instance_dict(place)) for place in places[3:] if place is not None
-    }
-    numbers = [
-        key for key in list(cache) if type(key) is int and namespace.get(f"_{key}") is cache[key]
-    ]
-    return {key: cache[key] for key in numbers}, keepers
+    keepers = {id(cache), id(namespace), id(shell.user_ns_hidden)}
+    for place in (shell.displayhook, shell.last_execution_result):
+        keepers.add(id(place))
+        if place is not None:
+            keepers.add(id(instance_dict(place)))
+    outputs = dict[int, Any]()
+    for number, value in list(cache.items()):
+        if type(number) is int and namespace.get(f"_{number}") is value:
+            outputs[number] = value
+    return outputs, keepers
 
 
 def references_of_names(shell: Any) -> Counter[int]:
@@ -68,13 +69,13 @@ def references_of_names(shell: Any) -> Counter[int]:
 
     ``del`` ends those of a name, and ``%xdel`` also those of an output's copies.
     """
-    found = Counter[int]()
+    references = Counter[int]()
     places = [shell.user_ns.get("_oh"), shell.user_ns, shell.user_ns_hidden]
     places += [instance_dict(place) for place in (shell.displayhook, shell.last_execution_result)]
     for place in places:
         if type(place) is dict:
-            found.update(map(id, list(place.values())))
-    return found
+            references.update(map(id, list(place.values())))
+    return references
 
 
 def named_objects(shell: Any) -> dict[str, object]:
@@ -86,11 +87,14 @@ def named_objects(shell: Any) -> dict[str, object]:
     is_private = list(map(str.startswith, names, repeat("_")))  # in C: there may be 100,000 names
     if any(is_private):
         names = [*compress(names, map(not_, is_private)), *compress(names, is_private)]
-    found = dict(zip(names, map(namespace.__getitem__, names), strict=True))
-    found |= _users_latest(shell)
+    objects = dict(zip(names, map(namespace.__getitem__, names), strict=True))
+    objects |= _users_latest(shell)
     outputs: Any = namespace.get("_oh")
-    kept = list(dict.items(outputs)) if is_instance(outputs, dict) else []
-    return found | {f"Out[{number}]": value for number, value in kept if type(number) is int}
+    if is_instance(outputs, dict):
+        for number, value in list(dict.items(outputs)):
+            if type(number) is int:
+                objects[f"Out[{number}]"] = value
+    return objects
 
 
 def _users_latest(shell: Any) -> dict[str, object]:
@@ -111,34 +115,36 @@ def global_of_run(file: str, name: str) -> str:
 
 def in_run_modules(shell: Any) -> list[object]:
     """Return the data of the modules that IPython keeps of scripts."""
-    spaces = [
-        module_dict(module) for module in list(getattr(shell, "_main_mod_cache", {}).values())
-    ]
-    return [
-        value
-        for names in spaces
-        for name, value in list(names.items())
-        if not name.startswith("__")
-    ]
+    data = list[object]()
+    for _, module in _modules_of_run(shell):
+        for name, value in list(module_dict(module).items()):
+            if not name.startswith("__"):
+                data.append(value)
+    return data
+
+
+def _modules_of_run(shell: Any) -> list[tuple[str, Any]]:
+    """Return the files of scripts that ``%run`` has run, with their modules."""
+    return list(getattr(shell, "_main_mod_cache", {}).items())
 
 
 def kept_by_run(shell: Any, names: Iterable[str]) -> list[str]:
     """Return the statements by which modules of ``%run`` free the objects that they share with the
     notebook.
     """
-    kept, missing = list(getattr(shell, "_main_mod_cache", {}).items()), object()
-    return [
-        f"{global_of_run(file, name)} = None"
-        for file, module in kept
-        for name in names
-        if module_dict(module).get(name, missing) is shell.user_ns.get(name)
-    ]
+    names, missing = list(names), object()
+    statements = list[str]()
+    for file, module in _modules_of_run(shell):
+        for name in names:
+            if module_dict(module).get(name, missing) is shell.user_ns.get(name):
+                statements.append(f"{global_of_run(file, name)} = None")
+    return statements
 
 
 def cell_of_output(label: str) -> int | None:
     """Return the number in ``Out[5]``; None for any other name."""
-    found = _LABEL.fullmatch(label)
-    return int(found[1]) if found else None
+    match = _LABEL.fullmatch(label)
+    return None if match is None else int(match[1])
 
 
 StoredMark = dict[Any, float]
@@ -174,20 +180,20 @@ class Outputs:
         self.printed = Printed(shell)
 
     def _cache(self) -> dict[int, Any]:
+        """Return ``Out``; empty if the user has removed or replaced it."""
         cache = self._shell.user_ns.get("_oh")
-        return cache if type(cache) is dict else {}  # the user may have removed or replaced it
+        return cache if type(cache) is dict else {}
 
     def mark(self) -> OutputMark:
         """Return the current outputs."""
         namespace, hook = self._shell.user_ns, self._shell.displayhook
-        bound = [name for name in _LATEST if name in namespace]  # %reset removes them
-        users = {
-            name: namespace[name]
-            for name in bound
-            if namespace[name] is not getattr(hook, name, None)
-        }
         last = list(self._cache().items())[: -2 * len(_LATEST) : -1]
-        latest = {name: _latest(getattr(hook, name, ""), last) for name in _LATEST}
+        users, latest = dict[str, Any](), dict[str, LatestOutput]()
+        for name in _LATEST:
+            # %reset removes them from the namespace.
+            if name in namespace and namespace[name] is not getattr(hook, name, None):
+                users[name] = namespace[name]
+            latest[name] = _latest(getattr(hook, name, ""), last)
         stored = {path: time for path, (_, time) in self._stored().items()}
         return OutputMark(set(self._cache()), latest, users, stored, self.printed.mark())
 
@@ -195,8 +201,11 @@ class Outputs:
         """Return the object, or an empty text if it has been deleted."""
         if latest.key is None:
             return latest.value
-        found = self._cache().get(latest.key, self._shell.user_ns.get(f"_{latest.key}", ""))
-        return found if id(found) == latest.identity else ""  # %reset restarts the count
+        name = f"_{latest.key}"
+        value = self._cache().get(latest.key, self._shell.user_ns.get(name, ""))
+        if id(value) != latest.identity:  # another output: %reset restarts the count
+            return ""
+        return value
 
     def settle(self, mark: OutputMark) -> None:
         """Remove deleted outputs from ``mark``, because %reset restarts the count and reuses their
@@ -236,11 +245,8 @@ class Outputs:
 
         The user deleted or rebound the names, or ran `%reset -f out`.
         """
-        namespace, hidden, hook = (
-            self._shell.user_ns,
-            self._shell.user_ns_hidden,
-            self._shell.displayhook,
-        )
+        namespace, hidden = self._shell.user_ns, self._shell.user_ns_hidden
+        hook = self._shell.displayhook
         for match in _names_in(hidden):
             name = match["output"]
             if not name or (name in namespace and namespace[name] is hidden[name]):
@@ -261,6 +267,7 @@ class Outputs:
                 hidden.pop(match[0], None)
 
     def _reset_latest(self, mark: OutputMark) -> None:
+        """Give ``_``, ``__`` and ``___`` the objects that they had at a mark."""
         shell = self._shell
         for name, latest in mark.latest.items():
             value = self._value_of(latest)
@@ -289,18 +296,23 @@ class Outputs:
         shell.user_ns.pop("__warningregistry__", None)
 
     def _stored(self) -> dict[Any, tuple[Any, float]]:
-        own = vars(self._shell)
-        database = own.get("_db", own.get("db"))  # accessing ``db`` would create one in IPython 9
+        """Return the objects that %store's database caches, with their times, by file."""
+        attributes = vars(self._shell)
+        # Accessing ``db`` would create one in IPython 9.
+        database = attributes.get("_db", attributes.get("db"))
         cache = getattr(database, "cache", None)
         return cache if type(cache) is dict else {}
 
 
-# -- errors -------------------------------------------------------------------------------------
-
-
 def _latest(value: object, last: list[tuple[int, Any]]) -> LatestOutput:
-    key = next((key for key, output in last if output is value), None)
-    return LatestOutput(key, id(value), value if key is None else "")
+    """Return an output of IPython, by its number if it is among the ``last`` ones."""
+    for number, output in last:
+        if output is value:
+            return LatestOutput(number, id(value))
+    return LatestOutput(None, id(value), value)
+
+
+# -- errors -------------------------------------------------------------------------------------
 
 
 def error_of(result: Any) -> BaseException | None:
@@ -328,12 +340,12 @@ def stored_error(name: str) -> BaseException | None:
 
 def stored_errors(shell: Any | None) -> list[BaseException]:
     """Return the errors that ``sys`` and IPython (if any) keep for %debug and %tb, each once."""
-    stored = [
-        stored_error("last_exc"),
-        stored_error("last_value"),
-        error_of(getattr(shell, "last_execution_result", None)),
-    ]
-    return list({id(error): error for error in stored if error is not None}.values())
+    of_result = error_of(getattr(shell, "last_execution_result", None))
+    errors = dict[int, BaseException]()
+    for error in (stored_error("last_exc"), stored_error("last_value"), of_result):
+        if error is not None:
+            errors[id(error)] = error
+    return list(errors.values())
 
 
 def release_stored(error: BaseException, shell: Any | None) -> int:

@@ -103,10 +103,10 @@ class Printed:
 
     def texts(self) -> list[object]:
         """Return the texts and bytes that IPython keeps, as often as it refers to them."""
-        kept = list[object]()
+        outputs = list[object]()
         for entries in self._entries.values():
-            kept += entries.values()
-        return _leaves(kept)
+            outputs += entries.values()
+        return _leaves(outputs)
 
     def own_texts(self) -> list[object]:
         """Return the texts that dropping all of it frees, each once: those of the user's objects
@@ -122,11 +122,12 @@ class Printed:
         """Return the bytes of each cell's output, the largest first; texts shared by two cells
         count in both.
         """
-        found = Counter[int]()
+        size_by_cell = Counter[int]()
         for entries in self._entries.values():
             for number in list(entries):
-                found[number] += sum(map(sys.getsizeof, _leaves([entries[number]])))
-        return dict(found.most_common())
+                texts = _leaves([entries[number]])
+                size_by_cell[number] += sum(map(sys.getsizeof, texts))
+        return dict(size_by_cell.most_common())
 
     def leaks(self, smallest: int) -> list[tuple[int, str, str, str, int]]:
         """Return the row of ``%gpumem leaks`` on printed output, if it has at least ``smallest``
@@ -181,10 +182,10 @@ def _leaves(level: list[object]) -> list[object]:
 
     Data that also belongs to the user, as in ``JSON(data)``, is left out.
     """
-    found = list[object]()
+    texts = list[object]()
     while level:
         # In bulk, without a step for each of a million printed lines.
-        found += of_types(_TEXTS, level)
+        texts += of_types(_TEXTS, level)
         following = list[object]()
         for item in of_types(types_of(level) - _TEXTS, level):
             # The references of IPython's container, two lists here, the loop and the call.
@@ -196,17 +197,17 @@ def _leaves(level: list[object]) -> list[object]:
             elif type(item).__module__ == "IPython.core.history":
                 following += item.bundle.values()  # type: ignore[attr-defined]  # of HistoryOutput
         level = following
-    return found
+    return texts
 
 
 def _without_other_references(leaves: list[object]) -> list[object]:
     """Return the texts to which only IPython refers, each once."""
-    found = list[object]()
+    unshared = list[object]()
     occurrences = Counter(map(id, leaves))
     unique = dict(zip(map(id, leaves), leaves, strict=True))
     for leaf in unique.values():
         # The references of IPython, as many in ``leaves``, one in ``unique``, those of the loop and
         # of the call.
         if sys.getrefcount(leaf) <= 2 * occurrences[id(leaf)] + 3:
-            found.append(leaf)
-    return found
+            unshared.append(leaf)
+    return unshared

@@ -16,6 +16,8 @@ from typing import Any
 
 from IPython.core.inputtransformer2 import cell_magic
 
+from ipygpumem.introspect import text_of
+
 REWRITTEN = ("experiment", "memlines", "peak", "autofit")
 """Cell magics whose first line is turned into a call, so that the body is a plain cell."""
 _FIRST_LINE = re.compile(rf"%%({'|'.join(REWRITTEN)})(?:[ \t]+(.*?))?[ \t]*\r?\n?", re.DOTALL)
@@ -34,24 +36,30 @@ def rewrite_cell(lines: list[str]) -> list[str]:
     A body that is itself a cell magic is turned into a call here too, since IPython only looks for
     one in the first line of a cell.
     """
-    match = _FIRST_LINE.fullmatch(lines[0]) if lines else None
-    if match is None or (match[2] or "").endswith("?") or is_for_engines(match[2] or ""):
+    if not lines:
         return lines
-    call = f"get_ipython().run_line_magic({match[1]!r}, {_MARK + ' ' + (match[2] or '')!r})\n"
+    match = _FIRST_LINE.fullmatch(lines[0])
+    if match is None:
+        return lines
+    name, arguments = match[1], match[2] or ""
+    if arguments.endswith("?") or is_for_engines(arguments):
+        return lines
+    line = f"{_MARK} {arguments}"
+    call = f"get_ipython().run_line_magic({name!r}, {line!r})\n"
     return [call, *cell_magic(rewrite_cell(lines[1:]))]
 
 
 def our_magic(statement: ast.stmt) -> str | None:
     """Return the name of our cell magic if a statement is its rewritten first line."""
     call: Any = getattr(statement, "value", None)
-    if (
-        type(call) is not ast.Call
-        or getattr(call.func, "attr", "") != "run_line_magic"
-        or len(call.args) != 2
-    ):
+    if type(call) is not ast.Call or getattr(call.func, "attr", "") != "run_line_magic":
         return None
-    name, line = (getattr(argument, "value", None) for argument in call.args)
-    return name if name in REWRITTEN and type(line) is str and is_first_line(line) else None
+    if len(call.args) != 2:
+        return None
+    name, line = (text_of(getattr(argument, "value", None)) for argument in call.args)
+    if name in REWRITTEN and is_first_line(line):
+        return name
+    return None
 
 
 def is_for_engines(line: str) -> bool:
@@ -71,11 +79,14 @@ def words_of(line: str) -> str:
 
 def first_lines(source: str) -> tuple[list[str], str]:
     """Return the names of our magics at the top of a cell, and its source without their lines."""
-    lines, names = source.lstrip().splitlines(keepends=True), []
-    while lines and (match := _FIRST_LINE.fullmatch(lines[0])):
+    names = list[str]()
+    lines = source.lstrip().splitlines(keepends=True)
+    for line in lines:
+        match = _FIRST_LINE.fullmatch(line)
+        if match is None:
+            break
         names.append(match[1])
-        lines.pop(0)
-    return names, "".join(lines)
+    return names, "".join(lines[len(names) :])
 
 
 FIT_NAME = "__ipygpumem_fit__"
@@ -102,47 +113,58 @@ def loop_over_body(tree: Any, shell: Any) -> None:
     """Wrap the body of a cell that begins with ``%%autofit`` in a loop; leave other trees
     unchanged.
     """
-    if type(tree) is not ast.Module or not (start := _start_of_body(tree)):
+    body = _body_to_repeat(tree)
+    if not body or getattr(body[0], "ipygpumem_loop", False) or not _compiles(body):
         return
+    number = len(body)
+    loop: Any = _at(_LOOP, body[0])
+    loop.ipygpumem_loop = True
+    shown = _statement_that_shows(body, shell.ast_node_interactivity)
+    loop.body[0].body = body
+    tree.body[len(tree.body) - number :] = [loop, *shown]
+
+
+def _body_to_repeat(tree: Any) -> list[ast.stmt]:
+    """Return the statements below ``%%autofit``; none in any other tree."""
+    if type(tree) is not ast.Module:
+        return []
+    start = _start_of_body(tree)
+    if not start:
+        return []
     body = tree.body[start:]
     while body and type(body[0]) is ast.ImportFrom and body[0].module == "__future__":
         body.pop(0)  # stays where it is, before the loop
-    if not body or getattr(body[0], "ipygpumem_loop", False) or not _compiles(body):
-        return
-    loop: Any = _at(_LOOP, body[0])
-    loop.ipygpumem_loop = True
-    after: list[ast.stmt] = []
+    return body
+
+
+def _statement_that_shows(body: list[ast.stmt], interactivity: str) -> list[ast.stmt]:
+    """Return the statement after the loop whose value IPython shows, if it would show the body's
+    last one; change that, so that it passes its value on.
+    """
     last: Any = body[-1]
-    interactivity = shell.ast_node_interactivity
-    if (
-        interactivity in ("last_expr", "last_expr_or_assign", "last", "all")
-        and type(last) is ast.Expr
-    ):
-        keep: Any = _at(f"{_FIT}.keep(None)", last)
-        keep.value.args[0] = last.value
-        body[-1] = keep
-        after = [_at(f"{_FIT}.take()", last)]
-    elif (
-        interactivity == "last_expr_or_assign"
-        and type(last) is ast.Assign
-        and type(last.targets[0]) is ast.Name
-    ):
-        after = [_at(last.targets[0].id, last)]
-    loop.body[0].body = body
-    tree.body[len(tree.body) - len(body) :] = [loop, *after]
+    if interactivity == "last_expr_or_assign" and type(last) is ast.Assign:
+        target = last.targets[0]
+        return [_at(target.id, last)] if type(target) is ast.Name else []
+    shows_last = interactivity in ("last_expr", "last_expr_or_assign", "last", "all")
+    if not shows_last or type(last) is not ast.Expr:
+        return []
+    keep: Any = _at(f"{_FIT}.keep(None)", last)
+    keep.value.args[0] = last.value
+    body[-1] = keep
+    return [_at(f"{_FIT}.take()", last)]
 
 
 def _start_of_body(tree: ast.Module) -> int:
     """Return the index of the first statement after our magics if %%autofit is among
     them, else 0.
     """
-    names = []
-    for statement in tree.body:
+    for index, statement in enumerate(tree.body):
         name = our_magic(statement)
         if name is None:
             break
-        names.append(name)
-    return names.index("autofit") + 1 if "autofit" in names else 0
+        if name == "autofit":
+            return index + 1
+    return 0
 
 
 def _compiles(body: list[ast.stmt]) -> bool:

@@ -27,9 +27,9 @@ def cell_of_file(shell: Any, filename: str) -> int | None:
     """Return the number of the cell whose code was compiled under ``filename``; None for a module's
     file.
     """
-    known = getattr(shell.compile, "_filename_map", None)  # private; from IPython 8 on
-    if type(known) is dict and filename in known:
-        return int(known[filename])
+    numbers_by_file = getattr(shell.compile, "_filename_map", None)  # private; from IPython 8 on
+    if type(numbers_by_file) is dict and filename in numbers_by_file:
+        return int(numbers_by_file[filename])
     numbered = _NUMBERED.match(filename)
     if numbered:
         return int(numbered[1])
@@ -37,9 +37,11 @@ def cell_of_file(shell: Any, filename: str) -> int | None:
         return None
     # IPython 7 in a kernel: the file is named by a hash, and its text is the cell's.
     text = "".join(linecache.getlines(filename)).strip()
-    return next(
-        (number for number, source in _cells(shell) if text and source.strip() == text), None
-    )
+    if text:
+        for number, source in _cells(shell):
+            if source.strip() == text:
+                return number
+    return None
 
 
 def running_cell(shell: Any) -> int:
@@ -51,10 +53,12 @@ def running_cell(shell: Any) -> int:
 
 def number_of_input(shell: Any, raw: str) -> int | None:
     """Return the number of the last cell with this source; subshells may run several at once."""
-    inputs, wanted = shell.history_manager.input_hist_raw, raw.rstrip("\n")
-    return next(
-        (number for number in range(len(inputs) - 1, 0, -1) if inputs[number] == wanted), None
-    )
+    inputs = shell.history_manager.input_hist_raw
+    source = raw.rstrip("\n")
+    for number in range(len(inputs) - 1, 0, -1):
+        if inputs[number] == source:
+            return number
+    return None
 
 
 def cell_that_bound(
@@ -69,11 +73,9 @@ def cell_that_bound(
     nothing.
     """
     for number, source in _cells(shell):
-        if (
-            name in source
-            and number not in without
-            and name in _bound(source, failed_at.get(number))
-        ):
+        if name not in source or number in without:
+            continue
+        if name in _bound(source, failed_at.get(number)):
             return number
     return None
 
@@ -85,20 +87,28 @@ def _cells(shell: Any) -> list[tuple[int, str]]:
 
 
 def _bound(source: str, end: int | None = None) -> set[str]:
+    """Return the names that a cell binds in the notebook; with ``end``, of a cell that failed in
+    that line.
+    """
     try:
         tree = ast.parse(source)
-        if end is not None:  # loops and other blocks may have bound names before they failed
-            ended = [
-                node
-                for node in tree.body
-                if not isinstance(node, _ASSIGNMENTS) or (node.end_lineno or end) < end
-            ]
-            tree.body = [node for node in ended if node.lineno <= end]
-        found = bindings_of(tree)
-        inside = [TransformerManager().transform_cell(code) for code in _code_in_magics(tree)]
+        if end is not None:
+            tree.body = [node for node in tree.body if _has_begun_to_bind(node, end)]
+        bindings = bindings_of(tree)
+        codes = [TransformerManager().transform_cell(code) for code in _code_in_magics(tree)]
     except (SyntaxError, ValueError, RecursionError):  # a cell that never compiled
         return set()
-    return (found.bound | found.shared).union(*map(_bound, inside))
+    names = bindings.bound | bindings.shared
+    return names.union(*map(_bound, codes))
+
+
+def _has_begun_to_bind(statement: ast.stmt, end: int) -> bool:
+    """Return True if a statement may have bound names before line ``end`` failed: an assignment
+    binds at its end, a loop or another block before that.
+    """
+    if isinstance(statement, _ASSIGNMENTS) and (statement.end_lineno or end) >= end:
+        return False
+    return statement.lineno <= end
 
 
 def _code_in_magics(tree: ast.AST) -> Iterator[str]:
@@ -106,16 +116,16 @@ def _code_in_magics(tree: ast.AST) -> Iterator[str]:
     of magics.
     """
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            words = [word.value for word in node.args if isinstance(word, ast.Constant)]
-            if (
-                node.func.attr in ("run_cell_magic", "run_line_magic")
-                and len(words) == len(node.args) > 1
-                and words[0] in _RUN_CODE
-                and type(words[-1]) is str
-                and not is_first_line(words[-1])
-            ):
-                yield words[-1]
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        if node.func.attr not in ("run_cell_magic", "run_line_magic") or len(node.args) < 2:
+            continue
+        words = [word.value for word in node.args if isinstance(word, ast.Constant)]
+        if len(words) < len(node.args) or words[0] not in _RUN_CODE:
+            continue
+        code = words[-1]
+        if type(code) is str and not is_first_line(code):
+            yield code
 
 
 def is_in_cell() -> bool:
@@ -133,4 +143,6 @@ def has_subshells() -> bool:
     ipykernel 7 on.
     """
     kind: Any = getattr(sys.modules.get("ipykernel.subshell"), "SubshellThread", None)
-    return kind is not None and any(type(thread) is kind for thread in threading.enumerate())
+    if kind is None:
+        return False
+    return any(type(thread) is kind for thread in threading.enumerate())
