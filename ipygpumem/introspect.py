@@ -37,14 +37,18 @@ def loaded(name: str) -> Any:
     library.
     """
     module = sys.modules.get(name)
-    is_whole = not getattr(getattr(module, "__spec__", None), "_initializing", False)
-    return module if is_instance(module, ModuleType) and is_whole else None
+    if not is_instance(module, ModuleType):
+        return None
+    is_being_imported = getattr(getattr(module, "__spec__", None), "_initializing", False)
+    return None if is_being_imported else module
 
 
 def loaded_object(module: str, name: str) -> Any:
     """Return a global of a loaded module; None if there is none. No code of the module runs."""
-    found: Any = sys.modules.get(module)
-    return module_dict(found).get(name) if is_instance(found, ModuleType) else None
+    loaded_module: Any = sys.modules.get(module)
+    if not is_instance(loaded_module, ModuleType):
+        return None
+    return module_dict(loaded_module).get(name)
 
 
 def is_instance(value: object, base: type) -> bool:
@@ -92,20 +96,24 @@ _TUPLES_ARE_PLAIN = (
 """Tried, because no version of Python promises it."""
 
 
+_NAMES_AT_ONCE = 1000
+"""Number of names that are skipped together if all their objects are plain ones of one type."""
+
+
 def named_objects(namespace: dict[str, Any]) -> Iterator[tuple[str, object]]:
     """Yield the names of anything but plain numbers, text or None; most of very many names are
     those.
     """
     now = dict(namespace)  # one object, where a list of pairs would be one per name
     names, values = list(now), list(now.values())
-    for start in range(0, len(values), 1000):
-        part = values[start : start + 1000]
-        if not (
-            id(type(part[0])) in ATOMS and all(map(is_, map(type, part), repeat(type(part[0]))))
-        ):
-            for name, value in zip(names[start : start + 1000], part, strict=True):
-                if id(type(value)) not in ATOMS:
-                    yield name, value
+    for start in range(0, len(values), _NAMES_AT_ONCE):
+        part = values[start : start + _NAMES_AT_ONCE]
+        kind = type(part[0])
+        if id(kind) in ATOMS and all(map(is_, map(type, part), repeat(kind))):
+            continue
+        for name, value in zip(names[start : start + _NAMES_AT_ONCE], part, strict=True):
+            if id(type(value)) not in ATOMS:
+                yield name, value
 
 
 HAS_REFERENCES = 1 << 14
@@ -176,9 +184,9 @@ def instance_dict(value: object) -> dict[str, Any] | None:
     if is_instance(value, type):
         return dict(class_dict(value))
     for kind in mro_of(type(value)):
-        found = class_dict(kind).get("__dict__")
-        if type(found) is GetSetDescriptorType or type(found) is MemberDescriptorType:
-            attributes = found.__get__(value)
+        descriptor = class_dict(kind).get("__dict__")
+        if type(descriptor) is GetSetDescriptorType or type(descriptor) is MemberDescriptorType:
+            attributes = descriptor.__get__(value)
             return attributes if type(attributes) is dict else None
     return None
 
@@ -197,8 +205,8 @@ def attribute_of(value: object, name: str) -> Any:
 
 def module_of(value: object) -> str:
     """Return the name of the module in which the type of ``value`` claims to be defined."""
-    found = class_dict(type(value)).get("__module__")
-    return found if type(found) is str else ""
+    name = class_dict(type(value)).get("__module__")
+    return name if type(name) is str else ""
 
 
 _LONGEST_KEY = 60
@@ -209,12 +217,12 @@ def key_text(key: object) -> str | None:
     kind = type(key)
     if kind is str:
         shown = key.replace('"', "'")  # type: ignore[attr-defined]  # kind says so
-        return f'"{shown}"' if len(shown) <= _LONGEST_KEY else f'"{shown[:_LONGEST_KEY]}…"'
-    return (
-        repr(key)[:_LONGEST_KEY]
-        if kind is int or kind is float or kind is bool or kind is bytes or key is None
-        else None
-    )
+        if len(shown) > _LONGEST_KEY:
+            shown = f"{shown[:_LONGEST_KEY]}…"
+        return f'"{shown}"'
+    if kind is int or kind is float or kind is bool or kind is bytes or key is None:
+        return repr(key)[:_LONGEST_KEY]
+    return None
 
 
 # -- origin of code: the user's, a library's, or ours, by its file ------------------------------
@@ -225,11 +233,12 @@ _OURS = str(Path(__file__).parent)
 @functools.cache
 def _libraries() -> tuple[str, ...]:
     torch = getattr(sys.modules.get("torch"), "__file__", None)  # may be a source checkout
-    paths: list[str | None] = [
-        sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")
-    ]
-    paths += [*site.getsitepackages(), str(Path(torch).parent) if torch else None]
-    return (*(path for path in paths if path), _OURS, "<frozen", "<string", "<__array_function__")
+    paths = list(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+    paths += site.getsitepackages()
+    if torch:
+        paths.append(str(Path(torch).parent))
+    folders = filter(None, paths)
+    return (*folders, _OURS, "<frozen", "<string", "<__array_function__")
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -252,11 +261,9 @@ def is_users_module(module: Any) -> bool:
         return False
     names = module_dict(module)
     file = text_of(names.get("__file__"))
-    return (
-        is_users(file)
-        if file
-        else names.get("__spec__") is None and "." not in text_of(names.get("__name__"))
-    )
+    if file:
+        return is_users(file)
+    return names.get("__spec__") is None and "." not in text_of(names.get("__name__"))
 
 
 def is_users_class(kind: Any) -> bool:
@@ -277,26 +284,28 @@ def users_modules() -> dict[str, ModuleType]:
     )
     modules = dict(compress(every.items(), are_modules))
     owned: dict[str, bool | None] = {}
-    """None for a top-level module without a file, such as a package of several folders."""
-    found = {}
+    """True for a top-level module of the user, and all below it; None if each module below it must
+    be checked, as in a package of several folders, which has no file.
+    """
+    of_user: dict[str, ModuleType] = {}
     main = modules.get("__main__")
     for name, module in modules.items():
         if module is main and name != "__main__":
             continue  # importing multiprocessing adds it as __mp_main__
         root, dot, _ = name.partition(".")
-        if root not in owned:
+        if root not in owned:  # no function: there are hundreds
             top = modules.get(root)
             names = {} if top is None else _read_module_dict(top)
             file = names.get("__file__")
             if type(file) is str and file:
                 owned[root] = is_users(file)
-            else:  # a built-in module has a specification
-                owned[root] = (
-                    top is not None and names.get("__spec__") is None and is_users_module(top)
-                ) or None
+            elif top is None or names.get("__spec__") is not None:  # such as a built-in module
+                owned[root] = None
+            else:
+                owned[root] = is_users_module(top) or None
         if owned[root] or (owned[root] is None and dot and is_users_module(module)):
-            found[name] = module
-    return found
+            of_user[name] = module
+    return of_user
 
 
 def solid_base(kind: type) -> Any:
@@ -308,11 +317,14 @@ def is_made_by_statement(kind: type) -> bool:
     """Return True for a class made by a ``class`` statement; some C classes are on
     the heap, too.
     """
-    of = type.__dict__
-    added = of["__basicsize__"].__get__(kind) - of["__basicsize__"].__get__(
-        of["__base__"].__get__(kind) or object
-    )
-    slots = sum(
-        type(item) is MemberDescriptorType for item in of["__dict__"].__get__(kind).values()
-    )
-    return bool(of["__flags__"].__get__(kind) & HEAP_TYPE) and added <= _POINTER_BYTES * (slots + 2)
+    if not _flags_of(kind) & HEAP_TYPE:
+        return False
+    added_bytes = _instance_bytes(kind) - _instance_bytes(_base_of(kind) or object)
+    slots = sum(type(item) is MemberDescriptorType for item in class_dict(kind).values())
+    return added_bytes <= _POINTER_BYTES * (slots + 2)
+
+
+_flags_of: Callable[[Any], int] = vars(type)["__flags__"].__get__
+_instance_bytes: Callable[[Any], int] = vars(type)["__basicsize__"].__get__
+_base_of: Callable[[Any], type | None] = vars(type)["__base__"].__get__
+"""Read a class's flags, the size of its instances and its base, bypassing its metaclass."""

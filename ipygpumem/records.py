@@ -104,6 +104,7 @@ def _hints(record: type) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    """Return a field's value without records and named tuples."""
     if value is None or type(value) in (int, str, float):
         return value
     if isinstance(value, Record):
@@ -112,7 +113,9 @@ def _plain(value: Any) -> Any:
         if hasattr(value, "_asdict"):  # a NamedTuple
             return {name: _plain(item) for name, item in value._asdict().items()}
         return tuple([_plain(item) for item in value])
-    return dict(value) if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value
 
 
 Decode = Callable[[Any], Any]
@@ -623,15 +626,13 @@ class History(list[CellRecord]):
     """The records of finished cells, oldest first: a list with ``to_pandas``."""
 
     def __getitem__(self, index: Any) -> Any:  # typed as a list's
-        found = super().__getitem__(index)
-        return History(found) if isinstance(index, slice) else found
+        item = super().__getitem__(index)
+        return History(item) if isinstance(index, slice) else item
 
     def __repr__(self) -> str:
         """Return one line: there may be ten thousand cells."""
-        return (
-            f"<History of {_count(self, 'cell')}, "
-            f"{sum(cell.duration_seconds for cell in self):.1f} s>"
-        )
+        seconds = sum(cell.duration_seconds for cell in self)
+        return f"<History of {_count(self, 'cell')}, {seconds:.1f} s>"
 
     def to_pandas(self) -> Any:
         """Return a DataFrame with one row per cell; docs/traces.md lists the columns.
@@ -675,14 +676,16 @@ class History(list[CellRecord]):
 
 def devices_of(usages: Iterable[Usage]) -> list[str]:
     """Return the devices of all ``usages``, the host first, then in order of occurrence."""
-    return sorted(
-        dict.fromkeys(usage.device for usage in usages), key=lambda device: device != "cpu"
-    )
+    devices = dict.fromkeys(usage.device for usage in usages)
+    return sorted(devices, key=lambda device: device != "cpu")
 
 
 def usage_on(usages: Iterable[Usage], device: str) -> Usage | None:
     """Return the usage of ``device``; None if it was not in use."""
-    return next((usage for usage in usages if usage.device == device), None)
+    for usage in usages:
+        if usage.device == device:
+            return usage
+    return None
 
 
 @dataclass(frozen=True, repr=False)
@@ -720,10 +723,10 @@ class SessionRecord(Record):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as a dictionary of plain values, with the kinds of ``results``."""
-        results = tuple(
-            {"kind": type(record).__name__, **record.to_dict()} for record in self.results
-        )
-        return {**super().to_dict(), "results": results}
+        results = list[dict[str, Any]]()
+        for record in self.results:
+            results.append({"kind": type(record).__name__, **record.to_dict()})
+        return {**super().to_dict(), "results": tuple(results)}
 
     @property
     def history(self) -> History:
@@ -732,9 +735,13 @@ class SessionRecord(Record):
 
     def __repr__(self) -> str:
         """Return one line."""
-        cells, traces = _count(self.cells, "cell"), _count(self.traces, "trace")
-        return f"<SessionRecord of {cells}, {_count(self.experiments, 'experiment')} and {traces}>"
+        cells = _count(self.cells, "cell")
+        experiments = _count(self.experiments, "experiment")
+        traces = _count(self.traces, "trace")
+        return f"<SessionRecord of {cells}, {experiments} and {traces}>"
 
 
 def _count(records: Sequence[Record], thing: str) -> str:
-    return f"{len(records)} {thing}{'s' * (len(records) != 1)}"
+    """Return a number of records in words, such as ``3 cells``."""
+    number = len(records)
+    return f"1 {thing}" if number == 1 else f"{number} {thing}s"

@@ -57,8 +57,8 @@ def tensors(
             f"there is no such kind of tensor: write one of {', '.join(records.KINDS)}"
         )
     least = checked_bytes(min_bytes)
-    found = inventory_at(sys._getframe(1))
-    return records.select(found, names, device=device, kind=kind, min_bytes=least)
+    inventory = inventory_at(sys._getframe(1))
+    return records.select(inventory, names, device=device, kind=kind, min_bytes=least)
 
 
 def top(*names: str, device: str | None = None, min_bytes: float | str = 0) -> LargestNames:
@@ -85,12 +85,12 @@ def top(*names: str, device: str | None = None, min_bytes: float | str = 0) -> L
     least = checked_bytes(min_bytes)
     frame, shell = sys._getframe(1), current_shell()
     if shell is None:
-        found = _in_script(frame)
+        all_names = _in_script(frame)
     else:
         from ipygpumem.magics.tensors import largest as in_notebook  # no script needs IPython
 
-        found = in_notebook(shell, frame)
-    return largest.select(found, names, device=device, min_bytes=least)
+        all_names = in_notebook(shell, frame)
+    return largest.select(all_names, names, device=device, min_bytes=least)
 
 
 def _in_script(frame: FrameType) -> LargestNames:
@@ -105,12 +105,12 @@ def _in_script(frame: FrameType) -> LargestNames:
 
 
 def _check_names(names: Sequence[object], function: str, example: str) -> None:
-    wrong = [type_name(name) for name in names if type(name) is not str]
-    if wrong:
-        raise GpuMemError(
-            f"{function} takes names as strings, such as {example}, not {wrong[0]}; see diff for "
-            f"inventories"
-        )
+    for name in names:
+        if type(name) is not str:
+            raise GpuMemError(
+                f"{function} takes names as strings, such as {example}, not {type_name(name)}; "
+                f"see diff for inventories"
+            )
 
 
 def inventory_at(frame: FrameType, storages: Storages | None = None) -> Inventory:
@@ -191,14 +191,16 @@ def roots(*more: dict[str, object]) -> Roots:
     none.
     """
     app = loaded_app()
-    main = module_dict(sys.modules["__main__"])
-    known = (
-        Roots({id(main): Root.of_variable}) if app is None else app.experiments.survivors.roots()
-    )
-    exec_spaces = {
-        id(space): Root.of_variable for space in more if app is None or not _is_of_module(space)
-    }
-    return replace(known, namespaces={**exec_spaces, **known.namespaces})
+    if app is None:
+        main = module_dict(sys.modules["__main__"])
+        ours = Roots({id(main): Root.of_variable})
+    else:
+        ours = app.experiments.survivors.roots()
+    namespaces = {}
+    for space in more:
+        if app is None or not _is_of_module(space):
+            namespaces[id(space)] = Root.of_variable
+    return replace(ours, namespaces={**namespaces, **ours.namespaces})
 
 
 def _is_of_module(namespace: dict[str, object]) -> bool:

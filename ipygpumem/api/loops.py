@@ -238,24 +238,29 @@ class _Shown:
         self, records: Sequence[TraceRecord], remarks: Sequence[str], *, at_end: bool = False
     ) -> None:
         """Show one more iteration, unless the last display is recent; always show the last one."""
-        if self._last is records[-1] if at_end else time.monotonic() < self._due:
+        if at_end:
+            if self._last is records[-1]:
+                return
+        elif time.monotonic() < self._due:
             return
         self._last = records[-1]
         self._first = self._first or records[0]  # the records may drop it
         if self._has_table:
-            is_new, self._display_id = (
-                not self._display_id,
-                self._display_id or f"ipygpumem-{secrets.token_hex(8)}",
-            )
-            rows = [
-                self._first,
-                *itertools.islice(records, max(1, len(records) - _ROWS_SHOWN + 1), None),
-            ]
-            show(
-                loop_report(rows, self._total, remarks), display_id=self._display_id, is_new=is_new
-            )
+            self._show_table(records, remarks)
+            self._due = time.monotonic() + _UPDATE_SECONDS
         else:
-            for report in (iteration_report(self._last), *map(note, remarks[self._remarks :])):
-                show(report)
+            show(iteration_report(self._last))
+            for remark in remarks[self._remarks :]:
+                show(note(remark))
             self._remarks = len(remarks)
-        self._due = time.monotonic() + (_UPDATE_SECONDS if self._has_table else _LINE_SECONDS)
+            self._due = time.monotonic() + _LINE_SECONDS
+
+    def _show_table(self, records: Sequence[TraceRecord], remarks: Sequence[str]) -> None:
+        """Show the first iteration and the last ones, in place of the last table."""
+        is_new = not self._display_id
+        if is_new:
+            self._display_id = f"ipygpumem-{secrets.token_hex(8)}"
+        start = max(1, len(records) - _ROWS_SHOWN + 1)
+        rows = [self._first or records[0], *itertools.islice(records, start, None)]
+        report = loop_report(rows, self._total, remarks)
+        show(report, display_id=self._display_id, is_new=is_new)

@@ -208,6 +208,15 @@ class Meter:
         self._probes += self._find_more() if self._find_more is not None else ()
         return self._read(self._probes, **how)
 
+    def _open_spans(self) -> list[Span]:
+        """Return the open spans."""
+        spans = list[Span]()
+        for reference in tuple(self._open):
+            span = reference()
+            if span is not None:
+                spans.append(span)
+        return spans
+
     def _read(
         self,
         probes: Sequence[Probe],
@@ -219,13 +228,14 @@ class Meter:
         """Read ``probes`` into all open spans; one that fails is left out and named in
         ``failures``.
         """
-        found = {}
-        spans = [span for reference in tuple(self._open) if (span := reference()) is not None]
+        by_device = dict[str, Reading]()
+        spans = self._open_spans()
         for probe in probes:
             try:
                 readings = probe.read(detail=detail, peak=peak)
-                for measurement in spans if readings else ():
-                    measurement.fold(readings)
+                if readings:
+                    for span in spans:
+                        span.fold(readings)
                 if rearm:
                     probe.rearm()
             except Exception as error:  # a broken driver must not take the host's figures with it
@@ -236,8 +246,8 @@ class Meter:
             if self.failures:
                 self.failures.pop(_name(probe), None)
             for reading in readings:
-                found[reading.device] = reading
-        return found
+                by_device[reading.device] = reading
+        return by_device
 
     def _sample_if_needed(self) -> None:
         if self._open and any(map(attrgetter("sampled"), self._probes)):

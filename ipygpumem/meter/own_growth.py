@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from ipygpumem.probes.host import rss_bytes
 from ipygpumem.probes.malloc import malloc_trim
-from ipygpumem.records import Usage
+from ipygpumem.records import Usage, usage_on
 from ipygpumem.units import MIB, format_bytes
 
 _LEAST_BYTES = 4 * MIB
@@ -24,20 +24,28 @@ def growth_for(what: str) -> Iterator[None]:
 
     Free pages that it leaves in the heap are freed.
     """
-    before, trim = rss_bytes() - sum(waiting.values()), malloc_trim()
+    before, trim = _unnamed_bytes(), malloc_trim()
     try:
         yield
     finally:
-        if trim is not None and rss_bytes() - sum(waiting.values()) - before >= _LEAST_BYTES:
+        if trim is not None and _unnamed_bytes() - before >= _LEAST_BYTES:
             trim(0)
-        grown = rss_bytes() - sum(waiting.values()) - before
+        grown = _unnamed_bytes() - before
         if grown >= _LEAST_BYTES:
             waiting[what] = waiting.get(what, 0) + grown
 
 
+def _unnamed_bytes() -> int:
+    """Return the RSS without our growth that no line has named yet."""
+    return rss_bytes() - sum(waiting.values())
+
+
 def growth_line(usages: Sequence[Usage]) -> str:
     """Return the line that names our part of what a cell kept, if it has one, and forget it."""
-    kept = next((usage.delta_bytes for usage in usages if usage.device == "cpu"), 0)
-    found = [f"{format_bytes(min(size, kept))} for {what}" for what, size in waiting.items()]
+    usage = usage_on(usages, "cpu")
+    grown = 0 if usage is None else usage.delta_bytes
+    parts = [f"{format_bytes(min(size, grown))} for {what}" for what, size in waiting.items()]
     waiting.clear()
-    return f"of it {', '.join(found)}" if found and kept >= _LEAST_BYTES else ""
+    if not parts or grown < _LEAST_BYTES:
+        return ""
+    return f"of it {', '.join(parts)}"
