@@ -18,8 +18,19 @@ _MANY_MODULES = 50
 """
 
 
+_NOT_TOLD = (
+    "after a full garbage collection, new objects cannot be told from old ones; "
+    "%gpumem leaks searches all of them"
+)
+
+
 def unnamed(
-    start: RamFigures, now: RamFigures, kept_bytes: int, named: Mapping[str, int]
+    start: RamFigures,
+    now: RamFigures,
+    kept_bytes: int,
+    named: Mapping[str, int],
+    *,
+    knows_new: bool = True,
 ) -> list[str]:
     """Return a note on what ``kept_bytes`` of RAM consist of, if many of them cannot be named.
 
@@ -28,6 +39,8 @@ def unnamed(
         now: the figures of the end.
         kept_bytes: increase of RSS since then.
         named: bytes of known objects, by what these are.
+        knows_new: False if new objects without a name were not searched, because they cannot be
+            told from old ones.
     """
     free = max(0, now.free_bytes - start.free_bytes)
     if free:  # with or without pages in RAM
@@ -41,7 +54,8 @@ def unnamed(
     if left <= max(_FEW_BYTES, min(MANY_BYTES, MANY_SHARE * kept_bytes)):
         return []
     texts = [f"{format_bytes(size)} {name}" for name, size in sizes.items() if size >= MIB]
-    texts.append(f"{format_bytes(left)} not named: {_unnamed_text(start, now, left)}")
+    reason = _unnamed_text(start, now, left) if knows_new else _NOT_TOLD
+    texts.append(f"{format_bytes(left)} not named: {reason}")
     return [f"{format_bytes(kept_bytes)} of RAM are still in use: {', '.join(texts)}"]
 
 

@@ -89,6 +89,11 @@ class Baseline:
         received = chain.from_iterable(one.items for one in self.contents.received(names, made))
         return set(map(id, [*in_containers, *received]))
 
+    @property
+    def knows_new_objects(self) -> bool:
+        """Return False if objects made since cannot be told from older ones."""
+        return self._made.identities() is not None
+
     def objects_since(self) -> set[int]:
         """Return the identities of the tracked objects made since; none if they cannot be told
         apart.

@@ -460,7 +460,8 @@ class ExperimentEnd:
         at_start, after = self._scope.ram_at_start, self._ram_after
         assert at_start is not None
         assert after is not None
-        return notes + leftover.unnamed(at_start, after, left_bytes, named)
+        knows_new = self._scope.baseline.knows_new_objects
+        return notes + leftover.unnamed(at_start, after, left_bytes, named, knows_new=knows_new)
 
     def _note_on_children(self, left_bytes: int) -> str:
         """Return the note on child processes that it leaves, with the lines that end them."""
