@@ -119,7 +119,9 @@ class AllocationTracker(StorageFollower):
             arguments = list(tensors_in((args, kwargs)))
             args, kwargs = self._with_fakes(arguments, args, kwargs)
         if in_backward and func in IN_PLACE and works_in_place(func, args):
-            self._workspaces.see(operator_name(func), args, [args[0]], in_backward=True)
+            self._workspaces.see(
+                operator_name(func), args, [args[0]], lambda _: None, in_backward=True
+            )
             return args[0]
         operator = self._operator(func, args, arguments)
         try:
@@ -138,31 +140,31 @@ class AllocationTracker(StorageFollower):
         if operator is not func or name in _EMPTY:
             _forget_values(results)
         recorded = torch.is_grad_enabled() and any(item.requires_grad for item in arguments)
-        self._log_results(name, args, results, recorded=recorded, in_backward=in_backward)
-        self._workspaces.see(name, args, results, in_backward=in_backward)
+
+        def log_result(tensor: Any) -> None:
+            self._log_result(name, args, tensor, recorded=recorded, in_backward=in_backward)
+
+        self._workspaces.see(name, args, results, log_result, in_backward=in_backward)
         return result
 
-    def _log_results(
-        self, name: str, args: Any, results: list[Any], *, recorded: bool, in_backward: bool
+    def _log_result(
+        self, name: str, args: Any, tensor: Any, *, recorded: bool, in_backward: bool
     ) -> None:
-        """Log the storages of results, in the order in which the kernel allocates them."""
-        if name == "native_dropout":
-            results = results[::-1]
-        for tensor in results:
-            is_fake = isinstance(tensor, fake_tensor.FakeTensor)
-            device = tensor.fake_device if is_fake else tensor.device
-            if device.type == "meta":  # meta tensors have no memory
-                continue
-            least_bytes = 0
-            if self._devices.assumed(device).startswith("cuda"):
-                least_bytes = loss_bytes(name, args, tensor)
-            self.log.see(
-                tensor,
-                self._devices.name(device),
-                least_bytes=least_bytes,
-                recorded=recorded,
-                in_backward=in_backward,
-            )
+        """Log the storage of a result."""
+        is_fake = isinstance(tensor, fake_tensor.FakeTensor)
+        device = tensor.fake_device if is_fake else tensor.device
+        if device.type == "meta":  # meta tensors have no memory
+            return
+        least_bytes = 0
+        if self._devices.assumed(device).startswith("cuda"):
+            least_bytes = loss_bytes(name, args, tensor)
+        self.log.see(
+            tensor,
+            self._devices.name(device),
+            least_bytes=least_bytes,
+            recorded=recorded,
+            in_backward=in_backward,
+        )
 
     def _with_fakes(self, arguments: list[Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return an operation's arguments, with fake copies instead of real tensors."""

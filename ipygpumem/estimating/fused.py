@@ -186,6 +186,7 @@ def encoder_layer(
         True,
         mask_type,
     )[0].add_(source)
+    del given  # the kernel frees it before the second norm
     last = last if norm_first else normed(last, 0)
     given = normed(last, 1) if norm_first else last
     rows = given.view(-1, width)

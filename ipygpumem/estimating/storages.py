@@ -99,7 +99,7 @@ class StorageLog:
         for storage in storages_of(tensor):
             earlier, reference = self._alive.get(storage._cdata, (None, None))
             if earlier is not None and storage.nbytes() > earlier.size_bytes:
-                self._died(earlier)
+                self.free(earlier)
                 life = self._born(storage.nbytes(), device, before=False)
                 life.role = earlier.role
                 self._alive[storage._cdata] = life, reference
@@ -110,12 +110,6 @@ class StorageLog:
         life = self._born(size_bytes, device, before=before)
         life.role = role
         return life
-
-    def pass_by(self, sizes: list[int], device: str) -> None:
-        """Log blocks that an operation allocates and frees while it runs."""
-        lives = [self.hold(size, device, TEMPORARIES) for size in sizes]
-        for life in lives:
-            self._died(life)
 
     def _born(self, size_bytes: int, device: str, *, before: bool) -> StorageLife:
         born = 0
@@ -130,9 +124,10 @@ class StorageLog:
         return life
 
     def _gone(self, key: int, _: Any) -> None:
-        self._died(self._alive.pop(key)[0])
+        self.free(self._alive.pop(key)[0])
 
-    def _died(self, life: StorageLife) -> None:
+    def free(self, life: StorageLife) -> None:
+        """Log that memory is freed."""
         self.clock += 1
         life.died = self.clock
         self.now[life.device] -= life.size_bytes

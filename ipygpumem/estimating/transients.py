@@ -155,10 +155,10 @@ def _reduced_loss(args: Any, result: Any) -> int:
 
 
 @_rule_of("binary_cross_entropy_with_logits")
-def _loss_of_logits(args: Any, result: Any) -> int:
+def _loss_of_logits(args: Any, result: Any) -> list[int]:
     """Return the bytes of two intermediate results, one of which may be the result."""
-    size = 2 * _nbytes(args[0])
-    return size - _nbytes(result) if result.dim() else size
+    size = _nbytes(args[0])
+    return [2 * size - _nbytes(result)] if result.dim() else [size, size]
 
 
 @_rule_of("sum", "cumsum", "prod", "cumprod")
@@ -204,7 +204,8 @@ def _copies(is_readable: Callable[[Any], bool], *numbers: int) -> Rule:
     return rule
 
 
-def _is_contiguous(tensor: Any) -> bool:
+def is_contiguous(tensor: Any) -> bool:
+    """Return True if a tensor is contiguous in the usual order of dimensions."""
     return bool(tensor.is_contiguous())
 
 
@@ -215,7 +216,7 @@ def _is_dense(tensor: Any) -> bool:
     return bool(tensor.is_contiguous() or tensor.is_contiguous(memory_format=layout))
 
 
-def _is_matrix_of_cublas(matrix: Any) -> bool:
+def is_matrix_of_cublas(matrix: Any) -> bool:
     """Return True if cuBLAS can read a matrix: not if it is expanded, as some gradients are."""
     (rows, columns), (down, across) = matrix.shape[-2:], matrix.stride()[-2:]
     has_whole_rows = across == 1 and down >= max(1, columns)
@@ -223,10 +224,9 @@ def _is_matrix_of_cublas(matrix: Any) -> bool:
     return bool(has_whole_rows or has_whole_columns)
 
 
-_of_gradient = _copies(_is_contiguous, 0)
-_rule_of("_log_softmax_backward_data", "native_layer_norm", "reflection_pad2d")(_of_gradient)
-_rule_of("upsample_bicubic2d_backward", "col2im", "_fft_r2c")(_of_gradient)
-_rule_of("native_layer_norm_backward", "_fused_rms_norm_backward")(_copies(_is_contiguous, 0, 1))
+_of_gradient = _copies(is_contiguous, 0)
+_rule_of("_log_softmax_backward_data", "_log_softmax", "_softmax", "reflection_pad2d")(_of_gradient)
+_rule_of("upsample_bicubic2d_backward", "_fft_r2c")(_of_gradient)
 _rule_of("avg_pool2d", "max_pool2d_with_indices", "upsample_nearest2d")(_copies(_is_dense, 0))
 _rule_of("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")(
     _copies(_is_dense, 0, 1)
@@ -239,12 +239,19 @@ _rule_of(
     *(f"replication_pad{number}d_backward" for number in (1, 2, 3)),
     *(f"upsample_nearest{number}d_backward" for number in (1, 2, 3)),
     *(f"_upsample_nearest_exact{number}d_backward" for number in (1, 2, 3)),
-    *("upsample_linear1d_backward", "upsample_bilinear2d_backward"),
+    "upsample_linear1d_backward",
     *("upsample_trilinear3d_backward", "_upsample_bilinear2d_aa_backward"),
     *("_upsample_bicubic2d_aa_backward",),
 )(_copies(_is_dense, 0))
-_rule_of("mm", "bmm")(_copies(_is_matrix_of_cublas, 0, 1))
-_rule_of("addmm", "baddbmm")(_copies(_is_matrix_of_cublas, 1, 2))
+
+
+@_rule_of("upsample_bilinear2d", "upsample_bilinear2d_backward")
+def _interpolated(args: Any, result: Any) -> int:
+    """Return the bytes of a copy of the argument; none is needed for a result of its size."""
+    source = args[0]
+    if source.shape == result.shape or _is_dense(source):
+        return 0
+    return _nbytes(source)
 
 
 # -- attention -------------------------------------------------------------------------------------
@@ -254,7 +261,7 @@ def _up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def _laid_out(*tensors: Any) -> list[int]:
+def laid_out(*tensors: Any) -> list[int]:
     """Return the bytes of each tensor that must be copied so that its heads are inside its rows."""
     return [tensor.nbytes for tensor in tensors if not tensor.transpose(1, 2).is_contiguous()]
 
@@ -268,32 +275,15 @@ def _flash_backward(args: Any, _: Any) -> list[int]:
     gradient, query, key, value, output = args[:5]
     batch, heads, length, width = query.shape
     rows, groups = batch * heads * _up(length, 128), heads // key.shape[1]
-    sizes = [*_laid_out(gradient, output), rows * 4, rows * _up(width, 32) * 4]
+    sizes = [*laid_out(gradient, output), rows * 4, rows * _up(width, 32) * 4]
     if groups > 1:
         sizes += [key.nbytes * groups, value.nbytes * groups]
     return sizes
 
 
-@_rule_of("_scaled_dot_product_efficient_attention_backward")
-def _efficient_backward(args: Any, _: Any) -> list[int]:
-    """Return the bytes of a copy, products of gradient and output, and float32 sums.
-
-    Wide heads need more sums.
-    """
-    gradient, query, key, value = args[:4]
-    batch, heads, length, width = query.shape
-    rows, keys, width_of_value = batch * heads, key.shape[-2], value.shape[-1]
-    widest = max(width, width_of_value)
-    sums = _up(length, 64) * _up(width, 128 if 64 < widest <= 128 else 64)
-    if widest > 128 and query.itemsize == 2:
-        parts = max(1, min(_up(keys, 64) // 64, 200 // rows))
-        sums += parts * 64 * (_up(width, 128) + _up(width_of_value, 128))
-    return [*_laid_out(gradient), rows * length * 4, rows * sums * 4]
-
-
 # -- embeddings and indices ------------------------------------------------------------------------
 
-_FEW_INDICES = 3072
+FEW_INDICES = 3072
 """Maximum number of indices for a kernel without a workspace.
 
 It adds up an embedding's gradients.
@@ -305,16 +295,6 @@ def _summed_rows(indices: int, shape: Any, bytes_of_index: int) -> int:
     rows, width = shape
     partial_sums = -(-indices // 10) + min(indices, rows)
     return int(partial_sums * _up(width, 32) * 4 + bytes_of_index * indices)
-
-
-@_rule_of("embedding_dense_backward")
-def _dense_embedding(args: Any, result: Any) -> list[int]:
-    indices, by_frequency = args[1].numel(), args[4]
-    gradient = args[0]
-    sizes = [0 if gradient.is_contiguous() else _nbytes(gradient)]
-    if indices > _FEW_INDICES or by_frequency:
-        sizes.append(_summed_rows(indices, result.shape, 42 if by_frequency else 26))
-    return sizes
 
 
 @_rule_of("_embedding_bag_backward", "_embedding_bag_dense_backward")

@@ -6,17 +6,17 @@ cuBLAS keeps its workspaces; the other blocks are freed before the operator retu
 from __future__ import annotations
 
 import gc
-import math
 import os
 import re
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ipygpumem.estimating.convolutions import Convolution
 from ipygpumem.estimating.devices import Devices
+from ipygpumem.estimating.kernels import ORDERS, Kernel
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storages import WORKSPACES, StorageLog
 from ipygpumem.estimating.transients import HOPPERS_PROCESSORS, is_unknown, transient_sizes
@@ -88,32 +88,58 @@ class Workspaces:
         self.unknown: dict[str, None] = {}
         """Operators that ran on CUDA with memory that cannot be derived from shapes, in order."""
 
-    def see(self, name: str, args: Any, results: list[Any], *, in_backward: bool) -> None:
-        """Log the memory of an operation that this thread, or autograd's, has run."""
-        if not results:
-            return
-        there = self._devices.assumed(results[0].device)
+    def see(
+        self,
+        name: str,
+        args: Any,
+        results: list[Any],
+        log_result: Callable[[Any], object],
+        *,
+        in_backward: bool,
+    ) -> None:
+        """Log the results and other memory of an operation that this thread, or autograd's, ran.
+
+        Args:
+            name: of the operator.
+            args: its arguments.
+            results: the tensors that it returned.
+            log_result: logs one of them.
+            in_backward: if autograd ran it.
+        """
+        there = self._devices.assumed(results[0].device) if results else "cpu"
         if not there.startswith("cuda"):
+            for tensor in results:
+                log_result(tensor)
             return
         if is_unknown(name):
             self.unknown.setdefault(name)
         device, place = torch.device(there), self._devices.name(results[0].device)
-        if name not in _CONVOLVE:
-            if name in _MULTIPLY:
+
+        def keep_workspaces() -> None:
+            if name in _MULTIPLY or name in _CONVOLVE:
                 thread = _thread(in_backward=in_backward)
                 self._keep_workspaces(device, place, thread, adds_bias=_adds_bias(name, args))
-            known = self._known_properties(device)
-            processors = known.multi_processor_count if known else HOPPERS_PROCESSORS
-            self._log.pass_by(transient_sizes(name, args, results[0], processors), place)
-        elif takes_cudnn():
+
+        kernel = Kernel(self._log, place, results, log_result, keep_workspaces)
+        if name in _CONVOLVE:
+            self._log_convolution(kernel, name, args, results[0])
+            return
+        order = ORDERS.get(name)
+        if order is not None:
+            order(kernel, args)
+        kernel.results()
+        keep_workspaces()
+        known = self._known_properties(device)
+        processors = known.multi_processor_count if known else HOPPERS_PROCESSORS
+        with kernel.blocks(transient_sizes(name, args, results[0], processors)):
+            pass
+
+    def _log_convolution(self, kernel: Kernel, name: str, args: Any, result: Any) -> None:
+        if takes_cudnn():
             self._note(_CUDNN)
         else:
-            convolution = Convolution.of(name, args, results[0])
-            if not convolution.is_by_depth:
-                thread = _thread(in_backward=in_backward)
-                self._keep_workspaces(device, place, thread, adds_bias=False)
-            for sizes in convolution.rounds():
-                self._log.pass_by([size for size in sizes if size], place)
+            Convolution.of(name, args, result).log(kernel)
+        kernel.results()
 
     def _keep_workspaces(self, device: Any, place: str, thread: object, *, adds_bias: bool) -> None:
         """Log the workspaces of a thread, if it multiplies for the first time on a device."""
@@ -158,101 +184,6 @@ def takes_cudnn() -> bool:
     """Return True if convolutions use cuDNN, which is assumed if torch is built without CUDA."""
     cudnn = torch.backends.cudnn
     return bool(cudnn.enabled and (not torch.backends.cuda.is_built() or cudnn.is_available()))
-
-
-@dataclass(frozen=True)
-class Convolution:
-    """A convolution without cuDNN, or its backward pass."""
-
-    is_backward: bool
-    outer: Any
-    """Its result; in the backward pass, the result's gradient."""
-    given: Any
-    weight: Any
-    stride: Any
-    padding: Any
-    is_transposed: bool
-    groups: int
-    needs_gradient: bool
-    """True if the backward pass computes the gradient of ``given``."""
-
-    @classmethod
-    def of(cls, name: str, args: Any, result: Any) -> Convolution:
-        """Return the convolution of an operator's arguments and first result."""
-        if name == "convolution_backward":
-            outer, given, weight, _, stride, padding, _, transposed, _, groups, wanted = args[:11]
-            return cls(
-                True, outer, given, weight, stride, padding, transposed, groups, bool(wanted[0])
-            )
-        given, weight, _, stride, padding, _, transposed, _, groups = args[:9]
-        return cls(False, result, given, weight, stride, padding, transposed, groups, False)
-
-    @property
-    def is_by_depth(self) -> bool:
-        """True if it is depthwise, for which torch has a kernel of its own."""
-        return bool(not self.is_transposed and self.groups == self.given.shape[1] > 1)
-
-    def rounds(self) -> list[list[int]]:
-        """Return the blocks that it allocates, in rounds: those of a round are alive at once."""
-        if self.is_by_depth:
-            return [[self._of_depth()]]
-        blocks = [*self._copies(), self._unfolded()]
-        if self.groups > 1:
-            blocks = self._of_groups()
-        # The gradients of the input and of the weight are computed one after the other.
-        number = 2 if self.is_backward and self.is_transposed else 1
-        return [blocks] * number
-
-    def _operands(self) -> list[Any]:
-        return [self.outer, self.given] if self.is_backward else [self.given]
-
-    def _copies(self) -> list[int]:
-        """Return the bytes of the copies of the operands that are not contiguous."""
-        return [tensor.nbytes for tensor in self._operands() if not tensor.is_contiguous()]
-
-    def _of_depth(self) -> int:
-        """Return the bytes of the copies for the kernel of a depthwise convolution.
-
-        In the backward pass, the weight's gradient comes first: with its copies, the memory of the
-        input's gradient is not yet in use.
-        """
-        copies = sum(self._copies())
-        if not self.is_backward:
-            return copies
-        if self.needs_gradient:
-            copies -= int(self.given.nbytes)
-        copy_of_outer = 0 if self.outer.is_contiguous() else int(self.outer.nbytes)
-        return max(copies, copy_of_outer)
-
-    def _unfolded(self) -> int:
-        """Return the bytes of one unfolded sample, with a column for each position of the kernel.
-
-        0 if the convolution is a plain product of matrices.
-        """
-        kernel = self.weight.shape[2:]
-        is_plain = (
-            not self.is_backward
-            and len(kernel) <= 2
-            and all(size == 1 for size in (*kernel, *self.stride))
-            and not any(self.padding)
-        )
-        if is_plain and not self.is_transposed:
-            return 0
-        if self.is_transposed:
-            rows, places = self.weight.shape[1], self.given
-        else:
-            rows, places = self.given.shape[1] // self.groups, self.outer
-        columns = math.prod((*kernel, *places.shape[2:]))
-        return int(rows * columns * self.given.element_size())
-
-    def _of_groups(self) -> list[int]:
-        """Return the blocks of groups, which are convolved one by one, and joined at the end."""
-        one_group = sum(tensor.nbytes for tensor in self._operands()) // self.groups
-        joined = self.outer.nbytes
-        if self.is_backward:
-            joined = self.given.nbytes + self.weight.nbytes
-        copies = [] if self.given.is_contiguous() else [self.given.nbytes]
-        return [*copies, max(one_group + self._unfolded(), joined)]
 
 
 def blocks_in_use() -> dict[str, dict[int, int]]:

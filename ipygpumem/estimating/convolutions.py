@@ -1,0 +1,130 @@
+"""The blocks that convolutions without cuDNN allocate, and their order."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ipygpumem.estimating.kernels import Kernel
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution without cuDNN, or its backward pass."""
+
+    is_backward: bool
+    outer: Any
+    """Its result; in the backward pass, the result's gradient."""
+    given: Any
+    weight: Any
+    stride: Any
+    padding: Any
+    is_transposed: bool
+    groups: int
+
+    @classmethod
+    def of(cls, name: str, args: Any, result: Any) -> Convolution:
+        """Return the convolution of an operator's arguments and first result."""
+        if name == "convolution_backward":
+            outer, given, weight, _, stride, padding, _, transposed, _, groups = args[:10]
+            return cls(True, outer, given, weight, stride, padding, transposed, groups)
+        given, weight, _, stride, padding, _, transposed, _, groups = args[:9]
+        return cls(False, result, given, weight, stride, padding, transposed, groups)
+
+    @property
+    def is_by_depth(self) -> bool:
+        """True if it is depthwise, for which torch has a kernel of its own."""
+        return bool(not self.is_transposed and self.groups == self.given.shape[1] > 1)
+
+    def log(self, kernel: Kernel) -> None:
+        """Log the results and the intermediate blocks in the order of torch's kernels.
+
+        The results of the backward pass are the gradients of the input, the weight and the bias.
+        """
+        if self.is_by_depth:
+            self._log_by_depth(kernel)
+        elif self.groups > 1:
+            self._log_groups(kernel)
+        elif not self.is_backward:
+            with kernel.copies(self.given):
+                kernel.results()
+                self._log_product(kernel)
+        elif self.is_transposed:
+            with kernel.copies(self.outer, self.given):
+                kernel.result(0)
+                self._log_product(kernel)
+                kernel.result(1)
+                self._log_product(kernel)
+                kernel.results()
+        else:
+            with kernel.copies(self.outer, self.given):
+                self._log_gradients(kernel)
+
+    def _log_product(self, kernel: Kernel) -> None:
+        with kernel.blocks([self._unfolded()]):
+            kernel.workspace()
+
+    def _log_gradients(self, kernel: Kernel) -> None:
+        """Log the gradients; in two dimensions the input's is computed first."""
+        kernel.result(0)
+        if self.weight.dim() != 4:
+            kernel.results()
+        with kernel.blocks([self._unfolded()]):
+            kernel.workspace()
+            kernel.result(2)
+            kernel.result(1)
+
+    def _log_by_depth(self, kernel: Kernel) -> None:
+        """Log the kernel of a depthwise convolution: the weight's gradient is the first."""
+        if not self.is_backward:
+            with kernel.copies(self.given):
+                kernel.results()
+            return
+        with kernel.copies(self.outer):
+            with kernel.copies(self.given):
+                kernel.result(1)
+            kernel.result(0)
+
+    def _log_groups(self, kernel: Kernel) -> None:
+        """Log a convolution of groups; its order is not followed block by block."""
+        kernel.results()
+        kernel.workspace()
+        # The gradients of the input and of the weight are computed one after the other.
+        number = 2 if self.is_backward and self.is_transposed else 1
+        for _ in range(number):
+            with kernel.blocks(self._of_groups()):
+                pass
+
+    def _operands(self) -> list[Any]:
+        return [self.outer, self.given] if self.is_backward else [self.given]
+
+    def _unfolded(self) -> int:
+        """Return the bytes of one unfolded sample, with a column for each position of the kernel.
+
+        0 if the convolution is a plain product of matrices.
+        """
+        kernel = self.weight.shape[2:]
+        is_plain = (
+            not self.is_backward
+            and len(kernel) <= 2
+            and all(size == 1 for size in (*kernel, *self.stride))
+            and not any(self.padding)
+        )
+        if is_plain and not self.is_transposed:
+            return 0
+        if self.is_transposed:
+            rows, places = self.weight.shape[1], self.given
+        else:
+            rows, places = self.given.shape[1] // self.groups, self.outer
+        columns = math.prod((*kernel, *places.shape[2:]))
+        return int(rows * columns * self.given.element_size())
+
+    def _of_groups(self) -> list[int]:
+        """Return the blocks of groups, which are convolved one by one, and joined at the end."""
+        one_group = sum(tensor.nbytes for tensor in self._operands()) // self.groups
+        joined = self.outer.nbytes
+        if self.is_backward:
+            joined = self.given.nbytes + self.weight.nbytes
+        copies = [] if self.given.is_contiguous() else [self.given.nbytes]
+        return [*copies, max(one_group + self._unfolded(), joined)]

@@ -1,0 +1,211 @@
+"""The order in which CUDA kernels allocate their results and their intermediate blocks.
+
+The order decides where the allocator places blocks, and so how much memory it reserves. Each rule
+was read off the history of torch 2.11's allocator on a simulated card. An operator without a rule
+allocates its results, then a workspace of cuBLAS, then all its intermediate blocks at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from ipygpumem.estimating.storages import TEMPORARIES, StorageLog
+from ipygpumem.estimating.transients import (
+    FEW_INDICES,
+    is_contiguous,
+    is_matrix_of_cublas,
+    laid_out,
+)
+
+
+class Kernel:
+    """Logs what one operation allocates on a device, in the order in which its rule says so."""
+
+    def __init__(
+        self,
+        log: StorageLog,
+        place: str,
+        results: list[Any],
+        log_result: Callable[[Any], object],
+        keep_workspaces: Callable[[], object],
+    ) -> None:
+        self._log = log
+        self._place = place
+        self._results = results
+        self._log_result = log_result
+        self._logged: set[int] = set()
+        """Numbers of the results that are logged or have no memory on the device."""
+        self.workspace = keep_workspaces
+        """Logs the workspace of cuBLAS, unless the thread has it."""
+
+    def result(self, number: int) -> None:
+        """Log a result, unless the operation does not have it."""
+        if number < len(self._results) and number not in self._logged:
+            self._logged.add(number)
+            self._log_result(self._results[number])
+
+    def results(self) -> None:
+        """Log the results that are not logged yet."""
+        for number in range(len(self._results)):
+            self.result(number)
+
+    def on_host(self, *numbers: int) -> None:
+        """Leave out results that the kernel allocates in RAM."""
+        self._logged.update(numbers)
+
+    @contextmanager
+    def blocks(self, sizes: Iterable[int]) -> Iterator[None]:
+        """Allocate blocks, and free them at the end of the ``with`` block."""
+        lives = [self._log.hold(size, self._place, TEMPORARIES) for size in sizes if size]
+        yield
+        for life in lives:
+            self._log.free(life)
+
+    @contextmanager
+    def copies(self, *tensors: Any) -> Iterator[None]:
+        """Copy the tensors that are not contiguous, and free the copies at the end."""
+        with self.blocks([tensor.nbytes for tensor in tensors if not is_contiguous(tensor)]):
+            yield
+
+
+Order = Callable[[Kernel, Any], None]
+"""Logs what an operator with some arguments allocates."""
+ORDERS: dict[str, Order] = {}
+"""Orders by operator."""
+
+
+def _order_of(*names: str) -> Callable[[Order], Order]:
+    """Return a decorator that makes a function the order of some operators."""
+
+    def register(order: Order) -> Order:
+        ORDERS.update(dict.fromkeys(names, order))
+        return order
+
+    return register
+
+
+@_order_of("native_dropout")
+def _dropout(kernel: Kernel, _: Any) -> None:
+    kernel.result(1)  # the mask
+    kernel.result(0)
+
+
+@_order_of("native_layer_norm")
+def _layer_norm(kernel: Kernel, args: Any) -> None:
+    with kernel.copies(args[0]):
+        kernel.results()
+
+
+@_order_of("native_layer_norm_backward", "_fused_rms_norm_backward")
+def _layer_norm_backward(kernel: Kernel, args: Any) -> None:
+    with kernel.copies(args[0], args[1]):
+        kernel.results()
+
+
+@_order_of("col2im")
+def _fold(kernel: Kernel, args: Any) -> None:
+    with kernel.copies(args[0]):
+        kernel.results()
+
+
+@_order_of("mm", "bmm")
+def _product(kernel: Kernel, args: Any) -> None:
+    _multiply(kernel, args[0], args[1])
+
+
+@_order_of("addmm", "baddbmm")
+def _sum_of_product(kernel: Kernel, args: Any) -> None:
+    _multiply(kernel, args[1], args[2])
+
+
+def _multiply(kernel: Kernel, *matrices: Any) -> None:
+    kernel.results()
+    copied = [matrix.nbytes for matrix in matrices if not is_matrix_of_cublas(matrix)]
+    with kernel.blocks(copied):
+        kernel.workspace()
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+
+@_order_of("_scaled_dot_product_efficient_attention")
+def _efficient_attention(kernel: Kernel, args: Any) -> None:
+    """Log attention; outside of graphs, the state of its random numbers is in RAM.
+
+    Wide heads of 16 bits are summed up in float32.
+    """
+    kernel.on_host(2, 3)
+    kernel.results()
+    query, _, value = args[:3]
+    if query.itemsize == 2 and max(query.shape[-1], value.shape[-1]) > 128:
+        batch, heads, length, _ = query.shape
+        with kernel.blocks([batch * heads * length * value.shape[-1] * 4]):
+            pass
+
+
+@_order_of("_scaled_dot_product_efficient_attention_backward")
+def _efficient_attention_backward(kernel: Kernel, args: Any) -> None:
+    """Log the gradients, then the sums of the gradient's products with the output, then a buffer.
+
+    Only the kernels of 16 bits compute these products themselves.
+    """
+    gradient, query = args[:2]
+    batch, heads, length, _ = query.shape
+    sums_bytes = batch * heads * length * 4
+    kernel.results()
+    with ExitStack() as stack:
+        stack.enter_context(kernel.blocks(laid_out(gradient)))
+        if query.itemsize == 2:
+            stack.enter_context(kernel.blocks([sums_bytes]))
+        else:
+            with kernel.blocks([gradient.nbytes, sums_bytes]):
+                sums = stack.enter_context  # the sums outlive the products
+                sums(kernel.blocks([sums_bytes]))
+        with kernel.blocks([_buffer_bytes(args)]):
+            pass
+
+
+def _buffer_bytes(args: Any) -> int:
+    """Return the bytes of float32 sums for tiles of the query's gradient, with 16 bytes each."""
+    _, query, key, value = args[:4]
+    batch, heads, length, width = query.shape
+    rows, keys, width_of_value = batch * heads, key.shape[-2], value.shape[-1]
+    widest = max(width, width_of_value)
+    is_half = query.itemsize == 2
+    sums = _up(length, 64) * _up(width, 128 if 64 < widest <= 128 else 64)
+    if widest > 128 and is_half:
+        parts = max(1, min(_up(keys, 64) // 64, 200 // rows))
+        sums += parts * 64 * (_up(width, 128) + _up(width_of_value, 128))
+    tile_rows = 64 if widest <= 64 else 128
+    tile_columns = 128 if is_half and 64 < widest <= 128 else 64
+    tiles = _up(length, tile_rows) // tile_rows * (_up(width, tile_columns) // tile_columns)
+    return int(rows * (sums * 4 + tiles * 16))
+
+
+def _up(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+# -- embeddings ------------------------------------------------------------------------------------
+
+
+@_order_of("embedding_dense_backward")
+def _embedding_backward(kernel: Kernel, args: Any) -> None:
+    """Log the gradient of a table: many indices are sorted before it is allocated."""
+    gradient, indices, rows, _, by_frequency = args[:5]
+    count = indices.numel()
+    if count <= FEW_INDICES and not by_frequency:
+        with kernel.copies(gradient):
+            kernel.results()
+        return
+    width = gradient.shape[-1]
+    partial_sums = (-(-count // 10) + min(count, rows)) * _up(width, 32) * 4
+    with kernel.copies(gradient), kernel.blocks([8 * count] * 2):
+        with kernel.blocks([8 * count, 17 * count]):  # while it sorts
+            pass
+        kernel.results()
+        counts = [8 * count] * (3 if by_frequency else 1)
+        with kernel.blocks([*counts, 2 * count, partial_sums]):
+            pass

@@ -1,0 +1,190 @@
+"""The order of an estimate's blocks, against the history of torch's own allocator."""
+
+from collections.abc import Callable
+
+import pytest
+
+from ipygpumem.units import MIB
+from tests.gpu.support import script
+
+OPERATORS = {
+    "a convolution": "F.conv2d(T(4, 64, 32, 32), T(64, 64, 3, 3), T(64), padding=1)",
+    "a strided convolution": "F.conv2d(T(4, 3, 64, 64), T(64, 3, 7, 7), T(64), 4, 3)",
+    "a convolution of single pixels": "F.conv2d(T(4, 256, 32, 32), T(64, 256, 1, 1), T(64))",
+    "a convolution of rows": "F.conv2d(T(4, 1024, 64).mT.view(4, 64, 32, 32), T(64, 64, 2, 2), T(64), 2)",  # noqa: E501
+    "a convolution by depth": "F.conv2d(T(4, 64, 32, 32), T(64, 1, 3, 3), T(64), 1, 1, 1, 64)",
+    "a convolution of volumes": "F.conv3d(T(2, 64, 8, 16, 16), T(64, 64, 1, 1, 1))",
+    "a transposed convolution": "F.conv_transpose2d(T(4, 64, 64, 64).mT, T(64, 64, 2, 2))",
+    "a norm of a part": "F.layer_norm(T(N, 2 * N)[:, :N], (N,), T(N), T(N))",
+    "log_softmax of a part": "T(8, 65, N)[:, :-1].log_softmax(-1)",
+    "softmax of a part": "T(8, 65, N)[:, :-1].softmax(-1)",
+    "attention": "F.scaled_dot_product_attention(*[T(4, 128, 8, 64).mT.mT for _ in 'qkv'])",
+    "attention of wide heads": "F.scaled_dot_product_attention(*[T(4, 8, N, 320) for _ in 'qkv'])",
+    "a product of an expanded gradient": "(T(8, 512, 512) @ T(8, 512, 512)).sum(1)",
+    "a loss of logits": "F.binary_cross_entropy_with_logits(T(N, N), torch.zeros(N, N, device='cuda'))",  # noqa: E501
+    "an interpolation to the same size": "F.interpolate(T(4, 64, 32, 64)[..., :32], (32, 32), mode='bilinear')",  # noqa: E501
+}
+COMMON = """
+import gc, json
+from itertools import groupby
+import torch
+from torch import nn
+from torch.nn import functional as F
+from ipygpumem.estimating.running import Estimation
+from ipygpumem.estimating.caching_allocator import rounded_up
+
+N, SMALLEST = 1024, 16 << 10  # kernels also allocate a few KiB that estimates leave out
+
+def T(*shape):
+    return torch.zeros(*shape, device="cuda", requires_grad=True)
+
+def in_order(events):
+    # Adjacent frees leave the same free memory in any order.
+    groups = groupby(events, key=lambda event: event[0])
+    sizes = [(name, [size for _, size in group]) for name, group in groups]
+    return [(name, sorted(group) if name == "free" else group) for name, group in sizes]
+
+def estimated(step):
+    estimation = Estimation()
+    estimation.of_call(step, (), {}, (globals(),))
+    events = []
+    for life in estimation.log.lives:
+        if life.device.startswith("cuda") and life.size_bytes >= SMALLEST and not life.before:
+            events.append((life.born, "allocate", life.size_bytes))
+            if life.died:
+                events.append((life.died, "free", life.size_bytes))
+    return [event[1:] for event in sorted(events)]
+
+def done(step):
+    torch.cuda.memory._record_memory_history(max_entries=10**6)
+    step()
+    (history,) = torch.cuda.memory._snapshot()["device_traces"]
+    torch.cuda.memory._record_memory_history(enabled=None)
+    names = {"alloc": "allocate", "free_completed": "free"}
+    events = [(names.get(event["action"]), rounded_up(event["size"])) for event in history]
+    return [event for event in events if event[0] and event[1] >= SMALLEST]
+"""
+
+
+def test_blocks_of_kernels_come_in_the_order_of_the_allocators_history() -> None:
+    code = f"""
+{COMMON}
+different = {{}}
+for name, code in {OPERATORS!r}.items():
+    exec(f"def run(): return {{code}}")
+    def step():
+        result = run()
+        result.backward(torch.empty_like(result))
+    torch._C._cuda_clearCublasWorkspaces()
+    gc.collect()
+    ours, torchs = in_order(estimated(step)), in_order(done(step))
+    if ours != torchs:
+        different[name] = [ours, torchs]
+print(json.dumps(different))
+"""
+    assert script(code) == {}
+
+
+PREFERENCES = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(8000, 256)
+        self.layers = nn.ModuleList([
+            nn.TransformerEncoderLayer(256, 4, 1024, 0.0, batch_first=True, norm_first=True)
+            for _ in range(2)
+        ])
+        self.head = nn.Linear(256, 8000, bias=False)
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+policy, reference = Model().cuda(), Model().cuda().requires_grad_(False).eval()
+optimizer = torch.optim.RMSprop(policy.parameters())
+chosen, rejected = (torch.zeros(4, 256, dtype=torch.long, device="cuda") for _ in range(2))
+
+def scores(model, tokens):
+    logarithms = model(tokens)[:, :-1].log_softmax(-1)
+    return logarithms.gather(2, tokens[:, 1:, None])[..., 0].sum(1)
+
+def train():
+    for _ in range(2):
+        better, worse = scores(policy, chosen), scores(policy, rejected)
+        with torch.no_grad():
+            margin = scores(reference, chosen) - scores(reference, rejected)
+        (-F.logsigmoid(0.1 * (better - worse - margin)).mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+SEGMENTS = """
+class Block(nn.Module):
+    def __init__(self, width, ratio):
+        super().__init__()
+        self.reduce, self.norm = nn.Conv2d(width, width, ratio, ratio), nn.LayerNorm(width)
+        self.query, self.pair = nn.Linear(width, width), nn.Linear(width, 2 * width)
+        self.grow, self.shrink = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.depth = nn.Conv2d(4 * width, 4 * width, 3, 1, 1, groups=4 * width)
+    def forward(self, x, size):
+        batch, length, width = x.shape
+        image = x.permute(0, 2, 1).reshape(batch, width, size, size)
+        fewer = self.norm(self.reduce(image).reshape(batch, width, -1).permute(0, 2, 1))
+        keys, values = self.pair(fewer).reshape(batch, -1, 2, width).permute(2, 0, 1, 3)
+        x = x + (self.query(x) @ keys.mT).softmax(-1) @ values
+        y = self.grow(x)
+        y = self.depth(y.mT.view(batch, 4 * width, size, size)).flatten(2).mT
+        return x + self.shrink(F.gelu(y))
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.ModuleList([nn.Conv2d(3, 32, 7, 4, 3), nn.Conv2d(32, 64, 3, 2, 1)])
+        self.blocks = nn.ModuleList([Block(32, 8), Block(64, 4)])
+        self.heads = nn.ModuleList([nn.Linear(32, 64), nn.Linear(64, 64)])
+        self.classes = nn.Conv2d(128, 19, 1)
+    def forward(self, x):
+        maps, results = zip(self.patches, self.blocks, self.heads), []
+        for patch, block, head in maps:
+            x = patch(x)
+            batch, width, size, _ = x.shape
+            x = block(x.flatten(2).mT, size)
+            y = head(x).mT.reshape(batch, 64, size, size)
+            x = x.mT.reshape(batch, width, size, size)
+            results.append(F.interpolate(y, (64, 64), mode="bilinear"))
+        return self.classes(torch.cat(results[::-1], 1))
+
+model = Encoder().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+images = torch.zeros(8, 3, 256, 256, device="cuda")
+labels = torch.zeros(8, 256, 256, dtype=torch.long, device="cuda")
+
+def train():
+    for _ in range(2):
+        scores = F.interpolate(model(images), (256, 256), mode="bilinear")
+        F.cross_entropy(scores, labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("model", [PREFERENCES, SEGMENTS], ids=["preferences", "segments"])
+def test_the_reserved_memory_of_a_step_is_the_allocators(
+    model: str, figure: Callable[[str], None]
+) -> None:
+    code = f"""
+{COMMON}
+import ipygpumem
+{model}
+torch.cuda.empty_cache()
+torch.cuda.reset_peak_memory_stats()
+(card,) = (one for one in ipygpumem.estimate(train).devices if one.device != "cpu")
+train()
+peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+print(json.dumps([card.peak_bytes, card.reserved_bytes, *peaks]))
+"""
+    peak, reserved, allocated, really_reserved = script(code)
+    figure(f"reserved: estimated {reserved / MIB:g} MiB, {really_reserved / MIB:g} MiB")
+    assert peak == pytest.approx(allocated, rel=0.002)
+    assert reserved == pytest.approx(really_reserved, rel=0.005)
