@@ -136,7 +136,19 @@ def test_what_the_notebooks_own_optimizer_needs_is_no_leak_and_that_of_a_model_t
     works(notebook, "del ours, adam, adams")
 
 
-shared = kernel_with("%load_ext ipygpumem\nimport gc, torch, weakref")
+shared = kernel_with(
+    """
+    %load_ext ipygpumem
+    import gc, torch, weakref
+    class Warm(torch.nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            torch._dynamo.graph_break()
+            return y.sum()
+    # Else experiments leave objects of the compiler, and the search for their holders is long.
+    torch.compile(Warm(2, 2), backend="eager")(torch.ones(2)).backward()
+    """
+)
 COMPILED = "sum(name.startswith('__compiled_fn') for name in globals())"
 
 
