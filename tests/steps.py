@@ -185,6 +185,7 @@ OWN_PARTS = (
     "data of ",
     "stacks",
     "free heap pages",
+    "free blocks of Python",
     "not named",
     "printed by cells",
 )

@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.total import total
+from ipygpumem.probes.malloc import free_blocks_bytes
 from ipygpumem.probes.mappings import own_pages
 from ipygpumem.reclaim.emptying import trim_host_heap
 from ipygpumem.units import MIB
@@ -53,6 +54,31 @@ def test_text_keys_count_that_the_collector_leaves_out() -> None:
     kept = [{"x" * MIB: None}, {"y" * MIB: None, 1: 2}, Counter(["z" * MIB])]
     assert total().objects_bytes - before == pytest.approx(3 * MIB, rel=0.1)
     del kept
+
+
+@alone
+def test_text_in_arrays_of_objects_counts_once() -> None:
+    numpy = pytest.importorskip("numpy")
+    before = total().objects_bytes
+    texts = numpy.array([f"{number:0100d}" for number in range(20_000)], dtype=object)
+    views = [texts[:10_000], texts[5_000:], texts.reshape(100, 200)]
+    records = numpy.zeros(2, dtype=[("number", int), ("text", object)])
+    records["text"] = ["x" * MIB, "y" * MIB]
+    expected = sum(map(sys.getsizeof, texts)) + 2 * MIB
+    assert total().objects_bytes - before == pytest.approx(expected, rel=0.02)
+    del views
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="written by glibc's streams in memory")
+@alone
+def test_free_blocks_between_objects_are_counted() -> None:
+    before = free_blocks_bytes()
+    texts = [str(number) * 9 for number in range(200_000)]
+    kept = texts[::40]
+    del texts
+    assert free_blocks_bytes() - before > 15 * MIB
+    kept += [str(number) * 9 for number in range(200_000)]  # new objects fill them
+    assert free_blocks_bytes() - before < 8 * MIB
 
 
 @alone

@@ -12,7 +12,7 @@ from itertools import compress, filterfalse
 from operator import not_
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import library_type
+from ipygpumem.heap.arrays import flat_elements, holding_objects, library_type, owner_of
 from ipygpumem.heap.bulk import Batch, by_identity, chunks
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.knowledge.own_bytes import STORAGE_BYTES, OwnBytes, of_tensors
@@ -76,6 +76,8 @@ class ObjectCount:
         self._shared: set[int] = set()
         """Identities of the counted untracked objects with several references."""
         self._held_once = _references_if_held_once()
+        self._array_owners: set[int] = set()
+        """Identities of the arrays of objects whose elements are counted."""
         self._read: dict[int, object] = {}
         """Objects behind which memory was read; kept alive, so that no identity is reused."""
         self._pieces: dict[object, tuple[str, Piece]] = {}
@@ -95,13 +97,27 @@ class ObjectCount:
         while new:
             batch = Batch(new)
             self._add(batch)
-            arrays += batch.of_types(self._own_bytes.arrays)
+            new_arrays = batch.of_types(self._own_bytes.arrays)
+            arrays += new_arrays
             leading = batch.of_types(self._leading)
-            new = []
+            new = self._new(self._in_arrays(new_arrays))
             for part in chunks(leading):
                 new += self._new(list(filterfalse(gc.is_tracked, gc.get_referents(*part))))
                 new += self._new_keys(Batch(part))
         return arrays
+
+    def _in_arrays(self, arrays: Sequence[object]) -> list[object]:
+        """Return the untracked elements of arrays of objects, such as the text in a data frame.
+
+        Views of one array show the same elements, which are read once.
+        """
+        elements = list[object]()
+        for array in compress(arrays, holding_objects(arrays)) if arrays else ():
+            owner = owner_of(array)
+            if id(owner) not in self._array_owners:
+                self._array_owners.add(id(owner))
+                elements += filterfalse(gc.is_tracked, flat_elements(owner) or ())
+        return elements
 
     def _new_keys(self, objects: Batch[object]) -> list[object]:
         """Return the text keys of dicts that were not counted yet, each once."""

@@ -327,6 +327,7 @@ _OWN = {
     "data of libraries": "written pages of mapped files: freed when the kernel restarts",
     "stacks": "of all threads",
     "free heap pages": "kept by malloc for later: %gpumem free returns them to the system",
+    "free blocks of Python": "between objects that are alive: kept by Python for new objects",
 }
 """Parts by the fields of ``OwnPages``, with advice."""
 _REST = "libraries' own data and caches: delete names, then %gpumem free"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -54,6 +55,45 @@ def free_heap_bytes() -> int | None:
     """
     ask = mallinfo()
     return None if ask is None else int(ask().fordblks)
+
+
+def free_blocks_bytes() -> int:
+    """Return the free bytes in the arenas of Python's allocator; 0 if unknown.
+
+    An arena is freed once all of its blocks are free: objects that are still alive, spread over
+    many arenas, keep the rest in RAM. Only new objects fill it.
+    """
+    libc = _libc_with_streams()
+    report = getattr(ctypes.pythonapi, "_PyObject_DebugMallocStats", None)
+    if libc is None or report is None:
+        return 0
+    text, length = ctypes.c_char_p(), ctypes.c_size_t()
+    stream = libc.open_memstream(ctypes.byref(text), ctypes.byref(length))
+    if not stream:
+        return 0
+    report(ctypes.c_void_p(stream))
+    libc.fclose(ctypes.c_void_p(stream))
+    lines = (text.value or b"").decode("ascii", "replace")
+    libc.free(text)
+    return sum(int(size.replace(",", "")) for size in _FREE_IN_ARENAS.findall(lines))
+
+
+_FREE_IN_ARENAS = re.compile(
+    r"^(?:# bytes in available blocks|\d+ unused pools \* \d+ bytes) +=\s+([\d,]+)$", re.MULTILINE
+)
+"""The lines about free memory in the report of Python's allocator."""
+
+
+@functools.cache
+def _libc_with_streams() -> Any:
+    """Return the C library, if it can write to a text in memory; None elsewhere."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "open_memstream"):
+        return None
+    libc.open_memstream.restype = ctypes.c_void_p
+    return libc
 
 
 def allocated_bytes() -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ipygpumem.probes.malloc import mallinfo
+from ipygpumem.probes.malloc import free_blocks_bytes, mallinfo
 from ipygpumem.probes.pages import PAGE_BYTES
 from ipygpumem.units import KIB, MIB
 
@@ -86,6 +86,9 @@ class OwnPages(NamedTuple):
     """Stacks of all threads, as far as their guard pages show them."""
     free_heap_bytes: int
     """Free pages in the heap of glibc's malloc."""
+    free_blocks_bytes: int = 0
+    """Free blocks in the arenas of Python's allocator, also those never used since an arena began.
+    """
 
 
 def own_pages() -> OwnPages:
@@ -105,10 +108,11 @@ def own_pages() -> OwnPages:
             heap += previous.resident_bytes
         previous = mapping
     ask = mallinfo()
-    if ask is None:
-        return OwnPages(data, stacks, 0)
-    figures = ask()
-    return OwnPages(data, stacks, max(0, min(figures.fordblks, heap - figures.uordblks)))
+    free_heap = 0
+    if ask is not None:
+        figures = ask()
+        free_heap = max(0, min(figures.fordblks, heap - figures.uordblks))
+    return OwnPages(data, stacks, free_heap, free_blocks_bytes())
 
 
 _LEAST_UNUSED_BYTES = 16 * MIB

@@ -131,6 +131,7 @@ def test_the_picture_of_host_memory_shows_what_its_code_holds() -> None:
         "arrays: other",
         "Python objects",
         "free heap pages",
+        "free blocks of Python",
         "shared memory",
         "child processes",
     } <= shown
