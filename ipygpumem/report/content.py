@@ -173,11 +173,17 @@ def experiment_reports(
             LineSegment(_compact_part(record, usage), scales.bar(usage)) for usage in usages
         ]
         return [Report("experiment", [*head, *segments], notes, records=[record])]
-    table = _devices_table(record, usages, scales)
     title = "still alive, because something outside the experiment refers to it"
-    listings = [layout.Listing(title, leak_lines(record.survivors))]
-    facts = _experiment_facts(record)
-    return [Report("experiment", head, notes, [table], facts, listings, records=[record])]
+    report = Report(
+        "experiment",
+        head,
+        notes,
+        [_devices_table(record, usages, scales)],
+        _experiment_facts(record),
+        [layout.Listing(title, leak_lines(record.survivors))],
+        records=[record],
+    )
+    return [report]
 
 
 def _compact_part(record: ExperimentRecord, usage: Usage) -> str:
@@ -400,15 +406,21 @@ def _recovery_lines(record: RecoveryRecord, min_held_bytes: int) -> list[str]:
             f"{clean_name(record.incomplete_optimizer)}: optimizer state is incomplete; the next "
             "step() would raise KeyError. Make a new optimizer, or call its state.clear()."
         )
-    reserved = Counter[str]()
-    for step in record.steps:
-        reserved.update(step.freed_reserved)
+    reserved = _freed_reserved(record.steps)
     if any(size > 0 for size in reserved.values()):
         lines.append(f"freed reserved memory: {_sizes(reserved)}")
     if record.frames and (record.held or record.plain):
         option = f"%config IPyGpuMem.release_frames = '{_KEEPS[record.kind]}'"
         lines.append(f"%debug finds no locals in these frames: {option} keeps them")
     return lines + _failed_steps(record.steps)
+
+
+def _freed_reserved(steps: Iterable[FreeingStep]) -> Counter[str]:
+    """Return the reserved memory that steps freed on each device."""
+    reserved = Counter[str]()
+    for step in steps:
+        reserved.update(step.freed_reserved)
+    return reserved
 
 
 def _error_lines(errors: Sequence[KeptError]) -> list[str]:
@@ -455,6 +467,7 @@ def held_table(
 
 
 def _held_row(item: RetainedArray) -> dict[str, str]:
+    """Return the row of an array that a frame or a traceback holds."""
     return {
         "size": format_bytes(item.size_bytes),
         "function": clean_name(item.function),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ipygpumem.estimating.records import PERHAPS, DeviceEstimate, Estimate, ModelSummary, ModuleRow
-from ipygpumem.report.layout import Fact, Report, Table, clean, device_label, shape_label
+from ipygpumem.report.layout import Fact, Report, Table, clean, device_label, shape_label, size_text
 from ipygpumem.report.showing import shows
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
@@ -111,14 +111,16 @@ def summary_report(summary: ModelSummary) -> Report:
 def _row(row: ModuleRow, share_of: int) -> dict[str, str]:
     weights = row.parameter_bytes + row.buffer_bytes
     activations = row.activation_bytes
+    output = "" if row.output_shape is None else shape_label(row.output_shape)
+    share = f"{(weights + activations) / share_of:.0%}" if share_of else ""
     return {
         "module": _module_label(row),
         "type": clean(row.type_name),
-        "output": "" if row.output_shape is None else shape_label(row.output_shape),
+        "output": output,
         "parameters": f"{row.parameters:,}" if row.parameters else "",
-        "weights": format_bytes(weights) if weights else "",
-        "activations": format_bytes(activations) if activations else "",
-        "share": f"{(weights + activations) / share_of:.0%}" if share_of else "",
+        "weights": size_text(weights or None),
+        "activations": size_text(activations or None),
+        "share": share,
     }
 
 

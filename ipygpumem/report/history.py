@@ -29,6 +29,7 @@ from ipygpumem.report.layout import (
     count,
     device_label,
     in_use,
+    number_text,
     peak_label,
     shorten,
 )
@@ -61,9 +62,8 @@ def history_report(
 
 
 def _cell_row(cell: CellRecord, devices: dict[str, str]) -> dict[str, str]:
-    number = cell.execution_count
     return {
-        "cell": "" if number is None else str(number),
+        "cell": number_text(cell.execution_count),
         **devices,
         "time": format_seconds(cell.duration_seconds),
         "source": shorten(cell.source_line, _SOURCE_SHOWN),
@@ -82,7 +82,7 @@ def traces_report(traces: Sequence[TraceRecord], *, total: int) -> Report:
 def _trace_row(trace: TraceRecord, devices: dict[str, str]) -> dict[str, str]:
     return {
         "label": clean_name(trace.label),
-        "iteration": "" if trace.iteration is None else str(trace.iteration),
+        "iteration": number_text(trace.iteration),
         **devices,
         "time": format_seconds(trace.duration_seconds),
         "error": clean(trace.error or ""),
@@ -350,13 +350,14 @@ def experiments_report(
 
 def _experiment_row(run: NumberedRun, devices: dict[str, str]) -> dict[str, str]:
     record = run.record
+    began = datetime.fromtimestamp(record.started_at)  # in local time
     parameters = [
         f"{shorten(name, _VALUE_SHOWN)}={_value(value)}"
         for name, value in record.parameters.items()
     ]
     return {
         "experiment": run.label,
-        "began": datetime.fromtimestamp(record.started_at).strftime("%H:%M:%S"),  # local time
+        "began": began.strftime("%H:%M:%S"),
         **_times(record),
         "cells": _parts(record),
         **devices,
@@ -367,7 +368,9 @@ def _experiment_row(run: NumberedRun, devices: dict[str, str]) -> dict[str, str]
 
 def _parts(record: ExperimentRecord) -> str:
     """Return the number of its cells, or of its engines if it ran on a cluster."""
-    return count(len(record.engines), "engine") if record.engines else str(len(record.cells))
+    if record.engines:
+        return count(len(record.engines), "engine")
+    return str(len(record.cells))
 
 
 def _times(record: ExperimentRecord) -> dict[str, str]:
@@ -442,6 +445,9 @@ def numbered(records: Iterable[ExperimentRecord]) -> list[NumberedRun]:
 
 
 def _value(value: object) -> str:
+    """Return the value of a parameter, shortened."""
     if type(value) is str:
         return shorten(value, _VALUE_SHOWN)
-    return f"{value:g}" if type(value) is float else str(value)
+    if type(value) is float:
+        return f"{value:g}"
+    return str(value)

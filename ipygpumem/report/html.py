@@ -226,13 +226,20 @@ def _table(table: Table, *, bars: bool) -> str:
     if bars and any(table.bars):
         _insert_bars(table, rows, looks)
         extra = 7
-    indent = _em(letters[0], _GAP) if letters[0] <= _DEEP else f"{_GAP}em"
-    width, side, style = looks[0]
-    looks[0] = width, side, f"{style}; margin-left: -{indent}"
+    whole_width = _em(sum(letters), _GAP * (len(looks) + 1) + extra)
+    return _drawn(rows, looks, letters[0], whole_width)
+
+
+def _drawn(rows: Sequence[Sequence[str]], looks: list[Look], first: int, width: str) -> str:
+    """Return the headings and rows of a table, whose first column has so many letters; further
+    lines of a row are indented below it.
+    """
+    indent = _em(first, _GAP) if first <= _DEEP else f"{_GAP}em"
+    width_of_first, side, style = looks[0]
+    looks[0] = width_of_first, side, f"{style}; margin-left: -{indent}"
     head = _row(rows[0], looks, indent, is_head=True)
     body = [_row(row, looks, indent, is_head=False) for row in rows[1:]]
-    whole_width = _em(sum(letters), _GAP * (len(looks) + 1) + extra)
-    return _TABLE.format(whole_width, head, "\n".join(body))
+    return _TABLE.format(width, head, "\n".join(body))
 
 
 def _room_for_wide_letters(table: Table, letters: Sequence[int]) -> list[int]:

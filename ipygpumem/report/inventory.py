@@ -26,6 +26,7 @@ from ipygpumem.report.layout import (
     count,
     device_label,
     listed,
+    number_text,
     sizes,
 )
 from ipygpumem.report.showing import shows
@@ -120,16 +121,17 @@ def _tensor_row(row: TensorRecord) -> dict[str, str]:
     size = format_bytes(row.size_bytes)
     if row.note.startswith("could not"):  # be read
         size = "?"
+    shape = "" if row.shape is None else layout.shape_label(row.shape)
     return {
         "size": size,
         "name": _tensor_name(row),
         "type": clean(row.type_name),
-        "shape": "" if row.shape is None else layout.shape_label(row.shape),
+        "shape": shape,
         "dtype": clean(row.dtype),
         "device": clean(row.device),
         "kind": row.kind,
         "grad": _gradient_label(row),
-        "cell": "" if row.cell is None else str(row.cell),
+        "cell": number_text(row.cell),
     }
 
 
@@ -210,15 +212,17 @@ def _name_row(share: _DeviceShare, used_bytes: Mapping[str, int]) -> dict[str, s
     freed = ""
     if row.freed_bytes is not None:
         freed = at_least + format_bytes(row.freed_bytes.get(device, 0))
+    share_text = _share_text(share.size_bytes, used_bytes.get(device, 0))
+    names = [row.name, *row.same]
     return {
         "size": at_least + format_bytes(share.size_bytes),
-        "share": _share_text(share.size_bytes, used_bytes.get(device, 0)),
+        "share": share_text,
         "del frees": freed,
-        "name": clean(", ".join([row.name, *row.same])),
-        "device": "" if device == "cpu" else device,
+        "name": clean(", ".join(names)),
+        "device": _accelerator(device),
         "type": clean(row.type_name),
         "content": content_of(row),
-        "cell": "" if row.cell is None else str(row.cell),
+        "cell": number_text(row.cell),
         "to free it": _remedy_text(row),
     }
 
@@ -248,14 +252,15 @@ def _rows_without_name(names: LargestNames) -> list[dict[str, str]]:
         if device in OUTSIDE or not used or size < _LEAST_SHARE * used:
             continue
         row = {"size": format_bytes(size), "share": f"{size / used:.0%}", "name": "(no name)"}
-        if device == "cpu":
-            row["device"] = ""
-            row["content"] = "see %gpumem"
-        else:
-            row["device"] = device
-            row["content"] = "see %gpumem leaks"
+        row["device"] = _accelerator(device)
+        row["content"] = "see %gpumem" if device == "cpu" else "see %gpumem leaks"
         rows.append(row)
     return rows
+
+
+def _accelerator(device: str) -> str:
+    """Return a device's name; an empty text for the host, where most names are."""
+    return "" if device == "cpu" else device
 
 
 def content_of(row: NamedSize) -> str:

@@ -285,6 +285,18 @@ def count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
+def number_text(number: int | None) -> str:
+    """Return a number such as that of a cell; an empty text for None, which leaves its place in a
+    table empty.
+    """
+    return "" if number is None else str(number)
+
+
+def size_text(size: int | None) -> str:
+    """Return bytes with their unit; an empty text if they are unknown."""
+    return "" if size is None else format_bytes(size)
+
+
 def sizes(by_device: Mapping[str, int], form: Callable[[int], str] = format_bytes) -> list[str]:
     """Return ``RAM 1 MiB`` for each device."""
     return [f"{device_label(device)} {form(size)}" for device, size in by_device.items()]

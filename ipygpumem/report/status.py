@@ -17,11 +17,11 @@ from ipygpumem.report.layout import (
     clean,
     clean_name,
     device_label,
+    size_text,
     sizes,
 )
 from ipygpumem.units import format_bytes
 
-_FIGURES = ("in use", "reserved", "device used", "others", "total")
 _CHILDREN_SHOWN = 10
 _CLOCK_SECONDS = 0.01
 """Maximum difference of a process's clock from ours: the kernel counts hundredths of a second."""
@@ -136,18 +136,17 @@ def started_in(child: Child, cells: Sequence[CellRecord]) -> str:
 def _readings_table(readings: Sequence[Reading]) -> Table:
     rows = []
     for item in readings:
-        figures = (
-            item.current_bytes,
-            item.reserved_bytes,
-            item.used_bytes,
-            item.other_bytes,
-            item.total_bytes,
-        )
-        row = {"device": device_label(item.device)}
-        for column, size in zip(_FIGURES, figures, strict=True):
-            row[column] = "" if size is None else format_bytes(size)
+        row = {
+            "device": device_label(item.device),
+            "in use": size_text(item.current_bytes),
+            "reserved": size_text(item.reserved_bytes),
+            "device used": size_text(item.used_bytes),
+            "others": size_text(item.other_bytes),
+            "total": size_text(item.total_bytes),
+        }
         rows.append(row)
-    return Table.of(rows, _FIGURES, bars=list(map(_use, readings)))
+    numbers = set().union(*rows) - {"device"}
+    return Table.of(rows, numbers, bars=[*map(_use, readings)])
 
 
 def _use(reading: Reading) -> Bar | None:

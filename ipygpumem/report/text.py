@@ -152,6 +152,7 @@ def _letters_of(bar: Bar) -> list[int]:
 
 
 def _in_colour(drawn: re.Match[str]) -> str:
+    """Return a drawn bar with its pieces in colour."""
     return re.sub("▒+|█+|░+", lambda piece: _COLOURS[piece[0][0]] + piece[0] + _RESET, drawn[0])
 
 
@@ -181,11 +182,10 @@ def fold(text: str, width: int) -> list[str]:
     """
     if columns(text) <= width:
         return [text.replace(_NO_BREAK, " ")]
-    if text.startswith(" ") and not text.isspace():  # source code: keep its indentation
-        bare = text.lstrip(" ")
-        indent = " " * min(len(text) - len(bare), width // 2)
-        return [indent + line for line in fold(bare, width - len(indent))]
-    lines, used = [""], 0
+    if text.startswith(" ") and not text.isspace():
+        return _fold_source(text, width)
+    lines = [""]
+    used = 0
     for word in _TOGETHER.sub(_NO_BREAK, text).split(" "):
         needed = columns(word)
         if used and used + 1 + needed <= width:
@@ -201,6 +201,13 @@ def fold(text: str, width: int) -> list[str]:
     return _without_separators([line.replace(_NO_BREAK, " ") for line in lines])
 
 
+def _fold_source(text: str, width: int) -> list[str]:
+    """Return an indented line of source code in lines of the same indentation."""
+    bare = text.lstrip(" ")
+    indent = " " * min(len(text) - len(bare), width // 2)
+    return [indent + line for line in fold(bare, width - len(indent))]
+
+
 def _without_separators(lines: list[str]) -> list[str]:
     """Return lines that neither begin nor end with a separator where they were broken."""
     begun = [line.removeprefix(SEPARATOR.lstrip()) for line in lines]
@@ -212,7 +219,8 @@ def _pieces(word: str, width: int) -> list[str]:
     """Return a word in pieces of at most ``width`` columns, broken between the parts of a path if
     it has any.
     """
-    pieces, used = [""], 0
+    pieces = [""]
+    used = 0
     for letter in word:
         needed = columns(letter)
         if used + needed > width:
@@ -344,6 +352,7 @@ def _fitting(widths: Sequence[int], numeric: Sequence[bool], room: int) -> list[
 
 
 def _row(row: Sequence[str], widths: Sequence[int], numeric: Sequence[bool], gap: int) -> list[str]:
+    """Return the lines of a row, whose texts are folded to the widths of the columns."""
     folded = [fold(text, width) for text, width in zip(row, widths, strict=True)]
     lines = []
     for number in range(max(map(len, folded))):
