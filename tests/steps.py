@@ -4,6 +4,7 @@ import inspect
 import queue
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -81,6 +82,15 @@ def tidied_kernel(*tidy: str, timeout: float = 60) -> tuple[Any, Any]:
         return shared_kernel.get()
 
     return shared_kernel, notebook
+
+
+def needs(library: str) -> None:
+    """Skip a test whose kernel imports a library that is not installed.
+
+    ``pytest.importorskip`` would import it into the tests' own process, too.
+    """
+    if find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
 
 
 def run(kernel: Kernel, code: str, **options: Any) -> Reply:

@@ -9,7 +9,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.inventory.ownership import HeldPart, Ownership
 from ipygpumem.records import ReferencePath
 from ipygpumem.report.inventory import why_report
-from tests.steps import kernel_with, works
+from tests.steps import kernel_with, needs, works
 from tests.test_sizes import linux
 
 MIB = 1 << 20
@@ -402,7 +402,7 @@ def test_lines_of_two_containers_free_both(kernel: Kernel) -> None:
 
 
 def test_many_figures_are_one_row(kernel: Kernel) -> None:
-    pytest.importorskip("matplotlib")
+    needs("matplotlib")
     works(
         kernel,
         _LEFT,
@@ -428,7 +428,7 @@ def test_many_figures_are_one_row(kernel: Kernel) -> None:
 
 
 def test_drawn_figures_are_one_row(kernel: Kernel) -> None:
-    pytest.importorskip("matplotlib")
+    needs("matplotlib")
     works(
         kernel,
         _LEFT,
@@ -455,7 +455,7 @@ def test_drawn_figures_are_one_row(kernel: Kernel) -> None:
 
 
 def test_figures_of_an_experiment_leave_older_ones_open(kernel: Kernel) -> None:
-    pytest.importorskip("matplotlib")
+    needs("matplotlib")
     works(
         kernel,
         _LEFT,
@@ -480,7 +480,7 @@ def test_figures_of_an_experiment_leave_older_ones_open(kernel: Kernel) -> None:
 
 @linux
 def test_a_frame_s_older_columns_are_not_left(kernel: Kernel) -> None:
-    pytest.importorskip("pandas")
+    needs("pandas")
     works(
         kernel,
         _LEFT,

@@ -17,7 +17,7 @@ from ipygpumem.extras.peak.records import DevicePeak, PeakPoint, PeakRecord, Pea
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.records import Usage
 from ipygpumem.units import GIB, MIB, parse_bytes
-from tests.steps import kernel_with, works
+from tests.steps import kernel_with, needs, works
 
 
 def outside(*rows: PeakRow, **more: Any) -> DevicePeak:
@@ -169,7 +169,7 @@ def peak_of(kernel: Kernel, code: str) -> DevicePeak:
     """Run a cell with ``%%peak``, and return its memory outside torch; compare it with the cell's
     own figures.
     """
-    pytest.importorskip("memray")
+    needs("memray")
     reply = works(kernel, "%%peak\n" + code)
     (display,) = [
         item
@@ -259,7 +259,7 @@ def test_memory_of_another_moment_is_not_denied(notebook: Kernel) -> None:
     """memray keeps the moment at which most bytes were asked for, when the array that was used had
     been freed.
     """
-    pytest.importorskip("memray")
+    needs("memray")
     reply = works(notebook, "%%peak\nused = np.ones(2**24); del used\nreserved = np.zeros(2**27)")
     (text,) = reply.reports("peak")
     assert "highest with" not in text
@@ -269,7 +269,7 @@ def test_memory_of_another_moment_is_not_denied(notebook: Kernel) -> None:
 
 
 def test_a_pool_that_pandas_reserves_is_no_gibibyte(kernel: Kernel) -> None:
-    pytest.importorskip("pyarrow")
+    needs("pyarrow")
     works(kernel, "import pandas as pd")
     device = peak_of(kernel, 'pd.DataFrame({"a": ["x", "y"]})')
     assert device.size_bytes <= 32 * MIB

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from tests import hostile
-from tests.steps import host_table, ok, sizes, tidied_kernel, works
+from tests.steps import host_table, needs, ok, sizes, tidied_kernel, works
 
 MIB = 1 << 20
 shared_kernel, notebook = tidied_kernel("get_ipython().reset()", "%reload_ext ipygpumem")
@@ -32,7 +32,7 @@ def test_frames_that_were_only_looked_at_are_named_and_freed(
     """polars#9225: "it actually keeps the objects around in ipython" each time a file is read and
     shown.
     """
-    pytest.importorskip("polars")
+    needs("polars")
     file = str(tmp_path / "my.parquet")
     works(
         notebook,
@@ -53,7 +53,7 @@ def test_a_deleted_frame_is_found_in_the_output_that_showed_it(notebook: Kernel)
     """pandas#9716: frames were merged, shown and deleted, and ``gc.collect()`` gave most of the
     memory not back.
     """
-    pytest.importorskip("pandas")
+    needs("pandas")
     query = (
         "pandas.DataFrame({'id': range(30_000), 'text': [f'{i:0100d}' for i in range(30_000)]}, "
         "dtype=object)"
@@ -75,7 +75,7 @@ def test_a_deleted_frame_is_found_in_the_output_that_showed_it(notebook: Kernel)
 @linux
 def test_memory_that_stays_after_pickling_is_malloc_s(notebook: Kernel) -> None:
     """pandas#43156: frames went through pickle and were deleted, and RSS stayed high."""
-    pytest.importorskip("pandas")
+    needs("pandas")
     works(
         notebook,
         "import numpy, pandas, pickle; frame = pandas.DataFrame(numpy.random.random((2000, 500)))",
@@ -97,7 +97,7 @@ def test_memory_after_a_parallel_job_is_told_from_that_of_its_workers(notebook: 
     """joblib#1577: the result was deleted, and 3.3 of 3.9 GiB stayed; its workers
     are alive, too.
     """
-    pytest.importorskip("joblib")
+    needs("joblib")
     works(notebook, "import numpy; from joblib import Parallel, delayed")
     works(
         notebook,
@@ -141,7 +141,7 @@ def test_the_size_of_each_variable_is_one_line_away(notebook: Kernel) -> None:
     """vscode-jupyter#17189: frames, arrays and models of any size look alike in the list of
     variables.
     """
-    pytest.importorskip("pandas")
+    needs("pandas")
     works(
         notebook,
         "import numpy, pandas; frame = pandas.DataFrame(numpy.ones((100_000, 10)))\n"

@@ -8,6 +8,7 @@ import pytest
 from tests.answering import Answerer
 from tests.remedies import Outcome
 from tests.remedy_cases import CASES
+from tests.steps import needs
 from tests.test_sizes import QUIET, linux
 
 pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
@@ -30,7 +31,7 @@ def answerer() -> Iterator[Answerer]:
 def test_a_printed_line_frees_its_row(question: str, sees_all: bool, answerer: Answerer) -> None:
     name, _, kind = question.partition(": ")
     if "import pandas" in CASES[name].setup:
-        pytest.importorskip("pandas")
+        needs("pandas")
     found = answerer.ask([name, kind, sees_all])
     assert type(found) is dict, found
     outcome = Outcome(**found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 
@@ -11,7 +10,7 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB
 from tests import hostile
-from tests.steps import fails, tidied_kernel, works
+from tests.steps import fails, needs, tidied_kernel, works
 
 RESET = "import gc; gc.enable(); get_ipython().reset()"
 DEFINE = """
@@ -364,7 +363,7 @@ def test_advice_about_tasks_and_context_variables_frees_them(notebook: Kernel) -
 
 
 def test_an_object_keeps_the_name_that_the_experiment_gave_it(notebook: Kernel) -> None:
-    pytest.importorskip("pandas")
+    needs("pandas")
     works(notebook, "import pandas; store = Store()")
     works(
         notebook,
@@ -425,7 +424,7 @@ def test_frames_that_died_are_not_named_though_their_pages_are_not_back_yet(
     notebook: Kernel,
 ) -> None:
     """As in polars#23128, the allocator keeps pages for a while: nothing of the user's is alive."""
-    pytest.importorskip("polars")
+    needs("polars")
     works(notebook, "import polars; results = []")
     works(
         notebook,
@@ -485,10 +484,10 @@ def needed(kind: str) -> None:
         ("PIL", "PIL"),
     ):
         if word in kind:
-            pytest.importorskip(library)
+            needs(library)
     for library, word in (("scipy", "SciPy"), ("sklearn", "scikit")):
-        if word in kind and importlib.util.find_spec(library) is None:
-            pytest.skip(f"{library} is not installed")
+        if word in kind:
+            needs(library)
 
 
 SAMPLE = (

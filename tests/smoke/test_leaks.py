@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import tidied_kernel, works
+from tests.steps import needs, tidied_kernel, works
 
 pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
 
@@ -321,7 +321,7 @@ def test_the_rows_of_one_container_have_one_line(notebook: Kernel, code: str, li
 
 
 def test_a_groupby_is_removed_as_a_whole(notebook: Kernel) -> None:
-    pytest.importorskip("pandas")
+    needs("pandas")
     works(notebook, "import pandas; outer = {}")
     make = (
         "frame = pandas.DataFrame({'a': numpy.arange(1 << 20), 'b': 1.5}); outer['g'] = "

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import fails, ok
+from tests.steps import fails, needs, ok
 
 pytest.importorskip("numpy")
 
@@ -44,7 +44,7 @@ def test_an_array_made_inside_a_magic_has_the_cell_too(notebook: Kernel, magic: 
 
 
 def test_frames_and_series_have_their_names(notebook: Kernel) -> None:
-    pytest.importorskip("pandas")
+    needs("pandas")
     ok(
         notebook,
         "import numpy as np, pandas as pd",
