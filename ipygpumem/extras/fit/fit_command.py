@@ -12,7 +12,13 @@ from IPython.utils.capture import capture_output
 
 from ipygpumem.errors import DeviceError, EstimateError, UnitError, describe_error, quoted
 from ipygpumem.estimating import loading
-from ipygpumem.estimating.records import DOES_NOT_FIT, FITS, DeviceEstimate, Estimate
+from ipygpumem.estimating.records import (
+    FITS,
+    FRAGMENTATION,
+    PERHAPS,
+    DeviceEstimate,
+    Estimate,
+)
 from ipygpumem.extras.fit.applying import EQUAL, Change, Run
 from ipygpumem.extras.fit.changes import candidates, parts, untried
 from ipygpumem.extras.fit.observing import Observed
@@ -33,8 +39,24 @@ class Trial(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """True if the code then fits for certain."""
-        return self.estimate.verdict == FITS
+        """True if the code then fits, as far as an estimate can tell.
+
+        A smaller batch does not remove a doubt about an operator or a compiler, so that such a
+        "perhaps" is an answer. With a doubt about fragmentation the search goes on.
+        """
+        verdict = self.estimate.verdict
+        if verdict == PERHAPS:
+            return FRAGMENTATION not in self.doubts
+        return verdict == FITS
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """The reasons why the code fits perhaps, on all devices."""
+        doubts: dict[str, None] = {}
+        for device in self.estimate.devices:
+            if device.verdict == PERHAPS:
+                doubts.update(dict.fromkeys(device.doubts))
+        return tuple(doubts)
 
     @property
     def device(self) -> DeviceEstimate:
@@ -66,11 +88,22 @@ def of_cell(app: App, options: Options, code: types.CodeType) -> list[Report]:
         raise EstimateError(
             f"--batch {options.batch}: neither the cell nor the notebook has this name"
         )
-    if base.fits:
-        return [*reports, Report("fit", "fit · it fits without a change")]
+    answer = as_it_is(base)
+    if answer is not None:
+        return [*reports, answer]
     with app.context.display.working("estimating changes") as progress:
         search.run(base, progress)
     return [*reports, search.report(base)]
+
+
+def as_it_is(base: Trial) -> Report | None:
+    """Return the report of code that fits without a change, perhaps; None if it does not."""
+    if not base.fits:
+        return None
+    if not base.doubts:
+        return Report("fit", "fit · it fits without a change")
+    depends = ", ".join(map(clean, base.doubts))
+    return Report("fit", f"fit · it fits perhaps without a change: it depends on {depends}")
 
 
 class Search:
@@ -124,9 +157,18 @@ class Search:
             self._see(base, [change])
             if not done:
                 self._see(base, list(parts(self.seen, self._batch)))
-        self.best = next((trial for trial in self.trials if trial.fits), None) or self._combined(
-            base, progress
-        )
+        self.best = next((trial for trial in self.trials if trial.fits), None)
+        if self.best is None:
+            self.best = self._combined(base, progress)
+        if self.best is None or not self.best.fits:
+            self.best = self._perhaps() or self.best
+
+    def _perhaps(self) -> Trial | None:
+        """Return the first change with which the code fits perhaps, which fragmentation decides."""
+        for trial in self.trials:
+            if trial.estimate.verdict == PERHAPS:
+                return trial
+        return None
 
     def _see(self, base: Trial, changes: Sequence[Change]) -> None:
         """Note the first of some changes with which the code fits, or the last; each needs less
@@ -189,7 +231,7 @@ class Search:
         room = format_bytes(device.room_bytes or 0)
         tried = count(len(self.trials) + len(self.useless), "change")
         head = ["fit", f"{device_label(device.device)} {room}"]
-        head += [f"{sum(trial.fits for trial in self.trials)} of {tried} fit"]
+        head += [_fitting(self.trials, tried)]
         head += [count(self._number, "estimate")]
         shown = self.trials if best is None or len(best.changes) < 2 else [*self.trials, best]
         unsafe = [
@@ -200,8 +242,9 @@ class Search:
         facts = [Fact("no effect", [clean(trial.title) for trial in self.useless])]
         facts += [Fact("not possible", [*map(clean, self.failed + unsafe)])]
         lines, note, title = [], [], ""
-        if best is not None and best.fits:
-            title, lines = f"cheapest that fits: {best.title}", _lines(best.changes)
+        if best is not None and best.estimate.verdict in (FITS, PERHAPS):
+            perhaps = f" perhaps ({', '.join(best.doubts)})" if best.doubts else ""
+            title, lines = f"cheapest that fits{perhaps}: {best.title}", _lines(best.changes)
         else:
             needs = (
                 ""
@@ -239,10 +282,25 @@ def _row(trial: Trial, base: Trial) -> dict[str, str]:
         "change": clean(trial.title),
         "peak": format_bytes(trial.device.peak_bytes),
         "needs": format_bytes(trial.device.required_bytes),
-        "fits": {FITS: "yes", DOES_NOT_FIT: "no"}.get(trial.estimate.verdict, "perhaps"),
+        "fits": _answer(trial),
         "results": _results(trial.changes),
         "cost": ", ".join(costs),
     }
+
+
+def _answer(trial: Trial) -> str:
+    verdict = trial.estimate.verdict
+    if verdict == PERHAPS:
+        return f"perhaps ({', '.join(map(clean, trial.doubts))})"
+    return "yes" if verdict == FITS else "no"
+
+
+def _fitting(trials: Sequence[Trial], tried: str) -> str:
+    """Return how many changes fit for certain, and how many perhaps."""
+    verdicts = [trial.estimate.verdict for trial in trials]
+    text = f"{verdicts.count(FITS)} of {tried} fit"
+    number = verdicts.count(PERHAPS)
+    return f"{text}, {number} perhaps" if number else text
 
 
 def _results(changes: Sequence[Change]) -> str:

@@ -1,0 +1,47 @@
+"""%%estimate --fit of code that an estimate cannot follow exactly: a "perhaps" is an answer."""
+
+import pytest
+
+from ipygpumem.extras.fit.fit_command import as_it_is
+from tests.torch_cpu.test_fit import search
+
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+RECURRENT = """
+import torch
+from torch import nn
+layer, head = nn.LSTM(64, 128, batch_first=True), nn.Linear(128, 10)
+model = nn.ModuleList([layer, head])
+optimizer = torch.optim.SGD(model.parameters())
+x = torch.randn(64, 256, 64)
+head(layer(x)[0]).pow(2).mean().backward()
+optimizer.step()
+"""
+
+
+def test_a_change_that_fits_perhaps_ends_the_search() -> None:
+    found = search(RECURRENT, "920MiB")
+    base = found.tried(found.first)
+    assert base.estimate.verdict == "does not fit"
+    assert found.best is not None
+    assert found.best.fits
+    assert found.best.doubts == ("_cudnn_rnn",)
+    assert max(change.passes for change in found.best.changes) <= 4
+    report = found.report(base)
+    text = str(report)
+    assert "Nothing found" not in text
+    assert f"cheapest that fits perhaps (_cudnn_rnn): {found.best.title}" in text
+    assert "perhaps (_cudnn_rnn)" in {cell for row in report.tables[0].rows for cell in row}
+
+
+def test_code_that_fits_perhaps_needs_no_search() -> None:
+    found = search(RECURRENT, "4GiB", run=False)
+    report = as_it_is(found.tried(found.first))
+    assert report is not None
+    assert "it fits perhaps without a change: it depends on _cudnn_rnn" in str(report)
+
+
+def test_code_that_fits_for_certain_says_so() -> None:
+    found = search("import torch\ntorch.ones(9, device='cuda')", "4GiB", run=False)
+    report = as_it_is(found.tried(found.first))
+    assert report is not None
+    assert "it fits without a change" in str(report)
