@@ -103,6 +103,14 @@ LARGE: dict[str, Callable[[], object]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def no_collections() -> Iterator[None]:
+    """Make a million objects without collections, which would pass over all of them each time."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 def failed_with(*values: object) -> BaseException:
     """Return an error of a function whose locals are the values."""
 
