@@ -375,6 +375,41 @@ def test_an_object_and_its_arrays_are_one_row(kernel: Kernel, made: str) -> None
     assert left(kernel) == []
 
 
+@pytest.mark.parametrize(
+    ("code", "size"),
+    [
+        ("outer.append(np.ones(2**20))", 8 << 20),
+        ("outer.append([np.ones(2**18), np.ones(2**18)])", 4 << 20),
+        ("outer.append({'data': np.ones(2**19), 'n': 1})", 4 << 20),
+        ("made = np.ones(2**20); keep['k'] = made; del made", 8 << 20),
+        ("for row in table.values(): row['w'] = np.ones(2**18)", 8 << 20),
+        ("holder.data = np.ones(2**20)", 8 << 20),
+    ],
+    ids=["a list", "a list in a list", "a dict in a list", "a key", "keys of rows", "an attribute"],
+)
+def test_leaks_list_the_arrays_that_an_experiment_has_listed(
+    kernel: Kernel, code: str, size: int
+) -> None:
+    works(
+        kernel,
+        _LEFT,
+        """
+        class Holder:
+            pass
+        outer, keep, holder = ["first"], {}, Holder()
+        table = {number: {"n": number} for number in range(4)}
+        """,
+        f"%%experiment e\n{code}",
+    )
+    at_the_end, later = left_by_experiment(kernel), left(kernel)
+    assert sum(row[0] for row in at_the_end) == pytest.approx(size, rel=0.02)
+    assert {row[1:] for row in later} == {row[1:] for row in at_the_end}
+    assert sum(row[0] for row in later) == pytest.approx(size, rel=0.02)
+    for _, _, advice in later:
+        works(kernel, advice)
+    assert left(kernel) == []
+
+
 @linux
 def test_lines_of_two_containers_free_both(kernel: Kernel) -> None:
     works(

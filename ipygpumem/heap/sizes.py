@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.allowance import Allowance, AllowanceError
-from ipygpumem.heap.arrays import holding_objects, library_type
+from ipygpumem.heap.arrays import describe, holding_objects, library_type
 from ipygpumem.heap.bulk import container_base, of_types, one_of_each
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.knowledge.barriers import is_left_out
@@ -377,13 +377,14 @@ def row_of(items: Sequence[object], size: Size) -> RetainedArray:
     kind = kinds.pop() if len(kinds) == 1 else "object"
     device = ", ".join(sorted(size.device_bytes)) or "cpu"
     parts: dict[str, int] = {}
-    if len(items) == 1:
+    array = describe(items[0]) if len(items) == 1 else None
+    if array is None and len(items) == 1:
         parts = {share.name: share.size_bytes for share in size.parts[:_MOST_SHOWN]}
     return RetainedArray(
         "",
         kind,
-        None,
-        "",
+        None if array is None else array.shape,
+        "" if array is None else array.dtype,
         device,
         size.size_bytes,
         arrays=0,

@@ -11,6 +11,7 @@ from itertools import compress
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.heap.arrays import StorageKey, holding_objects, library_type, storage_key
 from ipygpumem.heap.bulk import Progress, by_identity, kinds_of, of_types
 from ipygpumem.heap.heap import Heap, undisturbed
@@ -111,13 +112,12 @@ class LeakSearch:
         survivors = self._leaked_names(heap)
         listed = {key for item in survivors for key in _storages(item)}
         graphs = [graph for graph in retained.graphs if graph.size_bytes >= smallest]
-        in_graphs = listed.union(*(graph.shares for graph in graphs))
+        others = _OtherSurvivors(self._survivors, heap, smallest, listed)
+        in_rows = listed.union(others.storages, *(graph.shares for graph in graphs))
         # Made after the heap: it would be a holder of all of them.
         names = self._names()
-        arrays = _UnnamedArrays(heap, names, smallest, in_graphs)
-        objects = _Objects(
-            self._context, self._survivors, heap, names, outputs.values, smallest, listed
-        )
+        arrays = _UnnamedArrays(heap, names, smallest, in_rows)
+        objects = _Objects(self._context, others, heap, names, outputs.values, smallest, listed)
         objects.leave_out(self._printed_texts)
         progress(0.7)
         questions = Questions(arrays.to_explain, objects.to_explain)
@@ -211,13 +211,41 @@ class _UnnamedArrays:
                 yield replace(self._rows[key], holder=holders[key])
 
 
+class _OtherSurvivors:
+    """The objects that outlived experiments without a name, with the arrays in them.
+
+    Args:
+        survivors: the objects that outlived experiments.
+        heap: the live objects.
+        smallest: minimum bytes of each row.
+        listed: storages that have rows of their own: each byte is in one row.
+
+    Attributes:
+        sizes: has measured them.
+        alive: those that are large.
+        storages: the storages of the arrays in them.
+    """
+
+    def __init__(
+        self, survivors: Survivors, heap: Heap, smallest: int, listed: Container[StorageKey]
+    ) -> None:
+        self.sizes = Sizes()
+        self.sizes.leave_out(_with_storage(heap, listed, ()))
+        self.alive = survivors.others_alive(heap, self.sizes, smallest)
+        self.storages = set[StorageKey]()
+        search = ArraySearch()
+        for other in self.alive:
+            for item in other.items:
+                self.storages.update(array.storage for _, array in search.find(item))
+
+
 class _Objects:
     """Memory of any other kind than arrays: that of survivors, in places that no name leads to, and
     of outputs.
 
     Args:
         context: the shell's.
-        survivors: the objects that outlived experiments.
+        others: survivors without a name.
         heap: the live objects.
         names: the notebook's names and their objects.
         outputs: the outputs that IPython keeps.
@@ -228,7 +256,7 @@ class _Objects:
     def __init__(
         self,
         context: ShellContext,
-        survivors: Survivors,
+        others: _OtherSurvivors,
         heap: Heap,
         names: Mapping[str, object],
         outputs: Mapping[str, object],
@@ -244,8 +272,9 @@ class _Objects:
         # it, too.
         self._large = [*heap.large_containers.values(), *heap.large_leaves]
         self._listed = listed
-        self._sizes = self._without_arrays()
-        self._survivors = survivors.others_alive(heap, self._sizes, smallest)
+        self._survivors = others.alive
+        self._sizes = others.sizes
+        self._pass_over_arrays(self._sizes)
         alone = self._without_arrays()
         self._candidates = unreached.candidates(
             self._places, self._large, alone, names.values(), smallest, MOST_EXPLAINED
@@ -263,7 +292,7 @@ class _Objects:
     @property
     def to_explain(self) -> list[object]:
         """The objects whose holders are searched."""
-        return [*(other.item for other in self._survivors if other.is_alone), *self._candidates]
+        return [*(other.items[0] for other in self._survivors if other.is_alone), *self._candidates]
 
     def leaked(
         self, holders: Mapping[StorageKey, ReferencePath], user_modules: Container[str]
@@ -314,6 +343,13 @@ class _Objects:
     def _without_arrays(self) -> Sizes:
         """Return sizes without the arrays that have rows of their own, and without large ones."""
         sizes = Sizes()
+        self._pass_over_arrays(sizes)
+        return sizes
+
+    def _pass_over_arrays(self, sizes: Sizes) -> None:
+        """Count the arrays that have rows of their own, and large ones, so that no later
+        measurement does.
+        """
         large = self._heap.large(self._smallest)
         sizes.leave_out(_with_storage(self._heap, self._listed, large.keys()))
         arrays = [
@@ -325,7 +361,6 @@ class _Objects:
             item for same in large.values() for item in same if id(item) not in of_objects
         ]
         sizes.together(other_items)
-        return sizes
 
     def _measure_names(self) -> None:
         """Count all that names lead to, which takes long next to many objects."""

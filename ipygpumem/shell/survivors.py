@@ -49,7 +49,8 @@ MOST_OLD = 20_000_000
 class OtherAlive(NamedTuple):
     """An object without arrays that has outlived an experiment."""
 
-    item: object
+    items: list[object]
+    """The object, or several that have one row."""
     held: RetainedArray
     """Its row in the report of the experiment."""
     row: RetainedArray
@@ -64,7 +65,7 @@ class OtherAlive(NamedTuple):
         """Return its row with the holder."""
         holder = self.held.holder
         if self.is_alone:
-            holder = holders.get(("object", id(self.item)), holder)
+            holder = holders.get(("object", id(self.items[0])), holder)
         return replace(self.row, name=self.held.name, cell=self.held.cell, holder=holder)
 
 
@@ -197,7 +198,7 @@ class Survivors:
             self._known_others.append((tuple(map(id, items)), held))
             size = sizes.measure(items if len(items) > 1 else items[0])
             if size.size_bytes >= smallest:
-                large.append(OtherAlive(items[0], held, row_of(items, size)))
+                large.append(OtherAlive(items, held, row_of(items, size)))
         return large
 
     def left_by(self, name: str, cell: int | None) -> tuple[RetainedArray, ...]:
