@@ -19,6 +19,7 @@ from typing import NamedTuple
 from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS
 from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.data_frames import without_old_blocks
 from ipygpumem.heap.holders.paths import PathWriter
 from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, REMOVE_THEM, Roots
 from ipygpumem.heap.holders.tasks import cancelling, is_pending, pending
@@ -110,9 +111,15 @@ def find(
     if left < smallest:
         return
     not_counted = counted.not_counted(new)
-    entries = [*_entries(heap, new, not_counted), *_pending_tasks(heap, not_counted)]
+    entries = without_old_blocks(_entries(heap, new, not_counted), new)
+    entries += _pending_tasks(heap, not_counted)
     for held, some in _rows([*entries, *elsewhere], counted, smallest):
+        left -= held.size_bytes
         yield Remaining(held, some, is_old_perhaps=not is_sure)
+    if left >= smallest:
+        in_arrays = heap.in_arrays(counted.not_counted(new))
+        for held, some in _rows(in_arrays, counted, smallest):
+            yield Remaining(held, some, is_old_perhaps=not is_sure)
 
 
 def _received(names: Mapping[str, object], contents: Contents, new: set[int]) -> list[Received]:
@@ -123,7 +130,7 @@ def _received(names: Mapping[str, object], contents: Contents, new: set[int]) ->
     if new:  # a tracked object that is not among them is older, however deep inside it was
         for number, part in enumerate(received):
             items = [item for item in part.items if id(item) in new or not gc.is_tracked(item)]
-            received[number] = part._replace(items=items)
+            received[number] = part._replace(items=without_old_blocks(items, new))
     return sorted(received, key=lambda part: (len(part.chain), len(part.name), part.name))
 
 
