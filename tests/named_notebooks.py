@@ -173,8 +173,8 @@ NOTEBOOKS: dict[str, Notebook] = {
         "import pandas as pd, numpy as np; pd.Series([1.0]).rolling(1).mean();",
         (
             """
-            times = pd.date_range("2020", periods=600_000, freq="min")
-            series = pd.Series(np.random.rand(600_000), index=times)
+            times = pd.date_range("2020", periods=1_800_000, freq="min")
+            series = pd.Series(np.random.rand(1_800_000), index=times)
             """,
             """
             means = {window: series.rolling(window).mean() for window in (5, 60, 1440)}

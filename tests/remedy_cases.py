@@ -362,6 +362,25 @@ CASES: dict[str, Case] = {
         kinds=("array",),
     ),
     "a key with a semicolon": Case("outer['a; b'] = x", "outer = {}"),
+    "a timer of an event loop": Case(
+        "loop.call_later(600, print, x);",
+        "import asyncio; loop = asyncio.new_event_loop()",
+        "assert all(timer.cancelled() for timer in loop._scheduled)",
+    ),
+    "a timer in a list": Case(
+        "outer.append(loop.call_at(10**9, print, x))",
+        "import asyncio; loop = asyncio.new_event_loop(); outer = []",
+    ),
+    "a timer's closure": Case(
+        """
+        def later(data):
+            return lambda: data
+        loop.call_later(600, later(x));
+        """,
+        "import asyncio; loop = asyncio.new_event_loop(); kept = loop.call_later(600, print)",
+        "assert not kept.cancelled()",
+        kinds=("array",),
+    ),
     "a weak dict's value": Case(
         "key = Key(); keys.append(key); outer[key] = x",
         """

@@ -10,7 +10,7 @@ from ipygpumem.heap.arrays import elements, is_array, read_array
 from ipygpumem.heap.holders.cuts import Cut, Kind, split
 from ipygpumem.heap.holders.path import LONGEST_PATH, Path
 from ipygpumem.heap.holders.references_of import items_of, position_of
-from ipygpumem.heap.holders.tasks import is_pending
+from ipygpumem.heap.holders.tasks import is_pending, is_waiting_timer
 from ipygpumem.introspect import (
     is_exactly,
     is_instance,
@@ -49,9 +49,9 @@ CANCEL = "cancel()"
 def _ended_by(item: object, cut: Cut | None) -> Cut | None:
     """Return the reference to an item, with the call that ends the item if something must.
 
-    The event loop keeps a pending task without any other reference.
+    The event loop keeps a pending task, and a timer, without any other reference.
     """
-    if cut is None or not is_pending(item):
+    if cut is None or not (is_pending(item) or is_waiting_timer(item)):
         return cut
     return replace(cut, ending=CANCEL)
 

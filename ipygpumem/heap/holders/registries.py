@@ -13,8 +13,9 @@ from typing import Any
 
 from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.holders import widgets
-from ipygpumem.heap.holders.cuts import Cut, Kind
+from ipygpumem.heap.holders.cuts import Cut, Kind, split
 from ipygpumem.heap.holders.roots import OF_MODULE, Root
+from ipygpumem.heap.holders.tasks import event_loops, scheduled_on, timers_of
 from ipygpumem.introspect import attribute_of, instance_dict, is_instance, loaded_object, text_of
 
 _RANK = 1
@@ -42,6 +43,8 @@ class Registries:
         registries._add_signal_handlers()
         registries._add_widgets_and_figures(names)
         registries._add_document()
+        for loop, code in event_loops(names):
+            registries._add_timers(loop, code)
         return registries
 
     def _add_loggers(self) -> None:
@@ -80,6 +83,21 @@ class Registries:
         self.kept.update(registry.roots())
         if figures is not None:
             self.kept.update(figures.roots_of_widgets())
+
+    def _add_timers(self, loop: object, code: str) -> None:
+        """Add what ``call_later`` and ``call_at`` have scheduled; a cancelled timer drops its
+        callback.
+        """
+        imports, loop_code = split(code)
+        timers = timers_of(loop)
+        if timers:
+            self.hidden.add(id(scheduled_on(loop)))
+        for timer in timers:
+            condition = f"if timer.when() == {timer.when()!r}"
+            call = f"{imports}[timer.cancel() for timer in {loop_code}._scheduled {condition}];"
+            cut = Cut(Kind.CALL, 0, "", call)
+            text = "a timer of the event loop"
+            self.kept[id(timer)] = Root(text, _RANK, "", is_all=True, cut=cut, is_only_place=True)
 
     def _add_document(self) -> None:
         """Add bokeh's current document, which keeps the plots that were added to it."""

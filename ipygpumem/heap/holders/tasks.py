@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import Context, ContextVar, copy_context
 from itertools import compress, repeat
 from operator import attrgetter, is_
-from types import BuiltinFunctionType, CoroutineType
+from types import BuiltinFunctionType, CoroutineType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import kinds_of, of_types
-from ipygpumem.introspect import is_instance, target_of, text_of, type_name
+from ipygpumem.introspect import instance_dict, is_instance, target_of, text_of, type_name
 
 BUILTIN, _NAME_OF, _WAKES = {id(BuiltinFunctionType)}, attrgetter("__name__"), "task_wakeup"
 
@@ -52,6 +52,53 @@ def _coroutine_name(task: Any) -> str:
     """Return the name of the function that a task runs; empty for an unusual coroutine."""
     coroutine = library_type("asyncio", "Task").get_coro(task)  # type: ignore[union-attr]  # loaded
     return coroutine.__name__ if type(coroutine) is CoroutineType else ""
+
+
+def event_loops(names: Mapping[str, object]) -> Iterator[tuple[object, str]]:
+    """Yield the running event loop, and those with names of the user, each with code for it."""
+    kind = library_type("asyncio", "AbstractEventLoop")
+    if kind is None:
+        return
+    asyncio: Any = sys.modules["asyncio"]
+    running = asyncio._get_running_loop()
+    if running is not None:
+        yield running, "import asyncio; asyncio.get_running_loop()"
+    for name, value in list(names.items()):
+        if value is not running and is_instance(value, kind) and target_of(name):
+            yield value, target_of(name)
+
+
+def timers_of(loop: object) -> list[Any]:
+    """Return the timers of the user's code on one of asyncio's own event loops."""
+    timers = list[Any]()
+    for timer in list(scheduled_on(loop)):
+        if not is_waiting_timer(timer):
+            continue
+        if module_of_function(timer._callback).partition(".")[0] not in _OF_LOOPS:
+            timers.append(timer)
+    return timers
+
+
+def scheduled_on(loop: object) -> list[Any]:
+    """Return the list in which an event loop keeps its timers; another list if it has none."""
+    scheduled = (instance_dict(loop) or {}).get("_scheduled")
+    return scheduled if type(scheduled) is list else []
+
+
+def is_waiting_timer(item: Any) -> bool:
+    """Return True for a timer of asyncio that has not been cancelled."""
+    kind: Any = library_type("asyncio", "TimerHandle")
+    return kind is not None and type(item) is kind and not kind.cancelled(item)
+
+
+_OF_LOOPS = {"asyncio", "tornado", "zmq", "ipykernel"}
+"""Modules whose timers belong to the kernel, or wake tasks."""
+
+
+def module_of_function(function: object) -> str:
+    """Return the module of a function or method, as its code says; empty for another object."""
+    inner = function.__func__ if type(function) is MethodType else function
+    return inner.__module__ if type(inner) is FunctionType else ""
 
 
 def wakes_task(item: Any) -> bool:
