@@ -182,110 +182,159 @@ class Search:
 
         number = bisect_left(range(len(changes)), True, key=fits)
         found = trials.get(min(number, len(changes) - 1))
-        if found is not None:
-            (
-                self.trials
-                if found.device.required_bytes < base.device.required_bytes
-                else self.useless
-            ).append(found)
+        if found is None:
+            return
+        if found.device.required_bytes < base.device.required_bytes:
+            self.trials.append(found)
+        else:
+            self.useless.append(found)
 
     def _combined(self, base: Trial, progress: Any) -> Trial | None:
-        """Add each change that lowers the memory until the code fits; then leave out unnecessary
-        ones.
-        """
-        found, chosen = base, list[Change]()
-        # another change may have lowered the peak that hid a useless one
-        alone = [
-            *self.trials,
-            *self.useless,
-        ]
-        for done, single in enumerate(alone):
-            progress(0.5 + done / (2 * len(alone)))
+        """Return the best combination of several changes; None if it has only one."""
+        best = self._with_more_and_more(base, progress)
+        if best.fits:
+            best = self._without_unnecessary(best)
+        return best if len(best.changes) > 1 else None
+
+    def _with_more_and_more(self, base: Trial, progress: Any) -> Trial:
+        """Add each change that lowers the memory until the code fits."""
+        best = base._replace(changes=())
+        # Another change may have lowered the peak that hid a useless one.
+        singles = [*self.trials, *self.useless]
+        for done, single in enumerate(singles):
+            progress(0.5 + done / (2 * len(singles)))
             (change,) = single.changes
-            more = [
-                one for one in chosen if not change.excludes or one.excludes != change.excludes
-            ] + [change]
-            trial = single if len(more) < 2 else self._quietly(*more)
-            if trial is not None and trial.device.required_bytes < found.device.required_bytes:
-                found, chosen = trial, more
-            if found.fits:
+            changes = [*_compatible(best.changes, change), change]
+            trial = single if len(changes) < 2 else self._quietly(*changes)
+            if trial is not None and trial.device.required_bytes < best.device.required_bytes:
+                best = trial
+            if best.fits:
                 break
-        for change in chosen[-2::-1] if found.fits else ():
-            fewer = [parts(self.seen, self._batch)] if change.excludes == "batch" else []
-            for other in [
-                (),
-                *((one,) for several in fewer for one in several if one.passes < change.passes),
-            ]:
-                left = [one for kept in chosen for one in (other if kept is change else (kept,))]
-                trial = self._quietly(*left) if len(left) > 1 else None
+        return best
+
+    def _without_unnecessary(self, best: Trial) -> Trial:
+        """Leave out the changes without which the code fits, the last but one first."""
+        for change in best.changes[-2::-1]:
+            for replacement in self._milder(change):
+                changes = _replaced(best.changes, change, replacement)
+                trial = self._quietly(*changes) if len(changes) > 1 else None
                 if trial is not None and trial.fits:
-                    found, chosen = trial, left
+                    best = trial
                     break
-        return found if len(chosen) > 1 else None
+        return best
+
+    def _milder(self, change: Change) -> list[list[Change]]:
+        """Return the replacements of a change: nothing, or fewer parts of the batch."""
+        if change.excludes != "batch":
+            return [[]]
+        sizes = parts(self.seen, self._batch)
+        return [[], *([size] for size in sizes if size.passes < change.passes)]
 
     # -- the report ------------------------------------------------------------------------------
 
     def report(self, base: Trial) -> Report:
         """Return the table of changes, and the best of them."""
         best, device = self.best, base.device
-        room = format_bytes(device.room_bytes or 0)
         tried = count(len(self.trials) + len(self.useless), "change")
-        head = ["fit", f"{device_label(device.device)} {room}"]
-        head += [_fitting(self.trials, tried)]
-        head += [count(self._number, "estimate")]
-        shown = self.trials if best is None or len(best.changes) < 2 else [*self.trials, best]
-        unsafe = [
-            f"checkpoint {one.name}: {one.reason}"
-            for one in self.seen.blocks.values()
-            if one.reason
+        head = [
+            "fit",
+            f"{device_label(device.device)} {format_bytes(device.room_bytes or 0)}",
+            _fitting(self.trials, tried),
+            count(self._number, "estimate"),
         ]
-        facts = [Fact("no effect", [clean(trial.title) for trial in self.useless])]
-        facts += [Fact("not possible", [*map(clean, self.failed + unsafe)])]
-        lines, note, title = [], [], ""
+        rows = [_row(trial, base) for trial in self.trials]
+        if best is not None and len(best.changes) > 1:
+            rows.append(_row(best, base))
+        facts = [
+            Fact("no effect", [clean(trial.title) for trial in self.useless]),
+            Fact("not possible", [*map(clean, self.failed + self._unsafe_checkpoints())]),
+        ]
+        listings = [_listing("write", _titled_lines(self.trials))]
+        notes: list[str] = []
         if best is not None and best.estimate.verdict in (FITS, PERHAPS):
             perhaps = f" perhaps ({', '.join(best.doubts)})" if best.doubts else ""
-            title, lines = f"cheapest that fits{perhaps}: {best.title}", _lines(best.changes)
+            title = f"cheapest that fits{perhaps}: {best.title}"
+            listings.append(_listing(title, _lines(best.changes)))
         else:
-            needs = (
-                ""
-                if best is None
-                else f": all of them together need {format_bytes(best.device.required_bytes)}"
-            )
-            note = [f"Nothing found for {room}{needs}"]
+            notes.append(self._nothing_found(device))
             facts.append(Fact("not tried", [*map(clean, untried(self.seen))]))
-        code = {
-            "write": _lines([trial.changes[0] for trial in self.trials], titled=True),
-            title: lines,
-        }
-        listings = [
-            Listing(clean(name), [*map(clean, text)], code=True) for name, text in code.items()
-        ]
-        table = Table.of([_row(trial, base) for trial in shown], {"peak", "needs"})
-        return Report("fit", head, note, [table], facts, listings)
+        table = Table.of(rows, {"peak", "needs"})
+        return Report("fit", head, notes, [table], facts, listings)
+
+    def _unsafe_checkpoints(self) -> list[str]:
+        """Return the kinds of blocks that must not run twice, with the reasons."""
+        refused = [blocks for blocks in self.seen.blocks.values() if blocks.reason]
+        return [f"checkpoint {blocks.name}: {blocks.reason}" for blocks in refused]
+
+    def _nothing_found(self, device: DeviceEstimate) -> str:
+        text = f"Nothing found for {format_bytes(device.room_bytes or 0)}"
+        if self.best is None:
+            return text
+        needed = format_bytes(self.best.device.required_bytes)
+        return f"{text}: all of them together need {needed}"
 
 
-def _lines(changes: Sequence[Change], *, titled: bool = False) -> list[str]:
-    """Return the code of changes, each line once, below its title."""
-    lines = [
-        line
-        for change in changes
-        for line in ([f"# {change.title}"] * titled + change.line.split("\n"))
-    ]
-    return lines if titled else list(dict.fromkeys(lines))
+def _compatible(changes: Sequence[Change], change: Change) -> list[Change]:
+    """Return the changes that can be combined with another one."""
+    return [other for other in changes if not change.excludes or other.excludes != change.excludes]
+
+
+def _replaced(
+    changes: Sequence[Change], change: Change, replacement: Sequence[Change]
+) -> list[Change]:
+    """Return changes, with ``replacement`` at the place of one of them."""
+    new: list[Change] = []
+    for other in changes:
+        if other is change:
+            new += replacement
+        else:
+            new.append(other)
+    return new
+
+
+def _listing(title: str, lines: Sequence[str]) -> Listing:
+    return Listing(clean(title), [*map(clean, lines)], code=True)
+
+
+def _titled_lines(trials: Sequence[Trial]) -> list[str]:
+    """Return the code of each trial's change, below its title."""
+    lines = []
+    for trial in trials:
+        change = trial.changes[0]
+        lines += [f"# {change.title}", *change.line.split("\n")]
+    return lines
+
+
+def _lines(changes: Sequence[Change]) -> list[str]:
+    """Return the code of changes, each line once."""
+    lines: dict[str, None] = {}
+    for change in changes:
+        lines.update(dict.fromkeys(change.line.split("\n")))
+    return list(lines)
 
 
 def _row(trial: Trial, base: Trial) -> dict[str, str]:
-    passes = max(change.passes for change in trial.changes)
-    more = trial.flops * passes / base.flops - 1 if base.flops else 0.0
-    costs = [f"{more:+.0%} FLOPs"] * (abs(more) >= 0.005) + [f"{passes} passes"] * (passes > 1)
     return {
         "change": clean(trial.title),
         "peak": format_bytes(trial.device.peak_bytes),
         "needs": format_bytes(trial.device.required_bytes),
         "fits": _answer(trial),
         "results": _results(trial.changes),
-        "cost": ", ".join(costs),
+        "cost": ", ".join(_costs(trial, base)),
     }
+
+
+def _costs(trial: Trial, base: Trial) -> list[str]:
+    """Return the additional costs of changes: operations, and passes for each of the code's."""
+    passes = max(change.passes for change in trial.changes)
+    costs = []
+    if base.flops:
+        more = trial.flops * passes / base.flops - 1
+        if abs(more) >= 0.005:
+            costs.append(f"{more:+.0%} FLOPs")
+    if passes > 1:
+        costs.append(f"{passes} passes")
+    return costs
 
 
 def _answer(trial: Trial) -> str:
