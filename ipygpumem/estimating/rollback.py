@@ -463,25 +463,29 @@ _OF_IMPORTS: _Settings = (
     (lambda: list(warnings.filters), _set_filters),
 )
 _CUDNN = torch.backends.cudnn
+
+
+def _default_device() -> Any:
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return getattr(context, "device", None)
+
+
+def _of_cudnn(name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    """Return the getter and the setter of one of cuDNN's settings."""
+    return functools.partial(getattr, _CUDNN, name), functools.partial(setattr, _CUDNN, name)
+
+
 _SETTINGS: _Settings = (
     *_OF_IMPORTS,
     (os.getcwd, os.chdir),
     (torch.get_default_dtype, torch.set_default_dtype),
-    (
-        lambda: getattr(
-            getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None), "device", None
-        ),
-        torch.set_default_device,
-    ),
+    (_default_device, torch.set_default_device),
     (torch.is_grad_enabled, torch._C._set_grad_enabled),
     (_casts, _set_casts),
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    *(
-        (functools.partial(getattr, _CUDNN, name), functools.partial(setattr, _CUDNN, name))
-        for name in ("enabled", "benchmark", "deterministic", "allow_tf32")
-    ),
+    *map(_of_cudnn, ("enabled", "benchmark", "deterministic", "allow_tf32")),
 )
 """Getters and setters of the settings that code may change."""
 
@@ -553,25 +557,74 @@ def _name_of_holder(holder: Any) -> str:
 
 
 _Keeper = Callable[[Rollback, Any], list[Any]]
-_KEEPERS: tuple[tuple[Any, _Keeper], ...] = (
-    *((kind, Rollback._container) for kind in (dict, list, deque, set)),
-    (tuple, lambda _, value: list(tuple.__iter__(value))),
-    (frozenset, lambda _, value: list(frozenset.__iter__(value))),
+_Keepers = tuple[tuple[Any, _Keeper], ...]
+
+
+def _items_of_tuple(_: Rollback, value: Any) -> list[Any]:
+    return list(tuple.__iter__(value))
+
+
+def _items_of_frozenset(_: Rollback, value: Any) -> list[Any]:
+    return list(frozenset.__iter__(value))
+
+
+def _parts_of_method(_: Rollback, value: Any) -> list[Any]:
+    return [value.__func__, value.__self__]
+
+
+def _wrapped_function(_: Rollback, value: Any) -> list[Any]:
+    return [value.__func__]
+
+
+def _attributes_of_thread(_: Rollback, value: Any) -> list[Any]:
+    return [threading.local.__getattribute__(value, "__dict__")]
+
+
+def _names_of_module(_: Rollback, value: Any) -> list[Any]:
+    return [module_dict(value)] if _is_users_module(value) else []
+
+
+def _attributes_of_cache(_: Rollback, value: Any) -> list[Any]:
+    return [instance_dict(value) or {}]
+
+
+def _generator_of_torch(rollback: Rollback, value: Any) -> list[Any]:
+    return rollback._leaf(value.get_state, value.set_state)
+
+
+_CONTAINER_KEEPERS: _Keepers = (
+    (dict, Rollback._container),
+    (list, Rollback._container),
+    (deque, Rollback._container),
+    (set, Rollback._container),
+    (tuple, _items_of_tuple),
+    (frozenset, _items_of_frozenset),
+)
+_CODE_KEEPERS: _Keepers = (
     (type, Rollback._class),
     (types.FunctionType, Rollback._function),
     (types.CellType, Rollback._cell),
-    (types.MethodType, lambda _, value: [value.__func__, value.__self__]),
-    (threading.local, lambda _, value: [threading.local.__getattribute__(value, "__dict__")]),
-    (types.ModuleType, lambda _, value: [module_dict(value)] if _is_users_module(value) else []),
-    (_CACHE, lambda _, value: [instance_dict(value) or {}]),
-    *((kind, Rollback._buffer) for kind in (bytearray, array.array, mmap.mmap)),
+    (types.MethodType, _parts_of_method),
+    (threading.local, _attributes_of_thread),
+    (types.ModuleType, _names_of_module),
+    (_CACHE, _attributes_of_cache),
+)
+_DATA_KEEPERS: _Keepers = (
+    (bytearray, Rollback._buffer),
+    (array.array, Rollback._buffer),
+    (mmap.mmap, Rollback._buffer),
     (_C_DATA, Rollback._c_data),
     (_FILE, Rollback._file),
     (torch.Tensor, Rollback._tensor),
-    (torch.Generator, lambda self, value: self._leaf(value.get_state, value.set_state)),
+    (torch.Generator, _generator_of_torch),
     (random.Random, Rollback._dice),
-    *((kind, lambda _, value: [value.__func__]) for kind in (staticmethod, classmethod)),
 )
+_WRAPPER_KEEPERS: _Keepers = (
+    (staticmethod, _wrapped_function),
+    (classmethod, _wrapped_function),
+)
+_KEEPERS: _Keepers = (*_CONTAINER_KEEPERS, *_CODE_KEEPERS, *_DATA_KEEPERS, *_WRAPPER_KEEPERS)
+"""Functions that save an object's state and return the objects inside it, by type; in order."""
 _LIBRARIES_KEEPERS: tuple[tuple[str, str, _Keeper], ...] = (
     ("numpy", "ndarray", Rollback._array),
     ("pandas.core.generic", "NDFrame", Rollback._frame),
