@@ -112,12 +112,12 @@ class LeakSearch:
         survivors = self._leaked_names(heap)
         listed = {key for item in survivors for key in _storages(item)}
         graphs = [graph for graph in retained.graphs if graph.size_bytes >= smallest]
-        others = _OtherSurvivors(self._survivors, heap, smallest, listed)
-        in_rows = listed.union(others.storages, *(graph.shares for graph in graphs))
+        nameless = _OtherSurvivors(self._survivors, heap, smallest, listed)
+        in_rows = listed.union(nameless.storages, *(graph.shares for graph in graphs))
         # Made after the heap: it would be a holder of all of them.
         names = self._names()
         arrays = _UnnamedArrays(heap, names, smallest, in_rows)
-        objects = _Objects(self._context, others, heap, names, outputs.values, smallest, listed)
+        objects = _Objects(self._context, nameless, heap, names, outputs.values, smallest, listed)
         objects.leave_out(self._printed_texts)
         progress(0.7)
         questions = Questions(arrays.to_explain, objects.to_explain)
@@ -245,7 +245,7 @@ class _Objects:
 
     Args:
         context: the shell's.
-        others: survivors without a name.
+        nameless: survivors without a name.
         heap: the live objects.
         names: the notebook's names and their objects.
         outputs: the outputs that IPython keeps.
@@ -256,7 +256,7 @@ class _Objects:
     def __init__(
         self,
         context: ShellContext,
-        others: _OtherSurvivors,
+        nameless: _OtherSurvivors,
         heap: Heap,
         names: Mapping[str, object],
         outputs: Mapping[str, object],
@@ -272,8 +272,8 @@ class _Objects:
         # it, too.
         self._large = [*heap.large_containers.values(), *heap.large_leaves]
         self._listed = listed
-        self._survivors = others.alive
-        self._sizes = others.sizes
+        self._survivors = nameless.alive
+        self._sizes = nameless.sizes
         self._pass_over_arrays(self._sizes)
         alone = self._without_arrays()
         self._candidates = unreached.candidates(
