@@ -1,6 +1,7 @@
 """``%gpumem why`` names every holder, in a kernel of its own."""
 
 import json
+import textwrap
 from typing import Any
 
 import pytest
@@ -408,6 +409,69 @@ def test_leaks_list_the_arrays_that_an_experiment_has_listed(
     for _, _, advice in later:
         works(kernel, advice)
     assert left(kernel) == []
+
+
+@pytest.mark.parametrize(
+    ("setup", "code", "left_over"),
+    [
+        (
+            """
+            errors = []
+            def fail(number):
+                data = np.ones(number)
+                raise ValueError(number)
+            """,
+            """
+            for number in (2**18, 1, 2**18, 2):
+                try:
+                    fail(number)
+                except ValueError as error:
+                    errors.append(error)
+            """,
+            "[error.args[0] for error in errors] == [1, 2]",
+        ),
+        (
+            """
+            from collections import deque
+            class Callback:
+                def __init__(self, data):
+                    self.data = data
+                def call(self):
+                    pass
+            calls = deque(["first"])
+            """,
+            """
+            for number in range(3):
+                calls.append(Callback(np.ones(2**18)).call)
+                calls.append(number)
+            """,
+            "list(calls) == ['first', 0, 1, 2]",
+        ),
+        (
+            """
+            import threading
+            threads = []
+            """,
+            """
+            thread = threading.Thread(target=int)
+            threads.append(thread)
+            thread.big = np.ones(2**18)
+            thread.start()
+            thread.join()
+            """,
+            "threads == []",
+        ),
+    ],
+    ids=["errors", "bound methods", "a thread that has ended"],
+)
+def test_lines_free_all_and_nothing_else(
+    kernel: Kernel, setup: str, code: str, left_over: str
+) -> None:
+    works(kernel, _LEFT, setup, f"%%experiment e\n{textwrap.dedent(code)}")
+    for _, _, advice in left(kernel):
+        works(kernel, advice)
+    assert left(kernel) == []
+    assert kernel.value(left_over) is True
 
 
 @linux

@@ -150,8 +150,11 @@ def _outermost(cuts: Sequence[Cut]) -> list[Cut]:
 
 
 def _inner_first(groups: list[list[Cut]]) -> list[list[Cut]]:
-    """Return the groups so that no statement moves an item that a later one names by position."""
-    return sorted(groups, key=lambda group: _positions(group[0]), reverse=True)
+    """Return the groups so that no statement moves an item that a later one names by position, or
+    deletes the name at which a later one begins.
+    """
+    last_first = sorted(groups, key=lambda group: _positions(group[0]), reverse=True)
+    return sorted(last_first, key=lambda group: group[0].kind is Kind.NAME)
 
 
 def _positions(cut: Cut) -> tuple[int, ...]:

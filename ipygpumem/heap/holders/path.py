@@ -28,6 +28,8 @@ class Way:
     cuts: tuple[Cut, ...] = ()
     is_direct: bool = False
     """True if the only reference removed is the one to the object itself."""
+    is_advised: bool = False
+    """True if a step on the way said how to free the object, such as that of a traceback."""
 
     @property
     def cut(self) -> Cut | None:
@@ -63,6 +65,7 @@ class Path:
         self._looks_up = root.rank == OF_MODULE
         self._is_of_library = root.advice == REMOVE
         self.is_own = False
+        self._advised_cut: Cut | None = None
         self._unless_cut: Cut | None = None
         self._unless = ""
         """Advice for a target to which no reference can be removed inside a function."""
@@ -129,7 +132,10 @@ class Path:
         """Record how to free the path's target, unless that is known: by a statement, or else in
         words.
         """
-        self.advice = self.advice or advice or words
+        if self.advice:
+            return
+        self.advice = advice or words
+        self._advised_cut = self.cut
 
     def advise_unless(self, comment: str, words: str) -> None:
         """Remove the current target unless the final one can be removed from an object further
@@ -140,11 +146,18 @@ class Path:
         self._unless = f"{self.removal}{comment}" if self.removal else words
         self._unless_cut = self.cut
 
+    def _advised_cuts(self) -> tuple[Cut, ...]:
+        """Return the reference that the advice removes, if it is nothing else."""
+        cut = self._advised_cut
+        if cut is None or cut.kind is Kind.NAME or line_of(self.advice) != cut.statement:
+            return ()
+        return (cut,)
+
     def way(self, root: Root, *, is_root_itself: bool) -> Way:
         """Return the path with its advice, for a root that has advice of its own."""
         text = ended(self.text)
         if self.advice:
-            return Way(ReferencePath(text, self.advice))
+            return Way(ReferencePath(text, self.advice), self._advised_cuts(), is_advised=True)
         if self._unless:
             cuts = () if self._unless_cut is None else (self._unless_cut,)
             return Way(ReferencePath(text, self._unless), cuts)

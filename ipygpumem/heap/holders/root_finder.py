@@ -30,6 +30,8 @@ class RootFinder:
         self._keys: dict[int, dict[int, list[object]]] = {}
         """For each namespace, the keys of its values by the values' identities."""
         self.values: dict[int, Root] = {}
+        self._threads = set(map(id, threading.enumerate()))
+        """The threads that have not ended."""
 
     def read_values(self) -> None:
         """Read ``values`` as they are now."""
@@ -59,7 +61,7 @@ class RootFinder:
             return [Root.of_module(module, name, code) for name in self._keys_of(referrer, child)]
         if type(referrer) is ModuleType:
             return _of_module(referrer)
-        if is_instance(referrer, threading.Thread):
+        if id(referrer) in self._threads:
             name = text_of((instance_dict(referrer) or {}).get("_name"))
             return [Root(f'thread "{name}"', 1, "let it end, then join() it")]
         if is_of_library(referrer, "asyncio", "AbstractEventLoop"):

@@ -272,7 +272,8 @@ class _Explanation:
         whole = self._writer.way(root, shorter)
         if root.is_all and whole.cut is not None:
             return self._remove(key, holder, whole)  # such as ``plt.close(1)``
-        if whole.cut is None and whole.holder.advice not in ("", REMOVE):
+        is_removed_as_whole = whole.cut is None or whole.is_advised
+        if is_removed_as_whole and whole.holder.advice not in ("", REMOVE):
             return whole  # such as ``load.cache_clear()``
         inner = self._way_inside(root, shorter, row, rows)
         if not inner.cuts and whole.cut is not None and whole.cut.kind in _REGISTRATIONS:
