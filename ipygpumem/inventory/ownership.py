@@ -432,8 +432,11 @@ class _HolderRows:
         holder = self._writer.holder(names[0], steps)
         may_delete = self._may_delete(first)
         is_whole = self._is_deleted_as_a_whole(steps, number)
-        one = _named(holder, names, first, may_delete=may_delete and is_whole)
-        if is_whole or not _is_container(first):
+        if is_whole:
+            one = _named(holder, names, first, may_delete=may_delete)
+            return one, one
+        one = _named(holder, names[:1], first, may_delete=False)
+        if not _is_container(first):
             return one, one
         return one, _named(holder, names, first, may_delete=may_delete)
 

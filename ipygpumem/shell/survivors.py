@@ -326,7 +326,9 @@ class _SearchAtEnd:
         """Yield unknown NumPy arrays, largest first, as far as the host's growth can contain
         them.
         """
-        if self.unnamed_bytes < MUCH:
+        # If new objects cannot be told from old ones, no other search finds them.
+        least = MUCH if self._ended.baseline.knows_new_objects else self.smallest
+        if self.unnamed_bytes < least:
             return
         left = self.unnamed_bytes * 5 // 4  # the end has freed older memory, too
         named = storages_of(self.alive)

@@ -291,7 +291,8 @@ class BackwardSearch:
             if chain is not None:
                 root, steps = chain
                 number = self._number_of_references(holder, linked)
-                ways.append(WayTo([root], (*steps, *self._steps_down(below, linked)), number))
+                names = self._names_of(root, steps)
+                ways.append(WayTo(names, (*steps, *self._steps_down(below, linked)), number))
         ways.sort(key=lambda way: way.roots[0].rank)
         # IPython's own objects follow its outputs.
         of_users = [way for way in ways if not _is_of_ipython(way)]
@@ -355,6 +356,14 @@ class BackwardSearch:
                 group = root.text
             groups.setdefault(group, []).append(root)
         return list(groups.values())
+
+    def _names_of(self, root: Root, steps: Steps) -> list[Root]:
+        """Return a root, with all other names of the object if the root refers to it directly."""
+        if len(steps) == 1:
+            for group in self._roots_together(steps):
+                if root in group:
+                    return group
+        return [root]
 
     def _number_of_references(self, holder: object, keys: Iterable[int]) -> int:
         """Return the number of references from an object, which may be large, to some objects."""

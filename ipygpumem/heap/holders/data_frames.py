@@ -148,7 +148,7 @@ def _went_to_cell(path: Path, steps: Sequence[object], way: _Inside) -> None:
                     where = f"{position}"
                 target = f"{path.code}.iat[{where}]"
     cut = Cut(Kind.SLOT, id(array), path.code, target) if target else None
-    path.enter(" (in a cell)", target, cut)
+    path.enter(" (in a column)", target, cut)
 
 
 def _went_to_columns(path: Path, frame: object, way: _Inside, target: object) -> None:
