@@ -31,6 +31,8 @@ from ipygpumem.records import ReferencePath, RetainedArray
 
 _MOST_ROWS = 50
 """Maximum number of objects of one type in a container to list one by one."""
+_MOST_MIXED = 100
+"""Maximum number of small objects of several types whose holders are all searched."""
 _NO_DATA = (ModuleType, type, FunctionType, BuiltinFunctionType, MethodType, *NOT_ENTERED)
 
 
@@ -58,9 +60,12 @@ class Remaining:
 
     def to_search(self) -> Sequence[object]:
         """Return the objects whose holders are searched; of many below a name, none."""
-        if not self.chain:
-            return self.items
-        return self.items if len(self.items) == 1 else ()
+        if self.chain and len(self.items) > 1:
+            return ()
+        if len(self.items) > _MOST_MIXED and len(types_of(self.items)) > 1:
+            # No line removes them all, and the search takes half a minute after an import of sympy.
+            return self.items[:1]
+        return self.items
 
     def of_many(self, holders: Sequence[ReferencePath], roots: Roots) -> ReferencePath:
         """Return the holder of several objects without a name, given that of each."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import elements, is_array
@@ -290,7 +290,7 @@ class BackwardSearch:
             chain = self.chain(holder, self.named)
             if chain is not None:
                 root, steps = chain
-                number = self._number_of_references(holder, linked)
+                number = self._number_of_references(holder, linked.keys())
                 names = self._names_of(root, steps)
                 ways.append(WayTo(names, (*steps, *self._steps_down(below, linked)), number))
         ways.sort(key=lambda way: way.roots[0].rank)
@@ -365,13 +365,14 @@ class BackwardSearch:
                     return group
         return [root]
 
-    def _number_of_references(self, holder: object, keys: Iterable[int]) -> int:
+    def _number_of_references(self, holder: object, keys: Set[int]) -> int:
         """Return the number of references from an object, which may be large, to some objects."""
         counts = self._reference_counts.get(id(holder))
         if counts is None:
             counts = Counter(map(id, referents_with_keys(holder)))
             self._reference_counts[id(holder)] = counts
-        return sum(map(counts.__getitem__, keys))
+        # Either may be long, so go through the shorter one.
+        return sum(map(counts.__getitem__, counts.keys() & keys))
 
 
 def _with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[object, list[int]]]:

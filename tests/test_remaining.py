@@ -1,0 +1,32 @@
+"""Which objects that an experiment leaves are asked for their holders."""
+
+from __future__ import annotations
+
+from ipygpumem.heap.holders.backward import BackwardSearch
+from ipygpumem.heap.sizes import Size, row_of
+from ipygpumem.inventory.remaining import Remaining
+
+
+def remaining(*items: object) -> Remaining:
+    return Remaining(row_of(items, Size({"cpu": 1 << 21})), items)
+
+
+def test_the_holders_of_many_objects_of_one_type_are_all_searched() -> None:
+    lists = [[number] for number in range(500)]
+    assert list(remaining(*lists).to_search()) == lists
+
+
+def test_of_many_small_objects_of_several_types_one_is_searched() -> None:
+    few = [[number] for number in range(50)] + [{"number": number} for number in range(50)]
+    assert list(remaining(*few).to_search()) == few
+    many = [*few, {"one": "more"}]
+    assert list(remaining(*many).to_search()) == many[:1]
+
+
+def test_references_from_a_long_holder_to_few_objects_are_counted() -> None:
+    item = object()
+    holder = [item, *range(1000), item]
+    search = object.__new__(BackwardSearch)
+    search._reference_counts = {}
+    assert search._number_of_references(holder, {id(item)}) == 2
+    assert search._number_of_references(holder, {id(item), *range(10_000)}) == 2
