@@ -192,7 +192,18 @@ def joined(ways: Sequence[Way]) -> Way:
             comments = [way.holder.advice.partition(COMMENT) for way in ways]
             comment = next((dashes + text for _, dashes, text in comments if text), "")
             return Way(ReferencePath(path, advice + comment), tuple(cuts))
-    return Way(ReferencePath(path, ", and ".join(line_of(way.holder.advice) for way in ways)))
+    lines = _used_first([line_of(way.holder.advice) for way in ways])
+    return Way(ReferencePath(path, ", and ".join(lines)))
+
+
+def _used_first(lines: Sequence[str]) -> list[str]:
+    """Return lines so that none deletes an object which a later one names."""
+
+    def is_named_elsewhere(line: str) -> bool:
+        deleted = line.removeprefix("del ")
+        return deleted != line and any(deleted in text for text in lines if text != line)
+
+    return sorted(lines, key=is_named_elsewhere)
 
 
 def _ended_first(ways: Sequence[Way], cuts: list[Cut]) -> list[Cut]:

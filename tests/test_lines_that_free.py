@@ -1,0 +1,26 @@
+"""The order of the parts of a line that removes an object from several places."""
+
+from __future__ import annotations
+
+import pytest
+
+from ipygpumem.heap.holders.cuts import Cut, Kind, statement_of
+from ipygpumem.heap.holders.path import Way, joined
+from ipygpumem.records import ReferencePath
+
+
+def way(line: str) -> Way:
+    return Way(ReferencePath("a place", line))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_object_is_deleted_after_its_parts_are_used(is_first: bool) -> None:
+    ways = [way("del its[0]"), way("its[0]._sampler_iter.close()")]
+    advice = joined(ways if is_first else ways[::-1]).holder.advice
+    assert advice == "its[0]._sampler_iter.close(), and del its[0]"
+
+
+def test_a_name_is_deleted_after_the_items_below_it() -> None:
+    name = Cut(Kind.NAME, 0, "", "mock")
+    item = Cut(Kind.ITEM, 1, "mock.calls", "mock.calls[0]", size=2)
+    assert statement_of([name, item]) == "del mock.calls[0]; del mock"
