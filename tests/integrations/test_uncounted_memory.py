@@ -84,7 +84,7 @@ COUNTED = {
     ),
     "polars": (
         "polars",
-        "[polars.DataFrame({'a': [1]})._df, polars.col('a')._pyexpr, polars.Series([1])._s]",
+        "[polars.DataFrame({'a': [1]})._df, polars.Series([1])._s, polars.Int64()]",
     ),
     "matplotlib": (
         "matplotlib.ft2font",
@@ -119,6 +119,11 @@ def value_of(module: str, expression: str) -> Any:
 def test_a_library_that_keeps_memory_is_named(library: str) -> None:
     item = value_of(*KEEPERS[library])
     assert OwnBytes().uncounted([item, "text", 3]) == {library}
+
+
+def test_an_expression_of_polars_may_keep_a_whole_series() -> None:
+    expression = value_of("polars", "polars.lit(polars.Series([1.0, 2.0]))._pyexpr")
+    assert OwnBytes().uncounted([expression]) == {"polars"}
 
 
 @pytest.mark.parametrize("kind", COUNTED)

@@ -116,7 +116,7 @@ _VALUES_OF: dict[str, tuple[str, ...]] = {
     "jax": ("Sharding",),
     "lxml": ("QName", "ClassLookup", "ErrorLog", "Resolver"),
     "netCDF4": ("Dimension",),
-    "polars": ("PyDataFrame", "Expr", "DataType", "Selector", "When", "Then"),
+    "polars": ("PyDataFrame", "DataType", "Selector", "When", "Then"),
     "pyarrow": (
         *_words("DataType Type Field Schema KeyValueMetadata MemoryPool Function FunctionRegistry"),
         *_words("FunctionOptions Options Kernel Expression FileSystem FileSelector FileInfo Codec"),
