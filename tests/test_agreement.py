@@ -29,7 +29,6 @@ GRAPH = "top does not read autograd graphs; why of an expression counts the mode
 GROWTH = "an experiment looks for new untracked objects only within reach of a name"
 
 KNOWN_SIZES: dict[str, str] = {
-    "left numpy: a class with arrays": "leaks does not list a class that an experiment has left",
     "named sklearn: a compiled query of scikit-learn": BUFFER,
     "left sklearn: a compiled query of scikit-learn": BUFFER,
     "left torch: losses": GRAPH,

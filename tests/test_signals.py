@@ -6,6 +6,7 @@ The signal is raised at a call of one of our functions, so that no test depends 
 
 import contextlib
 import functools
+import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -41,6 +42,14 @@ def _no_modules_of_tests(monkeypatch: pytest.MonkeyPatch, others_out_of_sight: N
     # The first look follows what users' modules hold. Here those are all tests that this process
     # has run.
     monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
+
+
+@pytest.fixture(autouse=True)
+def _small_heap() -> Iterator[None]:
+    """Let looks pass over what earlier tests have made: nearly all of the time otherwise."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 class Ringing:

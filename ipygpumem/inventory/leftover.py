@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ipygpumem.heap.heap import undisturbed
 from ipygpumem.heap.sizes import Sizes
@@ -29,8 +29,7 @@ def unnamed(
     now: RamFigures,
     kept_bytes: int,
     named: Mapping[str, int],
-    *,
-    knows_new: bool = True,
+    knows_new: Callable[[], bool] = lambda: True,
 ) -> list[str]:
     """Return a note on what ``kept_bytes`` of RAM consist of, if many of them cannot be named.
 
@@ -39,8 +38,8 @@ def unnamed(
         now: the figures of the end.
         kept_bytes: increase of RSS since then.
         named: bytes of known objects, by what these are.
-        knows_new: False if new objects without a name were not searched, because they cannot be
-            told from old ones.
+        knows_new: returns False if new objects without a name were not searched, because they
+            cannot be told from old ones.
     """
     free = max(0, now.free_bytes - start.free_bytes)
     if free:  # with or without pages in RAM
@@ -54,7 +53,7 @@ def unnamed(
     if left <= max(_FEW_BYTES, min(MANY_BYTES, MANY_SHARE * kept_bytes)):
         return []
     texts = [f"{format_bytes(size)} {name}" for name, size in sizes.items() if size >= MIB]
-    reason = _unnamed_text(start, now, left) if knows_new else _NOT_TOLD
+    reason = _unnamed_text(start, now, left) if knows_new() else _NOT_TOLD
     texts.append(f"{format_bytes(left)} not named: {reason}")
     return [f"{format_bytes(kept_bytes)} of RAM are still in use: {', '.join(texts)}"]
 

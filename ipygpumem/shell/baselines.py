@@ -89,9 +89,8 @@ class Baseline:
         received = chain.from_iterable(one.items for one in self.contents.received(names, made))
         return set(map(id, [*in_containers, *received]))
 
-    @property
     def knows_new_objects(self) -> bool:
-        """Return False if objects made since cannot be told from older ones."""
+        """Return False if objects made since cannot be told from older ones; lists all objects."""
         return self._made.identities() is not None
 
     def objects_since(self) -> set[int]:

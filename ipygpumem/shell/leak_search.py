@@ -112,12 +112,17 @@ class LeakSearch:
         survivors = self._leaked_names(heap)
         listed = {key for item in survivors for key in _storages(item)}
         graphs = [graph for graph in retained.graphs if graph.size_bytes >= smallest]
+        # Before anything is measured, because ``Sizes`` remembers an object only if several objects
+        # refer to it.
+        large = _LargeObjects(self._context, heap)
         nameless = _OtherSurvivors(self._survivors, heap, smallest, listed)
         in_rows = listed.union(nameless.storages, *(graph.shares for graph in graphs))
         # Made after the heap: it would be a holder of all of them.
         names = self._names()
         arrays = _UnnamedArrays(heap, names, smallest, in_rows)
-        objects = _Objects(self._context, nameless, heap, names, outputs.values, smallest, listed)
+        objects = _Objects(
+            self._context, large, nameless, heap, names, outputs.values, smallest, listed
+        )
         objects.leave_out(self._printed_texts)
         progress(0.7)
         questions = Questions(arrays.to_explain, objects.to_explain)
@@ -211,6 +216,20 @@ class _UnnamedArrays:
                 yield replace(self._rows[key], holder=holders[key])
 
 
+class _LargeObjects:
+    """The objects on a heap that may be leaks of other kinds than arrays.
+
+    Attributes:
+        places: places outside the names in which the user's code keeps objects.
+        items: the objects that are large by themselves.
+    """
+
+    def __init__(self, context: ShellContext, heap: Heap) -> None:
+        self.places = unreached.Places(heap)
+        self.places.contents.update(by_identity(list(in_run_modules(context.shell))))
+        self.items = [*heap.large_containers.values(), *heap.large_leaves]
+
+
 class _OtherSurvivors:
     """The objects that outlived experiments without a name, with the arrays in them.
 
@@ -245,6 +264,7 @@ class _Objects:
 
     Args:
         context: the shell's.
+        large: objects that may be leaks.
         nameless: survivors without a name.
         heap: the live objects.
         names: the notebook's names and their objects.
@@ -256,6 +276,7 @@ class _Objects:
     def __init__(
         self,
         context: ShellContext,
+        large: _LargeObjects,
         nameless: _OtherSurvivors,
         heap: Heap,
         names: Mapping[str, object],
@@ -266,18 +287,14 @@ class _Objects:
         self._context, self._heap = context, heap
         self._names, self._outputs = names, outputs
         self._smallest = smallest
-        self._places = unreached.Places(heap)
-        self._places.contents.update(by_identity(list(in_run_modules(context.shell))))
-        # Before anything is measured, because each is remembered only if something else refers to
-        # it, too.
-        self._large = [*heap.large_containers.values(), *heap.large_leaves]
+        self._large = large
         self._listed = listed
         self._survivors = nameless.alive
         self._sizes = nameless.sizes
         self._pass_over_arrays(self._sizes)
         alone = self._without_arrays()
         self._candidates = unreached.candidates(
-            self._places, self._large, alone, names.values(), smallest, MOST_EXPLAINED
+            large.places, large.items, alone, names.values(), smallest, MOST_EXPLAINED
         )
         wanted = set(map(id, self._candidates))
         named = unreached.led_to_by_names(names.values(), wanted)
@@ -369,7 +386,7 @@ class _Objects:
         self._has_names = True
         namespace = self._context.namespace
         modules = [sys.modules[name] for name in _users_modules(namespace) if name in sys.modules]
-        unreached.count_named(self._sizes, self._places, self._names.values(), modules)
+        unreached.count_named(self._sizes, self._large.places, self._names.values(), modules)
 
 
 def _with_storage(

@@ -327,8 +327,9 @@ class _SearchAtEnd:
         them.
         """
         # If new objects cannot be told from old ones, no other search finds them.
-        least = MUCH if self._ended.baseline.knows_new_objects else self.smallest
-        if self.unnamed_bytes < least:
+        if self.unnamed_bytes < self.smallest:
+            return
+        if self.unnamed_bytes < MUCH and self._ended.baseline.knows_new_objects():
             return
         left = self.unnamed_bytes * 5 // 4  # the end has freed older memory, too
         named = storages_of(self.alive)

@@ -63,8 +63,14 @@ def event_loops(names: Mapping[str, object]) -> Iterator[tuple[object, str]]:
     running = asyncio._get_running_loop()
     if running is not None:
         yield running, "import asyncio; asyncio.get_running_loop()"
-    for name, value in list(names.items()):
-        if value is not running and is_instance(value, kind) and target_of(name):
+    named = dict(names)
+    values = list(named.values())
+    kinds = kinds_of(values, kind)  # in C: there may be 100,000 names
+    if not kinds:
+        return
+    loops = set(map(id, of_types(kinds, values)))
+    for name, value in named.items():
+        if id(value) in loops and value is not running and target_of(name):
             yield value, target_of(name)
 
 
