@@ -26,7 +26,7 @@ from ipygpumem.introspect import is_exactly
 from ipygpumem.meter.meter import Meter, Span
 from ipygpumem.probes import own_limits
 from ipygpumem.probes.accelerators import TORCH_DEVICES, current_device
-from ipygpumem.probes.host import available_bytes
+from ipygpumem.probes.host import available_bytes, available_on_machine
 from ipygpumem.reclaim import reclaim
 from ipygpumem.reclaim.failure import Failure, classify
 from ipygpumem.reclaim.tracebacks import release
@@ -403,7 +403,7 @@ def _limit_in_words(last: Try, device: str, needed_bytes: int | None, usage: Usa
     if limit_bytes is not None:
         return f", but only {format_bytes(limit_bytes)} is allowed"
     own_limit = own_limits.nearest() if device == "cpu" else None
-    if own_limit is not None and own_limit.available_bytes <= available_bytes():
+    if own_limit is not None and own_limit.available_bytes <= available_on_machine():
         quantity = f"{format_bytes(own_limit.limit_bytes)} of {own_limits.WHAT[own_limit.name]}"
         return f", and {own_limit.name} allows this process {quantity}"
     total_bytes = usage.total_bytes if usage is not None else None

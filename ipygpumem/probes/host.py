@@ -240,10 +240,14 @@ def available_bytes(root: Path = cgroup.ROOT) -> int:
     """Return the host memory that this process can still allocate, by the system, its containers
     and its own limits.
     """
-    available = int(_psutil().virtual_memory().available)
-    of_groups = [group.available_bytes for group in cgroup.limits(root)]
     of_own_limits = [limit.available_bytes for limit in own_limits.limits()]
-    return min([available, *of_groups, *of_own_limits])
+    return min([available_on_machine(root), *of_own_limits])
+
+
+def available_on_machine(root: Path = cgroup.ROOT) -> int:
+    """Return the host memory that the system and the containers still have."""
+    available = int(_psutil().virtual_memory().available)
+    return min([available, *(group.available_bytes for group in cgroup.limits(root))])
 
 
 def host_figures(children_bytes: int | None, segments_bytes: int = 0) -> HostFigures:
