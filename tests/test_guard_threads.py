@@ -43,8 +43,12 @@ def fill_again_and_again():
         try: fill()
         except MemoryError: print('full')
 def start(work, count):
-    threads = [threading.Thread(target=work) for _ in range(count)]
-    for thread in threads: thread.start()
+    threads = []
+    for _ in range(count):
+        thread = threading.Thread(target=work)
+        try: thread.start()
+        except (RuntimeError, MemoryError): break  # nothing is left for its stack
+        threads.append(thread)
     for thread in threads: thread.join()
 """
 

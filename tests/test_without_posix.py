@@ -58,7 +58,7 @@ def test_the_extension_works_without_posix(tmp_path: Path) -> None:
         (line,) = ok(kernel, "%load_ext ipygpumem", "x = 'old'").reports("cell")
         assert "RAM" in line
         (text,) = fails(kernel, OUT_OF_MEMORY, "MemoryError").reports("recovery")
-        assert re.search(r"freed: RAM 1[67]", text)
+        assert re.search(r"freed: RAM 1[4-7]", text), text
         ok(kernel, *CELLS)
         ok(kernel, "%gpumem guard on --limit 250MiB")
         assert (
