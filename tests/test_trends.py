@@ -1,9 +1,7 @@
 """A cell that grows with every run is told so; nothing else is."""
 
-import gc
 import re
 import subprocess
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -152,11 +150,9 @@ def test_few_cells_keep_what_they_saw() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _small_heap() -> Iterator[None]:
-    """Let looks pass over what earlier tests have made: nearly all of the time otherwise."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
+def _no_modules_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let looks pass over the modules of tests: they lead to all tests that this process runs."""
+    monkeypatch.setattr(holders, "users_modules", dict)
 
 
 class Device:

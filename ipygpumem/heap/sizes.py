@@ -243,9 +243,9 @@ class Sizes:
         met_labels = [self._labels[key] for key in self._labels.keys() & measurement.met]
         sharers = dict.fromkeys(other for other in met_labels if other != label)
         for other, nodes in self._measured:
-            common = nodes & measurement.met
-            if not common:
+            if nodes.isdisjoint(measurement.met):
                 continue
+            common = nodes & measurement.met
             shared_bytes = self.region.bytes_of(self.region.reach(common) & nodes).total()
             if shared_bytes >= _LARGE or any(type(key) is tuple for key in common):
                 sharers[other] = None
