@@ -56,6 +56,8 @@ def start(work, count):
 def lives_on(kernel: Kernel) -> None:
     """Check that the kernel has kept its names and runs further cells and threads."""
     works(kernel, "assert kept == [1, 2]", "parts.clear(); parts = []")
+    # On a busy machine malloc may still have the pages, and the guard counts them.
+    works(kernel, "%gpumem free")
     reply = works(
         kernel,
         "thread = threading.Thread(target=print, args=('alive',)); thread.start(); thread.join()",
