@@ -40,46 +40,38 @@ def status_report(
     ``cells``, and kernels.
     """
     readings = list(readings)
-    notes = [(item.device, item.note) for item in readings if item.note]
-    for item in reconciliations:
-        notes += [(item.device, note) for note in item.notes]
     tables = [
         _readings_table(readings),
         *map(_parts_table, reconciliations),
         _children_table(children, cells),
         _kernels_table(kernels),
     ]
-    shown = [clean(f"{device_label(device)}: {note}") for device, note in notes]
-    return Report(
-        "status",
-        headline.split(SEPARATOR),
-        (*map(clean, lines), *shown),
-        tables,
-        records=reconciliations,
-    )
+    texts = [*map(clean, lines), *_notes(readings, reconciliations)]
+    head = headline.split(SEPARATOR)
+    return Report("status", head, tuple(texts), tables, records=reconciliations)
+
+
+def _notes(readings: Sequence[Reading], reconciliations: Sequence[Reconciliation]) -> list[str]:
+    """Return the notes on the devices' figures, and then on their parts."""
+    texts = []
+    for reading in readings:
+        if reading.note:
+            label = device_label(reading.device)
+            texts.append(clean(f"{label}: {reading.note}"))
+    for reconciliation in reconciliations:
+        label = device_label(reconciliation.device)
+        texts += [clean(f"{label}: {note}") for note in reconciliation.notes]
+    return texts
 
 
 def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> Table:
     """Return the child processes, each with the cell during which it was started."""
     largest = sorted(children, key=_sizes_of, reverse=True)
-    rows = []
-    for child in largest[:_CHILDREN_SHOWN]:
-        row = {
-            "size": format_bytes(child.memory_bytes),
-            "on devices": ", ".join(sizes(dict(child.on_devices))),
-            "process": str(child.pid),
-            "name": clean_name(child.name),
-            "started in": started_in(child, cells),
-            "to end it": clean(child.ends_by),
-        }
-        rows.append(row)
+    rows = [_child_row(child, cells) for child in largest[:_CHILDREN_SHOWN]]
     more = largest[_CHILDREN_SHOWN:]
     if more:
-        row = {
-            "size": format_bytes(sum(child.memory_bytes for child in more)),
-            "on devices": ", ".join(sizes(_on_devices(more))),
-            "name": f"and {len(more):,} more",
-        }
+        row = _row_of_more(more, "name")
+        row["on devices"] = _devices_text(more)
         rows.append(row)
     kind = "RSS: shared pages count fully"
     if all(child.is_shared_out for child in children):
@@ -88,9 +80,33 @@ def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> T
     return Table.of(rows, right, f"child processes, by {kind}", code={"to end it"})
 
 
+def _child_row(child: Child, cells: Sequence[CellRecord]) -> dict[str, str]:
+    return {
+        "size": format_bytes(child.memory_bytes),
+        "on devices": _devices_text([child]),
+        "process": str(child.pid),
+        "name": clean_name(child.name),
+        "started in": started_in(child, cells),
+        "to end it": clean(child.ends_by),
+    }
+
+
+def _row_of_more(processes: Sequence[Child | OtherKernel], column: str) -> dict[str, str]:
+    """Return the row of all processes that are too many to have a row each, with their number in
+    ``column``.
+    """
+    size = sum(process.memory_bytes for process in processes)
+    return {"size": format_bytes(size), column: f"and {len(processes):,} more"}
+
+
 def _sizes_of(child: Child) -> tuple[int, int]:
     """Return the bytes that a process uses on all devices, and in RAM."""
     return _on_devices([child]).total(), child.memory_bytes
+
+
+def _devices_text(children: Iterable[Child]) -> str:
+    """Return the bytes that processes use on each device, as a text."""
+    return ", ".join(sizes(_on_devices(children)))
 
 
 def _on_devices(children: Iterable[Child]) -> Counter[str]:
@@ -103,84 +119,99 @@ def _on_devices(children: Iterable[Child]) -> Counter[str]:
 
 def _kernels_table(kernels: Sequence[OtherKernel]) -> Table:
     """Return the other Jupyter kernels of the user, each with its notebook."""
-    rows = []
-    for kernel in kernels[:_CHILDREN_SHOWN]:
-        row = {
-            "size": format_bytes(kernel.memory_bytes),
-            "process": str(kernel.pid),
-            "notebook": clean(kernel.notebook) or "unknown",
-        }
-        rows.append(row)
+    rows = [_kernel_row(kernel) for kernel in kernels[:_CHILDREN_SHOWN]]
     more = kernels[_CHILDREN_SHOWN:]
     if more:
-        size = format_bytes(sum(kernel.memory_bytes for kernel in more))
-        rows.append({"size": size, "notebook": f"and {len(more):,} more"})
-    is_pss = all(kernel.is_shared_out for kernel in kernels)
-    title = f"your other Jupyter kernels, by {'PSS' if is_pss else 'RSS'}"
-    return Table.of(rows, {"size", "process"}, title)
+        rows.append(_row_of_more(more, "notebook"))
+    kind = "RSS"
+    if all(kernel.is_shared_out for kernel in kernels):
+        kind = "PSS"
+    return Table.of(rows, {"size", "process"}, f"your other Jupyter kernels, by {kind}")
+
+
+def _kernel_row(kernel: OtherKernel) -> dict[str, str]:
+    return {
+        "size": format_bytes(kernel.memory_bytes),
+        "process": str(kernel.pid),
+        "notebook": clean(kernel.notebook) or "unknown",
+    }
 
 
 def started_in(child: Child, cells: Sequence[CellRecord]) -> str:
     """Return the cell that ran when a process was started, or all such cells if its clock cannot
     tell them apart.
     """
-    near = []
+    numbers = []
     for cell in cells:
+        if cell.execution_count is None:
+            continue
         seconds = child.started_at - cell.started_at
-        is_near = -_CLOCK_SECONDS <= seconds <= cell.duration_seconds + _CLOCK_SECONDS
-        if is_near and cell.execution_count is not None:
-            near.append(str(cell.execution_count))
-    return f"cell {' or '.join(near)}" if near else "unknown cell"
+        if -_CLOCK_SECONDS <= seconds <= cell.duration_seconds + _CLOCK_SECONDS:
+            numbers.append(str(cell.execution_count))
+    if not numbers:
+        return "unknown cell"
+    return f"cell {' or '.join(numbers)}"
 
 
 def _readings_table(readings: Sequence[Reading]) -> Table:
-    rows = []
-    for item in readings:
-        row = {
-            "device": device_label(item.device),
-            "in use": size_text(item.current_bytes),
-            "reserved": size_text(item.reserved_bytes),
-            "device used": size_text(item.used_bytes),
-            "others": size_text(item.other_bytes),
-            "total": size_text(item.total_bytes),
-        }
-        rows.append(row)
+    rows = list(map(_reading_row, readings))
+    bars = list(map(_use, readings))
     numbers = set().union(*rows) - {"device"}
-    return Table.of(rows, numbers, bars=[*map(_use, readings)])
+    return Table.of(rows, numbers, bars=bars)
+
+
+def _reading_row(reading: Reading) -> dict[str, str]:
+    return {
+        "device": device_label(reading.device),
+        "in use": size_text(reading.current_bytes),
+        "reserved": size_text(reading.reserved_bytes),
+        "device used": size_text(reading.used_bytes),
+        "others": size_text(reading.other_bytes),
+        "total": size_text(reading.total_bytes),
+    }
 
 
 def _use(reading: Reading) -> Bar | None:
     """Return the bar of the device's use, as far as known, with this process's share separate."""
-    if not reading.total_bytes:
+    total = reading.total_bytes
+    if not total:
         return None
-    mine = reading.current_bytes if reading.reserved_bytes is None else reading.reserved_bytes
+    mine = reading.reserved_bytes
+    if mine is None:
+        mine = reading.current_bytes
     used = max(mine, reading.used_bytes or 0)
     label = (
         f"{device_label(reading.device)}: {format_bytes(mine)} this process, "
-        f"{format_bytes(used - mine)} other processes, of {format_bytes(reading.total_bytes)}"
+        f"{format_bytes(used - mine)} other processes, of {format_bytes(total)}"
     )
-    return Bar(label, reading.total_bytes, used - mine, mine)
+    return Bar(label, total, used - mine, mine)
 
 
 def _parts_table(device: Reconciliation) -> Table:
     """Return the parts of one device that are not empty, including "unknown"."""
     parts = [part for part in device.parts if part.size_bytes != 0]
-    rows = []
-    for part in parts:
-        row = {
-            "size": "unknown" if part.size_bytes is None else format_bytes(part.size_bytes),
-            "part": clean(part.name),
-            "what it is, what you can do": clean(part.advice),
-        }
-        rows.append(row)
+    rows = list(map(_part_row, parts))
     total = format_bytes(device.total_bytes)
     title = f"{clean(device_label(device.device))}: {total}, {clean(device.basis)}"
     bars = [_share(part, device.total_bytes) for part in parts]
     return Table.of(rows, {"size"}, title, bars=bars)
 
 
+def _part_row(part: Part) -> dict[str, str]:
+    size = "unknown"
+    if part.size_bytes is not None:
+        size = format_bytes(part.size_bytes)
+    return {
+        "size": size,
+        "part": clean(part.name),
+        "what it is, what you can do": clean(part.advice),
+    }
+
+
 def _share(part: Part, total_bytes: int) -> Bar | None:
-    if part.size_bytes is None or total_bytes <= 0 or part.size_bytes < total_bytes // 100:
+    """Return the bar of a part of a device's memory; None if it would be too short to see."""
+    size = part.size_bytes
+    if size is None or total_bytes <= 0 or size < total_bytes // 100:
         return None
-    label = f"{clean(part.name)}: {format_bytes(part.size_bytes)} of {format_bytes(total_bytes)}"
-    return Bar(label, total_bytes, part.size_bytes)
+    label = f"{clean(part.name)}: {format_bytes(size)} of {format_bytes(total_bytes)}"
+    return Bar(label, total_bytes, size)
