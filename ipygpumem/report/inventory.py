@@ -5,6 +5,7 @@ would free.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from ipygpumem.heap.holders.roots import NOTEBOOK
@@ -59,13 +60,16 @@ def groups_report(
     rows = [_group_row(group, by) for group in groups[:top]]
     remaining = groups[top:]
     if remaining:
-        sum_of_remaining = TensorGroup(
-            f"and {len(remaining):,} more",
-            sum(group.tensors for group in remaining),
-            sum(group.size_bytes for group in remaining),
-        )
-        rows.append(_group_row(sum_of_remaining, by))
+        number = sum(group.tensors for group in remaining)
+        size = sum(group.size_bytes for group in remaining)
+        sums = TensorGroup(_and_more(remaining), number, size)
+        rows.append(_group_row(sums, by))
     return _report(inventory, Table.of(rows, {"tensors", "size"}))
+
+
+def _and_more(remaining: Sequence[object]) -> str:
+    """Return the name of the last row, which sums up what is too small to be shown."""
+    return f"and {len(remaining):,} more"
 
 
 def _group_row(group: TensorGroup, by: str) -> dict[str, str]:
@@ -80,9 +84,11 @@ def _report(inventory: Inventory, table: Table) -> Report:
     """Return a report of an inventory, with the notes on its largest tensors."""
     number = count(len(inventory.tensors), "storage")
     head = [f"tensors and arrays: {number}", *sizes(inventory.device_bytes)]
-    noted = [row for row in inventory.tensors[:_NOTES_SHOWN] if row.note]
-    notes = [f"{row.name or row.type_name}: {row.note}" for row in noted]
-    lines = [clean(note) for note in (*inventory.notes, *notes)]
+    lines = list(map(clean, inventory.notes))
+    for row in inventory.tensors[:_NOTES_SHOWN]:
+        if row.note:
+            name = row.name or row.type_name
+            lines.append(clean(f"{name}: {row.note}"))
     return Report("tensors", SEPARATOR.join(head), lines, [table], records=[inventory])
 
 
@@ -91,29 +97,32 @@ def difference_report(difference: InventoryDiff, *, top: int = 20) -> Report:
     """Return the ``top`` largest tensors that were added, as many removed ones, and the sources of
     the inventories.
     """
-    places = clean(f"from {difference.before or 'before'} to {difference.after or 'after'}")
+    before = difference.before or "before"
+    after = difference.after or "after"
     changes = sizes(difference.changed_bytes, format_change) or ["no change"]
+    places = clean(f"from {before} to {after}")
     headline = SEPARATOR.join(["tensors and arrays", places, *changes])
-    return Report("difference", headline, (), changed_tables(difference, top), records=[difference])
+    tables = changed_tables(difference, top)
+    return Report("difference", headline, (), tables, records=[difference])
 
 
 def changed_tables(difference: InventoryDiff, top: int) -> list[Table]:
     """Return a table of the ``top`` largest tensors that were added, and one of the
     removed ones.
     """
-    added, removed = difference.added, difference.removed
-    return [
-        _table(f"added: {len(added):,}", added, top),
-        _table(f"removed: {len(removed):,}", removed, top),
-    ]
+    tables = []
+    for change, tensors in (("added", difference.added), ("removed", difference.removed)):
+        title = f"{change}: {len(tensors):,}"
+        tables.append(_table(title, tensors, top))
+    return tables
 
 
 def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
-    rows = [_tensor_row(row) for row in tensors[:top]]
+    rows = list(map(_tensor_row, tensors[:top]))
     remaining = tensors[top:]
     if remaining:
         size = format_bytes(sum(row.size_bytes for row in remaining))
-        rows.append({"size": size, "name": f"and {len(remaining):,} more"})
+        rows.append({"size": size, "name": _and_more(remaining)})
     return Table.of(rows, {"cell", "size"}, title)
 
 
@@ -121,7 +130,9 @@ def _tensor_row(row: TensorRecord) -> dict[str, str]:
     size = format_bytes(row.size_bytes)
     if row.note.startswith("could not"):  # be read
         size = "?"
-    shape = "" if row.shape is None else layout.shape_label(row.shape)
+    shape = ""
+    if row.shape is not None:
+        shape = layout.shape_label(row.shape)
     return {
         "size": size,
         "name": _tensor_name(row),
@@ -140,14 +151,17 @@ def _tensor_name(row: TensorRecord) -> str:
     name = row.name or "(no name)"
     if row.aliases:
         name += f" +{row.aliases}"
-    name = clean(name)
-    return f"{name} shared" if row.shared else name
+    if row.shared:
+        return f"{clean(name)} shared"
+    return clean(name)
 
 
 def _gradient_label(row: TensorRecord) -> str:
     if row.in_graph:
         return "graph"
-    return "requires" if row.requires_grad else ""
+    if row.requires_grad:
+        return "requires"
+    return ""
 
 
 # -- names --------------------------------------------------------------------------------------
@@ -160,21 +174,22 @@ def top_report(names: LargestNames, *, top: int = 20) -> Report:
     rows = [_name_row(share, names.used_bytes) for share in shares[:top]]
     remaining = shares[top:]
     if remaining:
-        size = sum(share.size_bytes for share in remaining)
-        rows.append({"size": format_bytes(size), "name": f"and {len(remaining):,} more"})
+        size = format_bytes(sum(share.size_bytes for share in remaining))
+        rows.append({"size": size, "name": _and_more(remaining)})
     rows += _rows_without_name(names)
-    notes = [*names.notes]
+    lines = list(map(clean, names.notes))
     for row in names.names[:top]:
-        notes += [f"{row.name}: {note}" for note in row.notes]
+        lines += [clean(f"{row.name}: {note}") for note in row.notes]
     numbers = {"cell", "size", "share", "del frees"}
     table = Table.of(rows, numbers, whole={"to free it"})
-    return Report("top", _top_head(names), [*map(clean, notes)], [table], records=[names])
+    return Report("top", _top_head(names), lines, [table], records=[names])
 
 
 def _top_head(names: LargestNames) -> list[str]:
     """Return the number of names, and the memory of each device that they hold."""
     head = [f"memory by name: {count(len(names.names), 'name')}"]
-    for device, size in (dict.fromkeys(names.used_bytes, 0) | names.device_bytes).items():
+    for device in dict.fromkeys([*names.used_bytes, *names.device_bytes]):
+        size = names.device_bytes.get(device, 0)
         if size <= 0 and device in OUTSIDE:
             continue
         text = f"{device_label(device)} {format_bytes(size)}"
@@ -202,7 +217,7 @@ def _shares(names: LargestNames) -> list[_DeviceShare]:
         for device, size in row.device_bytes.items():
             if size >= least:
                 shares.append(_DeviceShare(row, device, size))
-    return sorted(shares, key=lambda share: share.size_bytes, reverse=True)
+    return sorted(shares, key=attrgetter("size_bytes"), reverse=True)
 
 
 def _name_row(share: _DeviceShare, used_bytes: Mapping[str, int]) -> dict[str, str]:
@@ -212,11 +227,10 @@ def _name_row(share: _DeviceShare, used_bytes: Mapping[str, int]) -> dict[str, s
     freed = ""
     if row.freed_bytes is not None:
         freed = at_least + format_bytes(row.freed_bytes.get(device, 0))
-    share_text = _share_text(share.size_bytes, used_bytes.get(device, 0))
     names = [row.name, *row.same]
     return {
         "size": at_least + format_bytes(share.size_bytes),
-        "share": share_text,
+        "share": _share_text(share.size_bytes, used_bytes.get(device, 0)),
         "del frees": freed,
         "name": clean(", ".join(names)),
         "device": _accelerator(device),
@@ -251,9 +265,15 @@ def _rows_without_name(names: LargestNames) -> list[dict[str, str]]:
         used = names.used_bytes.get(device, 0)
         if device in OUTSIDE or not used or size < _LEAST_SHARE * used:
             continue
-        row = {"size": format_bytes(size), "share": f"{size / used:.0%}", "name": "(no name)"}
-        row["device"] = _accelerator(device)
-        row["content"] = "see %gpumem" if device == "cpu" else "see %gpumem leaks"
+        row = {
+            "size": format_bytes(size),
+            "share": f"{size / used:.0%}",
+            "name": "(no name)",
+            "device": _accelerator(device),
+            "content": "see %gpumem leaks",
+        }
+        if device == "cpu":
+            row["content"] = "see %gpumem"
         rows.append(row)
     return rows
 
@@ -271,17 +291,29 @@ def content_of(row: NamedSize) -> str:
     shown = large[:_PARTS_SHOWN]
     if not shown:
         return ""
-    kind = next((part.kind for part in shown if part.kind != "index"), "")
+    kind = _kind_of_parts(shown)
     texts = []
     for part in shown:
-        text = f"{part.items:,} {part.name}" if kind == "items" else part.name
+        text = part.name
+        if kind == "items":
+            text = f"{part.items:,} {part.name}"
         if kind != "items" or row.part_count > 1:
-            text += _size(part)
+            text += f" {format_bytes(part.size_bytes)}"
         texts.append(clean_name(text))
     content = ", ".join(texts)
     if kind in ("columns", "variables", "keys"):
         content = f"{_number_of_parts(row, kind)}: {content}"
-    return f"{content}, …" if len(large) > len(shown) else content
+    if len(large) > len(shown):
+        content += ", …"
+    return content
+
+
+def _kind_of_parts(parts: Sequence[Share]) -> str:
+    """Return the kind of the first part that is not an index; empty if there is none."""
+    for part in parts:
+        if part.kind != "index":
+            return part.kind
+    return ""
 
 
 def _large_parts(row: NamedSize) -> list[Share]:
@@ -302,22 +334,26 @@ def kind_of(row: NamedSize) -> str:
     """Return the type of an object and its largest parts, without figures: ``list of str``,
     ``DataFrame: text``.
     """
-    parts = [part for part in _large_parts(row) if part.kind != "index"]
+    names = []
     types: dict[str, None] = {}
-    for part in parts:
+    has_items = False
+    for part in _large_parts(row):
+        if part.kind == "index":
+            continue
+        names.append(part.name)
+        if part.kind == "items":
+            has_items = True
         if part.kind in ("items", "keys") and part.name != CACHED:
             types[part.type_name] = None
-    names, separator = [part.name for part in parts], ": "
-    if len(types) == 1 or any(part.kind == "items" for part in parts):
-        names, separator = list(types), " of "
+    separator = ": "
+    if has_items or len(types) == 1:
+        names = list(types)
+        separator = " of "
+    type_name = clean_name(row.type_name)
     if not names:
-        return clean_name(row.type_name)
+        return type_name
     shown = ", ".join(map(clean_name, names[:_PARTS_SHOWN]))
-    return f"{clean_name(row.type_name)}{separator}{shown}"
-
-
-def _size(part: Share) -> str:
-    return f" {format_bytes(part.size_bytes)}"
+    return f"{type_name}{separator}{shown}"
 
 
 # -- holders ------------------------------------------------------------------------------------
@@ -327,27 +363,40 @@ def _size(part: Share) -> str:
 def why_report(ownership: Ownership) -> Report:
     """Return the report on a name or an expression."""
     least = _LEAST_SHARE * ownership.size_bytes
-    holders = [
-        part for part in ownership.held if part.size_bytes >= least or _holds_all(ownership, part)
-    ]
+    # A holder with a small row may still keep nearly all of the object, as earlier rows do.
+    least_shared = _NEARLY_ALL * sum(part.size_bytes for part in ownership.held)
+    holders, sharing = [], []
+    for part in ownership.held:
+        if part.size_bytes >= least or (part.is_shared and part.shared_bytes >= least_shared):
+            holders.append(part)
+        elif part.is_shared:
+            sharing.append(part)
     rows = [_row_of_holder(part, least) for part in holders[:_HOLDERS_SHOWN]]
     table = Table.of(rows, {"still held"}, code={"freed by"})
-    lines = _lines_of_why(ownership, holders)
+    lines = _lines_of_holders(holders, sharing) + _lines_of_content(ownership)
     return Report("why", _head_of_why(ownership), lines, [table], records=[ownership])
 
 
-def _lines_of_why(ownership: Ownership, holders: Sequence[HeldPart]) -> list[str]:
-    """Return lines about holders without a row, the object's parts, and limits of the figures."""
-    lines = list[str]()
-    if len(holders) > _HOLDERS_SHOWN:
-        lines.append(f"and {count(len(holders) - _HOLDERS_SHOWN, 'more holder')}")
-    sharing = [part for part in ownership.held if part.is_shared and part not in holders]
+def _lines_of_holders(holders: Sequence[HeldPart], sharing: Sequence[HeldPart]) -> list[str]:
+    """Return lines about holders without a row, and about those that share small parts."""
+    lines = []
+    more = len(holders) - _HOLDERS_SHOWN
+    if more > 0:
+        lines.append(f"and {count(more, 'more holder')}")
     if sharing:
         names = [clean(part.holder.path.removeprefix(NOTEBOOK)) for part in sharing]
         verb = "shares" if len(names) == 1 else "share"
         lines.append(f"{listed(names, _SHARING_SHOWN)} {verb} parts of it")
-    if ownership.parts:
-        parts = [f"{clean_name(name)} {format_bytes(size)}" for name, size in ownership.parts]
+    return lines
+
+
+def _lines_of_content(ownership: Ownership) -> list[str]:
+    """Return lines about the object's parts, and about the limits of the figures."""
+    lines = []
+    parts = []
+    for name, size in ownership.parts:
+        parts.append(f"{clean_name(name)} {format_bytes(size)}")
+    if parts:
         lines.append(f"consists of {', '.join(parts)}")
     lines += map(clean, ownership.notes)
     if not ownership.followed:
@@ -365,52 +414,41 @@ def _head_of_why(ownership: Ownership) -> list[str]:
     on_devices = sizes(ownership.device_bytes)
     if on_devices and (ownership.is_at_least or not ownership.complete):
         on_devices[0] = f"at least {on_devices[0]}"
-    head = [clean_name(ownership.name), clean_name(ownership.type_name), *on_devices]
+    names = map(clean_name, (ownership.name, ownership.type_name))
+    head = [*names, *on_devices]
     freed = sum(ownership.freed_bytes.values())
     if ownership.is_name and (freed or ownership.complete):
-        head.append(
-            f"del {clean_name(target_of(ownership.name))} frees {_freed_text(ownership, freed)}"
-        )
+        target = clean_name(target_of(ownership.name))
+        head.append(f"del {target} frees {_freed_text(ownership, freed)}")
     return head
-
-
-def _holds_all(ownership: Ownership, part: HeldPart) -> bool:
-    """Return True if a holder alone would keep nearly all of what is held, as earlier rows do."""
-    held_bytes = sum(other.size_bytes for other in ownership.held)
-    return part.is_shared and part.shared_bytes >= _NEARLY_ALL * held_bytes
 
 
 def _row_of_holder(part: HeldPart, least: float) -> dict[str, str]:
     """Return the row of a holder, which says "shared" if it adds less than ``least`` bytes."""
+    size = "shared"
+    if part.size_bytes >= least:
+        size = format_bytes(part.size_bytes)
     path = clean(part.holder.path)
     if part.objects > 1:
         path += f", and {count(part.objects - 1, 'more object')}"
-    return {
-        "still held": format_bytes(part.size_bytes) if part.size_bytes >= least else "shared",
-        "by": path,
-        "freed by": clean(part.holder.advice),
-    }
+    return {"still held": size, "by": path, "freed by": clean(part.holder.advice)}
 
 
 def _freed_text(ownership: Ownership, freed: int) -> str:
     """Return the bytes that ``del`` frees; all of them only if each byte is known."""
     if ownership.is_at_least:
         return f"at least {format_bytes(freed)}"
-    return format_bytes(freed) if ownership.held else "all of it"
+    if ownership.held:
+        return format_bytes(freed)
+    return "all of it"
 
 
 def left_report(name: str, cell: int | None, left: Sequence[RetainedArray]) -> Report:
     """Return the report on a deleted name: its object or arrays that are still alive."""
-    bound = "" if cell is None else f"; cell {cell} bound it"
+    headline = f"{clean_name(name)} is not defined"
+    if cell is not None:
+        headline += f"; cell {cell} bound it"
     if left:
-        return Report(
-            "why",
-            f"{clean_name(name)} is not defined{bound}, but part of it is alive",
-            leak_lines(left),
-        )
+        return Report("why", f"{headline}, but part of it is alive", leak_lines(left))
     hint = "%gpumem leaks lists memory that no name leads to"
-    return Report(
-        "why",
-        f"{clean_name(name)} is not defined{bound}; it is not known to have left anything",
-        [hint],
-    )
+    return Report("why", f"{headline}; it is not known to have left anything", [hint])
