@@ -29,6 +29,7 @@ from ipygpumem.report.layout import (
     count,
     device_label,
     in_use,
+    listed,
     number_text,
     peak_label,
     shorten,
@@ -56,9 +57,10 @@ def history_report(
             text += "; an experiment inside one cell has no cells of its own"
         return Report("history", text)
     rows = list(map(_cell_row, cells, _figures(cells)))
+    table = _table(rows, "source", "experiment", "error")
     seconds = format_seconds(sum(cell.duration_seconds for cell in cells))
     headline = f"history · {_number(cells, total, 'cell')}{of} · {seconds}"
-    return Report("history", headline, tables=[_table(rows, "source", "experiment", "error")])
+    return Report("history", headline, tables=[table])
 
 
 def _cell_row(cell: CellRecord, devices: dict[str, str]) -> dict[str, str]:
@@ -91,12 +93,15 @@ def _trace_row(trace: TraceRecord, devices: dict[str, str]) -> dict[str, str]:
 
 def _table(rows: Sequence[dict[str, str]], *words: str, title: str = "") -> Table:
     """Return a table whose columns are numbers, except those named in ``words``."""
-    return Table.of(rows, set(rows[0]) - set(words), title, code={"source"})
+    numbers = rows[0].keys() - words
+    return Table.of(rows, numbers, title, code={"source"})
 
 
 def _number(shown: Sequence[object], total: int, what: str) -> str:
     number = count(total, what)
-    return f"the last {len(shown)} of {number}" if len(shown) < total else number
+    if len(shown) < total:
+        return f"the last {len(shown)} of {number}"
+    return number
 
 
 def _figures(spans: Spans, first: TraceRecord | None = None) -> list[dict[str, str]]:
@@ -121,21 +126,25 @@ def _device_figures(
     span: CellRecord | ExperimentRecord | TraceRecord, device: str, usage: Usage | None
 ) -> dict[str, str]:
     """Return the memory that a record kept on a device, and its peak."""
+    kept_text = peak_text = ""
+    if usage is not None:
+        kept_text = format_change(usage.delta_bytes)
+        peak_text = peak_label(usage)
     label = device_label(device)
-    kept_column = {f"{label} kept": "" if usage is None else format_change(usage.delta_bytes)}
-    peak_column = {f"{label} peak": "" if usage is None else peak_label(usage)}
     if isinstance(span, ExperimentRecord):
-        return peak_column | kept_column
-    return kept_column | peak_column
+        return {f"{label} peak": peak_text, f"{label} kept": kept_text}
+    return {f"{label} kept": kept_text, f"{label} peak": peak_text}
 
 
 def _growth_since(first: TraceRecord, usage: Usage | None) -> str:
     """Return the growth of a device since the end of a loop's first iteration."""
     if usage is None:
         return ""
+    growth = usage.after_bytes
     start = usage_on(first.usages, usage.device)
-    start_bytes = 0 if start is None else start.after_bytes
-    return format_change(usage.after_bytes - start_bytes)
+    if start is not None:
+        growth -= start.after_bytes
+    return format_change(growth)
 
 
 def _in_use(spans: Spans) -> list[str]:
@@ -157,7 +166,8 @@ def growth_line(growth: Growth) -> str:
 
 def growth_size(growth: Growth) -> str:
     """Return the growth of a device per run: ``64 MiB``, or ``60 to 64 MiB``."""
-    least, most = format_bytes(growth.least_bytes), format_bytes(growth.most_bytes)
+    least = format_bytes(growth.least_bytes)
+    most = format_bytes(growth.most_bytes)
     if least == most:
         return most
     number, unit = least.split()
@@ -193,16 +203,25 @@ def holder_lines(
     """
     lines = list[str]()
     for growth in growths:
-        label = device_label(growth.device)
         holders = _holders_of(growth, before, now, runs, keeper_of)
+        held_bytes = 0
         for size, holder in holders:
-            lines.append(f"{label} {format_change(size)} per {run} is held by {holder}")
+            held_bytes += size
+            lines.append(_held_line(growth, size, run, holder))
         lines = lines[:_HOLDERS_SHOWN]
         if growth.device == "cpu":
-            held_bytes = sum(size for size, _ in holders)
             gaps = min(free_bytes // runs, growth.most_bytes - held_bytes)
             lines += free_heap_line(growth, gaps, run)
     return lines or list(now[0].notes)
+
+
+def _held_line(growth: Growth, size: int, run: str, holder: str) -> str:
+    """Return the line about a holder of ``size`` bytes of what a run adds to a device."""
+    return f"{_growth_per_run(growth, size, run)} is held by {holder}"
+
+
+def _growth_per_run(growth: Growth, size: int, run: str) -> str:
+    return f"{device_label(growth.device)} {format_change(size)} per {run}"
 
 
 def _holders_of(
@@ -215,14 +234,18 @@ def _holders_of(
     """Return the bytes that each name added per run, and those of arrays without a name, as far as
     they are a relevant share of the growth.
     """
+    names_before, unnamed_before = before
+    names_now, unnamed_now = now
     least = growth.least_bytes * _LEAST_SHARE
-    holders = _grown_names(before[0], now[0], growth.device, least, runs)
+    holders = _grown_names(names_before, names_now, growth.device, least, runs)
     named_bytes = sum(size for size, _ in holders)
-    added, example = _grown_unnamed(before[1], now[1], growth.device)
+    added, example = _grown_unnamed(unnamed_before, unnamed_now, growth.device)
     # names may hold some of them
     unnamed_bytes = min(added // runs, growth.most_bytes - named_bytes)
     if unnamed_bytes >= least:
-        what = "objects without a name" if example is None else clean(keeper_of(example))
+        what = "objects without a name"
+        if example is not None:
+            what = clean(keeper_of(example))
         holders.append((unnamed_bytes, what))
     return holders
 
@@ -231,12 +254,13 @@ def _grown_names(
     before: LargestNames, now: LargestNames, device: str, least: float, runs: int
 ) -> list[tuple[int, str]]:
     """Return the names that grew by at least ``least`` bytes in each run, the largest first."""
-    old_bytes = {row.name: row.device_bytes.get(device, 0) for row in before.names}
+    bytes_before = {row.name: row.device_bytes.get(device, 0) for row in before.names}
     holders = []
     for row in now.names:
-        grown = row.device_bytes.get(device, 0) - old_bytes.get(row.name, 0)
-        if grown >= least * runs:
-            holders.append((grown // runs, f"{clean_name(row.name)} ({kind_of(row)})"))
+        growth = row.device_bytes.get(device, 0) - bytes_before.get(row.name, 0)
+        if growth >= least * runs:
+            label = f"{clean_name(row.name)} ({kind_of(row)})"
+            holders.append((growth // runs, label))
     return sorted(holders, reverse=True)
 
 
@@ -244,39 +268,38 @@ def _grown_unnamed(
     before: Inventory, now: Inventory, device: str
 ) -> tuple[int, TensorRecord | None]:
     """Return the growth of a device's arrays without a name, and one of those that are new."""
-    grown = now.device_bytes.get(device, 0) - before.device_bytes.get(device, 0)
+    bytes_before = before.device_bytes.get(device, 0)
+    growth = now.device_bytes.get(device, 0) - bytes_before
     old_storages = {row.storage for row in before.tensors}
     for row in now.tensors:
         if row.device == device and row.storage not in old_storages:
-            return grown, row
-    return grown, None
+            return growth, row
+    return growth, None
 
 
 def process_lines(grown: Iterable[ProcessGrowth], growth: Growth, run: str, runs: int) -> list[str]:
     """Return the processes that grew with each of the last ``runs`` runs, with the lines that end
     them.
     """
-    least, label = growth.least_bytes * _LEAST_SHARE, device_label(growth.device)
+    least = growth.least_bytes * _LEAST_SHARE
     lines = list[str]()
     for item in grown:
         size = item.grown_bytes // runs
         if size >= least:
-            lines.append(f"{label} {format_change(size)} per {run} is held by {_processes(item)}")
+            lines.append(_held_line(growth, size, run, _processes(item)))
     return lines[:_HOLDERS_SHOWN]
 
 
 def _processes(item: ProcessGrowth) -> str:
     """Return processes by name and number, and the line that ends them."""
-    names = ", ".join(
-        f"{child.pid} ({clean(child.name)})" for child in item.processes[:_HOLDERS_SHOWN]
-    )
-    hidden = len(item.processes) - _HOLDERS_SHOWN
-    if hidden > 0:
-        names += f" and {hidden} more"
-    noun, pronoun = ("process", "it") if len(item.processes) == 1 else ("processes", "them")
-    if not item.ends_by:
-        return f"{noun} {names}; the line that ends {pronoun} is not known"
-    return f"{noun} {names}; to end {pronoun}: {clean(item.ends_by)}"
+    processes = [f"{child.pid} ({clean(child.name)})" for child in item.processes]
+    noun, pronoun = "processes", "them"
+    if len(processes) == 1:
+        noun, pronoun = "process", "it"
+    names = f"{noun} {listed(processes, _HOLDERS_SHOWN)}"
+    if item.ends_by:
+        return f"{names}; to end {pronoun}: {clean(item.ends_by)}"
+    return f"{names}; the line that ends {pronoun} is not known"
 
 
 def free_heap_line(growth: Growth, size: int, run: str) -> list[str]:
@@ -286,11 +309,8 @@ def free_heap_line(growth: Growth, size: int, run: str) -> list[str]:
     accounts_for_it = 2 * size >= growth.least_bytes
     if not accounts_for_it:
         return []
-    label = device_label(growth.device)
-    return [
-        f"{label} {format_change(size)} per {run} is free in malloc's heap, in gaps between "
-        f"objects: %gpumem free"
-    ]
+    per_run = _growth_per_run(growth, size, run)
+    return [f"{per_run} is free in malloc's heap, in gaps between objects: %gpumem free"]
 
 
 def unknown_line(growth: Growth) -> str:
@@ -312,25 +332,28 @@ def loop_report(rows: Sequence[TraceRecord], total: int | None, remarks: Sequenc
     """
     first, last = rows[0], rows[-1]
     label = clean_name(last.label)
-    number = f"{last.iteration}" if total is None else f"{last.iteration} of {total}"
-    seconds = last.started_at + last.duration_seconds - first.started_at
+    number = str(last.iteration)
+    if total is not None:
+        number += f" of {total}"
+    title = ""
     hidden = (last.iteration or 0) - len(rows)
-    title = f"{count(hidden, 'row')} after the first not shown" if hidden else ""
+    if hidden:
+        title = f"{count(hidden, 'row')} after the first not shown"
     table_rows = []
     for record, figures in zip(rows, _figures(rows, first), strict=True):
         row = {label: str(record.iteration), "time": format_seconds(record.duration_seconds)}
         table_rows.append(row | figures)
+    table = _table(table_rows, title=title)
+    seconds = last.started_at + last.duration_seconds - first.started_at
     head = [f"{label} {number}", format_seconds(seconds)]
-    return Report("track", head, remarks, [_table(table_rows, title=title)], records=rows)
+    return Report("track", head, remarks, [table], records=rows)
 
 
 def iteration_report(record: TraceRecord) -> Report:
     """Return one line for one iteration, for front-ends that cannot update a table."""
-    return Report(
-        "track",
-        [f"{clean_name(record.label)} {record.iteration}", *trace_segments(record)],
-        records=[record],
-    )
+    label = f"{clean_name(record.label)} {record.iteration}"
+    head = [label, *trace_segments(record)]
+    return Report("track", head, records=[record])
 
 
 # -- experiments --------------------------------------------------------------------------------
@@ -351,17 +374,17 @@ def experiments_report(
 def _experiment_row(run: NumberedRun, devices: dict[str, str]) -> dict[str, str]:
     record = run.record
     began = datetime.fromtimestamp(record.started_at)  # in local time
-    parameters = [
-        f"{shorten(name, _VALUE_SHOWN)}={_value(value)}"
-        for name, value in record.parameters.items()
-    ]
+    parameters = []
+    for name, value in record.parameters.items():
+        short_name = shorten(name, _VALUE_SHOWN)
+        parameters.append(f"{short_name}={_value(value)}")
     return {
         "experiment": run.label,
         "began": began.strftime("%H:%M:%S"),
         **_times(record),
         "cells": _parts(record),
         **devices,
-        "OOMs": str(record.ooms) if record.ooms else "",
+        "OOMs": str(record.ooms or ""),
         "parameters": ", ".join(parameters),
     }
 
@@ -385,7 +408,9 @@ def comparison_report(runs: Sequence[NumberedRun]) -> Report:
     Several devices have a table each, because one would be too wide for most pages.
     """
     records = [run.record for run in runs]
-    parameters = dict.fromkeys(name for record in records for name in record.parameters)
+    parameters: dict[str, object] = {}
+    for record in records:
+        parameters |= record.parameters
     rows = [_comparison_row(run, parameters) for run in runs]
     tables = [_table(rows, "experiment")]
     for device in _in_use(records):
@@ -401,13 +426,12 @@ def comparison_report(runs: Sequence[NumberedRun]) -> Report:
 def _comparison_row(run: NumberedRun, parameters: Iterable[str]) -> dict[str, str]:
     row = {"experiment": run.label}
     for name in parameters:
-        row[shorten(name, _VALUE_SHOWN)] = _value(run.record.parameters.get(name, ""))
-    return {
-        **row,
-        **_times(run.record),
-        "cells": _parts(run.record),
-        "OOMs": str(run.record.ooms),
-    }
+        value = run.record.parameters.get(name, "")
+        row[shorten(name, _VALUE_SHOWN)] = _value(value)
+    row |= _times(run.record)
+    row["cells"] = _parts(run.record)
+    row["OOMs"] = str(run.record.ooms)
+    return row
 
 
 def _device_row(run: NumberedRun, usage: Usage) -> dict[str, str]:
@@ -439,7 +463,9 @@ def numbered(records: Iterable[ExperimentRecord]) -> list[NumberedRun]:
     for name, record in named:
         so_far[name] += 1
         number = so_far[name]
-        label = f"{name} #{number}" if total[name] > 1 else name
+        label = name
+        if total[name] > 1:
+            label = f"{name} #{number}"
         runs.append(NumberedRun(name, number, label, record))
     return runs
 
