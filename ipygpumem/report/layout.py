@@ -42,10 +42,13 @@ class Bar:
         length.
         """
         pieces: list[int] = []
+        room = self.length_bytes
         for size in (self.used_bytes, self.kept_bytes, self.peak_bytes):
-            room = self.length_bytes - sum(pieces)
-            is_visible = size >= _LEAST_SHARE * self.length_bytes
-            pieces.append(min(size, room) if is_visible else 0)
+            piece = 0
+            if size >= _LEAST_SHARE * self.length_bytes:
+                piece = min(size, room)
+            pieces.append(piece)
+            room -= piece
         return pieces
 
 
@@ -85,10 +88,16 @@ class Table:
         """Return a table of rows that have texts by heading, without columns that are empty in
         every row.
         """
-        names = dict.fromkeys(name for row in rows for name in row)
-        columns = tuple(name for name in names if any(row.get(name) for row in rows))
-        texts = tuple(tuple(row.get(name, "") for name in columns) for row in rows)
-        return cls(title, columns, texts, numbers, **more)
+        is_filled: dict[str, bool] = {}
+        for row in rows:
+            for name, text in row.items():
+                is_filled[name] = bool(text) or is_filled.get(name, False)
+        columns = tuple(name for name in is_filled if is_filled[name])
+        texts = []
+        for row in rows:
+            cells = [row.get(name, "") for name in columns]
+            texts.append(tuple(cells))
+        return cls(title, columns, tuple(texts), numbers, **more)
 
     def split(self) -> tuple[Table, str]:
         """Return the table without columns of texts that are equal in all rows, and these texts in
@@ -106,7 +115,8 @@ class Table:
             return self, ""
         columns = [self.columns[place] for place in places]
         rows = [[row[place] for place in places] for row in self.rows]
-        return replace(self, columns=columns, rows=rows), f"in every row: {', '.join(equal_texts)}"
+        fewer = replace(self, columns=columns, rows=rows)
+        return fewer, f"in every row: {', '.join(equal_texts)}"
 
 
 @dataclass(frozen=True)
@@ -150,17 +160,23 @@ class Report:
     records: Sequence[Record] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tables", [table for table in self.tables if table.rows])
-        object.__setattr__(self, "facts", [fact for fact in self.facts if fact.values])
-        object.__setattr__(
-            self, "listings", [listing for listing in self.listings if listing.lines]
-        )
+        tables = [table for table in self.tables if table.rows]
+        facts = [fact for fact in self.facts if fact.values]
+        listings = [listing for listing in self.listings if listing.lines]
+        object.__setattr__(self, "tables", tables)
+        object.__setattr__(self, "facts", facts)
+        object.__setattr__(self, "listings", listings)
 
     @property
     def segments(self) -> list[LineSegment]:
         """The headline in parts, at least one."""
-        parts = [self.head] if isinstance(self.head, str) else self.head
-        return [LineSegment(part) if isinstance(part, str) else part for part in parts]
+        if isinstance(self.head, str):
+            return [LineSegment(self.head)]
+        segments = []
+        for part in self.head:
+            segment = LineSegment(part) if isinstance(part, str) else part
+            segments.append(segment)
+        return segments
 
     @property
     def headline(self) -> str:
@@ -193,26 +209,32 @@ class Scales:
         total = usage.total_bytes
         if not total:
             return None
-        used, kept, peak = _sizes(usage)
-        highest = max(self._highest.get(usage.device, 0), used + kept + peak)
-        wanted = highest + highest // 20
-        step = 1 << max(0, wanted.bit_length() - 2)
-        length = min(total, _rounded_up(wanted, step) or 1)
-        if max(kept, peak) < _LEAST_SHARE * length:
+        now = _sizes(usage)
+        length = min(total, self._length(usage.device, sum(now)))
+        if max(now.more, now.peak) < _LEAST_SHARE * length:
             return None
-        in_use_now = f"{format_bytes(used + kept)} of {format_bytes(total)} in use"
-        label = f"{device_label(usage.device)}: {in_use_now}"
+        use = format_bytes(now.before + now.more)
+        label = f"{device_label(usage.device)}: {use} of {format_bytes(total)} in use"
         if length < total:
             label += f"; the bar ends at {format_bytes(length)}"
         grain = _rounded_up(length, 1024) // 1024  # so that equal-looking bars are equal
-        return Bar(
-            label,
-            length,
-            _rounded_up(used, grain),
-            _rounded_up(kept, grain),
-            _rounded_up(peak, grain),
-            is_whole=length == total,
-        )
+        before, more, peak = [_rounded_up(size, grain) for size in now]
+        return Bar(label, length, before, more, peak, is_whole=length == total)
+
+    def _length(self, device: str, size: int) -> int:
+        """Return the length of a device's bar for ``size`` bytes, or for its highest use."""
+        highest = max(size, self._highest.get(device, 0))
+        wanted = highest + highest // 20
+        step = 1 << max(0, wanted.bit_length() - 2)
+        return _rounded_up(wanted, step) or 1
+
+
+class _Sizes(NamedTuple):
+    """Bytes in use since before, bytes kept in addition, and the peak above both."""
+
+    before: int
+    more: int
+    peak: int
 
 
 def _rounded_up(size: int, step: int) -> int:
@@ -220,20 +242,23 @@ def _rounded_up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def _sizes(usage: Usage) -> tuple[int, int, int]:
-    """Return the bytes in use since before, the bytes kept in addition, and the peak above both.
+def _sizes(usage: Usage) -> _Sizes:
+    """Return the sizes of a device's bar.
 
     If known, other processes, the context and the allocator's cache count as in use before: the sum
     is the use of the whole device at the peak.
     """
-    kept = max(0, usage.delta_bytes)
+    more = max(0, usage.delta_bytes)
     peak = max(0, usage.peak_bytes - usage.after_bytes)
-    used = usage.after_bytes - kept
+    before = usage.after_bytes - more
     if usage.used_bytes is not None:
-        mine = usage.after_bytes if usage.reserved_bytes is None else usage.reserved_bytes
+        mine = usage.reserved_bytes
+        if mine is None:
+            mine = usage.after_bytes
+        not_ours = usage.used_bytes - mine
         # The peak lay in the allocator's cache, unless that has been freed.
-        used = max(usage.used_bytes - kept - peak, usage.used_bytes - mine + used)
-    return used, kept, peak
+        before = max(usage.used_bytes - more - peak, not_ours + before)
+    return _Sizes(before, more, peak)
 
 
 # -- texts --------------------------------------------------------------------------------------
@@ -247,9 +272,11 @@ def clean(text: str) -> str:
         text = f"{text[:_LONGEST_TEXT]}…"
     if text.isprintable():
         return text
-    return "".join(
-        [letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text]
-    )
+    letters = []
+    for letter in text:
+        is_harmless = letter.isprintable()
+        letters.append(letter if is_harmless else "\N{REPLACEMENT CHARACTER}")
+    return "".join(letters)
 
 
 def shorten(text: str, letters: int) -> str:
@@ -260,7 +287,8 @@ def shorten(text: str, letters: int) -> str:
     if len(text) <= letters:
         return text
     tail = (letters - 1) // 3
-    return f"{text[: letters - 1 - tail]}…{text[len(text) - tail :]}"
+    head = letters - 1 - tail
+    return f"{text[:head]}…{text[len(text) - tail :]}"
 
 
 def clean_name(text: str) -> str:
@@ -277,29 +305,41 @@ def listed(values: Sequence[str], most: int = NAMES_SHOWN) -> str:
     """Return values with commas, and the number of those that are too many to show."""
     shown = ", ".join(values[:most])
     hidden = len(values) - most
-    return f"{shown} and {hidden} more" if hidden > 0 else shown
+    if hidden > 0:
+        return f"{shown} and {hidden} more"
+    return shown
 
 
 def count(number: int, thing: str) -> str:
     """Return ``1 cell``, ``2 cells``."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+    if number == 1:
+        return f"1 {thing}"
+    return f"{number} {thing}s"
 
 
 def number_text(number: int | None) -> str:
     """Return a number such as that of a cell; an empty text for None, which leaves its place in a
     table empty.
     """
-    return "" if number is None else str(number)
+    if number is None:
+        return ""
+    return str(number)
 
 
 def size_text(size: int | None) -> str:
     """Return bytes with their unit; an empty text if they are unknown."""
-    return "" if size is None else format_bytes(size)
+    if size is None:
+        return ""
+    return format_bytes(size)
 
 
 def sizes(by_device: Mapping[str, int], form: Callable[[int], str] = format_bytes) -> list[str]:
     """Return ``RAM 1 MiB`` for each device."""
-    return [f"{device_label(device)} {form(size)}" for device, size in by_device.items()]
+    texts = []
+    for device, size in by_device.items():
+        label = device_label(device)
+        texts.append(f"{label} {form(size)}")
+    return texts
 
 
 def shape_label(shape: Sequence[int]) -> str:
@@ -316,7 +356,9 @@ def peak_label(usage: Usage) -> str:
 
 def sampled_mark(usage: Usage) -> str:
     """Return the mark of a sampled peak; empty for an exact one."""
-    return " (sampled)" if usage.method == "sampled" else ""
+    if usage.method == "sampled":
+        return " (sampled)"
+    return ""
 
 
 def in_use(usage: Usage) -> bool:
@@ -324,11 +366,10 @@ def in_use(usage: Usage) -> bool:
 
     Semaphores of libraries take a few KiB of shared memory, which no user asks about.
     """
+    most_bytes = max(usage.peak_bytes, usage.before_bytes)
     if usage.device in OUTSIDE:
-        return max(usage.peak_bytes, usage.before_bytes) >= MIB
-    return usage.device == "cpu" or bool(
-        usage.peak_bytes or usage.before_bytes or usage.reserved_bytes
-    )
+        return most_bytes >= MIB
+    return usage.device == "cpu" or most_bytes > 0 or bool(usage.reserved_bytes)
 
 
 def device_label(device: str) -> str:
