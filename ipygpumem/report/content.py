@@ -61,11 +61,14 @@ def cell_report(record: CellRecord, scales: layout.Scales | None = None) -> Repo
 
 def trace_report(record: TraceRecord, note: str = "") -> Report:
     """Return the one-line report of a trace."""
-    label = clean_name(record.label)
-    head: list[LineSegment | str] = [f"trace {label}" if label else "trace"]
+    title = "trace"
+    if record.label:
+        title = f"trace {clean_name(record.label)}"
+    head: list[LineSegment | str] = [title]
     if note:
         head.append(clean(note))
-    return Report("trace", [*head, *trace_segments(record)], records=[record])
+    head += trace_segments(record)
+    return Report("trace", head, records=[record])
 
 
 def trace_segments(record: TraceRecord) -> list[LineSegment | str]:
@@ -85,15 +88,19 @@ def _span_segments(
         segments.append(clean_name(record.error))
     if isinstance(record, CellRecord) and record.child_peak_bytes is not None:
         segments.append(f"child process peak +{format_bytes(record.child_peak_bytes)}")
-    for usage in record.usages:
-        if not layout.in_use(usage):
-            continue
+    for usage in _in_use(record.usages):
         if not has_moved(usage):
-            segments.append(f"{_label(usage)} {_now(usage).removesuffix(' now')}")
+            in_use = _now(usage).removesuffix(" now")
+            segments.append(f"{_label(usage)} {in_use}")
             continue
         bar = None if scales is None else scales.bar(usage)
         segments.append(LineSegment(_usage_part(usage), bar))
     return segments
+
+
+def _in_use(usages: Iterable[Usage]) -> list[Usage]:
+    """Return the usages without those of accelerators that were and are empty."""
+    return list(filter(layout.in_use, usages))
 
 
 def is_ours(record: CellRecord) -> bool:
@@ -110,14 +117,16 @@ def is_quiet(record: CellRecord) -> bool:
     if record.error is not None or record.recovery is not None:
         return False
     for usage in record.usages:
-        if has_moved(usage) or (usage.device in OUTSIDE and usage.after_bytes):
+        if has_moved(usage):
+            return False
+        if usage.device in OUTSIDE and usage.after_bytes:
             return False
     return True
 
 
 def usage_parts(usages: Iterable[Usage]) -> list[str]:
     """Return one headline part per device, without accelerators that were and are empty."""
-    return [_usage_part(usage) for usage in usages if layout.in_use(usage)]
+    return list(map(_usage_part, _in_use(usages)))
 
 
 def has_moved(usage: Usage) -> bool:
@@ -132,22 +141,27 @@ def _usage_part(usage: Usage) -> str:
     parts = [f"{_label(usage)} {format_change(usage.delta_bytes)}"]
     if usage.device not in OUTSIDE:
         parts.append(f"peak {layout.peak_label(usage)}")
-    return ", ".join([*parts, _now(usage)])
+    parts.append(_now(usage))
+    return ", ".join(parts)
 
 
 def _label(usage: Usage) -> str:
     """Return the name of the device, with the measure of child processes where it is not PSS."""
     label = device_label(usage.device)
-    return f"{label} by RSS" if usage.device == "children" and usage.note else label
+    if usage.device == "children" and usage.note:
+        label += " by RSS"
+    return label
 
 
 def _now(usage: Usage) -> str:
     """Return the memory in use now, out of the total where it is known."""
-    if usage.used_bytes is not None and usage.total_bytes is not None:
-        return format_share(usage.used_bytes, usage.total_bytes)
-    if usage.device == "shm" and usage.total_bytes is not None:  # the mount's limit
-        return f"{format_bytes(usage.after_bytes)} of {format_bytes(usage.total_bytes)}"
-    return f"{format_bytes(usage.after_bytes)} now"
+    total = usage.total_bytes
+    if usage.used_bytes is not None and total is not None:
+        return format_share(usage.used_bytes, total)
+    in_use = format_bytes(usage.after_bytes)
+    if usage.device == "shm" and total is not None:  # the mount's limit
+        return f"{in_use} of {format_bytes(total)}"
+    return f"{in_use} now"
 
 
 # -- experiments --------------------------------------------------------------------------------
@@ -162,34 +176,29 @@ def experiment_reports(
     if style == "none":
         return []
     scales = scales or layout.Scales()
-    head = [f"experiment {clean_name(record.name)}"]
+    head: list[LineSegment | str] = [f"experiment {clean_name(record.name)}"]
     if record.cells:
         head.append(count(len(record.cells), "cell"))
     head += times(record.duration_seconds, record.span_seconds)
     notes = tuple(map(clean, record.notes))
-    usages = [usage for usage in record.usages if layout.in_use(usage)]
+    usages = _in_use(record.usages)
     if style == "compact":
-        segments = [
-            LineSegment(_compact_part(record, usage), scales.bar(usage)) for usage in usages
-        ]
-        return [Report("experiment", [*head, *segments], notes, records=[record])]
+        for usage in usages:
+            text = _compact_part(record, usage)
+            head.append(LineSegment(text, scales.bar(usage)))
+        return [Report("experiment", head, notes, records=[record])]
+    table = _devices_table(record, usages, scales)
     title = "still alive, because something outside the experiment refers to it"
-    report = Report(
-        "experiment",
-        head,
-        notes,
-        [_devices_table(record, usages, scales)],
-        _experiment_facts(record),
-        [layout.Listing(title, leak_lines(record.survivors))],
-        records=[record],
-    )
-    return [report]
+    survivors = layout.Listing(title, leak_lines(record.survivors))
+    facts = _experiment_facts(record)
+    return [Report("experiment", head, notes, [table], facts, [survivors], records=[record])]
 
 
 def _compact_part(record: ExperimentRecord, usage: Usage) -> str:
     """Return an experiment's figures on one device in a few words."""
     labels = end_labels(record, usage.device)
-    text = f"{_label(usage)} consumed {labels['consumed']}, freed {labels['freed']}"
+    consumed, freed = labels["consumed"], labels["freed"]
+    text = f"{_label(usage)} consumed {consumed}, freed {freed}"
     if usage.device in OUTSIDE:
         return text
     return f"{text}, peak {layout.peak_label(usage)}"
@@ -201,35 +210,39 @@ def _devices_table(
     """Return one row per device; the cell's line shows what is in use now."""
     rows = []
     for usage in usages:
-        peak = "" if usage.device in OUTSIDE else layout.peak_label(usage)
-        rows.append({"device": _label(usage), **end_labels(record, usage.device), "peak": peak})
-    bars = [scales.bar(usage) for usage in usages]
+        row = {"device": _label(usage)} | end_labels(record, usage.device)
+        if usage.device not in OUTSIDE:
+            row["peak"] = layout.peak_label(usage)
+        rows.append(row)
+    bars = list(map(scales.bar, usages))
     return Table.of(rows, {"consumed", "freed", "peak"}, bars=bars)
 
 
 def _experiment_facts(record: ExperimentRecord) -> list[layout.Fact]:
     """Return an experiment's parameters, what happened to its names, and the steps that freed."""
     parameters = [f"{name}={value}" for name, value in record.parameters.items()]
-    return [
-        _names_fact("noted", parameters),
-        _names_fact("deleted", record.deleted),
-        _names_fact("restored", record.restored),
-        _names_fact("kept", record.kept),
-        layout.Fact("freed by", _step_list(record.steps, record.freed)),
-    ]
-
-
-def _names_fact(title: str, names: Iterable[str]) -> layout.Fact:
-    return layout.Fact(title, [*map(clean_name, names)], code=True)
+    names = {
+        "noted": parameters,
+        "deleted": record.deleted,
+        "restored": record.restored,
+        "kept": record.kept,
+    }
+    facts = []
+    for title, values in names.items():
+        texts = list(map(clean_name, values))
+        facts.append(layout.Fact(title, texts, code=True))
+    facts.append(layout.Fact("freed by", _step_list(record.steps, record.freed)))
+    return facts
 
 
 def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
     """Return the labels of the memory held at an experiment's end, and of the decrease: negative
     for an increase.
     """
-    consumed, freed = record.consumed.get(device, 0), record.freed.get(device)
+    freed = record.freed.get(device)
     if freed is None:
         return {"consumed": "unknown", "freed": "unknown"}
+    consumed = record.consumed.get(device, 0)
     return {"consumed": format_change(consumed), "freed": format_bytes(freed)}
 
 
@@ -249,14 +262,14 @@ def _step_list(steps: Iterable[FreeingStep], total: Mapping[str, int]) -> list[s
     Shares below 1 % are one item together, and tiny ones are left out.
     """
     shares = _Shares(total)
-    remaining = dict(total)
+    remaining = Counter(total)
     for step in steps:
         freed: dict[str, int] = {}
         for device, size in step.freed.items():
             if size > 0:
                 # A later step may take some of it again, such as a page for its own work.
-                freed[device] = min(size, remaining.get(device, 0))
-                remaining[device] = remaining.get(device, 0) - freed[device]
+                freed[device] = min(size, remaining[device])
+                remaining[device] -= freed[device]
         for device, size in step.freed_reserved.items():
             freed[f"{device_label(device)} reserved"] = size
         shares.add(step.name, freed)
@@ -276,7 +289,7 @@ class _Shares:
     """The shares that are large enough to be shown, as texts, and the sum of the rest."""
 
     def __init__(self, total: Mapping[str, int]) -> None:
-        self._least = {device: max(_TINY_BYTES, size // 100) for device, size in total.items()}
+        self._total = total
         self.texts: list[str] = []
         self.small = Counter[str]()
 
@@ -284,7 +297,8 @@ class _Shares:
         """Add the bytes that one step freed on each device."""
         large: dict[str, int] = {}
         for device, size in sizes.items():
-            if size >= self._least.get(device, _TINY_BYTES):
+            hundredth = self._total.get(device, 0) // 100
+            if size >= max(_TINY_BYTES, hundredth):
                 large[device] = size
             else:
                 self.small[device] += size
@@ -309,9 +323,12 @@ def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report
         return []
     tables = list[Table]()
     if has_arrays:
-        title = "held by the traceback" if record.cut is None else "held by the traceback, at least"
+        title = "held by the traceback"
+        if record.cut is not None:
+            title += ", at least"
         tables.append(held_table(title, record.held, min_held_bytes, _also_freed(record)))
-    listings = [layout.Listing("small locals of these frames", list(map(clean, record.plain)))]
+    locals_of_frames = list(map(clean, record.plain))
+    listings = [layout.Listing("small locals of these frames", locals_of_frames)]
     lines = _recovery_lines(record, min_held_bytes)
     head = _recovery_head(record)
     return [Report("recovery", head, lines, tables, listings=listings, is_trouble=True)]
@@ -363,10 +380,9 @@ _CUTS = {
 
 def _cut_text(cut: CutListing) -> str:
     """Return why a list is not complete."""
+    reason = _CUTS[cut.reason]
     names = count(cut.names, "local")
-    return (
-        f"not everything was counted: {_CUTS[cut.reason]}; {cut.uncounted} of {names} may hold more"
-    )
+    return f"not everything was counted: {reason}; {cut.uncounted} of {names} may hold more"
 
 
 _ERRORS_SHOWN = 5
@@ -399,7 +415,8 @@ def _recovery_lines(record: RecoveryRecord, min_held_bytes: int) -> list[str]:
         lines.append(_CONTEXT_IS_BROKEN)
     cause = record.cause
     if cause is not None and cause.kind != "guard":  # which has a report of its own
-        lines.append(clean(": ".join(filter(None, [cause.text, cause.remedy]))))
+        sentences = [text for text in (cause.text, cause.remedy) if text]
+        lines.append(clean(": ".join(sentences)))
     lines += _error_lines(_large_errors(record, min_held_bytes))
     if record.incomplete_optimizer:
         lines.append(
@@ -425,17 +442,23 @@ def _freed_reserved(steps: Iterable[FreeingStep]) -> Counter[str]:
 
 def _error_lines(errors: Sequence[KeptError]) -> list[str]:
     """Return one line for each of the largest errors that hold memory, and one for the rest."""
-    lines = [_error_line(error) for error in errors[:_ERRORS_SHOWN]]
+    lines = list(map(_error_line, errors[:_ERRORS_SHOWN]))
     more = errors[_ERRORS_SHOWN:]
     if more:
+        number = count(len(more), "more error")
         verb = "holds" if len(more) == 1 else "hold"
-        size = format_bytes(sum(error.size_bytes for error in more))
-        lines.append(f"{count(len(more), 'more error')} {verb} {size}")
+        size = sum(error.size_bytes for error in more)
+        lines.append(f"{number} {verb} {format_bytes(size)}")
     return lines
 
 
 def _failed_steps(steps: Iterable[FreeingStep]) -> list[str]:
-    return [f"{step.name}: {clean(step.error)}" for step in steps if step.error]
+    lines = []
+    for step in steps:
+        if step.error:
+            error = clean(step.error)
+            lines.append(f"{step.name}: {error}")
+    return lines
 
 
 def _sizes(by_device: Mapping[str, int]) -> str:
@@ -451,14 +474,17 @@ def held_table(
     """Return a table of the largest arrays held, one row for the rest, and one for each device of
     ``more``.
     """
-    shown = [item for item in held if item.size_bytes >= smallest][:_ROWS_SHOWN]
+    large = [item for item in held if item.size_bytes >= smallest]
+    shown = large[:_ROWS_SHOWN]
     remaining = held[len(shown) :]
-    rows = [_held_row(item) for item in shown]
-    column = "function" if any(item.function for item in shown) else "name"
+    rows = list(map(_held_row, shown))
+    column = "name"
+    if any(item.function for item in shown):
+        column = "function"
     for device, size in (more or {}).items():
         rows.append({"size": format_bytes(size), column: "garbage and caches", "device": device})
     if remaining and _sum(remaining) >= smallest:
-        rows.append({"size": _total(remaining), column: f"and {len(remaining)} more", "device": ""})
+        rows.append({"size": _total(remaining), column: f"and {len(remaining)} more"})
     is_long = len(shown) > _ROWS_OPEN
     if is_long:
         title = f"{title}: {_total(held)}"
@@ -468,17 +494,20 @@ def held_table(
 
 def _held_row(item: RetainedArray) -> dict[str, str]:
     """Return the row of an array that a frame or a traceback holds."""
-    return {
+    row = {
         "size": format_bytes(item.size_bytes),
-        "function": clean_name(item.function),
-        "line": str(item.line) if item.function else "",
-        "name": clean_name(item.name),
-        "type": clean_name(item.type_name),
-        "shape": clean_name(_shape(item)),
-        "contents": clean_name(_contents(item)),
-        "dtype": clean_name(item.dtype),
-        "device": clean_name(item.device),
+        "function": item.function,
+        "line": "",
+        "name": item.name,
+        "type": item.type_name,
+        "shape": _shape(item),
+        "contents": _contents(item),
+        "dtype": item.dtype,
+        "device": item.device,
     }
+    if item.function:
+        row["line"] = str(item.line)
+    return {column: clean_name(text) for column, text in row.items()}
 
 
 def _shape(item: RetainedArray) -> str:
@@ -492,7 +521,8 @@ def _shape(item: RetainedArray) -> str:
 
 def _contents(item: RetainedArray) -> str:
     """Return the parts of an object with their sizes."""
-    return ", ".join(f"{name} {format_bytes(size)}" for name, size in item.parts.items())
+    parts = [f"{name} {format_bytes(size)}" for name, size in item.parts.items()]
+    return ", ".join(parts)
 
 
 def freed_report(
@@ -502,7 +532,8 @@ def freed_report(
     sizes = []
     for device, size in freed.items():
         if size > 0 or device not in OUTSIDE:
-            sizes.append(f"{device_label(device)} {_freed_label(device, size, steps)}")
+            label = _freed_label(device, size, steps)
+            sizes.append(f"{device_label(device)} {label}")
     headline = f"{title}: {', '.join(sizes) or 'nothing'}"
     lines = []
     by_step = ", ".join(_step_list(steps, freed))
@@ -514,7 +545,9 @@ def freed_report(
 
 def _freed_label(device: str, size: int, steps: Iterable[FreeingStep]) -> str:
     """Return the bytes freed on a device; if no tensor was freed, the reserved memory."""
-    reserved = sum(max(0, step.freed_reserved.get(device, 0)) for step in steps)
+    reserved = 0
+    for step in steps:
+        reserved += max(0, step.freed_reserved.get(device, 0))
     if reserved and size <= 0:
         return f"reserved {format_bytes(reserved)}"
     return format_bytes(max(0, size))
@@ -551,13 +584,13 @@ def leaks_report(
     """
     kept_items = [Kept(*item) for item in kept]
     headline = _leaks_headline(held, smallest, beyond, kept_items)
-    rows = [*_leak_rows(held), *_kept_rows(kept_items)]
+    rows = _leak_rows(held) + _kept_rows(kept_items)
     rows.sort(key=itemgetter(0), reverse=True)
     lines = [line for _, line in rows]
     if beyond:
-        unexamined = f"{count(len(beyond), 'smaller storage')}, {_total(beyond)} in all"
+        number = count(len(beyond), "smaller storage")
         hint = "free larger ones first, then run it again"
-        lines.append(f"{unexamined}: too many to examine; {hint}")
+        lines.append(f"{number}, {_total(beyond)} in all: too many to examine; {hint}")
     return Report("leaks", headline, [*lines, *notes], records=held)
 
 
@@ -568,10 +601,15 @@ def _leaks_headline(
     kept: Sequence[Kept],
 ) -> str:
     """Return the number of leaks and of other rows, and the bytes of all of them together."""
-    size_bytes = _sum(held) + _sum(beyond) + sum(item.new_bytes for item in kept)
-    is_at_least = any(row.is_at_least for row in held) or any(row.is_at_least for row in kept)
+    other_rows = len(beyond)
+    size_bytes = _sum(held) + _sum(beyond)
+    is_at_least = any(row.is_at_least for row in held)
+    for item in kept:
+        size_bytes += item.new_bytes
+        is_at_least |= item.is_at_least
+        if item.new_bytes > 0:
+            other_rows += 1
     total = _at_least(size_bytes, is_at_least=is_at_least)
-    other_rows = len(beyond) + sum(item.new_bytes > 0 for item in kept)
     if held:
         rows = count(len(held), "leak")
         if other_rows:
@@ -591,8 +629,8 @@ def _kept_rows(kept: Sequence[Kept]) -> list[tuple[int, str]]:
     rows = [(item.new_bytes, _kept_line(item)) for item in ordered[:_ROWS_SHOWN]]
     more = ordered[_ROWS_SHOWN:]
     if more:
-        total = format_bytes(sum(item.new_bytes for item in more))
-        rows.append((0, f"and {len(more)} more: {total}"))
+        size = sum(item.new_bytes for item in more)
+        rows.append((0, f"and {len(more)} more: {format_bytes(size)}"))
     return rows
 
 
@@ -603,12 +641,15 @@ def _kept_line(item: Kept) -> str:
     if item.new_bytes < item.size_bytes:
         in_leaks = format_bytes(item.size_bytes - item.new_bytes)
         what = f"{what} ({in_leaks} more of it in the rows of leaks)"
-    return SEPARATOR.join([f"{size} on {item.device}", clean(what), clean(item.remedy)])
+    parts = [f"{size} on {item.device}", clean(what), clean(item.remedy)]
+    return SEPARATOR.join(parts)
 
 
 def _at_least(size_bytes: int, *, is_at_least: bool) -> str:
     size = format_bytes(size_bytes)
-    return f"at least {size}" if is_at_least else size
+    if is_at_least:
+        return f"at least {size}"
+    return size
 
 
 def leak_lines(held: Sequence[RetainedArray]) -> list[str]:
@@ -620,12 +661,14 @@ def _leak_rows(held: Sequence[RetainedArray]) -> list[tuple[int, str]]:
     """Return the bytes and the line of each group of leaks, the largest first, and one line for the
     rest.
     """
-    groups: dict[tuple[object, ...], list[RetainedArray]] = {}
+    by_line: dict[tuple[object, ...], list[RetainedArray]] = {}
     for item in held:
-        groups.setdefault(_group_of(item), []).append(item)
-    ordered = sorted(groups.values(), key=_sum, reverse=True)
-    rows = [(_sum(group), _leak_line(group)) for group in ordered[:_ROWS_SHOWN]]
-    remaining = [item for group in ordered[_ROWS_SHOWN:] for item in group]
+        by_line.setdefault(_group_of(item), []).append(item)
+    groups = sorted(by_line.values(), key=_sum, reverse=True)
+    rows = [(_sum(group), _leak_line(group)) for group in groups[:_ROWS_SHOWN]]
+    remaining = list[RetainedArray]()
+    for group in groups[_ROWS_SHOWN:]:
+        remaining += group
     if remaining:
         rows.append((0, f"and {len(remaining)} more: {_total(remaining)}"))
     return rows
@@ -633,10 +676,11 @@ def _leak_rows(held: Sequence[RetainedArray]) -> list[tuple[int, str]]:
 
 def _group_of(item: RetainedArray) -> tuple[object, ...]:
     """Return a key that is equal for leaks of one line, such as the items of one list."""
-    where = None
-    if item.holder is not None:
-        where = _LAST_INDEX.sub("", item.holder.path), item.holder.advice
-    return item.name, item.type_name, item.dtype, item.shape, item.device, item.cell, where
+    kind = (item.name, item.type_name, item.dtype, item.shape, item.device, item.cell)
+    if item.holder is None:
+        return kind
+    container = _LAST_INDEX.sub("", item.holder.path)
+    return (*kind, container, item.holder.advice)
 
 
 def _total(held: Iterable[RetainedArray]) -> str:
@@ -652,10 +696,13 @@ def _leak_line(group: Sequence[RetainedArray]) -> str:
     first = group[0]
     is_at_least = any(item.is_at_least for item in group)
     parts = [_at_least(_sum(group), is_at_least=is_at_least), _leaked_objects(group)]
-    libraries = sorted(set().union(*(item.uncounted for item in group)))
+    libraries = set[str]()
+    for item in group:
+        libraries.update(item.uncounted)
     if libraries:
+        names = clean(", ".join(sorted(libraries)))
         verb = "keeps" if len(libraries) == 1 else "keep"
-        parts.append(f"{clean(', '.join(libraries))} {verb} memory that is not counted")
+        parts.append(f"{names} {verb} memory that is not counted")
     if first.cell is not None:
         parts.append(f"cell {first.cell}")
     if first.holder is not None:
@@ -682,4 +729,6 @@ def _leaked_objects(group: Sequence[RetainedArray]) -> str:
     if first.name:
         text = f"{clean_name(first.name)}: {text}"
     objects = sum(item.objects for item in group)
-    return f"{objects:,} × {text}" if objects > 1 else text
+    if objects > 1:
+        return f"{objects:,} × {text}"
+    return text
