@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,12 +23,13 @@ class Style:
 
 
 PLAIN = Style()
-ASCII = str.maketrans({"…": "...", "→": "->", **dict(zip("·×─▒█░▕▏┃", "-x-=#-[]|", strict=True))})
+ASCII = str.maketrans("·×─▒█░▕▏┃", "-x-=#-[]|") | str.maketrans({"…": "...", "→": "->"})
 """Replacements for our own characters on streams that cannot encode them."""
 
 _BOLD, _DIM, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 _COLOURS = {"▒": _DIM, "█": "\x1b[36m", "░": "\x1b[33m"}
 _BAR = re.compile("▕[▒█░ ]{8}[▏┃]")
+_PIECE = re.compile("▒+|█+|░+")
 _CELLS = 8
 BAR_COLUMNS = _CELLS + 2
 """Width of a bar with its two ends."""
@@ -58,48 +58,62 @@ def _report(report: Report, style: Style) -> str:
             lines += _hanging(clean(table.title), style.width)
         lines += _table(table, style)
     for fact in report.facts:
-        lines += _titled(fact.title, f"{fact.title}: {listed(fact.values, fact.most)}", style)
+        values = listed(fact.values, fact.most)
+        lines += _titled(fact.title, f"{fact.title}: {values}", style)
     for line in report.lines:
         lines += _hanging(clean(line), style.width)
     for listing in report.listings:
         lines += _titled(listing.title, f"{listing.title}:", style)
         for line in listing.lines:
             lines += _hanging(clean(line), style.width)
-    shown = "\n".join(lines)
-    return _BAR.sub(_in_colour, shown) if style.colour else shown
+    text = "\n".join(lines)
+    if style.colour:
+        return _BAR.sub(_in_colour, text)
+    return text
 
 
 def _headline(report: Report, style: Style) -> list[str]:
     """Return the headline in lines, its first part in bold."""
-    segments = report.segments
-    plain = [clean(segment.text) for segment in segments]
-    bars = [segment.bar if style.bars else None for segment in segments]
-    lines = _broken(plain, bars, style.width)
-    if style.colour and lines[0].startswith(plain[0]):
-        lines[0] = f"{_BOLD}{plain[0]}{_RESET}{lines[0][len(plain[0]) :]}"
+    plain, drawn = [], []
+    for text, bar in report.segments:
+        part = clean(text)
+        plain.append(part)
+        if style.bars and bar is not None:
+            part += f" {text_bar(bar)}"
+        drawn.append(part)
+    lines = _broken(plain, drawn, style.width)
+    if style.colour:
+        lines[0] = _styled(lines[0], plain[0], _BOLD)
     return lines
 
 
-def _broken(plain: list[str], bars: list[Bar | None], width: int | None) -> list[str]:
-    """Return the headline in lines: first bars are dropped, then it breaks between parts, then
-    between words.
+def _styled(line: str, start: str, style: str) -> str:
+    """Return a line with its start in a style, unless that is broken over several lines."""
+    if not line.startswith(start):
+        return line
+    return f"{style}{start}{_RESET}{line.removeprefix(start)}"
+
+
+def _broken(plain: list[str], drawn: list[str], width: int | None) -> list[str]:
+    """Return the headline, whose parts are ``drawn`` with bars, in lines: first bars are dropped,
+    then it breaks between parts, then between words.
     """
-    parts = []
-    for text, bar in zip(plain, bars, strict=True):
-        parts.append(f"{text} {text_bar(bar)}" if bar else text)
     if width is None:
-        return [SEPARATOR.join(parts)]
-    for line in (SEPARATOR.join(parts), SEPARATOR.join(plain)):
+        return [SEPARATOR.join(drawn)]
+    for parts in (drawn, plain):
+        line = SEPARATOR.join(parts)
         if columns(line) <= width:
             return [line]
-    if any(columns(part) > width - 2 for part in parts):
+    parts = drawn
+    if any(columns(part) > width - 2 for part in drawn):
         parts = plain
-    lines: list[str] = []
-    for part in parts:
-        if lines and columns(lines[-1] + SEPARATOR + part) <= width:
-            lines[-1] += SEPARATOR + part
+    lines = _hanging(parts[0], width, "")
+    for part in parts[1:]:
+        longer = lines[-1] + SEPARATOR + part
+        if columns(longer) <= width:
+            lines[-1] = longer
         else:
-            lines += _hanging(part, width, "  " if lines else "")
+            lines += _hanging(part, width)
     return lines
 
 
@@ -108,15 +122,19 @@ def _hanging(text: str, width: int | None, indent: str = "  ") -> list[str]:
     if width is None or columns(text) <= width - len(indent):
         return [indent + text]
     first, *more = fold(text, width - 4)
-    return [indent + first, *(f"    {piece}" for piece in more)]
+    return [indent + first, *_indented(more)]
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    """Return the further lines of a text, below its first one."""
+    return [f"    {line}" for line in lines]
 
 
 def _titled(title: str, text: str, style: Style) -> list[str]:
     """Return a line that begins with a coloured title."""
     lines = _hanging(clean(text), style.width)
-    start = f"  {title}"
-    if style.colour and lines[0].startswith(start):
-        lines[0] = f"{_DIM}{start}{_RESET}{lines[0][len(start) :]}"
+    if style.colour:
+        lines[0] = _styled(lines[0], f"  {title}", _DIM)
     return lines
 
 
@@ -129,9 +147,8 @@ def text_bar(bar: Bar) -> str:
     In use before is ``▒``, kept ``█``, the peak above ``░``; a piece has at least one character, if
     there is room.
     """
-    drawn = ""
-    for block, number in zip("▒█░", _letters_of(bar), strict=True):
-        drawn += block * number
+    before, more, peak = _letters_of(bar)
+    drawn = "▒" * before + "█" * more + "░" * peak
     end = "┃" if bar.is_whole else "▏"
     return f"▕{drawn:{_CELLS}}{end}"
 
@@ -139,21 +156,32 @@ def text_bar(bar: Bar) -> str:
 def _letters_of(bar: Bar) -> list[int]:
     """Return the number of characters of each piece of a bar."""
     pieces = bar.pieces
-    sums = [0, *itertools.accumulate(bar.pieces)]
-    ends = [round(size * _CELLS / bar.length_bytes) for size in sums]
-    letters = [end - start for start, end in itertools.pairwise(ends)]
-    for index in sorted(range(3), key=lambda index: -pieces[index]):
+    letters = []
+    begin = size = 0
+    for piece in pieces:
+        size += piece
+        end = round(size * _CELLS / bar.length_bytes)
+        letters.append(end - begin)
+        begin = end
+    largest_first = sorted(range(3), key=pieces.__getitem__, reverse=True)
+    for index in largest_first:
         if not pieces[index] or letters[index]:
             continue
         letters[index] = 1  # taken from the free part, else from the longest piece
         if sum(letters) > _CELLS:
-            letters[letters.index(max(letters))] -= 1
+            longest = letters.index(max(letters))
+            letters[longest] -= 1
     return letters
 
 
-def _in_colour(drawn: re.Match[str]) -> str:
+def _in_colour(bar: re.Match[str]) -> str:
     """Return a drawn bar with its pieces in colour."""
-    return re.sub("▒+|█+|░+", lambda piece: _COLOURS[piece[0][0]] + piece[0] + _RESET, drawn[0])
+    return _PIECE.sub(_piece_in_colour, bar[0])
+
+
+def _piece_in_colour(piece: re.Match[str]) -> str:
+    letters = piece[0]
+    return _COLOURS[letters[0]] + letters + _RESET
 
 
 # -- tables -------------------------------------------------------------------------------------
@@ -173,7 +201,11 @@ def columns(text: str) -> int:
     """Return the terminal columns of ``text``: East Asian characters take two."""
     if text.isascii() or max(text) < _FIRST_WIDE:
         return len(text)
-    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+    width = len(text)
+    for letter in text:
+        if unicodedata.east_asian_width(letter) in "WF":
+            width += 1
+    return width
 
 
 def fold(text: str, width: int) -> list[str]:
@@ -219,26 +251,29 @@ def _pieces(word: str, width: int) -> list[str]:
     """Return a word in pieces of at most ``width`` columns, broken between the parts of a path if
     it has any.
     """
-    pieces = [""]
+    pieces = []
+    piece = ""
     used = 0
     for letter in word:
         needed = columns(letter)
         if used + needed > width:
-            place = _place_to_break(pieces[-1], letter)
-            pieces[-1:] = [pieces[-1][:place], pieces[-1][place:]]
-            used = columns(pieces[-1])
-        pieces[-1] += letter
+            place = _place_to_break(piece, letter)
+            pieces.append(piece[:place])
+            piece = piece[place:]
+            used = columns(piece)
+        piece += letter
         used += needed
-    return pieces
+    return [*pieces, piece]
 
 
 def _place_to_break(piece: str, following: str) -> int:
     """Return the last joint in the second half of a piece, or its end."""
     if following in _BEGINS_PART:
         return len(piece)
-    joints = [joint.start() for joint in _JOINT.finditer(piece)]
-    late = [joint for joint in joints if joint > len(piece) // 2]
-    return max(late, default=len(piece))
+    place = len(piece)
+    for joint in _JOINT.finditer(piece, len(piece) // 2 + 1):
+        place = joint.start()
+    return place
 
 
 _WIDEST_WHOLE = 40
@@ -278,6 +313,7 @@ class _Layout(NamedTuple):
 
     @property
     def bar_width(self) -> int:
+        """Columns of a bar and of the gap before it."""
         return self.gap + BAR_COLUMNS if self.bars else 0
 
 
@@ -285,16 +321,19 @@ class _Grid:
     """The cleaned texts of a table, and the widths of its columns."""
 
     def __init__(self, table: Table) -> None:
-        self.head = [clean(name) for name in table.columns]
-        self.body = [[clean(text) for text in row] for row in table.rows]
-        texts_by_column = zip(self.head, *self.body, strict=True)
-        self.widths = [max(map(columns, texts)) for texts in texts_by_column]
-        self.is_number = [name in table.numbers for name in table.columns]
-        self._is_whole = []
+        self.head = list(map(clean, table.columns))
+        self.body = [list(map(clean, row)) for row in table.rows]
+        self.widths: list[int] = []
+        for texts in zip(self.head, *self.body, strict=True):
+            self.widths.append(max(map(columns, texts)))
+        self.is_number: list[bool] = []
+        self._is_whole: list[bool] = []
         """True for columns of numbers, and for short code, which is broken last."""
         for name, width in zip(table.columns, self.widths, strict=True):
+            is_number = name in table.numbers
             is_code = name in table.whole and width <= _WIDEST_WHOLE
-            self._is_whole.append(name in table.numbers or is_code)
+            self.is_number.append(is_number)
+            self._is_whole.append(is_number or is_code)
 
     def layouts(self, bars: Sequence[str]) -> Iterator[_Layout]:
         """Yield ways to place the columns, the best first."""
@@ -308,19 +347,48 @@ class _Grid:
         gaps = layout.gap * (len(self.widths) - 1)
         return _fitting(self.widths, layout.unbroken, width - gaps - layout.bar_width)
 
+    def folded(self, row: Sequence[str], widths: Sequence[int], gap: int) -> list[str]:
+        """Return the lines of a row, whose texts are folded to the widths of the columns."""
+        columns_of_lines = []
+        for text, width, is_number in zip(row, widths, self.is_number, strict=True):
+            align = _right if is_number else _left
+            lines = [align(line, width) for line in fold(text, width)]
+            columns_of_lines.append(lines)
+        height = max(map(len, columns_of_lines))
+        for lines, width in zip(columns_of_lines, widths, strict=True):
+            missing = height - len(lines)
+            lines += [" " * width] * missing
+        between = " " * gap
+        return [between.join(cells) for cells in zip(*columns_of_lines, strict=True)]
+
+
+def _left(text: str, width: int) -> str:
+    """Return a text with blanks after it; ``str.ljust`` counts letters instead of columns."""
+    return text + " " * (width - columns(text))
+
+
+def _right(text: str, width: int) -> str:
+    """Return a text with blanks before it."""
+    return " " * (width - columns(text)) + text
+
 
 def _side_by_side(grid: _Grid, widths: Sequence[int], layout: _Layout, style: Style) -> list[str]:
     """Return the lines of a table whose columns fit."""
     gap = layout.gap
-    rows = [_row(row, widths, grid.is_number, gap) for row in grid.body]
-    for lines, bar in zip(rows, layout.bars, strict=False):
-        lines[0] += f"{' ' * gap}{bar}"
+    body = []
+    for number, row in enumerate(grid.body):
+        lines = grid.folded(row, widths, gap)
+        if layout.bars:
+            lines[0] += " " * gap + layout.bars[number]
+        body += lines
     rule = "─" * (sum(widths) + gap * (len(widths) - 1) + layout.bar_width)
-    top = [line.rstrip() for line in (*_row(grid.head, widths, grid.is_number, gap), rule)]
+    start, end = "  ", ""
     if style.colour:
-        top = [f"{_DIM}{line}{_RESET}" for line in top]
-    body = [line.rstrip() for lines in rows for line in lines]
-    return [f"  {line}" for line in (*top, *body)]
+        start, end = f"  {_DIM}", _RESET
+    top = [*grid.folded(grid.head, widths, gap), rule]
+    lines_of_top = [f"{start}{line.rstrip()}{end}" for line in top]
+    lines_of_body = [f"  {line.rstrip()}" for line in body]
+    return lines_of_top + lines_of_body
 
 
 def _one_below_the_other(grid: _Grid, width: int) -> list[str]:
@@ -332,7 +400,7 @@ def _one_below_the_other(grid: _Grid, width: int) -> list[str]:
             if text:
                 named.append(f"{name}{_NO_BREAK}{text}")
         first, *more = fold(SEPARATOR.join(named), width - 2)
-        lines += [f"  {first}", *(f"    {line}" for line in more)]
+        lines += [f"  {first}", *_indented(more)]
     return lines
 
 
@@ -344,22 +412,8 @@ def _fitting(widths: Sequence[int], numeric: Sequence[bool], room: int) -> list[
         return list(widths)
     for most in range(min(max(widths), room), _NARROWEST_TEXT - 1, -1):
         narrowed = []
-        for width, number in zip(widths, numeric, strict=True):
-            narrowed.append(width if number else min(width, most))
+        for width, is_number in zip(widths, numeric, strict=True):
+            narrowed.append(width if is_number else min(width, most))
         if sum(narrowed) <= room:
             return narrowed
     return None
-
-
-def _row(row: Sequence[str], widths: Sequence[int], numeric: Sequence[bool], gap: int) -> list[str]:
-    """Return the lines of a row, whose texts are folded to the widths of the columns."""
-    folded = [fold(text, width) for text, width in zip(row, widths, strict=True)]
-    lines = []
-    for number in range(max(map(len, folded))):
-        cells = []
-        for parts, width, right in zip(folded, widths, numeric, strict=True):
-            text = parts[number] if number < len(parts) else ""
-            spaces = " " * (width - columns(text))
-            cells.append(spaces + text if right else text + spaces)
-        lines.append((" " * gap).join(cells))
-    return lines
