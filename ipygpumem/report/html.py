@@ -141,7 +141,8 @@ def _joined(
     kind: str, look: str, opacity: float, width: int, first: str, remaining: Sequence[str]
 ) -> str:
     """Return drawn parts in a row; the first is an element ``kind`` with the style ``look``."""
-    parts = [_FIRST.format(kind, look, first), *(_PART.format(opacity, part) for part in remaining)]
+    parts = [_FIRST.format(kind, look, first)]
+    parts += [_PART.format(opacity, part) for part in remaining]
     return _PARTS.format(width, " ".join(parts))
 
 
@@ -161,11 +162,13 @@ def _report(report: Report, *, bars: bool) -> str:
         parts += [first, *remaining]
     has_lines = bool(report.lines) and report.kind != "cell"
     if report.tables or report.facts or report.listings or has_lines:
-        colours = _TROUBLE if report.is_trouble else _ACCENT
-        return _FRAME.format(*colours, _head(*parts), "\n".join(_body(report, bars=bars)))
+        plain, themed = _TROUBLE if report.is_trouble else _ACCENT
+        body = "\n".join(_body(report, bars=bars))
+        return _FRAME.format(plain, themed, _head(*parts), body)
     is_more_than_a_word = len(parts) > 1 or report.lines
     head = _head(*parts) if is_more_than_a_word else parts[0]
-    return _LINE.format("<br>".join([head, *map(_line, report.lines)]))
+    lines = [head, *map(_line, report.lines)]
+    return _LINE.format("<br>".join(lines))
 
 
 def _body(report: Report, *, bars: bool) -> Iterator[str]:
@@ -199,8 +202,8 @@ def _listing(listing: Listing) -> str:
     if listing.code:
         look += f"; white-space: pre-wrap; {_CODE}"
         draw, title, is_short = _escaped, listing.title, True
-    lines = "\n".join(f'<div style="{look}">{draw(line)}</div>' for line in listing.lines)
-    return _fold(title, lines, shown=is_short and not listing.folded)
+    lines = [f'<div style="{look}">{draw(line)}</div>' for line in listing.lines]
+    return _fold(title, "\n".join(lines), shown=is_short and not listing.folded)
 
 
 def _fold(title: str, content: str, *, shown: bool) -> str:
@@ -213,20 +216,24 @@ Look = tuple[str, str, str]
 
 def _table(table: Table, *, bars: bool) -> str:
     """Return a table; the bars follow the last column of numbers."""
-    grid = [[clean(text) for text in row] for row in (table.columns, *table.rows)]
-    letters = [max(map(text.columns, texts)) for texts in zip(*grid, strict=True)]
+    grid = [list(map(clean, row)) for row in (table.columns, *table.rows)]
+    letters = []
+    for texts in zip(*grid, strict=True):
+        widths = map(text.columns, texts)
+        letters.append(max(widths))
     if sum(letters) > _SPLIT:
         fewer, equal = table.split()
         if equal:
             return f'{_table(fewer, bars=bars)}\n<div style="opacity: 0.75">{_escaped(equal)}</div>'
     letters = _room_for_wide_letters(table, letters)
     looks = _looks(table, letters)
-    rows = [[escape(text) for text in row] for row in grid]
-    extra = 0
+    rows = [list(map(escape, row)) for row in grid]
+    room = 0
     if bars and any(table.bars):
         _insert_bars(table, rows, looks)
-        extra = 7
-    whole_width = _em(sum(letters), _GAP * (len(looks) + 1) + extra)
+        room = 7
+    gaps = _GAP * (len(looks) + 1)
+    whole_width = _em(sum(letters), gaps + room)
     return _drawn(rows, looks, letters[0], whole_width)
 
 
@@ -234,7 +241,9 @@ def _drawn(rows: Sequence[Sequence[str]], looks: list[Look], first: int, width: 
     """Return the headings and rows of a table, whose first column has so many letters; further
     lines of a row are indented below it.
     """
-    indent = _em(first, _GAP) if first <= _DEEP else f"{_GAP}em"
+    indent = f"{_GAP}em"
+    if first <= _DEEP:
+        indent = _em(first, _GAP)
     width_of_first, side, style = looks[0]
     looks[0] = width_of_first, side, f"{style}; margin-left: -{indent}"
     head = _row(rows[0], looks, indent, is_head=True)
@@ -248,27 +257,36 @@ def _room_for_wide_letters(table: Table, letters: Sequence[int]) -> list[int]:
     """
     wider = []
     for name, size in zip(table.columns, letters, strict=True):
+        room = size
         if name in table.numbers:
-            wider.append(max(size, text.columns(name) + 1))
-        else:
-            wider.append(size + 1 if size < 9 else size)
+            room = max(size, text.columns(name) + 1)
+        elif size < 9:
+            room = size + 1
+        wider.append(room)
     return wider
 
 
 def _looks(table: Table, letters: Sequence[int]) -> list[Look]:
     looks = []
-    for place, (name, size) in enumerate(zip(table.columns, letters, strict=True)):
-        is_number, is_code = name in table.numbers, name in table.code
-        looks.append(_look(size, number=is_number, code=is_code, is_second=place == 1))
+    is_second = False
+    for name, size in zip(table.columns, letters, strict=True):
+        is_number = name in table.numbers
+        is_code = name in table.code
+        looks.append(_look(size, number=is_number, code=is_code, is_second=is_second))
+        is_second = len(looks) == 1
     return looks
 
 
 def _insert_bars(table: Table, rows: list[list[str]], looks: list[Look]) -> None:
     """Insert a column of bars after the last column of numbers."""
-    places = [place for place, name in enumerate(table.columns, 1) if name in table.numbers]
-    looks.insert(places[-1], ("0 0 auto", "left", "; min-width: 66px"))
+    place = 0
+    for number, name in enumerate(table.columns, 1):
+        if name in table.numbers:
+            place = number
+    looks.insert(place, ("0 0 auto", "left", "; min-width: 66px"))
     for row, bar in zip(rows, (None, *table.bars), strict=True):
-        row.insert(places[-1], html_bar(bar) if bar else "")
+        drawn = "" if bar is None else html_bar(bar)
+        row.insert(place, drawn)
 
 
 def _em(letters: float, more: float = 0) -> str:
@@ -280,12 +298,15 @@ def _look(letters: int, *, number: bool, code: bool, is_second: bool) -> Look:
     font = f"; white-space: pre-wrap; {_CODE}" if code else ""
     if number:
         return f"0 0 {_em(letters)}", "right", f"; white-space: nowrap{font}"
-    # Letters are narrower than digits, by a factor that depends on the font.
-    wanted = letters if code else 0.9 * letters
-    most = _BESIDE if is_second else _WIDE
-    growth = 9 if is_second else 1
+    wanted: float = letters
+    if not code:
+        wanted *= 0.9  # letters are narrower than digits, by a factor that depends on the font
+    growth, most = 1, _WIDE
+    if is_second:
+        growth, most = 9, _BESIDE
+    width = f"{growth} 1 {_em(min(wanted, most))}"
     style = f"; max-width: {_em(letters)}; min-width: 0; overflow-wrap: anywhere{font}"
-    return f"{growth} 1 {_em(min(wanted, most))}", "left", style
+    return width, "left", style
 
 
 def _row(row: Sequence[str], looks: Sequence[Look], indent: str, *, is_head: bool) -> str:
@@ -293,11 +314,12 @@ def _row(row: Sequence[str], looks: Sequence[Look], indent: str, *, is_head: boo
     if is_head:
         kind, heading, line = "th", _HEADING, 0.4
     cells = []
-    for content, (width, side, style) in zip(row, looks, strict=True):
-        more = style + heading
-        cells.append(
-            _CELL.format(kind=kind, gap=_GAP, width=width, side=side, more=more, content=content)
+    for content, look in zip(row, looks, strict=True):
+        width, side, style = look
+        cell = _CELL.format(
+            kind=kind, gap=_GAP, width=width, side=side, more=style + heading, content=content
         )
+        cells.append(cell)
     return _ROW.format(indent=indent, line=line, cells="".join(cells))
 
 
@@ -308,6 +330,8 @@ def html_bar(bar: Bar) -> str:
         if size:
             percent = 100 * size / bar.length_bytes
             pieces.append(_PIECE.format(height, percent, colour))
-    tick = "; border-right: 2px solid rgba(128, 128, 128, 0.9)" if bar.is_whole else ""
+    tick = ""
+    if bar.is_whole:
+        tick = "; border-right: 2px solid rgba(128, 128, 128, 0.9)"
     label = escape(clean(bar.label))
     return _TRACK.format(label=label, pieces="".join(pieces), tick=tick)
