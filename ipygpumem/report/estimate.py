@@ -17,17 +17,17 @@ _CONTEXT = {"cpu": "other memory of this process"}
 def estimate_report(estimate: Estimate) -> Report:
     """Return the report of the memory that code would take on each device, by purpose."""
     is_bound = bool(estimate.upper_bounds)
-    segments = ["estimate"]
-    segments += [_verdict(device, is_bound=is_bound) for device in estimate.devices]
-    if not estimate.devices:
-        segments.append("no tensor was made")
-    segments.append(f"made in {format_seconds(estimate.duration_seconds)}, nothing ran on a device")
     has_titles = len(estimate.devices) > 1
+    segments = ["estimate"]
     tables = []
     for device in estimate.devices:
+        segments.append(_verdict(device, is_bound=is_bound))
         if device.peak_bytes:
             title = device_label(device.device) if has_titles else ""
             tables.append(_parts(device, title))
+    if not estimate.devices:
+        segments.append("no tensor was made")
+    segments.append(f"made in {format_seconds(estimate.duration_seconds)}, nothing ran on a device")
     facts = [
         _lines_fact("lines that got guessed values", estimate.guesses),
         _lines_fact(
@@ -35,13 +35,13 @@ def estimate_report(estimate: Estimate) -> Report:
             estimate.upper_bounds,
         ),
     ]
-    notes = [*map(clean, estimate.notes)]
+    notes = list(map(clean, estimate.notes))
     return Report("estimate", segments, notes, tables, facts, records=[estimate])
 
 
 def _lines_fact(title: str, lines: Sequence[str]) -> Fact:
     """Return the lines of the code for which the estimate has a reservation."""
-    return Fact(title, [*map(clean, lines)], most=_GUESSES_SHOWN)
+    return Fact(title, list(map(clean, lines)), most=_GUESSES_SHOWN)
 
 
 def _verdict(device: DeviceEstimate, *, is_bound: bool) -> str:
@@ -54,8 +54,10 @@ def _verdict(device: DeviceEstimate, *, is_bound: bool) -> str:
         return text
     verdict = device.verdict
     if verdict == PERHAPS:
-        verdict += f" ({', '.join(map(clean, device.doubts))})"
-    needed, room = format_bytes(device.required_bytes), format_bytes(device.room_bytes)
+        doubts = ", ".join(map(clean, device.doubts))
+        verdict = f"{verdict} ({doubts})"
+    needed = format_bytes(device.required_bytes)
+    room = format_bytes(device.room_bytes)
     return f"{text}, {verdict}: needs {needed} of {room}"
 
 
@@ -84,44 +86,44 @@ def _sizes(device: DeviceEstimate) -> dict[str, int]:
 
 def share_rows(parts: Mapping[str, int], peak_bytes: int) -> list[dict[str, str]]:
     """Return a row for each purpose of the memory at the peak, with its share."""
-    return [
-        {"size": format_bytes(size), "share": f"{size / peak_bytes:.0%}", "at the peak": name}
-        for name, size in parts.items()
-        if size
-    ]
+    rows = []
+    for name, size in parts.items():
+        if size:
+            share = f"{size / peak_bytes:.0%}"
+            rows.append({"size": format_bytes(size), "share": share, "at the peak": name})
+    return rows
 
 
 @shows(ModelSummary)
 def summary_report(summary: ModelSummary) -> Report:
     """Return a model's modules, one row each, indented as they are nested."""
     total = summary.total
-    share_of = total.parameter_bytes + total.buffer_bytes + total.activation_bytes
-    weights = format_bytes(total.parameter_bytes + total.buffer_bytes)
+    weights = total.parameter_bytes + total.buffer_bytes
     number = f"{total.parameters:,} parameters, {summary.trainable_parameters:,} trainable"
     segments = [
         f"{clean(total.type_name)}: {number}",
-        f"{weights} of weights",
+        f"{format_bytes(weights)} of weights",
         f"{format_bytes(total.activation_bytes)} of activations",
     ]
-    rows = [_row(row, share_of) for row in summary.rows]
+    rows = [_row(row, weights + total.activation_bytes) for row in summary.rows]
     table = Table.of(rows, {"parameters", "weights", "activations", "share"})
     return Report("summary", segments, (), [table], records=[summary])
 
 
 def _row(row: ModuleRow, share_of: int) -> dict[str, str]:
+    """Return the row of a module; figures of zero are left out."""
     weights = row.parameter_bytes + row.buffer_bytes
-    activations = row.activation_bytes
-    output = "" if row.output_shape is None else shape_label(row.output_shape)
-    share = f"{(weights + activations) / share_of:.0%}" if share_of else ""
-    return {
-        "module": _module_label(row),
-        "type": clean(row.type_name),
-        "output": output,
-        "parameters": f"{row.parameters:,}" if row.parameters else "",
-        "weights": size_text(weights or None),
-        "activations": size_text(activations or None),
-        "share": share,
-    }
+    texts = {"module": _module_label(row), "type": clean(row.type_name)}
+    if row.output_shape is not None:
+        texts["output"] = shape_label(row.output_shape)
+    if row.parameters:
+        texts["parameters"] = f"{row.parameters:,}"
+    texts["weights"] = size_text(weights or None)
+    texts["activations"] = size_text(row.activation_bytes or None)
+    if share_of:
+        share = (weights + row.activation_bytes) / share_of
+        texts["share"] = f"{share:.0%}"
+    return texts
 
 
 def _module_label(row: ModuleRow) -> str:
