@@ -19,16 +19,22 @@ def autofit_report(tries: Sequence[Try], notes: Sequence[str], plan: Plan) -> Re
     """Return the report of the tries, their results, and the value that fits."""
     last = tries[-1]
     values = shown(last.values)
-    outcome = f"{values} {FITS}" if last.outcome == FITS else f"{values}: {last.outcome}"
+    outcome = f"{values}: {last.outcome}"
+    if last.outcome == FITS:
+        outcome = f"{values} {FITS}"
     number = "1 try" if len(tries) == 1 else f"{len(tries)} tries"
     seconds = sum(item.duration_seconds for item in tries)
     head = ["autofit", clean(outcome), number, format_seconds(seconds)]
-    lines = [*notes]
+    lines = list(map(clean, notes))
     if plan.exhausted and plan.best is not None:
-        larger = "larger values" if plan.failed is None else f"a value below {plan.failed:g}"
+        larger = "larger values"
+        if plan.failed is not None:
+            larger = f"a value below {plan.failed:g}"
         lines.append(f"all tries are used up: {larger} may fit, too")
-    tables = [_table(tries, plan)] if len(tries) > 1 else []
-    return Report("autofit", head, tuple(map(clean, lines)), tables, records=tries)
+    tables = []
+    if len(tries) > 1:
+        tables.append(_table(tries, plan))
+    return Report("autofit", head, tuple(lines), tables, records=tries)
 
 
 def _table(tries: Sequence[Try], plan: Plan) -> Table:
@@ -36,10 +42,14 @@ def _table(tries: Sequence[Try], plan: Plan) -> Table:
     devices = _devices(tries)
     rows = []
     for item in tries:
-        row = {clean_name(name): _value_text(value) for name, value in item.values.items()}
+        row = {}
+        for name, value in item.values.items():
+            row[clean_name(name)] = _value_text(value)
         for device in devices:
+            peak = ""
             usage = usage_on(item.usages, device)
-            peak = "" if usage is None else format_bytes(usage.peak_bytes) + sampled_mark(usage)
+            if usage is not None:
+                peak = format_bytes(usage.peak_bytes) + sampled_mark(usage)
             row[f"peak {device_label(device)}"] = peak
         outcome = item.outcome
         if item.requested_bytes is not None:
@@ -47,7 +57,8 @@ def _table(tries: Sequence[Try], plan: Plan) -> Table:
         row["outcome"] = clean_name(outcome)
         row["time"] = format_seconds(item.duration_seconds)
         rows.append(row)
-    return Table.of(rows, set(rows[0]) - {"outcome"}, code=plan.values.keys())
+    numbers = rows[0].keys() - {"outcome"}
+    return Table.of(rows, numbers, code=plan.values.keys())
 
 
 def _devices(tries: Sequence[Try]) -> list[str]:
@@ -61,4 +72,6 @@ def _devices(tries: Sequence[Try]) -> list[str]:
 
 
 def _value_text(value: float) -> str:
-    return f"{value:g}" if type(value) is float else str(value)
+    if type(value) is float:
+        return f"{value:g}"
+    return str(value)

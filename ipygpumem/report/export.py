@@ -13,6 +13,7 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,14 @@ def from_json(
     fault in the text.
     """
     data = _data_of(text, name, saved_at, modules or {})
-    if type(data) is not dict or data.get("format") != _NAME or type(data.get("schema")) is not int:
+    if not _is_export(data):
         raise FileError(
             f"{name} is neither an export of ipygpumem (%gpumem export writes one) nor a notebook"
         )
-    if data["schema"] > SCHEMA:
+    schema = data["schema"]
+    if schema > SCHEMA:
         raise FileError(
-            f"{name} has schema {quoted(data['schema'])} and this ipygpumem reads up to {SCHEMA}: "
+            f"{name} has schema {quoted(schema)} and this ipygpumem reads up to {SCHEMA}: "
             f"upgrade it"
         )
     try:
@@ -88,6 +90,13 @@ def from_json(
     if fault:
         raise FileError(f"{name} is damaged: {fault}")
     return record
+
+
+def _is_export(data: Any) -> bool:
+    """Return True if plain values have the format and the schema of an export."""
+    if type(data) is not dict or data.get("format") != _NAME:
+        return False
+    return type(data.get("schema")) is int
 
 
 def _data_of(text: str, name: str, saved_at: float, modules: Modules) -> Any:
@@ -113,11 +122,13 @@ def _data_of(text: str, name: str, saved_at: float, modules: Modules) -> Any:
 def _fault_of(record: SessionRecord) -> str:
     """Return a fault that no single value shows, or an empty text."""
     runs: list[Any] = [*record.cells, *record.experiments, *record.traces]
-    devices = {usage.device for run in runs for usage in run.usages}
+    devices = set[str]()
+    for run in runs:
+        if abs(run.started_at) > _LAST_TIME:
+            return "it contains an invalid time"
+        devices.update(usage.device for usage in run.usages)
     if len(devices) > MOST_DEVICES:
         return f"it has {len(devices)} devices"
-    if any(abs(run.started_at) > _LAST_TIME for run in runs):
-        return "it contains an invalid time"
     return ""
 
 
@@ -134,10 +145,11 @@ def _of_notebook(
     try:
         for cell in notebook["cells"]:
             for output in cell.get("outputs", ()):
-                _add(data, output.get("metadata", {}).get(_NAME, {}), modules)
+                metadata = output.get("metadata", {})
+                _add(data, metadata.get(_NAME, {}), modules)
         for records in _LISTS.values():
             # cells may have run in any order
-            data[records].sort(key=lambda record: record["started_at"])
+            data[records].sort(key=itemgetter("started_at"))
     except (AttributeError, KeyError, TypeError) as error:
         raise FileError(f"{name} is damaged, or not a notebook ({describe_error(error)})") from None
     return data
@@ -181,7 +193,9 @@ def _no_formula(value: object) -> object:
     if type(value) is not str:
         return value
     text = clean(value)
-    return f"'{text}" if text.lstrip().startswith(_FORMULA) else text
+    if text.lstrip().startswith(_FORMULA):
+        return f"'{text}"
+    return text
 
 
 _FORMATS: dict[str, tuple[Callable[[SessionRecord], str], str]] = {

@@ -50,6 +50,7 @@ class Picture(Figure):
 def count_bytes(axis: Any) -> None:
     """Put ticks at multiples of a power of two bytes."""
     low, high = sorted(axis.get_view_interval())
-    axis.set_major_locator(MultipleLocator(2 ** max(0, math.ceil(math.log2((high - low) / 5)))))
+    exponent = math.ceil(math.log2((high - low) / 5))
+    axis.set_major_locator(MultipleLocator(2 ** max(0, exponent)))
     axis.set_major_formatter(lambda value, _: format_bytes(round(value)) if value else "0")
     axis.set_tick_params(labelsize="x-small")
