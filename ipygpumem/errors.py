@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 
 class GpuMemError(Exception):
     """Base class of all exceptions of ipygpumem."""
@@ -80,6 +82,19 @@ def quoted(value: object) -> str:
     if type(value) is int and value.bit_length() > 64:
         return f"a number of {value.bit_length()} bits"  # Python refuses to print very long ones
     return repr(value[:60] + "…" if type(value) is str and len(value) > 60 else value)
+
+
+def how_to_install(requirement: str) -> str:
+    """Return the line that installs a package into the environment of this process.
+
+    In IPython that is ``%pip``: ``!pip`` and a terminal's ``pip`` may belong to another Python.
+    """
+    if not requirement.isidentifier():
+        requirement = f"'{requirement}'"
+    shells = getattr(sys.modules.get("IPython.core.interactiveshell"), "InteractiveShell", None)
+    if shells is not None and shells.initialized():
+        return f"%pip install {requirement}"
+    return f"{sys.executable} -m pip install {requirement}"
 
 
 def ellipsize(text: object, most: int = 160) -> str:

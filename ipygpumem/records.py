@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, ClassVar, Literal, NamedTuple, TypeVar
 
-from ipygpumem.errors import GpuMemError
+from ipygpumem.errors import GpuMemError, how_to_install
 
 # -- the base ------------------------------------------------------------------------------------
 
@@ -644,7 +644,8 @@ class History(list[CellRecord]):
         0
         """
         if importlib.util.find_spec("pandas") is None:
-            raise GpuMemError("to_pandas needs pandas, which is not installed: pip install pandas")
+            line = how_to_install("pandas")
+            raise GpuMemError(f"to_pandas needs pandas, which is not installed: {line}")
         pandas = importlib.import_module("pandas")  # slow to import, and rarely used
         columns: dict[str, Any] = {name: self._values(name) for name in _PLAIN}
         columns["execution_count"] = pandas.array(columns["execution_count"], dtype="Int64")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ipygpumem.errors import DeviceError, EstimateError, describe_error
+from ipygpumem.errors import DeviceError, EstimateError, describe_error, how_to_install
 from ipygpumem.estimating import FOR_FAKES
 from ipygpumem.meter.own_growth import growth_for
 
@@ -21,7 +21,8 @@ def loaded() -> Any:
     """
     with growth_for(FOR_FAKES), _torch_may_be_broken():
         if importlib.util.find_spec("torch") is None:
-            raise EstimateError("an estimate needs torch, which is not installed")
+            line = how_to_install("torch")
+            raise EstimateError(f"an estimate needs torch, which is not installed: {line}")
         from ipygpumem.estimating import running  # imports torch
 
         return running

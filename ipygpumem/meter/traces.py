@@ -14,7 +14,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from ipygpumem.errors import DeviceError, describe_error
+from ipygpumem.errors import DeviceError, describe_error, how_to_install
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import has_mps, loaded_torch
 from ipygpumem.probes.host import HostProbe
@@ -52,7 +52,8 @@ def preload(meter: Meter) -> TraceRecord | None:
     accelerator.
     """
     if importlib.util.find_spec("torch") is None:
-        raise DeviceError("preload needs torch, which is not installed")
+        line = how_to_install("torch")
+        raise DeviceError(f"preload needs torch, which is not installed: {line}")
     if why_none():
         return None
     torch: Any = importlib.import_module("torch")

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ipygpumem.errors import PlotError
+from ipygpumem.errors import PlotError, how_to_install
 from ipygpumem.units import format_bytes
 
 try:
@@ -17,7 +17,7 @@ try:
     from matplotlib.ticker import MultipleLocator
 except ImportError:
     raise PlotError(
-        "pictures need matplotlib, which is not installed: pip install matplotlib"
+        f"pictures need matplotlib, which is not installed: {how_to_install('matplotlib')}"
     ) from None
 
 _DPI = 96

@@ -184,7 +184,7 @@ def test_without_matplotlib_it_says_what_to_install(
     monkeypatch.delitem(sys.modules, "ipygpumem.extras.pictures.figures")
     monkeypatch.delattr(pictures, "figures")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert printed(loaded, "", capsys).endswith("which is not installed: pip install matplotlib")
+    assert printed(loaded, "", capsys).endswith("which is not installed: %pip install matplotlib")
 
 
 def test_given_records_are_drawn_without_the_extension() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from benchmarks.harness.fit_search import FILE, search
-from ipygpumem.errors import EstimateError
+from ipygpumem.errors import EstimateError, how_to_install
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.estimating.running import Estimation
 from ipygpumem.extras.fit.applying import Change
@@ -485,4 +485,7 @@ def test_nothing_found_is_said_with_what_was_not_tried(monkeypatch: pytest.Monke
         for fact in found.report(found.tried(found.first)).facts
         if fact.title == "not tried"
     )
-    assert untried == ["LoRA (%pip install peft)", "bfloat16 weights (net.to(torch.bfloat16))"]
+    assert untried == [
+        f"LoRA ({how_to_install('peft')})",
+        "bfloat16 weights (net.to(torch.bfloat16))",
+    ]

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ipygpumem import interrupts
-from ipygpumem.errors import ClusterError, quoted
+from ipygpumem.errors import ClusterError, how_to_install, quoted
 from ipygpumem.extras.cluster.engines_report import (
     Values,
     alike,
@@ -505,7 +505,8 @@ def _library(name: str) -> Any:
 def _client(shell: Any) -> Any:
     """Return the client of the active view, or the only one that a notebook's name refers to."""
     if "ipyparallel" not in sys.modules:
-        raise ClusterError(f"--on needs a running cluster: pip install ipyparallel, then {_HOW}")
+        line = how_to_install("ipyparallel")
+        raise ClusterError(f"--on needs a running cluster: {line}, then {_HOW}")
     if sys.modules["ipyparallel"].version_info[0] < 8:
         raise ClusterError("--on needs ipyparallel 8 or newer")
     view = getattr(shell.magics_manager.registry.get("ParallelMagics"), "view", None)

@@ -15,6 +15,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
+from ipygpumem.errors import how_to_install
 from ipygpumem.estimating.storages import tensors_in
 from ipygpumem.extras.fit.applying import EQUAL, Change, Run, is_tensor
 from ipygpumem.extras.fit.observing import Blocks, Observed
@@ -59,7 +60,7 @@ def untried(seen: Observed) -> Iterator[str]:
     if seen.trains and not (
         seen.is_adapted or seen.hf_path is None or importlib.util.find_spec("peft")
     ):
-        yield "LoRA (%pip install peft)"
+        yield f"LoRA ({how_to_install('peft')})"
     if seen.has_float32:
         yield f"bfloat16 weights ({seen.of_root()}.to(torch.bfloat16))"
 

@@ -18,7 +18,15 @@ from typing import Any
 
 from ipygpumem.api.inventories import inventory_at
 from ipygpumem.api.shell import current_traces
-from ipygpumem.errors import FileError, GpuMemError, TraceError, describe_error, ellipsize, quoted
+from ipygpumem.errors import (
+    FileError,
+    GpuMemError,
+    TraceError,
+    describe_error,
+    ellipsize,
+    how_to_install,
+    quoted,
+)
 from ipygpumem.estimating import line_text
 from ipygpumem.extras.peak import report as _report  # noqa: F401  # registers how records are shown
 from ipygpumem.extras.peak.bound import HostSpan, HostUse, bounded
@@ -41,7 +49,6 @@ _SAMPLED = (
 _NOT_COMPARED = (
     "RAM is not compared with the process's own peak, so memory that is not used counts as used"
 )
-_NO_MEMRAY = "memory outside torch is not shown: pip install memray (Linux and macOS)"
 
 
 def _follower(names: Callable[[], Any], has_history: bool) -> Any:
@@ -105,8 +112,11 @@ class Peak:
             follower = make()
             follower.start()
         except ModuleNotFoundError as error:
-            is_memray = error.name == "memray"
-            self._notes.append(_NO_MEMRAY if is_memray else f"tensors: {describe_error(error)}")
+            if error.name == "memray":
+                line = f"{how_to_install('memray')} (Linux and macOS)"
+                self._notes.append(f"memory outside torch is not shown: {line}")
+            else:
+                self._notes.append(f"tensors: {describe_error(error)}")
         except Exception as error:  # an old torch, another tracker of memray
             if is_from_signal(error):
                 raise

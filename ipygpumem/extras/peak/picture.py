@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipygpumem.errors import PlotError
+from ipygpumem.errors import PlotError, how_to_install
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord
 from ipygpumem.extras.peak.words import headline, title
 from ipygpumem.report.picture import LEGEND, NO_FORMULAS, Picture, count_bytes
@@ -13,7 +13,7 @@ try:
     from matplotlib.axes import Axes
 except ImportError:
     raise PlotError(
-        "pictures need matplotlib, which is not installed: pip install matplotlib"
+        f"pictures need matplotlib, which is not installed: {how_to_install('matplotlib')}"
     ) from None
 
 _ROLES = (

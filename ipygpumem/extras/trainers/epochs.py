@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ipygpumem.api.shell import current_traces
-from ipygpumem.errors import MissingLibraryError
+from ipygpumem.errors import MissingLibraryError, how_to_install
 from ipygpumem.failures import tell
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.records import TraceRecord
@@ -100,4 +100,5 @@ def needs(library: str, package: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name != library:
             raise
-        raise MissingLibraryError(f"{library} is not installed: pip install '{package}'") from None
+        line = how_to_install(package)
+        raise MissingLibraryError(f"{library} is not installed: {line}") from None
