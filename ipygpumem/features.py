@@ -100,6 +100,12 @@ def _plot() -> tuple[Command, ...]:
     return (plot,)
 
 
+def _panel() -> tuple[Command, ...]:
+    from ipygpumem.extras.panel.panel_command import show_panel  # on first use
+
+    return (show_panel,)
+
+
 def _recorder_commands() -> tuple[Command | Group, ...]:
     from ipygpumem.extras.recorder.recorder_commands import RECORDER, postmortem  # on first use
 
@@ -173,6 +179,7 @@ _GPUMEM = Group(
         Part(("top", "tensors"), _tensors),
         Part(("history", "export"), _records),
         Part(("plot",), _plot),
+        Part(("panel",), _panel),
         Part(("guard",), _guard),
         Part(("recorder", "postmortem"), _recorder_commands),
     ),

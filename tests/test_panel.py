@@ -315,7 +315,7 @@ def test_a_kernel_without_anywidget_says_what_to_install(kernel: Kernel) -> None
         kernel.run("import sys\nsys.modules['anywidget'] = None\nimport ipygpumem").status == "ok"
     )
     reply = kernel.run("ipygpumem.panel()")
-    assert (
-        reply.result
-        == "the panel needs anywidget: run %pip install anywidget, then this cell again"
+    assert reply.result == (
+        "the panel needs anywidget: run %pip install anywidget, reload the page, then run this "
+        "cell again"
     )

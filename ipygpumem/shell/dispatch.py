@@ -18,7 +18,7 @@ from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.report.layout import clean
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Call, Command, Group, Magic, Options, Run
-from ipygpumem.shell.commands.helps import help_of
+from ipygpumem.shell.commands.helps import help_asked_for, help_of
 from ipygpumem.shell.commands.parsing import parse
 from ipygpumem.shell.ipython.rewriting import REWRITTEN, is_first_line, is_for_engines, words_of
 
@@ -48,16 +48,22 @@ class GpuMemMagics(Magics):
     def call(self, name: str, line: str, cell: str | None) -> None:
         """Run ``%name``, ``%%name`` with a cell, or a first line ``%%name``."""
         __tracebackhide__ = True
-        if cell is not None and name in REWRITTEN and not is_for_engines(line):
+        magic = f"%{name}" if cell is None else f"%%{name}"
+        help_text = ""
+        if line.rstrip().endswith(("help", "-h")):
+            help_text = help_asked_for(self._app.commands, magic, line)
+        if help_text:
+            sys.stdout.write(help_text)
+        elif cell is not None and name in REWRITTEN and not is_for_engines(line):
             self._run_as_plain_cell(name, line, cell)
         elif cell is not None:
-            self._run(f"%%{name}", line, cell)
+            self._run(magic, line, cell)
         elif name in REWRITTEN and is_first_line(line):
             self._run(f"%%{name}", words_of(line))
-        elif f"%{name}" not in self._app.commands.magics:
+        elif magic not in self._app.commands.magics:
             raise UsageError(f"%{name}: write %%{name} as the first line of a cell")
         else:
-            self._run(f"%{name}", line)
+            self._run(magic, line)
 
     def _run_as_plain_cell(self, name: str, line: str, cell: str) -> None:
         """Run a cell magic that IPython called with its body, by a cell with its first line.

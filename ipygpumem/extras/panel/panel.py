@@ -14,7 +14,7 @@ from contextvars import Context, copy_context
 from time import perf_counter, thread_time
 from typing import Any
 
-from ipygpumem.errors import GpuMemError, describe_error
+from ipygpumem.errors import GpuMemError, describe_error, how_to_install
 from ipygpumem.extras.panel import snapshot
 from ipygpumem.magics.gpumem import free
 from ipygpumem.magics.tensors import largest
@@ -40,10 +40,10 @@ def panel() -> Panel:
     """Return a live panel: memory of the host and of each GPU, the running cell, and the largest
     names.
 
-    Use it during long cells: write it as a cell's last line, and dock the output next to the
-    notebook (in JupyterLab: right-click, Create New View for Output). It moves while cells run, at
-    most twice a second, and adds nothing to their outputs. There is one panel, which may be shown
-    several times.
+    Use it during long cells: ``%gpumem panel`` shows it too, and so does a cell that ends with this
+    call. Dock the output next to the notebook (in JupyterLab: right-click, Create New View for Cell
+    Output). It moves while cells run, at most twice a second, and adds nothing to their outputs.
+    There is one panel, which may be shown several times.
 
     Where there can be none, because this is a terminal or anywidget is not installed, one line says
     so instead.
@@ -55,11 +55,8 @@ def panel() -> Panel:
     >>> shown.close()
     """
     app = current_app()
-    if not app.context.display.has_images:
-        reason = "the panel needs a notebook: in a terminal, %gpumem status shows its figures"
-        return Panel(None, reason)
-    if importlib.util.find_spec("anywidget") is None:
-        reason = "the panel needs anywidget: run %pip install anywidget, then this cell again"
+    reason = why_none(app)
+    if reason:
         return Panel(None, reason)
     for observer in app.session.observers:
         if type(observer) is Feed:
@@ -67,6 +64,16 @@ def panel() -> Panel:
                 return Panel(observer)
             observer.close()  # the widget was closed by other code, such as Widget.close_all()
     return Panel(Feed(app))
+
+
+def why_none(app: App) -> str:
+    """Return why there can be no panel here; empty if there can be one."""
+    if not app.context.display.has_images:
+        return "the panel needs a notebook: in a terminal, %gpumem status shows its figures"
+    if importlib.util.find_spec("anywidget") is None:
+        line = how_to_install("anywidget")
+        return f"the panel needs anywidget: run {line}, reload the page, then run this cell again"
+    return ""
 
 
 class Panel:

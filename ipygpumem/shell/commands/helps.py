@@ -13,9 +13,9 @@ _WIDEST_COLUMN = 32
 """Longer words of a first column have a line of their own."""
 
 
-def help_of(table: CommandTable, magic: str) -> str:
-    """Return the help text of a magic."""
-    place = table.find(magic)
+def help_of(table: CommandTable, magic: str, words: Iterable[str] = ()) -> str:
+    """Return the help text of a magic, or of the command that its first words name."""
+    place = table.find(magic, words)
     lines = _lines_of_group(table, place) if isinstance(place, Group) else _lines_of_command(place)
     block = "\n".join(lines)
     summary = place.summary[:1].upper() + place.summary[1:]
@@ -23,6 +23,21 @@ def help_of(table: CommandTable, magic: str) -> str:
     if place.details:
         paragraphs.append(place.details)
     return "\n\n".join(paragraphs) + "\n"
+
+
+def help_asked_for(table: CommandTable, magic: str, line: str) -> str:
+    """Return the help text if a line asks for it, such as ``%gpumem help`` or ``%gpumem top -h``;
+    empty for other lines.
+    """
+    *words, last = line.split() or [""]
+    if magic not in table.magics or last not in ("help", "--help", "-h"):
+        return ""
+    place = table.find(magic, words)
+    if words != place.name.split()[1:]:  # more than the command's name: an argument
+        return ""
+    if last == "help" and isinstance(place, Command):  # may be a name of the user
+        return ""
+    return help_of(table, magic, words)
 
 
 def _lines_of_command(command: Command) -> list[str]:

@@ -54,16 +54,31 @@ def _command_and_options(table: CommandTable, magic: str, line: str) -> tuple[Co
     words = words[place.name.count(" ") :]
     if isinstance(place, Group):
         if words or place.alone is None:
-            raise UsageError(clean(_no_command(place, words)))
+            raise UsageError(clean(_no_command(table, place, words)))
         place = place.alone()
     return place, _options(place, words)
 
 
-def _no_command(group: Group, words: list[str]) -> str:
+def _no_command(table: CommandTable, group: Group, words: list[str]) -> str:
     problem = "a command is missing"
     if words:
+        magic = _how_to_write(table, words[0])
+        if magic:
+            return f"{group.name}: write {magic}"
         problem = f"no such command {quoted(words[0])}{did_you_mean(words[0], group.names)}"
     return f"{group.name}: {problem}; use {', '.join(group.names)}"
+
+
+def _how_to_write(table: CommandTable, name: str) -> str:
+    """Return how to write a magic that a line took for a command of a group; empty if there is
+    none.
+    """
+    forms = []
+    if f"%{name}" in table.magics:
+        forms.append(f"%{name}")
+    if f"%%{name}" in table.magics:
+        forms.append(f"%%{name} as the first line of a cell")
+    return " or ".join(forms)
 
 
 def _options(command: Command, words: list[str]) -> Options:

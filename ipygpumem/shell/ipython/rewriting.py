@@ -21,6 +21,11 @@ from ipygpumem.introspect import text_of
 REWRITTEN = ("experiment", "memlines", "peak", "autofit")
 """Cell magics whose first line is turned into a call, so that the body is a plain cell."""
 _FIRST_LINE = re.compile(rf"%%({'|'.join(REWRITTEN)})(?:[ \t]+(.*?))?[ \t]*\r?\n?", re.DOTALL)
+_NEED_A_CELL = "autofit|estimate|isolate|memlines|peak"
+_BELOW_GPUMEM = re.compile(
+    rf"%%?gpumem[ \t]+(?=(?:{_NEED_A_CELL})\b)|%%gpumem[ \t]+(?=(?:experiment|gpumemit)\b)"
+)
+"""Matches ``%gpumem`` in a first line such as ``%gpumem peak``, which means ``%%peak``."""
 _ON = re.compile(r"(?:^|\s)--on(?:[\s=]|$)")
 """Matches ``--on``: the cell runs on engines of a cluster, so it stays text."""
 _STRUCK = "__ipygpumem_struck__"
@@ -38,6 +43,7 @@ def rewrite_cell(lines: list[str]) -> list[str]:
     """
     if not lines:
         return lines
+    lines = [_first_line(lines[0]), *lines[1:]]
     match = _FIRST_LINE.fullmatch(lines[0])
     if match is None:
         return lines
@@ -47,6 +53,12 @@ def rewrite_cell(lines: list[str]) -> list[str]:
     line = f"{_MARK} {arguments}"
     call = f"get_ipython().run_line_magic({name!r}, {line!r})\n"
     return [call, *cell_magic(rewrite_cell(lines[1:]))]
+
+
+def _first_line(line: str) -> str:
+    """Return a cell's first line with ``%%peak`` for ``%gpumem peak``, which new users try."""
+    below = _BELOW_GPUMEM.match(line)
+    return line if below is None else f"%%{line[below.end() :]}"
 
 
 def our_magic(statement: ast.stmt) -> str | None:
@@ -82,7 +94,7 @@ def first_lines(source: str) -> tuple[list[str], str]:
     names = list[str]()
     lines = source.lstrip().splitlines(keepends=True)
     for line in lines:
-        match = _FIRST_LINE.fullmatch(line)
+        match = _FIRST_LINE.fullmatch(_first_line(line))
         if match is None:
             break
         names.append(match[1])
