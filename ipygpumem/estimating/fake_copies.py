@@ -90,10 +90,14 @@ class FakeCopies:
 
     def forget(self) -> None:
         """Drop all copies."""
-        for held in (self._memo, self._originals, self._copied, self._new):
-            held.clear()
-        for kept in (self._tensors, self._storages, self._namespaces, self.optimizers):
-            kept.clear()
+        self._memo.clear()
+        self._originals.clear()
+        self._copied.clear()
+        self._new.clear()
+        self._tensors.clear()
+        self._storages.clear()
+        self._namespaces.clear()
+        self.optimizers.clear()
         self.restorer = None
 
     def settle(self) -> None:
@@ -129,15 +133,11 @@ class FakeCopies:
         if is_instance(value, type):
             return self.share(value)
         if is_instance(value, torch.Tensor):
-            known = self._tensors.get(id(value))
-            copy = known() if known is not None else None
+            copy = _target(self._tensors.get(id(value)))
             return self._tensor(value) if copy is None else copy
         if id(value) not in self._memo:
-            make = next(
-                (make for kind, make in _MAKERS if is_instance(value, kind)), FakeCopies._instance
-            )
-            copy = make(self, value)
-            if id(value) not in self._memo:
+            copy = _maker(value)(self, value)
+            if id(value) not in self._memo:  # such as a module, which is shared
                 return copy
         self._copied[id(value)] += 1
         self._new.add(id(value))
@@ -158,41 +158,40 @@ class FakeCopies:
     # -- tensors ---------------------------------------------------------------------------------
 
     def _tensor(self, tensor: Any) -> Any:
+        """Make the copy of a tensor, with copies of its gradient and its attributes."""
         if is_instance(tensor, FakeTensor):
             return tensor
-        kind: Any = type(tensor)
-        if any("__tensor_flatten__" in class_dict(base) for base in type.mro(kind)):
+        if _is_composite(type(tensor)):
             return self._wrapper(tensor)
-        is_parameter = is_instance(tensor, torch.nn.Parameter)
-        if not is_parameter and not is_exactly(tensor, torch.Tensor):
-            raise EstimateError(
-                f"an estimate cannot follow a {type_name(tensor)}: only plain tensors have fake "
-                f"copies"
-            )
-        if tensor.layout is not torch.strided or tensor.is_quantized:
-            raise EstimateError("an estimate cannot follow sparse or quantized tensors")
-        with self._quietly(), torch.no_grad():
-            copy = self._strided(tensor)
-            if is_parameter:  # such as a bitsandbytes parameter
-                make = (
-                    kind if kind is torch.nn.Parameter else functools.partial(fake_parameter, kind)
-                )
-                copy = make(copy, tensor.requires_grad)
-            copy.requires_grad_(tensor.requires_grad)
-        if (
-            not is_parameter
-            and not copy.is_floating_point()
-            and tensor.device.type == copy.device.type == "cpu"
-        ):
+        _refuse_unfollowed(tensor)
+        copy = self._fake(tensor)
+        if _may_hold_sizes(tensor, copy):
             self._keep_values(tensor, copy)
-        life = self._log.see(copy, self._devices.name(copy.device), before=True)
-        if life is not None:
-            life.address = tensor.untyped_storage().data_ptr() if tensor.is_cuda else 0
-            place = str(tensor.device)
-            self.originals_bytes[place] = self.originals_bytes.get(place, 0) + life.size_bytes
+        self._log_original(tensor, copy)
         self._remember(tensor, copy)
         vars(copy).update(self.of(vars(tensor)))
         return copy
+
+    def _fake(self, tensor: Any) -> Any:
+        """Return a fake tensor like a plain tensor or parameter, in the copy of its storage."""
+        kind: Any = type(tensor)
+        with self._quietly(), torch.no_grad():
+            copy = self._strided(tensor)
+            if kind is torch.nn.Parameter:
+                copy = torch.nn.Parameter(copy, tensor.requires_grad)
+            elif is_instance(tensor, torch.nn.Parameter):  # such as a bitsandbytes parameter
+                copy = fake_parameter(kind, copy, tensor.requires_grad)
+            copy.requires_grad_(tensor.requires_grad)
+        return copy
+
+    def _log_original(self, tensor: Any, copy: Any) -> None:
+        """Log the storage of an original as one that exists before the code runs."""
+        life = self._log.see(copy, self._devices.name(copy.device), before=True)
+        if life is None:
+            return
+        life.address = tensor.untyped_storage().data_ptr() if tensor.is_cuda else 0
+        place = str(tensor.device)
+        self.originals_bytes[place] = self.originals_bytes.get(place, 0) + life.size_bytes
 
     def _remember(self, tensor: Any, copy: Any) -> None:
         if isinstance(copy, torch.nn.Parameter):
@@ -243,33 +242,33 @@ class FakeCopies:
         """Return a fake tensor with the strides and offset of ``tensor``, in the copy of its
         storage.
         """
-        key = tensor.untyped_storage()._cdata
         size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
-        known = self._storages.get(key)
-        storage, device = known() if known is not None else None, self._devices.place(tensor.device)
-        size_bytes = tensor.untyped_storage().nbytes()
-        if (
-            storage is None and tensor.device == device == _HOST and size_bytes == tensor.itemsize
-        ):  # its value is kept
-            with no_dispatch():
-                value = tensor.detach().clone()
-            copy = self._fakes.fake_tensor_converter.from_real_tensor(
-                self._fakes, value, make_constant=True
-            )
-            self._storages[key] = weakref.ref(copy.untyped_storage())
-            return copy
+        device = self._devices.place(tensor.device)
+        key = tensor.untyped_storage()._cdata
+        storage = _target(self._storages.get(key))
         if storage is None:
+            if tensor.device == device == _HOST and _is_alone(tensor):
+                return self._number(tensor)
+            size_bytes = tensor.untyped_storage().nbytes()
             storage = torch.empty(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
             self._storages[key] = weakref.ref(storage)
         return torch.empty(0, dtype=tensor.dtype, device=device).set_(storage, offset, size, stride)
+
+    def _number(self, tensor: Any) -> Any:
+        """Return a fake tensor that keeps the value of a tensor with a single element."""
+        with no_dispatch():
+            value = tensor.detach().clone()
+        converter = self._fakes.fake_tensor_converter
+        copy = converter.from_real_tensor(self._fakes, value, make_constant=True)
+        self._storages[tensor.untyped_storage()._cdata] = weakref.ref(copy.untyped_storage())
+        return copy
 
     # -- containers and objects ------------------------------------------------------------------
 
     def _container(self, value: Any) -> Any:
         copy = self._keep(value, solid_base(type(value)).__new__(type(value)))
-        base: Any = next(
-            kind for kind in (OrderedDict, dict, deque, list, set) if is_instance(value, kind)
-        )
+        # The base class's methods, because a user's class may override them.
+        base = _container_class(value)
         if base is deque:
             deque.__init__(copy, (), value.maxlen)
         elif is_instance(value, defaultdict):
@@ -279,7 +278,8 @@ class FakeCopies:
                 base.__setitem__(copy, self.of(key), self.of(item))
         else:
             items = list(base.__iter__(value))  # in one step: a thread may change it
-            (base.update if base is set else base.extend)(copy, map(self.of, items))
+            add_all = base.update if base is set else base.extend
+            add_all(copy, map(self.of, items))
         self._fill(value, copy)
         return copy
 
@@ -288,22 +288,18 @@ class FakeCopies:
         base: Any = tuple if is_instance(value, tuple) else frozenset
         items = list(base.__iter__(value))
         copies = [self.of(item) for item in items]
-        shared = all(copy is item for copy, item in zip(copies, items, strict=True))
-        return self._keep(
-            value, value if shared else solid_base(type(value)).__new__(type(value), copies)
-        )
+        if all(copy is item for copy, item in zip(copies, items, strict=True)):
+            return self._keep(value, value)
+        return self._keep(value, solid_base(type(value)).__new__(type(value), copies))
 
     def _instance(self, value: Any) -> Any:
         if is_script(value):
             self._unfollowed.scripted()
         if not _can_be_copied(type(value), module_of(value)):
             return self._keep(value, self.share(value))
-        if type_name(value) == "OptimizedModule" and "_orig_mod" in (
-            instance_dict(value) or {}
-        ).get("_modules", {}):
-            if type_name((instance_dict(value) or {}).get("dynamo_ctx")) != "DisableContext":
-                self._unfollowed.compiled(is_eager=runs_eagerly(value))
-            return self._keep(value, self.of(instance_dict(value)["_modules"]["_orig_mod"]))  # type: ignore[index]
+        model = _compiled_model(value)
+        if model is not None:
+            return self._keep(value, self._without_compiling(value, model))
         try:
             copy = object.__new__(type(value))
         except TypeError:  # made in C, such as a lock
@@ -311,18 +307,32 @@ class FakeCopies:
         self.share(type(value))
         self._keep(value, copy)
         self._fill(value, copy)
+        self._prepare(value, copy)
+        return copy
+
+    def _without_compiling(self, value: Any, model: Any) -> Any:
+        """Return the copy of the model in an object that ``torch.compile`` returned."""
+        attributes = instance_dict(value) or {}
+        # ``torch.compiler.disable`` wraps a module in the same class.
+        if type_name(attributes.get("dynamo_ctx")) != "DisableContext":
+            self._unfollowed.compiled(is_eager=runs_eagerly(value))
+        return self.of(model)
+
+    def _prepare(self, value: Any, copy: Any) -> None:
+        """Change the copy of a library's object where it would leave the estimate."""
         if is_instance(value, torch.optim.Optimizer):
             self.optimizers.append(weakref.ref(copy))
         elif is_instance(value, torch.utils.data.DataLoader):
             vars(copy).update(NO_PROCESSES)
-        elif (
-            is_instance(value, torch.nn.Module)
-            and vars(copy).get("_compiled_call_impl") is not None
-        ):
-            compiled = instance_dict(value)["_compiled_call_impl"]  # type: ignore[index]
+        elif is_instance(value, torch.nn.Module):
+            self._forget_compiled_call(value, copy)
+
+    def _forget_compiled_call(self, module: Any, copy: Any) -> None:
+        """Let the copy of a module on which ``compile()`` was called run without compiling."""
+        compiled = (instance_dict(module) or {}).get("_compiled_call_impl")
+        if compiled is not None:
             self._unfollowed.compiled(is_eager=runs_eagerly(compiled))
             vars(copy)["_compiled_call_impl"] = None
-        return copy
 
     def _fill(self, value: Any, copy: Any) -> None:
         """Set copies of an object's attributes on its copy."""
@@ -339,55 +349,112 @@ class FakeCopies:
     def _function(self, value: Any) -> Any:
         compiled = value.__dict__.get("_torchdynamo_orig_callable")
         if compiled is not None:
-            if not value.__dict__.get(
-                "_torchdynamo_disable"
-            ):  # else it is wrapped to stay uncompiled
+            if not value.__dict__.get("_torchdynamo_disable"):  # else wrapped to stay uncompiled
                 self._unfollowed.compiled(is_eager=runs_eagerly(value))
             return self._keep(value, self.of(compiled))
         self.share(value)
+        has_state = value.__closure__ or value.__defaults__ or value.__dict__
         in_notebook = id(value.__globals__) in self._namespaces
-        if (
-            not in_notebook
-            and not value.__closure__
-            and not value.__defaults__
-            and not value.__dict__
-        ):
+        if not has_state and not in_notebook:
             return self._keep(value, value)
-        space = self._namespaces.get(id(value.__globals__), value.__globals__)
-        # else of another function, too
-        new = [cell for cell in value.__closure__ or () if id(cell) not in self._memo]
-        for cell in new:
-            self._keep(cell, types.CellType())
+        return self._rebuilt(value)
+
+    def _rebuilt(self, value: Any) -> Any:
+        """Return a function with copies of its closure, its defaults and its attributes."""
+        new_cells = self._empty_cells(value.__closure__ or ())
         cells = tuple(map(self.of, value.__closure__ or ()))
+        space = self._namespaces.get(id(value.__globals__), value.__globals__)
         copy = types.FunctionType(value.__code__, space, value.__name__, None, cells or None)
+        # Cells, defaults and attributes may lead back to the function.
         self._keep(value, copy)
-        for cell in new:
+        for cell in new_cells:
             with suppress(ValueError):  # an empty cell
                 self._memo[id(cell)].cell_contents = self.of(cell.cell_contents)
-        copy.__defaults__, copy.__kwdefaults__ = (
-            self.of(value.__defaults__),
-            self.of(value.__kwdefaults__),
-        )
+        copy.__defaults__ = self.of(value.__defaults__)
+        copy.__kwdefaults__ = self.of(value.__kwdefaults__)
         copy.__dict__.update(self.of(value.__dict__))
-        copy.__module__, copy.__qualname__, copy.__doc__ = (
-            value.__module__,
-            value.__qualname__,
-            value.__doc__,
-        )
+        copy.__module__ = value.__module__
+        copy.__qualname__ = value.__qualname__
+        copy.__doc__ = value.__doc__
         return copy
+
+    def _empty_cells(self, closure: tuple[types.CellType, ...]) -> list[types.CellType]:
+        """Make an empty copy of each cell that no other copied function shares, and return these
+        cells.
+        """
+        new_cells = [cell for cell in closure if id(cell) not in self._memo]
+        for cell in new_cells:
+            self._keep(cell, types.CellType())
+        return new_cells
+
+    def _method(self, value: Any) -> Any:
+        return types.MethodType(self.of(value.__func__), self._lent(value.__self__))
 
     def _weak_reference(self, value: Any) -> Any:
         target = value() if type(value) is weakref.ref else None
-        return self._keep(value, value if target is None else weakref.ref(self._lent(target)))
+        if target is None:
+            return self._keep(value, value)
+        return self._keep(value, weakref.ref(self._lent(target)))
+
+
+def _target(reference: Any) -> Any:
+    """Return the object of a weak reference; None if it is freed, or there is no reference."""
+    return None if reference is None else reference()
+
+
+def _is_composite(kind: type) -> bool:
+    """Return True for a class of tensors that consist of other tensors, such as DTensor."""
+    return any("__tensor_flatten__" in class_dict(base) for base in type.mro(kind))
+
+
+def _refuse_unfollowed(tensor: Any) -> None:
+    """Raise an EstimateError for a tensor that no fake tensor can stand for."""
+    is_parameter = is_instance(tensor, torch.nn.Parameter)
+    if not is_parameter and not is_exactly(tensor, torch.Tensor):
+        raise EstimateError(
+            f"an estimate cannot follow a {type_name(tensor)}: only plain tensors have fake copies"
+        )
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise EstimateError("an estimate cannot follow sparse or quantized tensors")
+
+
+def _may_hold_sizes(tensor: Any, copy: Any) -> bool:
+    """Return True for a tensor of integers on the host: its values may be sizes or positions."""
+    if is_instance(tensor, torch.nn.Parameter) or copy.is_floating_point():
+        return False
+    return bool(tensor.device.type == copy.device.type == "cpu")
+
+
+def _is_alone(tensor: Any) -> bool:
+    """Return True if a tensor's single element is all that is in its storage."""
+    return bool(tensor.untyped_storage().nbytes() == tensor.itemsize)
+
+
+def _container_class(value: Any) -> Any:
+    """Return the built-in class of a container that has its methods."""
+    for kind in (OrderedDict, dict, deque, list):
+        if is_instance(value, kind):
+            return kind
+    return set
+
+
+def _compiled_model(value: Any) -> Any:
+    """Return the model in an object that ``torch.compile`` returned; None for other objects."""
+    if type_name(value) != "OptimizedModule":
+        return None
+    attributes = instance_dict(value) or {}
+    return attributes.get("_modules", {}).get("_orig_mod")
 
 
 def _can_be_copied(kind: type, module: str) -> bool:
     """Return True if an object's attributes are its whole state, and a copy of them is a copy of
     the object.
     """
-    plain = solid_base(kind) is object and type.__getattribute__(kind, "__new__") is object.__new__
-    finalised = any("__del__" in type.__dict__["__dict__"].__get__(base) for base in type.mro(kind))
-    return plain and not finalised and not {module, module.partition(".")[0]} & _SHARED_MODULES
+    if {module, module.partition(".")[0]} & _SHARED_MODULES:
+        return False
+    if any("__del__" in class_dict(base) for base in type.mro(kind)):
+        return False
+    return solid_base(kind) is object and type.__getattribute__(kind, "__new__") is object.__new__
 
 
 class Namespace(dict[str, Any]):
@@ -397,7 +464,9 @@ class Namespace(dict[str, Any]):
 
     def __init__(self, original: dict[str, Any], copies: FakeCopies) -> None:
         # CPython reads this name without ``__missing__``, to set ``__module__`` of new classes.
-        super().__init__({name: original[name] for name in ("__name__",) if name in original})
+        super().__init__()
+        if "__name__" in original:
+            super().__setitem__("__name__", original["__name__"])
         self._original = original
         self._copies = copies
         self._deleted: set[str] = set()
@@ -405,7 +474,9 @@ class Namespace(dict[str, Any]):
         """Functions that change the values that code binds to a name, by name."""
 
     def __setitem__(self, name: str, value: Any) -> None:
-        super().__setitem__(name, self.changed[name](value) if name in self.changed else value)
+        if name in self.changed:
+            value = self.changed[name](value)
+        super().__setitem__(name, value)
 
     def __missing__(self, name: str) -> Any:
         if name in self._deleted:
@@ -422,10 +493,14 @@ class Namespace(dict[str, Any]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the copied value of a name, or ``default``."""
-        return super().get(name, self[name]) if name in self else default
+        if name not in self:
+            return default
+        return self[name]
 
     def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or (name in self._original and name not in self._deleted)
+        if super().__contains__(name):
+            return True
+        return name in self._original and name not in self._deleted
 
 
 _exec = exec
@@ -443,36 +518,60 @@ def loading(run: Any) -> Any:
 
     @functools.wraps(run)
     def call(source: Any, space: Any = None, names: Any = None, /, **more: Any) -> Any:
-        frame = sys._getframe(1)
         if space is None:
-            space, names = frame.f_globals, frame.f_locals if names is None else names
+            frame = sys._getframe(1)
+            space = frame.f_globals
+            names = frame.f_locals if names is None else names
         if type(space) is Namespace:
-            for name in _named(source):
-                if name in space:
-                    space[name]
-        return run(source, space, *(() if names is None else (names,)), **more)
+            _look_up_all(space, source)
+        if names is None:
+            return run(source, space, **more)
+        return run(source, space, names, **more)
 
     return call
 
 
+def _look_up_all(space: Namespace, source: Any) -> None:
+    """Copy the values of all names in a source text, or in a code object."""
+    for name in _named(source):
+        if name in space:
+            space[name]
+
+
 def _named(source: Any) -> Iterable[str]:
     """Return the words of a source text, or the names in a code object."""
-    if not is_instance(source, types.CodeType):
-        return re.findall(
-            r"\w+", source if is_instance(source, str) else str(bytes(source), "utf-8", "replace")
-        )
-    inner = (code for code in source.co_consts if is_instance(code, types.CodeType))
-    return [*source.co_names, *(name for code in inner for name in _named(code))]
+    if is_instance(source, types.CodeType):
+        return _names_in_code(source)
+    text = source if is_instance(source, str) else str(bytes(source), "utf-8", "replace")
+    return re.findall(r"\w+", text)
 
 
-_MAKERS: tuple[tuple[type, Callable[[FakeCopies, Any], Any]], ...] = (
-    *((kind, FakeCopies._container) for kind in (dict, list, deque, set)),
-    *((kind, FakeCopies._items) for kind in (tuple, frozenset)),
-    (types.FunctionType, FakeCopies._function),
-    (
-        types.MethodType,
-        lambda self, value: types.MethodType(self.of(value.__func__), self._lent(value.__self__)),
-    ),
-    (weakref.ReferenceType, FakeCopies._weak_reference),
-    *((kind, FakeCopies.share) for kind in (types.ModuleType, types.CodeType)),
-)
+def _names_in_code(code: types.CodeType) -> list[str]:
+    names = list(code.co_names)
+    for constant in code.co_consts:
+        if is_instance(constant, types.CodeType):
+            names += _names_in_code(constant)
+    return names
+
+
+_MAKERS: dict[type, Callable[[FakeCopies, Any], Any]] = {
+    dict: FakeCopies._container,
+    list: FakeCopies._container,
+    deque: FakeCopies._container,
+    set: FakeCopies._container,
+    tuple: FakeCopies._items,
+    frozenset: FakeCopies._items,
+    types.FunctionType: FakeCopies._function,
+    types.MethodType: FakeCopies._method,
+    weakref.ReferenceType: FakeCopies._weak_reference,
+    types.ModuleType: FakeCopies.share,
+    types.CodeType: FakeCopies.share,
+}
+
+
+def _maker(value: Any) -> Callable[[FakeCopies, Any], Any]:
+    """Return the function that makes the copy of an object."""
+    for kind, make in _MAKERS.items():
+        if is_instance(value, kind):
+            return make
+    return FakeCopies._instance
