@@ -41,43 +41,65 @@ def is_mask(index: Any) -> bool:
 
 
 def _unique(given: Any, _: bool = True, inverse: bool = False, counts: bool = False) -> Any:
-    return (
-        given.new_empty(given.numel()),
-        *_positions(given, given.shape, given.numel(), inverse, counts),
-    )
+    count = given.numel()
+    return given.new_empty(count), *_positions(given, given.shape, count, inverse, counts)
 
 
 def _unique_in(
     given: Any, dim: int, _: bool = True, inverse: bool = False, counts: bool = False
 ) -> Any:
     count = given.shape[dim]
-    return (torch.empty_like(given), *_positions(given, (count,), count, inverse, counts))
+    return torch.empty_like(given), *_positions(given, (count,), count, inverse, counts)
 
 
 def _positions(given: Any, shape: Any, count: int, inverse: bool, counts: bool) -> tuple[Any, Any]:
-    sizes = (shape if inverse else 0, count if counts else 0)
-    first, second = (given.new_empty(size, dtype=torch.long) for size in sizes)
-    return first, second
+    """Return a value's position for each element, and the number of each value; empty if the code
+    asks for none.
+    """
+    positions = given.new_empty(shape if inverse else 0, dtype=torch.long)
+    numbers = given.new_empty(count if counts else 0, dtype=torch.long)
+    return positions, numbers
+
+
+def _sorted_unique(given: Any, is_sorted: bool = True, inverse: bool = False) -> Any:
+    values, positions, _ = _unique(given, is_sorted, inverse)
+    return values, positions
+
+
+def _unique_consecutive(
+    given: Any, inverse: bool = False, counts: bool = False, dim: int | None = None
+) -> Any:
+    if dim is None:
+        return _unique(given, True, inverse, counts)
+    return _unique_in(given, dim, True, inverse, counts)
+
+
+def _unique_consecutive_in(given: Any, dim: int, *flags: bool, **named_flags: bool) -> Any:
+    return _unique_in(given, dim, True, *flags, **named_flags)
 
 
 def _bincount(given: Any, weights: Any = None, minlength: int = 0) -> Any:
     """Return ``minlength`` bins, or one for each value if it is 0: the true number has no upper
     bound.
     """
-    kind = (
-        torch.long
-        if weights is None
-        else weights.dtype
-        if weights.is_floating_point()
-        else torch.double
-    )
-    return given.new_empty(minlength or given.numel(), dtype=kind)
+    if weights is None:
+        dtype = torch.long
+    elif weights.is_floating_point():
+        dtype = weights.dtype
+    else:
+        dtype = torch.double
+    return given.new_empty(minlength or given.numel(), dtype=dtype)
 
 
 def _ctc_loss(log_probs: Any, targets: Any, *_: Any) -> tuple[Any, Any]:
     """Return the losses, and the scores for targets of maximum length."""
-    steps, batch = log_probs.shape[0], log_probs.shape[1] if log_probs.dim() > 2 else 1
+    steps = log_probs.shape[0]
+    batch = log_probs.shape[1] if log_probs.dim() > 2 else 1
     return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * targets.shape[-1] + 1)
+
+
+def _nms(boxes: Any, *_: Any) -> Any:
+    return boxes.new_empty(len(boxes), dtype=torch.long)
 
 
 LARGEST: dict[str, Callable[..., Any]] = {
@@ -85,21 +107,13 @@ LARGEST: dict[str, Callable[..., Any]] = {
     "aten::masked_select": _masked_select,
     "aten::index.Tensor": _index,
     "aten::_unique2": _unique,
-    "aten::_unique": lambda given, is_sorted=True, inverse=False: _unique(
-        given, is_sorted, inverse
-    )[:2],
+    "aten::_unique": _sorted_unique,
     "aten::unique_dim": _unique_in,
-    "aten::unique_consecutive": lambda given, inverse=False, counts=False, dim=None: (
-        _unique(given, True, inverse, counts)
-        if dim is None
-        else _unique_in(given, dim, True, inverse, counts)
-    ),
-    "aten::unique_dim_consecutive": lambda given, dim, *rest, **more: _unique_in(
-        given, dim, True, *rest, **more
-    ),
+    "aten::unique_consecutive": _unique_consecutive,
+    "aten::unique_dim_consecutive": _unique_consecutive_in,
     "aten::bincount": _bincount,
     "aten::_ctc_loss.Tensor": _ctc_loss,
-    "torchvision::nms": lambda boxes, *_: boxes.new_empty(len(boxes), dtype=torch.long),
+    "torchvision::nms": _nms,
 }
 """Functions that return the largest possible result, by operator."""
 
@@ -124,22 +138,35 @@ def largest_value(name: str, args: Any, kwargs: Any, result: Any) -> tuple[Any, 
     if name == "nonzero":
         return result, 0
     if name in _PLACES:
-        dim = kwargs.get("dim", args[_PLACES[name]] if len(args) > _PLACES[name] else None)
-        if name.startswith("arg"):
-            return result, args[0].numel() - 1 if dim is None else _size(args[0], dim) - 1
-        return (
-            (result[1], _size(args[0], -1 if dim is None else dim) - 1)
-            if isinstance(result, tuple)
-            else None
-        )
-    if name not in _RANDOM:
+        return _largest_position(name, args, kwargs, result)
+    if name in _RANDOM:
+        return _largest_random_number(name, args, result)
+    return None
+
+
+def _largest_position(name: str, args: Any, kwargs: Any, result: Any) -> tuple[Any, int] | None:
+    """Return an operator's positions, and the largest of them."""
+    number, source = _PLACES[name], args[0]
+    dim = args[number] if len(args) > number else None
+    dim = kwargs.get("dim", dim)
+    if name.startswith("arg"):
+        count = source.numel() if dim is None else _size(source, dim)
+        return result, count - 1
+    if not isinstance(result, tuple):  # such as max() of a whole tensor: no positions
         return None
+    return result[1], _size(source, -1 if dim is None else dim) - 1
+
+
+def _largest_random_number(name: str, args: Any, result: Any) -> tuple[Any, float] | None:
     if name == "multinomial":
         return result, args[0].shape[-1] - 1
     if name in ("rand", "uniform"):
-        return result, math.nextafter(args[2] if len(args) > 2 else 1.0, -math.inf)
+        bound = args[2] if len(args) > 2 else 1.0
+        return result, math.nextafter(bound, -math.inf)
     bounds = [number for number in args if type(number) is int]
-    return (result, bounds[-1] - 1) if bounds else None
+    if not bounds:
+        return None
+    return result, bounds[-1] - 1
 
 
 def _size(given: Any, dim: int) -> int:

@@ -40,23 +40,31 @@ def choose_loop(optimizer: Any, devices: Devices) -> None:
     """Choose an optimizer's loop as torch does on accelerators; for fake parameters it would choose
     another.
     """
-    kinds = type.mro(type(optimizer))
-    modules = [
-        sys.modules.get(kind.__module__) for kind in kinds if kind is not torch.optim.Optimizer
-    ]
-    if not any(hasattr(module, "_default_to_fused_or_foreach") for module in modules):
+    if not _has_fast_loop(type(optimizer)):
         return  # such as Adafactor, which always uses the plain loop
-    named = (devices.named or "cpu").partition(":")[0]
+    is_elsewhere = (devices.named or "cpu").partition(":")[0] != "cpu"
     for group in optimizer.param_groups:
-        is_chosen = (
-            group.get("fused")
-            or group.get("differentiable")
-            or group.get("foreach", False) is not None
-        )
-        if not is_chosen and any(
-            name != "cpu" for name in (named, *(item.device.type for item in group["params"]))
-        ):
+        if _is_loop_chosen(group):
+            continue
+        if is_elsewhere or any(item.device.type != "cpu" for item in group["params"]):
             group["foreach"] = True
+
+
+def _has_fast_loop(kind: type) -> bool:
+    """Return True if torch chooses a fast loop for an optimizer's class, or for a base of it."""
+    for base in type.mro(kind):
+        if base is torch.optim.Optimizer:
+            continue
+        if hasattr(sys.modules.get(base.__module__), "_default_to_fused_or_foreach"):
+            return True
+    return False
+
+
+def _is_loop_chosen(group: dict[str, Any]) -> bool:
+    """Return True if the user has chosen the loop for a group of parameters."""
+    if group.get("fused") or group.get("differentiable"):
+        return True
+    return group.get("foreach", False) is not None
 
 
 MOST_VALUES = 1 << 16
@@ -206,37 +214,40 @@ class Patches:
     def _of_code(self) -> list[Patch | Wrapper]:
         """Return the replacements of functions that run the code in another way."""
         loader, context = torch.utils.data.DataLoader, _device.DeviceContext
-        scaler = torch.amp.GradScaler
-        return [
+        scaler, autograd = torch.amp.GradScaler, torch.autograd
+        scripts, run_backward = self._unfollowed.scripts, self._run_backward
+        items: list[Patch | Wrapper] = [
             Wrapper(loader, "__init__", _load_here, "processes get no fake tensors"),
             Wrapper(threading.Thread, "start", self._start, "modes belong to a thread"),
             Wrapper(torch, "compile", self._compile, "fake tensors are not compiled"),
             Wrapper(torch.nn.Module, "compile", self._compile_module, "as torch.compile"),
-            Wrapper(torch.jit, "script", self._unfollowed.scripts, "it fuses operations"),
-            Wrapper(torch.jit, "trace", self._unfollowed.scripts, "as torch.jit.script"),
-            Wrapper(torch.jit, "load", self._unfollowed.scripts, "as torch.jit.script"),
+            Wrapper(torch.jit, "script", scripts, "it fuses operations"),
+            Wrapper(torch.jit, "trace", scripts, "as torch.jit.script"),
+            Wrapper(torch.jit, "load", scripts, "as torch.jit.script"),
             Wrapper(scaler, "_maybe_opt_step", _always_step, "an overflow is a value"),
-            Wrapper(
-                torch.autograd, "_engine_run_backward", self._run_backward, "backward leaves modes"
-            ),
+            Wrapper(autograd, "_engine_run_backward", run_backward, "backward leaves modes"),
             Wrapper(context, "__torch_function__", self._in_context, "called after our mode"),
-            *(Wrapper(*item, "its memory is not known") for item in self._unfollowed.transforms()),
         ]
+        for owner, name, function in self._unfollowed.transforms():
+            items.append(Wrapper(owner, name, function, "its memory is not known"))
+        return items
 
     def _of_card(self) -> list[Patch | Wrapper]:
         """Return the replacements of functions with other kernels on a card.
 
         torch's own functions, such as ``multi_head_attention_forward``, call these with modes off.
         """
-        card, aten_functions = self._card, (torch, torch.Tensor)
+        card = self._card
         off = "called by torch's own functions with modes off"
         return [
             Wrapper(functional, "linear", card.linear, off),
             Wrapper(functional, "dropout", card.dropout, off),
             Wrapper(torch, "dropout", card.torchs_dropout, off),
             Wrapper(functional, "scaled_dot_product_attention", card.attention, off),
-            *(Wrapper(owner, "softmax", card.softmax, off) for owner in aten_functions),
-            *(Wrapper(owner, "log_softmax", card.log_softmax, off) for owner in aten_functions),
+            Wrapper(torch, "softmax", card.softmax, off),
+            Wrapper(torch.Tensor, "softmax", card.softmax, off),
+            Wrapper(torch, "log_softmax", card.log_softmax, off),
+            Wrapper(torch.Tensor, "log_softmax", card.log_softmax, off),
             Wrapper(torch.overrides, "has_torch_function", _is_foreign, "it counts our modes"),
         ]
 
@@ -244,14 +255,7 @@ class Patches:
         """Return the replacements of autocast's functions, which take no tensors."""
         autocast, module = self._autocast, torch.amp.autocast_mode
         why = "the CPU stands for the device"
-        optimizers = [
-            module for name, module in list(sys.modules.items()) if name.startswith("torch.optim.")
-        ]
-        return [
-            *(
-                Patch(module, "_get_capturable_supported_devices", _supports_cpu, why)
-                for module in optimizers
-            ),
+        items: list[Patch | Wrapper] = [
             Wrapper(module.autocast, "__init__", autocast.begin, why),
             Wrapper(module, "_cast", autocast.cast_inputs, why),
             Wrapper(torch, "is_autocast_enabled", autocast.is_enabled_for, why),
@@ -259,6 +263,11 @@ class Patches:
             Wrapper(torch, "get_autocast_gpu_dtype", autocast.dtype_for, why),
             Wrapper(torch, "clear_autocast_cache", autocast.clear_cache, why),
         ]
+        for name, optimizers in list(sys.modules.items()):
+            if name.startswith("torch.optim."):
+                supports = "_get_capturable_supported_devices"
+                items.append(Patch(optimizers, supports, _supports_cpu, why))
+        return items
 
     # -- functions that run code in another way ----------------------------------------------------
 
@@ -414,25 +423,39 @@ def _libraries_imported_without(changes: list[Any]) -> Iterator[None]:
         pass
     # The base class of the loaders of all Python files.
     basics: Any = importlib._bootstrap_external._LoaderBasics  # type: ignore[attr-defined]
-    original, importing = basics.exec_module, set[int]()
+    original = basics.exec_module
+    is_importing = False
 
     def exec_module(loader: Any, module: Any) -> None:
-        if importing or is_users(loader.path):
+        nonlocal is_importing
+        if is_importing or is_users(loader.path):
             original(loader, module)
             return
-        importing.add(id(module))
-        # The code may have replaced a replacement.
-        current = [vars(change.target).get(change.attribute, change.new) for change in changes]
-        for change in reversed(changes):
-            change.__exit__(None, None, None)
+        is_importing = True
         try:
-            with _disable_current_modes(), torch._C.DisableTorchFunction():
+            with (
+                _undone(changes),
+                _disable_current_modes(),
+                torch._C.DisableTorchFunction(),
+            ):
                 original(loader, module)
         finally:
-            for change, replacement in zip(changes, current, strict=True):
-                change.__enter__()
-                setattr(change.target, change.attribute, replacement)
-            importing.clear()
+            is_importing = False
 
     with patch.object(basics, "exec_module", exec_module):
         yield
+
+
+@contextmanager
+def _undone(changes: list[Any]) -> Iterator[None]:
+    """Put torch's own functions back during the block."""
+    # The code may have replaced a replacement.
+    current = [vars(change.target).get(change.attribute, change.new) for change in changes]
+    for change in reversed(changes):
+        change.__exit__(None, None, None)
+    try:
+        yield
+    finally:
+        for change, replacement in zip(changes, current, strict=True):
+            change.__enter__()
+            setattr(change.target, change.attribute, replacement)

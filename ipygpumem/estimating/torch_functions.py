@@ -36,32 +36,12 @@ class TorchFunctions(TorchFunctionMode):
         self._devices = devices
         self.recurrent: dict[str, None] = {}
         """Lines that call recurrent layers with other kernels on a card, such as cuDNN's."""
-        tensor = torch.Tensor
         self._handlers: dict[Any, Handler] = {
-            # Values and addresses, which a fake tensor does not have.
-            tensor.data_ptr: _refuse_address,
-            tensor.numpy: _array,
-            tensor.__array__: _array,
-            tensor.__format__: _formatted,
-            # torch sets the data of a fake tensor, but not its device.
-            tensor.data.__set__: _set_data,
-            # Memory of the host.
-            tensor.pin_memory: self._pinned,
-            tensor.share_memory_: _unchanged,
-            # Functions with other kernels on a card.
-            torch.lstm: self._recurrent_layer,
-            torch.gru: self._recurrent_layer,
-            torch.rnn_tanh: self._recurrent_layer,
-            torch.rnn_relu: self._recurrent_layer,
-            torch.lstm_cell: card.lstm_cell,
-            torch.gru_cell: card.gru_cell,
-            torch._transformer_encoder_layer_fwd: card.encoder_layer,
-            torch._native_multi_head_attention: card.multi_head_attention,
-            torch.ctc_loss: card.ctc_loss,
-            functional.ctc_loss: card.ctc_loss,
+            **_OF_VALUES,
+            torch.Tensor.pin_memory: self._pinned,
+            **self._of_recurrent_layers(),
+            **_of_card(card),
         }
-        if hasattr(functional, "rms_norm"):  # since torch 2.4
-            self._handlers[functional.rms_norm] = card.rms_norm
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a torch function or its handler, with the devices redirected."""
@@ -76,6 +56,10 @@ class TorchFunctions(TorchFunctionMode):
         if self._devices.target is None or caller.startswith("torch.optim."):
             return func(*args, **kwargs)
         return self._redirected(func, args, kwargs)
+
+    def _of_recurrent_layers(self) -> dict[Any, Handler]:
+        names = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+        return dict.fromkeys(names, self._recurrent_layer)
 
     def _redirected(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a torch function with the available device instead of other devices."""
@@ -142,3 +126,32 @@ def _set_data(original: Any, tensor: Any, value: Any) -> None:
 
 def _unchanged(_: Any, tensor: Any) -> Any:
     return tensor
+
+
+_OF_VALUES: dict[Any, Handler] = {
+    torch.Tensor.data_ptr: _refuse_address,
+    torch.Tensor.numpy: _array,
+    torch.Tensor.__array__: _array,
+    torch.Tensor.__format__: _formatted,
+    torch.Tensor.data.__set__: _set_data,
+    torch.Tensor.share_memory_: _unchanged,
+}
+"""Functions that need values or addresses, which a fake tensor does not have.
+
+torch sets the data of a fake tensor, but not its device.
+"""
+
+
+def _of_card(card: CardFunctions) -> dict[Any, Handler]:
+    """Return the handlers of functions with other kernels on a card."""
+    handlers: dict[Any, Handler] = {
+        torch.lstm_cell: card.lstm_cell,
+        torch.gru_cell: card.gru_cell,
+        torch._transformer_encoder_layer_fwd: card.encoder_layer,
+        torch._native_multi_head_attention: card.multi_head_attention,
+        torch.ctc_loss: card.ctc_loss,
+        functional.ctc_loss: card.ctc_loss,
+    }
+    if hasattr(functional, "rms_norm"):  # since torch 2.4
+        handlers[functional.rms_norm] = card.rms_norm
+    return handlers
