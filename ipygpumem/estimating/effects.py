@@ -24,79 +24,78 @@ from ipygpumem.introspect import (
     type_name,
 )
 
-_CALLS = (
-    *(
-        "Popen",
-        "add_scalar",
-        "add_image",
-        "add_histogram",
-        "input",
-        "open",
-        "print",
-        "savefig",
-        "system",
-    ),
-    *(
-        "load",
-        "read_bytes",
-        "read_csv",
-        "read_parquet",
-        "read_text",
-        "write",
-        "write_bytes",
-        "write_text",
-    ),
-    *(
-        "to_csv",
-        "to_excel",
-        "to_feather",
-        "to_hdf",
-        "to_parquet",
-        "to_pickle",
-        "to_sql",
-        "tofile",
-        "writelines",
-    ),
-    *(
-        "dump",
-        "save",
-        "save_model",
-        "save_pretrained",
-        "savetxt",
-        "savez",
-        "savez_compressed",
-        "push_to_hub",
-    ),
-    *(
-        "imsave",
-        "imwrite",
-        "makedirs",
-        "mkdir",
-        "mkdtemp",
-        "mkstemp",
-        "rmdir",
-        "rmtree",
-        "touch",
-        "unlink",
-    ),
-    *("urlopen", "urlretrieve", "copyfile", "copytree", "NamedTemporaryFile", "SummaryWriter"),
-    *("TemporaryDirectory", "Process", "Pool", "ProcessPoolExecutor", "init_process_group"),
+_READ = ("input", "load", "open", "read_bytes", "read_csv", "read_parquet", "read_text")
+_WRITE = (
+    "dump",
+    "print",
+    "save",
+    "savefig",
+    "savetxt",
+    "savez",
+    "savez_compressed",
+    "tofile",
+    "write",
+    "write_bytes",
+    "write_text",
+    "writelines",
+    "imsave",
+    "imwrite",
 )
+_EXPORT = (
+    "to_csv",
+    "to_excel",
+    "to_feather",
+    "to_hdf",
+    "to_parquet",
+    "to_pickle",
+    "to_sql",
+    "push_to_hub",
+    "save_model",
+    "save_pretrained",
+)
+_RECORD = ("SummaryWriter", "add_histogram", "add_image", "add_scalar")
+_CHANGE_FOLDERS = (
+    "NamedTemporaryFile",
+    "TemporaryDirectory",
+    "copyfile",
+    "copytree",
+    "makedirs",
+    "mkdir",
+    "mkdtemp",
+    "mkstemp",
+    "rmdir",
+    "rmtree",
+    "touch",
+    "unlink",
+)
+_REACH_OTHERS = (
+    "Pool",
+    "Popen",
+    "Process",
+    "ProcessPoolExecutor",
+    "init_process_group",
+    "system",
+    "urlopen",
+    "urlretrieve",
+)
+_CALLS = frozenset((*_READ, *_WRITE, *_EXPORT, *_RECORD, *_CHANGE_FOLDERS, *_REACH_OTHERS))
 """Names of functions and methods with effects outside the estimate, in any module."""
-_MODULES = (
-    "multiprocessing",
-    "requests",
-    "shutil",
-    "socket",
-    "sqlite3",
-    "subprocess",
-    "wandb",
-    "mlflow",
-    "urllib",
+_MODULES = frozenset(
+    {
+        "mlflow",
+        "multiprocessing",
+        "requests",
+        "shutil",
+        "socket",
+        "sqlite3",
+        "subprocess",
+        "urllib",
+        "wandb",
+    }
 )
 """Modules of which any function has such effects."""
-_OF_OS = (
-    *(
+_OF_OS = frozenset(
+    {
         "_exit",
         "abort",
         "chmod",
@@ -108,8 +107,12 @@ _OF_OS = (
         "remove",
         "removedirs",
         "rename",
-    ),
-    *("renames", "replace", "startfile", "symlink", "truncate"),
+        "renames",
+        "replace",
+        "startfile",
+        "symlink",
+        "truncate",
+    }
 )
 """The same of the module ``os`` alone: other modules and objects have harmless functions of these
 names.
@@ -133,28 +136,32 @@ def effects_of(
     iterators: set[str] = {f"a {type_name(value)}" for value in args if _is_consumed(value)}
     waiting: set[str] = set()
     for names, value, module, owner in named_by(code, namespaces):
-        top = module.partition(".")[0] or (names[0] if len(names) > 1 else "")
-        is_of_os = top in ("os", "posix", "nt") and names[-1] in _OF_OS
-        reaches_out = is_of_os or names[-1] in _CALLS or (top in _MODULES and len(names) > 1)
-        if reaches_out and (top, names[-1]) != ("torch", "save"):  # torch.save is replaced
-            calls.add(".".join(names))
+        path = ".".join(names)
+        if _reaches_out(names, module):
+            calls.add(path)
         if _is_consumed(value):
-            iterators.add(".".join(names))
+            iterators.add(path)
         if names[-1] in ("get", "join", "put") and is_of_library(owner, "queue", "Queue"):
-            waiting.add(".".join(names))
-    notes = []
-    if calls:
-        notes.append(
-            f"only tensors are fake; calls to these run for real: {', '.join(sorted(calls))}"
-        )
-    if iterators:
-        notes.append(
-            f"items that the code takes from these iterators are lost: "
-            f"{', '.join(sorted(iterators))}"
-        )
-    if waiting:
-        notes.append(f"{WAITS}: {', '.join(sorted(waiting))}")
-    return notes
+            waiting.add(path)
+    notes = [
+        (calls, "only tensors are fake; calls to these run for real"),
+        (iterators, "items that the code takes from these iterators are lost"),
+        (waiting, WAITS),
+    ]
+    return [f"{note}: {', '.join(sorted(paths))}" for paths, note in notes if paths]
+
+
+def _reaches_out(names: tuple[str, ...], module: str) -> bool:
+    """Return True if a call of a dotted name has effects outside the estimate."""
+    *owners, name = names
+    top = module.partition(".")[0]
+    if not top and owners:
+        top = owners[0]
+    if (top, name) == ("torch", "save"):  # replaced during the estimate
+        return False
+    if name in _CALLS or (top in _MODULES and owners):
+        return True
+    return top in ("os", "posix", "nt") and name in _OF_OS
 
 
 def refuse_numpy(
@@ -163,18 +170,26 @@ def refuse_numpy(
     """Raise an EstimateError if ``code`` calls NumPy and names nothing that may hold tensors."""
     tops = {type_name(value) for value in args if not is_atom(value)}
     for _, value, module, _ in named_by(code, namespaces):
-        is_looked_into = type(value) is types.FunctionType and is_users(value.__code__.co_filename)
         if module:
             tops.add(module.partition(".")[0])
-        elif value is not None and not is_atom(value) and not is_looked_into:
-            is_module = is_instance(value, types.ModuleType)
-            name = str(module_dict(value).get("__name__", "")) if is_module else type_name(value)
-            tops.add(name.partition(".")[0])
+        elif value is not None and not is_atom(value) and not _is_users_function(value):
+            tops.add(_module_or_type(value).partition(".")[0])
     if "numpy" in tops and not tops - {"numpy", "ndarray", *sys.stdlib_module_names}:
         raise EstimateError(
             "NumPy arrays are not estimated: code really allocates them, and this code names no "
             "tensor"
         )
+
+
+def _is_users_function(value: Any) -> bool:
+    return type(value) is types.FunctionType and is_users(value.__code__.co_filename)
+
+
+def _module_or_type(value: Any) -> str:
+    """Return the name of a module, or of the type of another object."""
+    if is_instance(value, types.ModuleType):
+        return str(module_dict(value).get("__name__", ""))
+    return type_name(value)
 
 
 def named_by(
@@ -183,45 +198,62 @@ def named_by(
     """Yield the dotted names in ``code`` and in the users' functions that it names, with values,
     modules and owners.
     """
-    seen: dict[int, types.CodeType] = {}
+    examined: dict[int, types.CodeType] = {}
     waiting = [(code, namespaces)] if code is not None else []
     while waiting:
         code, spaces = waiting.pop()
-        if id(code) in seen:
+        if id(code) in examined:
             continue
-        seen[id(code)] = code
+        examined[id(code)] = code
         waiting += [(item, spaces) for item in code.co_consts if type(item) is types.CodeType]
         for names in _paths(code):
             value, module = _at(names, spaces)
-            yield names, value, module, _at(names[:-1], spaces)[0] if len(names) > 1 else None
+            owner = _at(names[:-1], spaces)[0] if len(names) > 1 else None
+            yield names, value, module, owner
             # Library functions are not searched: they name many calls that they rarely make.
-            if type(value) is types.FunctionType and is_users(value.__code__.co_filename):
+            if _is_users_function(value):
                 waiting.append((value.__code__, (closure_of(value), value.__globals__)))
 
 
 def closure_of(function: Any) -> dict[str, Any]:
     """Return the variables that a function uses from enclosing functions, by name."""
+    if type(function) is not types.FunctionType:
+        return {}
     names: dict[str, Any] = {}
-    if type(function) is types.FunctionType:
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
-            with contextlib.suppress(ValueError):  # an empty cell
-                names[name] = cell.cell_contents
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # an empty cell
+            names[name] = cell.cell_contents
     return names
 
 
 def _is_consumed(value: object) -> bool:
     """Return True for an iterator that is not copied, or whose copy shares such an iterator."""
+    if not _is_iterator(value):
+        return False
+    if not _is_copied(value):
+        return True
+    attributes = instance_dict(value) or {}
+    return any(_is_iterator(item) and not _is_copied(item) for item in attributes.values())
 
-    def is_iterator(value: object) -> bool:
-        return any("__next__" in class_dict(kind) for kind in type.mro(type(value)))
 
-    is_copied = solid_base(type(value)) is object
-    held = (instance_dict(value) or {}).values() if is_copied else (value,)
-    return is_iterator(value) and any(
-        is_iterator(item) and solid_base(type(item)) is not object for item in held
-    )
+def _is_iterator(value: object) -> bool:
+    return any("__next__" in class_dict(kind) for kind in type.mro(type(value)))
+
+
+def _is_copied(value: object) -> bool:
+    """Return True if the code works on a copy of an iterator."""
+    return solid_base(type(value)) is object
+
+
+_LOAD_NAME = (
+    "LOAD_NAME",
+    "LOAD_GLOBAL",
+    "LOAD_FAST",
+    "LOAD_DEREF",
+    "LOAD_CLASSDEREF",
+    "IMPORT_NAME",
+)
+"""Beginnings of CPython's instructions that load the value of a name."""
 
 
 def _paths(code: types.CodeType) -> Iterator[tuple[str, ...]]:
@@ -233,37 +265,40 @@ def _paths(code: types.CodeType) -> Iterator[tuple[str, ...]]:
         elif step.opname not in ("CACHE", "PUSH_NULL", "PRECALL", "NOP", "EXTENDED_ARG"):
             if path:
                 yield tuple(path)
-            kinds = (
-                "LOAD_NAME",
-                "LOAD_GLOBAL",
-                "LOAD_FAST",
-                "LOAD_DEREF",
-                "LOAD_CLASSDEREF",
-                "IMPORT_NAME",
-            )
-            named = step.opname.startswith(kinds)
-            # two names at once since 3.13
-            last = step.argval[-1:] if type(step.argval) is tuple else (step.argval,)
-            path = [str(name) for name in last] if named else []
+            path = [_name_loaded(step)] if step.opname.startswith(_LOAD_NAME) else []
     if path:
         yield tuple(path)
+
+
+def _name_loaded(step: dis.Instruction) -> str:
+    """Return the name that an instruction loads last: since 3.13 one may load two names."""
+    if type(step.argval) is tuple:
+        return str(step.argval[-1])
+    return str(step.argval)
 
 
 def _at(names: tuple[str, ...], namespaces: tuple[dict[str, Any], ...]) -> tuple[Any, str]:
     """Return the value of a dotted name, if all but its end are modules, and the name of the last
     module.
     """
-    value: Any = next(
-        (dict.get(space, names[0]) for space in namespaces if dict.__contains__(space, names[0])),
-        None,
-    )
-    if value is None and names[0] in sys.modules:  # probably imported by the code itself
-        value = sys.modules[names[0]]
+    first, *attributes = names
+    value = _value_of(first, namespaces)
+    if value is None and first in sys.modules:  # probably imported by the code itself
+        value = sys.modules[first]
     module = ""
-    for name in names[1:]:
+    for name in attributes:
         if not is_instance(value, types.ModuleType):
             return None, module
         space = module_dict(value)
         module = str(space.get("__name__", ""))
         value = space.get(name)
     return value, module
+
+
+def _value_of(name: str, namespaces: tuple[dict[str, Any], ...]) -> Any:
+    """Return the value of a name in the first namespace that has it, or None."""
+    # Not by lookup: a copied namespace would copy the value.
+    for space in namespaces:
+        if dict.__contains__(space, name):
+            return dict.get(space, name)
+    return None
