@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -119,10 +119,7 @@ class AllocationTracker(StorageFollower):
             arguments = list(tensors_in((args, kwargs)))
             args, kwargs = self._with_fakes(arguments, args, kwargs)
         if in_backward and func in IN_PLACE and works_in_place(func, args):
-            self._workspaces.see(
-                operator_name(func), args, [args[0]], lambda _: None, in_backward=True
-            )
-            return args[0]
+            return self._changed_in_place(operator_name(func), args)
         operator = self._operator(func, args, arguments)
         try:
             with _without_values(func, args, kwargs):
@@ -136,16 +133,32 @@ class AllocationTracker(StorageFollower):
         self._guesses.values.see(func, args, kwargs, result)
         if self.observe is not None:
             self.observe(func, args, kwargs, result)
-        results, name = list(tensors_in(result)), operator_name(func)
+        name = operator_name(func)
         if operator is not func or name in _EMPTY:
-            _forget_values(results)
+            _forget_values(tensors_in(result))
         recorded = torch.is_grad_enabled() and any(item.requires_grad for item in arguments)
+        self._log_results(name, args, result, recorded=recorded, in_backward=in_backward)
+        return result
+
+    def _changed_in_place(self, name: str, args: Any) -> Any:
+        """Return an operation's first argument, which autograd changes in place."""
+
+        def log_nothing(_: Any) -> None:
+            return
+
+        self._workspaces.see(name, args, [args[0]], log_nothing, in_backward=True)
+        return args[0]
+
+    def _log_results(
+        self, name: str, args: Any, result: Any, *, recorded: bool, in_backward: bool
+    ) -> None:
+        """Log the storages of an operation's results, and the other memory that it takes."""
 
         def log_result(tensor: Any) -> None:
             self._log_result(name, args, tensor, recorded=recorded, in_backward=in_backward)
 
+        results = list(tensors_in(result))
         self._workspaces.see(name, args, results, log_result, in_backward=in_backward)
-        return result
 
     def _log_result(
         self, name: str, args: Any, tensor: Any, *, recorded: bool, in_backward: bool
@@ -253,7 +266,7 @@ def _tensors_that_decide(func: Any, args: Any, arguments: list[Any]) -> list[Any
     return arguments[1:] if func is _SELECT else arguments
 
 
-def _forget_values(results: list[Any]) -> None:
+def _forget_values(results: Iterable[Any]) -> None:
     """Forget the values of results, which torch has read from uninitialised memory."""
     for tensor in results:
         if is_known(tensor):

@@ -60,18 +60,17 @@ def _takes_flash(
 ) -> bool:
     """Return True if torch chooses flash attention."""
     query, key, _ = items
+    if not torch.backends.cuda.flash_sdp_enabled() or not _is_fusible(items):
+        return False
+    if mask is not None or query.itemsize != 2:
+        return False
     widths = {item.shape[-1] for item in items}
+    if len(widths) > 1 or max(widths) > _MOST_OF_FLASH:
+        return False
+    if _is_grouped(items) and not is_grouped_allowed:
+        return False
     is_square = query.shape[-2] == key.shape[-2]
-    return (
-        _is_fusible(items)
-        and torch.backends.cuda.flash_sdp_enabled()
-        and mask is None
-        and query.itemsize == 2
-        and len(widths) == 1
-        and max(widths) <= _MOST_OF_FLASH
-        and (is_grouped_allowed or not _is_grouped(items))
-        and (is_square or not is_causal)
-    )
+    return is_square or not is_causal
 
 
 def _flash_attention(
@@ -121,31 +120,48 @@ def multi_head_attention(
     mask_type: int | None = None,
 ) -> Any:
     """Imitate ``torch._native_multi_head_attention``, with the allocations of its CUDA kernels."""
-    batch, length, of_head = query.shape[0], query.shape[1], width // heads
-    if query is key is value and mask is None and not need_weights and of_head % 8 == 0:
-        parts = functional.linear(query, weight, bias).chunk(3, -1)
-        items = [part.view(batch, -1, heads, of_head).transpose(1, 2) for part in parts]
-        joined = (
-            functional.scaled_dot_product_attention(*items)
-            .transpose(1, 2)
-            .reshape(batch, -1, width)
-        )
+    is_of_itself = query is key is value
+    if is_of_itself and mask is None and not need_weights and width // heads % 8 == 0:
+        joined = _attended_by_heads(query, heads, weight, bias)
         return functional.linear(joined, out_weight, out_bias), None
-    projected = functional.linear(query, weight)
-    packed = query.new_empty((3, batch * heads, length, of_head))
-    del projected
-    weights = torch.bmm(packed[0], packed[1].transpose(1, 2))
-    if mask is not None:  # else softmax is in place
-        copied = torch.empty(
-            weights.shape if mask_type == 0 else (0,), dtype=torch.bool, device=weights.device
-        )
-        weights = weights.softmax(-1)
-        del copied
+    packed = _packed_heads(query, heads, weight)  # the kernel keeps it until it returns
+    weights = _attention_weights(packed, mask, mask_type)
     result = functional.linear(torch.empty_like(query), out_weight, out_bias)
     if not need_weights:
         return result, None
+    batch, length = query.shape[:2]
     weights = weights.view(batch, heads, length, -1)
     return result, weights.mean(1) if average else weights
+
+
+def _attended_by_heads(query: Any, heads: int, weight: Any, bias: Any) -> Any:
+    """Return a sequence's attention to itself, the results of the heads side by side."""
+    batch, _, width = query.shape
+    parts = functional.linear(query, weight, bias).chunk(3, -1)
+    items = [part.view(batch, -1, heads, width // heads).transpose(1, 2) for part in parts]
+    attended = functional.scaled_dot_product_attention(*items)
+    return attended.transpose(1, 2).reshape(batch, -1, width)
+
+
+def _packed_heads(query: Any, heads: int, weight: Any) -> Any:
+    """Return queries, keys and values of all heads, of shape (3, batch * heads, length, width)."""
+    batch, length, width = query.shape
+    projected = functional.linear(query, weight)
+    packed = query.new_empty((3, batch * heads, length, width // heads))
+    del projected  # the kernel frees it after it has filled ``packed``
+    return packed
+
+
+def _attention_weights(packed: Any, mask: Any, mask_type: int | None) -> Any:
+    """Return the weights of attention, of shape (batch * heads, length, length)."""
+    weights = torch.bmm(packed[0], packed[1].transpose(1, 2))
+    if mask is None:  # softmax is in place
+        return weights
+    mask_shape = weights.shape if mask_type == 0 else (0,)
+    copied_mask = torch.empty(mask_shape, dtype=torch.bool, device=weights.device)
+    weights = weights.softmax(-1)
+    del copied_mask
+    return weights
 
 
 def encoder_layer(
@@ -164,37 +180,38 @@ def encoder_layer(
     """Imitate ``torch._transformer_encoder_layer_fwd``, which runs nn.TransformerEncoderLayer
     without gradients.
     """
-    norms, (grow, grown, shrink, shrunk) = (rest[:2], rest[2:4]), rest[4:8]
+    first_weight, first_bias, second_weight, second_bias = rest[:4]
+    linear_parameters = rest[4:8]
     mask, mask_type = (*rest[8:], None, None)[:2]
+    projections = (weight, bias, out_weight, out_bias)
 
-    def normed(tensor: Any, number: int) -> Any:
-        return functional.layer_norm(tensor, (width,), norms[number][0], norms[number][1], eps)
+    def first_norm(tensor: Any) -> Any:
+        return functional.layer_norm(tensor, (width,), first_weight, first_bias, eps)
 
-    given = normed(source, 0) if norm_first else source
-    last = multi_head_attention(
-        given,
-        given,
-        given,
-        width,
-        heads,
-        weight,
-        bias,
-        out_weight,
-        out_bias,
-        mask,
-        False,
-        True,
-        mask_type,
-    )[0].add_(source)
-    del given  # the kernel frees it before the second norm
-    last = last if norm_first else normed(last, 0)
-    given = normed(last, 1) if norm_first else last
-    rows = given.view(-1, width)
-    result = torch.addmm(
-        shrunk, torch._addmm_activation(grown, rows, grow.t(), use_gelu=gelu), shrink.t()
-    )
-    result = result.view(source.shape).add_(last)
-    return result if norm_first else normed(result, 1)
+    def second_norm(tensor: Any) -> Any:
+        return functional.layer_norm(tensor, (width,), second_weight, second_bias, eps)
+
+    def attended(tensor: Any) -> Any:
+        items = (tensor, tensor, tensor)
+        result, _ = multi_head_attention(
+            *items, width, heads, *projections, mask, False, True, mask_type
+        )
+        return result
+
+    # The kernel frees the first norm's result before the second norm.
+    if norm_first:
+        last = attended(first_norm(source)).add_(source)
+        return _fed_forward(second_norm(last), linear_parameters, gelu=gelu).add_(last)
+    last = first_norm(attended(source).add_(source))
+    return second_norm(_fed_forward(last, linear_parameters, gelu=gelu).add_(last))
+
+
+def _fed_forward(source: Any, parameters: Sequence[Any], *, gelu: bool) -> Any:
+    """Return the result of the two linear layers after attention."""
+    grow, grown, shrink, shrunk = parameters
+    rows = source.view(-1, source.shape[-1])
+    hidden = torch._addmm_activation(grown, rows, grow.t(), use_gelu=gelu)
+    return torch.addmm(shrunk, hidden, shrink.t()).view(source.shape)
 
 
 def lstm_cell(source: Any, state: Any, *weights: Any) -> Any:

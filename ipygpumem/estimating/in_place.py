@@ -19,9 +19,17 @@ from ipygpumem.introspect import is_ours
 _ATEN = torch.ops.aten
 _LOSS_IN_PLACE = (_ATEN.mul.Tensor, _ATEN.sub.Tensor)
 IN_PLACE = (
-    *(_ATEN.add.Tensor, _ATEN.scatter.src, _ATEN.scatter.value, _ATEN.scatter_add.default),
-    *(_ATEN.index_add.default, _ATEN.index_put.default, _ATEN.index_fill.int_Scalar),
-    *(_ATEN.index_fill.int_Tensor, _ATEN.masked_fill.Scalar, _ATEN.put.default, *_LOSS_IN_PLACE),
+    _ATEN.add.Tensor,
+    _ATEN.index_add.default,
+    _ATEN.index_fill.int_Scalar,
+    _ATEN.index_fill.int_Tensor,
+    _ATEN.index_put.default,
+    _ATEN.masked_fill.Scalar,
+    _ATEN.put.default,
+    _ATEN.scatter.src,
+    _ATEN.scatter.value,
+    _ATEN.scatter_add.default,
+    *_LOSS_IN_PLACE,
 )
 """Operators that autograd calls in place if nothing else references the tensor."""
 # Older versions of torch have neither.
@@ -83,12 +91,14 @@ def _has_shape_of_result(func: Any, args: Any) -> bool:
 
 def _is_autograds_alone(func: Any, tensor: Any) -> bool:
     """Return True if only autograd references a tensor, which has its storage for itself."""
-    return bool(
-        tensor.layout is torch.strided
-        and tensor._use_count() <= _MOST_USES + _MORE_USES.get(func, 0)
-        and torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) <= _MOST_USES_OF_STORAGE
-        and tensor.untyped_storage().nbytes() == tensor.nbytes  # neither a slice nor expanded
-    )
+    if tensor.layout is not torch.strided:
+        return False
+    if tensor._use_count() > _MOST_USES + _MORE_USES.get(func, 0):
+        return False
+    # Without a variable for the storage, which might be one more reference.
+    if torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > _MOST_USES_OF_STORAGE:
+        return False
+    return bool(tensor.untyped_storage().nbytes() == tensor.nbytes)  # neither part nor expanded
 
 
 def _is_called_by_autograd() -> bool:
