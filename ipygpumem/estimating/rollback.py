@@ -13,6 +13,7 @@ import ctypes
 import functools
 import gc
 import io
+import itertools
 import mmap
 import operator
 import os
@@ -92,13 +93,8 @@ class Rollback(Walk):
         self._spare_threads()
         self._modules = set(sys.modules)
         self._keep_settings()
-        self.take(
-            *(
-                module_dict(module)
-                for module in list(sys.modules.values())
-                if _is_users_module(module)
-            )
-        )
+        users_modules = filter(_is_users_module, list(sys.modules.values()))
+        self.take(*map(module_dict, users_modules))
 
     def _spare_threads(self) -> None:
         """Exclude containers that the code of the user's other threads names: rollback would undo
@@ -107,14 +103,9 @@ class Rollback(Walk):
         threads = set()
         for frame, thread in background_frames():
             threads.add(thread)
-            code, space = frame.f_code.co_names, frame.f_globals
-            named = [*peek(frame).values(), *(space[name] for name in code if name in space)]
-            inner = [(instance_dict(value) or {}).get(name) for value in named for name in code]
-            self._spared |= {
-                id(v): v
-                for v in (*named, *inner)
-                if any(is_instance(v, kind) for kind in _CONTAINERS)
-            }
+            for value in _named_values(frame):
+                if any(is_instance(value, kind) for kind in _CONTAINERS):
+                    self._spared[id(value)] = value
         if threads:
             self._note(
                 f"threads of yours are running ({', '.join(sorted(threads))}): lists and dicts "
@@ -146,7 +137,9 @@ class Rollback(Walk):
         for module, name, keep in _LIBRARIES_KEEPERS:
             if is_of_library(value, module, name):
                 return keep(self, value)
-        return [] if _is_shared_by_threads(value) else self._attributes(value)
+        if _is_shared_by_threads(value):
+            return []
+        return self._attributes(value)
 
     def _state(
         self,
@@ -157,9 +150,14 @@ class Rollback(Walk):
         """Save and return a state that ``get`` reads; rollback sets it with ``put`` unless it is
         still the ``same``.
         """
-        kept = get()
-        self._undo.append(lambda: None if same(get(), kept) else put(kept))
-        return kept
+        saved = get()
+
+        def undo() -> None:
+            if not same(get(), saved):
+                put(saved)
+
+        self._undo.append(undo)
+        return saved
 
     def _leaf(self, get: Callable[[], Any], put: Callable[[Any], object]) -> list[Any]:
         """Save a state that holds no other objects."""
@@ -171,60 +169,72 @@ class Rollback(Walk):
     def _container(self, value: Any) -> list[Any]:
         if id(value) in self._spared:
             return []
+        # The base class's methods, because a user's class may override them.
         base: Any = next(kind for kind in _CONTAINERS if is_instance(value, kind))
-        pairs = issubclass(base, dict)
+        if issubclass(base, dict):
+            items = self._dictionary(base, value)
+        else:
+            items = self._sequence(base, value)
+        return [*items, *self._attributes(value)]
+
+    def _dictionary(self, base: Any, value: Any) -> list[Any]:
+        """Save a dict's items; return keys and values in turn."""
 
         def contents() -> list[Any]:
-            return (
-                [item for pair in base.items(value) for item in pair]
-                if pairs
-                else list(base.__iter__(value))
-            )
+            return list(itertools.chain.from_iterable(base.items(value)))
 
-        def fill(kept: list[Any]) -> None:
+        def fill(saved: list[Any]) -> None:
             base.clear(value)
-            for key, item in zip(kept[::2], kept[1::2], strict=True) if pairs else ():
+            for key, item in zip(saved[::2], saved[1::2], strict=True):
                 base.__setitem__(value, key, item)
-            if not pairs:
-                (base.update if base is set else base.extend)(value, kept)
 
-        return [*self._state(contents, fill, _are_same), *self._attributes(value)]
+        items: list[Any] = self._state(contents, fill, _are_same)
+        return items
+
+    def _sequence(self, base: Any, value: Any) -> list[Any]:
+        """Save and return the items of a list, a deque or a set."""
+
+        def contents() -> list[Any]:
+            return list(base.__iter__(value))
+
+        def fill(saved: list[Any]) -> None:
+            base.clear(value)
+            add_all = base.update if base is set else base.extend
+            add_all(value, saved)
+
+        items: list[Any] = self._state(contents, fill, _are_same)
+        return items
 
     def _class(self, value: Any) -> list[Any]:
         if not _is_users_class(value):
             return []
 
-        def restore(kept: dict[str, Any]) -> None:
+        def restore(saved: dict[str, Any]) -> None:
             now = class_dict(value)
-            for name in [*now, *kept]:
-                if name in kept and now.get(name) is not kept[name]:
-                    type.__setattr__(value, name, kept[name])
-                elif name not in kept and name in now:
+            for name in [*now, *saved]:
+                if name in saved and now.get(name) is not saved[name]:
+                    type.__setattr__(value, name, saved[name])
+                elif name not in saved and name in now:
                     type.__delattr__(value, name)
 
-        kept = self._state(lambda: dict(class_dict(value)), restore)
-        return [
-            *(item for name, item in kept.items() if name not in ("__dict__", "__weakref__")),
-            *type.mro(value),
-        ]
+        attributes = dict(self._state(lambda: dict(class_dict(value)), restore))
+        attributes.pop("__dict__", None)  # descriptors
+        attributes.pop("__weakref__", None)
+        return [*attributes.values(), *type.mro(value)]
 
     def _function(self, value: Any) -> list[Any]:
-        held = [
-            value.__dict__,
-            value.__defaults__,
-            value.__kwdefaults__,
-            *(value.__closure__ or ()),
-        ]
-        is_of_module = is_users(value.__code__.co_filename) and "__file__" in value.__globals__
-        return [*held, value.__globals__] if is_of_module else held
+        items = [value.__dict__, value.__defaults__, value.__kwdefaults__]
+        items += value.__closure__ or ()
+        if is_users(value.__code__.co_filename) and "__file__" in value.__globals__:  # a module's
+            items.append(value.__globals__)
+        return items
 
     def _cell(self, value: Any) -> list[Any]:
+        def fill(contents: Any) -> None:
+            value.cell_contents = contents
+
         with contextlib.suppress(ValueError):  # an empty cell
-            return [
-                self._state(
-                    lambda: value.cell_contents, lambda kept: setattr(value, "cell_contents", kept)
-                )
-            ]
+            return [self._state(lambda: value.cell_contents, fill)]
         return []
 
     def _tensor(self, value: Any) -> list[Any]:
@@ -247,31 +257,31 @@ class Rollback(Walk):
             return []
         numpys = sys.modules["numpy"]
         copy = functools.partial(numpys.array, value, copy=True, subok=False)
-        kept = self._state(copy, lambda kept: numpys.copyto(value, kept))
-        return list(kept.flat) if kept.dtype.hasobject else []
+        saved = self._state(copy, functools.partial(numpys.copyto, value))
+        return list(saved.flat) if saved.dtype.hasobject else []
 
     def _frame(self, value: Any) -> list[Any]:
         """Save a pandas DataFrame or Series, by a shallow copy if pandas copies on write."""
-        pandas, blocks = sys.modules["pandas"], value._mgr.blocks
-        copies_on_write = (
-            pandas.__version__.partition(".")[0] >= "3" or pandas.options.mode.copy_on_write is True
-        )
+        blocks = value._mgr.blocks
+        copies_on_write = _pandas_copies_on_write()
         size_bytes = sum(getattr(block.values, "nbytes", 0) for block in blocks)
         if not copies_on_write and not self._fits(value, size_bytes):
             return []
-        kept, attributes = value.copy(deep=not copies_on_write), dict(value.__dict__)
+        saved, attributes = value.copy(deep=not copies_on_write), dict(value.__dict__)
 
         def undo() -> None:
             value.__dict__.clear()
             value.__dict__.update(attributes)
-            attributes.get(
-                "_item_cache", {}
-            ).clear()  # in older versions: columns of the other manager
-            object.__setattr__(value, "_mgr", kept._mgr)
+            # In older versions: columns of the other manager.
+            attributes.get("_item_cache", {}).clear()
+            object.__setattr__(value, "_mgr", saved._mgr)
 
         self._undo.append(undo)
-        cells = [block.values for block in blocks if block.dtype.kind == "O"]
-        return [value.attrs, *(item for values in cells for item in getattr(values, "flat", ()))]
+        items = [value.attrs]
+        for block in blocks:
+            if block.dtype.kind == "O":
+                items += getattr(block.values, "flat", ())
+        return items
 
     def _fits(self, value: Any, size_bytes: int) -> bool:
         """Return True if there is memory for a copy of ``value``, which then counts as taken."""
@@ -291,17 +301,18 @@ class Rollback(Walk):
     def _c_data(self, value: Any) -> list[Any]:
         """Save the contents of a ctypes object, such as that of a ``multiprocessing.Value``."""
         place, size = ctypes.addressof(value), ctypes.sizeof(value)
-        return self._leaf(
-            lambda: ctypes.string_at(place, size), lambda kept: ctypes.memmove(place, kept, size)
-        )
+
+        def fill(contents: bytes) -> None:
+            ctypes.memmove(place, contents, size)
+
+        return self._leaf(lambda: ctypes.string_at(place, size), fill)
 
     def _file(self, value: Any) -> list[Any]:
         """Save the position of a file that is open for reading only, or the contents of a file in
         memory.
         """
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # closed, a pipe, or in the middle of a loop over its lines
+        # Suppressed: it is closed, a pipe, or in the middle of a loop over its lines.
+        with contextlib.suppress(OSError, ValueError):
             if is_instance(value, io.BytesIO) or is_instance(value, io.StringIO):
                 return self._leaf(value.__getstate__, value.__setstate__)
             if value.readable() and not value.writable() and value.seekable():
@@ -312,14 +323,12 @@ class Rollback(Walk):
         """Save an object's attributes: those in its dict, and those in slots of the
         user's classes.
         """
-        own = instance_dict(value)
-        slots = (
-            class_dict(base).values() for base in type.mro(type(value)) if _is_users_class(base)
-        )
-        members = [
-            slot for some in slots for slot in some if type(slot) is types.MemberDescriptorType
-        ]
-        return [*(self._slot(value, slot) for slot in members), type(value), own]
+        items: list[Any] = []
+        for base in filter(_is_users_class, type.mro(type(value))):
+            members = class_dict(base).values()
+            slots = [member for member in members if type(member) is types.MemberDescriptorType]
+            items += [self._slot(value, slot) for slot in slots]
+        return [*items, type(value), instance_dict(value)]
 
     def _slot(self, value: Any, slot: Any) -> Any:
         def empty() -> None:
@@ -327,7 +336,7 @@ class Rollback(Walk):
                 slot.__delete__(value)
 
         try:
-            return self._state(lambda: slot.__get__(value), lambda kept: slot.__set__(value, kept))
+            return self._state(lambda: slot.__get__(value), functools.partial(slot.__set__, value))
         except AttributeError:  # it is empty
             self._undo.append(empty)
             return None
@@ -345,20 +354,19 @@ class Rollback(Walk):
         if torch.cuda.is_initialized():
             self._state(torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all)
         for get, put in _SETTINGS:
-            with contextlib.suppress(
-                AttributeError, OSError
-            ):  # not in this torch; a folder that is gone
+            # Suppressed: it is not in this torch, or the folder is gone.
+            with contextlib.suppress(AttributeError, OSError):
                 self._state(get, put, operator.eq)
         self.take(sys.path, getattr(random, "_inst", None))  # the one behind random.random()
 
     def _dice(self, value: Any) -> list[Any]:
-        return self._leaf(
-            lambda: random.Random.getstate(value), lambda kept: random.Random.setstate(value, kept)
-        )
+        # Not the methods of the user's class.
+        get = functools.partial(random.Random.getstate, value)
+        return self._leaf(get, functools.partial(random.Random.setstate, value))
 
     def _generator(self, value: Any) -> list[Any]:
         bits = getattr(value, "bit_generator", value)  # NumPy's Generator, or the one inside it
-        return self._leaf(lambda: bits.state, lambda kept: setattr(bits, "state", kept))
+        return self._leaf(lambda: bits.state, functools.partial(setattr, bits, "state"))
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -385,54 +393,81 @@ class Rollback(Walk):
                 self._fail(str(error).partition("\n")[0])
 
     def _forget_modules(self) -> None:
+        """Forget the user's modules that the code imported: they may have made fake tensors."""
         for name in set(sys.modules) - self._modules:
-            if is_users_module(
-                sys.modules[name]
-            ):  # it may have made fake tensors while it was imported
-                module = sys.modules.pop(name)
-                parent, _, last = name.rpartition(".")
-                if parent in sys.modules and module_dict(sys.modules[parent]).get(last) is module:
-                    del module_dict(sys.modules[parent])[last]
-                del module  # frees its tensors
+            if is_users_module(sys.modules[name]):
+                _forget_module(name)
 
     def _name_holders(self) -> None:
         with interrupts.reraise_swallowed():
             gc.collect()
-        if _alive(self._fakes):
-            for cache in [
-                value for value in gc.get_objects() if type(value) is _CACHE and _holds_fakes(value)
-            ]:
+        if not _alive(self._fakes):
+            return
+        for cache in _caches():
+            if _holds_fakes(cache):
                 _CACHE.cache_clear(cache)
-            for holder in _named_holders(self._fakes):
-                self._note(
-                    f"{holder} still holds a fake tensor of this estimate: delete or empty it"
-                )
+        for holder in _named_holders(self._fakes):
+            self._note(f"{holder} still holds a fake tensor of this estimate: delete or empty it")
 
 
-def _are_same(now: list[Any], kept: list[Any]) -> bool:
-    return len(now) == len(kept) and all(map(operator.is_, now, kept))
+def _named_values(frame: types.FrameType) -> list[Any]:
+    """Return the values that a frame's code names, and their attributes that it may name."""
+    names, space = frame.f_code.co_names, frame.f_globals
+    values = [*peek(frame).values(), *(space[name] for name in names if name in space)]
+    attributes = []
+    for value in values:
+        space = instance_dict(value) or {}
+        attributes += [space.get(name) for name in names]
+    return [*values, *attributes]
+
+
+def _pandas_copies_on_write() -> bool:
+    pandas = sys.modules["pandas"]
+    if pandas.__version__.partition(".")[0] >= "3":
+        return True
+    return pandas.options.mode.copy_on_write is True
+
+
+def _forget_module(name: str) -> None:
+    """Remove a module, also from its package, so that its tensors are freed."""
+    module = sys.modules.pop(name)
+    parent, _, last = name.rpartition(".")
+    if parent in sys.modules and module_dict(sys.modules[parent]).get(last) is module:
+        del module_dict(sys.modules[parent])[last]
+
+
+def _are_same(now: list[Any], saved: list[Any]) -> bool:
+    return len(now) == len(saved) and all(map(operator.is_, now, saved))
 
 
 @contextlib.contextmanager
 def imports_undone() -> Iterator[None]:
     """Restore environment variables and warning filters that imports inside the block change."""
-    kept = [(get(), put, get) for get, put in _OF_IMPORTS]
+    states = [get() for get, _ in _OF_IMPORTS]
     try:
         yield
     finally:
-        for state, put, get in kept:
+        for state, (get, put) in zip(states, _OF_IMPORTS, strict=True):
             if get() != state:
                 put(state)
 
 
-def _set_environment(kept: dict[str, str]) -> None:
+def _environment() -> dict[str, str]:
+    return dict(os.environ)
+
+
+def _set_environment(environment: dict[str, str]) -> None:
     os.environ.clear()
-    os.environ.update(kept)
+    os.environ.update(environment)
 
 
-def _set_filters(kept: list[Any]) -> None:
+def _filters() -> list[Any]:
+    return list(warnings.filters)
+
+
+def _set_filters(filters: list[Any]) -> None:
     warnings.resetwarnings()
-    warnings.filters[:] = kept  # type: ignore[index]  # it is a list
+    warnings.filters[:] = filters  # type: ignore[index]  # it is a list
 
 
 def _casts() -> tuple[Any, ...]:
@@ -446,8 +481,8 @@ def _casts() -> tuple[Any, ...]:
     return nesting, torch.is_autocast_cache_enabled(), kinds
 
 
-def _set_casts(kept: tuple[Any, ...]) -> None:
-    nesting, caches, kinds = kept
+def _set_casts(casts: tuple[Any, ...]) -> None:
+    nesting, caches, kinds = casts
     for _ in range(_casts()[0] - nesting):
         torch.autocast_decrement_nesting()
     torch.clear_autocast_cache()
@@ -459,8 +494,8 @@ def _set_casts(kept: tuple[Any, ...]) -> None:
 
 _Settings = tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...]
 _OF_IMPORTS: _Settings = (
-    (lambda: dict(os.environ), _set_environment),
-    (lambda: list(warnings.filters), _set_filters),
+    (_environment, _set_environment),
+    (_filters, _set_filters),
 )
 _CUDNN = torch.backends.cudnn
 
@@ -490,12 +525,16 @@ _SETTINGS: _Settings = (
 """Getters and setters of the settings that code may change."""
 
 
+def _caches() -> list[Any]:
+    """Return all caches of ``functools.lru_cache``."""
+    return [value for value in gc.get_objects() if type(value) is _CACHE]
+
+
 def _holds_fakes(cache: Any) -> bool:
-    held = gc.get_referents(cache)
-    return any(
-        is_instance(item, FakeTensor)
-        for item in (*held, *gc.get_referents(*filter(gc.is_tracked, held)))
-    )
+    """Return True if a fake tensor is in a cache, or directly in one of its items."""
+    items = gc.get_referents(cache)
+    inner = gc.get_referents(*filter(gc.is_tracked, items))
+    return any(is_instance(item, FakeTensor) for item in (*items, *inner))
 
 
 def _is_shared_by_threads(value: Any) -> bool:
@@ -508,9 +547,10 @@ def _is_shared_by_threads(value: Any) -> bool:
     library = module_of(value).partition(".")[0]
     if library == "torch" or _is_users_class(type(value)):
         return False
-    return library in _FOREIGN or any(
-        type(item) in _LOCKS for item in list((instance_dict(value) or {}).values())
-    )
+    if library in _FOREIGN:
+        return True
+    attributes = list((instance_dict(value) or {}).values())
+    return any(type(item) in _LOCKS for item in attributes)
 
 
 def _is_users_module(module: Any) -> bool:
@@ -519,7 +559,9 @@ def _is_users_module(module: Any) -> bool:
 
 def _is_users_class(kind: Any) -> bool:
     name = text_of(class_dict(kind).get("__module__"))
-    return name == "__main__" or (name in sys.modules and _is_users_module(sys.modules[name]))
+    if name == "__main__":
+        return True
+    return name in sys.modules and _is_users_module(sys.modules[name])
 
 
 def _alive(mode: FakeTensorMode) -> list[Any]:
@@ -532,28 +574,29 @@ def _alive(mode: FakeTensorMode) -> list[Any]:
 
 
 def _named_holders(mode: FakeTensorMode) -> list[str]:
+    """Return the names of the objects that hold fake tensors of ``mode``."""
     fakes = _alive(mode)
-    holders = (
-        [holder for holder in gc.get_referrers(*fakes) if holder is not fakes] if fakes else []
-    )
-    shown = [
-        item
-        for item in holders
-        if type(item) is not types.FrameType and not is_instance(item, FakeTensor)
-    ]
-    return list(dict.fromkeys(map(_name_of_holder, shown)))[:_MOST_NAMED]
+    if not fakes:
+        return []
+    names: dict[str, None] = {}
+    for holder in gc.get_referrers(*fakes):
+        is_frame = type(holder) is types.FrameType
+        if holder is not fakes and not is_frame and not is_instance(holder, FakeTensor):
+            names[_name_of_holder(holder)] = None
+    return list(names)[:_MOST_NAMED]
 
 
 def _name_of_holder(holder: Any) -> str:
+    """Return a module's name for a holder, or its type, or that of the object whose dict it is."""
     for module_name, module in list(sys.modules.items()):
         space = module_dict(module) if is_instance(module, types.ModuleType) else {}
         for name, value in list(space.items()):
             if value is holder or (space is holder and is_instance(value, FakeTensor)):
                 return f"{module_name}.{name}"
-    owner = next(
-        (owner for owner in gc.get_referrers(holder) if instance_dict(owner) is holder), None
-    )
-    return f"a {name_of(type(holder))}" if owner is None else f"a {type_name(owner)}"
+    for owner in gc.get_referrers(holder):
+        if instance_dict(owner) is holder:
+            return f"a {type_name(owner)}"
+    return f"a {name_of(type(holder))}"
 
 
 _Keeper = Callable[[Rollback, Any], list[Any]]
@@ -628,5 +671,6 @@ _KEEPERS: _Keepers = (*_CONTAINER_KEEPERS, *_CODE_KEEPERS, *_DATA_KEEPERS, *_WRA
 _LIBRARIES_KEEPERS: tuple[tuple[str, str, _Keeper], ...] = (
     ("numpy", "ndarray", Rollback._array),
     ("pandas.core.generic", "NDFrame", Rollback._frame),
-    *(("numpy.random", name, Rollback._generator) for name in ("Generator", "BitGenerator")),
+    ("numpy.random", "Generator", Rollback._generator),
+    ("numpy.random", "BitGenerator", Rollback._generator),
 )
