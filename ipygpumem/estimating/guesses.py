@@ -51,8 +51,8 @@ class Guesses:
 
     def answer(self, func: Any, tensor: Any) -> bool | float | complex:
         """Return a guess for an operation that reads a value of ``tensor``."""
-        compares, dtype = func in COMPARES, tensor.dtype
-        is_condition = compares or dtype is torch.bool
+        compares = func in COMPARES
+        is_condition = compares or tensor.dtype is torch.bool
         frame = _frame_of(torch.optim)
         if frame is not None and frame.f_code.co_filename == lbfgs.__file__:
             return self._answer_lbfgs(frame, is_condition=is_condition)
@@ -60,12 +60,7 @@ class Guesses:
         truth = None if compares else self.values.truth(tensor)
         if is_condition:
             return bool(_value_without_error() if truth is None else truth)
-        # An optimizer may divide by 1 minus the value.
-        real = 1.0 if frame is None else 0.5
-        if dtype.is_floating_point:
-            default: float | complex = real
-        else:
-            default = 1j if dtype.is_complex else 1
+        default = _default_number(tensor.dtype, is_of_optimizer=frame is not None)
         value = self.values.largest(tensor, default) if truth is None else truth
         return type(default)(value)
 
@@ -91,6 +86,14 @@ class Guesses:
         return 1.0 / self._given_to_lbfgs
 
 
+def _default_number(dtype: torch.dtype, *, is_of_optimizer: bool) -> float | complex:
+    """Return the guess for a number of which nothing is known."""
+    if dtype.is_floating_point:
+        # An optimizer may divide by 1 minus the value.
+        return 0.5 if is_of_optimizer else 1.0
+    return 1j if dtype.is_complex else 1
+
+
 def _frame_of(package: types.ModuleType) -> types.FrameType | None:
     """Return the innermost frame of a torch package; None if the user's code is further inside."""
     folder = str(Path(package.__file__ or "").parent)
@@ -108,13 +111,11 @@ _NOT = frozenset({"logical_not", "bitwise_not"})
 _AND = frozenset({"logical_and", "bitwise_and", "mul"})
 _OR = frozenset({"logical_or", "bitwise_or"})
 _COMPARED = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
-_SAME = frozenset(
-    (
-        *("alias", "detach", "clone", "_to_copy", "view", "_unsafe_view", "reshape", "squeeze"),
-        *("unsqueeze", "expand", "all", "any", "_is_all_true", "_is_any_true", "select", "slice"),
-        *("permute", "transpose", "t", "max", "min", "amax", "amin", "prod"),
-    )
-)
+_COPIES = ("_to_copy", "alias", "clone", "detach")
+_VIEWS = ("_unsafe_view", "expand", "permute", "reshape", "squeeze", "t", "transpose", "unsqueeze")
+_PARTS = ("select", "slice", "view")
+_REDUCTIONS = ("_is_all_true", "_is_any_true", "all", "amax", "amin", "any", "max", "min", "prod")
+_SAME = frozenset((*_COPIES, *_VIEWS, *_PARTS, *_REDUCTIONS))
 """Operators whose results have the values of their arguments."""
 _COUNTS = frozenset({"sum", "count_nonzero"})
 
@@ -146,7 +147,7 @@ class KnownValues:
             return
         if not has_largest:
             self._largest.pop(result, None)
-        truth = True if name == "full" and args[1] is True else self._truth_of(name, *args[:2])
+        truth = self._truth_of(name, *args[:2])
         if result is args[0] and result._base is not None:
             self._truths.pop(result._base, None)
         if truth is None:
@@ -169,6 +170,8 @@ class KnownValues:
 
     def _truth_of(self, name: str, first: Any, second: Any = None) -> bool | None:
         """Return the truth value of an operator's results, if those of its arguments decide it."""
+        if name == "full" and second is True:
+            return True
         truth = self.truth(first)
         if name in _NEVER:
             return False
@@ -228,20 +231,19 @@ def _value_without_error() -> bool | None:
 @functools.lru_cache(maxsize=64)
 def _value_at(code: types.CodeType, offset: int) -> bool | None:
     """Return the truth value that avoids an error, for the condition that a call returns."""
-    steps = [
-        step for step in dis.get_instructions(code) if step.opname not in ("EXTENDED_ARG", "NOP")
-    ]
-    places = {step.offset: number for number, step in enumerate(steps)}
-    number = places.get(offset, len(steps))
-    if number < len(steps) and steps[number].opname.startswith("CALL"):  # of item or bool
-        number += 1
+    skipped = ("EXTENDED_ARG", "NOP")
+    steps = [step for step in dis.get_instructions(code) if step.opname not in skipped]
+    numbers = {step.offset: number for number, step in enumerate(steps)}
+    first = numbers.get(offset, len(steps))
+    if first < len(steps) and steps[first].opname.startswith("CALL"):  # of item or bool
+        first += 1
     is_negated = False
-    for place in range(number, len(steps)):
-        name = steps[place].opname
+    for number, step in enumerate(steps[first:], first):
+        name = step.opname
         if "JUMP" in name and ("IF_TRUE" in name or "IF_FALSE" in name):
-            target = places.get(steps[place].argval, len(steps))
+            target = numbers.get(step.argval, len(steps))
             jumps_if = ("IF_TRUE" in name) is not is_negated
-            return _branch_without_error(steps, place + 1, target, jumps_if=jumps_if)
+            return _branch_without_error(steps, number + 1, target, jumps_if=jumps_if)
         if name == "UNARY_NOT":
             is_negated = not is_negated
         elif name != "TO_BOOL":

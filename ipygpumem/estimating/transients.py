@@ -14,18 +14,36 @@ import torch
 from ipygpumem.estimating.column_sums import column_sums_bytes
 from ipygpumem.units import MIB
 
-_UNKNOWN = frozenset(
-    (
-        *("_cudnn_rnn", "_cudnn_rnn_backward", "_cudnn_ctc_loss"),
-        *("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward"),
-        *("_fft_c2c", "_fft_c2r", "_fft_r2c", "_linalg_svd", "_linalg_eigh", "_linalg_eigvals"),
-        *("linalg_eig", "_linalg_slogdet", "_linalg_det", "_linalg_solve_ex", "linalg_cholesky_ex"),
-        *("linalg_inv_ex", "linalg_ldl_factor_ex", "linalg_lstsq", "linalg_lu"),
-        *("linalg_lu_factor_ex", "linalg_qr", "geqrf", "linalg_matrix_exp", "ormqr"),
-        *("linalg_householder_product", "_cslt_sparse_mm", "_grouped_mm", "_scaled_grouped_mm"),
-        *("_sparse_sparse_matmul",),
-    )
+_CUDNN = (
+    "_cudnn_ctc_loss",
+    "_cudnn_rnn",
+    "_cudnn_rnn_backward",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_cudnn_attention_backward",
 )
+_CUFFT = ("_fft_c2c", "_fft_c2r", "_fft_r2c")
+_CUSOLVER = (
+    "_linalg_det",
+    "_linalg_eigh",
+    "_linalg_eigvals",
+    "_linalg_slogdet",
+    "_linalg_solve_ex",
+    "_linalg_svd",
+    "geqrf",
+    "linalg_cholesky_ex",
+    "linalg_eig",
+    "linalg_householder_product",
+    "linalg_inv_ex",
+    "linalg_ldl_factor_ex",
+    "linalg_lstsq",
+    "linalg_lu",
+    "linalg_lu_factor_ex",
+    "linalg_matrix_exp",
+    "linalg_qr",
+    "ormqr",
+)
+_OTHER_PRODUCTS = ("_cslt_sparse_mm", "_grouped_mm", "_scaled_grouped_mm", "_sparse_sparse_matmul")
+_UNKNOWN = frozenset((*_CUDNN, *_CUFFT, *_CUSOLVER, *_OTHER_PRODUCTS))
 """Operators whose kernels' memory cannot be derived from shapes."""
 _TORCHS = frozenset({"aten", "prim", "prims", "quantized", "rngprims", "torchvision"})
 """Namespaces of torch's own operators."""
@@ -132,21 +150,72 @@ def _nbytes(tensor: Any) -> int:
     return int(tensor.nbytes)
 
 
-_rule_of("logsumexp", "masked_scatter_backward", "im2col", "_fft_c2r")(
-    lambda args, _: _nbytes(args[0])
+@_rule_of(
+    "_fft_c2r",
+    "_linalg_solve_ex",
+    "im2col",
+    "linalg_inv_ex",
+    "logsumexp",
+    "masked_scatter_backward",
 )
-_rule_of("_linalg_solve_ex", "linalg_inv_ex")(lambda args, _: _nbytes(args[0]))
-_rule_of("_softmax_backward_data")(lambda args, _: _nbytes(args[1]))
-_rule_of("soft_margin_loss_backward")(lambda args, _: 2 * _nbytes(args[1]))
-_rule_of("_ctc_loss_backward")(lambda args, _: _nbytes(args[6]) + _nbytes(args[1]))
-_rule_of("_euclidean_dist")(lambda args, _: _nbytes(args[0]) + _nbytes(args[1]))
-_rule_of("_pdist_backward")(lambda args, _: _nbytes(args[1]) * (len(args[1]) - 1))
-_rule_of("_cdist_backward")(lambda args, _: _nbytes(args[1]) * args[2].shape[-2])
-_rule_of("_safe_softmax")(lambda args, _: args[0].numel())
-_rule_of("masked_scatter")(lambda args, _: 8 * args[0].numel())
-_rule_of("count_nonzero")(lambda args, _: 9 * args[0].numel())
-_rule_of("masked_select")(lambda args, result: 8 * result.numel() * args[0].dim())
-_rule_of("randperm")(lambda args, _: 40 * args[0] + MIB)
+def _first_argument(args: Any, _: Any) -> int:
+    return _nbytes(args[0])
+
+
+@_rule_of("_softmax_backward_data")
+def _second_argument(args: Any, _: Any) -> int:
+    return _nbytes(args[1])
+
+
+@_rule_of("soft_margin_loss_backward")
+def _soft_margin_backward(args: Any, _: Any) -> int:
+    return 2 * _nbytes(args[1])
+
+
+@_rule_of("_ctc_loss_backward")
+def _ctc_loss_backward(args: Any, _: Any) -> int:
+    return _nbytes(args[6]) + _nbytes(args[1])
+
+
+@_rule_of("_euclidean_dist")
+def _distances(args: Any, _: Any) -> int:
+    return _nbytes(args[0]) + _nbytes(args[1])
+
+
+@_rule_of("_pdist_backward")
+def _distances_of_pairs_backward(args: Any, _: Any) -> int:
+    return _nbytes(args[1]) * (len(args[1]) - 1)
+
+
+@_rule_of("_cdist_backward")
+def _distances_backward(args: Any, _: Any) -> int:
+    rows = args[2].shape[-2]
+    return int(_nbytes(args[1]) * rows)
+
+
+@_rule_of("_safe_softmax")
+def _truth_values(args: Any, _: Any) -> int:
+    return int(args[0].numel())
+
+
+@_rule_of("masked_scatter")
+def _positions_in_source(args: Any, _: Any) -> int:
+    return int(8 * args[0].numel())
+
+
+@_rule_of("count_nonzero")
+def _truth_values_and_counts(args: Any, _: Any) -> int:
+    return int(9 * args[0].numel())
+
+
+@_rule_of("masked_select")
+def _positions_of_selected(args: Any, result: Any) -> int:
+    return int(8 * result.numel() * args[0].dim())
+
+
+@_rule_of("randperm")
+def _sorted_keys(args: Any, _: Any) -> int:
+    return int(40 * args[0] + MIB)
 
 
 @_rule_of("mse_loss", "smooth_l1_loss", "huber_loss")
@@ -180,10 +249,11 @@ def _multinomial(args: Any, _: Any) -> int:
 @_rule_of("normal")
 def _deviations(args: Any, result: Any) -> int:
     """Return the bytes of one standard deviation for each of several means."""
-    has_means = isinstance(args[0], torch.Tensor)
-    has_deviations = any(isinstance(value, torch.Tensor) for value in args[1:])
-    is_in_place = result is args[0]
-    return _nbytes(result) if has_means and not has_deviations and not is_in_place else 0
+    means, *deviations = args
+    if not isinstance(means, torch.Tensor) or result is means:
+        return 0
+    has_deviations = any(isinstance(value, torch.Tensor) for value in deviations)
+    return 0 if has_deviations else _nbytes(result)
 
 
 @_rule_of("roll")
@@ -224,25 +294,46 @@ def is_matrix_of_cublas(matrix: Any) -> bool:
     return bool(has_whole_rows or has_whole_columns)
 
 
-_of_gradient = _copies(is_contiguous, 0)
-_rule_of("_log_softmax_backward_data", "_log_softmax", "_softmax", "reflection_pad2d")(_of_gradient)
-_rule_of("upsample_bicubic2d_backward", "_fft_r2c")(_of_gradient)
-_rule_of("avg_pool2d", "max_pool2d_with_indices", "upsample_nearest2d")(_copies(_is_dense, 0))
+_READ_ONLY_CONTIGUOUS = (
+    "_fft_r2c",
+    "_log_softmax",
+    "_log_softmax_backward_data",
+    "_softmax",
+    "reflection_pad2d",
+    "upsample_bicubic2d_backward",
+)
+_READ_ONLY_DENSE = (
+    "_adaptive_avg_pool2d_backward",
+    "_adaptive_avg_pool3d_backward",
+    "_upsample_bicubic2d_aa_backward",
+    "_upsample_bilinear2d_aa_backward",
+    "_upsample_nearest_exact1d_backward",
+    "_upsample_nearest_exact2d_backward",
+    "_upsample_nearest_exact3d_backward",
+    "adaptive_max_pool2d_backward",
+    "adaptive_max_pool3d_backward",
+    "avg_pool2d",
+    "avg_pool2d_backward",
+    "avg_pool3d_backward",
+    "max_pool2d_with_indices",
+    "reflection_pad1d_backward",
+    "reflection_pad2d_backward",
+    "reflection_pad3d_backward",
+    "replication_pad1d_backward",
+    "replication_pad2d_backward",
+    "replication_pad3d_backward",
+    "upsample_linear1d_backward",
+    "upsample_nearest1d_backward",
+    "upsample_nearest2d",
+    "upsample_nearest2d_backward",
+    "upsample_nearest3d_backward",
+    "upsample_trilinear3d_backward",
+)
+_rule_of(*_READ_ONLY_CONTIGUOUS)(_copies(is_contiguous, 0))
+_rule_of(*_READ_ONLY_DENSE)(_copies(_is_dense, 0))
 _rule_of("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")(
     _copies(_is_dense, 0, 1)
 )
-_rule_of(
-    *(f"_adaptive_avg_pool{number}d_backward" for number in (2, 3)),
-    *(f"adaptive_max_pool{number}d_backward" for number in (2, 3)),
-    *(f"avg_pool{number}d_backward" for number in (2, 3)),
-    *(f"reflection_pad{number}d_backward" for number in (1, 2, 3)),
-    *(f"replication_pad{number}d_backward" for number in (1, 2, 3)),
-    *(f"upsample_nearest{number}d_backward" for number in (1, 2, 3)),
-    *(f"_upsample_nearest_exact{number}d_backward" for number in (1, 2, 3)),
-    "upsample_linear1d_backward",
-    *("upsample_trilinear3d_backward", "_upsample_bilinear2d_aa_backward"),
-    *("_upsample_bicubic2d_aa_backward",),
-)(_copies(_is_dense, 0))
 
 
 @_rule_of("upsample_bilinear2d", "upsample_bilinear2d_backward")

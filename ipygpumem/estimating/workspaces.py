@@ -25,12 +25,30 @@ from ipygpumem.probes.allocator import Block, Snapshot, snapshots
 from ipygpumem.units import KIB, MIB, format_bytes
 
 _MULTIPLY = frozenset(
-    (
-        *("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear"),
-        *("matmul", "_addmm_activation", "_scaled_mm", "_int_mm", "_transformer_encoder_layer_fwd"),
-        *("_native_multi_head_attention", "_linalg_solve_ex", "linalg_solve_triangular"),
-        *("linalg_inv_ex", "_euclidean_dist", "_trilinear", "affine_grid_generator"),
-    )
+    {
+        "_addmm_activation",
+        "_euclidean_dist",
+        "_int_mm",
+        "_linalg_solve_ex",
+        "_native_multi_head_attention",
+        "_scaled_mm",
+        "_transformer_encoder_layer_fwd",
+        "_trilinear",
+        "addbmm",
+        "addmm",
+        "addmv",
+        "affine_grid_generator",
+        "baddbmm",
+        "bmm",
+        "dot",
+        "linalg_inv_ex",
+        "linalg_solve_triangular",
+        "linear",
+        "matmul",
+        "mm",
+        "mv",
+        "vdot",
+    }
 )
 """Operators that call cuBLAS."""
 _BIASES = {"addmm": 0, "_addmm_activation": 0, "linear": 2}
@@ -63,9 +81,11 @@ def _cublaslt_bytes(cublas_bytes: int) -> int:
     unified = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
     if unified == "1":
         return 0
-    given = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
-    size_bytes = int(given) * KIB if given.isdigit() else MIB
-    return size_bytes if unified == "0" else min(cublas_bytes, size_bytes)
+    size_kib = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
+    size_bytes = int(size_kib) * KIB if size_kib.isdigit() else MIB
+    if unified == "0":
+        return size_bytes
+    return min(cublas_bytes, size_bytes)
 
 
 class Workspaces:
@@ -129,10 +149,14 @@ class Workspaces:
             order(kernel, args)
         kernel.results()
         keep_workspaces()
-        known = self._known_properties(device)
-        processors = known.multi_processor_count if known else HOPPERS_PROCESSORS
-        with kernel.blocks(transient_sizes(name, args, results[0], processors)):
+        sizes = transient_sizes(name, args, results[0], self._processors(device))
+        with kernel.blocks(sizes):
             pass
+
+    def _processors(self, device: Any) -> int:
+        """Return the number of a device's multiprocessors; an unknown one counts as a Hopper."""
+        properties = self._known_properties(device)
+        return properties.multi_processor_count if properties else HOPPERS_PROCESSORS
 
     def _log_convolution(self, kernel: Kernel, name: str, args: Any, result: Any) -> None:
         if takes_cudnn():
@@ -143,7 +167,8 @@ class Workspaces:
 
     def _keep_workspaces(self, device: Any, place: str, thread: object, *, adds_bias: bool) -> None:
         """Log the workspaces of a thread, if it multiplies for the first time on a device."""
-        for is_light in (False, True) if adds_bias else (False,):
+        kinds = (False, True) if adds_bias else (False,)
+        for is_light in kinds:
             key = (place, thread, is_light)
             if key not in self._logged:
                 self._logged.add(key)
@@ -151,21 +176,35 @@ class Workspaces:
 
     def _log_workspace(self, device: Any, place: str, *, is_light: bool) -> None:
         """Log a workspace of cuBLAS, or of cublasLt, as the block that it already has, if any."""
-        known = self._known_properties(device)
-        capability = None if known is None else (known.major, known.minor)
-        size_bytes = workspace_sizes(capability)[is_light]
-        is_configured = "CUBLAS_WORKSPACE_CONFIG" in os.environ
-        if capability is None and not is_light and not is_configured:
-            hopper, usual = format_bytes(_HOPPER_BYTES), format_bytes(_OTHERS_BYTES)
-            self._note(
-                f"{device.type}:{device.index or 0} is assumed to be a Hopper: {hopper} of cuBLAS "
-                f"workspace for each thread that multiplies ({usual} on other GPUs)"
-            )
-        existing = self._unassigned.get(place, {})
-        address = next((at for at, block_bytes in existing.items() if block_bytes == size_bytes), 0)
+        properties = self._known_properties(device)
+        capability = None if properties is None else (properties.major, properties.minor)
+        cublas_bytes, cublaslt_bytes = workspace_sizes(capability)
+        size_bytes = cublaslt_bytes if is_light else cublas_bytes
+        if capability is None and not is_light:
+            self._note_assumed_hopper(device)
+        address = self._take_existing(place, size_bytes)
         life = self._log.hold(size_bytes, place, WORKSPACES, before=bool(address))
         life.address = address
-        existing.pop(address, None)
+
+    def _note_assumed_hopper(self, device: Any) -> None:
+        if "CUBLAS_WORKSPACE_CONFIG" in os.environ:  # the size does not depend on the GPU
+            return
+        hopper, usual = format_bytes(_HOPPER_BYTES), format_bytes(_OTHERS_BYTES)
+        self._note(
+            f"{device.type}:{device.index or 0} is assumed to be a Hopper: {hopper} of cuBLAS "
+            f"workspace for each thread that multiplies ({usual} on other GPUs)"
+        )
+
+    def _take_existing(self, place: str, size_bytes: int) -> int:
+        """Return the address of an existing block that is probably a workspace of this size, which
+        then counts as assigned; 0 if there is none.
+        """
+        existing = self._unassigned.get(place, {})
+        for address, block_bytes in existing.items():
+            if block_bytes == size_bytes:
+                del existing[address]
+                return address
+        return 0
 
 
 def _thread(*, in_backward: bool) -> object:
@@ -200,14 +239,11 @@ def blocks_in_use() -> dict[str, dict[int, int]]:
     right_sizes = {*workspace_sizes(None), *workspace_sizes((0, 0))}
     likely = _blocks_of_sizes(devices, right_sizes)
     occupied = _addresses_of_tensors() if any(likely.values()) else set[int]()
-    return {
-        device: {
-            block.address: block.requested_bytes
-            for block in blocks
-            if block.address not in occupied
-        }
-        for device, blocks in likely.items()
-    }
+    sizes: dict[str, dict[int, int]] = {}
+    for device, blocks in likely.items():
+        free = [block for block in blocks if block.address not in occupied]
+        sizes[device] = {block.address: block.requested_bytes for block in free}
+    return sizes
 
 
 def _blocks_of_sizes(devices: Mapping[str, Snapshot], sizes: set[int]) -> dict[str, list[Block]]:
