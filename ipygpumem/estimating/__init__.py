@@ -24,20 +24,31 @@ def user_line(frame: types.FrameType | None = None) -> str:
     Autograd's thread has no such line; there, it is the line that waits for the backward pass.
     """
     first = frame or sys._getframe(1)
-    here = _innermost(first, is_users)
+    here = (
+        _innermost(first, is_users)
+        or _innermost_of_estimates()
+        or _innermost(first, lambda name: not is_ours(name))
+    )
     if here is None:
-        ours = str(Path(__file__).with_name("running.py"))
-        tops = sys._current_frames().values()
-        threads = (
-            top for top in tops if any(frame.f_code.co_filename == ours for frame in stack(top))
-        )
-        found = (_innermost(thread, is_users) for thread in threads)
-        here = next(filter(None, found), None) or _innermost(first, lambda name: not is_ours(name))
-    return "an unknown line" if here is None else line_text(here.f_code.co_filename, here.f_lineno)
+        return "an unknown line"
+    return line_text(here.f_code.co_filename, here.f_lineno)
 
 
 def _innermost(first: types.FrameType, is_wanted: Callable[[str], bool]) -> types.FrameType | None:
-    return next((frame for frame in stack(first) if is_wanted(frame.f_code.co_filename)), None)
+    for frame in stack(first):
+        if is_wanted(frame.f_code.co_filename):
+            return frame
+    return None
+
+
+def _innermost_of_estimates() -> types.FrameType | None:
+    """Return the innermost frame of the user's code in a thread that runs an estimate."""
+    runner = str(Path(__file__).with_name("running.py"))
+    for top in sys._current_frames().values():
+        here = _innermost(top, is_users)
+        if here is not None and any(frame.f_code.co_filename == runner for frame in stack(top)):
+            return here
+    return None
 
 
 def user_line_of(traceback: types.TracebackType | None) -> str:
@@ -45,12 +56,13 @@ def user_line_of(traceback: types.TracebackType | None) -> str:
     library.
     """
     lines = [(step.tb_frame.f_code.co_filename, step.tb_lineno) for step in steps(traceback)]
-    users, foreign = (
-        [line for line in lines if keep(line[0])]
-        for keep in (is_users, lambda name: not is_ours(name))
-    )
-    here = users[-1:] or foreign[:1]
-    return line_text(*here[0]) if here else ""
+    users_lines = [line for line in lines if is_users(line[0])]
+    if users_lines:
+        return line_text(*users_lines[-1])
+    for name, number in lines:
+        if not is_ours(name):
+            return line_text(name, number)
+    return ""
 
 
 def line_text(name: str, number: int) -> str:
@@ -66,15 +78,21 @@ def users_part(traceback: types.TracebackType | None) -> types.TracebackType | N
     """Return a traceback without our frames, and without the frames of libraries
     that ours called.
     """
-    every = list(steps(traceback))
-    files = [step.tb_frame.f_code.co_filename for step in every]
-    users = max((number for number, name in enumerate(files) if is_users(name)), default=len(files))
-    end = next(
-        (number for number, name in enumerate(files) if number > users and is_ours(name)),
-        len(files),
-    )
-    kept = None
-    for step, name in zip(every[:end][::-1], files[:end][::-1], strict=True):
+    entries = list(steps(traceback))
+    files = [step.tb_frame.f_code.co_filename for step in entries]
+    end = _end_of_users_part(files)
+    part = None
+    for step, name in zip(entries[:end][::-1], files[:end][::-1], strict=True):
         if not is_ours(name):
-            kept = types.TracebackType(kept, step.tb_frame, step.tb_lasti, step.tb_lineno)
-    return kept
+            part = types.TracebackType(part, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    return part
+
+
+def _end_of_users_part(files: list[str]) -> int:
+    """Return the number of a traceback's entries before the libraries that we call in turn."""
+    users = [number for number, name in enumerate(files) if is_users(name)]
+    if users:
+        for number in range(users[-1] + 1, len(files)):
+            if is_ours(files[number]):
+                return number
+    return len(files)

@@ -75,25 +75,30 @@ class Accelerators:
     def __init__(
         self, log: StorageLog, devices: Devices, room_bytes: int | None, note: Note
     ) -> None:
-        self._log, self._devices, self._room_bytes, self._note = log, devices, room_bytes, note
-        self._type = devices.label.partition(":")[0] if devices.label is not None else None
+        self._log = log
+        self._devices = devices
+        self._room_bytes = room_bytes
+        self._note = note
+        self._type = None if devices.label is None else devices.label.partition(":")[0]
         self._current = 0
-        known = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
-        self._known = {number: torch.cuda.get_device_properties(number) for number in range(known)}
-        with closing(Nvml()) as nvml:  # which needs no context
-            told = nvml.capabilities() if not known else []
-        self._told = {
-            at: _Properties(f"cuda:{at}", room_bytes, *told[at]) for at in range(len(told))
-        }
+        self._known = _properties_from_torch()
+        """Properties of the CUDA devices that torch knows, by index."""
+        self._told: dict[int, _Properties] = {}
+        """Properties of the CUDA devices that only NVML knows, by index."""
+        if not self._known:
+            with closing(Nvml()) as nvml:  # which needs no context
+                for index, capability in enumerate(nvml.capabilities()):
+                    self._told[index] = _Properties(f"cuda:{index}", room_bytes, *capability)
 
     def is_available(self) -> bool:
         return self.device_count() > 0
 
     def device_count(self) -> int:
-        here = (
-            int(torch._C._cuda_getDeviceCount()) if hasattr(torch._C, "_cuda_getDeviceCount") else 0
-        )
-        return max(here, int(self._type not in (None, "cpu")))
+        here = 0
+        if hasattr(torch._C, "_cuda_getDeviceCount"):
+            here = int(torch._C._cuda_getDeviceCount())
+        has_named_device = self._type not in (None, "cpu")
+        return max(here, 1) if has_named_device else here
 
     def current_device(self) -> int:
         return self._current
@@ -144,11 +149,14 @@ class Accelerators:
         return _Properties(name, self._room_bytes)
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        known = self._known.get(self._index(device))
-        total = self._room_bytes or (known.total_memory if known is not None else None)
-        if total is None:
+        properties = self._known.get(self._index(device))
+        if self._room_bytes:
+            total_bytes = self._room_bytes
+        elif properties is not None:
+            total_bytes = properties.total_memory
+        else:
             raise EstimateError(f"{UNKNOWN_SIZE}: mem_get_info in {user_line()}")
-        return max(0, total - self.memory_allocated(device)), total
+        return max(0, total_bytes - self.memory_allocated(device)), total_bytes
 
     get_memory_info = mem_get_info
 
@@ -192,64 +200,83 @@ class Accelerators:
 
     def known_properties(self, device: Any) -> Any:
         """Return the properties of an available CUDA device; None if they are unknown."""
+        if device.type != "cuda":
+            return None
         index = device.index or 0
-        return self._known.get(index, self._told.get(index)) if device.type == "cuda" else None
+        return self._known.get(index, self._told.get(index))
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
         """Replace the functions and classes of torch's accelerator modules during the block."""
-        names = {"cuda", self._type or "cuda"} & {"cuda", "xpu", "mps"}
-        modules = [getattr(torch, name, None) for name in [*names, "accelerator"]]
-        modules += [
-            torch.cuda.memory,
-            torch.cuda.random,
-            torch.cuda.streams,
-            torch.cuda.nvtx,
-            torch.cuda.graphs,
-        ]
-        seen: dict[int, Any] = {}
+        replacements: dict[int, Any] = {}
         with ExitStack() as stack:
-            for module in dict.fromkeys(module for module in modules if module is not None):
-                for name, old in list(vars(module).items()):
-                    new = seen[id(old)] if id(old) in seen else self._instead(module, name, old)
-                    if new is not old:
-                        new = seen[id(old)] = (
-                            new if isinstance(new, type) else _here_alone(new, old)
-                        )
-                        stack.enter_context(patch.object(module, name, new))
+            for module in self._modules():
+                for name, original in list(vars(module).items()):
+                    new = replacements.get(id(original))
+                    if new is None:
+                        new = self._instead(module, name, original)
+                    if new is original:
+                        continue
+                    if not isinstance(new, type):
+                        new = _here_alone(new, original)
+                    replacements[id(original)] = new
+                    stack.enter_context(patch.object(module, name, new))
             if self._type == "mps":
                 stack.enter_context(patch.object(torch.backends.mps, "is_available", lambda: True))
             yield
 
-    def _instead(self, module: ModuleType, name: str, old: Any) -> Any:
+    def _modules(self) -> list[ModuleType]:
+        """Return torch's modules of the device, each once."""
+        names = ["cuda", "accelerator"]
+        if self._type in ("xpu", "mps"):
+            names.insert(1, self._type)
+        modules = [getattr(torch, name, None) for name in names]
+        cuda = torch.cuda
+        modules += [cuda.memory, cuda.random, cuda.streams, cuda.nvtx, cuda.graphs]
+        return [module for module in dict.fromkeys(modules) if module is not None]
+
+    def _instead(self, module: ModuleType, name: str, original: Any) -> Any:
         """Return the replacement of a module's attribute; the attribute itself if it needs none."""
-        short = module.__name__.removeprefix("torch.")
-        if short == "cuda.nvtx":
-            does_something = (
-                type(old) is FunctionType and not name.startswith("_") and name != "range"
-            )
-            return _does_nothing if does_something else old
-        if hasattr(self, name) and not name.startswith("_"):
+        is_private = name.startswith("_")
+        is_function = type(original) is FunctionType
+        if module is torch.cuda.nvtx:
+            is_call = is_function and not is_private and name != "range"
+            return _does_nothing if is_call else original
+        if hasattr(self, name) and not is_private:
             return getattr(self, name)
         if name.startswith(_NOTHING):
             return _does_nothing
-        if name.startswith("_"):
-            return old
-        is_own = getattr(old, "__module__", "").startswith(module.__name__)
-        if (
-            not is_own
-            or name in _AS_IT_IS
-            or (isinstance(old, type) and issubclass(old, BaseException))
-        ):
-            return old
-        refuse = functools.partial(_refuse, f"torch.{short.partition('.')[0]}.{name}")
-        if name in ("CUDAGraph", "MemPool", "graph", "GreenContext"):  # classes, for annotations
-            return type(
-                name,
-                (),
-                {"__new__": lambda _, *args, **more: _here_alone(refuse, old)(*args, **more)},
-            )
-        return refuse if type(old) is FunctionType else old
+        if is_private or name in _AS_IT_IS or not _is_defined_in(module, original):
+            return original
+        package = module.__name__.removeprefix("torch.").partition(".")[0]
+        refuse = functools.partial(_refuse, f"torch.{package}.{name}")
+        if name in ("CUDAGraph", "MemPool", "graph", "GreenContext"):
+            return _refusing_class(name, _here_alone(refuse, original))
+        return refuse if is_function else original
+
+
+def _properties_from_torch() -> dict[int, Any]:
+    """Return the properties of all CUDA devices by index; empty if torch has not used CUDA."""
+    if not torch.cuda.is_initialized():
+        return {}
+    indices = range(torch.cuda.device_count())
+    return {index: torch.cuda.get_device_properties(index) for index in indices}
+
+
+def _is_defined_in(module: ModuleType, value: Any) -> bool:
+    """Return True for a module's own function or class, unless it is an exception."""
+    if isinstance(value, type) and issubclass(value, BaseException):
+        return False
+    return bool(getattr(value, "__module__", "").startswith(module.__name__))
+
+
+def _refusing_class(name: str, make: Callable[..., Any]) -> type:
+    """Return a class, for annotations and ``isinstance``, of which ``make`` makes the objects."""
+
+    def new(_: Any, *args: Any, **kwargs: Any) -> Any:
+        return make(*args, **kwargs)
+
+    return type(name, (), {"__new__": new})
 
 
 class _Properties(SimpleNamespace):
@@ -279,7 +306,8 @@ def _here_alone(new: Callable[..., Any], old: Any) -> Callable[..., Any]:
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return (new if torch._C._len_torch_dispatch_stack() else old)(*args, **kwargs)
+        function = new if torch._C._len_torch_dispatch_stack() else old
+        return function(*args, **kwargs)
 
     return call
 

@@ -181,11 +181,11 @@ class Estimation:
             if device.room_bytes is None:
                 self._note(f"{device.device}: {UNKNOWN_SIZE}")
         return Estimate(
-            tuple(devices),
-            time.perf_counter() - started,
-            tuple(self._follower.guesses),
-            tuple(self._notes),
-            tuple(self._follower.upper_bounds),
+            devices=tuple(devices),
+            duration_seconds=time.perf_counter() - started,
+            guesses=tuple(self._follower.guesses),
+            notes=tuple(self._notes),
+            upper_bounds=tuple(self._follower.upper_bounds),
         )
 
     def _figures(self, code: Callable[[], Any]) -> list[tuple[DeviceEstimate, int]]:
@@ -196,12 +196,7 @@ class Estimation:
         self.run(code)
         self._note_assumptions()
         places = dict.fromkeys(life.device for life in self.log.lives)
-        # Code on a card also makes tensors on the host, whose memory its compiler hardly changes.
-        doubted = [place for place in places if place != "cpu"] or [*places]
-        figures = [
-            self._figures_of(place, self._unfollowed.kinds if place in doubted else ())
-            for place in places
-        ]
+        figures = [self._figures_of(place, self._unfollowed_on(place, places)) for place in places]
         settings = unfollowed_settings()
         if settings and any(device.device.startswith("cuda") for device, _ in figures):
             self._note(
@@ -209,6 +204,13 @@ class Estimation:
                 f"it"
             )
         return figures
+
+    def _unfollowed_on(self, place: str, places: Iterable[str]) -> tuple[str, ...]:
+        """Return the kinds of code that ran on a device, and whose memory is not followed."""
+        # Code on a card also makes tensors on the host, whose memory its compiler hardly changes.
+        if place == "cpu" and any(other != "cpu" for other in places):
+            return ()
+        return self._unfollowed.kinds
 
     def _note_assumptions(self) -> None:
         """Note devices that are not available, and recurrent layers with unknown kernels."""
