@@ -59,7 +59,7 @@ for before in ("", step):
     names = {}
     exec(begin + before, names)
     found = search(f"import torch\\n{step}\\n{step}", "cuda:0", run=False, names=names, device=None)
-    (change,) = (one for one in candidates(found.seen) if one.title == "torch.optim.SGD")
+    (change,) = (one for one in candidates(found.findings) if one.title == "torch.optim.SGD")
     device = found.tried(change).device
     rows.append([device.peak_bytes, device.required_bytes, device.room_bytes])
     del names, found

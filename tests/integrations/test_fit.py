@@ -46,12 +46,12 @@ def test_a_model_in_a_wrapper_is_checkpointed_by_its_own_method(found: Any) -> N
     assert hasattr(transformers.PreTrainedModel, change.title.removesuffix("()"))
     (device,) = estimated(CELL.replace("LINE", change.line)).devices
     assert trial.device.peak_bytes == pytest.approx(device.peak_bytes, rel=0.01)
-    assert (found.failed, found.seen.blocks) == ([], {})
+    assert (found.failed, found.findings.blocks) == ([], {})
 
 
 def test_its_checkpoints_are_not_offered_again() -> None:
     way = "wrapped.inner.gradient_checkpointing_enable()"
-    assert search(CELL.replace("LINE", way), "1GiB", run=False).seen.is_checkpointed
+    assert search(CELL.replace("LINE", way), "1GiB", run=False).findings.model.is_checkpointed
 
 
 @pytest.mark.skipif(not find_spec("peft"), reason="peft is not installed")

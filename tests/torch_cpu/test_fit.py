@@ -112,7 +112,7 @@ def test_the_first_estimate_is_the_usual_one() -> None:
 
 def test_a_library_that_the_cell_imports_removes_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "tabnanny", raising=False)
-    assert search(f"import tabnanny\n{PLAIN}", "1GiB", run=False).seen.trains
+    assert search(f"import tabnanny\n{PLAIN}", "1GiB", run=False).findings.trains
 
 
 IN_AN_OBJECT = NET.replace("import torch\n", "from torch.optim import AdamW\n", 1)
@@ -161,7 +161,7 @@ def test_each_line_runs_and_takes_no_name(cell: str, comments: str) -> None:
     changes.
     """
     cell = cell.replace("8, 512", "8, 16").replace("4096", "128")
-    seen = search(cell, "1GiB", run=False).seen
+    seen = search(cell, "1GiB", run=False).findings
     lines = [change.line for change in (*candidates(seen), *parts(seen, None))]
     assert len(lines) > 6
     taken: dict[str, Any] = {}
@@ -182,7 +182,7 @@ def test_each_line_runs_and_takes_no_name(cell: str, comments: str) -> None:
 
 
 def test_checkpointed_blocks_get_the_same_gradients() -> None:
-    seen = search(PLAIN, "1GiB", run=False).seen
+    seen = search(PLAIN, "1GiB", run=False).findings
     (line,) = (change.line for change in candidates(seen) if "checkpoint" in change.title)
     gradients = []
     for change in ("", line):
@@ -204,7 +204,7 @@ def test_split_batches_and_plain_loops_are_equal_up_to_rounding() -> None:
     )
     begin += "optimizer = torch.optim.AdamW(model.parameters(), foreach=True)\n"
     whole = "functional.cross_entropy(model(x).flatten(0, 1), y).backward()"
-    seen = search(f"{begin}{whole}\noptimizer.step()", "1GiB", run=False).seen
+    seen = search(f"{begin}{whole}\noptimizer.step()", "1GiB", run=False).findings
     *_, split = parts(seen, None)
     assert (split.results, split.passes) == (
         "equal if the loss is a mean over independent rows",
@@ -237,7 +237,7 @@ def test_another_optimizer_has_no_state_of_earlier_steps() -> None:
         names: dict[str, Any] = {}
         exec(begin + before, names)
         found = search(f"import torch\n{step}\n{step}", "1GiB", run=False, names=names)
-        (change,) = (one for one in candidates(found.seen) if one.title == "torch.optim.SGD")
+        (change,) = (one for one in candidates(found.findings) if one.title == "torch.optim.SGD")
         peaks.append(found.tried(change).device.peak_bytes)
     assert peaks[0] == peaks[1]
 
@@ -246,7 +246,7 @@ def test_no_result_is_called_equal_that_dropout_or_tied_weights_change() -> None
     begin = "import torch\nfrom torch import nn\n"
     cell = begin + "nn.Sequential(nn.Linear(64, 64), LAYER)(torch.randn(8, 64)).mean().backward()"
     cells = [cell.replace("LAYER", layer) for layer in ("nn.ReLU()", "nn.Dropout(0.1)")]
-    changes = [next(parts(search(one, "1GiB", run=False).seen, None)).results for one in cells]
+    changes = [next(parts(search(one, "1GiB", run=False).findings, None)).results for one in cells]
     assert changes == [
         "equal if the loss is a mean over independent rows",
         "equal if the loss is a mean over independent rows; other random numbers (dropout)",
@@ -254,7 +254,7 @@ def test_no_result_is_called_equal_that_dropout_or_tied_weights_change() -> None
     tied = f"{begin}a, b = nn.Embedding(9, 9), nn.Linear(9, 9, bias=False)\nb.weight = a.weight\n"
     cell = f"{tied}nn.Sequential(a, b)(torch.zeros(4, dtype=torch.long)).sum().backward()"
     assert not any(
-        "freeze" in change.title for change in candidates(search(cell, "1GiB", run=False).seen)
+        "freeze" in change.title for change in candidates(search(cell, "1GiB", run=False).findings)
     )
 
 
@@ -268,7 +268,7 @@ def test_no_layer_is_left_unfrozen_that_no_optimizer_trains() -> None:
         "64)).mean().backward()\n"
     )
     found = [
-        search(f"{cell.replace('PART', part)}optimizer.step()", "1GiB", run=False).seen
+        search(f"{cell.replace('PART', part)}optimizer.step()", "1GiB", run=False).findings
         for part in ("0", "1:")
     ]
     assert [any("freeze" in change.title for change in candidates(one)) for one in found] == [
@@ -289,10 +289,10 @@ def test_few_sizes_of_a_batch_are_estimated(enough: int, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Search, "tried", tried)
     found = search("", "1GiB", run=False)
-    found.seen.rows = 1 << 10
+    found.findings.batch.rows = 1 << 10
     base: Any = SimpleNamespace(device=SimpleNamespace(required_bytes=4))
     del asked[:]
-    found._see(base, list(parts(found.seen, None)))
+    found._see(base, list(parts(found.findings, None)))
     assert [trial.passes for trial in found.trials] == [min(enough, 1 << 10)]  # type: ignore[attr-defined]
     assert len(asked) <= 4
 
@@ -436,7 +436,7 @@ Whole()(torch.randn(8, 64) * 1).sum().backward()
 @pytest.mark.parametrize("kind", UNSAFE)
 def test_blocks_are_checkpointed_only_if_a_second_run_does_the_same(kind: Any) -> None:
     found = search(BLOCKS, "8MiB", names={"Kind": kind}, run=False, device=None)
-    (blocks,) = found.seen.blocks.values()
+    (blocks,) = found.findings.blocks.values()
     assert (blocks.name, bool(blocks.reason)) == (kind.__name__, bool(UNSAFE[kind]))
     assert UNSAFE[kind] in blocks.reason
 
@@ -456,7 +456,7 @@ def test_a_named_batch_is_made_smaller_wherever_it_is_set() -> None:
 
 def test_a_named_batch_may_be_a_tensor() -> None:
     found = search(PLAIN, "950MiB", batch="x", run=False)
-    (base, change) = (found.tried(found.first), next(parts(found.seen, "x")))
+    (base, change) = (found.tried(found.first), next(parts(found.findings, "x")))
     (device,) = estimated(BY_HAND["batch 4 instead of 8"]).devices
     assert change.title == "x 4 instead of 8"
     assert found.tried(change).device.peak_bytes == pytest.approx(device.peak_bytes, rel=0.01)
@@ -479,7 +479,7 @@ def test_nothing_found_is_said_with_what_was_not_tried(monkeypatch: pytest.Monke
     assert (found.best is not None and found.best.fits, len(report.lines)) == (False, 1)
     assert "Nothing found for 790 MiB: all of them together need" in report.lines[0]
     monkeypatch.setitem(sys.modules, "peft", None)
-    found.seen.hf_path = ""  # as of a transformers model
+    found.findings.model.transformers_path = ""  # as of a transformers model
     (untried,) = (
         fact.values
         for fact in found.report(found.tried(found.first)).facts

@@ -60,7 +60,7 @@ LOSSES = {
 
 
 def first_part(cell: str, **options: Any) -> Any:
-    return next(parts(search(cell, "1GiB", run=False, **options).seen, options.get("batch")))
+    return next(parts(search(cell, "1GiB", run=False, **options).findings, options.get("batch")))
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -8,7 +8,7 @@ import functools
 import types
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -59,13 +59,18 @@ class Run:
     """
 
     def __init__(self, estimation: Any, names: dict[str, Any], changes: Sequence[Change]) -> None:
-        self.place_of, self.erase, self.names = estimation.place_of, estimation.log.erase, names
+        self.place_of = estimation.place_of
+        self.erase = estimation.log.erase
+        self.names = names
         self.flops = 0
         """Floating-point operations so far, by the formulas of ``torch.utils.flop_counter``."""
         self._changes = changes
         self._hooks: dict[str, list[Any]] = defaultdict(list)
         self._roots: list[Any] = []
-        self._depth = self._backwards = 0
+        self._depth = 0
+        """Number of modules whose call is under way."""
+        self._backwards = 0
+        """Number of backward passes that are under way, one inside the other."""
 
     def on(self, **hooks: Callable[..., Any]) -> None:
         """Add hooks."""
@@ -88,15 +93,11 @@ class Run:
         self.wrap(torch.autograd, "_engine_run_backward", self._backward)
         if self._hooks["scaled"]:
             self.wrap(torch.amp.GradScaler, "scale", self._scale)
-        for name in vars(functional) if self._hooks["loss"] else ():
-            if name.endswith(
-                ("_loss", "cross_entropy", "_with_logits", "kl_div")
-            ) and not name.startswith("_"):
+        if self._hooks["loss"]:
+            for name in _loss_functions():
                 self.wrap(functional, name, self._loss)
         self._stack.callback(register_optimizer_step_pre_hook(self._step).remove)
-        self._stack.callback(
-            register_optimizer_step_post_hook(lambda one, *_: self._tell("stepped", one)).remove
-        )
+        self._stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
@@ -105,8 +106,12 @@ class Run:
 
     def wrap(self, place: Any, name: str, around: Callable[..., Any]) -> None:
         """Replace a function by ``around``, which also gets the function itself, during the run."""
-        own = getattr(place, name)
-        call = functools.wraps(own)(lambda *args, **kwargs: around(own, *args, **kwargs))
+        original = getattr(place, name)
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
+
         self._stack.enter_context(patch.object(place, name, call))
 
     def name_of(self, wanted: Any) -> str:
@@ -115,35 +120,29 @@ class Run:
 
         It follows attributes and keys, twice at most.
         """
-        level = [
-            (name, value) for name, value in dict.items(self.names) if not name.startswith("_")
-        ]
+        # Not by lookup, which would copy the values of more names.
+        items = dict.items(self.names)
+        level = [(name, value) for name, value in items if not name.startswith("_")]
         for _ in range(3):
             for name, value in level:
                 if value is wanted:
                     return name
-            level = [
-                (f"{name}{step}", inner) for name, value in level for step, inner in _inside(value)
-            ]
+            level = _next_level(level)
         return ""
 
-    def _call(self, own: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-        if (
-            self._backwards or not torch._C._len_torch_dispatch_stack()
-        ):  # recomputed, or another thread's
-            return own(module, *args, **kwargs)
+    def _call(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        # Not what backward recomputes, nor what another thread calls.
+        if self._backwards or not torch._C._len_torch_dispatch_stack():
+            return original(module, *args, **kwargs)
         is_root = not self._depth
         if is_root:
-            is_new = all(seen() is not module for seen in self._roots)
-            if is_new and next(module.parameters(), None) is not None:
-                self._roots.append(weakref.ref(module))
-                self._tell("begin", len(self._roots) - 1, module)
+            self._begin(module)
             for hook in self._hooks["call"]:
                 args, kwargs = hook(module, args, kwargs)
         marks = [enter(module, args, kwargs) for enter in self._hooks["enter"]]
         self._depth += 1
         try:
-            result = own(module, *args, **kwargs)
+            result = original(module, *args, **kwargs)
         finally:
             self._depth -= 1
         for leave, mark in zip(self._hooks["leave"], marks, strict=True):
@@ -153,10 +152,17 @@ class Run:
             self._tell("result")
         return result
 
-    def _loss(self, own: Any, *args: Any, **kwargs: Any) -> Any:
-        given, target = [*args, *(kwargs.get(name) for name in ("input", "target")[len(args) :])][
-            :2
-        ]
+    def _begin(self, module: Any) -> None:
+        """Call the hooks for a root with parameters that the code calls for the first time."""
+        if any(reference() is module for reference in self._roots):
+            return
+        if next(module.parameters(), None) is not None:
+            self._roots.append(weakref.ref(module))
+            self._tell("begin", len(self._roots) - 1, module)
+
+    def _loss(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        given = args[0] if args else kwargs.get("input")
+        target = args[1] if len(args) > 1 else kwargs.get("target")
         if is_tensor(given) and is_tensor(target):
             for hook in self._hooks["loss"]:
                 target = hook(given, target)
@@ -164,36 +170,54 @@ class Run:
                 args = (given, target, *args[2:])
             else:
                 kwargs["target"] = target
-        return own(*args, **kwargs)
+        return original(*args, **kwargs)
 
-    def _backward(self, own: Any, *args: Any, **kwargs: Any) -> Any:
+    def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._backwards:
             tensors = args[0] if kwargs.get("accumulate_grad") else ()
             self._tell("backward", tensors)
         self._backwards += 1
         try:
-            return own(*args, **kwargs)
+            return original(*args, **kwargs)
         finally:
             self._backwards -= 1
 
-    def _scale(self, own: Any, scaler: Any, losses: Any) -> Any:
-        result = own(scaler, losses)
+    def _scale(self, original: Any, scaler: Any, losses: Any) -> Any:
+        result = original(scaler, losses)
         self._tell("scaled", result)
         return result
 
     def _step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        for hook in reversed(
-            self._hooks["step"]
-        ):  # adapters come before the optimizer that steps them
+        # Adapters come before the optimizer that steps them.
+        for hook in reversed(self._hooks["step"]):
             args, kwargs = hook(optimizer, args, kwargs)
         return args, kwargs
+
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        self._tell("stepped", optimizer)
 
     def observe(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Count an operation."""
         formula = flop_registry.get(func.overloadpacket)
-        self.flops += formula(*args, **kwargs, out_val=result) if formula is not None else 0
+        if formula is not None:
+            self.flops += formula(*args, **kwargs, out_val=result)
         if not self._backwards:
             self._tell("operation", func, args, kwargs)
+
+
+def _loss_functions() -> list[str]:
+    """Return the names of torch's loss functions."""
+    endings = ("_loss", "cross_entropy", "_with_logits", "kl_div")
+    names = [name for name in vars(functional) if name.endswith(endings)]
+    return [name for name in names if not name.startswith("_")]
+
+
+def _next_level(level: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Return the objects one step inside some named objects, with the code that leads to each."""
+    inner_level: list[tuple[str, Any]] = []
+    for name, value in level:
+        inner_level += [(f"{name}{step}", inner) for step, inner in _inside(value)]
+    return inner_level
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:
@@ -201,13 +225,17 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
     for it.
     """
     if type(value) is dict:
-        yield from (
-            (f"[{key!r}]", inner) for key, inner in value.items() if is_exactly(key, str, int)
-        )
-    elif not is_instance(value, types.ModuleType) and not is_instance(value, type):
-        attributes = instance_dict(value) or {}
-        modules = attributes.get("_modules") if is_instance(value, torch.nn.Module) else None
-        yield from ((at(name), inner) for name, inner in {**attributes, **(modules or {})}.items())
+        for key, inner in value.items():
+            if is_exactly(key, str, int):
+                yield f"[{key!r}]", inner
+        return
+    if is_instance(value, types.ModuleType) or is_instance(value, type):
+        return
+    attributes = dict(instance_dict(value) or {})
+    if is_instance(value, torch.nn.Module):
+        attributes |= attributes.get("_modules") or {}
+    for name, inner in attributes.items():
+        yield at(name), inner
 
 
 def at(path: str) -> str:

@@ -8,7 +8,7 @@ import functools
 import importlib
 import importlib.util
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,49 +24,71 @@ from ipygpumem.introspect import is_instance
 
 _ROUNDED = "equal up to rounding"
 _RANK = 16
+_LEAN = ("Adafactor", "SGD")
+"""torch's optimizers with little or no state."""
+_SPECIAL = ("LBFGS", "SparseAdam")
+"""torch's optimizers for which no other one can stand."""
 
 
-def candidates(seen: Observed) -> Iterator[Change]:
+def candidates(findings: Observed) -> Iterator[Change]:
     """Yield the changes that may help the code, cheapest first, without parts of the batch."""
-    kinds = {getattr(torch.optim, kind, None) for kind in seen.optimizers.values()} - {None}
+    kinds = set(_optimizers_of_torch(findings.optimizers.values()))
     if kinds:
-        group, groups = (
-            seen.free("group"),
-            [f"{name or kind}.param_groups" for name, kind in seen.optimizers.items()],
-        )
-        each = groups[0] if len(groups) < 2 else f"[*{', *'.join(groups)}]"
-        line = seen.code(
-            f'for {group} in {each}: {group}["foreach"] = False', owners=seen.optimizers
-        )
-        yield Change("foreach=False", line, _ROUNDED, _plain_loop)
-    if seen.trains:
-        yield from _checkpoints(seen)
-    if seen.has_float32 and not seen.casts:
-        yield _autocast(seen)
-    lean = [
-        getattr(torch.optim, name) for name in ("Adafactor", "SGD") if hasattr(torch.optim, name)
-    ]
-    if kinds - {*lean, torch.optim.LBFGS, torch.optim.SparseAdam}:
-        yield from (_optimizer(seen, kind) for kind in lean)
-    if seen.trains and not seen.is_adapted:
-        if seen.hf_path is not None and importlib.util.find_spec("peft") is not None:
-            yield _low_rank(seen)
-        if seen.last:
-            yield _frozen(seen)
+        yield _plain_loops(findings)
+    if findings.trains:
+        yield from _checkpoints(findings)
+    if findings.has_float32 and not findings.casts:
+        yield _autocast(findings)
+    lean = _optimizers_of_torch(_LEAN)
+    if kinds.difference(lean, _optimizers_of_torch(_SPECIAL)):
+        for kind in lean:
+            yield _optimizer(findings, kind)
+    model = findings.model
+    if findings.trains and not model.is_adapted:
+        if model.transformers_path is not None and _has_peft():
+            yield _low_rank(findings, model.transformers_path)
+        if model.last_layer:
+            yield _frozen(findings)
 
 
-def untried(seen: Observed) -> Iterator[str]:
+def untried(findings: Observed) -> Iterator[str]:
     """Yield changes that may help, too, but are not estimated."""
-    if seen.trains and not (
-        seen.is_adapted or seen.hf_path is None or importlib.util.find_spec("peft")
-    ):
+    model = findings.model
+    can_be_adapted = model.transformers_path is not None and not model.is_adapted
+    if findings.trains and can_be_adapted and not _has_peft():
         yield f"LoRA ({how_to_install('peft')})"
-    if seen.has_float32:
-        yield f"bfloat16 weights ({seen.of_root()}.to(torch.bfloat16))"
+    if findings.has_float32:
+        yield f"bfloat16 weights ({model.code()}.to(torch.bfloat16))"
 
 
-def _plain_loop(run: Run) -> None:
-    """Let optimizers update one parameter after another, without temporary lists of tensors."""
+def _optimizers_of_torch(names: Iterable[str]) -> list[Any]:
+    """Return torch's optimizers of some names, except those that this version does not have."""
+    return [getattr(torch.optim, name) for name in names if hasattr(torch.optim, name)]
+
+
+def _has_peft() -> bool:
+    return importlib.util.find_spec("peft") is not None
+
+
+def _parameters_of(optimizer: Any) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+# -- parameters that are updated one by one --------------------------------------------------------
+
+
+def _plain_loops(findings: Observed) -> Change:
+    """Return the optimizers' plain loops, which make no temporary lists of tensors."""
+    groups = [f"{name or kind}.param_groups" for name, kind in findings.optimizers.items()]
+    all_groups = groups[0] if len(groups) == 1 else f"[*{', *'.join(groups)}]"
+    group = findings.free("group")
+    line = f'for {group} in {all_groups}: {group}["foreach"] = False'
+    line = findings.code(line, owners=findings.optimizers)
+    return Change("foreach=False", line, _ROUNDED, _update_one_by_one)
+
+
+def _update_one_by_one(run: Run) -> None:
+    """Let optimizers update one parameter after another."""
 
     def step(optimizer: Any, args: Any, kwargs: Any) -> Any:
         for group in optimizer.param_groups:
@@ -77,31 +99,45 @@ def _plain_loop(run: Run) -> None:
     run.on(step=step)
 
 
-def parts(seen: Observed, name: str | None) -> Iterator[Change]:
+# -- a batch in parts ------------------------------------------------------------------------------
+
+
+def parts(findings: Observed, name: str | None) -> Iterator[Change]:
     """Yield the batch in equal parts, whose gradients are accumulated, at least twice as many each
     time.
     """
+    for passes in _numbers_of_parts(findings.batch.rows):
+        size = findings.batch.rows // passes
+        yield Change(
+            f"{name or 'batch'} {size} instead of {findings.batch.rows}",
+            _line_of_parts(findings, name, passes),
+            "; ".join(_results_of_parts(findings)),
+            functools.partial(_split, findings, name, passes),
+            "batch",
+            passes,
+        )
+
+
+def _numbers_of_parts(rows: int) -> Iterator[int]:
+    """Yield divisors of a number of rows, each at least twice as large as the one before."""
     passes = 1
-    while 2 * passes <= seen.rows:
-        passes = next(
-            number for number in range(2 * passes, seen.rows + 1) if seen.rows % number == 0
-        )
-        size = seen.rows // passes
-        splits = ", ".join(
-            f"{given or 'batch'}.split({rows // passes})" for given, rows in seen.given.items()
-        )
-        is_one = len(seen.given) == 1
-        line = (
-            f"for {seen.free('part' if is_one else 'parts')} in "
-            f"{splits if is_one else f'zip({splits})'}: ..."
-        )
-        line = f"{name} = {size}" if seen.is_size else line
-        if seen.trains:
-            line += f"  # {_advice(seen, passes)}, then one step()"
-        line = line if seen.is_size else seen.code(line, owners=seen.given)
-        title = f"{name or 'batch'} {size} instead of {seen.rows}"
-        split = functools.partial(_split, seen, name, passes)
-        yield Change(title, line, "; ".join(_results_of_parts(seen)), split, "batch", passes)
+    while 2 * passes <= rows:
+        passes = next(number for number in range(2 * passes, rows + 1) if rows % number == 0)
+        yield passes
+
+
+def _line_of_parts(findings: Observed, name: str | None, passes: int) -> str:
+    """Return the line that makes the parts, and how to run backward for each."""
+    batch = findings.batch
+    advice = f"  # {_advice(findings, passes)}, then one step()" if findings.trains else ""
+    if batch.is_size:
+        return f"{name} = {batch.rows // passes}{advice}"
+    splits = [f"{data or 'batch'}.split({rows // passes})" for data, rows in batch.data.items()]
+    if len(splits) == 1:
+        line = f"for {findings.free('part')} in {splits[0]}: ..."
+    else:
+        line = f"for {findings.free('parts')} in zip({', '.join(splits)}): ..."
+    return findings.code(f"{line}{advice}", owners=batch.data)
 
 
 _EQUAL_IF = {
@@ -112,9 +148,9 @@ _EQUAL_IF = {
 }
 
 
-def _advice(seen: Observed, passes: int) -> str:
+def _advice(findings: Observed, passes: int) -> str:
     """Return how to run backward for each part so that the gradients are the whole batch's."""
-    loss = seen.loss.kind
+    loss = findings.loss.kind
     if loss == MEAN:
         return f"(loss / {passes}).backward() for each part"
     if loss == SUM:
@@ -127,98 +163,150 @@ def _advice(seen: Observed, passes: int) -> str:
     )
 
 
-def _results_of_parts(seen: Observed) -> list[str]:
+def _results_of_parts(findings: Observed) -> list[str]:
     """Return the conditions and effects of a batch in parts: none replaces another."""
-    results = [_EQUAL_IF[seen.loss.kind] if seen.trains else EQUAL]
-    if seen.trains and seen.loss.has_weight_terms and seen.loss.kind != MEAN:
+    results = [_EQUAL_IF[findings.loss.kind] if findings.trains else EQUAL]
+    if findings.trains and findings.loss.has_weight_terms and findings.loss.kind != MEAN:
         results.append("terms of the weights alone count once for each part")
-    if seen.draws:
+    if findings.draws:
         results.append("other random numbers (dropout)")
-    if seen.normalizes:
+    if findings.normalizes:
         results.append("other BatchNorm statistics")
     return results
 
 
-def _split(  # noqa: C901  # one small function after another
-    seen: Observed, name: str | None, passes: int, run: Run
-) -> None:
-    """Give roots a part of the rows, after a whole pass with such a part before each step, as in
-    accumulation.
-    """
-    passed: list[Any] = []
-
-    def reduced(value: Any) -> Any:
-        return value // passes if seen.is_size else value[: len(value) // passes]
-
-    def part(value: Any) -> Any:
-        if type(value) is dict:
-            return {key: part(item) for key, item in value.items()}
-        return reduced(value) if is_tensor(value) and len(value) == seen.rows else value
-
-    def loss(given: Any, target: Any) -> Any:
-        return target[: len(given)] if len(target) == passes * len(given) else target
-
-    def call(root: Any, args: Any, kwargs: Any) -> Any:
-        if not seen.is_size:
-            args, kwargs = tuple(map(part, args)), part(kwargs)
-        is_first = (
-            seen.trains and torch.is_grad_enabled() and all(known() is not root for known in passed)
-        )
-        if is_first and next(root.parameters(), None) is not None:
-            passed.append(weakref.ref(root))
-            flops = run.flops
-            own = (args, kwargs)  # whose graph the code needs later
-            alone = tree_map_only(
-                torch.Tensor, lambda one: one.detach().requires_grad_(one.requires_grad), own
-            )
-            _accumulate(root(*alone[0], **alone[1]))
-            run.flops = flops
-        return args, kwargs
-
-    run.on(call=call, stepped=lambda _: passed.clear())
-    if not seen.is_size:
-        run.on(loss=loss)
+def _split(findings: Observed, name: str | None, passes: int, run: Run) -> None:
+    """Let a run work on one of the parts of its batch, as in accumulation."""
+    split = _Split(findings, passes, run)
+    run.on(call=split.call, stepped=split.stepped)
+    if not findings.batch.is_size:
+        run.on(loss=split.loss)
     if name is not None:
         if name in run.names:
-            run.names[name] = reduced(run.names[name])
-        run.names.changed[name] = reduced  # type: ignore[attr-defined]  # a Namespace
+            run.names[name] = split.reduced(run.names[name])
+        run.names.changed[name] = split.reduced  # type: ignore[attr-defined]  # a Namespace
+
+
+class _Split:
+    """Gives models a part of the rows, after a whole pass with such a part before each step."""
+
+    def __init__(self, findings: Observed, passes: int, run: Run) -> None:
+        self._findings = findings
+        self._batch = findings.batch
+        self._passes = passes
+        self._run = run
+        self._passed: list[weakref.ref[Any]] = []
+        """Models that have run a whole pass since the last step."""
+
+    def reduced(self, value: Any) -> Any:
+        """Return a part of a batch, or of its size."""
+        if self._batch.is_size:
+            return value // self._passes
+        return value[: len(value) // self._passes]
+
+    def call(self, root: Any, args: Any, kwargs: Any) -> Any:
+        """Return a model's arguments for a part."""
+        if not self._batch.is_size:
+            args, kwargs = tuple(map(self._part, args)), self._part(kwargs)
+        if self._needs_pass(root):
+            self._passed.append(weakref.ref(root))
+            flops = self._run.flops
+            _accumulate_alone(root, args, kwargs)
+            self._run.flops = flops
+        return args, kwargs
+
+    def loss(self, given: Any, target: Any) -> Any:
+        """Return the targets of a part, for a loss function that the code calls itself."""
+        if len(target) == self._passes * len(given):
+            return target[: len(given)]
+        return target
+
+    def stepped(self, _: Any) -> None:
+        """Note the step of an optimizer."""
+        self._passed.clear()
+
+    def _part(self, value: Any) -> Any:
+        """Return the rows of a part, for tensors that hold whole batches."""
+        if type(value) is dict:
+            return {key: self._part(item) for key, item in value.items()}
+        if is_tensor(value) and len(value) == self._batch.rows:
+            return self.reduced(value)
+        return value
+
+    def _needs_pass(self, root: Any) -> bool:
+        """Return True for the first call of a model in training since the last step."""
+        if not self._findings.trains or not torch.is_grad_enabled():
+            return False
+        if any(reference() is root for reference in self._passed):
+            return False
+        return next(root.parameters(), None) is not None
+
+
+def _accumulate_alone(root: Any, args: Any, kwargs: Any) -> None:
+    """Run a model's forward and backward pass, without the graph below its arguments.
+
+    The code needs that graph later.
+    """
+
+    def detached(tensor: Any) -> Any:
+        return tensor.detach().requires_grad_(tensor.requires_grad)
+
+    args, kwargs = tree_map_only(torch.Tensor, detached, (args, kwargs))
+    _accumulate(root(*args, **kwargs))
 
 
 def _accumulate(result: Any) -> None:
     """Run backward from a model's loss, or from all its results."""
     loss = dict.get(result, "loss") if is_instance(result, dict) else None
-    found = [one for one in tensors_in(result if loss is None else loss) if one.requires_grad]
-    del result, loss  # code that takes the loss alone frees the rest
-    torch.autograd.backward(found, [torch.ones_like(one) for one in found])
+    results = tensors_in(result if loss is None else loss)
+    starts = [tensor for tensor in results if tensor.requires_grad]
+    del result, results, loss  # code that takes the loss alone frees the rest
+    torch.autograd.backward(starts, [torch.ones_like(tensor) for tensor in starts])
 
 
-def _checkpoints(seen: Observed) -> Iterator[Change]:
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+def _checkpoints(findings: Observed) -> Iterator[Change]:
     """Yield checkpoints of each kind of blocks: they keep only their inputs, and run again in
     backward.
     """
-    if seen.hf_path is not None and not seen.is_checkpointed:
-        line = seen.code(
-            f'{seen.of_root(seen.hf_path)}.{seen.hf_way}({{"use_reentrant": False}})',
-            owners=[seen.name],
-        )
-        apply = _to_root(
-            seen,
-            lambda root: getattr(root.get_submodule(seen.hf_path), seen.hf_way)(
-                {"use_reentrant": False}
-            ),
-        )
-        yield Change(f"{seen.hf_way}()", line, EQUAL, apply, "checkpoint")
-    for blocks in seen.blocks.values():
+    model = findings.model
+    if model.transformers_path is not None and not model.is_checkpointed:
+        yield _checkpoints_of_transformers(findings, model.transformers_path)
+    for blocks in findings.blocks.values():
         if not blocks.reason:
-            block, each = seen.free("block"), ", ".join(blocks.code)
-            each = each[1:] if each.startswith("*") and len(blocks.code) == 1 else f"[{each}]"
-            line = f"for {block} in {each}: {block}.forward = functools.partial("
-            line += f"torch.utils.checkpoint.checkpoint, {block}.forward, use_reentrant=False)"
-            line = seen.code(line, "functools", "torch.utils.checkpoint", owners=[seen.name])
-            apply = _to_root(seen, functools.partial(_checkpoint, blocks))
-            yield Change(
-                f"checkpoint {len(blocks.paths)} {blocks.name}", line, EQUAL, apply, "checkpoint"
-            )
+            yield _checkpoints_of_blocks(findings, blocks)
+
+
+def _checkpoints_of_transformers(findings: Observed, path: str) -> Change:
+    """Return the checkpoints that a transformers model makes itself."""
+    model = findings.model
+    method = model.checkpoint_method
+
+    def apply(root: Any) -> None:
+        getattr(root.get_submodule(path), method)({"use_reentrant": False})
+
+    line = f'{model.code(path)}.{method}({{"use_reentrant": False}})'
+    line = findings.code(line, owners=[model.name])
+    return Change(f"{method}()", line, EQUAL, _to_root(findings, apply), "checkpoint")
+
+
+def _checkpoints_of_blocks(findings: Observed, blocks: Blocks) -> Change:
+    block, lists = findings.free("block"), list(blocks.code)
+    if len(lists) == 1 and lists[0].startswith("*"):
+        each = lists[0].removeprefix("*")
+    else:
+        each = f"[{', '.join(lists)}]"
+    line = (
+        f"for {block} in {each}: {block}.forward = functools.partial("
+        f"torch.utils.checkpoint.checkpoint, {block}.forward, use_reentrant=False)"
+    )
+    imports = ("functools", "torch.utils.checkpoint")
+    line = findings.code(line, *imports, owners=[findings.model.name])
+    apply = _to_root(findings, functools.partial(_checkpoint, blocks))
+    title = f"checkpoint {len(blocks.paths)} {blocks.name}"
+    return Change(title, line, EQUAL, apply, "checkpoint")
 
 
 def _checkpoint(blocks: Blocks, root: Any) -> None:
@@ -226,132 +314,171 @@ def _checkpoint(blocks: Blocks, root: Any) -> None:
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
-def _to_root(seen: Observed, work: Callable[[Any], object]) -> Callable[[Run], None]:
-    """Return a change that calls ``work`` with the root with the most parameters before its first
+def _to_root(findings: Observed, work: Callable[[Any], object]) -> Callable[[Run], None]:
+    """Return a change that calls ``work`` with the model with the most parameters before its first
     call.
     """
-    return lambda run: run.on(
-        begin=lambda number, root: work(root) if number == seen.root else None
-    )
+
+    def begin(number: int, root: Any) -> None:
+        if number == findings.model.number:
+            work(root)
+
+    return lambda run: run.on(begin=begin)
 
 
-def _autocast(seen: Observed) -> Change:
-    """Return autocast, from the first call of a root to the backward pass."""
+# -- autocast --------------------------------------------------------------------------------------
 
-    def apply(run: Run) -> None:
-        opened: list[Any] = []
 
-        def call(root: Any, args: Any, kwargs: Any) -> Any:
-            if not opened and next(root.parameters(), None) is not None:
-                opened.append(torch.autocast(seen.kind, dtype=torch.bfloat16))
-                opened[0].__enter__()
-            return args, kwargs
-
-        def close(*_: Any) -> None:
-            while opened:
-                opened.pop().__exit__(None, None, None)
-
-        run.on(
-            call=call, backward=close, result=lambda: None if torch.is_grad_enabled() else close()
-        )
-        run.at_end(close)
-
+def _autocast(findings: Observed) -> Change:
+    """Return autocast, from the first call of a model to the backward pass."""
+    kind = findings.model.device_type
     line = (
-        f'with torch.autocast("{seen.kind}", dtype=torch.bfloat16): ...  # the forward pass and '
-        f"the loss"
+        f'with torch.autocast("{kind}", dtype=torch.bfloat16): ...  # the forward pass and the loss'
     )
-    line = seen.code(line, "torch", owners=())
+    line = findings.code(line, "torch", owners=())
+    apply = functools.partial(_cast, kind)
     return Change("bfloat16 autocast", line, "products in bfloat16", apply)
 
 
-def _optimizer(seen: Observed, kind: Any) -> Change:
-    """Return another optimizer, which makes the steps; the code's own finds no gradients, so it
-    makes no state.
-    """
+def _cast(kind: str, run: Run) -> None:
+    """Run models under autocast on a type of device."""
+    opened: list[Any] = []
 
-    def apply(run: Run) -> None:
-        steppers: list[tuple[Any, Any]] = []
-        kept: list[tuple[Any, Any]] = []
+    def call(root: Any, args: Any, kwargs: Any) -> Any:
+        if not opened and next(root.parameters(), None) is not None:
+            opened.append(torch.autocast(kind, dtype=torch.bfloat16))
+            opened[0].__enter__()
+        return args, kwargs
 
-        def step(optimizer: Any, args: Any, kwargs: Any) -> Any:
-            if is_instance(optimizer, kind):
-                return args, kwargs
-            if all(own is not optimizer for own, _ in steppers):
-                # of earlier steps: the other one never had it
-                run.erase(tensors_in(list(optimizer.state.values())))
-                optimizer.state.clear()
-                steppers.append(
-                    (
-                        optimizer,
-                        kind(
-                            [{"params": group["params"]} for group in optimizer.param_groups],
-                            lr=0.01,
-                        ),
-                    )
-                )
-            other = next(other for own, other in steppers if own is optimizer)
-            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-            loss = other.step(closure)
-            for parameter in [one for group in other.param_groups for one in group["params"]]:
-                kept.append((parameter, parameter.grad))
-                parameter.grad = None
-            return (args[0], closure and (lambda: loss)), {}
+    def close(*_: Any) -> None:
+        while opened:
+            opened.pop().__exit__(None, None, None)
 
-        def stepped(optimizer: Any) -> None:
-            while kept and not is_instance(optimizer, kind):
-                parameter, gradient = kept.pop()
-                parameter.grad = gradient
+    def result() -> None:
+        if not torch.is_grad_enabled():  # no backward pass follows
+            close()
 
-        run.on(step=step, stepped=stepped)
+    run.on(call=call, backward=close, result=result)
+    run.at_end(close)
 
+
+# -- another optimizer -----------------------------------------------------------------------------
+
+
+def _optimizer(findings: Observed, kind: Any) -> Change:
+    """Return another optimizer, which makes the steps."""
     title = f"torch.optim.{kind.__name__}"
-    names = [name or own for name, own in seen.optimizers.items()]
-    lines = [
-        f'{name} = {title}([one for group in {name}.param_groups for one in group["params"]])'
-        for name in names
-    ]
-    line = seen.code("; ".join(lines), "torch", owners=seen.optimizers)
+    lines: list[str] = []
+    for name, own_kind in findings.optimizers.items():
+        target = name or own_kind
+        parameters = f'[one for group in {target}.param_groups for one in group["params"]]'
+        lines.append(f"{target} = {title}({parameters})")
+    line = findings.code("; ".join(lines), "torch", owners=findings.optimizers)
+    apply = functools.partial(_step_with, kind)
     return Change(title, line, "another optimizer", apply, "optimizer")
 
 
-def _low_rank(seen: Observed) -> Change:
-    """Return adapters of low rank, which are trained in place of the model's own parameters."""
+def _step_with(kind: Any, run: Run) -> None:
+    """Let optimizers of another type make the steps of a run."""
+    replacement = _Replacement(kind, run)
+    run.on(step=replacement.step, stepped=replacement.stepped)
 
-    def apply(run: Run) -> None:
-        new: list[Any] = []
 
-        def begin(number: int, root: Any) -> None:
-            if number == seen.root:
-                peft: Any = importlib.import_module("peft")
-                config = peft.LoraConfig(r=_RANK, target_modules="all-linear")
-                peft.get_peft_model(root.get_submodule(seen.hf_path), config)
-                new.extend(root.parameters())
+class _Replacement:
+    """Steps with an optimizer of another type before each step of the code's own optimizer.
 
-        def step(optimizer: Any, args: Any, kwargs: Any) -> Any:
-            there = {id(one) for group in optimizer.param_groups for one in group["params"]}
-            if any(id(one) in there for one in new):  # it is this model's
-                missing = [one for one in new if one.requires_grad and id(one) not in there]
-                if missing:
-                    optimizer.add_param_group({"params": missing})
+    That one then finds no gradients, so it makes no state.
+    """
+
+    def __init__(self, kind: Any, run: Run) -> None:
+        self._kind = kind
+        self._run = run
+        self._others: list[tuple[Any, Any]] = []
+        """The code's optimizers, and those that step for them."""
+        self._gradients: list[tuple[Any, Any]] = []
+        """Parameters, and their gradients, which the code's optimizer must not find."""
+
+    def step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Step with the other optimizer; return arguments that hide the closure."""
+        if is_instance(optimizer, self._kind):
             return args, kwargs
+        other = self._other(optimizer)
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        loss = other.step(closure)
+        for parameter in _parameters_of(other):
+            self._gradients.append((parameter, parameter.grad))
+            parameter.grad = None
+        return (args[0], closure and (lambda: loss)), {}
 
-        run.on(begin=begin, step=step)
+    def stepped(self, optimizer: Any) -> None:
+        """Give the gradients back after the step of the code's optimizer."""
+        if is_instance(optimizer, self._kind):
+            return
+        while self._gradients:
+            parameter, gradient = self._gradients.pop()
+            parameter.grad = gradient
 
-    name = seen.of_root(seen.hf_path or "")
-    line = (
-        f"{name} = peft.get_peft_model({name}, peft.LoraConfig(r={_RANK}, "
-        f'target_modules="all-linear"))'
-    )
-    line = seen.code(f"{line}  # before the optimizer is made", "peft", owners=[seen.name])
+    def _other(self, optimizer: Any) -> Any:
+        """Return the optimizer that steps for one of the code's."""
+        for replaced, other in self._others:
+            if replaced is optimizer:
+                return other
+        # The state of earlier steps: the other optimizer never had it.
+        self._run.erase(tensors_in(list(optimizer.state.values())))
+        optimizer.state.clear()
+        groups = [{"params": group["params"]} for group in optimizer.param_groups]
+        other = self._kind(groups, lr=0.01)
+        self._others.append((optimizer, other))
+        return other
+
+
+# -- fewer parameters that are trained -------------------------------------------------------------
+
+
+def _low_rank(findings: Observed, path: str) -> Change:
+    """Return adapters of low rank, which are trained in place of the model's own parameters."""
+    model = findings.model
+    name = model.code(path)
+    config = f'peft.LoraConfig(r={_RANK}, target_modules="all-linear")'
+    line = f"{name} = peft.get_peft_model({name}, {config})  # before the optimizer is made"
+    line = findings.code(line, "peft", owners=[model.name])
+    apply = functools.partial(_adapt, model.number, path)
     return Change(f"LoRA of rank {_RANK}", line, "trains adapters only", apply, "trained")
 
 
-def _frozen(seen: Observed) -> Change:
+def _adapt(number: int, path: str, run: Run) -> None:
+    """Add adapters to the part of a model at a path, and to the optimizer that trains it."""
+    adapted: list[Any] = []
+
+    def begin(number_of_root: int, root: Any) -> None:
+        if number_of_root == number:
+            peft: Any = importlib.import_module("peft")
+            config = peft.LoraConfig(r=_RANK, target_modules="all-linear")
+            peft.get_peft_model(root.get_submodule(path), config)
+            adapted.extend(root.parameters())
+
+    def step(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        trained = set(map(id, _parameters_of(optimizer)))
+        if any(id(parameter) in trained for parameter in adapted):  # it is this model's
+            wanted = [parameter for parameter in adapted if parameter.requires_grad]
+            missing = [parameter for parameter in wanted if id(parameter) not in trained]
+            if missing:
+                optimizer.add_param_group({"params": missing})
+        return args, kwargs
+
+    run.on(begin=begin, step=step)
+
+
+def _frozen(findings: Observed) -> Change:
+    model = findings.model
+
     def freeze(root: Any) -> None:
         root.requires_grad_(False)
-        root.get_submodule(seen.last).requires_grad_(True)
+        root.get_submodule(model.last_layer).requires_grad_(True)
 
-    line = f"{seen.of_root()}.requires_grad_(False); {seen.of_root(seen.last)}.requires_grad_(True)"
-    line = seen.code(line, owners=[seen.name])
+    line = (
+        f"{model.code()}.requires_grad_(False); {model.code(model.last_layer)}.requires_grad_(True)"
+    )
+    line = findings.code(line, owners=[model.name])
     title, results = "freeze all but the last layer", "trains the last layer only"
-    return Change(title, line, results, _to_root(seen, freeze), "trained")
+    return Change(title, line, results, _to_root(findings, freeze), "trained")

@@ -61,8 +61,8 @@ class Trial(NamedTuple):
     @property
     def device(self) -> DeviceEstimate:
         """The device that lacks most memory."""
-        known = [device for device in self.estimate.devices if device.room_bytes is not None]
-        return max(known, key=lambda device: device.required_bytes - (device.room_bytes or 0))
+        devices = [device for device in self.estimate.devices if device.room_bytes is not None]
+        return max(devices, key=lambda device: device.required_bytes - (device.room_bytes or 0))
 
     @property
     def title(self) -> str:
@@ -79,12 +79,12 @@ def of_cell(app: App, options: Options, code: types.CodeType) -> list[Report]:
     search = Search(app, options, code)
     base = search.tried(search.first)
     reports = [estimate_report(base.estimate)]
+    if not base.estimate.devices:
+        raise EstimateError("--fit: the cell makes no tensor to fit")
     if not base.estimate.verdict:
         why = "the memory of the device is not known here: give a size, such as --fit 24GiB"
-        raise EstimateError(
-            f"--fit: {why if base.estimate.devices else 'the cell makes no tensor to fit'}"
-        )
-    if options.batch and not search.seen.rows:
+        raise EstimateError(f"--fit: {why}")
+    if options.batch and not search.findings.batch.rows:
         raise EstimateError(
             f"--batch {options.batch}: neither the cell nor the notebook has this name"
         )
@@ -110,12 +110,14 @@ class Search:
     """The search for changes of one cell."""
 
     def __init__(self, app: App, options: Options, code: types.CodeType) -> None:
-        self._namespace, self._code, self._batch = app.context.namespace, code, options.batch
+        self._namespace = app.context.namespace
+        self._code = code
+        self._batch = options.batch
         self._device, self._room_bytes = _goal(options)
         self._until = time.monotonic() + (options.timeout or loading.loaded().TIMEOUT_SECONDS)
         self._number = 0
-        self.seen = Observed(options.batch, app.context.namespace)
-        self.first = Change("", "", "", self.seen.apply)
+        self.findings = Observed(options.batch, app.context.namespace)
+        self.first = Change("", "", "", self.findings.apply)
         self.trials: list[Trial] = []
         """The changes with which the code needs less memory."""
         self.best: Trial | None = None
@@ -151,12 +153,12 @@ class Search:
 
     def run(self, base: Trial, progress: Any) -> None:
         """Try each change, then combinations."""
-        waiting = list(candidates(self.seen))
+        waiting = list(candidates(self.findings))
         for done, change in enumerate(waiting):
             progress(done / (2 * len(waiting)))
             self._see(base, [change])
             if not done:
-                self._see(base, list(parts(self.seen, self._batch)))
+                self._see(base, list(parts(self.findings, self._batch)))
         self.best = next((trial for trial in self.trials if trial.fits), None)
         if self.best is None:
             self.best = self._combined(base, progress)
@@ -181,13 +183,13 @@ class Search:
             return trial is not None and trial.fits
 
         number = bisect_left(range(len(changes)), True, key=fits)
-        found = trials.get(min(number, len(changes) - 1))
-        if found is None:
+        trial = trials.get(min(number, len(changes) - 1))
+        if trial is None:
             return
-        if found.device.required_bytes < base.device.required_bytes:
-            self.trials.append(found)
+        if trial.device.required_bytes < base.device.required_bytes:
+            self.trials.append(trial)
         else:
-            self.useless.append(found)
+            self.useless.append(trial)
 
     def _combined(self, base: Trial, progress: Any) -> Trial | None:
         """Return the best combination of several changes; None if it has only one."""
@@ -227,24 +229,18 @@ class Search:
         """Return the replacements of a change: nothing, or fewer parts of the batch."""
         if change.excludes != "batch":
             return [[]]
-        sizes = parts(self.seen, self._batch)
+        sizes = parts(self.findings, self._batch)
         return [[], *([size] for size in sizes if size.passes < change.passes)]
 
     # -- the report ------------------------------------------------------------------------------
 
     def report(self, base: Trial) -> Report:
         """Return the table of changes, and the best of them."""
-        best, device = self.best, base.device
-        tried = count(len(self.trials) + len(self.useless), "change")
-        head = [
-            "fit",
-            f"{device_label(device.device)} {format_bytes(device.room_bytes or 0)}",
-            _fitting(self.trials, tried),
-            count(self._number, "estimate"),
-        ]
-        rows = [_row(trial, base) for trial in self.trials]
+        best = self.best
+        trials = list(self.trials)
         if best is not None and len(best.changes) > 1:
-            rows.append(_row(best, base))
+            trials.append(best)
+        table = Table.of([_row(trial, base) for trial in trials], {"peak", "needs"})
         facts = [
             Fact("no effect", [clean(trial.title) for trial in self.useless]),
             Fact("not possible", [*map(clean, self.failed + self._unsafe_checkpoints())]),
@@ -252,18 +248,25 @@ class Search:
         listings = [_listing("write", _titled_lines(self.trials))]
         notes: list[str] = []
         if best is not None and best.estimate.verdict in (FITS, PERHAPS):
-            perhaps = f" perhaps ({', '.join(best.doubts)})" if best.doubts else ""
-            title = f"cheapest that fits{perhaps}: {best.title}"
-            listings.append(_listing(title, _lines(best.changes)))
+            listings.append(_listing(_title_of_best(best), _lines(best.changes)))
         else:
-            notes.append(self._nothing_found(device))
-            facts.append(Fact("not tried", [*map(clean, untried(self.seen))]))
-        table = Table.of(rows, {"peak", "needs"})
-        return Report("fit", head, notes, [table], facts, listings)
+            notes.append(self._nothing_found(base.device))
+            facts.append(Fact("not tried", [*map(clean, untried(self.findings))]))
+        return Report("fit", self._head(base.device), notes, [table], facts, listings)
+
+    def _head(self, device: DeviceEstimate) -> list[str]:
+        """Return the parts of the report's first line."""
+        tried = count(len(self.trials) + len(self.useless), "change")
+        return [
+            "fit",
+            f"{device_label(device.device)} {format_bytes(device.room_bytes or 0)}",
+            _fitting(self.trials, tried),
+            count(self._number, "estimate"),
+        ]
 
     def _unsafe_checkpoints(self) -> list[str]:
         """Return the kinds of blocks that must not run twice, with the reasons."""
-        refused = [blocks for blocks in self.seen.blocks.values() if blocks.reason]
+        refused = [blocks for blocks in self.findings.blocks.values() if blocks.reason]
         return [f"checkpoint {blocks.name}: {blocks.reason}" for blocks in refused]
 
     def _nothing_found(self, device: DeviceEstimate) -> str:
@@ -290,6 +293,11 @@ def _replaced(
         else:
             new.append(other)
     return new
+
+
+def _title_of_best(best: Trial) -> str:
+    perhaps = f" perhaps ({', '.join(best.doubts)})" if best.doubts else ""
+    return f"cheapest that fits{perhaps}: {best.title}"
 
 
 def _listing(title: str, lines: Sequence[str]) -> Listing:

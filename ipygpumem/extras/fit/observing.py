@@ -10,6 +10,7 @@ import types
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from ipygpumem.introspect import (
 _DEEPEST = 3
 """Depth to which the attributes of a block's modules are compared."""
 _RANDOM = {"random", "secrets", "uuid"}
-HF_WAYS = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
+_CHECKPOINT_METHODS = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
 """Methods of transformers, the newer first."""
 _PLAIN = (torch.dtype, torch.device, torch.Size, slice)
 
@@ -60,6 +61,54 @@ class Blocks:
             self._reasons[reason] = None
 
 
+@dataclass
+class Batch:
+    """The rows that the code's models get at once."""
+
+    name: str | None
+    """Name that the user gave for the batch or its size."""
+    rows: int = 0
+    """Size of a batch: the value of that name, or the first dimension of the first tensor that a
+    root gets.
+    """
+    is_size: bool = False
+    """True if the user's name is that of the size, not of a tensor."""
+    data: dict[str, int] = field(default_factory=dict)
+    """Names of the tensors with these rows that the roots and loss functions got, and their first
+    dimensions.
+    """
+
+
+@dataclass
+class LargestModel:
+    """The root with the most parameters."""
+
+    number: int = -1
+    """Its number among the roots."""
+    name: str = ""
+    """A name of the code that leads to it; empty if there is none."""
+    type_name: str = "model"
+    device_type: str = "cuda"
+    """The type of its parameters' device."""
+    parameters: int = 0
+    """Number of its parameters."""
+    last_layer: str = ""
+    """Path of the layer that ran last."""
+    transformers_path: str | None = None
+    """Path of the transformers model in it."""
+    checkpoint_method: str = ""
+    """Method of the transformers model that enables checkpoints."""
+    is_checkpointed: bool = False
+    is_adapted: bool = False
+    """True if it has LoRA adapters."""
+
+    def code(self, path: str = "") -> str:
+        """Return the code for the model, or for a module inside it; comments call a model without a
+        name by its type.
+        """
+        return (self.name or self.type_name) + at(path)
+
+
 class Observed:
     """Findings of the first run.
 
@@ -68,49 +117,22 @@ class Observed:
     """
 
     def __init__(self, batch: str | None, taken: Iterable[str]) -> None:
-        self.batch = batch
+        self.batch = Batch(batch)
+        self.model = LargestModel()
         self.taken = set(taken)
-        self.rows = 0
-        """Size of a batch: the value of that name, or the first dimension of the first tensor that
-        a root gets.
-        """
-        self.is_size = False
-        """True if the user's name is that of the size, not of a tensor."""
-        self.given: dict[str, int] = {}
-        """Names of the tensors with these rows that the roots and loss functions got, and their
-        first dimensions.
-        """
-        self.root = -1
-        """Number of the root with the most parameters."""
-        self.name = ""
-        """Its name."""
-        self.what = "model"
-        """The name of its type."""
-        self.kind = "cuda"
-        """The type of its parameters' device."""
-        self.most = 0
-        """Number of its parameters."""
         self.trains = False
         self.casts = False
         """True if a model runs under autocast."""
         self.has_float32 = False
         self.normalizes = False
         """True if a model updates running statistics."""
-        self.is_adapted = False
-        """True if the root has LoRA adapters."""
-        self.is_checkpointed = False
         self.draws = False
         """True if a model draws random numbers."""
         self.loss = Loss()
         """Kinds of the losses: means or sums over the rows of a batch."""
-        self.hf_path: str | None = None
-        self.hf_way = ""
-        """Path of the transformers model in that root, and its method that enables checkpoints."""
         self.optimizers: dict[str, str] = {}
         """Types of the optimizers by name."""
         self.blocks: dict[str, Blocks] = {}
-        self.last = ""
-        """Path of the layer that ran last."""
 
     def apply(self, run: Run) -> None:
         """Observe the first run."""
@@ -120,18 +142,16 @@ class Observed:
         """Return a line with the imports that it needs, or as a comment if no name leads to one of
         its ``owners``.
         """
-        lines = [*(f"import {module}" for module in imports if module not in self.taken), line]
-        return "\n".join(lines) if all(owners) else f"# {line}"
+        if not all(owners):
+            return f"# {line}"
+        missing = [f"import {module}" for module in imports if module not in self.taken]
+        return "\n".join([*missing, line])
 
     def free(self, name: str) -> str:
         """Return a name that the notebook and the code do not use."""
-        return name if name not in self.taken else self.free(f"{name}_")
-
-    def of_root(self, path: str = "") -> str:
-        """Return the code for the root, or for a module inside it; comments call a root without a
-        name by its type.
-        """
-        return (self.name or self.what) + at(path)
+        while name in self.taken:
+            name += "_"
+        return name
 
 
 class _Observer:
@@ -160,7 +180,7 @@ class _Observer:
 
     def install(self) -> None:
         """Add the hooks."""
-        run, batch = self._run, self._findings.batch
+        run, batch = self._run, self._findings.batch.name
         if batch:
             if batch in run.names:
                 self._batch_changed(run.names[batch])
@@ -181,49 +201,49 @@ class _Observer:
 
     def _batch_changed(self, value: Any) -> Any:
         """Note the size of the batch when the code binds the user's name for it."""
-        findings = self._findings
-        findings.is_size = type(value) is int
-        if findings.is_size and value > 0:
-            findings.rows = value
+        batch = self._findings.batch
+        batch.is_size = type(value) is int
+        if batch.is_size and value > 0:
+            batch.rows = value
         elif is_tensor(value) and len(value):
-            findings.rows = len(value)
+            batch.rows = len(value)
         else:
             raise EstimateError(
-                f"--batch {findings.batch}: it must be a whole number from 1 on, or a tensor "
+                f"--batch {batch.name}: it must be a whole number from 1 on, or a tensor "
                 "whose first dimension is the batch (for a DataLoader leave --batch out)"
             )
         return value
 
     def _note_data(self, tensor: Any) -> None:
         """Note a tensor that holds whole batches, before the first backward pass."""
-        findings = self._findings
-        is_complete = findings.trains or "" in findings.given
-        if findings.rows and len(tensor) % findings.rows == 0 and not is_complete:
-            findings.given[self._run.name_of(tensor)] = len(tensor)
+        batch = self._findings.batch
+        is_complete = self._findings.trains or "" in batch.data
+        if batch.rows and len(tensor) % batch.rows == 0 and not is_complete:
+            batch.data[self._run.name_of(tensor)] = len(tensor)
 
     def _begin(self, number: int, root: Any) -> None:
         """Note a root, and what it consists of if it is the largest so far."""
-        findings = self._findings
+        findings, model = self._findings, self._findings.model
         self._roots[number] = weakref.ref(root)
         parameters = list(root.parameters())
         findings.has_float32 |= any(parameter.dtype is torch.float32 for parameter in parameters)
-        findings.kind = torch.device(self._run.place_of(parameters[0])).type
+        model.device_type = torch.device(self._run.place_of(parameters[0])).type
         count = sum(parameter.numel() for parameter in parameters)
-        if count > findings.most:
-            findings.most, findings.root = count, number
-            findings.name = self._run.name_of(root)
-            findings.what = name_of(type(root))
+        if count > model.parameters:
+            model.parameters, model.number = count, number
+            model.name = self._run.name_of(root)
+            model.type_name = name_of(type(root))
             self._watched = _examine(findings, root)
 
     def _call(self, root: Any, args: Any, kwargs: Any) -> Any:
         """Note the data that a root gets."""
-        findings = self._findings
+        batch = self._findings.batch
         for tensor in tensors(args, kwargs):
-            if not findings.rows and not findings.batch:
-                findings.rows = len(tensor)
-            if len(tensor) == findings.rows:
+            if not batch.rows and not batch.name:
+                batch.rows = len(tensor)
+            if len(tensor) == batch.rows:
                 self._note_data(tensor)
-        findings.casts |= torch.is_autocast_enabled(findings.kind)
+        self._findings.casts |= torch.is_autocast_enabled(self._findings.model.device_type)
         return args, kwargs
 
     def _loss(self, given: Any, target: Any) -> Any:
@@ -277,7 +297,7 @@ class _Observer:
 
     def _result_of(self, module: Any, result: Any) -> None:
         """Note the node that made a layer's result, if the result has the rows of a batch."""
-        rows = self._findings.rows
+        rows = self._findings.batch.rows
         if not rows or next(module.parameters(), None) is None:
             return
         for tensor in filter(is_tensor, tensors_in(result)):
@@ -293,15 +313,13 @@ class _Observer:
 
     def _note_losses(self, tensors: Any) -> None:
         """Note whether the losses of a backward pass are means or sums over the rows."""
-        findings = self._findings
-        if not findings.rows:
+        batch = self._findings.batch
+        if not batch.rows:
             return
-        graph = LossGraph(
-            findings.rows, not findings.is_size, self._layer_nodes, self._scaling_nodes
-        )
+        graph = LossGraph(batch.rows, not batch.is_size, self._layer_nodes, self._scaling_nodes)
         for tensor in tensors:
             if is_instance(tensor, torch.Tensor):
-                graph.note(findings.loss, tensor)
+                graph.note(self._findings.loss, tensor)
 
     def _backward(self, tensors: Any) -> None:
         """Note the losses, and the path of the layer that ran last, unless other layers share its
@@ -309,7 +327,8 @@ class _Observer:
         """
         self._note_losses(tensors)
         self._findings.trains = True
-        reference = self._roots.get(self._findings.root)
+        model = self._findings.model
+        reference = self._roots.get(model.number)
         root = None if reference is None else reference()
         layer = None if self._last_layer is None else self._last_layer()
         if root is None or layer is None:
@@ -318,7 +337,7 @@ class _Observer:
             if module is layer:
                 self._last_parameters = set(map(id, module.parameters()))
                 is_tied = self._has_parameters_outside(root, path)
-                self._findings.last = "" if is_tied else path
+                model.last_layer = "" if is_tied else path
 
     def _has_parameters_outside(self, root: Any, path: str) -> bool:
         """Return True if the last layer's weights are the embedding's, too, for instance."""
@@ -338,42 +357,54 @@ class _Observer:
         findings = self._findings
         findings.taken.update(dict.keys(self._run.names))
         if findings.optimizers and not self._last_parameters <= self._stepped:
-            findings.last = ""  # no optimizer would train the last layer
+            findings.model.last_layer = ""  # no optimizer would train the last layer
 
 
 def _examine(findings: Observed, root: Any) -> dict[int, Blocks]:
     """Note the parts of a model; return its blocks by the identities of their modules."""
-    _find_transformers_model(findings, root)
+    _find_transformers_model(findings.model, root)
     findings.blocks = {}
     blocks_by_module: dict[int, Blocks] = {}
     for path, container in root.named_modules():
-        if _is_list(container) and not _is_within(path, findings.hf_path):
+        is_followed = not _is_within(path, findings.model.transformers_path)
+        if _is_list(container) and is_followed:
             blocks_by_module |= _examine_list(findings, path, container)
     return blocks_by_module
 
 
-def _find_transformers_model(findings: Observed, root: Any) -> None:
-    findings.hf_path, findings.hf_way = None, ""
-    findings.is_checkpointed = findings.is_adapted = False
+def _find_transformers_model(model: LargestModel, root: Any) -> None:
+    """Note the first transformers model in a root, and if it has checkpoints and adapters."""
+    model.transformers_path, model.checkpoint_method = None, ""
+    model.is_checkpointed = model.is_adapted = False
     base: Any = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
     if base is None:
         return
     for path, module in root.named_modules():
-        findings.is_checkpointed |= bool(vars(module).get("gradient_checkpointing"))
-        findings.is_adapted |= "lora_" in path
-        is_first = findings.hf_path is None
+        model.is_checkpointed |= bool(vars(module).get("gradient_checkpointing"))
+        model.is_adapted |= "lora_" in path
+        is_first = model.transformers_path is None
         if is_first and is_instance(module, base) and module.supports_gradient_checkpointing:
-            findings.hf_path = path
-            findings.hf_way = next((way for way in HF_WAYS if hasattr(module, way)), "")
+            model.transformers_path = path
+            model.checkpoint_method = _checkpoint_method(module)
+
+
+def _checkpoint_method(module: Any) -> str:
+    """Return the name of a transformers model's method that enables checkpoints."""
+    for name in _CHECKPOINT_METHODS:
+        if hasattr(module, name):
+            return name
+    return ""
 
 
 def _is_list(module: Any) -> bool:
     return is_instance(module, torch.nn.ModuleList) or is_instance(module, torch.nn.Sequential)
 
 
-def _is_within(path: str, hf_path: str | None) -> bool:
+def _is_within(path: str, transformers_path: str | None) -> bool:
     """Return True within a transformers model, whose own method checkpoints its blocks."""
-    return hf_path is not None and f"{path}.".startswith(f"{hf_path}.".lstrip("."))
+    return transformers_path is not None and f"{path}.".startswith(
+        f"{transformers_path}.".lstrip(".")
+    )
 
 
 def _examine_list(findings: Observed, path: str, container: Any) -> dict[int, Blocks]:
@@ -390,9 +421,9 @@ def _examine_list(findings: Observed, path: str, container: Any) -> dict[int, Bl
         member_path = f"{path}.{name}".lstrip(".")
         blocks.paths.append(member_path)
         if twins == len(members):
-            blocks.code[f"*{findings.of_root(path)}"] = None
+            blocks.code[f"*{findings.model.code(path)}"] = None
         else:
-            blocks.code[findings.of_root(member_path)] = None
+            blocks.code[findings.model.code(member_path)] = None
         for part_kind in {type(part) for part in module.modules()}:
             blocks.refuse(_hidden_randomness(part_kind))
     return blocks_by_module
@@ -408,7 +439,8 @@ def _is_block(module: Any) -> bool:
 def tensors(args: Any, kwargs: Any) -> Iterator[Any]:
     """Yield the tensors with dimensions among arguments, and in arguments that are dicts."""
     for value in (*args, *kwargs.values()):
-        yield from filter(is_tensor, value.values() if type(value) is dict else (value,))
+        items = value.values() if type(value) is dict else (value,)
+        yield from filter(is_tensor, items)
 
 
 # -- blocks that may run twice ------------------------------------------------------------------
@@ -418,77 +450,92 @@ def _hidden_randomness(kind: type) -> str:
     """Return the reason if the code of a user's class names a random generator; empty if it does
     not.
     """
-    functions = [
-        one
-        for base in type.mro(kind)
-        for one in class_dict(base).values()
-        if type(one) is types.FunctionType
-    ]
-    for function in functions:
-        space = function.__globals__
-        # of a copied namespace
-        spaces = (
-            closure_of(function),
-            space,
-            getattr(space, "_original", {}),
-        )
-        users = is_users(function.__code__.co_filename)
-        for names, value, module, owner in named_by(function.__code__, spaces) if users else ():
-            if (
-                _is_generator(value)
-                or _is_generator(owner)
-                or {names[0], *module.split(".")} & _RANDOM
-            ):
-                return f"their code names {'.'.join(names)}"
+    for function in _functions_of(kind):
+        if is_users(function.__code__.co_filename):
+            name = _random_name(function)
+            if name:
+                return f"their code names {name}"
+    return ""
+
+
+def _functions_of(kind: type) -> list[types.FunctionType]:
+    """Return the functions that a class and its bases define."""
+    functions: list[types.FunctionType] = []
+    for base in type.mro(kind):
+        members = list(class_dict(base).values())
+        functions += [member for member in members if type(member) is types.FunctionType]
+    return functions
+
+
+def _random_name(function: types.FunctionType) -> str:
+    """Return the name of a random generator in a function's code; empty if there is none."""
+    space = function.__globals__
+    original = getattr(space, "_original", {})  # of a copied namespace
+    spaces = (closure_of(function), space, original)
+    for names, value, module, owner in named_by(function.__code__, spaces):
+        is_of_module = not _RANDOM.isdisjoint((names[0], *module.split(".")))
+        if is_of_module or _is_generator(value) or _is_generator(owner):
+            return ".".join(names)
     return ""
 
 
 def _is_generator(value: Any) -> bool:
-    is_numpys = any(
-        is_of_library(value, "numpy.random", name) for name in ("Generator", "RandomState")
-    )
-    return is_numpys or is_instance(value, random.Random) or is_instance(value, torch.Generator)
+    """Return True for a random generator of Python, NumPy or torch."""
+    if is_instance(value, random.Random) or is_instance(value, torch.Generator):
+        return True
+    names = ("Generator", "RandomState")
+    return any(is_of_library(value, "numpy.random", name) for name in names)
 
 
 def _generators() -> Any:
     """Return the states of Python's and NumPy's global generators."""
     numpys: Any = getattr(sys.modules.get("numpy"), "random", None)
-    return random.getstate(), None if numpys is None else str(
-        numpys.get_state(legacy=False)["state"]
-    )
+    if numpys is None:
+        return random.getstate(), None
+    return random.getstate(), str(numpys.get_state(legacy=False)["state"])
 
 
 def _state(module: Any, args: Any, kwargs: Any) -> list[Any]:
     """Return the state that a run of a module could change: attributes of its modules, versions of
     tensors.
     """
+    state: list[Any] = []
     with torch._C.DisableTorchFunction():
-        spaces = ({**dict(enumerate(args)), **kwargs}, *map(vars, module.modules()))
-        return [one for space in spaces for value in space.values() for one in _versions(value)]
+        for value in (*args, *kwargs.values()):
+            state += _versions(value)
+        for part in module.modules():
+            for value in vars(part).values():
+                state += _versions(value)
+    return state
 
 
 def _versions(value: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield what is different if a value is replaced or changed, such as a tensor's version."""
     yield value if is_atom(value) else id(value)
-    inner: Any = ()
     if is_instance(value, torch.Tensor):
         yield value._version
-    elif type(value) is dict:
-        inner = [*value, *value.values()]
-    elif is_exactly(value, list, tuple, set, deque):
-        inner = list(value)
-    elif not (
-        is_atom(value)
-        or is_instance(value, torch.nn.Module)
-        or is_instance(value, type)
-        or callable(value)
-    ):
-        inner = (instance_dict(value) or {}).values()
-    for item in inner if depth < _DEEPEST else ():
-        yield from _versions(item, depth + 1)
+    elif depth < _DEEPEST:
+        for item in _parts_of(value):
+            yield from _versions(item, depth + 1)
+
+
+def _parts_of(value: Any) -> Iterable[Any]:
+    """Return the items of a container, or the attributes of a plain object."""
+    if type(value) is dict:
+        return [*value, *value.values()]
+    if is_exactly(value, list, tuple, set, deque):
+        return list(value)
+    if is_atom(value) or is_instance(value, torch.nn.Module):
+        return ()
+    if is_instance(value, type) or callable(value):
+        return ()
+    return (instance_dict(value) or {}).values()
 
 
 def _is_plain(value: Any) -> bool:
     """Return True for tensors and plain values, also in containers."""
-    if is_exactly(value, dict, list, tuple):
-        return all(map(_is_plain, value.values() if type(value) is dict else value))
+    if type(value) is dict:
+        return all(map(_is_plain, value.values()))
+    if is_exactly(value, list, tuple):
+        return all(map(_is_plain, value))
     return is_atom(value) or is_instance(value, torch.Tensor) or is_exactly(value, *_PLAIN)
