@@ -80,11 +80,14 @@ class Graph:
             reached |= level
         return reached
 
-    def ends_of(self, keys: Iterable[NodeKey]) -> set[NodeKey]:
+    def ends_of(self, keys: Collection[NodeKey]) -> set[NodeKey]:
         """Return the nodes to which an edge from some nodes leads.
 
-        The loop runs in C, because two lists may share a million numbers, each of which is a node.
+        The loop runs in C, because two lists may share a million numbers, each of which is a node
+        without edges.
         """
+        if len(keys) > len(self.edges):
+            keys = self.edges.keys() & keys
         return set(chain.from_iterable(filter(None, map(self.edges.get, keys))))
 
 

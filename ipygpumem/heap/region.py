@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import compress, repeat
-from operator import sub
+from operator import is_not, sub
 from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
@@ -25,6 +25,8 @@ from ipygpumem.heap.reading import MOST_NODES, GraphReader
 
 _SAMPLED_FROM = 10_000_000
 """Number of items from which a container is measured by a sample of its items."""
+_NO_OBJECT = object()
+"""Stands for the object of a node that is a piece of memory."""
 
 
 class Region:
@@ -156,27 +158,40 @@ class Region:
     def bytes_of(self, keys: Iterable[NodeKey]) -> Counter[str]:
         """Return the bytes by device of some nodes with the objects that are folded into them."""
         keys = set(keys)
-        size = Counter[str]()
-        for key in self.graph.device_bytes.keys() & keys:
-            size.update(self.graph.device_bytes[key])
-        size["cpu"] += sum(
-            map(self.graph.cpu_bytes.__getitem__, self.graph.cpu_bytes.keys() & keys)
-        )
-        size["cpu"] += sum(map(self.reader.types.own_bytes.of, chunks(self._leaves(keys))))
+        size = self.read_bytes(keys)
+        size["cpu"] += self.leaf_bytes(keys)
         return +size
+
+    def read_bytes(self, keys: set[NodeKey]) -> Counter[str]:
+        """Return the bytes of ``bytes_of`` without those of leaves."""
+        graph = self.graph
+        size = Counter[str]()
+        for key in graph.device_bytes.keys() & keys:
+            size.update(graph.device_bytes[key])
+        size["cpu"] += sum(map(graph.cpu_bytes.__getitem__, graph.cpu_bytes.keys() & keys))
+        return size
+
+    def leaf_bytes(self, keys: set[NodeKey]) -> int:
+        """Return the RAM of the leaves among some nodes, which takes 0.5 s for a million."""
+        return sum(map(self.reader.types.own_bytes.of, chunks(self._leaves(keys))))
 
     def _leaves(self, keys: set[NodeKey]) -> list[Any]:
         """Return the objects among some nodes that are measured when they are asked for."""
-        # ``difference`` of a dict's keys would go through all nodes for each measured name.
-        leaves = (self.objects.keys() & keys).difference(self.graph.cpu_bytes)
-        return list(map(self.objects.__getitem__, leaves))
+        without_bytes = keys.difference(self.graph.cpu_bytes)
+        object_of: Callable[[NodeKey, object], object] = self.graph.objects.get  # type: ignore[assignment]
+        objects = list(map(object_of, without_bytes, repeat(_NO_OBJECT)))
+        return list(compress(objects, map(is_not, objects, repeat(_NO_OBJECT))))
 
     def uncounted_by(self, keys: Iterable[NodeKey]) -> set[str]:
         """Return the libraries that keep memory of some nodes' objects which nothing counts, such
         as ``{"faiss"}``.
         """
         keys = set(keys)
-        libraries = self.reader.types.own_bytes.uncounted(self._leaves(keys))
+        libraries = set[str]()
+        uncounted_types = self.reader.types.uncounted_leaves
+        if uncounted_types:
+            leaves = of_types(uncounted_types, self._leaves(keys))
+            libraries |= self.reader.types.own_bytes.uncounted(leaves)
         for key in self.graph.uncounted.keys() & keys:
             libraries |= self.graph.uncounted[key]
         return libraries

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from itertools import compress
+from itertools import compress, islice
 from operator import attrgetter
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -31,6 +32,8 @@ _SAMPLED_IN_HASTE = 1_000_000
 """Number of items from which a container is measured by a sample if there is an allowance."""
 _LARGE = 1 << 16
 """Minimum bytes of shared memory to mention."""
+_FEW_NODES = 10_000
+"""Number of shared nodes to measure before those to which they lead."""
 
 
 class Share(NamedTuple):
@@ -179,7 +182,7 @@ class Sizes:
             self._measured.append((label, measurement.nodes))
         self.complete = self.region.reader.limits.is_complete
         return Size(
-            dict(self.region.bytes_of(measurement.nodes)),
+            dict(measurement.size()),
             tuple(sorted(filter(_is_content, shares), key=_size_of_share, reverse=True)),
             tuple(also_in),
             tuple(measurement.notes),
@@ -246,10 +249,19 @@ class Sizes:
             if nodes.isdisjoint(measurement.met):
                 continue
             common = nodes & measurement.met
-            shared_bytes = self.region.bytes_of(self.region.reach(common) & nodes).total()
-            if shared_bytes >= _LARGE or any(type(key) is tuple for key in common):
+            shows_piece = not common.isdisjoint(self.region.graph.pieces)
+            if shows_piece or self._is_large(common, nodes):
                 sharers[other] = None
         return sharers
+
+    def _is_large(self, common: set[NodeKey], nodes: set[NodeKey]) -> bool:
+        """Return True if some nodes, and those among ``nodes`` to which they lead, have more than a
+        little memory.
+        """
+        some = list(islice(common, _FEW_NODES))  # of a million common numbers, these tell
+        if self.region.bytes_of(some).total() >= _LARGE:
+            return True
+        return self.region.bytes_of(self.region.reach(common) & nodes).total() >= _LARGE
 
     def _parts(self, value: object) -> list[ObjectPart]:
         base = container_base(type(value))
@@ -305,8 +317,15 @@ class _Measurement:
         self.nodes: set[NodeKey] = set()
         self.met: set[NodeKey] = set()
         self.notes: dict[str, None] = {}
+        self._leaf_bytes = 0
         self._region = region
         self._has_items = False
+
+    def size(self) -> Counter[str]:
+        """Return the bytes of the nodes by device."""
+        size = self._region.read_bytes(self.nodes)
+        size["cpu"] += self._leaf_bytes
+        return +size
 
     def add(self, values: Sequence[object]) -> int:
         """Read objects; return the bytes of the new nodes, on all devices."""
@@ -329,10 +348,13 @@ class _Measurement:
         except AllowanceError:
             new = region.reader.new
             region.reader.limits.is_complete = False
-        self.nodes.update(new)
+        nodes = set(new)
+        leaf_bytes = region.leaf_bytes(nodes)
+        self._leaf_bytes += leaf_bytes
+        self.nodes |= nodes
         self.met |= region.reader.met
         self.notes.update(region.graph.notes)
-        return region.bytes_of(new).total()
+        return region.read_bytes(nodes).total() + leaf_bytes
 
 
 def _bytes_of_row(row: Any) -> int:

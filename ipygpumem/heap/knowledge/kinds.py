@@ -21,6 +21,7 @@ class Types:
         segments: types of shared memory, which stays alive without its object.
         streams: types of ``BytesIO``.
         leaves: types of objects that lead to nothing.
+        uncounted_leaves: those of them for which a library keeps memory that nothing counts.
         containers: the built-in container from which a type derives.
         own_bytes: knows the bytes of objects.
     """
@@ -32,6 +33,7 @@ class Types:
         self.segments: set[int] = set()
         self.streams: set[int] = set()
         self.leaves: set[int] = set(ATOMS)
+        self.uncounted_leaves: set[int] = set()
         self.containers: dict[int, Any] = {}
         self._known: set[int] = set()
 
@@ -61,6 +63,8 @@ class Types:
                 and type_id not in self.own_bytes.readers
             ):
                 self.leaves.add(type_id)
+                if self.own_bytes.uncounted([example]):
+                    self.uncounted_leaves.add(type_id)
         return type_ids
 
     @property
