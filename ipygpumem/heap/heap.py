@@ -42,7 +42,7 @@ from ipygpumem.heap.bulk import (
 )
 from ipygpumem.heap.holders.frames import emptied_locals, running_locals
 from ipygpumem.heap.large import LargeObjects
-from ipygpumem.heap.referrers import Moment, Referrers
+from ipygpumem.heap.referrers import Referrers
 from ipygpumem.heap.tensors import Reader
 from ipygpumem.introspect import ATOMS, identities, mro_of
 from ipygpumem.probes.accelerators import loaded_torch
@@ -159,12 +159,11 @@ class Heap:
         # Before any list of ours refers to a frame's locals: ``peek`` counts references.
         self.local: list[object] = [*running_locals(), *copy_context().values()]
         emptied = emptied_locals()
-        moment = Moment()
         # Objects made from here on are ours. This object must not be in its own list, nor in a
         # variable that an inner function shares: that would be a cycle, and it must be freed as
         # soon as it is dropped.
         self.tracked: list[object] = gc.get_objects()
-        self._leave_out(moment, emptied)
+        self._leave_out(emptied)
         self._instances = _Instances(instances_of)
         self.tensors = self._instances.collect(library_type("torch", "Tensor"))
         self.modules = self._instances.collect(library_type("torch.nn", "Module"))
@@ -173,6 +172,10 @@ class Heap:
         self.tasks = self._instances.collect(library_type("asyncio", "Task"))
         self._containers: list[object] = []
         """Untracked containers that hold more than plain numbers and text."""
+        self._containers_of_atoms: list[object] = []
+        """The other untracked containers, some several times."""
+        self._references: list[bytes] = []
+        """Identities of the objects to which each part of the tracked ones refers."""
         self._types = types
         self._of_types: dict[int, object] = {}
         """The objects of these types, by identity."""
@@ -181,14 +184,17 @@ class Heap:
         """Results of ``large``, by the size that was asked for."""
         self._pass_over_all(observer)
         self._referrers = Referrers(
-            moment, self.tracked, self._containers, self.ndarrays, self.tasks
+            self.tracked,
+            self._references,
+            self._containers,
+            self._containers_of_atoms,
+            self.ndarrays,
         )
 
-    def _leave_out(self, moment: Moment, emptied: set[int]) -> None:
+    def _leave_out(self, emptied: set[int]) -> None:
         """Take this object, and those that must not be touched, out of the list of all objects.
 
         Args:
-            moment: when the list was made.
             emptied: identities of dicts of running functions, which must be left to these.
         """
         left_out = {id(self), id(self.local)} | emptied
@@ -205,11 +211,10 @@ class Heap:
             place = position(identity, row)
             if place is not None:
                 self.tracked[place] = None
-        moment.young -= left_out
 
     def drop(self) -> None:
         """Drop all references. If the maker of the heap is in it, they would be a cycle."""
-        for objects in (self.tracked, self._containers, self.local):
+        for objects in (self.tracked, self._containers, self._containers_of_atoms, self.local):
             objects.clear()
         self._instances.drop()
         self._referrers.drop()
@@ -228,7 +233,11 @@ class Heap:
                 self._large.read_tracked(tracked)
             if self._types:
                 self._of_types.update(by_identity(tracked.of_types(self._types)))
-            untracked = _untracked_behind(tracked.without_types(ROWS))  # not our own rows
+            references = gc.get_referents(*tracked.without_types(ROWS))  # not our own rows
+            if observer is None:  # else nobody searches for referrers
+                self._references.append(identities(references))
+            untracked = list(filterfalse(gc.is_tracked, references))
+            del references
             self._see_untracked(tracked, untracked, behind, observer)
         local = list(filterfalse(gc.is_tracked, self.local))
         self._see_untracked(Batch([]), local, behind, observer)
@@ -258,7 +267,11 @@ class Heap:
             self._large.read(batch)
         if self._types:
             self._of_types.update(by_identity(batch.of_types(self._types)))
-        return _that_lead_on(batch)
+        arrays = by_identity(batch.of_types(_array_types()))
+        containers = list(by_identity(batch.of_types(_CONTAINERS)).values())
+        holds_more = _hold_more(containers)
+        self._containers_of_atoms += compress(containers, map(not_, holds_more))
+        return arrays | by_identity(list(compress(containers, holds_more)))
 
     def _follow(self, behind: dict[int, object]) -> None:
         """Find the arrays and containers in those ``behind`` tracked objects."""
@@ -367,11 +380,11 @@ class Heap:
         """Number of objects that a search for referrers examines."""
         return len(self.tracked) + len(self._containers)
 
-    def add(self, item: object) -> None:
+    def add(self, item: object, owner: object) -> None:
         """Add an object that was made later for an older one, such as the dict of its
         attributes.
         """
-        self._referrers.add(item)
+        self._referrers.add(item, owner)
 
     def referrers(self, objects: Mapping[int, object]) -> Iterator[tuple[object, list[int]]]:
         """Yield the objects that refer to some of ``objects`` (by identity), and the identities of
@@ -467,24 +480,14 @@ def _untracked_behind(objects: Sequence[object]) -> list[object]:
     return list(filterfalse(gc.is_tracked, gc.get_referents(*objects)))
 
 
-def _that_lead_on(untracked: Batch[object]) -> dict[int, object]:
-    """Return the arrays among some objects, and the containers that hold more than numbers and
-    text, by identity.
-    """
-    arrays = by_identity(untracked.of_types(_array_types()))
-    containers = by_identity(untracked.of_types(_CONTAINERS))
-    return arrays | by_identity(_containers_of_more(list(containers.values())))
-
-
-def _containers_of_more(untracked: Sequence[Any]) -> list[Any]:
-    """Return the containers that hold more than numbers and text.
+def _hold_more(untracked: Sequence[Any]) -> list[bool]:
+    """Return True for each container that holds more than numbers and text.
 
     In C, because there are a hundred thousand: a plain loop would take four times as long.
     """
-    filled = list(filter(len, untracked))
-    types = map(map, repeat(type), map(gc.get_referents, filled))
+    types = map(map, repeat(type), map(gc.get_referents, untracked))
     type_ids = map(map, repeat(id), types)
-    return list(compress(filled, map(not_, map(ATOMS.issuperset, type_ids))))
+    return list(map(not_, map(ATOMS.issuperset, type_ids)))
 
 
 def _in_containers(items: Sequence[object]) -> list[object]:

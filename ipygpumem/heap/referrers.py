@@ -1,100 +1,70 @@
 """Finds the objects that refer to given ones, among those that were alive at one moment.
 
-The collector's own search compares each object that it tracks with each one that is asked about. It
-misses containers that it no longer tracks, and everything that NumPy's arrays hold, so that these
-are searched here.
+The collector's own search visits the whole heap for each question, compares each object with each
+one that is asked about, and knows only what refers to them now. So the references are copied once,
+while the heap is read. The copy lacks what the collector does not track, and what NumPy's arrays
+hold: these are searched here, too.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
-from itertools import compress, filterfalse
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import compress, repeat
+from operator import not_
 from typing import Any
 
 from ipygpumem.heap.arrays import flat_elements, holding_objects, is_array, library_type
-from ipygpumem.heap.bulk import Batch, by_identity, chunks
+from ipygpumem.heap.bulk import by_identity, chunks, position
 from ipygpumem.heap.knowledge.text_keys import dicts_with_keys
 from ipygpumem.introspect import is_atom
 
-_FEW = 100
-"""Maximum number of objects for the collector's own search for referrers, which compares every
-pair.
-"""
-_CONTAINERS = {id(dict), id(tuple)}
-"""Types that the collector stops tracking if they contain only arrays, numbers and text."""
-
-
-class Moment:
-    """Tells objects that were alive at a moment from those made later.
-
-    Attributes:
-        young: identities of the youngest objects; younger ones were made later, unless a collection
-            has run since.
-    """
-
-    def __init__(self) -> None:
-        self.young: set[int] = set(map(id, gc.get_objects(generation=0)))
-        self._collections = _collections()
-
-    def made_later(self, identities: set[int]) -> set[int] | None:
-        """Return the identities of objects that were made since; None if a collection has run, so
-        that they cannot be told apart.
-        """
-        if self._collections != _collections():
-            return None
-        later = identities.intersection(map(id, gc.get_objects(generation=0)))
-        return later - self.young
-
-
-def _collections() -> list[int]:
-    """Return the number of collections so far of each generation."""
-    return [generation["collections"] for generation in gc.get_stats()]
+_FEW = 3
+"""Maximum number of objects that are searched one by one in copied references."""
 
 
 class Referrers:
     """The objects that refer to each object that was asked about.
 
     Args:
-        moment: when the lists were made.
-        tracked: the objects that the collector tracked then.
+        tracked: the objects that the collector tracked at the moment.
+        references: the identities of the objects to which these refer, a row of ``identities`` for
+            each of their ``chunks``.
         containers: untracked containers that hold more than plain numbers and text.
+        containers_of_atoms: untracked containers of plain numbers and text, such as the dict of an
+            ``lru_cache``; some several times.
         ndarrays: NumPy arrays.
-        tasks: asyncio tasks.
     """
 
     def __init__(
         self,
-        moment: Moment,
         tracked: list[object],
+        references: list[bytes],
         containers: list[object],
+        containers_of_atoms: list[object],
         ndarrays: list[object],
-        tasks: list[object],
     ) -> None:
-        self._moment = moment
-        self._tracked, self._containers = tracked, containers
-        self._ndarrays, self._tasks = ndarrays, tasks
-        self._added: dict[int, object] = {}
-        """Objects made later for older ones, by identity."""
+        self._tracked, self._references = tracked, references
+        self._containers, self._containers_of_atoms = containers, containers_of_atoms
+        self._ndarrays = ndarrays
+        self._added: dict[int, tuple[object, object]] = {}
+        """Objects made later for older ones, each with the older one, by identity."""
         self._referrers: dict[int, list[Any]] = {}
         """The objects that refer to each object that was asked about, by its identity."""
         self._inside_arrays: list[tuple[object, set[int]]] | None = None
         """Arrays, with the identities of the containers and arrays to which they refer; None until
         they are asked about.
         """
-        self._containers_of_any: list[object] | None = None
-        """Untracked containers, also those of numbers and text; None until one is asked about."""
 
     def drop(self) -> None:
         """Drop all references."""
         self._added.clear()
         self._referrers.clear()
         self._inside_arrays = None
-        self._containers_of_any = None
 
-    def add(self, item: object) -> None:
-        """Add an object that was made later for an older one."""
-        self._added[id(item)] = item
+    def add(self, item: object, owner: object) -> None:
+        """Add an object that was made later for an older one, its owner."""
+        self._added[id(item)] = item, owner
 
     def of(self, objects: Mapping[int, object]) -> Mapping[int, Sequence[Any]]:
         """Return the referrers of ``objects``, and of all that were asked about before, by
@@ -117,7 +87,7 @@ class Referrers:
         """Add the dicts that have text as keys, which the collector omits."""
         if not texts:
             return
-        for part in chunks([*self._tracked, *self._all_containers()]):
+        for part in chunks([*self._tracked, *self._containers, *self._containers_of_atoms]):
             for item in dicts_with_keys(part, texts):
                 for key in texts.intersection(map(id, dict.__iter__(item))):
                     if all(referrer is not item for referrer in self._referrers[key]):
@@ -153,62 +123,54 @@ class Referrers:
 
     def _candidates(self, objects: dict[int, object]) -> list[object]:
         """Return all objects that refer to some of ``objects``, and maybe more."""
-        if len(objects) > _FEW:
-            found = _that_refer_to(objects, self._tracked)
-            found += _that_refer_to(objects, list(self._added.values()))
-        else:
-            # A task does not report to that search what its future refers to.
-            of_tasks = _that_refer_to(objects, self._tasks)
-            found = self._alive([*gc.get_referrers(*objects.values()), *of_tasks])
+        added = [item for item, _ in self._added.values()]
+        owners = [self._added[key][1] for key in objects if key in self._added]
+        candidates = [*self._tracked_that_refer_to(objects), *owners]
+        candidates += _that_refer_to(objects, added)
         if not all(map(gc.is_tracked, objects.values())):
-            # The collector's own search misses containers that it no longer tracks, some since the
-            # heap was made.
-            untracked = filterfalse(gc.is_tracked, self._tracked)
-            added = self._added.values()
-            found += _that_refer_to(objects, [*self._containers, *added, *untracked])
+            candidates += _that_refer_to(objects, self._containers)
         if any(map(is_atom, objects.values())):
-            found += _that_refer_to(objects, self._all_containers())
-        return list(by_identity(found).values())
+            candidates += _that_refer_to(objects, self._containers_of_atoms)
+        return list(by_identity(candidates).values())
 
-    def _all_containers(self) -> list[object]:
-        """Return the untracked containers, also those that hold only numbers and text, such as the
-        dict of an ``lru_cache``.
+    def _tracked_that_refer_to(self, objects: dict[int, object]) -> list[object]:
+        """Return the tracked objects that refer to some of ``objects``, and maybe some that did so
+        when the references were copied.
         """
-        if self._containers_of_any is None:
-            found: dict[int, object] = {}
-            for part in chunks(self._tracked):
-                untracked = list(filterfalse(gc.is_tracked, gc.get_referents(*part)))
-                found.update(by_identity(Batch(untracked).of_types(_CONTAINERS)))
-            self._containers_of_any = list(found.values())
-        return self._containers_of_any
+        candidates = list[object]()
+        for part, row in zip(chunks(self._tracked), self._references, strict=True):
+            if _is_any_in(objects, row):
+                candidates += _those_that_refer_to(objects, part)
+        return candidates
 
-    def _alive(self, items: Sequence[object]) -> list[object]:
-        """Return the items that were alive at the moment; a set of all identities would take
-        seconds.
-        """
-        wanted = by_identity(items)
-        later = self._moment.made_later(set(wanted))
-        if later is None:
-            alive = set(filter(wanted.__contains__, map(id, self._tracked)))
-        else:
-            alive = wanted.keys() - later
-        return [item for key, item in wanted.items() if key in alive or key in self._added]
+
+def _is_any_in(wanted: Collection[int], row: bytes) -> bool:
+    """Return True if one of some identities is in a row of ``identities``."""
+    if len(wanted) > _FEW:
+        return not set(wanted).isdisjoint(memoryview(row).cast("Q"))
+    return any(position(identity, row) is not None for identity in wanted)
 
 
 def _that_refer_to(objects: dict[int, object], candidates: list[object]) -> list[object]:
     """Return the ``candidates`` that refer to some of ``objects``; fast for any number of
     objects.
     """
-    found = list[object]()
+    referrers = list[object]()
     for part in chunks(candidates):
-        if objects.keys().isdisjoint(map(id, gc.get_referents(*part))):
-            continue
-        found += [item for item in part if _refers_to(item, objects)]
-    return found
+        if not objects.keys().isdisjoint(map(id, gc.get_referents(*part))):
+            referrers += _those_that_refer_to(objects, part)
+    return referrers
 
 
-def _refers_to(item: object, objects: dict[int, object]) -> bool:
-    return not objects.keys().isdisjoint(map(id, gc.get_referents(item)))
+def _those_that_refer_to(
+    objects: dict[int, object], candidates: Sequence[object]
+) -> Iterator[object]:
+    """Yield the ``candidates`` that refer to some of ``objects``.
+
+    In C, because there are thousands in each part of the heap: a plain loop takes twice as long.
+    """
+    references = map(map, repeat(id), map(gc.get_referents, candidates))
+    return compress(candidates, map(not_, map(objects.keys().isdisjoint, references)))
 
 
 def _identities_inside(array: object, listed: set[int]) -> set[int]:

@@ -112,7 +112,7 @@ class BackwardSearch:
         """
         for target in targets:
             if _has_managed_dict(target):
-                self._heap.add(instance_dict(target))
+                self._heap.add(instance_dict(target), target)
 
     def search_for_all(self, targets: Sequence[object], max_visits: int = MOST_VISITS) -> None:
         """Go on until all holders of some objects that were examined are known."""
@@ -191,7 +191,7 @@ class BackwardSearch:
                 self._record(holder, of_holder)
                 if holder is not referrer:
                     # Else the next search would end at the dict that this one has created.
-                    self._heap.add(holder)
+                    self._heap.add(holder, referrer)
         self._tops += [key for key in objects if key not in referred and key in self._children]
 
     def _owned_by(self, referrer: object, children: list[int]) -> list[int]:
