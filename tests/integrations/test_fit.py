@@ -2,6 +2,7 @@
 adapters of peft.
 """
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from tests.alone import estimates_of_code_alone
 from tests.torch_cpu.test_fit import estimated, search
 
 CELL = """
@@ -34,9 +36,16 @@ for _ in range(2):
 """  # noqa: E501
 
 
+@pytest.fixture(autouse=True)
+def small_rollback() -> Iterator[None]:
+    with estimates_of_code_alone():
+        yield
+
+
 @pytest.fixture(scope="module")
 def found() -> Any:
-    return search(CELL.replace("LINE", ""), "1300MiB")
+    with estimates_of_code_alone():
+        return search(CELL.replace("LINE", ""), "1300MiB")
 
 
 def test_a_model_in_a_wrapper_is_checkpointed_by_its_own_method(found: Any) -> None:

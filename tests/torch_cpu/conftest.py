@@ -2,9 +2,12 @@
 own process.
 """
 
+from collections.abc import Iterator
+
 import pytest
 
 from benchmarks.harness.kernel import Kernel
+from tests.alone import estimates_of_code_alone
 from tests.steps import tidied_kernel, works
 
 SETUP = """
@@ -46,9 +49,7 @@ def small_heap(notebook: Kernel) -> None:
 
 
 @pytest.fixture
-def no_modules_of_users(monkeypatch: pytest.MonkeyPatch, others_out_of_sight: None) -> None:
-    """Let estimates put back arguments and closures alone: the modules of tests lead to all of
-    pytest.
-    """
-    monkeypatch.setattr("ipygpumem.estimating.rollback._is_users_module", lambda module: False)
-    monkeypatch.setattr("ipygpumem.estimating.rollback.is_users", lambda file: False)
+def no_modules_of_users() -> Iterator[None]:
+    """Let estimates put back arguments and closures alone."""
+    with estimates_of_code_alone():
+        yield

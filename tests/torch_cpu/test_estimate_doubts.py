@@ -11,7 +11,7 @@ import ipygpumem
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.units import MIB
 
-pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 BODY = """
 import torch
 from torch import nn

@@ -22,7 +22,7 @@ from ipygpumem.extras.fit.changes import candidates, parts
 from ipygpumem.extras.fit.fit_command import Search, Trial
 from ipygpumem.units import MIB
 
-pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 NET = """
 import torch
 from functools import partial

@@ -11,7 +11,7 @@ import torch
 from ipygpumem.extras.fit.changes import parts
 from tests.torch_cpu.test_fit import search
 
-pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 MEAN = "equal if the loss is a mean over independent rows"
 SUM = "equal if the loss is a sum over independent rows"
 EITHER = "equal if the loss is a mean, or a sum, over independent rows"

@@ -5,7 +5,7 @@ import pytest
 from ipygpumem.extras.fit.fit_command import as_it_is
 from tests.torch_cpu.test_fit import search
 
-pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 RECURRENT = """
 import torch
 from torch import nn
