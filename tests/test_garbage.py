@@ -313,6 +313,62 @@ def test_what_code_that_garbage_runs_lets_go_of_is_collected_too(how: str) -> No
         assert callback() is None
 
 
+class Cycle(Made):
+    """An object that only a collection frees, with another one."""
+
+    def __init__(self, other: object) -> None:
+        self.me, self.other = self, other
+
+
+def finished() -> Any:
+    generator = iter_once()
+    next(generator)
+    assert list(generator) == []
+    return generator
+
+
+def iter_once() -> Any:
+    yield 1
+
+
+@needs_generations
+@pytest.mark.parametrize("how", ["finished generator", "new generator", "callback of a set"])
+def test_garbage_that_runs_no_code_frees_nothing_old(how: str) -> None:
+    """IPython's finished context managers made each recovery collect the whole heap twice."""
+    collector, watching = Garbage(), set[weakref.ref[Any]]()
+    mark = collector.mark()
+    if how == "callback of a set":
+        cycle = Cycle(None)
+        watching.add(weakref.ref(cycle, watching.discard))
+    else:
+        cycle = Cycle(finished() if how == "finished generator" else iter_once())
+    reference = weakref.ref(cycle)
+    del cycle
+    collections = gc.get_stats()[2]["collections"]
+    assert collector.collect(mark) >= 1
+    assert reference() is None
+    assert gc.get_stats()[2]["collections"] == collections
+
+
+@needs_generations
+def test_a_suspended_generator_that_dies_may_free_old_objects() -> None:
+    def suspended(holder: list[object]) -> Any:
+        try:
+            yield 1
+        finally:
+            holder.clear()
+
+    collector, holder = Garbage(), [Made()]
+    old = weakref.ref(holder[0])
+    mark = collector.mark()
+    generator = suspended(holder)
+    next(generator)
+    cycle = Cycle(generator)
+    del generator, cycle
+    collector.collect(mark)
+    assert old() is None
+
+
 def test_a_collection_in_another_thread_prevents_none(monkeypatch: pytest.MonkeyPatch) -> None:
     # Seen: gc.collect() does nothing and says 0 as long as another thread collects and waits in a
     # finaliser.

@@ -22,15 +22,16 @@ import weakref
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from math import prod
-from operator import contains, is_
+from operator import is_
+from types import BuiltinMethodType
 from typing import Any
 
 from ipygpumem import interrupts
 from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each
 from ipygpumem.heap.heap import live_instances
-from ipygpumem.heap.holders.frames import stack
+from ipygpumem.heap.holders.frames import SUSPENDED, is_started, stack
 from ipygpumem.heap.objects_since import ObjectsSince
-from ipygpumem.introspect import class_dict, mro_of
+from ipygpumem.introspect import class_dict, is_exactly, mro_of
 from ipygpumem.probes.host import fall_during
 
 _ROUNDS = 5
@@ -390,15 +391,38 @@ def _that_run_code(items: Sequence[object]) -> list[Callable[[], object]]:
     """Return functions that return None once one of ``items`` has died and run a finaliser or
     callback.
     """
-    kinds = {key: map(class_dict, mro_of(type(item))) for key, item in one_of_each(items).items()}
-    ending = of_types(
-        {key for key, spaces in kinds.items() if any(map(contains, spaces, repeat("__del__")))},
-        items,
-    )
+    ending = list(filter(_runs_finaliser, of_types(_types_with_finaliser(items), items)))
     references: list[Any] = of_types(kinds_of(items, weakref.ref), items)
-    callback = weakref.ref.__dict__["__callback__"].__get__
-    targets = [weakref.ref.__call__(item) for item in references if callback(item) is not None]
+    targets = [weakref.ref.__call__(item) for item in references if _runs_callback(item)]
     return [weak(item) or _gone for item in (*ending, *targets) if item is not None]
+
+
+def _types_with_finaliser(items: Sequence[object]) -> set[int]:
+    """Return the identities of the types with a ``__del__``."""
+    with_finaliser = set[int]()
+    for type_id, example in one_of_each(items).items():
+        spaces = map(class_dict, mro_of(type(example)))
+        if any("__del__" in space for space in spaces):
+            with_finaliser.add(type_id)
+    return with_finaliser
+
+
+def _runs_finaliser(item: object) -> bool:
+    """Return False for a generator or coroutine that has ended or never begun, such as IPython's
+    context managers: these run nothing when they die.
+    """
+    return not is_exactly(item, *SUSPENDED) or is_started(item)
+
+
+def _runs_callback(reference: Any) -> bool:
+    """Return True for a weak reference with a callback.
+
+    The method of a set, such as ``discard``, only drops the reference itself.
+    """
+    callback = weakref.ref.__dict__["__callback__"].__get__(reference)
+    is_method = is_exactly(callback, BuiltinMethodType)
+    is_of_set = is_method and is_exactly(callback.__self__, set)
+    return callback is not None and not is_of_set
 
 
 def weak(item: object) -> weakref.ref[object] | None:

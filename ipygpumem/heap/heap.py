@@ -234,7 +234,7 @@ class Heap:
             if self._types:
                 self._of_types.update(by_identity(tracked.of_types(self._types)))
             references = gc.get_referents(*tracked.without_types(ROWS))  # not our own rows
-            if observer is None:  # else nobody searches for referrers
+            if observer is None:  # an observer asks for no referrers
                 self._references.append(identities(references))
             untracked = list(filterfalse(gc.is_tracked, references))
             del references

@@ -140,7 +140,7 @@ class Referrers:
         candidates = list[object]()
         for part, row in zip(chunks(self._tracked), self._references, strict=True):
             if _is_any_in(objects, row):
-                candidates += _those_that_refer_to(objects, part)
+                candidates += _referring_to(objects, part)
         return candidates
 
 
@@ -158,13 +158,11 @@ def _that_refer_to(objects: dict[int, object], candidates: list[object]) -> list
     referrers = list[object]()
     for part in chunks(candidates):
         if not objects.keys().isdisjoint(map(id, gc.get_referents(*part))):
-            referrers += _those_that_refer_to(objects, part)
+            referrers += _referring_to(objects, part)
     return referrers
 
 
-def _those_that_refer_to(
-    objects: dict[int, object], candidates: Sequence[object]
-) -> Iterator[object]:
+def _referring_to(objects: dict[int, object], candidates: Sequence[object]) -> Iterator[object]:
     """Yield the ``candidates`` that refer to some of ``objects``.
 
     In C, because there are thousands in each part of the heap: a plain loop takes twice as long.
