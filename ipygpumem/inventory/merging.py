@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ipygpumem.heap.holders.cuts import Cut, Kind, inside, statement_of
-from ipygpumem.heap.holders.roots import REMOVE_THEM
+from ipygpumem.heap.holders.roots import REMOVE_THEM, Root
 from ipygpumem.records import ReferencePath, RetainedArray
 
 _ITEM = re.compile(r"\[[^\[\]]*\]$")
@@ -20,6 +20,8 @@ _ITEM = re.compile(r"\[[^\[\]]*\]$")
 _COMMENT = "  # "
 _MOST_NAMES = 3
 """Maximum number of names to show of a row of several."""
+_MOST_CALLS = 4
+"""Maximum number of calls that one line makes if another call does the work of all of them."""
 _MOVING = {Kind.ITEM, Kind.ELEMENT}
 """References whose rows are merged even if they have names: removing one moves the rest."""
 
@@ -79,6 +81,22 @@ def holder_of_all(holders: Sequence[ReferencePath], cuts: dict[str, list[Cut]]) 
         cuts[_line_of(row.holder)] = removed
         return row.holder
     return ReferencePath(f"{first.path}, and {len(holders) - 1:,} more", REMOVE_THEM)
+
+
+def holder_of_registered(roots: Sequence[Root], cuts: dict[str, list[Cut]]) -> ReferencePath:
+    """Return the holder of objects of one registry, with one line that removes all of them.
+
+    Args:
+        roots: the root of each object, with its reference.
+        cuts: receives the references that the line removes.
+    """
+    of_roots = [root.cut for root in roots if root.cut is not None]
+    text = _text_of_registry(roots[0].text, len(roots))
+    advice = statement_of(of_roots)
+    if len(of_roots) > _MOST_CALLS and of_roots[0].kind is Kind.CALL:
+        advice = of_roots[0].all_of  # ``plt.close("all")`` instead of a call for each of 95 figures
+    cuts[advice] = of_roots
+    return ReferencePath(text, advice)
 
 
 # -- objects --------------------------------------------------------------------------------------
@@ -273,7 +291,11 @@ def _path(group: Sequence[_Removable]) -> str:
 def _path_of_registry(group: Sequence[_Removable]) -> str:
     """Return the words for several objects of a registry, such as ``4 matplotlib figures``."""
     path = "" if group[0].row.holder is None else group[0].row.holder.path
-    number = len({cut for row in group for cut in row.cuts})
+    return _text_of_registry(path, len({cut for row in group for cut in row.cuts}))
+
+
+def _text_of_registry(path: str, number: int) -> str:
+    """Return the words for some objects of a registry, given those for the first."""
     if number == 1:
         return path
     if "matplotlib figure" in path:

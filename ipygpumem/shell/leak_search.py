@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from types import ModuleType
@@ -15,10 +15,12 @@ from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.heap.arrays import StorageKey, holding_objects, library_type, storage_key
 from ipygpumem.heap.bulk import Progress, by_identity, kinds_of, of_types
 from ipygpumem.heap.heap import Heap, undisturbed
+from ipygpumem.heap.holders.cuts import Cut
 from ipygpumem.heap.holders.graphs import live_tensors, requiring_grad
+from ipygpumem.heap.holders.registries import Registered, kept_by_registries
 from ipygpumem.heap.holders.roots import NOTEBOOK
 from ipygpumem.heap.libraries import loaded_classes
-from ipygpumem.heap.sizes import Sizes, row_of
+from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.introspect import (
     is_atom,
     is_instance,
@@ -28,7 +30,7 @@ from ipygpumem.introspect import (
     type_name,
 )
 from ipygpumem.inventory import unreached
-from ipygpumem.inventory.merging import merged
+from ipygpumem.inventory.merging import holder_of_registered, merged
 from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
 from ipygpumem.inventory.roles import optimizer_states
 from ipygpumem.records import ReferencePath, RetainedArray
@@ -130,6 +132,7 @@ class LeakSearch:
         user_modules = _users_modules(self._context.namespace)
         rows += arrays.leaked(questions.holders, user_modules)
         rows += objects.leaked(questions.holders, user_modules)
+        rows += objects.of_registries(self._survivors.cuts)
         findings = [*graphs, *retained.outputs(heap.large(smallest))]
         kept = [*_sized(findings, smallest, listed), *objects.of_outputs()]
         return Leaks(
@@ -336,6 +339,39 @@ class _Objects:
                 holder = holders["object", id(item)]
                 rows.append(replace(row_of([item], measured), holder=holder))
         return rows
+
+    def of_registries(self, cuts: dict[str, list[Cut]]) -> list[RetainedArray]:
+        """Return the other memory that registries keep alive without a name: each has one row.
+
+        Call it after ``leaked``.
+
+        Args:
+            cuts: receives the references that the row's line removes, by the line.
+        """
+        registries = kept_by_registries(self._names)
+        everything = [item for registry in registries for kept in registry for item in kept.objects]
+        if self._without_arrays().together(everything) < self._smallest:
+            return []  # so it need not be known what names lead to
+        self._measure_names()
+        rows = list[RetainedArray]()
+        for registry in registries:
+            row = self._of_registry(registry, cuts)
+            if row is not None:
+                rows.append(row)
+        return rows
+
+    def _of_registry(
+        self, registry: Sequence[Registered], cuts: dict[str, list[Cut]]
+    ) -> RetainedArray | None:
+        """Return the row of a registry; None if nothing in it is large."""
+        named = set(map(id, self._names.values()))
+        unnamed = [kept for kept in registry if named.isdisjoint(map(id, kept.objects))]
+        objects = [item for kept in unnamed for item in kept.objects]
+        size = self._sizes.together(objects)
+        if size < self._smallest:
+            return None
+        holder = holder_of_registered([kept.root for kept in unnamed], cuts)
+        return replace(row_of(objects, Size({"cpu": size})), holder=holder)
 
     def of_outputs(self) -> list[Kept]:
         """Return the other memory of outputs; call it after ``leaked``."""

@@ -180,7 +180,11 @@ class BackwardSearch:
         self._referrers.update((key, []) for key in level)
         if len(level) > self._WIDEST_LEVEL:
             self.is_cut = True
-        objects = {key: self._objects[key] for key in level[: self._WIDEST_LEVEL]}
+        objects = dict[int, object]()
+        for key in level[: self._WIDEST_LEVEL]:
+            root = self._finder.values.get(key)
+            if root is None or not root.is_permanent:
+                objects[key] = self._objects[key]
         referred: set[int] = set()
         for referrer, children in self._heap.referrers(objects):
             children = self._owned_by(referrer, children)

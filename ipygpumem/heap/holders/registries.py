@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.holders import widgets
@@ -19,6 +19,36 @@ from ipygpumem.heap.holders.tasks import event_loops, scheduled_on, timers_of
 from ipygpumem.introspect import attribute_of, instance_dict, is_instance, loaded_object, text_of
 
 _RANK = 1
+
+
+class Registered(NamedTuple):
+    """Objects that a registry keeps alive until a call removes them."""
+
+    root: Root
+    """The root of the objects, whose reference the call removes."""
+    objects: list[object]
+
+
+def kept_by_registries(names: Mapping[str, object]) -> list[list[Registered]]:
+    """Return the objects that registries keep alive without a name, by registry: the handlers and
+    filters of each logger, the figures of pyplot, the widgets.
+
+    Args:
+        names: the user's names, to write code.
+    """
+    registry = widgets.WidgetRegistry.of_process(names)
+    figures = _Figures.of_process(names, registry)
+    by_registry = list[list[Registered]]()
+    for logger, root in _loggers(names):
+        attributes = instance_dict(logger) or {}
+        objects = [*attributes.get("handlers", ()), *attributes.get("filters", ())]
+        if objects:
+            by_registry.append([Registered(root, objects)])
+    if figures is not None and figures.managers:
+        by_registry.append(figures.registered())
+    if registry is not None and registry.by_model:
+        by_registry.append([Registered(*family) for family in registry.families_with_roots()])
+    return by_registry
 
 
 @dataclass
@@ -39,7 +69,7 @@ class Registries:
     def read(cls, names: Mapping[str, object]) -> Registries:
         """Read the registries of loaded libraries; ``names`` are the user's, to write code."""
         registries = cls()
-        registries._add_loggers()
+        registries._add_loggers(names)
         registries._add_signal_handlers()
         registries._add_widgets_and_figures(names)
         registries._add_document()
@@ -47,18 +77,10 @@ class Registries:
             registries._add_timers(loop, code)
         return registries
 
-    def _add_loggers(self) -> None:
+    def _add_loggers(self, names: Mapping[str, object]) -> None:
         """Add the loggers: the logging module keeps each one, with its handlers and filters."""
-        kind: Any = library_type("logging", "Logger")
-        if kind is None:
-            return
-        root_code = "import logging; logging.getLogger()"
-        self.kept[id(kind.root)] = _of_logger("root logger", root_code)
-        loggers = instance_dict(kind.manager) or {}
-        for name, logger in list(loggers.get("loggerDict", {}).items()):
-            if is_instance(logger, kind):  # else a placeholder
-                code = f"import logging; logging.getLogger({name!r})".replace("'", '"')
-                self.kept[id(logger)] = _of_logger(f'logger "{text_of(name)}"', code)
+        for logger, root in _loggers(names):
+            self.kept[id(logger)] = root
 
     def _add_signal_handlers(self) -> None:
         """Add the functions that handle signals; only the interpreter refers to them."""
@@ -109,10 +131,34 @@ class Registries:
             self.kept[id(document)] = root
 
 
+def _loggers(names: Mapping[str, object]) -> Iterator[tuple[object, Root]]:
+    """Yield the loggers that the logging module keeps, each with its root."""
+    kind: Any = library_type("logging", "Logger")
+    if kind is None:
+        return
+    named = {id(value): name for name, value in list(names.items()) if is_instance(value, kind)}
+    root_code = named.get(id(kind.root), "import logging; logging.getLogger()")
+    yield kind.root, _of_logger("root logger", root_code)
+    loggers = instance_dict(kind.manager) or {}
+    for name, logger in list(loggers.get("loggerDict", {}).items()):
+        if is_instance(logger, kind):  # else a placeholder
+            code = f"import logging; logging.getLogger({name!r})".replace("'", '"')
+            code = named.get(id(logger), code)
+            yield logger, _of_logger(f'logger "{text_of(name)}"', code)
+
+
 def _of_logger(name: str, code: str) -> Root:
     cut = Cut(Kind.CALL, 0, "", f"{code}.handlers.clear()")
-    # Each logger leads to all loggers.
-    return Root(f"the logging module, {name}", _RANK, "", code, cut=cut, is_only_place=True)
+    # A logger with a name stays in the logging module, too, and leads to all loggers.
+    return Root(
+        f"the logging module, {name}",
+        _RANK,
+        "",
+        code,
+        cut=cut,
+        is_only_place=True,
+        is_permanent=True,
+    )
 
 
 class _Figures:
@@ -163,6 +209,11 @@ class _Figures:
             all_of=self._closing_all(),
         )
         return Root(f"matplotlib figure {number}", OF_MODULE, "", is_all=True, cut=cut)
+
+    def registered(self) -> list[Registered]:
+        """Return the figures with their roots."""
+        numbers = list(self.managers)
+        return [Registered(self.root(number), [self.managers[number]]) for number in numbers]
 
     def _closing_all(self) -> str:
         """Return the statement that closes all figures."""

@@ -51,6 +51,8 @@ class Root:
     """Its own reference, if that can be removed."""
     is_only_place: bool = False
     """True if no other place need be searched that holds its object."""
+    is_permanent: bool = False
+    """True if its object stays alive without all names: no other holder of it matters."""
 
     @classmethod
     def of_variable(cls, key: object) -> Root:

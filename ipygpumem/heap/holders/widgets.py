@@ -63,13 +63,17 @@ class WidgetRegistry:
 
     def roots(self) -> dict[int, Root]:
         """Return the root of each open widget, by its identity."""
-        families = self._families()
         roots = dict[int, Root]()
-        for position, family in enumerate(families):
-            root = self._root(family, position, len(families))
+        for root, family in self.families_with_roots():
             for widget in family:
                 roots[id(widget)] = root
         return roots
+
+    def families_with_roots(self) -> Iterator[tuple[Root, list[object]]]:
+        """Yield the widgets of each family, and their root."""
+        families = self._families()
+        for position, family in enumerate(families):
+            yield self._root(family, position, len(families)), family
 
     def _families(self) -> list[list[object]]:
         """Return the open widgets by family, each from its outermost widget on."""

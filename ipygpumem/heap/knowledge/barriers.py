@@ -5,6 +5,7 @@
 - Code, running frames, and frames of IPython's and our own functions.
 - Objects of IPython, ipykernel and this package: they lead to the shell, and so to all outputs.
 - Event loops: each task leads to its loop, and the loop to all tasks.
+- Loggers, which the logging module keeps: each leads to all loggers, and many objects to one.
 - The values of the current context's variables: each copy of the context leads to them.
 
 A module or class that nothing but some objects refers to is none of these: the walk enters it. Such
@@ -26,6 +27,7 @@ from ipygpumem.heap.holders.frames import is_users, running_ids
 from ipygpumem.heap.holders.tasks import storage_of_context
 from ipygpumem.introspect import (
     class_dict,
+    instance_dict,
     is_instance,
     is_made_by_statement,
     is_users_class,
@@ -68,9 +70,11 @@ class Barriers:
         self._closed: set[int] = set()
         """Types of which no object is entered."""
         self._asked: set[int] = set()
-        """Types of which each object is looked at: modules, classes and frames."""
+        """Types of which each object is looked at: modules, classes, frames and loggers."""
+        self._loggers: set[int] = set()
+        """The loggers that the logging module keeps, once ``learn`` has seen one."""
         self._verdicts: dict[int, bool] = {}
-        """True for each module, class or frame that may be entered, by identity."""
+        """True for each module, class, frame or logger that may be entered, by identity."""
 
     def may_enter(self, item: object) -> bool:
         """Return True if a walk enters an object."""
@@ -110,6 +114,11 @@ class Barriers:
                 self._closed.add(type_id)
             elif any(is_instance(example, kind) for kind in (ModuleType, type, FrameType)):
                 self._asked.add(type_id)
+            elif is_of_library(example, "logging", "Manager"):
+                self._closed.add(type_id)
+            elif is_of_library(example, "logging", "Logger"):
+                self._asked.add(type_id)
+                self._loggers = _registered_loggers()
 
     def _learn_namespaces(self, namespaces: Iterable[dict[str, object]]) -> None:
         """Add the globals of functions that belong to a module.
@@ -125,7 +134,7 @@ class Barriers:
                 self.passed_over.add(id(namespace))
 
     def _refused(self, objects: Sequence[object]) -> set[int]:
-        """Return the identities of the modules, classes and frames that are not entered."""
+        """Return the identities of the modules, classes, frames and loggers not to enter."""
         for key, item in by_identity(objects).items():
             if key not in self._verdicts:
                 self._verdicts[key] = self._may_enter(item)
@@ -136,7 +145,18 @@ class Barriers:
             return id(item) not in self._running and is_users(item)
         if is_instance(item, ModuleType):
             return id(item) not in self._modules
+        if is_of_library(item, "logging", "Logger"):
+            return id(item) not in self._loggers
         return _is_made_at_run_time(item)
+
+
+def _registered_loggers() -> set[int]:
+    """Return the identities of the loggers that the logging module keeps."""
+    kind: Any = library_type("logging", "Logger")
+    if kind is None:
+        return set()
+    loggers = (instance_dict(kind.manager) or {}).get("loggerDict", {})
+    return {id(kind.root), *map(id, list(loggers.values()))}
 
 
 def _without(identities: set[int], objects: Sequence[Any]) -> Sequence[Any]:

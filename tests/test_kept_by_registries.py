@@ -1,0 +1,119 @@
+"""``%gpumem leaks`` names objects that only registries keep alive: handlers of loggers,
+figures, widgets.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+import pytest
+
+from benchmarks.harness.kernel import Kernel
+from tests.steps import needs, ok, tidied_kernel
+from tests.test_holders import _ASK, holders, why
+
+shared_kernel, notebook = tidied_kernel("%reset -f", _ASK)
+
+MIB = 1 << 20
+_RECORDS = """
+import logging, logging.handlers
+handler = logging.handlers.MemoryHandler(10**7, flushLevel=1000)
+for number in range(10_000):
+    handler.buffer.append(logging.makeLogRecord({"msg": "x" * 900 + str(number)}))
+"""
+_LOGGER = f"{_RECORDS}log = logging.getLogger('mine'); log.addHandler(handler); del handler"
+_OF_MINE = 'import logging; logging.getLogger("mine").handlers.clear()'
+_WIDGETS = """
+from tests.stand_ins import install
+install("ipywidgets")
+import ipywidgets
+"""
+CASES = {
+    "a handler of a logger": (f"{_LOGGER}; del log", _OF_MINE),
+    "a handler of the root logger": (
+        f"{_RECORDS}logging.getLogger().addHandler(handler); del handler",
+        "import logging; logging.getLogger().handlers.clear()",
+    ),
+    "a filter": (
+        f"""{_RECORDS}
+class Counting(logging.Filter):
+    def __init__(self):
+        self.seen = [str(number) * 20 for number in range(50_000)]
+logging.getLogger('mine').addHandler(logging.NullHandler())
+logging.getLogger('mine').handlers[0].addFilter(Counting())
+del handler, Counting
+""",
+        _OF_MINE,
+    ),
+    "widgets": (
+        f"""{_WIDGETS}
+for _ in range(8):
+    ipywidgets.Image(value=[str(number) * 20 for number in range(10_000)])
+""",
+        "import ipywidgets; ipywidgets.Widget.close_all()",
+    ),
+}
+
+
+def left(kernel: Kernel, least: float = 3) -> list[tuple[float, str, str]]:
+    """Return the MiB, the holder and the line of each large row of ``%gpumem leaks``."""
+    (text,) = ok(kernel, "%gpumem leaks").reports("leaks")
+    rows = re.findall(r"^ +([\d.]+) MiB · .* held by (.*) · to free it: (.*)$", text, re.MULTILINE)
+    return [(float(row[0]), row[1], row[2]) for row in rows if float(row[0]) >= least]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_registry_keeps_is_one_row(notebook: Kernel, case: str) -> None:
+    setup, line = CASES[case]
+    ok(notebook, textwrap.dedent(setup))
+    rows = left(notebook)
+    assert [row[2].removeprefix("import ipywidgets; ") for row in rows] == [
+        line.removeprefix("import ipywidgets; ")
+    ]
+    ok(notebook, rows[0][2])
+    assert left(notebook) == []
+
+
+def test_figures_of_pyplot_are_one_row(notebook: Kernel) -> None:
+    needs("matplotlib")
+    ok(
+        notebook,
+        """
+import matplotlib
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+import numpy as np
+for number in range(12):
+    figure, axes = plt.subplots()
+    axes.plot(np.random.rand(20_000))
+""",
+    )
+    ((size, path, line),) = left(notebook)
+    assert size > 6
+    assert path == "12 matplotlib figures"
+    assert line == 'plt.close("all")'
+    ok(notebook, line, "del figure, axes")
+    assert left(notebook) == []
+
+
+def test_a_logger_is_held_by_its_module(notebook: Kernel) -> None:
+    ok(notebook, _LOGGER, "other = logging.getLogger('mine.child')")
+    answer = why(notebook, "log")
+    assert sum(answer["device_bytes"].values()) > 8 * MIB
+    assert sum(answer["freed_bytes"].values()) < MIB
+    line = "log.handlers.clear()"
+    assert holders(answer) == {'the logging module, logger "mine"': line}
+    of_child = why(notebook, "other")
+    assert sum(of_child["device_bytes"].values()) < MIB, "each logger leads to all loggers"
+    ok(notebook, "handler = log.handlers[0]")
+    ((path, line),) = holders(why(notebook, "handler")).items()
+    assert path == 'the logging module, logger "mine".handlers[0]'
+    assert line == "log.removeHandler(log.handlers[0])"
+    ok(notebook, line, "import weakref; handler = weakref.ref(handler); assert handler() is None")
+
+
+def test_what_a_name_leads_to_is_no_leak(notebook: Kernel) -> None:
+    ok(notebook, _LOGGER, "handler = log.handlers[0]")
+    assert left(notebook) == []
+    ok(notebook, _OF_MINE)
