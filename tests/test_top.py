@@ -5,6 +5,7 @@ them.
 import functools
 import mmap
 import sqlite3
+import sys
 from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
@@ -274,9 +275,65 @@ def test_an_output_is_named_and_freed_by_its_line(
     assert loaded.user_ns["found"] == ["frames"]
 
 
+OTHER_PLACES = """
+import matplotlib
+matplotlib.use("agg")
+import matplotlib.pyplot as plt, numpy
+for number in range(3):
+    plt.figure().gca().imshow(numpy.ones((1000, 1000)))
+print("x" * 4_000_000)
+def fail():
+    local = bytearray(5_000_000)
+    1 / 0
+"""
+
+
+@pytest.fixture
+def empty_places() -> Iterator[None]:
+    """Drop what a test leaves in places that are those of the process."""
+    yield
+    sys.modules["matplotlib.pyplot"].close("all")
+    for name in ("last_value", "last_traceback", "last_exc"):
+        vars(sys).pop(name, None)
+
+
+@pytest.mark.usefixtures("empty_places")
+@pytest.mark.parametrize(
+    ("place", "least_bytes"),
+    [("open figures", 3 * 8_000_000), ("printed output", 4_000_000), ("last error", 5_000_000)],
+)
+def test_a_place_without_a_name_has_a_row_and_its_line_frees_it(
+    loaded: InteractiveShell, place: str, least_bytes: int
+) -> None:
+    history = loaded.history_manager
+    if place == "printed output" and not hasattr(history, "outputs"):
+        pytest.skip("this IPython keeps no printed output")
+    loaded.run_cell(OTHER_PLACES)
+    loaded.run_cell("fail()")
+    row = _row_of(loaded, place)
+    assert row is not None
+    assert least_bytes < row.size_bytes < 1.5 * least_bytes
+    assert row.freed_bytes is None
+    loaded.run_cell(row.remedy)
+    after = _row_of(loaded, place)
+    assert after is None or after.size_bytes < least_bytes / 10
+
+
+def _row_of(shell: InteractiveShell, name: str) -> NamedSize | None:
+    return next((row for row in largest(shell).names if row.name == name), None)
+
+
+@pytest.mark.usefixtures("empty_places")
+def test_a_named_figure_counts_under_its_name(loaded: InteractiveShell) -> None:
+    loaded.run_cell(OTHER_PLACES + "figure = plt.gcf()")
+    rows = {row.name: row.size_bytes for row in largest(loaded).names}
+    assert rows["figure"] > 8_000_000
+    assert 2 * 8_000_000 < rows["open figures"] < 3 * 8_000_000
+
+
 def test_a_variable_named_underscore_is_listed(loaded: InteractiveShell) -> None:
     look = "rows = {row.name: row for row in ipygpumem.top(min_bytes='100KiB').names}"
-    loaded.run_cell("import ipygpumem\n[bytes(400_000)]", store_history=True)
+    loaded.run_cell(f"import ipygpumem\n{QUIET}\nQuiet([bytes(400_000)])", store_history=True)
     loaded.run_cell(look)
     assert list(loaded.user_ns["rows"]) == ["Out[1]"]  # ``_`` is IPython's
     loaded.run_cell("_ = [bytes(400_000) for _ in range(2)]\ncache = list(_)")

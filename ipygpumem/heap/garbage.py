@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from math import prod
-from operator import is_
+from operator import contains, is_
 from types import BuiltinMethodType
 from typing import Any
 
@@ -402,7 +402,7 @@ def _types_with_finaliser(items: Sequence[object]) -> set[int]:
     with_finaliser = set[int]()
     for type_id, example in one_of_each(items).items():
         spaces = map(class_dict, mro_of(type(example)))
-        if any("__del__" in space for space in spaces):
+        if any(map(contains, spaces, repeat("__del__"))):  # in C: each cell asks for some types
             with_finaliser.add(type_id)
     return with_finaliser
 

@@ -11,8 +11,6 @@ from types import FrameType
 from typing import Any
 
 from ipygpumem.heap.bulk import Progress, no_progress
-from ipygpumem.heap.holders.frames import background_frames, peek
-from ipygpumem.heap.holders.tasks import context_values
 from ipygpumem.heap.tensors import Storages
 from ipygpumem.introspect import is_name, target_of
 from ipygpumem.inventory import records, survey
@@ -25,6 +23,7 @@ from ipygpumem.reclaim.reclaim import current
 from ipygpumem.report import inventory as reports
 from ipygpumem.report.inventory import top_report
 from ipygpumem.report.layout import Report
+from ipygpumem.shell import other_places
 from ipygpumem.shell.app import App, find_app
 from ipygpumem.shell.commands.declarations import (
     Options,
@@ -42,11 +41,14 @@ from ipygpumem.shell.ipython.caches import (
     references_of_names,
 )
 from ipygpumem.shell.ipython.sources import cell_of_file, cell_that_bound, running_cell
+from ipygpumem.shell.other_places import Place
 
 _NAMES = argument(
     "names", "NAME", "only these names, or globs such as 'x*'", offers=sources.names, many=True
 )
 _DEVICE = option("--device", "D", "only this device: RAM, cuda or cuda:0", offers=("RAM", "cuda"))
+_LEAST_BYTES_OF_PLACE = 1 << 16
+"""Smallest size in bytes of a listed place that is no name, such as that of the last error."""
 _MIN = option("--min", "SIZE", "only memory of at least this size", to=byte_size())
 
 
@@ -110,7 +112,11 @@ def largest(
     """
     local = {} if frame is None else survey.locals_of(frame)
     named = named_objects(shell)
-    elsewhere, remedies = _objects_elsewhere(named)
+    places_by_text = {place.text: place for place in other_places.places(shell, named)}
+    elsewhere = {text: place.item for text, place in places_by_text.items()}
+    # without their objects: these references would count as holders
+    places_by_text = {text: place._replace(item=None) for text, place in places_by_text.items()}
+    remedies = {text: place.remedy for text, place in places_by_text.items()}
     references = references_of_names(shell)
     references.update(map(id, [*local.values(), *elsewhere.values()]))
     objects = {**named, **local, **elsewhere}
@@ -130,35 +136,22 @@ def largest(
             remedy_of=functools.partial(_remedy_of, shell, remedies),
             progress=report,
         )
-    rows = [_without_promise(row, remedies) for row in result.names]
+    rows = list[NamedSize]()
+    for row in result.names:
+        place = places_by_text.get(row.name)
+        if place is None:
+            rows.append(row)
+        elif row.is_at_least or row.size_bytes >= _LEAST_BYTES_OF_PLACE:
+            rows.append(_of_place(row, place))
     return replace(result, names=tuple(rows))
 
 
-def _objects_elsewhere(named: Mapping[str, object]) -> tuple[dict[str, object], dict[str, str]]:
-    """Return objects of context variables and of background threads' functions, by the code that
-    names them, and how to free each.
+def _of_place(row: NamedSize, place: Place) -> NamedSize:
+    """Return a place's row without freed bytes, because other contexts or functions may refer to
+    its object, too, and no ``del`` ends that.
     """
-    objects: dict[str, object] = {}
-    remedies: dict[str, str] = {}
-    for variable in context_values(named):
-        if variable.code:
-            objects[variable.code] = variable.value
-            remedies[variable.code] = variable.advice
-    for frame, thread in background_frames():
-        for name, value in peek(frame).items():
-            where = f'local {name} of {frame.f_code.co_name}() in thread "{thread}"'
-            objects[where] = value
-            remedies[where] = "let the function return"
-    return objects, remedies
-
-
-def _without_promise(row: NamedSize, remedies: Container[str]) -> NamedSize:
-    """Return a row without freed bytes if other contexts or functions may refer to its object, too:
-    no ``del`` ends that.
-    """
-    if row.name in remedies:
-        return row._replace(freed_bytes=None)
-    return row
+    type_name = place.type_name or row.type_name
+    return row._replace(freed_bytes=None, type_name=type_name)
 
 
 def _working(app: App | None, what: str) -> AbstractContextManager[Progress]:

@@ -9,9 +9,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import library_type
+from ipygpumem.heap.bulk import kinds_of
 from ipygpumem.heap.holders import widgets
 from ipygpumem.heap.holders.cuts import Cut, Kind, split
 from ipygpumem.heap.holders.roots import OF_MODULE, Root
@@ -136,7 +138,7 @@ def _loggers(names: Mapping[str, object]) -> Iterator[tuple[object, Root]]:
     kind: Any = library_type("logging", "Logger")
     if kind is None:
         return
-    named = {id(value): name for name, value in list(names.items()) if is_instance(value, kind)}
+    named = _names_of_instances(names, kind)
     root_code = named.get(id(kind.root), "import logging; logging.getLogger()")
     yield kind.root, _of_logger("root logger", root_code)
     loggers = instance_dict(kind.manager) or {}
@@ -145,6 +147,31 @@ def _loggers(names: Mapping[str, object]) -> Iterator[tuple[object, Root]]:
             code = f"import logging; logging.getLogger({name!r})".replace("'", '"')
             code = named.get(id(logger), code)
             yield logger, _of_logger(f'logger "{text_of(name)}"', code)
+
+
+def _names_of_instances(names: Mapping[str, object], kind: type) -> dict[int, str]:
+    """Return the names of a class's instances, by their identities; there may be 100,000 names."""
+    now = dict(names)
+    kinds = kinds_of(list(now.values()), kind)
+    is_wanted = map(kinds.__contains__, map(id, map(type, now.values())))
+    return {id(value): name for name, value in compress(now.items(), is_wanted)}
+
+
+class OpenFigures(NamedTuple):
+    """The figures that pyplot keeps open."""
+
+    managers: dict[object, object]
+    """Their managers by number."""
+    closing: str
+    """Statement that closes all of them."""
+
+
+def open_figures(names: Mapping[str, object]) -> OpenFigures | None:
+    """Return the open figures; None without any. ``names`` are the user's, to write code."""
+    figures = _Figures.of_process(names, widgets.WidgetRegistry.of_process(names))
+    if figures is None or not figures.managers:
+        return None
+    return OpenFigures(figures.managers, figures.closing_all())
 
 
 def _of_logger(name: str, code: str) -> Root:
@@ -206,7 +233,7 @@ class _Figures:
             call,
             position,
             len(self.managers),
-            all_of=self._closing_all(),
+            all_of=self.closing_all(),
         )
         return Root(f"matplotlib figure {number}", OF_MODULE, "", is_all=True, cut=cut)
 
@@ -215,7 +242,7 @@ class _Figures:
         numbers = list(self.managers)
         return [Registered(self.root(number), [self.managers[number]]) for number in numbers]
 
-    def _closing_all(self) -> str:
+    def closing_all(self) -> str:
         """Return the statement that closes all figures."""
         closing = f'{self._plt}.close("all")'
         if not self._all_widgets or self._registry is None:

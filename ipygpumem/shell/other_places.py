@@ -1,0 +1,54 @@
+"""Names the places besides the notebook's variables that keep large objects: context variables,
+functions of other threads, open figures, printed output and the last error.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ipygpumem.heap.holders.frames import background_frames, peek
+from ipygpumem.heap.holders.registries import open_figures
+from ipygpumem.heap.holders.tasks import context_values
+from ipygpumem.shell.ipython.printed import REMEDY, Printed
+
+
+class Place(NamedTuple):
+    """A place that keeps an object."""
+
+    text: str
+    """Code that returns the object, or words."""
+    item: object
+    remedy: str
+    """Line or advice that frees the object."""
+    type_name: str = ""
+    """Words instead of the object's type; empty if its type says what it is."""
+
+
+def places(shell: Any, names: Mapping[str, object]) -> Iterator[Place]:
+    """Yield the places that keep objects; ``names`` are the notebook's, to write code."""
+    yield from _context_variables(names)
+    yield from _locals_of_other_threads()
+    figures = open_figures(names)
+    if figures is not None:
+        yield Place("open figures", figures.managers, figures.closing, "pyplot")
+    printed = Printed(shell).texts()
+    if printed:
+        yield Place("printed output", printed, REMEDY, "kept by IPython")
+    error = getattr(sys, "last_value", None)
+    if error is not None:
+        yield Place("last error", error, REMEDY)
+
+
+def _context_variables(names: Mapping[str, object]) -> Iterator[Place]:
+    for variable in context_values(names):
+        if variable.code:
+            yield Place(variable.code, variable.value, variable.advice)
+
+
+def _locals_of_other_threads() -> Iterator[Place]:
+    for frame, thread in background_frames():
+        for name, value in peek(frame).items():
+            text = f'local {name} of {frame.f_code.co_name}() in thread "{thread}"'
+            yield Place(text, value, "let the function return")
