@@ -19,6 +19,7 @@ import io
 import itertools
 import json
 import mmap
+import multiprocessing
 import os
 import random
 import sqlite3
@@ -77,6 +78,13 @@ def mapped(size: int) -> mmap.mmap:
     for start in range(0, size, mmap.PAGESIZE):
         found[start] = 1
     return found
+
+
+def shared_array(size: int) -> Any:
+    """Return an array of a pool's workers, whose memory multiprocessing has mapped."""
+    array = multiprocessing.Array("d", size // 8)
+    ctypes.memset(ctypes.addressof(array.get_obj()), 1, size)
+    return array
 
 
 def written(size: int) -> io.BytesIO:
@@ -288,6 +296,10 @@ KINDS: dict[str, dict[str, Callable[[int], object]]] = {
         **({"a deserialized database": deserialized} if sys.version_info >= (3, 11) else {}),
         "a memory map": mapped,
         "a ctypes array": lambda size: (ctypes.c_char * size).from_buffer_copy(b"x" * size),
+        "a ctypes array of a buffer": lambda size: (ctypes.c_char * size).from_buffer(
+            bytearray(b"x") * size
+        ),
+        "a shared array": shared_array,
         "a memoryview": lambda size: memoryview(b"x" * size)[10:20],
         "a closure": lambda size: (lambda content: lambda: content)(texts(size // 90)),
         "a generator": lambda size: (lambda found: (next(found), found)[1])(

@@ -118,8 +118,11 @@ VISITS_BUFFER = len(gc.get_referents(io.BytesIO(b"text"))) > 1
 
 
 def _ctypes_data(data: Any) -> Iterator[object]:
-    if sys.modules["_ctypes"].Array._b_base_.__get__(data) is None:  # else part of another
-        ctypes = sys.modules["_ctypes"]
+    ctypes = sys.modules["_ctypes"]
+    # ``from_buffer`` and ``from_address`` show another object's memory, such as a map's.
+    is_owner = ctypes.Array._b_needsfree_.__get__(data)
+    is_part = ctypes.Array._b_base_.__get__(data) is not None
+    if is_owner and not is_part:
         yield _of(data, ctypes.sizeof(data))._replace(address=ctypes.addressof(data))
 
 
@@ -284,6 +287,15 @@ def _sklearn_tree(tree: Any) -> Iterator[object]:
     yield _of(tree, tree.capacity * (nodes + values))
 
 
+def _shared_block(block: Any) -> Iterator[object]:
+    """Yield the memory map in which a ``RawArray`` or a ``Value`` of multiprocessing has a block.
+
+    The heap of multiprocessing keeps the map, too, and unmaps it once all its blocks are freed.
+    """
+    (arena, _, _), _ = (instance_dict(block) or {})["_state"]
+    yield (instance_dict(arena) or {})["buffer"]
+
+
 _SEGMENT = ("multiprocessing.shared_memory", "SharedMemory")
 OUTLIVES = "shared memory, which only close() and unlink() free"
 
@@ -349,6 +361,7 @@ _BY_INSTANCE: tuple[tuple[str, str, Behind], ...] = (
     ("io", "StringIO", _text_stream),
     ("jax._src.array", "ArrayImpl", _jax_array),
     ("mmap", "mmap", _memory_map),
+    ("multiprocessing.heap", "BufferWrapper", _shared_block),
     (*_SEGMENT, _shared_memory),
     ("numba.typed.typeddict", "Dict", _numba_dict),
     ("numba.typed.typedlist", "List", _numba_list),

@@ -6,6 +6,7 @@
 - Objects of IPython, ipykernel and this package: they lead to the shell, and so to all outputs.
 - Event loops: each task leads to its loop, and the loop to all tasks.
 - Loggers, which the logging module keeps: each leads to all loggers, and many objects to one.
+- The heap of multiprocessing: each shared array leads to all of them.
 - The values of the current context's variables: each copy of the context leads to them.
 
 A module or class that nothing but some objects refers to is none of these: the walk enters it. Such
@@ -114,7 +115,7 @@ class Barriers:
                 self._closed.add(type_id)
             elif any(is_instance(example, kind) for kind in (ModuleType, type, FrameType)):
                 self._asked.add(type_id)
-            elif is_of_library(example, "logging", "Manager"):
+            elif any(is_of_library(example, *kind) for kind in _LEADING_TO_ALL):
                 self._closed.add(type_id)
             elif is_of_library(example, "logging", "Logger"):
                 self._asked.add(type_id)
@@ -166,6 +167,12 @@ def _without(identities: set[int], objects: Sequence[Any]) -> Sequence[Any]:
     return list(compress(objects, map(not_, map(identities.__contains__, map(id, objects)))))
 
 
+_LEADING_TO_ALL = (
+    ("logging", "Manager"),
+    ("multiprocessing.heap", "Arena"),
+    ("multiprocessing.heap", "Heap"),
+)
+"""Types of objects that lead to all objects of their library: all loggers, all shared blocks."""
 _DATA_OF_TOOLS = ("IPython.core.display", "IPython.lib.display", "IPython.utils.capture")
 """Modules of IPython whose objects are the user's data, such as images and captured output."""
 
