@@ -236,6 +236,25 @@ def test_parts_are_named_as_the_user_knows_them(value: object, parts: dict[str, 
     assert 0 < sum(part.size_bytes for part in found.parts) <= found.size_bytes
 
 
+def test_columns_of_polars_are_parts_with_their_memory() -> None:
+    polars = pytest.importorskip("polars")
+    number = 1 << 16
+    frame = polars.DataFrame(
+        {"a": range(number), "text": [f"{index:0100d}" for index in range(number)]}
+    )
+    size = Sizes().measure(frame)
+    parts = {part.name: part.size_bytes for part in size.parts}
+    assert parts["a"] == 8 * number
+    assert parts["text"] > 100 * number
+    assert size.size_bytes == pytest.approx(sum(parts.values()), rel=0.01)
+    named = {"part": frame["a"], "frame": frame}
+    sizes = Sizes(named)
+    assert sizes.measure(named["part"], "part").size_bytes >= 8 * number
+    rest = sizes.measure(frame, "frame")
+    assert rest.also_in == ("part",)
+    assert rest.size_bytes == pytest.approx(size.size_bytes - 8 * number, rel=0.01)
+
+
 def test_parts_of_a_frame_are_its_columns() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(

@@ -56,6 +56,10 @@ class MemoryReader:
         """Begin with a new reading."""
         self.new, self.met = [], set()
 
+    def add(self, pieces: Sequence[Piece]) -> None:
+        """Add memory of a library to which no object leads yet."""
+        self._add(pieces, {})
+
     def leave_out(self, arrays: Iterable[Any]) -> None:
         """Do not count the data of some tensors and arrays; what else they lead to counts when it
         is read.

@@ -18,6 +18,7 @@ from ipygpumem.heap.graph import Graph, NodeKey
 from ipygpumem.heap.knowledge.barriers import Barriers, without_left_out
 from ipygpumem.heap.knowledge.kinds import Types
 from ipygpumem.heap.levels import LevelReader
+from ipygpumem.heap.libraries import Piece
 from ipygpumem.heap.memory import MemoryReader
 
 MOST_NODES = 20_000_000
@@ -107,6 +108,18 @@ class GraphReader:
         """
         self._begin()
         self._folder.fold_items(container, items)
+        self._read_waiting()
+        return self.new
+
+    def read_pieces(self, pieces: Sequence[Piece]) -> list[NodeKey]:
+        """Add memory of a library before the object that leads to it is read; return the new
+        nodes.
+
+        Raises:
+            AllowanceError: the allowance is spent.
+        """
+        self._begin()
+        self.memory.add(pieces)
         self._read_waiting()
         return self.new
 

@@ -16,7 +16,7 @@ from ipygpumem.heap.arrays import describe, holding_objects, library_type
 from ipygpumem.heap.bulk import container_base, of_types, one_of_each
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.knowledge.barriers import is_left_out
-from ipygpumem.heap.libraries import UNREAD
+from ipygpumem.heap.libraries import UNREAD, Piece
 from ipygpumem.heap.parts import ObjectPart, parts_of
 from ipygpumem.heap.reading import MOST_NODES
 from ipygpumem.heap.region import Region
@@ -279,13 +279,15 @@ class Sizes:
         object array.
         """
         objects = part.objects or ()
-        values = self.region.reader.owned(objects)
+        # A column of polars has memory, and no Python object.
+        pieces = [item for item in objects if type(item) is Piece]
+        values = self.region.reader.owned([item for item in objects if type(item) is not Piece])
         row_bytes = [0] * len(part.names)
         if len(part.names) > 1:
             for array in filter(_is_rows_of_objects, values):
                 for position, row in enumerate(array):
                     row_bytes[position] += _bytes_of_row(row)
-        size = measurement.add(values)
+        size = measurement.add(values) + measurement.add_pieces(pieces)
         bytes_of_each = max(0, size - sum(row_bytes)) // len(part.names)
         kind = ""
         if objects and part.kind in ("keys", "attributes", "items"):
@@ -330,6 +332,12 @@ class _Measurement:
     def add(self, values: Sequence[object]) -> int:
         """Read objects; return the bytes of the new nodes, on all devices."""
         return self._added(lambda: self._region.reader.read(values))
+
+    def add_pieces(self, pieces: Sequence[Piece]) -> int:
+        """Read memory of libraries; return the bytes of the new pieces, on all devices."""
+        if not pieces:
+            return 0
+        return self._added(lambda: self._region.reader.read_pieces(pieces))
 
     def add_items(self, container: object, items: Sequence[object]) -> int:
         """Read items of a container before the container itself; return the bytes that are new, on
