@@ -120,12 +120,16 @@ HAS_REFERENCES = 1 << 14
 """Flag in a type's ``__flags__`` (Py_TPFLAGS_HAVE_GC); objects of types without it refer to
 nothing.
 """
+MANAGED_DICT = 1 << 4
+"""Flag of classes whose instances may have attributes outside a dict, from Python 3.11 on."""
 
 
 class_dict: Callable[[Any], Mapping[str, Any]] = vars(type)["__dict__"].__get__
 """Returns the attributes of a class itself, bypassing its metaclass."""
 mro_of: Callable[[Any], tuple[type, ...]] = vars(type)["__mro__"].__get__
 """Returns a class and its bases in the order of look-up, also bypassing it."""
+flags_of: Callable[[Any], int] = vars(type)["__flags__"].__get__
+"""Returns a class's flags, such as ``HEAP_TYPE`` and ``HAS_REFERENCES``, also bypassing it."""
 
 
 def type_name(value: object) -> str:
@@ -317,14 +321,13 @@ def is_made_by_statement(kind: type) -> bool:
     """Return True for a class made by a ``class`` statement; some C classes are on
     the heap, too.
     """
-    if not _flags_of(kind) & HEAP_TYPE:
+    if not flags_of(kind) & HEAP_TYPE:
         return False
     added_bytes = _instance_bytes(kind) - _instance_bytes(_base_of(kind) or object)
     slots = sum(type(item) is MemberDescriptorType for item in class_dict(kind).values())
     return added_bytes <= _POINTER_BYTES * (slots + 2)
 
 
-_flags_of: Callable[[Any], int] = vars(type)["__flags__"].__get__
 _instance_bytes: Callable[[Any], int] = vars(type)["__basicsize__"].__get__
 _base_of: Callable[[Any], type | None] = vars(type)["__base__"].__get__
-"""Read a class's flags, the size of its instances and its base, bypassing its metaclass."""
+"""Read the size of a class's instances and its base, bypassing its metaclass."""

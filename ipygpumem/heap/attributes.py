@@ -13,11 +13,8 @@ from itertools import islice
 from types import FunctionType, MemberDescriptorType
 from typing import Any
 
-from ipygpumem.introspect import class_dict, instance_dict, mro_of
+from ipygpumem.introspect import MANAGED_DICT, class_dict, flags_of, instance_dict, mro_of
 
-_MANAGED_DICT = 1 << 4
-"""Flag of classes whose instances may store their attributes outside a dict, from Python 3.11 on.
-"""
 _MOST_TRIED = 10
 """Number of keys of a dict that are compared with attributes."""
 _MISSING = object()
@@ -25,7 +22,7 @@ _MISSING = object()
 
 def has_nameless_attributes(item: object) -> bool:
     """Return True if an object may store attributes outside a dict."""
-    return bool(type.__dict__["__flags__"].__get__(type(item)) & _MANAGED_DICT)
+    return bool(flags_of(type(item)) & MANAGED_DICT)
 
 
 def attributes_in_dict(item: object, referents: Sequence[object]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ipygpumem.heap.knowledge.own_bytes import STORAGE_BYTES, OwnBytes, of_tenso
 from ipygpumem.heap.knowledge.text_keys import text_keys
 from ipygpumem.heap.libraries import Behind, Piece, library_of
 from ipygpumem.heap.tensors import Reader
-from ipygpumem.introspect import HAS_REFERENCES, is_instance
+from ipygpumem.introspect import HAS_REFERENCES, flags_of, is_instance
 
 
 class Total(NamedTuple):
@@ -160,7 +160,7 @@ class ObjectCount:
         tensor = library_type("torch", "Tensor")
         if tensor is not None and is_instance(example, tensor):
             self._tensors.add(type_id)
-        may_refer = type.__dict__["__flags__"].__get__(type(example)) & HAS_REFERENCES
+        may_refer = flags_of(type(example)) & HAS_REFERENCES
         if may_refer or type_id in self._own_bytes.arrays:
             self._leading.add(type_id)
         reader = self._own_bytes.readers.get(type_id)

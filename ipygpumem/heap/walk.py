@@ -42,6 +42,7 @@ from ipygpumem.heap.holders.tasks import BUILTIN, storage_of_context, without_wa
 from ipygpumem.introspect import (
     ATOMS,
     HAS_REFERENCES,
+    flags_of,
     instance_dict,
     module_of,
     mro_of,
@@ -159,7 +160,7 @@ class Walk:
         for base, kind in self._bases:
             if id(base) in bases:
                 return kind
-        may_refer = type.__dict__["__flags__"].__get__(type(item)) & HAS_REFERENCES
+        may_refer = flags_of(type(item)) & HAS_REFERENCES
         if (
             not may_refer
             or not bases.isdisjoint(self._not_entered)

@@ -26,6 +26,7 @@ from ipygpumem.heap.arrays import library_type
 from ipygpumem.introspect import (
     HEAP_TYPE,
     class_dict,
+    flags_of,
     is_instance,
     is_made_by_statement,
     is_users_class,
@@ -330,7 +331,7 @@ modules takes 2 ms.
 
 
 def _is_static(kind: type) -> bool:
-    return not type.__dict__["__flags__"].__get__(kind) & HEAP_TYPE
+    return not flags_of(kind) & HEAP_TYPE
 
 
 def _module_that_has(kind: type) -> str:

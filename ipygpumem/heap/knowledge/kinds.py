@@ -9,7 +9,7 @@ from typing import Any
 from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import container_base, kinds_of, one_of_each
 from ipygpumem.heap.knowledge.own_bytes import OwnBytes
-from ipygpumem.introspect import ATOMS, HAS_REFERENCES
+from ipygpumem.introspect import ATOMS, HAS_REFERENCES, flags_of
 
 
 class Types:
@@ -56,7 +56,7 @@ class Types:
             base = container_base(type(example))
             if base is not None:
                 self.containers[type_id] = base
-            may_refer = type.__dict__["__flags__"].__get__(type(example)) & HAS_REFERENCES
+            may_refer = flags_of(type(example)) & HAS_REFERENCES
             if (
                 not may_refer
                 and type_id not in self.apart

@@ -28,10 +28,8 @@ from ipygpumem.heap.knowledge.certainty import Keepers
 from ipygpumem.heap.libraries import VISITS_BUFFER, Behind, behind, bulk_reader, loaded_readers
 from ipygpumem.heap.tensors import Reader, each
 from ipygpumem.interrupts import is_from_signal
-from ipygpumem.introspect import class_dict
+from ipygpumem.introspect import MANAGED_DICT, class_dict, flags_of
 
-_MANAGED_DICT = 1 << 4
-"""Flag of classes whose instances store their attributes outside a dict, from Python 3.11 on."""
 _SMALL, _HEADER = 512, 8
 """Largest size that CPython allocates itself, and the bytes that malloc adds to larger ones."""
 _GC_HEADER = 16
@@ -235,10 +233,7 @@ class OwnBytes:
         array_type = library_type("numpy", "ndarray")
         if array_type is not None and type.__subclasscheck__(array_type, kind):
             self.arrays.add(type_id)
-        if (
-            type.__dict__["__flags__"].__get__(kind) & _MANAGED_DICT
-            and container_base(kind) is None
-        ):
+        if flags_of(kind) & MANAGED_DICT and container_base(kind) is None:
             self._inline.add(type_id)
         in_two_blocks = self.dicts - {id(dict)}
         if any(
