@@ -39,7 +39,7 @@ MOST = {
     "a recovery, each name": 0.019,
     "a recovery, each frame": 150,
     "with torch, the first experiment": 2600,
-    "with torch, an empty experiment": 2220,
+    "with torch, an empty experiment": 2240,
     "with torch, a trivial cell": 230,
     "a guarded cell": 328,
     "%gpumem tensors, each tensor": 1.1,

@@ -23,9 +23,7 @@ from ipygpumem.heap.arrays import (
     holding_objects,
     library_type,
 )
-from ipygpumem.heap.attributes import (
-    slots,
-)
+from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import (
     CHUNK,
     CONTAINERS,
@@ -67,15 +65,17 @@ _FEW, _LEVELS = 100, 3
 and text.
 """
 
-_FUNCTION = {id(FunctionType)}
-_NOT_ENTERED = frozenset(map(id, NOT_ENTERED))
-_MODULE_OF: Callable[[Any], object] = vars(type)["__module__"].__get__
-_SIZED = set(map(id, CONTAINERS))
 ARRAY_TYPES = {
     "tensor": ("torch", "Tensor"),
     "ndarray": ("numpy", "ndarray"),
     "jax": ("jax._src.array", "ArrayImpl"),
 }
+_KINDS = (*ARRAY_TYPES, "leading", "class", "module", "skip")
+"""Ways in which a walk handles the objects of a type. It enters the "leading" ones."""
+_FUNCTION = {id(FunctionType)}
+_NOT_ENTERED = frozenset(map(id, NOT_ENTERED))
+_MODULE_OF: Callable[[Any], object] = vars(type)["__module__"].__get__
+_SIZED = set(map(id, CONTAINERS))
 
 Label = Callable[[int], str]
 """Returns the path to the item at a position."""
@@ -106,30 +106,31 @@ class Walk:
         is_hasty: bool = False,
         allowance: Allowance | None = None,
     ) -> None:
-        self.complete, self.left, self.paths = True, limit, dict[int, str]()
+        self.complete = True
+        self.left = limit
+        self.paths: dict[int, str] = {}
         self.allowance = allowance
-        self._own, self._is_hasty = classes, is_hasty
-        arrays = [(library_type(*ARRAY_TYPES[name]), name) for name in find]
-        # each task leads to it, and it to all tasks
-        loop = library_type("asyncio", "AbstractEventLoop")
-        self._not_entered = _NOT_ENTERED if loop is None else _NOT_ENTERED | {id(loop)}
-        self._bases = [pair for pair in arrays if pair[0]] + [
-            (type, "class"),
-            (ModuleType, "module"),
-        ]
-        self._kinds: dict[str, set[int]] = {
-            name: set() for name in (*ARRAY_TYPES, "leading", "class", "module", "skip")
-        }
+        self._modules_of_classes = classes
+        """Modules whose classes are entered."""
+        self._is_hasty = is_hasty
+        self._not_entered = _types_not_entered()
+        self._bases = _bases_of_kinds(find)
+        self._kinds: dict[str, set[int]] = {kind: set() for kind in _KINDS}
         """Identities of types, by how their objects are handled."""
         self._types: set[int] = set()
+        """Identities of the types that have been sorted into ``_kinds``."""
         self._containers: dict[int, Any] = {}
         """Built-in containers from which types derive, by the types' identities."""
         self._arrays: set[int] = set()
-        self._kept: list[Sequence[object]] = [storage_of_context()]
-        self.seen: set[int] = set(map(id, self._kept[0]))
+        """Identities of the types of arrays of every kind."""
+        context_storages = storage_of_context()
+        self._alive: list[Sequence[object]] = [context_storages]
         """Keeps the objects alive, so that no identity is reused."""
+        self.seen: set[int] = set(map(id, context_storages))
         self._queue: deque[tuple[Sequence[Any], str]] = deque()
+        """Groups of objects to enter, each with its path if it is a single object's."""
         self._long: deque[tuple[Any, str]] = deque()
+        """Long containers to enter when the queue is empty, with their paths."""
 
     def pass_over(self, *items: object) -> None:
         """Never enter these objects; the caller keeps them alive."""
@@ -150,57 +151,137 @@ class Walk:
 
     def drop(self) -> None:
         """Drop all references."""
-        self._kept.clear()
+        self._alive.clear()
 
     # -- overridden by subclasses ----------------------------------------------------------------
 
     def kind_of(self, item: object) -> str:
-        """Return how objects of the type of ``item`` are handled: one of ``_kinds``."""
-        bases = set(map(id, mro_of(type(item))))
+        """Return how objects of the type of ``item`` are handled: one of ``_KINDS``."""
+        base_ids = set(map(id, mro_of(type(item))))
         for base, kind in self._bases:
-            if id(base) in bases:
+            if id(base) in base_ids:
                 return kind
-        may_refer = flags_of(type(item)) & HAS_REFERENCES
-        if (
-            not may_refer
-            or not bases.isdisjoint(self._not_entered)
-            or module_of(item).partition(".")[0] in TOOLS
-        ):
+        if not flags_of(type(item)) & HAS_REFERENCES:
             return "skip"
-        return "leading"
+        if not base_ids.isdisjoint(self._not_entered):
+            return "skip"
+        library = module_of(item).partition(".")[0]
+        return "skip" if library in TOOLS else "leading"
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
         """Return the arrays that lead to other objects: by a subclass's attributes, or by elements
         that are objects.
         """
-        tensors = self.of_kind("tensor", arrays) if self._kinds["tensor"] else []
-        if len(gc.get_referents(*tensors)) == len(tensors):  # only to their classes
-            tensors = []
-        found = [tensor for tensor in tensors if len(gc.get_referents(tensor)) > 1]
+        tensors = self.of_kind("tensor", arrays)
         ndarrays = self.of_kind("ndarray", arrays)
-        with_objects = compress(ndarrays, holding_objects(ndarrays))
-        return found + list(by_identity([*with_objects, *filter(gc.is_tracked, ndarrays)]).values())
+        leading = list(compress(ndarrays, holding_objects(ndarrays)))
+        leading += filter(gc.is_tracked, ndarrays)
+        return _with_attributes(tensors) + list(by_identity(leading).values())
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
         """Yield the contents of some objects; objects with a path come one at a time."""
         if len(objects) == 1 and self._length(objects[0]) > _MANY:
-            yield from ((part, None) for part in self._contents_of_long(objects[0], CHUNK))
+            for part in self._contents_of_long(objects[0]):
+                yield part, None
             return
-        several = types_of(objects)
-        for function in (
-            of_types(_FUNCTION, objects) if several >= _FUNCTION else ()
-        ):  # a namespace leads to everything
-            self.seen.add(id(function.__globals__))
+        type_ids = types_of(objects)
+        if type_ids >= _FUNCTION:
+            for function in of_types(_FUNCTION, objects):
+                self.seen.add(id(function.__globals__))  # a namespace leads to everything
         yield self._chain(objects), None
         yield gc.get_referents(*objects), None
-        for array in (
-            () if self._kinds["ndarray"].isdisjoint(several) else self.of_kind("ndarray", objects)
-        ):
-            inside = flat_elements(array)
-            self.complete &= inside is not None or not all(holding_objects([array]))
-            yield inside or (), None
+        if not self._kinds["ndarray"].isdisjoint(type_ids):
+            for array in self.of_kind("ndarray", objects):
+                yield self._elements(array), None
 
     # -- implementation --------------------------------------------------------------------------
+
+    def run(self, groups: Iterable[Group]) -> Iterator[list[Any]]:
+        """Yield the arrays among objects and behind them, in groups; those in long
+        containers last.
+        """
+        for items, label in chain(groups, self._contents_of_waiting()):
+            for start, part in zip(count(0, CHUNK), chunks(items)):
+                if self.allowance is not None and self.is_stopped():
+                    return
+                for observe in OBSERVERS:
+                    observe()
+                if start > 0 and self.left <= 0:
+                    self.complete = False
+                    break
+                arrays, leading = self._sift(part, with_paths=label is not None)
+                if label is None:
+                    self._queue.extend(zip(chunks(leading, _AT_ONCE), repeat("")))
+                else:
+                    self._label(arrays, leading, part, start, label)
+                if arrays:
+                    yield arrays
+
+    def _label(
+        self,
+        arrays: Sequence[Any],
+        leading: Sequence[Any],
+        part: Sequence[Any],
+        start: int,
+        label: Label,
+    ) -> None:
+        """Note the paths of arrays, and queue the objects that lead on with their paths.
+
+        Args:
+            arrays: the new arrays among the ``part``.
+            leading: the new objects of the ``part`` that lead on.
+            part: some items of a group.
+            start: position of the first of them in the group.
+            label: returns the path to the item at a position of the group.
+        """
+        if len(arrays) == len(part) and not leading:  # such as a list of a million tensors
+            every_position = range(start, start + len(part))
+            self.paths.update(zip(map(id, arrays), map(label, every_position), strict=True))
+        elif arrays or leading:
+            # The last position comes first, so that the dict keeps the first of equal objects.
+            from_last = range(start + len(part) - 1, start - 1, -1)
+            positions = dict(zip(map(id, reversed(part)), from_last, strict=True))
+            for array in arrays:
+                self.paths[id(array)] = label(positions[id(array)])
+            for item in sorted(leading, key=lambda item: positions[id(item)]):
+                self._queue.append(([item], label(positions[id(item)])))
+
+    def _contents_of_waiting(self) -> Iterator[Group]:
+        """Yield the contents of the objects that wait to be entered, long containers last."""
+        while self._queue or self._long:
+            try:
+                if self._queue:
+                    objects, path = self._queue.popleft()
+                    objects = self._to_enter_now(objects, path)
+                else:
+                    container, path = self._long.popleft()
+                    objects = [container]
+                if objects:
+                    yield from self.enter(objects, path)
+            except RuntimeError:  # noqa: PERF203  # a thread changes a container: skip its items
+                self.complete = False
+
+    def _to_enter_now(self, objects: Sequence[Any], path: str) -> Sequence[Any]:
+        """Return the objects to enter now; long containers wait, and so do all objects if they
+        contain too many items for one list.
+        """
+        if not BUILTIN.isdisjoint(map(id, map(type, objects))):
+            objects, _ = without_wakeups(objects)
+        containers: list[Any] = of_types(self._containers, objects)
+        if not containers:
+            return objects
+        lengths = self._lengths(containers)
+        if len(objects) > 1 and sum(lengths) > _MOST_INSIDE:
+            middle = len(objects) // 2
+            self._queue.extendleft([(objects[middle:], path), (objects[:middle], path)])
+            return []
+        if max(lengths) <= _MANY:
+            return objects
+        long_containers = compress(containers, map(_MANY.__lt__, lengths))
+        long_by_key = by_identity(list(long_containers))
+        for container in filter(self._may_lead_on, long_by_key.values()):
+            self._long.append((container, path))
+        return [item for item in objects if id(item) not in long_by_key]
 
     def _length(self, item: object) -> int:
         """Return the number of items of a container whose type the walk has seen; 0 for any other
@@ -217,152 +298,94 @@ class Walk:
             return list(map(len, containers))
         return list(map(self._length, containers))
 
-    def _contents_of_long(self, container: Any, step: int) -> Iterator[Sequence[Any]]:
+    def _contents_of_long(self, container: Any) -> Iterator[Sequence[Any]]:
         """Yield the items of a long container in chunks, then its attributes if it is an instance
         of a subclass.
         """
-        for number, part in enumerate(
-            parts_of_container(container, self._containers[id(type(container))], step)
-        ):
-            if self.left <= 0 < number:
+        base = self._containers[id(type(container))]
+        for number, part in enumerate(parts_of_container(container, base)):
+            if number > 0 and self.left <= 0:
                 self.complete = False
                 return
             yield part
         if id(type(container)) not in _SIZED:
             yield [instance_dict(container), *slots(container).values()]
 
+    def _elements(self, array: Any) -> list[Any]:
+        """Return the objects in an array; note if they cannot be read."""
+        elements = flat_elements(array)
+        if elements is None and any(holding_objects([array])):
+            self.complete = False
+        return elements or []
+
     def _chain(self, objects: Sequence[object]) -> list[object]:
         """Return the next objects of a linked list, if ``objects`` is one of its nodes: one by one
         would take long.
         """
-        item, found, known = objects[0] if len(objects) == 1 else None, list[object](), set[int]()
-        kind = type(item)
-        while len(found) < CHUNK and kind is not FunctionType:
-            inside = gc.get_referents(item)
-            following = [one for one in inside if type(one) is kind and id(one) not in known]
-            if not following and kind is not dict:
-                spaces = [one for one in inside if type(one) is dict and "__builtins__" not in one]
-                in_spaces = gc.get_referents(*spaces)
-                following = [one for one in in_spaces if type(one) is kind and id(one) not in known]
+        nodes = list[object]()
+        if len(objects) != 1 or type(objects[0]) is FunctionType:
+            return nodes
+        (node,) = objects
+        node_ids = set[int]()
+        while len(nodes) < CHUNK:
+            following = _next_nodes(node, node_ids)
             if len(following) != 1 or id(following[0]) in self.seen:
                 break
-            (item,) = following
-            known.add(id(item))
-            found.append(item)
-        # as objects with several references they are remembered
-        if found:
-            self._kept.append(found[:])
-        return found
-
-    def run(self, groups: Iterable[Group]) -> Iterator[list[Any]]:
-        """Yield the arrays among objects and behind them, in groups; those in long
-        containers last.
-        """
-        for items, label in chain(groups, self._inside()):
-            for start, part in zip(count(0, CHUNK), chunks(items)):
-                if self.allowance is not None and self.is_stopped():
-                    return
-                for observe in OBSERVERS:
-                    observe()
-                if self.left <= 0 < start:
-                    self.complete = False
-                    break
-                arrays, leading = self._sift(part, with_paths=label is not None)
-                if label is None:
-                    self._queue.extend(zip(chunks(leading, _AT_ONCE), repeat("")))
-                elif (
-                    len(arrays) == len(part) and not leading
-                ):  # such as a list of a million tensors
-                    places_here = range(start, start + len(part))
-                    self.paths.update(zip(map(id, arrays), map(label, places_here), strict=True))
-                elif arrays or leading:
-                    from_last = range(start + len(part) - 1, start - 1, -1)
-                    places = dict(zip(map(id, reversed(part)), from_last, strict=True))
-                    leading.sort(key=lambda item: places[id(item)])
-                    keys = list(map(id, arrays))
-                    self.paths.update(
-                        zip(keys, map(label, map(places.__getitem__, keys)), strict=True)
-                    )
-                    self._queue.extend([([item], label(places[id(item)])) for item in leading])
-                if arrays:
-                    yield arrays
-
-    def _inside(self) -> Iterator[Group]:
-        while self._queue or self._long:
-            try:
-                if self._queue:
-                    objects, path = self._queue.popleft()
-                    if not BUILTIN.isdisjoint(map(id, map(type, objects))):
-                        objects, _ = without_wakeups(objects)
-                    sized: list[Any] = of_types(self._containers, objects)
-                    sizes = self._lengths(sized) if sized else []
-                    later = {
-                        id(item): item
-                        for item, size in zip(sized, sizes, strict=True)
-                        if size > _MANY
-                    }
-                    if len(objects) > 1 and sum(sizes) > _MOST_INSIDE:
-                        middle = len(objects) // 2
-                        self._queue.extendleft([(objects[middle:], path), (objects[:middle], path)])
-                        continue
-                    if later:
-                        self._long.extend(
-                            (item, path) for item in later.values() if self._may_lead_on(item)
-                        )
-                        objects = [item for item in objects if id(item) not in later]
-                    yield from self.enter(objects, path)
-                else:
-                    item, path = self._long.popleft()
-                    yield from self.enter([item], path)
-            except RuntimeError:  # a thread changes the container: skip the rest
-                self.complete = False
+            (node,) = following
+            node_ids.add(id(node))
+            nodes.append(node)
+        return nodes
 
     def _sift(self, items: Sequence[Any], *, with_paths: bool) -> tuple[list[Any], list[Any]]:
         """Return the new arrays among ``items``, and the new objects that may lead to more."""
-        several = self._sort(items)
-        arrays, leading = list[Any](), list[Any]()
-        if not self._arrays.isdisjoint(several):
+        type_ids = self._sort(items)
+        arrays = list[Any]()
+        leading = list[Any]()
+        if not self._arrays.isdisjoint(type_ids):
             arrays = self._new(of_types(self._arrays, items))
             leading += self.that_lead_on(arrays)
-            self._kept.append(arrays)
-        if not self._kinds["leading"].isdisjoint(several):
+            self._alive.append(arrays)
+        if not self._kinds["leading"].isdisjoint(type_ids):
             candidates = self.of_kind("leading", items)
             if with_paths and len(candidates) > _FEW:
-                candidates = [] if self._lead_nowhere(candidates) else self._with_more(candidates)
+                candidates = self._with_more(candidates)
             leading += self._new(candidates)
-        if self._own and not self._kinds["class"].isdisjoint(several):
-            classes = self.of_kind("class", items)
-            modules = map(_MODULE_OF, classes)
-            own = [
-                kind
-                for kind, name in zip(classes, modules, strict=True)
-                if type(name) is str and name in self._own
-            ]
-            leading += self._new(own)
+        if self._modules_of_classes and not self._kinds["class"].isdisjoint(type_ids):
+            leading += self._new(self._classes_to_enter(items))
         if len(leading) > self.left:
             self.complete = False
             del leading[max(0, self.left) :]
         self.left -= len(leading)
-        self._kept.append(leading)
+        self._alive.append(leading)
         return arrays, leading
 
+    def _classes_to_enter(self, items: Sequence[Any]) -> list[Any]:
+        """Return the classes among ``items`` that belong to the chosen modules."""
+        classes = list[Any]()
+        for kind in self.of_kind("class", items):
+            module = _MODULE_OF(kind)
+            if type(module) is str and module in self._modules_of_classes:
+                classes.append(kind)
+        return classes
+
     def _may_lead_on(self, container: Any) -> bool:
-        """Return False if a long container starts with numbers and text; in haste, also if these
-        are further inside.
+        """Return False if a long container starts with numbers and text; a hasty walk also looks
+        for these further inside.
         """
         base = self._containers[id(type(container))]
-        items = list(
-            islice(dict.values(container) if base is dict else base.__iter__(container), CHUNK)
-        )
-        if self._is_hasty and self._lead_nowhere([items]):
-            self.complete = self.complete and types_of(items) <= ATOMS
+        every_item = dict.values(container) if base is dict else base.__iter__(container)
+        first_items = list(islice(every_item, CHUNK))
+        if types_of(first_items) <= ATOMS:
             return False
-        return not types_of(items) <= ATOMS
+        if self._is_hasty and self._lead_nowhere([first_items]):
+            self.complete = False
+            return False
+        return True
 
     def _with_more(self, items: Sequence[object]) -> list[Any]:
-        """Return the objects that contain more than numbers and text, after ``_lead_nowhere`` has
-        seen them.
-        """
+        """Return the objects that contain more than numbers and text."""
+        if self._lead_nowhere(items):
+            return []
         skip = self._kinds["skip"]
         return [
             item
@@ -372,34 +395,39 @@ class Walk:
 
     def _lead_nowhere(self, items: Sequence[object]) -> bool:
         """Return True if containers contain only numbers and text, as most do."""
+        skip = self._kinds["skip"]
+        leading = self._kinds["leading"]
         for _ in range(_LEVELS):
             items = gc.get_referents(*items)
-            several = self._sort(items)
-            if (
-                several <= self._kinds["skip"]
-                or not several <= self._kinds["skip"] | self._kinds["leading"]
-            ):
-                return several <= self._kinds["skip"]
+            type_ids = self._sort(items)
+            if type_ids <= skip:
+                return True
+            if not type_ids <= skip | leading:
+                return False
             items = self.of_kind("leading", items)
         return False
 
     def _sort(self, items: Sequence[object]) -> set[int]:
         """Return the types of ``items``, after classifying the new ones."""
-        several = types_of(items)
-        if not several <= self._types:
-            for key, item in one_of_each(items).items():
-                if key not in self._types:
-                    self._types.add(key)
-                    kind = self.kind_of(item)
-                    self._kinds[kind].add(key)
-                    base = container_base(type(item)) if kind == "leading" else None
-                    if base is not None:
-                        self._containers[key] = base
-                    if kind in ARRAY_TYPES:
-                        self._arrays.add(key)
-        return several
+        type_ids = types_of(items)
+        if type_ids <= self._types:
+            return type_ids
+        for type_id, example in one_of_each(items).items():
+            if type_id in self._types:
+                continue
+            kind = self.kind_of(example)
+            self._types.add(type_id)
+            self._kinds[kind].add(type_id)
+            if kind in ARRAY_TYPES:
+                self._arrays.add(type_id)
+            elif kind == "leading":
+                base = container_base(type(example))
+                if base is not None:
+                    self._containers[type_id] = base
+        return type_ids
 
     def _new(self, items: Sequence[Any]) -> list[Any]:
+        """Return the items that were not seen before, each once, in their order."""
         by_key = by_identity(items)
         if self.seen.isdisjoint(by_key):
             self.seen.update(by_key)
@@ -407,3 +435,47 @@ class Walk:
         new = by_key.keys() - self.seen
         self.seen |= new
         return [by_key[key] for key in by_key if key in new]
+
+
+def _types_not_entered() -> frozenset[int]:
+    """Return the identities of the types whose objects, and those of subclasses, are not entered.
+
+    An event loop is one: each task leads to it, and it leads to all tasks.
+    """
+    loop = library_type("asyncio", "AbstractEventLoop")
+    return _NOT_ENTERED if loop is None else _NOT_ENTERED | {id(loop)}
+
+
+def _bases_of_kinds(names: Iterable[str]) -> list[tuple[type, str]]:
+    """Return the base classes of some kinds of arrays, of classes and of modules, with the kind's
+    name.
+    """
+    bases = list[tuple[type, str]]()
+    for name in names:
+        base = library_type(*ARRAY_TYPES[name])
+        if base is not None:
+            bases.append((base, name))
+    return [*bases, (type, "class"), (ModuleType, "module")]
+
+
+def _with_attributes(tensors: Sequence[Any]) -> list[Any]:
+    """Return the tensors that refer to more than their class; most do not, so all are asked at
+    once.
+    """
+    if len(gc.get_referents(*tensors)) == len(tensors):
+        return []
+    return [tensor for tensor in tensors if len(gc.get_referents(tensor)) > 1]
+
+
+def _next_nodes(node: object, visited: Collection[int]) -> list[Any]:
+    """Return the objects of the same type to which a node of a linked list refers, directly or by
+    its attributes, without those already visited.
+    """
+    kind = type(node)
+    referents = gc.get_referents(node)
+    following = [item for item in referents if type(item) is kind and id(item) not in visited]
+    if following or kind is dict:
+        return following
+    dicts = [item for item in referents if type(item) is dict and "__builtins__" not in item]
+    values = gc.get_referents(*dicts)
+    return [item for item in values if type(item) is kind and id(item) not in visited]
