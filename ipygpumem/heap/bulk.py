@@ -10,7 +10,7 @@ import gc
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import chain, compress, count, islice
+from itertools import compress, count, islice
 from operator import ne, not_
 from typing import Any, Generic, TypeVar
 
@@ -40,7 +40,8 @@ def no_progress(share: float) -> None:
 def chunks(items: Sequence[T], size: int = CHUNK) -> Iterator[Sequence[T]]:
     """Yield ``size`` items at a time."""
     starts = range(0, len(items), size)
-    return map(items.__getitem__, map(slice, starts, range(size, len(items) + size, size)))
+    ends = range(size, len(items) + size, size)
+    return map(items.__getitem__, map(slice, starts, ends))
 
 
 def types_of(items: Sequence[object]) -> set[int]:
@@ -50,16 +51,16 @@ def types_of(items: Sequence[object]) -> set[int]:
 
 def of_types(wanted: Collection[int], items: Sequence[T]) -> list[T]:
     """Return the items whose types are among ``wanted``."""
-    return list(compress(items, map(wanted.__contains__, map(id, map(type, items)))))
+    is_wanted = map(wanted.__contains__, map(id, map(type, items)))
+    return list(compress(items, is_wanted))
 
 
 def without_types(unwanted: Collection[int], items: Sequence[T]) -> Sequence[T]:
     """Return the items whose types are not among ``unwanted``."""
-    return (
-        list(compress(items, map(not_, map(unwanted.__contains__, map(id, map(type, items))))))
-        if unwanted
-        else items
-    )
+    if not unwanted:
+        return items
+    is_unwanted = map(unwanted.__contains__, map(id, map(type, items)))
+    return list(compress(items, map(not_, is_unwanted)))
 
 
 def one_of_each(items: Sequence[T]) -> dict[int, T]:
@@ -143,22 +144,23 @@ class Kinds:
             self.examples = one_of_each(items)
             self._of_parts.append(set(self.examples))
             return
-        types = identities(map(type, items))
-        for part, some in zip(_parts(types), chunks(items, _PART), strict=True):
-            examples = one_of_each(some[:1] if part == part[:ID_BYTES] * len(some) else some)
+        type_ids = identities(map(type, items))
+        for type_ids_of_part, part in zip(_parts(type_ids), chunks(items, _PART), strict=True):
+            if type_ids_of_part == type_ids_of_part[:ID_BYTES] * len(part):  # all are alike
+                part = part[:1]
+            examples = one_of_each(part)
             self.examples.update(examples)
             self._of_parts.append(set(examples))
 
     def positions(self, kinds: Collection[int]) -> list[int]:
         """Return the positions of the objects of these types."""
-        found = list[int]()
-        for number, (some, types) in enumerate(
-            zip(chunks(self._items, _PART), self._of_parts, strict=True)
-        ):
-            if not types.isdisjoint(kinds):
-                is_wanted = map(kinds.__contains__, map(id, map(type, some)))
-                found += compress(count(number * _PART), is_wanted)
-        return found
+        positions = list[int]()
+        parts = chunks(self._items, _PART)
+        for start, part, type_ids in zip(count(0, _PART), parts, self._of_parts):
+            if not type_ids.isdisjoint(kinds):
+                is_wanted = map(kinds.__contains__, map(id, map(type, part)))
+                positions += compress(count(start), is_wanted)
+        return positions
 
 
 _PART = 500
@@ -175,15 +177,16 @@ def differences(first: bytes, second: bytes) -> Iterator[int]:
     """Yield the positions at which two rows of as many ``identities`` differ; few do, so they are
     compared in parts.
     """
-    for number, parts in enumerate(zip(_parts(first), _parts(second), strict=True)):
-        if parts[0] != parts[1]:
-            before, after = (memoryview(part).cast("Q") for part in parts)
-            yield from compress(count(number * _PART), map(ne, before, after))
+    for start, before, after in zip(count(0, _PART), _parts(first), _parts(second)):
+        if before != after:
+            are_different = map(ne, memoryview(before).cast("Q"), memoryview(after).cast("Q"))
+            yield from compress(count(start), are_different)
 
 
 def type_names(items: Sequence[object]) -> list[str]:
     """Return the name of each item's type."""
-    names = {key: type_name(one) for key, one in Kinds(items).examples.items()}
+    examples = Kinds(items).examples
+    names = {type_id: type_name(example) for type_id, example in examples.items()}
     if len(names) == 1:
         return [*names.values()] * len(items)
     return list(map(names.__getitem__, map(id, map(type, items))))
@@ -193,25 +196,12 @@ def kinds_of(items: Sequence[object], *bases: type) -> set[int]:
     """Return the identities of the items' types that derive from a base; calls no Python function
     for each type.
     """
-    wanted = set(map(id, bases))
-    return {
-        key
-        for key, one in one_of_each(items).items()
-        if not wanted.isdisjoint(map(id, mro_of(type(one))))
-    }
-
-
-def referents(objects: Sequence[Any], dicts: Collection[int]) -> list[Any]:
-    """Return the objects to which some objects refer, with text keys of dicts: the collector leaves
-    these out.
-
-    ``dicts`` are the identities of the types that derive from ``dict``.
-    """
-    found, mappings = gc.get_referents(*objects), of_types(dicts, objects)
-    if mappings:
-        keys, known = list(chain.from_iterable(map(dict.__iter__, mappings))), set(map(id, found))
-        found += compress(keys, map(not_, map(known.__contains__, map(id, keys))))
-    return found
+    base_ids = set(map(id, bases))
+    derived = set[int]()
+    for type_id, example in one_of_each(items).items():
+        if not base_ids.isdisjoint(map(id, mro_of(type(example)))):
+            derived.add(type_id)
+    return derived
 
 
 CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset, deque)
@@ -257,8 +247,8 @@ def held_once() -> int:
     referents.
     """
     holder = [object()]
-    found = gc.get_referents(holder)
-    (part,) = chunks(found)
+    referents = gc.get_referents(holder)
+    (part,) = chunks(referents)
     return next(map(sys.getrefcount, part))
 
 
