@@ -27,7 +27,7 @@ from ipygpumem.heap.bulk import (
     by_identity,
     types_of,
 )
-from ipygpumem.heap.walk import ARRAY_TYPES, LONGEST, MOST_OBJECTS, Group, Label, Walk
+from ipygpumem.heap.walk import LONGEST, MOST_OBJECTS, Group, Label, Walk
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,
@@ -40,8 +40,19 @@ from ipygpumem.introspect import (
 
 _COLLAPSED = ("_parameters", "_buffers", "_modules")
 """Dicts of torch modules that users never write: ``model.weight`` is in one of them."""
+_OF_LIBRARIES = (
+    ("torch", "Tensor", "tensor"),
+    ("numpy", "ndarray", "ndarray"),
+    ("torch.nn", "Module", "module"),
+    ("pandas", "DataFrame", "frame"),
+    ("pandas", "Series", "frame"),
+)
+"""Classes of libraries, each with the way to enter its instances."""
+_SEQUENCES = (list, tuple, deque)
 _CONTAINERS: tuple[tuple[type, str], ...] = (
-    *((kind, "sequence") for kind in (list, tuple, deque)),
+    (list, "sequence"),
+    (tuple, "sequence"),
+    (deque, "sequence"),
     (dict, "dict"),
     (set, "set"),
     (frozenset, "set"),
@@ -53,6 +64,7 @@ _CONTAINERS: tuple[tuple[type, str], ...] = (
 
 
 _MARK = "\0"
+"""Encloses the number of an attribute whose name is read later."""
 _MARKED = re.compile(f"{_MARK}([0-9]+){_MARK}")
 _KEY_OF_DICT = re.compile(r'\.__dict__\["([^"]*)"\]')
 
@@ -74,17 +86,7 @@ class NamedArrays(Walk):
         """
         self._names: dict[int, dict[str, None]] = {}
         """Names of attributes that led to arrays, by the identity of the object's type."""
-        known = (
-            ("torch.nn", "Module", "module"),
-            ("pandas", "DataFrame", "frame"),
-            ("pandas", "Series", "frame"),
-        )
-        bases = [*((*ARRAY_TYPES[name], name) for name in ("tensor", "ndarray")), *known]
-        found = [(library_type(module, name), category) for module, name, category in bases]
-        self._ways = [
-            *((base, category) for base, category in found if base is not None),
-            *_CONTAINERS,
-        ]
+        self._bases_of_categories = [*_loaded_bases(), *_CONTAINERS]
         self._categories: dict[int, str] = {}
         """How to enter a type's objects, by the type's identity."""
 
@@ -96,12 +98,13 @@ class NamedArrays(Walk):
 
     def arrays_behind(self, roots: Collection[tuple[str, object]]) -> list[Any]:
         """Return the same as a list; their identities are the keys of ``paths``, too."""
-        names, values = list(map(itemgetter(0), roots)), list(map(itemgetter(1), roots))
-        found = list[Any]()
+        names = list(map(itemgetter(0), roots))
+        values = list(map(itemgetter(1), roots))
+        every_array = list[Any]()
         for arrays in self.run([(values, names.__getitem__)]):
-            found += arrays
+            every_array += arrays
         self._read_names()
-        return found
+        return every_array
 
     def drop(self) -> None:
         """Drop all references."""
@@ -113,51 +116,72 @@ class NamedArrays(Walk):
         if not objects:
             return
         (item,) = objects
-        category = self._categories.get(id(type(item)))
-        if category is None:
-            category = next(
-                (category for base, category in self._ways if is_instance(item, base)), "object"
-            )
-            self._categories[id(type(item))] = category
+        category = self._category_of(item)
         if category == "sequence":
-            base: Any = next(base for base in (list, tuple, deque) if is_instance(item, base))
-            label = (path.replace("%", "%%") + "[%d]").__mod__  # in C: there may be a million items
-            yield list(islice(base.__iter__(item), LONGEST)), label
+            yield self._sequence(item, path)
         elif category == "dict":
             yield from self._dict(item, path)
         elif category == "set":
-            base = set if is_instance(item, set) else frozenset
-            yield list(islice(base.__iter__(item), LONGEST)), lambda position: f"{path}{{…}}"
+            base: Any = set if is_instance(item, set) else frozenset
+            yield list(islice(base.__iter__(item), LONGEST)), _same(f"{path}{{…}}")
         elif category == "class":
-            yield from self._attributes(dict(class_dict(item)), path)
-        elif category == "ndarray" and (found := elements(item)) is not None:
-            yield found, lambda position: f"{path}[{position}]"
+            yield _attributes(dict(class_dict(item)), path)
+        elif category == "ndarray":
+            yield from self._ndarray(item, path)
         else:
             yield from self._object(item, category, path)
+
+    def _category_of(self, item: object) -> str:
+        """Return how to enter an object, which depends on its type."""
+        category = self._categories.get(id(type(item)))
+        if category is not None:
+            return category
+        category = "object"
+        for base, category_of_base in self._bases_of_categories:
+            if is_instance(item, base):
+                category = category_of_base
+                break
+        self._categories[id(type(item))] = category
+        return category
+
+    def _sequence(self, item: Any, path: str) -> Group:
+        base: Any = next(base for base in _SEQUENCES if is_instance(item, base))
+        # In C, because there may be a million items.
+        label = (path.replace("%", "%%") + "[%d]").__mod__
+        return list(islice(base.__iter__(item), LONGEST)), label
+
+    def _ndarray(self, item: Any, path: str) -> Iterator[Group]:
+        objects = elements(item)
+        if objects is None:
+            yield from self._object(item, "ndarray", path)
+        else:
+            yield objects, lambda position: f"{path}[{position}]"
 
     def _dict(self, item: Any, path: str) -> Iterator[Group]:
         if "__builtins__" in dict.keys(item):
             return  # a namespace: it leads to everything
-        both: tuple[Iterable[object], ...] = (dict.keys(item), dict.values(item))
-        # one call in C, because a thread may change the dict in between
-        keys, values = map(list, both)
+        views: tuple[Iterable[object], ...] = (dict.keys(item), dict.values(item))
+        # No Python code runs between the two lists, so that no thread changes the dict.
+        keys, values = map(list, views)
         yield values, lambda position: f"{path}[{self._key(keys[position], path)}]"
         yield keys, lambda position: f"list({path})[{position}]"
 
     def _key(self, key: object, path: str) -> str:
         """Return the source text of a key of the dict at ``path``."""
         text = key_text(key)
-        named = self.paths.get(id(key)) if text is None else None
-        if named is not None and not named.startswith(
-            f"{path}["
-        ):  # an optimizer's state: its key is a named parameter
-            return named
-        return f"<{type_name(key)}>" if text is None else text
+        if text is not None:
+            return text
+        # An optimizer's state has parameters as keys, which other names lead to.
+        path_of_key = self.paths.get(id(key))
+        if path_of_key is not None and not path_of_key.startswith(f"{path}["):
+            return path_of_key
+        return f"<{type_name(key)}>"
 
     def _object(self, item: Any, category: str, path: str) -> Iterator[Group]:
-        yield from self._fields(item, category, path)
+        """Yield the contents of any other object: its fields in C and its attributes."""
+        yield from _fields(item, category, path)
         referents = gc.get_referents(item)
-        if self._kinds["skip"].issuperset(types_of(referents)):
+        if types_of(referents) <= self._kinds["skip"]:
             return
         if category == "module" or category == "frame":
             attributes = instance_dict(item) or {}
@@ -165,23 +189,33 @@ class NamedArrays(Walk):
             attributes = attributes_in_dict(item, referents)
         if attributes:
             self.pass_over(attributes)
-        for name in _COLLAPSED if category == "module" else ():
-            inner = attributes.get(name)
-            if inner is not None and is_instance(inner, dict) and id(inner) not in self.seen:
-                self.pass_over(inner)
-                yield from self._attributes(dict(dict.items(inner)), path)
-        yield from self._attributes(attributes, path)
+        if category == "module":
+            yield from self._collapsed(attributes, path)
+        yield _attributes(attributes, path)
         if category == "function":  # its slots lead to its module's namespace
             return
-        kind = id(type(item))
-        if kind not in self._slots:
-            self._slots[kind] = slot_descriptors(type(item))
-        in_slots = slots(item, self._slots[kind])
-        yield from self._attributes(in_slots, path)
+        in_slots = slots(item, self._slots_of(type(item)))
+        yield _attributes(in_slots, path)
         if has_nameless_attributes(item):
-            known = set(map(id, [attributes, type(item), *attributes.values(), *in_slots.values()]))
-            nameless = [value for value in referents if id(value) not in known]
+            named = [attributes, type(item), *attributes.values(), *in_slots.values()]
+            named_ids = set(map(id, named))
+            nameless = [value for value in referents if id(value) not in named_ids]
             yield nameless, lambda position: self._unread(item, nameless[position], path)
+
+    def _collapsed(self, attributes: dict[str, Any], path: str) -> Iterator[Group]:
+        """Yield the contents of a torch module's own dicts as attributes of the module."""
+        for name in _COLLAPSED:
+            inner: Any = attributes.get(name)
+            if is_instance(inner, dict) and id(inner) not in self.seen:
+                self.pass_over(inner)
+                yield _attributes(dict(dict.items(inner)), path)
+
+    def _slots_of(self, kind: type) -> dict[str, Any]:
+        """Return the cached ``slot_descriptors`` of a class."""
+        descriptors = self._slots.get(id(kind))
+        if descriptors is None:
+            descriptors = self._slots[id(kind)] = slot_descriptors(kind)
+        return descriptors
 
     def _unread(self, item: object, value: object, path: str) -> str:
         """Return the path of an attribute with a mark instead of its name, which is read if it
@@ -194,9 +228,8 @@ class NamedArrays(Walk):
         """Replace the marks in the paths of arrays by the names of attributes."""
         for key, path in self.paths.items():
             if _MARK in path:
-                self.paths[key] = _KEY_OF_DICT.sub(
-                    _key_as_attribute, _MARKED.sub(self._read_name, path)
-                )
+                with_names = _MARKED.sub(self._read_name, path)
+                self.paths[key] = _KEY_OF_DICT.sub(_key_as_attribute, with_names)
 
     def _read_name(self, mark: re.Match[str]) -> str:
         item, value = self._attributes_unread[int(mark[1])]
@@ -207,40 +240,50 @@ class NamedArrays(Walk):
         names[name] = None
         return _attribute(name)
 
-    def _fields(self, item: Any, category: str, path: str) -> Iterator[Group]:
-        if category == "function":
-            yield item.__closure__ or (), lambda position: f"{path}.__closure__[{position}]"
-            yield item.__defaults__ or (), lambda position: f"{path}.__defaults__[{position}]"
-            yield [item.__kwdefaults__], lambda position: f"{path}.__kwdefaults__"
-        elif category == "cell":
-            yield gc.get_referents(item), lambda position: f"{path}.cell_contents"
-        elif category == "builtin":  # such as ``[].append``
-            yield [item.__self__], lambda position: f"{path}.__self__"
-        elif category == "frame":
-            yield from self._frame(item, path)
 
-    def _frame(self, item: object, path: str) -> Iterator[Group]:
-        """Label the arrays of a DataFrame or Series with its own name: users never write their real
-        paths.
-        """
-        for part in gc.get_referents((instance_dict(item) or {}).get("_mgr")):
-            if type(part) is tuple:  # the blocks
-                yield inside_pandas(part), _same(path)
-            elif type(part) is list:  # the axes
-                ends = (".index",) if len(part) == 1 else (".columns", ".index")
-                for axis, end in zip(part, ends, strict=False):
-                    yield inside_pandas(axis), _same(path + end)
+def _loaded_bases() -> Iterator[tuple[type, str]]:
+    """Yield the classes of ``_OF_LIBRARIES`` that are loaded."""
+    for module, name, category in _OF_LIBRARIES:
+        base = library_type(module, name)
+        if base is not None:
+            yield base, category
 
-    def _attributes(self, attributes: dict[str, Any], path: str) -> Iterator[Group]:
-        yield list(attributes.values()), _labels(path, list(attributes))
+
+def _fields(item: Any, category: str, path: str) -> Iterator[Group]:
+    """Yield the objects in fields of C, by the attributes that show them."""
+    if category == "function":
+        yield item.__closure__ or (), lambda position: f"{path}.__closure__[{position}]"
+        yield item.__defaults__ or (), lambda position: f"{path}.__defaults__[{position}]"
+        yield [item.__kwdefaults__], _same(f"{path}.__kwdefaults__")
+    elif category == "cell":
+        yield gc.get_referents(item), _same(f"{path}.cell_contents")
+    elif category == "builtin":  # such as ``[].append``
+        yield [item.__self__], _same(f"{path}.__self__")
+    elif category == "frame":
+        yield from _frame(item, path)
+
+
+def _frame(item: object, path: str) -> Iterator[Group]:
+    """Label the arrays of a DataFrame or Series with its own name: users never write their real
+    paths.
+    """
+    attributes = instance_dict(item) or {}
+    for part in gc.get_referents(attributes.get("_mgr")):
+        if type(part) is tuple:  # the blocks
+            yield inside_pandas(part), _same(path)
+        elif type(part) is list:  # the axes
+            ends = (".index",) if len(part) == 1 else (".columns", ".index")
+            for axis, end in zip(part, ends, strict=False):
+                yield inside_pandas(axis), _same(path + end)
+
+
+def _attributes(attributes: dict[str, Any], path: str) -> Group:
+    names = list(attributes)
+    return list(attributes.values()), lambda position: path + _attribute(names[position])
 
 
 def _same(path: str) -> Label:
     return lambda position: path
-
-
-def _labels(path: str, names: Sequence[object]) -> Label:
-    return lambda position: path + _attribute(names[position])
 
 
 def _attribute(name: object) -> str:
