@@ -7,18 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
-from ipygpumem.heap.arrays import (
-    Array,
-    describe,
-    described,
-)
-from ipygpumem.heap.bulk import (
-    of_types,
-)
+from ipygpumem.heap.arrays import Array, describe, described
+from ipygpumem.heap.bulk import of_types
 from ipygpumem.heap.walk import MOST_OBJECTS, Group, Walk
-from ipygpumem.introspect import (
-    type_name,
-)
+from ipygpumem.introspect import type_name
 from ipygpumem.records import RetainedArray
 
 
@@ -29,46 +21,48 @@ class ArraySearch(Walk):
 
     def __init__(
         self,
-        leaves_out: Callable[[object, Array], bool] = lambda item, array: False,
+        leaves_out: Callable[[object, Array], bool] | None = None,
         allowance: Allowance | None = None,
     ) -> None:
         super().__init__(find=("tensor", "ndarray"), allowance=allowance)
         self._leaves_out = leaves_out
         self._storages: set[tuple[str, int]] = set()
-        self._found: list[tuple[object, Array]] = []
+        self._pairs: list[tuple[object, Array]] = []
+        """Arrays with their descriptions, of which the storages have not been compared yet."""
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
         """Return the wrappers, whose memory belongs to the tensors inside; record
         the other arrays.
         """
         pairs = described(arrays)
-        self._found += pairs
-        known = {id(item) for item, _ in pairs}
-        return [item for item in arrays if id(item) not in known]
+        self._pairs += pairs
+        described_ids = {id(item) for item, _ in pairs}
+        return [item for item in arrays if id(item) not in described_ids]
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
         """Yield the contents of some objects, without namespaces."""
-        spaces = [item for item in of_types({id(dict)}, objects) if "__builtins__" in item]
-        self.pass_over(*spaces)
-        keys = set(map(id, spaces))
-        yield from super().enter(
-            [item for item in objects if id(item) not in keys] if keys else objects, path
-        )
+        namespaces = [item for item in of_types({id(dict)}, objects) if "__builtins__" in item]
+        if namespaces:
+            self.pass_over(*namespaces)
+            namespace_ids = set(map(id, namespaces))
+            objects = [item for item in objects if id(item) not in namespace_ids]
+        yield from super().enter(objects, path)
 
     def find(self, value: object) -> Iterator[tuple[object, Array]]:
         """Yield the arrays that ``value`` is or refers to, except those that an earlier call has
         found.
         """
-        rest, self.left = self.left, min(self.left, MOST_OBJECTS // 3)
-        rest -= self.left
+        for_later = max(0, self.left - MOST_OBJECTS // 3)
+        self.left -= for_later
         for _ in self.run([([value], None)]):
-            found, self._found = self._found, []
-            for item, array in found:
-                if array.storage not in self._storages:
-                    self._storages.add(array.storage)
-                    if not self._leaves_out(item, array):
-                        yield item, array
-        self.left += rest
+            pairs, self._pairs = self._pairs, []
+            for item, array in pairs:
+                if array.storage in self._storages:
+                    continue
+                self._storages.add(array.storage)
+                if self._leaves_out is None or not self._leaves_out(item, array):
+                    yield item, array
+        self.left += for_later
         self.drop()
 
     def ignore(self, value: object) -> None:
@@ -87,20 +81,26 @@ class ArraySearch(Walk):
         if not pairs:
             return None
         arrays = [array for _, array in pairs]
-        held = summed(name, type_name(value), arrays, alone=describe(value) is not None)
-        return replace(held, function=function, line=line), pairs
+        is_array = describe(value) is not None
+        row = summed(name, type_name(value), arrays, alone=is_array)
+        return replace(row, function=function, line=line), pairs
 
 
 def summed(name: str, kind: str, arrays: Sequence[Array], *, alone: bool) -> RetainedArray:
     """Return the sum of the arrays held by ``name``; ``alone`` means that the object is itself an
     array.
     """
+    shape = None
+    if alone and len(arrays) == 1:
+        shape = arrays[0].shape
+    dtypes = {array.dtype for array in arrays}
+    devices = {array.device for array in arrays}
     return RetainedArray(
         name=name,
         type_name=kind,
-        shape=arrays[0].shape if alone and len(arrays) == 1 else None,
-        dtype=", ".join(sorted({array.dtype for array in arrays})),
-        device=", ".join(sorted({array.device for array in arrays})),
+        shape=shape,
+        dtype=", ".join(sorted(dtypes)),
+        device=", ".join(sorted(devices)),
         size_bytes=sum(array.size_bytes for array in arrays),
         arrays=len(arrays),
     )
