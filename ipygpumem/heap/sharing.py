@@ -43,62 +43,63 @@ def partners(region: Region, heap: Heap, held: Collection[int]) -> Partners:
         held: objects of the region that are held from outside. A tensor's storage is a partner of
             these only, because torch keeps its Python object while the tensor lives.
     """
-    every = with_memory(list(region.objects.values()))
-    own = {
-        (piece.address or piece.key, piece.size_bytes): (item, piece) for item, piece in every
-    }.values()
-    if not own:
+    own_pieces = dict[tuple[object, int], tuple[object, Piece]]()
+    for item, piece in with_memory(list(region.objects.values())):
+        own_pieces[(piece.address or piece.key, piece.size_bytes)] = (item, piece)
+    if not own_pieces:
         return {}
+    region_ids = region.objects.keys() | set(map(id, region.folded))
     candidates = [*heap.of_types(), *heap.ndarrays, *heap.tensors]
-    inside = region.objects.keys() | set(map(id, region.folded))
-    outside = _Outside(with_memory([item for item in candidates if id(item) not in inside]))
-    tensors = [tensor for tensor in heap.tensors if id(tensor) not in inside]
-    nodes = Nodes()
-    saved = {
-        storage_key(item)
-        for leaves in (True, False)
-        for item in kept_behind(tensors, nodes, leaves=leaves)
-    }
-    found: Partners = {}
-    for item, piece in own:
-        same = outside.on_memory_of(piece)
+    outside = _Outside(with_memory([item for item in candidates if id(item) not in region_ids]))
+    saved = _saved_by_graphs([item for item in heap.tensors if id(item) not in region_ids])
+    pieces_by_owner: Partners = {}
+    for item, piece in own_pieces.values():
+        sharers = outside.on_memory_of(piece)
         if id(item) not in held:
-            same = [partner for partner in same if type_name(partner) != "UntypedStorage"]
+            sharers = [sharer for sharer in sharers if type_name(sharer) != "UntypedStorage"]
         if piece.key in saved:
-            same.append(item)
-        if same:
-            found.setdefault(id(item), []).append((piece, same))
-    return found
+            sharers.append(item)
+        if sharers:
+            pieces_by_owner.setdefault(id(item), []).append((piece, sharers))
+    return pieces_by_owner
+
+
+def _saved_by_graphs(tensors: Sequence[object]) -> set[tuple[str, int] | None]:
+    """Return the identities of the storages that the graphs of tensors have saved."""
+    nodes = Nodes()
+    storages = set[tuple[str, int] | None]()
+    for leaves in (True, False):
+        storages.update(map(storage_key, kept_behind(tensors, nodes, leaves=leaves)))
+    return storages
 
 
 class _Outside:
     """Objects with memory, by its address or key."""
 
-    def __init__(self, found: Sequence[tuple[object, Piece]]) -> None:
-        self._objects = [item for item, _ in found]
+    def __init__(self, objects_with_pieces: Sequence[tuple[object, Piece]]) -> None:
+        self._objects = list(map(itemgetter(0), objects_with_pieces))
         self._by_key = dict[object, list[object]]()
-        for item, piece in found:
+        self._spans = list[tuple[int, int, int]]()
+        """Starts and ends of host memory, each with its object's position, in their order."""
+        for place, (item, piece) in enumerate(objects_with_pieces):
             self._by_key.setdefault(piece.key, []).append(item)
-        spans = [
-            (piece.address, piece.address + piece.size_bytes, place)
-            for place, (_, piece) in enumerate(found)
-        ]
-        self._spans = sorted(span for span in spans if span[0])
+            if piece.address:
+                self._spans.append((piece.address, piece.address + piece.size_bytes, place))
+        self._spans.sort()
         self._starts = list(map(itemgetter(0), self._spans))
         self._furthest = list(accumulate(map(itemgetter(1), self._spans), max))
         """The largest end of each span and those before it."""
 
     def on_memory_of(self, piece: Piece) -> list[object]:
         """Return the objects, not too many, whose memory overlaps with a piece or has its key."""
-        same = self._by_key.get(piece.key, [])[:_MOST_PARTNERS]
-        place = bisect_left(self._starts, piece.address + piece.size_bytes)
-        while (
-            place > 0
-            and self._furthest[place - 1] > piece.address > 0
-            and len(same) < _MOST_PARTNERS
-        ):
-            place -= 1
-            _, end, number = self._spans[place]
+        sharers = self._by_key.get(piece.key, [])[:_MOST_PARTNERS]
+        if not piece.address:
+            return sharers
+        spans_before_end = bisect_left(self._starts, piece.address + piece.size_bytes)
+        for number in reversed(range(spans_before_end)):
+            if self._furthest[number] <= piece.address or len(sharers) >= _MOST_PARTNERS:
+                break
+            _, end, place = self._spans[number]
             if end > piece.address:
-                same.append(self._objects[number])
-        return same
+                sharers.append(self._objects[place])
+        return sharers
