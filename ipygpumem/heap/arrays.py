@@ -16,11 +16,7 @@ from functools import partial
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.bulk import (
-    kinds_of,
-    of_types,
-    type_names,
-)
+from ipygpumem.heap.bulk import kinds_of, of_types, type_names
 from ipygpumem.heap.structs import UnknownLayoutError, memory_of_texts
 from ipygpumem.heap.tensors import each, reader_of
 from ipygpumem.interrupts import is_from_signal
@@ -75,25 +71,39 @@ def described(items: Sequence[Any]) -> list[tuple[Any, Array]]:
     """Return the tensors and arrays among ``items`` with their descriptions; plain tensors are read
     in C.
     """
-    base, known = library_type("torch", "Tensor"), dict[int, Array]()
-    if base is not None and (tensors := of_types(kinds_of(items, base), items)):
-        torch: Any = sys.modules["torch"]
-        with torch._C.DisableTorchFunction():
-            reader = reader_of(torch)
-            own, _, keys, sizes, devices = reader.plain(tensors)[0]
-            dtypes = map(reader.text, each(reader.base.dtype.__get__, own))
-            columns = (
-                type_names(own),
-                reader.shapes(own),
-                dtypes,
-                devices,
-                sizes,
-                zip(repeat("torch"), keys),
-            )
-            arrays = map(partial(tuple.__new__, Array), zip(*columns, strict=True))
-            known = dict(zip(map(id, own), arrays, strict=True))
-    found = [(item, known.get(id(item)) or describe(item)) for item in items]
-    return [(item, array) for item, array in found if array is not None]
+    tensor_type = library_type("torch", "Tensor")
+    tensors = list[Any]()
+    if tensor_type is not None:
+        tensors = of_types(kinds_of(items, tensor_type), items)
+    plain = _described_in_bulk(tensors) if tensors else {}
+    pairs = list[tuple[Any, Array]]()
+    for item in items:
+        array = plain.get(id(item)) or describe(item)
+        if array is not None:
+            pairs.append((item, array))
+    return pairs
+
+
+def _described_in_bulk(tensors: Sequence[Any]) -> dict[int, Array]:
+    """Return the descriptions of the plain tensors among some, by identity.
+
+    Each property is read in C of all tensors, because there may be a million.
+    """
+    torch: Any = sys.modules["torch"]
+    with torch._C.DisableTorchFunction():
+        reader = reader_of(torch)
+        plain, _ = reader.plain(tensors)
+        dtypes = each(reader.base.dtype.__get__, plain.tensors)
+        columns = (
+            type_names(plain.tensors),
+            reader.shapes(plain.tensors),
+            map(reader.text, dtypes),
+            plain.devices,
+            plain.sizes,
+            zip(repeat("torch"), plain.keys),
+        )
+        arrays = map(partial(tuple.__new__, Array), zip(*columns, strict=True))
+        return dict(zip(map(id, plain.tensors), arrays, strict=True))
 
 
 def library_type(module: str, name: str) -> type | None:
@@ -118,17 +128,24 @@ def is_array(value: object) -> bool:
 def _describe_tensor(torch: Any, tensor: Any) -> Array | None:
     with torch._C.DisableTorchFunction():  # a subclass's own code must not run
         reader = reader_of(torch)
-        own, is_foreign = reader.own(tensor), reader.is_foreign(tensor)
-        if is_foreign and (
-            own is None or own.device == "meta"
-        ):  # a wrapper: the tensors inside it own the memory
-            return None
-        sizes = reader.memory(tensor).storages if own is None else own.storages
-        is_stored = own is not None and sizes and reader.has_storage(tensor)
-        key: StorageKey = ("torch", next(iter(sizes))) if is_stored else ("object", id(tensor))
-        shape = () if is_foreign else reader.shape(tensor) or ()
-        dtype = "" if is_foreign else reader.text(reader.read("dtype", tensor))
-        device = own.device if own is not None else reader.device(tensor)
+        memory = reader.own(tensor)
+        is_foreign = reader.is_foreign(tensor)
+        if is_foreign and (memory is None or memory.device == "meta"):
+            return None  # a wrapper: the tensors inside it own the memory
+        key: StorageKey = ("object", id(tensor))
+        if memory is None:
+            device = reader.device(tensor)
+            sizes = reader.memory(tensor).storages
+        else:
+            device = memory.device
+            sizes = memory.storages
+            if sizes and reader.has_storage(tensor):
+                key = ("torch", next(iter(sizes)))
+        shape: tuple[int, ...] = ()
+        dtype = ""
+        if not is_foreign:
+            shape = reader.shape(tensor) or ()
+            dtype = reader.text(reader.read("dtype", tensor))
         return Array(type_name(tensor), shape, dtype, device, sum(sizes.values()), key)
 
 
@@ -155,15 +172,19 @@ def read_array(name: str, array: Any) -> Any:
 
 def _describe_ndarray(array: Any) -> Array:
     owner = owner_of(array)
-    if not is_array(owner):  # a tensor, whose storage is the memory of both
-        behind = describe(owner)
-        size, key = (
-            (0, ("object", id(owner))) if behind is None else (behind.size_bytes, behind.storage)
-        )
-    elif read_array("flags", owner).owndata:
-        size, key = int(read_array("nbytes", owner)) + _bytes_of_texts(owner), ("numpy", id(owner))
-    else:
-        size, key = max(_span(owner), _span(array)), ("numpy", id(owner))
+    size = 0
+    if is_array(owner):
+        key: StorageKey = ("numpy", id(owner))
+        if read_array("flags", owner).owndata:
+            size = int(read_array("nbytes", owner)) + _bytes_of_texts(owner)
+        else:
+            size = max(_span(owner), _span(array))
+    else:  # a tensor, whose storage is the memory of both
+        key = ("object", id(owner))
+        tensor = describe(owner)
+        if tensor is not None:
+            size = tensor.size_bytes
+            key = tensor.storage
     return Array(
         type_name(array),
         tuple(read_array("shape", array)),
@@ -193,9 +214,12 @@ def _span(array: Any) -> int:
     broadcast.
     """
     shape = read_array("shape", array)
-    steps = zip(shape, read_array("strides", array), strict=True)
-    after_first = sum(abs(stride) * (size - 1) for size, stride in steps)
-    return 0 if 0 in shape else int(read_array("itemsize", array) + after_first)
+    if 0 in shape:
+        return 0
+    span = int(read_array("itemsize", array))
+    for size, stride in zip(shape, read_array("strides", array), strict=True):
+        span += abs(stride) * (size - 1)
+    return span
 
 
 def holds_objects(dtype: Any) -> bool:
@@ -228,11 +252,12 @@ def elements(array: Any) -> list[Any] | None:
 
 def holding_objects(arrays: Sequence[Any]) -> list[bool]:
     """Return for each NumPy array whether its elements are objects, or have fields of objects."""
+    if not arrays:
+        return []
     array_type: Any = library_type("numpy", "ndarray")
-    dtypes = list(map(array_type.__dict__["dtype"].__get__, arrays)) if arrays else []
-    of_objects = {
-        key for key, dtype in {id(dtype): dtype for dtype in dtypes}.items() if holds_objects(dtype)
-    }
+    dtypes = list(map(array_type.__dict__["dtype"].__get__, arrays))
+    dtypes_by_id = {id(dtype): dtype for dtype in dtypes}
+    of_objects = {key for key, dtype in dtypes_by_id.items() if holds_objects(dtype)}
     return list(map(of_objects.__contains__, map(id, dtypes)))
 
 
@@ -245,21 +270,27 @@ def flat_elements(array: Any) -> list[Any] | None:
         return None
     dtype = read_array("dtype", array)
     if dtype.names is None:
-        items = elements(array)
-        for _ in range(read_array("ndim", array) - 1) if items is not None else ():
-            items = list(chain.from_iterable(items or ()))
-        return items
+        return _flattened(elements(array), read_array("ndim", array))
     if not holds_objects(dtype):
         return None
     base: Any = library_type("numpy", "ndarray")
-    found = list[Any]()
+    objects = list[Any]()
     for name in dtype.names:
         if dtype[name].hasobject:
-            items = flat_elements(base.__getitem__(base.view(array, base), name))
-            if items is None:
+            field = base.__getitem__(base.view(array, base), name)
+            objects_of_field = flat_elements(field)
+            if objects_of_field is None:
                 return None
-            found += items
-    return found
+            objects += objects_of_field
+    return objects
+
+
+def _flattened(items: list[Any] | None, dimensions: int) -> list[Any] | None:
+    """Return the elements of nested lists in one list."""
+    if items is not None:
+        for _ in range(dimensions - 1):
+            items = list(chain.from_iterable(items))
+    return items
 
 
 def parts_of_array(array: Any, number: int, step: int) -> Iterator[list[Any]]:
@@ -298,22 +329,23 @@ def memory_of(array: Any) -> object:
     views.
     """
     owner = owner_of(array)
-    behind = _behind(owner) if is_array(owner) else None
-    return (
-        behind
-        if behind is not None and (is_atom(behind) or is_of_library(behind, "mmap", "mmap"))
-        else owner
-    )
+    if not is_array(owner):
+        return owner
+    viewed = _viewed_by(owner)
+    is_memory = is_atom(viewed) or is_of_library(viewed, "mmap", "mmap")
+    return viewed if viewed is not None and is_memory else owner
 
 
 def inside_pandas(item: object) -> list[object]:
     """Return the arrays in a pandas object, or in a tuple of them."""
-    seen, arrays, waiting = set[int](), list[object](), [item]
+    arrays = list[object]()
+    visited = set[int]()
+    waiting = [item]
     while waiting:
         part = waiting.pop()
-        if id(part) in seen:
+        if id(part) in visited:
             continue
-        seen.add(id(part))
+        visited.add(id(part))
         if is_array(part):
             arrays.append(part)
         elif is_of_pandas(part) or type(part) is tuple or type(part) is dict:
@@ -331,21 +363,21 @@ def owner_of(array: Any) -> Any:
     view.
     """
     while True:
-        behind = _behind(array)
-        if is_of_library(behind, "torch", "Tensor"):
-            return behind
-        if not is_array(behind):
+        viewed = _viewed_by(array)
+        if is_of_library(viewed, "torch", "Tensor"):
+            return viewed
+        if not is_array(viewed):
             return array
-        array = behind
+        array = viewed
 
 
-def _behind(array: Any) -> Any:
-    behind = read_array("base", array)
-    if (
-        type_name(behind) == "DummyArray"
-    ):  # np.lib.stride_tricks puts one between a view and its array
-        behind = (instance_dict(behind) or {}).get("base")
-    return behind.obj if type(behind) is memoryview else behind
+def _viewed_by(array: Any) -> Any:
+    """Return the object whose memory an array shows; None if it is the array's own."""
+    viewed = read_array("base", array)
+    if type_name(viewed) == "DummyArray":  # between an array of ``as_strided`` and its base
+        attributes = instance_dict(viewed) or {}
+        viewed = attributes.get("base")
+    return viewed.obj if type(viewed) is memoryview else viewed
 
 
 Span = tuple[int, int, int]
