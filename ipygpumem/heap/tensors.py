@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, compress
@@ -10,36 +9,26 @@ from operator import attrgetter, not_
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.attributes import slots
-from ipygpumem.heap.bulk import (
-    Kinds,
-    chunks,
-    of_types,
-    one_of_each,
-    without_types,
-)
+from ipygpumem.heap.bulk import Kinds, chunks, of_types, one_of_each, without_types
 from ipygpumem.interrupts import is_from_signal
-from ipygpumem.introspect import (
-    class_dict,
-    instance_dict,
-    is_instance,
-    text_of,
-)
+from ipygpumem.introspect import class_dict, instance_dict, is_instance, text_of
 
 
 def answers_itself(torch: Any, kind: type) -> bool:
     """Return True if a tensor class has its own ``__torch_dispatch__``, which may run even to read
     a shape.
     """
-    below_tensor = itertools.takewhile(lambda base: base is not torch.Tensor, type.mro(kind))
-    return any("__torch_dispatch__" in class_dict(base) for base in below_tensor)
+    for base in type.mro(kind):
+        if base is torch.Tensor:
+            return False
+        if "__torch_dispatch__" in class_dict(base):
+            return True
+    return False
 
 
 _DEEPEST = 4
-
-
+"""Maximum number of wrappers in each other to read."""
 _INTEGERS = {int}
-
-
 _COMPRESSED_ROWS = ("crow_indices", "col_indices", "values")
 _COMPRESSED_COLUMNS = ("ccol_indices", "row_indices", "values")
 _SPARSE_PARTS = {
@@ -77,14 +66,25 @@ class PlainTensors(NamedTuple):
     """Bytes of the storages."""
     devices: list[str]
 
-    def has_sizes(self) -> bool:
+    def all_have_sizes(self) -> bool:
         """Return True if all tensors have memory of a known size."""
         return _INTEGERS.issuperset(map(type, self.sizes)) and "meta" not in self.devices
+
+    def have_sizes(self) -> list[bool]:
+        """Return for each tensor whether it has memory of a known size."""
+        sizes_on_devices = zip(self.sizes, self.devices, strict=True)
+        return [type(size) is int and device != "meta" for size, device in sizes_on_devices]
 
     def of(self, chosen: Iterable[object]) -> PlainTensors:
         """Return the rows for which ``chosen`` is true."""
         chosen = list(chosen)
-        return PlainTensors(*(list(compress(column, chosen)) for column in self))
+        columns = [list(compress(column, chosen)) for column in self]
+        return PlainTensors(*columns)
+
+    def extend(self, rows: PlainTensors) -> None:
+        """Add rows to the columns."""
+        for column, new in zip(list[Any](self), list[Any](rows), strict=True):
+            column.extend(new)
 
 
 class _Texts(dict[Any, str]):
@@ -104,8 +104,10 @@ class Reader:
         self._storage_type: Any = torch.UntypedStorage
         # Cached, because they are called for very many tensors.
         self._strided = torch.strided
-        self._layout, self._shape = self.base.layout.__get__, self.base.shape.__get__
-        self._storage, self._nbytes = self.base.untyped_storage, self._storage_type.nbytes
+        self._layout = self.base.layout.__get__
+        self._shape = self.base.shape.__get__
+        self._storage = self.base.untyped_storage
+        self._nbytes = self._storage_type.nbytes
         self._is_cpu = self.base.is_cpu.__get__
         self._is_shared = self._storage_type.is_shared
         self._getters: dict[str, Callable[[Any], Any]] = {}
@@ -139,12 +141,12 @@ class Reader:
     def is_foreign(self, tensor: object) -> bool:
         """Return True if the tensor's class has its own ``__torch_dispatch__``."""
         kind = type(tensor)
-        foreign = self._foreign.get(id(kind))
-        if foreign is None:
-            foreign = answers_itself(self._torch, kind)
+        is_foreign = self._foreign.get(id(kind))
+        if is_foreign is None:
+            is_foreign = answers_itself(self._torch, kind)
             if _is_torchs(kind):  # lives as long as torch
-                self._foreign[id(kind)] = foreign
-        return foreign
+                self._foreign[id(kind)] = is_foreign
+        return is_foreign
 
     def address_of_others(self, tensor: object) -> int | None:
         """Return the address of a plain tensor's host storage if another library than torch
@@ -157,48 +159,47 @@ class Reader:
     def memory(self, tensor: object, depth: int = 0) -> Memory:
         """Return the storages of a tensor of any kind."""
         try:
-            foreign = self.is_foreign(tensor)
-            if not foreign and self._layout(tensor) is self._strided:
+            is_foreign = self.is_foreign(tensor)
+            if not is_foreign and self._layout(tensor) is self._strided:
                 return self._in_storage(self._storage(tensor), foreign=False)
-            inner = list(self.inside(tensor)) if depth < _DEEPEST else []
-            own = self.own(tensor)
+            parts = list(self.inside(tensor)) if depth < _DEEPEST else []
+            own_memory = self.own(tensor)
         except Exception as error:  # a broken device, or an unknown layout
             if is_from_signal(error):
                 raise
             return Memory({}, note=_in_words(error))
-        found = [
-            memory
-            for memory in (own, *(self.memory(part, depth + 1) for part in inner))
-            if memory is not None
-        ]
+        memories = [self.memory(part, depth + 1) for part in parts]
+        if own_memory is not None:
+            memories.insert(0, own_memory)
         storages: dict[int, int] = {}
-        for memory in found:
+        for memory in memories:
             storages.update(memory.storages)
-        device = next((memory.device for memory in found if memory.device), "")
-        note = next((memory.note for memory in found if memory.note), "")
-        return Memory(storages, device, any(memory.shared for memory in found), note)
+        device = next((memory.device for memory in memories if memory.device), "")
+        note = next((memory.note for memory in memories if memory.note), "")
+        is_shared = any(memory.shared for memory in memories)
+        return Memory(storages, device, is_shared, note)
 
     def plain(self, tensors: Sequence[Any]) -> tuple[PlainTensors, list[Any]]:
-        """Return the tensors whose only storage is their own, read in C, and the rest."""
-        foreign = {key for key, one in Kinds(tensors).examples.items() if self.is_foreign(one)}
-        found, rest = PlainTensors([], [], [], [], []), list[Any]()
+        """Return the tensors whose only storage is their own, read in C, and the other tensors."""
+        foreign_types = set[int]()
+        for type_id, example in Kinds(tensors).examples.items():
+            if self.is_foreign(example):
+                foreign_types.add(type_id)
+        plain = PlainTensors([], [], [], [], [])
+        others = list[Any]()
         for part in chunks(tensors):
-            own = without_types(foreign, part)
-            columns = self._columns(own)
+            candidates = without_types(foreign_types, part)
+            columns = self._columns(candidates)
             # A sparse tensor has no storage, and torch.compile may not have decided a size yet.
-            if columns.has_sizes():
-                for column, more in zip(list[Any](found), list[Any](columns), strict=True):
-                    column.extend(more)
+            if columns.all_have_sizes():
+                plain.extend(columns)
             else:
-                is_plain = [
-                    type(size) is int and text != "meta"
-                    for size, text in zip(columns.sizes, columns.devices, strict=True)
-                ]
-                for column, more in zip(list[Any](found), list[Any](columns), strict=True):
-                    column.extend(compress(more, is_plain))
-                rest += compress(own, map(not_, is_plain))
-            rest += of_types(foreign, part) if foreign else []
-        return found, rest
+                is_plain = columns.have_sizes()
+                plain.extend(columns.of(is_plain))
+                others += compress(candidates, map(not_, is_plain))
+            if foreign_types:
+                others += of_types(foreign_types, part)
+        return plain, others
 
     def _columns(self, tensors: Sequence[Any]) -> PlainTensors:
         """Return the storages, sizes and devices of tensors, with None where a tensor has none."""
@@ -207,7 +208,8 @@ class Reader:
             devices = ["cpu"] * len(tensors)
         else:
             devices = list(map(self.text, each(attrgetter("device"), storages)))
-        keys, sizes = each(attrgetter("_cdata"), storages), each(self._nbytes, storages)
+        keys = each(attrgetter("_cdata"), storages)
+        sizes = each(self._nbytes, storages)
         return PlainTensors(list(tensors), storages, keys, sizes, devices)
 
     def are_shared(self, storages: Sequence[Any], devices: Sequence[str]) -> list[bool]:
@@ -216,8 +218,8 @@ class Reader:
             return list(map(self._is_shared, storages))
         # An accelerator's storage always says so.
         return [
-            device == "cpu" and self._is_shared(one)
-            for device, one in zip(devices, storages, strict=True)
+            device == "cpu" and self._is_shared(storage)
+            for device, storage in zip(devices, storages, strict=True)
         ]
 
     def resizable(self, storages: Sequence[Any]) -> list[bool]:
@@ -226,12 +228,14 @@ class Reader:
 
     def own(self, tensor: object) -> Memory | None:
         """Return the tensor's own storage; None for a wrapper or another layout."""
-        foreign = self.is_foreign(tensor)
-        if not foreign and not self.has_storage(tensor):
-            return Memory({}, "meta") if str(self.base.device.__get__(tensor)) == "meta" else None
+        is_foreign = self.is_foreign(tensor)
+        if not is_foreign and not self.has_storage(tensor):
+            is_on_meta = str(self.base.device.__get__(tensor)) == "meta"
+            return Memory({}, "meta") if is_on_meta else None
         storage = self._storage(tensor)
-        is_wrapper = foreign and self.text(storage.device) != "meta" and not _has_memory(storage)
-        return None if is_wrapper else self._in_storage(storage, foreign=foreign)
+        if is_foreign and self.text(storage.device) != "meta" and not _has_memory(storage):
+            return None  # a wrapper
+        return self._in_storage(storage, foreign=is_foreign)
 
     def _in_storage(self, storage: Any, *, foreign: bool) -> Memory:
         device = self.text(storage.device)
@@ -267,14 +271,17 @@ class Reader:
         """Yield the tensors among a wrapper's attributes, including those in a plain container
         attribute.
         """
-        for value in [*(instance_dict(tensor) or {}).values(), *slots(tensor).values()]:
+        attributes = instance_dict(tensor) or {}
+        for value in [*attributes.values(), *slots(tensor).values()]:
             if type(value) is dict:
                 parts: list[object] = list(value.values())
+            elif type(value) is list or type(value) is tuple:
+                parts = list(value)
             else:
-                parts = list(value) if type(value) is list or type(value) is tuple else [value]
-            yield from (
-                part for part in parts if is_instance(part, self.base) and part is not tensor
-            )
+                parts = [value]
+            for part in parts:
+                if is_instance(part, self.base) and part is not tensor:
+                    yield part
 
     def device(self, tensor: object) -> str:
         """Return a tensor's device; an empty text if reading it might run the class's own code."""
@@ -298,16 +305,12 @@ class Reader:
 
     def shapes(self, tensors: Sequence[Any]) -> list[tuple[int, ...] | None]:
         """Return the same for many tensors; if all are plain, read in C."""
-        sizes = (
-            []
-            if any(map(self.is_foreign, one_of_each(tensors).values()))
-            else each(self._shape, tensors)
-        )
-        if (
-            None in sizes
-            or not sizes
-            or not _INTEGERS.issuperset(map(type, chain.from_iterable(sizes)))
-        ):
+        if any(map(self.is_foreign, one_of_each(tensors).values())):
+            return list(map(self.shape, tensors))
+        sizes = each(self._shape, tensors)
+        if not sizes or None in sizes:
+            return list(map(self.shape, tensors))
+        if not _INTEGERS.issuperset(map(type, chain.from_iterable(sizes))):
             return list(map(self.shape, tensors))
         if sizes.count(sizes[0]) == len(sizes):  # most are like their neighbours
             return [tuple(sizes[0])] * len(sizes)
@@ -324,16 +327,16 @@ def _has_memory(storage: Any) -> bool:
 
 def each(get: Callable[[Any], Any], items: Sequence[object]) -> list[Any]:
     """Return ``get(item)`` for each item; None where it fails."""
-    found: list[Any] = []
+    results: list[Any] = []
     waiting = iter(items)
-    while len(found) < len(items):
+    while len(results) < len(items):
         try:
-            found.extend(map(get, waiting))
+            results.extend(map(get, waiting))
         except Exception as error:  # noqa: PERF203  # the results so far stay in the list
             if is_from_signal(error):
                 raise
-            found.append(None)
-    return found
+            results.append(None)
+    return results
 
 
 def _is_torchs(kind: type) -> bool:
