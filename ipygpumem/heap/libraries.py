@@ -80,12 +80,12 @@ def native(value: object, kind: str, *attributes: str) -> Any:
     named ``kind``; else None.
     """
     values = slots(value) | (instance_dict(value) or {})
-    for name in attributes:
-        if name in values:
-            inner = values[name]
-            is_of_kind = type_name(inner) == kind and solid_base(type(inner)) is type(inner)
-            return inner if is_of_kind else None
-    return None
+    names = [name for name in attributes if name in values]
+    if not names:
+        return None
+    inner = values[names[0]]
+    is_of_kind = type_name(inner) == kind and solid_base(type(inner)) is type(inner)
+    return inner if is_of_kind else None
 
 
 # -- memory, by library -------------------------------------------------------------------------
@@ -103,6 +103,17 @@ def _arrow_buffer(buffer: Any) -> Iterator[object]:
         buffer = buffer.parent
     if buffer.is_cpu:
         yield Piece(("arrow", buffer.address), buffer.size, address=buffer.address)
+
+
+def _arrow_binary(scalar: Any) -> Iterator[object]:
+    buffer = scalar.as_buffer()
+    if buffer:
+        yield buffer
+
+
+def _arrow_list(scalar: Any) -> Iterator[object]:
+    if scalar.values is not None:
+        yield scalar.values
 
 
 def bytes_of(stream: Any) -> Iterator[object]:
@@ -124,6 +135,10 @@ def _ctypes_data(data: Any) -> Iterator[object]:
     is_part = ctypes.Array._b_base_.__get__(data) is not None
     if is_owner and not is_part:
         yield _of(data, ctypes.sizeof(data))._replace(address=ctypes.addressof(data))
+
+
+def _cymem_pool(pool: Any) -> Iterator[object]:
+    yield _of(pool, pool.size + 8 * len(pool.addresses))  # malloc's headers
 
 
 def _h5py_file(item: Any) -> Iterator[object]:
@@ -160,15 +175,22 @@ def _lightgbm_booster(booster: Any) -> Iterator[object]:
     yield _of(booster, len(text) * rounds // max(sampled_rounds, 1), _SAVED)
 
 
+def _matplotlib_renderer(renderer: Any) -> Iterator[object]:
+    yield _of(renderer, memoryview(renderer).nbytes)
+
+
 def _memory_map(mapped: Any) -> Iterator[object]:
     if mmap.mmap.closed.__get__(mapped):  # type: ignore[attr-defined]  # typeshed has a property
         return
-    size, note = mmap.mmap.__len__(mapped), _MAPPED
+    size = mmap.mmap.__len__(mapped)
+    note = _MAPPED
     with contextlib.suppress(structs.UnknownLayoutError, OSError):
         address = structs.address_of_map(mapped)
         resident = resident_bytes(address, size)
         is_file = MappedFiles().contain(address, size)
-        note = note_on_pages(size, is_file=is_file) if is_file or resident < size else ""
+        note = ""
+        if is_file or resident < size:
+            note = note_on_pages(size, is_file=is_file)
         size = resident
     yield _of(mapped, size, note)
 
@@ -217,6 +239,10 @@ def _numpy_texts(dtype: Any) -> Iterator[object]:
         yield Piece(("texts", address), size)
 
 
+def _pandas_engine(engine: Any) -> Iterator[object]:
+    yield _of(engine, engine.sizeof())
+
+
 _PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}
 """Bytes of a pixel by an image's mode; every other mode has four."""
 
@@ -230,9 +256,16 @@ def _pillow_image(image: Any) -> Iterator[object]:
 
 
 def _polars_frame(frame: Any) -> Iterator[object]:
+    for column, key in polars_columns(frame):
+        yield from polars_column(column, *key)
+
+
+def polars_columns(frame: Any) -> Iterator[tuple[Any, tuple[object, ...]]]:
+    """Yield the columns of a frame of polars, each with its identity while the frame is alive."""
     inner = native(frame, "PyDataFrame", "_df")
-    for place, column in enumerate([] if inner is None else inner.get_columns()):
-        yield from polars_column(column, "polars", id(inner), place)
+    if inner is not None:
+        for place, column in enumerate(inner.get_columns()):
+            yield column, ("polars", id(inner), place)
 
 
 def _polars_series(series: Any) -> Iterable[object]:
@@ -277,8 +310,11 @@ def _polars_categories(column: Any, categories: Any) -> Iterator[object]:
 
 
 def _polars_spans(column: Any) -> list[tuple[int, int]]:
-    chunks = [native(chunk, "PySeries", "_s") for chunk in column.get_chunks()]
-    return [span for chunk in chunks for span in buffers(chunk._export_arrow_to_c)]
+    spans = list[tuple[int, int]]()
+    for chunk in column.get_chunks():
+        inner = native(chunk, "PySeries", "_s")
+        spans += buffers(inner._export_arrow_to_c)
+    return spans
 
 
 def _sklearn_tree(tree: Any) -> Iterator[object]:
@@ -354,6 +390,14 @@ def _torch_storage(storage: Any) -> Iterator[object]:
     yield Piece(("torch", storage._cdata), size, device, address)
 
 
+def _xgboost_booster(booster: Any) -> Iterator[object]:
+    yield _of(booster, len(booster.save_raw("ubj")), _SAVED)
+
+
+def _xgboost_matrix(matrix: Any) -> Iterator[object]:
+    yield _of(matrix, matrix.num_nonmissing() * 8, _BY_VALUES)  # each value has an index
+
+
 _BY_INSTANCE: tuple[tuple[str, str, Behind], ...] = (
     ("PIL.Image", "Image", _pillow_image),
     ("_ctypes", "Array", _ctypes_data),
@@ -376,30 +420,24 @@ _BY_INSTANCE: tuple[tuple[str, str, Behind], ...] = (
 )
 """Functions that read an instance of any subclass without running the subclass's code."""
 _BY_METHOD: tuple[tuple[str, str, Behind], ...] = (
-    # malloc's headers
-    ("cymem.cymem", "Pool", lambda pool: [_of(pool, pool.size + 8 * len(pool.addresses))]),
+    ("cymem.cymem", "Pool", _cymem_pool),
     ("h5py", "Dataset", _h5py_file),
     ("h5py", "Group", _h5py_file),
     ("lightgbm", "Booster", _lightgbm_booster),
-    ("pandas._libs.index", "IndexEngine", lambda engine: [_of(engine, engine.sizeof())]),
-    (
-        "matplotlib.backends._backend_agg",
-        "RendererAgg",
-        lambda drawn: [_of(drawn, memoryview(drawn).nbytes)],
-    ),
-    ("pyarrow", "BinaryScalar", lambda scalar: filter(None, [scalar.as_buffer()])),
+    ("matplotlib.backends._backend_agg", "RendererAgg", _matplotlib_renderer),
+    ("pandas._libs.index", "IndexEngine", _pandas_engine),
+    ("pyarrow", "BinaryScalar", _arrow_binary),
     ("pyarrow", "Buffer", _arrow_buffer),
     ("pyarrow", "ChunkedArray", attrgetter("chunks")),
-    ("pyarrow", "ListScalar", lambda scalar: [] if scalar.values is None else [scalar.values]),
+    ("pyarrow", "ListScalar", _arrow_list),
     ("pyarrow", "RecordBatch", attrgetter("columns")),
     ("pyarrow", "Table", attrgetter("columns")),
     ("sklearn.neighbors._ball_tree", "BinaryTree64", methodcaller("get_arrays")),
     ("sklearn.neighbors._kd_tree", "BinaryTree64", methodcaller("get_arrays")),
     ("sklearn.tree._tree", "Tree", _sklearn_tree),
     ("torch", "UntypedStorage", _torch_storage),
-    ("xgboost", "Booster", lambda booster: [_of(booster, len(booster.save_raw("ubj")), _SAVED)]),
-    # each has an index
-    ("xgboost", "DMatrix", lambda data: [_of(data, data.num_nonmissing() * 8, _BY_VALUES)]),
+    ("xgboost", "Booster", _xgboost_booster),
+    ("xgboost", "DMatrix", _xgboost_matrix),
 )
 """Functions that call an instance's methods: for the library's own classes only."""
 
@@ -551,9 +589,8 @@ def _memory_of_tensors(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
         reader = Reader(torch)
         plain, wrappers = reader.plain(tensors)
         addresses = each(torch.UntypedStorage.data_ptr, plain.storages)
-        for tensor, key, size, device, address in zip(
-            plain.tensors, *plain[2:], addresses, strict=True
-        ):
+        columns = (plain.tensors, plain.keys, plain.sizes, plain.devices, addresses)
+        for tensor, key, size, device, address in zip(*columns, strict=True):
             host_address = address if device == "cpu" else 0
             yield tensor, Piece(("torch", key), size, device, host_address)
         for tensor in wrappers:
@@ -585,7 +622,8 @@ def behind_object(item: Any, read: Behind) -> BehindObject:
         if is_from_signal(error):
             raise
         return BehindObject([], [], is_complete=False)
-    pieces, objects = list[Piece](), list[object]()
+    pieces = list[Piece]()
+    objects = list[object]()
     for part in parts:
         if type(part) is Piece:
             pieces.append(part)
@@ -614,13 +652,13 @@ def library_of(kind: type) -> str:
     except AttributeError:  # ctypes made it for code without a module
         return ""
     module: Any = sys.modules.get(name)
-    is_there = is_instance(module, ModuleType) and module_dict(module).get(name_of(kind)) is kind
-    return name.partition(".")[0] if is_there else ""
+    if not is_instance(module, ModuleType) or module_dict(module).get(name_of(kind)) is not kind:
+        return ""
+    return name.partition(".")[0]
 
 
 def loaded_classes() -> list[type]:
     """Return the classes of loaded libraries whose objects have memory to which no Python object
     refers.
     """
-    classes = [library_type(module, name) for module, name, _ in (*_BY_INSTANCE, *_BY_METHOD)]
-    return [kind for kind in classes if kind is not None]
+    return [reader.base for reader in loaded_readers()]

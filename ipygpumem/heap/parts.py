@@ -15,7 +15,7 @@ from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import of_types, one_of_each, types_of
 from ipygpumem.heap.holders.frames import SUSPENDED, in_traceback, locals_of
-from ipygpumem.heap.libraries import library_of, native, polars_column
+from ipygpumem.heap.libraries import library_of, polars_column, polars_columns
 from ipygpumem.introspect import (
     ATOMS,
     class_dict,
@@ -97,7 +97,9 @@ def _by_type(items: list[object], length: int) -> Iterator[ObjectPart]:
         names = ", ".join(map(type_name, islice(kinds.values(), _MOST_TYPES_SHOWN)))
         yield ObjectPart("items", [names], None, length)
         return
-    groups = [(type_name(example), of_types({key}, items)) for key, example in kinds.items()]
+    groups = [
+        (type_name(example), of_types({type_id}, items)) for type_id, example in kinds.items()
+    ]
     for name, group in groups:
         yield ObjectPart("items", [name], group, len(group))
 
@@ -148,14 +150,17 @@ def _cached_results(cache: Any) -> Iterator[ObjectPart]:
 
 
 def _pandas_columns(frame: Any) -> Iterator[ObjectPart]:
-    manager: Any = (instance_dict(frame) or {}).get("_mgr")
-    # no index of the user's class
-    is_plain = library_of(type(manager)) == library_of(type(manager.items)) == "pandas"
-    if not is_plain or len(manager.items) > MOST_PARTS:
+    attributes = instance_dict(frame) or {}
+    manager: Any = attributes.get("_mgr")
+    for item in (manager, manager.items):
+        if library_of(type(item)) != "pandas":  # such as an index of the user's class
+            return
+    if len(manager.items) > MOST_PARTS:
         return
     labels = [_label(place, label) for place, label in enumerate(manager.items)]
     for block in manager.blocks:
-        yield ObjectPart("columns", [labels[place] for place in block.mgr_locs], [block.values])
+        labels_of_block = [labels[place] for place in block.mgr_locs]
+        yield ObjectPart("columns", labels_of_block, [block.values])
     yield ObjectPart("index", ["index"], [manager.axes[-1]])
 
 
@@ -167,10 +172,8 @@ def _label(place: int, label: object) -> str:
 
 
 def _polars_columns(frame: Any) -> Iterator[ObjectPart]:
-    inner = native(frame, "PyDataFrame", "_df")
-    for place, column in enumerate([] if inner is None else inner.get_columns()):
-        memory = list(polars_column(column, "polars", id(inner), place))
-        yield ObjectPart("columns", [column.name()], memory)
+    for column, key in polars_columns(frame):
+        yield ObjectPart("columns", [column.name()], list(polars_column(column, *key)))
 
 
 def _arrow_table_columns(table: Any) -> Iterator[ObjectPart]:
@@ -180,7 +183,9 @@ def _arrow_table_columns(table: Any) -> Iterator[ObjectPart]:
 
 def _xarray_variables(dataset: Any) -> Iterator[ObjectPart]:
     variables = slots(dataset).get("_variables")
-    for name, variable in dict.items(variables) if type(variables) is dict else ():
+    if type(variables) is not dict:
+        return
+    for name, variable in variables.items():
         yield ObjectPart("variables", [_label(0, name)], [variable])
 
 
