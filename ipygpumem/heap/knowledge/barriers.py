@@ -66,7 +66,7 @@ class Barriers:
         self._running: set[int] = running_ids()
         self._storages = storages
         """Kept alive, so that their identities are not reused."""
-        self._known: set[int] = set()
+        self._learned: set[int] = set()
         """Identities of the types that ``learn`` has seen."""
         self._closed: set[int] = set()
         """Types of which no object is entered."""
@@ -77,10 +77,6 @@ class Barriers:
         self._verdicts: dict[int, bool] = {}
         """True for each module, class, frame or logger that may be entered, by identity."""
 
-    def may_enter(self, item: object) -> bool:
-        """Return True if a walk enters an object."""
-        return bool(self.entered([item]))
-
     def open(self, objects: Sequence[object]) -> None:
         """Let walks enter some modules, classes or frames, because they begin there."""
         self.entered(objects)
@@ -89,14 +85,13 @@ class Barriers:
     def entered(self, objects: Sequence[Any]) -> Sequence[Any]:
         """Return the objects that a walk enters."""
         type_ids = types_of(objects)
-        if not type_ids <= self._known:
+        if not type_ids <= self._learned:
             self._learn(objects)
         if not self._closed.isdisjoint(type_ids):
             objects = without_types(self._closed, objects)
         if not _FUNCTION.isdisjoint(type_ids):
-            self._learn_namespaces(
-                function.__globals__ for function in of_types(_FUNCTION, objects)
-            )
+            functions = of_types(_FUNCTION, objects)
+            self._learn_namespaces(function.__globals__ for function in functions)
         if not _FRAME.isdisjoint(type_ids):
             self._learn_namespaces(frame.f_globals for frame in of_types(_FRAME, objects))
         if not self._asked.isdisjoint(type_ids):
@@ -107,9 +102,9 @@ class Barriers:
         """Classify the types of some objects."""
         loop = library_type("asyncio", "AbstractEventLoop")
         for type_id, example in one_of_each(objects).items():
-            if type_id in self._known:
+            if type_id in self._learned:
                 continue
-            self._known.add(type_id)
+            self._learned.add(type_id)
             is_loop = loop is not None and is_instance(example, loop)
             if is_loop or is_instance(example, CodeType) or _is_of_tool(example):
                 self._closed.add(type_id)
@@ -127,12 +122,9 @@ class Barriers:
         IPython's ``%run`` executes a file in a module that is not imported, but that has the name
         of one.
         """
-        for namespace in by_identity(list(namespaces)).values():
-            if (
-                text_of(namespace.get("__name__")) in sys.modules
-                and id(namespace) not in self.passed_over
-            ):
-                self.passed_over.add(id(namespace))
+        for key, namespace in by_identity(list(namespaces)).items():
+            if text_of(namespace.get("__name__")) in sys.modules:
+                self.passed_over.add(key)
 
     def _refused(self, objects: Sequence[object]) -> set[int]:
         """Return the identities of the modules, classes, frames and loggers not to enter."""
@@ -164,7 +156,8 @@ def _without(identities: set[int], objects: Sequence[Any]) -> Sequence[Any]:
     """Return the objects that have none of some identities."""
     if identities.isdisjoint(map(id, objects)):
         return objects
-    return list(compress(objects, map(not_, map(identities.__contains__, map(id, objects)))))
+    is_unwanted = map(identities.__contains__, map(id, objects))
+    return list(compress(objects, map(not_, is_unwanted)))
 
 
 _LEADING_TO_ALL = (
@@ -202,7 +195,9 @@ def without_left_out(items: Sequence[Any]) -> Sequence[Any]:
             left_out.update(id(item) for item in of_types({type_id}, items) if is_left_out(item))
         elif is_left_out(example):
             left_out.update(map(id, of_types({type_id}, items)))
-    return [item for item in items if id(item) not in left_out] if left_out else items
+    if not left_out:
+        return items
+    return [item for item in items if id(item) not in left_out]
 
 
 def _is_made_at_run_time(kind: type) -> bool:

@@ -193,10 +193,11 @@ def _has_fields_in_c(kind: type) -> bool:
         return True
     if not is_made_by_statement(kind):
         return True
-    own = class_dict(kind)
-    names = ("__dict__", "__weakref__", "__slots__")
-    adds_bytes = _basic_size(kind) > _basic_size(type.__dict__["__base__"].__get__(kind) or object)
-    return adds_bytes and not any(name in own for name in names)
+    base = type.__dict__["__base__"].__get__(kind) or object
+    if _basic_size(kind) <= _basic_size(base):
+        return False
+    attributes = class_dict(kind)
+    return not any(name in attributes for name in ("__dict__", "__weakref__", "__slots__"))
 
 
 _METACLASSES_OF_C = {"pybind11_type", "nb_type", "nb_type_0"}
@@ -219,7 +220,8 @@ def _keeps_memory(kind: type) -> bool:
     """Return True if instances of a C class may keep memory that nothing counts."""
     if any(type.__subclasscheck__(value, kind) for value in _VALUES):
         return False
-    module, name = _module_of(kind), name_of(kind)
+    module = _module_of(kind)
+    name = name_of(kind)
     package = module.partition(".")[0]
     library = _NAMES.get(package, package)
     if not library or library == "builtins" or library.startswith("swig_runtime_data"):
@@ -242,8 +244,10 @@ def _has_size_or_is_compiled(kind: type) -> bool:
     from Python.
     """
     for base in mro_of(kind):
-        own = class_dict(base)
-        if base is not object and ("__sizeof__" in own or "__mypyc_attrs__" in own):
+        attributes = class_dict(base)
+        if base is object:
+            continue
+        if "__sizeof__" in attributes or "__mypyc_attrs__" in attributes:
             return True
     return False
 
@@ -342,12 +346,12 @@ def _module_that_has(kind: type) -> str:
     of CPython that are in no module, such as the type of an iterator, are static.
     """
     name = name_of(kind)
-    found = ""
+    module_of_library = ""
     for module_name, module in list(sys.modules.items()):
         if is_instance(module, ModuleType) and module_dict(module).get(name) is kind:
             if module_name.partition(".")[0] in sys.stdlib_module_names:
                 return module_name
-            found = found or module_name
-    if found:
-        return found
+            module_of_library = module_of_library or module_name
+    if module_of_library:
+        return module_of_library
     return "builtins" if _is_static(kind) else name

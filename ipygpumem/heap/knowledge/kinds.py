@@ -49,23 +49,24 @@ class Types:
             (self.segments, library_type("multiprocessing.shared_memory", "SharedMemory")),
             (self.streams, io.BytesIO),
         )
-        for known, base in bases:
+        for types, base in bases:
             if base is not None:
-                known |= kinds_of(items, base)
+                types |= kinds_of(items, base)
         for type_id, example in one_of_each(items).items():
             base = container_base(type(example))
             if base is not None:
                 self.containers[type_id] = base
-            may_refer = flags_of(type(example)) & HAS_REFERENCES
-            if (
-                not may_refer
-                and type_id not in self.apart
-                and type_id not in self.own_bytes.readers
-            ):
+            if self._is_leaf(type_id, example):
                 self.leaves.add(type_id)
                 if self.own_bytes.uncounted([example]):
                     self.uncounted_leaves.add(type_id)
         return type_ids
+
+    def _is_leaf(self, type_id: int, example: object) -> bool:
+        """Return True for a type whose objects lead to nothing."""
+        if flags_of(type(example)) & HAS_REFERENCES:
+            return False
+        return type_id not in self.apart and type_id not in self.own_bytes.readers
 
     @property
     def apart(self) -> set[int]:

@@ -102,9 +102,8 @@ class OwnBytes:
         if self._special.isdisjoint(type_ids):
             return rounded(Counter(each(sys.getsizeof, items)))
         plain = without_types(self._special, items)
-        return rounded(Counter(each(sys.getsizeof, plain))) + self._of_special(
-            of_types(self._special, items)
-        )
+        size = rounded(Counter(each(sys.getsizeof, plain)))
+        return size + self._of_special(of_types(self._special, items))
 
     def each(self, items: Sequence[Any]) -> list[int]:
         """Return the bytes of each object; those of a class with memory outside the object share it
@@ -122,18 +121,18 @@ class OwnBytes:
         for type_id in (self._inline | self._in_bulk.keys()) & different:
             same = of_types({type_id}, items)
             shares[type_id] = self.of(same) // len(same)
-        found = []
+        rounded_sizes = list[int]()
         following = iter(sizes)
         for item, type_id in zip(items, map(id, map(type, items)), strict=True):
             if type_id in shares:
-                found.append(shares[type_id])
+                rounded_sizes.append(shares[type_id])
             elif type_id in different:
-                found.append(self.of([item]))
+                rounded_sizes.append(self.of([item]))
             elif type_id in _TWO_BLOCKS:
-                found.append(in_two_blocks[next(following)])
+                rounded_sizes.append(in_two_blocks[next(following)])
             else:
-                found.append(in_one_block[next(following)])
-        return found
+                rounded_sizes.append(in_one_block[next(following)])
+        return rounded_sizes
 
     def requested(self, batch: Batch[Any]) -> int:
         """Return the bytes that objects have requested from allocators, without the data of arrays.
@@ -181,11 +180,8 @@ class OwnBytes:
         """
         if bulk_reader(kind) is not None or behind(kind, self._loaded_readers) is not None:
             return True
-        for module, name in (("numpy", "ndarray"), ("torch", "Tensor")):
-            base = library_type(module, name)
-            if base is not None and type.__subclasscheck__(base, kind):
-                return True
-        return False
+        array_types = (library_type("numpy", "ndarray"), library_type("torch", "Tensor"))
+        return any(base is not None and type.__subclasscheck__(base, kind) for base in array_types)
 
     def _of_special(self, items: Sequence[Any]) -> int:
         """Return the bytes of objects that have more than one block of memory, or a size of their
@@ -196,23 +192,21 @@ class OwnBytes:
         arrays = self.arrays & type_ids
         if arrays:
             base: Any = library_type("numpy", "ndarray")
-            size += rounded(
-                Counter(map(base.__dict__["__sizeof__"], of_types(arrays, items))), _HEADER
-            )
-        different = self._sizers.keys() & type_ids - arrays
-        for type_id in different:
-            size += rounded(
-                Counter(each(self._sizers[type_id], of_types({type_id}, items))), _GC_HEADER
-            )
-        different |= arrays
-        in_two_blocks = type_ids & (_TWO_BLOCKS | self.dicts - {id(dict)}) - different
+            sizes = map(base.__dict__["__sizeof__"], of_types(arrays, items))
+            size += rounded(Counter(sizes), _HEADER)
+        with_sizer = self._sizers.keys() & type_ids - arrays
+        for type_id in with_sizer:
+            sizes_of_type = each(self._sizers[type_id], of_types({type_id}, items))
+            size += rounded(Counter(sizes_of_type), _GC_HEADER)
+        measured = with_sizer | arrays
+        two_block_types = _TWO_BLOCKS | self.dicts - {id(dict)}
+        in_two_blocks = type_ids & two_block_types - measured
         if in_two_blocks:
-            different |= in_two_blocks
+            measured |= in_two_blocks
             size += rounded(Counter(each(sys.getsizeof, of_types(in_two_blocks, items))), _HEADER)
-        size += rounded(Counter(each(sys.getsizeof, without_types(different, items))))
-        inline = of_types(self._inline, items) if not self._inline.isdisjoint(type_ids) else ()
-        if inline:
-            size += _attributes_of(inline)
+        size += rounded(Counter(each(sys.getsizeof, without_types(measured, items))))
+        if not self._inline.isdisjoint(type_ids):
+            size += _attributes_of(of_types(self._inline, items))
         for type_id in self._in_bulk.keys() & type_ids:
             size += self._in_bulk[type_id](of_types({type_id}, items))
         return size
@@ -236,11 +230,9 @@ class OwnBytes:
         if flags_of(kind) & MANAGED_DICT and container_base(kind) is None:
             self._inline.add(type_id)
         in_two_blocks = self.dicts - {id(dict)}
-        if any(
-            type_id in types
-            for types in (self._sizers, self._in_bulk, self.arrays, self._inline, in_two_blocks)
-        ):
-            self._special.add(type_id)
+        for types in (self._sizers, self._in_bulk, self.arrays, self._inline, in_two_blocks):
+            if type_id in types:
+                self._special.add(type_id)
 
 
 def of_tensors(reader: Reader, tensors: Sequence[Any]) -> int:
@@ -255,13 +247,14 @@ def of_storages(sizes: Sequence[int], devices: Sequence[str]) -> Counter[str]:
     """Return the bytes of tensors' storages by device, as malloc rounds those in RAM, with their
     C++ objects.
     """
-    found = Counter[str]()
-    for (size, device), number in Counter(zip(sizes, devices, strict=True)).items():
-        found["cpu"] += STORAGE_BYTES * number
+    device_bytes = Counter[str]()
+    numbers = Counter(zip(sizes, devices, strict=True))
+    for (size, device), number in numbers.items():
+        device_bytes["cpu"] += STORAGE_BYTES * number
         if size and device == "cpu":
             size = aligned(size + _HEADER) + _GAP
-        found[device] += size * number
-    return found
+        device_bytes[device] += size * number
+    return device_bytes
 
 
 def _sum(get: Callable[[Any], int], items: Sequence[object]) -> int:
@@ -278,9 +271,9 @@ def _attributes_of(items: Sequence[object]) -> int:
     """Return the bytes of attributes stored outside a dict; ``items`` are of types
     that can do so.
     """
-    found = gc.get_referents(*items)
-    attributes = len(found) - len(items)  # each refers to its class, too
-    if attributes and len(of_types({id(dict)}, found)) >= attributes:
+    referents = gc.get_referents(*items)
+    attributes = len(referents) - len(items)  # each refers to its class, too
+    if attributes and len(of_types({id(dict)}, referents)) >= attributes:
         return 0  # the dicts contain them
     return _attributes_size(attributes // len(items)) * len(items)
 
@@ -289,11 +282,12 @@ def _sizer(kind: type) -> tuple[Callable[[Any], int], bool]:
     """Return the ``__sizeof__`` that is written in C, and True if it is the class's own."""
     if VISITS_BUFFER and type.__subclasscheck__(io.BytesIO, kind):
         return object.__sizeof__, False  # its own one adds the buffer, which is counted as bytes
-    found = [
-        names["__sizeof__"] for names in map(class_dict, type.mro(kind)) if "__sizeof__" in names
-    ]
-    in_c = next(method for method in found if type(method) is MethodDescriptorType)
-    return in_c, in_c is found[0]
+    methods = list[Any]()
+    for names in map(class_dict, type.mro(kind)):
+        if "__sizeof__" in names:
+            methods.append(names["__sizeof__"])
+    in_c = next(method for method in methods if type(method) is MethodDescriptorType)
+    return in_c, in_c is methods[0]
 
 
 def _attributes_size(attributes: int) -> int:
@@ -313,8 +307,12 @@ def rounded(sizes: Mapping[Any, int], extra: int = 0) -> int:
     """Return the bytes that allocators use for objects; ``sizes`` are numbers of
     objects by size.
     """
-    return sum(
-        aligned(size + extra + _HEADER * (size > _SMALL)) * number
-        for size, number in sizes.items()
-        if size is not None
-    )
+    total = 0
+    for size, number in sizes.items():
+        if size is None:
+            continue
+        block = size + extra
+        if size > _SMALL:
+            block += _HEADER
+        total += aligned(block) * number
+    return total

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Sequence
-from itertools import compress
+from collections.abc import Iterable, Sequence
+from itertools import compress, repeat
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import (
@@ -88,20 +88,21 @@ class ReferenceReader:
         if not type_ids <= self._known:
             self._learn(objects)
             type_ids = types_of(objects)
-        owners, callbacks = objects, list[Any]()
+        owners = objects
+        callbacks = list[Any]()
         if not BUILTIN.isdisjoint(type_ids):
             owners, callbacks = without_wakeups(objects)
-        found: list[Any] = gc.get_referents(*owners)
+        of_python: list[Any] = gc.get_referents(*owners)
         if self._has_text_keys and not self._dicts.isdisjoint(type_ids):
-            found += self._text_keys(owners, self._dicts & type_ids)
+            of_python += self._text_keys(owners, self._dicts & type_ids)
         unreported, is_complete = self._unreported(objects, type_ids)
-        found += unreported
+        of_python += unreported
         graphs = _Graphs([], [])
         if not self._special["tensor"].isdisjoint(type_ids):
             self._read_tensors(of_types(self._special["tensor"], objects), graphs)
         waking = [callback.__self__ for callback in callbacks]
         return References(
-            self._barriers.entered(found), graphs.tensors, graphs.nodes, waking, is_complete
+            self._barriers.entered(of_python), graphs.tensors, graphs.nodes, waking, is_complete
         )
 
     @property
@@ -128,27 +129,28 @@ class ReferenceReader:
         """Return the objects in streams, arrays and rows of arrays; False if an array was too long
         to read.
         """
-        found = list[Any]()
+        unreported = list[Any]()
         is_complete = True
         if not self._special["stream"].isdisjoint(type_ids):
             for stream in of_types(self._special["stream"], objects):
-                found += bytes_of(stream)
+                unreported += bytes_of(stream)
         if not self._special["row"].isdisjoint(type_ids):
             for row in of_types(self._special["row"], objects):
-                found += inside_row(row)
+                unreported += inside_row(row)
         if not self._special["array"].isdisjoint(type_ids):
             for array in of_types(self._special["array"], objects):
-                inside = _inside_array(array)
-                if inside is None:
+                objects_in_array = _objects_in_array(array)
+                if objects_in_array is None:
                     is_complete = False
                 else:
-                    found += inside
-        return found, is_complete
+                    unreported += objects_in_array
+        return unreported, is_complete
 
     def _text_keys(self, objects: Sequence[Any], dicts: set[int]) -> list[Any]:
         """Return the text keys of dicts, without those that many objects share."""
         keys = text_keys(objects, dicts)
-        return list(compress(keys, map(COMMON_REFERENCES.__gt__, map(sys.getrefcount, keys))))
+        are_own = map(COMMON_REFERENCES.__gt__, map(sys.getrefcount, keys))
+        return list(compress(keys, are_own))
 
     def _read_tensors(self, tensors: Sequence[Any], graphs: _Graphs) -> None:
         """Read the tensors' gradients, their graphs, and the tensors of which they are views."""
@@ -156,26 +158,24 @@ class ReferenceReader:
         with sys.modules["torch"]._C.DisableTorchFunction():
             for tensor in tensors:
                 owner = id(tensor)
-                graphs.tensors.extend((owner, kept) for kept in gradient_of(tensor))
+                graphs.add_tensors(owner, gradient_of(tensor))
                 viewed = base._base.__get__(tensor)
                 if viewed is not None:
-                    graphs.tensors.append((owner, viewed))
+                    graphs.add_tensors(owner, [viewed])
                 if is_of_library(tensor, *_JAGGED):
-                    graphs.tensors.extend((owner, kept) for kept in _kept_by_jagged(tensor, viewed))
+                    graphs.add_tensors(owner, _parts_of_jagged(tensor, viewed))
                 first = self._nodes.first(tensor)
                 if first is not None:
-                    graphs.nodes.append((owner, _key_of(first)))
+                    graphs.add_nodes(owner, [first])
                 for node in self._nodes.of(tensor):
-                    graphs.tensors.extend((_key_of(node), kept) for kept in saved_by(node))
-                    graphs.nodes.extend(
-                        (_key_of(node), _key_of(part)) for part in self._nodes.following(node)
-                    )
+                    graphs.add_tensors(_key_of(node), saved_by(node))
+                    graphs.add_nodes(_key_of(node), self._nodes.following(node))
 
 
 _JAGGED = ("torch.nested._internal.nested_tensor", "NestedTensor")
 
 
-def _kept_by_jagged(tensor: Any, viewed: Any) -> list[Any]:
+def _parts_of_jagged(tensor: Any, viewed: Any) -> list[Any]:
     """Return the tensors to which torch's C++ code refers for a jagged tensor, besides the one of
     which it is a view.
 
@@ -183,20 +183,28 @@ def _kept_by_jagged(tensor: Any, viewed: Any) -> list[Any]:
     keeps the offsets and lengths to make the view again.
     """
     attributes = instance_dict(tensor) or {}
-    kept = [viewed, attributes.get("_offsets"), attributes.get("_lengths")]
-    return [item for item in kept if item is not None]
+    parts = [viewed, attributes.get("_offsets"), attributes.get("_lengths")]
+    return [part for part in parts if part is not None]
 
 
 class _Graphs(NamedTuple):
+    """The references in autograd graphs."""
+
     tensors: list[tuple[Owner, Any]]
     nodes: list[tuple[Owner, Owner]]
+
+    def add_tensors(self, owner: Owner, tensors: Iterable[Any]) -> None:
+        self.tensors.extend(zip(repeat(owner), tensors))
+
+    def add_nodes(self, owner: Owner, nodes: Iterable[object]) -> None:
+        self.nodes.extend(zip(repeat(owner), map(_key_of, nodes)))
 
 
 def _key_of(node: object) -> Owner:
     return "graph", id(node)
 
 
-def _inside_array(array: Any) -> list[Any] | None:
+def _objects_in_array(array: Any) -> list[Any] | None:
     """Return the base of a view, the objects in an array, or the dtype that has its texts; None if
     there are too many.
 

@@ -29,7 +29,8 @@ def text_keys(objects: Sequence[Any], dicts: set[int]) -> list[Any]:
     plain = of_types(_DICT, objects)
     if len(gc.get_referents(*plain)) != sum(map(len, plain)):
         numbers_reported = map(len, map(gc.get_referents, plain))
-        plain = list(compress(plain, map(eq, numbers_reported, map(len, plain))))
+        are_keys_missing = map(eq, numbers_reported, map(len, plain))
+        plain = list(compress(plain, are_keys_missing))
     keys = list(chain.from_iterable(plain))
     subclasses = dicts - _DICT
     if subclasses:
@@ -62,15 +63,21 @@ def referents_with_keys(item: Any) -> list[Any]:
 
 def dicts_with_keys(objects: Sequence[Any], keys: Set[int]) -> list[Any]:
     """Return the dicts among some objects that have one of the text ``keys``, by identity."""
-    found = list[Any]()
+    with_keys = list[Any]()
     for part in chunks(of_types(kinds_of(objects, dict), objects)):
-        if not keys.isdisjoint(map(id, chain.from_iterable(map(dict.__iter__, part)))):
-            found += [item for item in part if not keys.isdisjoint(map(id, dict.__iter__(item)))]
-    return found
+        keys_of_part = chain.from_iterable(map(dict.__iter__, part))
+        if keys.isdisjoint(map(id, keys_of_part)):
+            continue
+        for item in part:
+            if not keys.isdisjoint(map(id, dict.__iter__(item))):
+                with_keys.append(item)
+    return with_keys
 
 
 def has_own_keys(dicts: Sequence[Any]) -> bool:
     """Return True if dicts have text keys that few other objects refer to."""
     keys = list(chain.from_iterable(map(dict.__iter__, dicts)))
-    texts = [key for key in keys if type(key) is str] if set(map(type, keys)) != {str} else keys
+    texts = keys
+    if set(map(type, keys)) != {str}:
+        texts = [key for key in keys if type(key) is str]
     return bool(texts) and min(map(sys.getrefcount, texts)) < COMMON_REFERENCES
