@@ -229,7 +229,7 @@ class FakeCopies:
     @contextmanager
     def _quietly(self) -> Iterator[None]:
         # A copy made inside torch.func's grad or vmap must not be wrapped by it.
-        with self.lock, torch._C._DisableFuncTorch():
+        with self.lock, torch._C._DisableFuncTorch(), _gradients_allowed():
             before, self.paused = self.paused, True
             # torch's cache of results would keep a copy's storage alive.
             caching, self._fakes.cache_enabled = getattr(self._fakes, "cache_enabled", False), False
@@ -395,6 +395,21 @@ class FakeCopies:
         if target is None:
             return self._keep(value, value)
         return self._keep(value, weakref.ref(self._lent(target)))
+
+
+@contextmanager
+def _gradients_allowed() -> Iterator[None]:
+    """Let a copy require gradients inside torch.func's transforms, which refuse it otherwise.
+
+    For instance, the code of ``vmap(grad(f))`` looks up a model that no code has used before.
+    """
+    transforms = torch._C._functorch
+    is_allowed = transforms.get_inplace_requires_grad_allowed()
+    transforms.set_inplace_requires_grad_allowed(True)
+    try:
+        yield
+    finally:
+        transforms.set_inplace_requires_grad_allowed(is_allowed)
 
 
 def _target(reference: Any) -> Any:

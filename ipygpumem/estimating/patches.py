@@ -155,6 +155,8 @@ class Patches:
         self._functions = functions
         self._threads_modes = threads_modes
         self._files = SavedFiles(note)
+        self._changes: list[Any] = []
+        """The replacements that are in effect, in order."""
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -164,6 +166,7 @@ class Patches:
             changes = [patch.object(item.owner, item.name, item.value) for item in self.table()]
             for change in changes:
                 stack.enter_context(change)
+            self._changes = changes
             stack.enter_context(_libraries_imported_without(changes))
             if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -215,15 +218,15 @@ class Patches:
         """Return the replacements of functions that run the code in another way."""
         loader, context = torch.utils.data.DataLoader, _device.DeviceContext
         scaler, autograd = torch.amp.GradScaler, torch.autograd
-        scripts, run_backward = self._unfollowed.scripts, self._run_backward
+        traces, run_backward = self._unfollowed.scripts, self._run_backward
         items: list[Patch | Wrapper] = [
             Wrapper(loader, "__init__", _load_here, "processes get no fake tensors"),
             Wrapper(threading.Thread, "start", self._start, "modes belong to a thread"),
             Wrapper(torch, "compile", self._compile, "fake tensors are not compiled"),
             Wrapper(torch.nn.Module, "compile", self._compile_module, "as torch.compile"),
-            Wrapper(torch.jit, "script", scripts, "it fuses operations"),
-            Wrapper(torch.jit, "trace", scripts, "as torch.jit.script"),
-            Wrapper(torch.jit, "load", scripts, "as torch.jit.script"),
+            Wrapper(torch.jit, "script", self._script, "it fuses operations"),
+            Wrapper(torch.jit, "trace", traces, "as torch.jit.script"),
+            Wrapper(torch.jit, "load", traces, "as torch.jit.script"),
             Wrapper(scaler, "_maybe_opt_step", _always_step, "an overflow is a value"),
             Wrapper(autograd, "_engine_run_backward", run_backward, "backward leaves modes"),
             Wrapper(context, "__torch_function__", self._in_context, "called after our mode"),
@@ -292,6 +295,15 @@ class Patches:
 
     def _compile_module(self, *_: Any, **options: Any) -> None:
         self._unfollowed.compiled(is_eager=is_eager(options))
+
+    def _script(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compile code with torch's own functions.
+
+        The compiler finds operators by the identity of these functions, such as
+        ``functional.linear``, and keeps those that it finds first for good.
+        """
+        with _undone(self._changes):
+            return self._unfollowed.scripts(original, *args, **kwargs)
 
     def _run_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a backward pass in the mode, which ``Tensor.backward`` has left.

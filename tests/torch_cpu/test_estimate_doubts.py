@@ -1,6 +1,7 @@
 """Estimates of code whose memory is not followed exactly say that it fits perhaps, and why."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 import ipygpumem
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.units import MIB
+from tests.alone import printed
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 BODY = """
@@ -20,6 +22,7 @@ model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
 weights = {name: weight.detach() for name, weight in model.named_parameters()}
 many = {name: torch.stack([weight] * 4) for name, weight in weights.items()}
 x = torch.randn(8, 16)
+leaf = torch.randn(16, requires_grad=True)
 
 def loss(weights, x):
     return torch.func.functional_call(model, weights, (x,)).pow(2).mean()
@@ -42,6 +45,7 @@ DOUBTED = {
     "torch.compile(mode='reduce-overhead')(model)(x)": "torch.compile",
     "model.compile(); model(x)": "torch.compile",
     "torch.jit.trace(model, x)(x)": "torch.jit",
+    "torch.jit.script(model)(x).sum().backward()": "torch.jit",
     "torch.vmap(torch.func.grad(loss), (0, None))(many, x)": "torch.vmap",
     "torch.func.vmap(loss, (None, 0))(weights, torch.stack([x, x]))": "torch.vmap",
     "torch.func.jacrev(lambda x: model(x).sum(0))(x)": "torch.vmap",
@@ -111,6 +115,63 @@ def test_code_that_was_scripted_before_fits_perhaps(kind: str) -> None:
         scripted = torch.jit.trace(model if kind == "traced" else torch.sigmoid, x)
     found = ipygpumem.estimate(lambda: scripted(x), device="cuda:0", device_memory="8GiB")
     assert (found.verdict, found.devices[0].unfollowed) == ("fits perhaps", ("torch.jit",))
+
+
+FIRST_USED_INSIDE = [
+    "torch.vmap(torch.func.grad(loss), (None, 0))(weights, torch.stack([x, x]))",
+    "torch.func.grad(lambda x: model(x).sum())(x)",
+    "torch.func.grad(torch.func.grad(lambda v: (model(x) * v).sum()))(torch.ones(()))",
+    "torch.vmap(lambda v: model(v).sum())(torch.ones(4, 16))",
+    "torch.func.jacrev(lambda v: model(v))(torch.ones(16))",
+    "torch.func.jvp(lambda v: model(v), (torch.ones(16),), (torch.ones(16),))",
+    "torch.func.vjp(lambda v: (v * leaf).sum(), torch.ones(16))",
+    "torch.func.functionalize(lambda v: model(v))(torch.ones(16))",
+]
+
+
+@pytest.mark.parametrize("step", FIRST_USED_INSIDE)
+def test_a_model_may_be_used_first_inside_a_transform(step: str) -> None:
+    """The copies of its parameters, which require gradients, are then made there."""
+    names: dict[str, Any] = {"estimate": ipygpumem.estimate}
+    body = BODY.replace("STEP", f"def step():\n    {step}")
+    exec(f"{body}\nfound = estimate(step, device='cuda:0', device_memory='8GiB')", names)
+    assert names["found"].fits is not False
+    assert names["found"].peak_bytes > 0
+
+
+SCRIPTED_INSIDE = """
+import warnings
+warnings.simplefilter("ignore")
+import torch, ipygpumem
+from torch import nn
+from torch.nn import functional
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = functional.dropout(self.layer(x), 0.1).softmax(-1)
+        x = torch.dropout(torch.softmax(x, -1), 0.1, True) + functional.linear(x, self.layer.weight)
+        return torch.log_softmax(x, -1).log_softmax(-1)
+
+def step():
+    scripted = torch.jit.script(Model())
+    scripted(torch.ones(4, 8)).sum().backward()
+
+found = ipygpumem.estimate(step, device="cuda:0", device_memory="8GiB")
+assert found.verdict == "fits perhaps", found
+assert torch.jit.script(Model())(torch.ones(4, 8)).shape == (4, 8)
+print("both ran")
+"""
+
+
+def test_code_is_scripted_inside_an_estimate_and_after_it(tmp_path: Path) -> None:
+    """torch.jit collects torch's functions at its first use, for the whole process."""
+    file = tmp_path / "scripted.py"  # which torch.jit reads
+    file.write_text(SCRIPTED_INSIDE)
+    assert printed(str(file)).splitlines()[-1] == "both ran"
 
 
 def test_a_disabled_compiler_leaves_no_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
