@@ -11,6 +11,11 @@ import torch
 from torch.nn import functional
 
 _ATEN = torch.ops.aten
+_LINEAR: Any = torch._C._nn.linear
+"""The function that ``functional.linear`` is before an estimate replaces it.
+
+Autocast converts its weights once for several steps, as it does for those of a whole cell.
+"""
 _MOST_OF_FLASH = 256
 """Maximum width of a head in flash attention."""
 
@@ -216,18 +221,17 @@ def _fed_forward(source: Any, parameters: Sequence[Any], *, gelu: bool) -> Any:
 
 def lstm_cell(source: Any, state: Any, *weights: Any) -> Any:
     """Return the next state of an LSTM, from CUDA's fused kernel."""
-    # cast at each step
-    gates = (
-        torch.matmul(source, weights[0].t()),
-        torch.matmul(state[0], weights[1].t()),
-    )
+    gates = _LINEAR(source, weights[0]), _LINEAR(state[0], weights[1])
     biases = weights[2:4] if len(weights) > 3 else (None, None)
     hidden, cell, _ = _ATEN._thnn_fused_lstm_cell(*gates, state[1], *biases)
-    return torch.matmul(hidden, weights[-1].t()) if len(weights) % 2 else hidden, cell
+    has_projection = len(weights) % 2 == 1
+    if has_projection:
+        hidden = _LINEAR(hidden, weights[-1])
+    return hidden, cell
 
 
 def gru_cell(source: Any, state: Any, *weights: Any) -> Any:
     """Return the next state of a GRU, from CUDA's fused kernel."""
-    gates = torch.matmul(source, weights[0].t()), torch.matmul(state, weights[1].t())
+    gates = _LINEAR(source, weights[0]), _LINEAR(state, weights[1])
     biases = weights[2:] or (None, None)
     return _ATEN._thnn_fused_gru_cell(*gates, state, *biases)[0]

@@ -48,6 +48,14 @@ OPERATORS = {
         "torch.nn.LSTMCell(N, N, device=home, dtype=dtype)(fixed(N, N), (fixed(N, N),) * "
         "2)[0].sum()"
     ),
+    "cells of an LSTM under autocast": (
+        "torch.autocast('cuda', torch.bfloat16)(lambda cell, x: cell(x, cell(x, cell(x)))[0])("
+        "torch.nn.LSTMCell(N, N, device=home), T(64, N).float()).sum()"
+    ),
+    "cells of a GRU under autocast": (
+        "torch.autocast('cuda', torch.bfloat16)(lambda cell, x: cell(x, cell(x, cell(x))))("
+        "torch.nn.GRUCell(N, N, device=home), T(64, N).float()).sum()"
+    ),
     "embedding of an expanded gradient": "F.embedding(zeros(8, 256), T(4096, 512)).sum()",
     "embedding by frequency": "F.embedding(zeros(64, 1024), T(4096, 512), scale_grad_by_freq=True)",
     "embedding": "F.embedding(zeros(64, 1024), T(4096, 512))",
