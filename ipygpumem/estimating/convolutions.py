@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,14 +88,35 @@ class Convolution:
             kernel.result(0)
 
     def _log_groups(self, kernel: Kernel) -> None:
-        """Log a convolution of groups; its order is not followed block by block."""
-        kernel.results()
-        kernel.workspace()
-        # The gradients of the input and of the weight are computed one after the other.
-        number = 2 if self.is_backward and self.is_transposed else 1
-        for _ in range(number):
-            with kernel.blocks(self._of_groups()):
-                pass
+        """Log a convolution of groups, which are convolved one by one, and joined at the end."""
+        with kernel.copies(self.given), ExitStack() as pieces:
+            for _ in range(self.groups):
+                # A single sample's channels are contiguous.
+                copied = self._operands() if len(self.given) > 1 else []
+                with kernel.blocks([tensor.nbytes // self.groups for tensor in copied]):
+                    self._log_group(kernel, pieces)
+            kernel.results()
+
+    def _log_group(self, kernel: Kernel, pieces: ExitStack) -> None:
+        """Log the results of one group, which ``pieces`` keeps until they are joined."""
+
+        def keep(*tensors: Any) -> None:
+            sizes = [tensor.nbytes // self.groups for tensor in tensors]
+            pieces.enter_context(kernel.blocks(sizes))
+
+        if not self.is_backward:
+            keep(self.outer)
+            self._log_product(kernel)
+            return
+        keep(self.given)
+        if self.is_transposed:
+            self._log_product(kernel)
+            keep(self.weight)
+            self._log_product(kernel)
+            return
+        with kernel.blocks([self._unfolded()]):
+            kernel.workspace()
+            keep(self.weight)
 
     def _operands(self) -> list[Any]:
         return [self.outer, self.given] if self.is_backward else [self.given]
@@ -119,12 +141,3 @@ class Convolution:
             rows, places = self.given.shape[1] // self.groups, self.outer
         columns = math.prod((*kernel, *places.shape[2:]))
         return int(rows * columns * self.given.element_size())
-
-    def _of_groups(self) -> list[int]:
-        """Return the blocks of groups, which are convolved one by one, and joined at the end."""
-        one_group = sum(tensor.nbytes for tensor in self._operands()) // self.groups
-        joined = self.outer.nbytes
-        if self.is_backward:
-            joined = self.given.nbytes + self.weight.nbytes
-        copies = [] if self.given.is_contiguous() else [self.given.nbytes]
-        return [*copies, max(one_group + self._unfolded(), joined)]

@@ -18,6 +18,7 @@ from ipygpumem.estimating.transients import (
     is_matrix_of_cublas,
     laid_out,
 )
+from ipygpumem.units import KIB
 
 
 class Kernel:
@@ -70,6 +71,8 @@ class Kernel:
             yield
 
 
+_PAIRS_OF_TILE = 4608
+"""Pairs that one block of a card's threads sorts, with torch 2.11 on a Hopper."""
 Order = Callable[[Kernel, Any], None]
 """Logs what an operator with some arguments allocates."""
 ORDERS: dict[str, Order] = {}
@@ -195,17 +198,65 @@ def _up(size: int, step: int) -> int:
 def _embedding_backward(kernel: Kernel, args: Any) -> None:
     """Log the gradient of a table: many indices are sorted before it is allocated."""
     gradient, indices, rows, _, by_frequency = args[:5]
-    count = indices.numel()
-    if count <= FEW_INDICES and not by_frequency:
-        with kernel.copies(gradient):
+    with kernel.copies(gradient):
+        if indices.numel() <= FEW_INDICES and not by_frequency:
             kernel.results()
-        return
-    width = gradient.shape[-1]
-    partial_sums = (-(-count // 10) + min(count, rows)) * _up(width, 32) * 4
-    with kernel.copies(gradient), kernel.blocks([8 * count] * 2):
-        with kernel.blocks([8 * count, 17 * count]):  # while it sorts
+        else:
+            _log_sorted_sums(kernel, gradient, indices, rows, by_frequency=by_frequency)
+
+
+def _log_sorted_sums(
+    kernel: Kernel, gradient: Any, indices: Any, rows: int, *, by_frequency: bool
+) -> None:
+    """Log the kernels that sort indices, and add up the rows of the gradient for each one."""
+    count, width = indices.numel(), gradient.shape[-1]
+    segments = min(count, rows)
+    parts = -(-count // 10) + segments  # of ten indices, or of one row's
+    with kernel.blocks([8 * count] * 2):
+        with kernel.blocks([8 * count, _sort_bytes(count)]):
             pass
         kernel.results()
-        counts = [8 * count] * (3 if by_frequency else 1)
-        with kernel.blocks([*counts, 2 * count, partial_sums]):
-            pass
+        begins = [8 * count] * (3 if by_frequency else 1)
+        with kernel.blocks(begins):
+            with kernel.blocks([8 * count]):  # while it finds where each row begins
+                pass
+            with kernel.blocks([8 * segments, 8 * segments, 8 * parts, 4 * parts * width]):
+                pass
+
+
+def _sort_bytes(count: int) -> int:
+    """Return the bytes with which a kernel sorts pairs of integers: copies, and 1 KiB a tile."""
+    tiles = -(-count // _PAIRS_OF_TILE)
+    return 16 * count + tiles * KIB + 16 * KIB + 512
+
+
+@_order_of("_embedding_bag", "_embedding_bag_forward_only")
+def _bags(kernel: Kernel, _: Any) -> None:
+    """Log the sizes of the bags, each index's bag, the sums, and the largest values' positions."""
+    for number in (2, 1, 0, 3):
+        kernel.result(number)
+
+
+@_order_of("_embedding_bag_backward", "_embedding_bag_dense_backward")
+def _bags_backward(kernel: Kernel, args: Any) -> None:
+    """Log the gradient of a table that is read in bags."""
+    gradient, indices = args[:2]
+    # The first of these operators gets the offsets, too.
+    rows, by_frequency, mode = args[6:9] if len(args) > 10 else args[5:8]
+    takes_maximum = mode == 2
+    if takes_maximum:
+        kernel.results()
+        return
+    _log_sorted_sums(kernel, gradient, indices, rows, by_frequency=by_frequency)
+
+
+# -- losses ----------------------------------------------------------------------------------------
+
+
+@_order_of("huber_loss")
+def _huber_loss(kernel: Kernel, args: Any) -> None:
+    """Log the losses of all elements, which are then reduced."""
+    given, _, reduction = (*args, 1)[:3]
+    sizes = [given.nbytes] if reduction else []
+    with kernel.blocks(sizes):
+        kernel.results()

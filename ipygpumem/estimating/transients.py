@@ -218,7 +218,7 @@ def _sorted_keys(args: Any, _: Any) -> int:
     return int(40 * args[0] + MIB)
 
 
-@_rule_of("mse_loss", "smooth_l1_loss", "huber_loss")
+@_rule_of("mse_loss", "smooth_l1_loss")
 def _reduced_loss(args: Any, result: Any) -> int:
     return _nbytes(args[0]) if result.dim() == 0 else 0
 
@@ -345,6 +345,31 @@ def _interpolated(args: Any, result: Any) -> int:
     return _nbytes(source)
 
 
+# -- norms -----------------------------------------------------------------------------------------
+
+
+@_rule_of("native_group_norm")
+def _group_norm(args: Any, _: Any) -> list[int]:
+    """Return the bytes of a factor and a summand for each channel of each sample."""
+    _, weight, bias, samples, channels, positions = args[:6]
+    if positions == 1 or (weight is None and bias is None):
+        return []
+    return [4 * samples * channels] * 2
+
+
+@_rule_of("native_group_norm_backward")
+def _group_norm_backward(args: Any, _: Any) -> list[int]:
+    """Return the bytes of sums and factors for each channel, and for each group."""
+    weight, samples, channels, positions, groups = args[4:9]
+    if positions == 1:
+        return []
+    of_channels, of_groups = 4 * samples * channels, 4 * samples * groups
+    sizes = [of_channels, of_channels, of_groups, of_groups]
+    if weight is not None:
+        sizes.append(of_channels)
+    return sizes
+
+
 # -- attention -------------------------------------------------------------------------------------
 
 
@@ -379,19 +404,6 @@ FEW_INDICES = 3072
 
 It adds up an embedding's gradients.
 """
-
-
-def _summed_rows(indices: int, shape: Any, bytes_of_index: int) -> int:
-    """Return the bytes with which a kernel sorts indices, and adds up the rows of each one."""
-    rows, width = shape
-    partial_sums = -(-indices // 10) + min(indices, rows)
-    return int(partial_sums * _up(width, 32) * 4 + bytes_of_index * indices)
-
-
-@_rule_of("_embedding_bag_backward", "_embedding_bag_dense_backward")
-def _bags(args: Any, result: Any) -> int:
-    takes_maximum = args[8 if len(args) > 10 else 7] == 2
-    return 0 if takes_maximum else _summed_rows(args[1].numel(), result.shape, 49)
 
 
 @_rule_of("index")

@@ -13,15 +13,23 @@ OPERATORS = {
     "a convolution of single pixels": "F.conv2d(T(4, 256, 32, 32), T(64, 256, 1, 1), T(64))",
     "a convolution of rows": "F.conv2d(T(4, 1024, 64).mT.view(4, 64, 32, 32), T(64, 64, 2, 2), T(64), 2)",  # noqa: E501
     "a convolution by depth": "F.conv2d(T(4, 64, 32, 32), T(64, 1, 3, 3), T(64), 1, 1, 1, 64)",
+    "a convolution of groups": "F.conv2d(T(4, 64, 32, 32), T(64, 16, 3, 3), T(64), 1, 1, 1, 4)",
+    "a strided convolution of groups": "F.conv2d(T(2, 64, 32, 32), T(128, 16, 3, 3), T(128), 2, 1, 1, 4)",  # noqa: E501
     "a convolution of volumes": "F.conv3d(T(2, 64, 8, 16, 16), T(64, 64, 1, 1, 1))",
     "a transposed convolution": "F.conv_transpose2d(T(4, 64, 64, 64).mT, T(64, 64, 2, 2))",
     "a norm of a part": "F.layer_norm(T(N, 2 * N)[:, :N], (N,), T(N), T(N))",
+    "a norm of groups": "F.group_norm(T(64, 256, 8, 8), 8, T(256), T(256))",
     "log_softmax of a part": "T(8, 65, N)[:, :-1].log_softmax(-1)",
     "softmax of a part": "T(8, 65, N)[:, :-1].softmax(-1)",
     "attention": "F.scaled_dot_product_attention(*[T(4, 128, 8, 64).mT.mT for _ in 'qkv'])",
     "attention of wide heads": "F.scaled_dot_product_attention(*[T(4, 8, N, 320) for _ in 'qkv'])",
+    "bags of embeddings": "F.embedding_bag(indices(4096, 20), T(100_000, 64), mode='sum')",
+    "bags of few embeddings": "F.embedding_bag(indices(4096, 20), T(1000, 50), mode='mean')",
+    "largest values of bags": "F.embedding_bag(indices(4096, 20), T(100_000, 64), mode='max')",
+    "embeddings": "F.embedding(indices(4096, 20), T(10_000, 48))",
     "a product of an expanded gradient": "(T(8, 512, 512) @ T(8, 512, 512)).sum(1)",
     "a loss of logits": "F.binary_cross_entropy_with_logits(T(N, N), torch.zeros(N, N, device='cuda'))",  # noqa: E501
+    "huber_loss": "F.huber_loss(T(N, N), torch.zeros(N, N, device='cuda'))",
     "an interpolation to the same size": "F.interpolate(T(4, 64, 32, 64)[..., :32], (32, 32), mode='bilinear')",  # noqa: E501
 }
 COMMON = """
@@ -37,6 +45,9 @@ N, SMALLEST = 1024, 16 << 10  # kernels also allocate a few KiB that estimates l
 
 def T(*shape):
     return torch.zeros(*shape, device="cuda", requires_grad=True)
+
+def indices(*shape):
+    return torch.zeros(*shape, dtype=torch.long, device="cuda")
 
 def in_order(events):
     # Adjacent frees leave the same free memory in any order.
