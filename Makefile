@@ -50,7 +50,10 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo docs notebooks pictures install fix quick test lint check verify thorough first-change smoke-without-posix frontends gpu-sim gpu-memory bench bench-estimates torture corners matrix dist clean
 
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c $(CONSTRAINTS)
+# pip would compile 20,000 modules in one process.
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-compile -c $(CONSTRAINTS)
+# Modules that few programs import: Python compiles them when they are.
+SELDOM := /tests?/|/transformers/models/
 
 # Separate from the tests' packages, so that trying the demo does not install them.
 $(VENV)/.demo: setup.cfg pyproject.toml $(CONSTRAINTS)
@@ -60,6 +63,7 @@ $(VENV)/.demo: setup.cfg pyproject.toml $(CONSTRAINTS)
 
 $(VENV)/.installed: $(VENV)/.demo
 	$(INSTALL) --quiet -e '.[demo,test,dev,docs]'
+	$(BIN)/python -m compileall -qq -j $(JOBS) -x '$(SELDOM)' $(VENV)/lib || true  # torch has files for newer Pythons
 	touch $@
 
 demo: $(VENV)/.demo
