@@ -41,12 +41,14 @@ PARTS = ["%gpumem why c", "%gpumem why b", "%gpumem why a"]
 LONG = {"one tensor": ONE_TENSOR, "each step": EACH_STEP}
 
 FORKS = """
-import os, torch
+import gc, os, torch
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 from ipygpumem.heap.holders import nodes
 from tests.answering import answer_questions
 nodes.LONGEST_CHAIN //= 8
+gc.collect()
+gc.freeze()  # each look would pass over the objects of torch's modules
 def failures(cells):
     process = os.fork()
     if process == 0:

@@ -10,6 +10,7 @@ import torch
 from ipygpumem.heap.holders import nodes
 from ipygpumem.heap.holders.nodes import Nodes
 
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 LIMIT = 50
 STEPS = 400
 
