@@ -42,6 +42,7 @@ def _no_modules_of_tests(monkeypatch: pytest.MonkeyPatch, others_out_of_sight: N
     # The first look follows what users' modules hold. Here those are all tests that this process
     # has run.
     monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
+    monkeypatch.setattr("ipygpumem.shell.holders.users_modules", dict)
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +140,11 @@ SAMPLES = [6, pytest.param(40, marks=pytest.mark.thorough)]
 
 @pytest.fixture
 def notebook(loaded: InteractiveShell) -> Iterator[InteractiveShell]:
-    loaded.run_cell("import numpy as np\ndata = np.zeros(300_000)\nolder = 1")
+    loaded.run_cell("""
+        import numpy as np
+        data = np.zeros(300_000)
+        older = 1
+        """)
     loaded.run_cell("%%experiment done\nold = 1")
     yield loaded
     for _ in app_of(loaded).experiments.open[:]:
@@ -425,7 +430,11 @@ def test_a_handlers_exception_in_our_hooks_is_the_cells(
     results: list[Any] = []
 
     def begin() -> None:
-        loaded.run_cell("import ipygpumem\nold, log = 1, []\nglobals().pop('new', None)")
+        loaded.run_cell("""
+            import ipygpumem
+            old, log = 1, []
+            globals().pop('new', None)
+            """)
         capsys.readouterr()
 
     def action() -> None:
