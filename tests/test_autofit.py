@@ -544,7 +544,12 @@ def test_where_it_starts_and_how_it_goes_on(notebook: Kernel) -> None:
     assert notebook.value("size, type(size).__name__") == (62, "int")
     works(notebook, "runs = []")
     reply = works(
-        notebook, "%%autofit size=128 --step search --headroom 0%\nruns.append(size)\nwork(size)"
+        notebook,
+        """\
+%%autofit size=128 --step search --headroom 0%
+runs.append(size)
+work(size)
+""",
     )
     runs = notebook.value("runs")
     assert (reply.result, runs[-1], notebook.value("size")) == ("100", 100, 100)
@@ -568,7 +573,17 @@ await asyncio.sleep(0, x)""",
     assert (reply.stdout, reply.result) == ("try 200\ntry 100\n", "['hello']")
     assert works(notebook, "%%autofit size=200\nwork(size);").result is None
     assert works(notebook, "%%autofit size=200\ny = work(size)").result is None
-    assert "Wall time" in works(notebook, "%%autofit size=200\n%%time\ny = work(size)").stdout
+    assert (
+        "Wall time"
+        in works(
+            notebook,
+            """\
+%%autofit size=200
+%%time
+y = work(size)
+""",
+        ).stdout
+    )
     assert notebook.value("size, y") == (100, 100)
     # A magic that shows the error itself.
     works(
@@ -583,8 +598,16 @@ work(size)""",
 
 
 def test_another_error_is_shown_as_ever_and_stops(notebook: Kernel) -> None:
-    bare = notebook.run("# first\n1 + 1\n[1 / 0]")
-    reply = notebook.run("%%autofit size=50\n1 + 1\n[1 / 0]")
+    bare = notebook.run("""\
+# first
+1 + 1
+[1 / 0]
+""")
+    reply = notebook.run("""\
+%%autofit size=50
+1 + 1
+[1 / 0]
+""")
     assert (reply.status, reply.error, reply.message) == (
         "error",
         "ZeroDivisionError",
@@ -597,7 +620,14 @@ def test_another_error_is_shown_as_ever_and_stops(notebook: Kernel) -> None:
     assert "size=50: ZeroDivisionError" in reply.reports("autofit")[0]
     for word in ("break", "continue"):  # which the loop would allow
         assert notebook.run(f"%%autofit size=4\n{word}").error == "SyntaxError"
-    works(notebook, "%%autofit size=4\nfrom __future__ import annotations\nx: nowhere = size")
+    works(
+        notebook,
+        """\
+%%autofit size=4
+from __future__ import annotations
+x: nowhere = size
+""",
+    )
 
 
 def test_nothing_fits_is_one_line_and_leaves_the_variable_as_it_was(notebook: Kernel) -> None:
@@ -685,7 +715,11 @@ found""",
 
 def test_a_traceback_shows_the_users_frames_and_no_way_through_ours(notebook: Kernel) -> None:
     reply = notebook.run(
-        "def fails(size):\n    raise KeyError(size)\nipygpumem.autofit(fails, size=4)"
+        """
+        def fails(size):
+            raise KeyError(size)
+        ipygpumem.autofit(fails, size=4)
+        """
     )
     assert reply.error == "KeyError"
     assert "ipygpumem/" not in reply.traceback.replace("\\", "/")

@@ -265,7 +265,14 @@ def test_what_a_closed_client_has_begun_does_not_stand_in_the_way(cluster: Kerne
         assert "is closed: connect again" in refusal(cluster, "%experiment end")
         assert "no experiment is open" in refusal(cluster, "%experiment end")
     finally:
-        works(cluster, "rc = cluster.connect_client_sync()\nrc.wait_for_engines(4)\nrc.activate()")
+        works(
+            cluster,
+            """
+            rc = cluster.connect_client_sync()
+            rc.wait_for_engines(4)
+            rc.activate()
+            """,
+        )
     works(cluster, "%experiment end shut --on all")
     assert [bool(engine["record"]) for engine in record(cluster)["engines"]] == [True] * 4
 
@@ -275,7 +282,14 @@ def test_a_view_names_its_engines_and_a_closed_client_is_not_asked(cluster: Kern
     for name, numbers in {"pair": [1, 2], "every": [0, 1, 2, 3]}.items():
         works(cluster, f"%%experiment two --on {name}\nx = 1")
         assert [engine["engine"] for engine in record(cluster)["engines"]] == numbers
-    works(cluster, "other = cluster.connect_client_sync()\nold = other[:]\nother.close()")
+    works(
+        cluster,
+        """
+        other = cluster.connect_client_sync()
+        old = other[:]
+        other.close()
+        """,
+    )
     assert "the client of that view is closed" in refusal(cluster, "%%experiment two --on old\n1")
     works(cluster, "del other, old, pair")
 
@@ -285,7 +299,11 @@ def other(cluster: Kernel) -> Iterator[Kernel]:
     """The module's cluster, with a view of another client on its first engine."""
     works(
         cluster,
-        "client = cluster.connect_client_sync()\nclient.wait_for_engines(4)\nother = client[0]",
+        """
+        client = cluster.connect_client_sync()
+        client.wait_for_engines(4)
+        other = client[0]
+        """,
     )
     yield cluster
     works(cluster, "client.close()\ndel client, other")

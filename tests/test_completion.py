@@ -139,7 +139,12 @@ def test_status_has_words_for_each_value_of_release_frames() -> None:
 
 def test_free_gives_back_garbage_and_what_stored_tracebacks_hold(shared: Kernel) -> None:
     shared.run(
-        "def fail():\n    pinned = block(96)\n    raise ValueError('kept for %debug')\nfail()"
+        """
+        def fail():
+            pinned = block(96)
+            raise ValueError('kept for %debug')
+        fail()
+        """
     )
     shared.run("loop = [block(64)]; loop.append(loop); del loop")
     before = shared.value("ipygpumem.last().usages[0].after_bytes")
@@ -162,9 +167,14 @@ def test_the_cost_of_our_own_look_at_the_names_is_not_the_experiments_peak(share
 def test_nested_blocks_that_an_error_leaves_tell_of_it_once(shared: Kernel) -> None:
     shared.run("import numpy")
     reply = shared.run(
-        "def fail():\n    held = numpy.ones(1 << 20)\n    numpy.ones(1 << 50)\n"
-        "with ipygpumem.experiment('outer'):\n    with ipygpumem.experiment('inner'):\n        "
-        "fail()"
+        """
+        def fail():
+            held = numpy.ones(1 << 20)
+            numpy.ones(1 << 50)
+        with ipygpumem.experiment('outer'):
+            with ipygpumem.experiment('inner'):
+                fail()
+        """
     )
     (report,) = reply.reports("recovery")
     assert report.count("out of memory") == 1
@@ -181,9 +191,18 @@ def test_to_close_a_generator_in_a_block_is_no_failure(shared: Kernel) -> None:
 def test_an_error_after_one_that_was_caught_keeps_its_frames_for_debug(shared: Kernel) -> None:
     shared.run("import numpy, sys")
     shared.run(
-        "def fail():\n    numpy.ones(1 << 50)\ndef other():\n    wanted = 5\n    raise ValueError\n"
-        "try:\n    with ipygpumem.experiment('caught'):\n        fail()\nexcept MemoryError: pass\n"
-        "other()"
+        """
+        def fail():
+            numpy.ones(1 << 50)
+        def other():
+            wanted = 5
+            raise ValueError
+        try:
+            with ipygpumem.experiment('caught'):
+                fail()
+        except MemoryError: pass
+        other()
+        """
     )
     frames = (
         "[f.f_locals.get('wanted') for f, _ in "
@@ -197,10 +216,12 @@ def test_an_error_after_one_that_was_caught_keeps_its_frames_for_debug(shared: K
 )
 def test_jedi_offers_no_names_of_python_beside_our_options(shared: Kernel) -> None:
     shared.run(
-        "from IPython.core.completer import provisionalcompleter\n"
-        "def offered(line):\n    with provisionalcompleter():\n"
-        "        return [item.text for item in get_ipython().Completer.completions(line, "
-        "len(line))]"
+        """
+        from IPython.core.completer import provisionalcompleter
+        def offered(line):
+            with provisionalcompleter():
+                return [item.text for item in get_ipython().Completer.completions(line, len(line))]
+        """
     )
     assert shared.value("offered('%gpumem tensors --d')") == ["--device"]
     assert shared.value("offered('%%experiment a --ke')") == ["--keep"]

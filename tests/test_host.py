@@ -462,7 +462,12 @@ def test_free_memory_is_what_the_limit_leaves_wherever_it_is_said(limited: Kerne
 def test_an_autofit_that_fits_nothing_names_the_limit_and_contradicts_nothing(
     limited: Kernel,
 ) -> None:
-    reply = limited.run("%%autofit n=2\nimport numpy\nnumpy.ones(2 << 28)\nn")
+    reply = limited.run("""\
+%%autofit n=2
+import numpy
+numpy.ones(2 << 28)
+n
+""")
     needs = re.search(r"needs at least ([\d.]+ \wiB) of RAM, and (.*)$", reply.stderr.strip())
     assert needs is not None, reply.stderr
     assert parse_bytes(needs[1]) > 2 * GIB

@@ -94,11 +94,23 @@ def test_an_error_is_shown_as_usual_and_stops_the_next_cells(code: str, kernel: 
 
 
 def test_figures_widgets_and_updates_reach_the_front_end(kernel: Kernel) -> None:
-    reply = ok(kernel, "%%isolate\nimport matplotlib.pyplot as plt\n_ = plt.plot([1, 2])")
+    reply = ok(
+        kernel,
+        """\
+%%isolate
+import matplotlib.pyplot as plt
+_ = plt.plot([1, 2])
+""",
+    )
     assert "image/png" in reply.displays[0]["data"]
     assert "matplotlib" not in kernel.value("list(sys.modules)")
     reply = ok(
-        kernel, "%%isolate\ndisplay(1, display_id='it')\ndisplay(2, display_id='it', update=True)"
+        kernel,
+        """\
+%%isolate
+display(1, display_id='it')
+display(2, display_id='it', update=True)
+""",
     )
     assert reply.displays[0]["data"]["text/plain"] == "2"
 
@@ -121,11 +133,35 @@ old""",
         "out\n",
         {"text/plain": "[1]"},
     )
-    assert "Wall time" in ok(kernel, "%%time\n%%isolate\npass").stdout
-    assert "Wall time" in ok(kernel, "%%isolate\n%%time\npass").stdout
+    assert (
+        "Wall time"
+        in ok(
+            kernel,
+            """\
+%%time
+%%isolate
+pass
+""",
+        ).stdout
+    )
+    assert (
+        "Wall time"
+        in ok(
+            kernel,
+            """\
+%%isolate
+%%time
+pass
+""",
+        ).stdout
+    )
     reply = ok(
         kernel,
-        "%%experiment run --keep best\n%%isolate --keep best old new\nold, best, new = 2, 3, 4",
+        """\
+%%experiment run --keep best
+%%isolate --keep best old new
+old, best, new = 2, 3, 4
+""",
     )
     assert exist(kernel, "new", "best") == ["best"]
     assert kernel.value("old") == [1]
@@ -262,7 +298,12 @@ def test_the_oom_killer_takes_the_child(kernel: Kernel) -> None:
         works(kernel, "%load_ext ipygpumem\nheld = bytearray(b'1') * (100 << 20)")
         move(int(kernel.value("__import__('os').getpid()")), group)
         reply = fails(
-            kernel, "%%isolate\nrows = []\nwhile True: rows.append(bytearray(b'1') * 2**20)"
+            kernel,
+            """\
+%%isolate
+rows = []
+while True: rows.append(bytearray(b'1') * 2**20)
+""",
         )
         assert (
             "SIGKILL (Killed): the OOM killer ended it, because its control group's memory was "
@@ -399,7 +440,14 @@ def test_processes_of_the_cell_end_with_it(kernel: Kernel) -> None:
     pid = kernel.value("sleeper")
     states = [path.read_text().split()[2] for path in Path(f"/proc/{pid}").glob("stat")]
     assert states in ([], ["Z"])
-    reply = ok(kernel, "%%isolate\nif os.fork(): _ = os.wait()\nprint('here')")
+    reply = ok(
+        kernel,
+        """\
+%%isolate
+if os.fork(): _ = os.wait()
+print('here')
+""",
+    )
     assert reply.stdout.count("here") == 2
 
 
@@ -448,7 +496,11 @@ def test_libraries_whose_threads_are_lost_are_refused() -> None:
         ok(kernel, f"%%isolate --time 300\n{code}assert torch.get_num_threads() == 1")
         works(
             kernel,
-            "import polars\nframe = polars.DataFrame({'a': [1]})\ndef total(): return frame.sum()",
+            """
+            import polars
+            frame = polars.DataFrame({'a': [1]})
+            def total(): return frame.sum()
+            """,
         )
         reply = fails(kernel, "%%isolate\ntotal()", None)
         assert "%%isolate: polars cannot be used in a forked child process" in reply.stderr

@@ -419,7 +419,14 @@ def _mib(text: str) -> int:
 
 
 def test_a_cell_and_a_function_of_the_notebook_line_by_line(notebook: Kernel) -> None:
-    reply = ok(notebook, "%%memlines -f work\nkept = work(32)\n1 + 1")
+    reply = ok(
+        notebook,
+        """\
+%%memlines -f work
+kept = work(32)
+1 + 1
+""",
+    )
     assert reply.result == "2"
     cell, work = {"cell:2": (32, 64), "cell:3": (0, 0)}, {"work:2": (32, 32), "work:3": (32, 32)}
     assert line_sizes(reply) == {**cell, **work, "work:4": (-32, 0), "work:5": (0, 0)}
@@ -430,8 +437,11 @@ def test_a_cell_and_a_function_of_the_notebook_line_by_line(notebook: Kernel) ->
 def test_methods_and_async_functions_and_await_at_the_top(notebook: Kernel) -> None:
     reply = ok(
         notebook,
-        "%%memlines -f Model.forward -f slow\nModel().forward(); gone = await slow()\nlen(gone) >> "
-        "20",
+        """\
+%%memlines -f Model.forward -f slow
+Model().forward(); gone = await slow()
+len(gone) >> 20
+""",
     )
     assert reply.result == "16"
     found = line_sizes(reply)
@@ -465,11 +475,25 @@ def test_pages_that_the_heap_has_kept_are_counted_when_they_are_used_again(
     # shown as 0.
     ok(
         notebook,
-        "import numpy as np\ndef make():\n    held = np.ones(2**21)\n    del held\n    return 1",
+        """
+        import numpy as np
+        def make():
+            held = np.ones(2**21)
+            del held
+            return 1
+        """,
     )
     ok(notebook, "for _ in range(4): make()")
     for _ in range(2):
-        reply = ok(notebook, "%%memlines -f make\nmake()\nmake()\nmake()")
+        reply = ok(
+            notebook,
+            """\
+%%memlines -f make
+make()
+make()
+make()
+""",
+        )
         cells = dict.fromkeys(("cell:2", "cell:3", "cell:4"), (0, 16))
         assert line_sizes(reply) == {
             **cells,
@@ -480,7 +504,15 @@ def test_pages_that_the_heap_has_kept_are_counted_when_they_are_used_again(
 
 
 def test_a_cell_that_sets_another_trace_function_is_said_so(notebook: Kernel) -> None:
-    reply = ok(notebook, "%%memlines\nx = 1\nsys.settrace(lambda *_: None)\ny = 2")
+    reply = ok(
+        notebook,
+        """\
+%%memlines
+x = 1
+sys.settrace(lambda *_: None)
+y = 2
+""",
+    )
     (report,) = reply.reports("memlines")
     assert (
         "measuring stopped early: the code has set another trace function (sys.settrace)" in report
@@ -491,7 +523,12 @@ def test_a_cell_that_sets_another_trace_function_is_said_so(notebook: Kernel) ->
 
 
 def test_an_error_is_shown_as_ever_with_the_table_up_to_there(notebook: Kernel) -> None:
-    reply = notebook.run("%%memlines -f work\nkept = work(16)\n1/0\nnever = 1")
+    reply = notebook.run("""\
+%%memlines -f work
+kept = work(16)
+1/0
+never = 1
+""")
     assert reply.error == "ZeroDivisionError"
     assert re.search(r"-> 3\b", plain(reply.traceback))
     assert set(line_sizes(reply)) == {"cell:2", "cell:3", "work:2", "work:3", "work:4", "work:5"}
@@ -501,7 +538,14 @@ def test_an_error_is_shown_as_ever_with_the_table_up_to_there(notebook: Kernel) 
 
 def test_an_interrupt_ends_it_with_the_table_and_nothing_stays_behind(notebook: Kernel) -> None:
     ok(notebook, "from tests.waiting import announce")
-    reply = notebook.run("%%memlines\ntime.sleep(0.01)\nannounce()", interrupt_when="waits here")
+    reply = notebook.run(
+        """\
+%%memlines
+time.sleep(0.01)
+announce()
+""",
+        interrupt_when="waits here",
+    )
     assert reply.error == "KeyboardInterrupt"
     assert set(line_sizes(reply)) == {"cell:2", "cell:3"}
     assert notebook.value("sys.gettrace()") is None
@@ -517,8 +561,19 @@ def test_it_stands_in_an_experiment_and_an_experiment_in_it(notebook: Kernel) ->
 
 
 def test_above_an_autofit_it_follows_the_tries_and_below_it_says_so(notebook: Kernel) -> None:
-    reply = ok(notebook, "%%memlines\n%%autofit size=8\nheld = block(size)")
+    reply = ok(
+        notebook,
+        """\
+%%memlines
+%%autofit size=8
+held = block(size)
+""",
+    )
     assert line_sizes(reply)["cell:3"] == (8, 8)
-    reply = notebook.run("%%autofit size=8\n%%memlines\nheld = block(size)")
+    reply = notebook.run("""\
+%%autofit size=8
+%%memlines
+held = block(size)
+""")
     assert "write it above %%autofit" in reply.stderr
     ok(notebook, "del held")

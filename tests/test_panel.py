@@ -312,7 +312,12 @@ def test_a_name_whose_bytes_are_not_all_counted_says_at_least(notebook: Interact
 
 def test_a_kernel_without_anywidget_says_what_to_install(kernel: Kernel) -> None:
     assert (
-        kernel.run("import sys\nsys.modules['anywidget'] = None\nimport ipygpumem").status == "ok"
+        kernel.run("""
+            import sys
+            sys.modules['anywidget'] = None
+            import ipygpumem
+            """).status
+        == "ok"
     )
     reply = kernel.run("ipygpumem.panel()")
     assert reply.result == (

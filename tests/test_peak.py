@@ -260,7 +260,14 @@ def test_memory_of_another_moment_is_not_denied(notebook: Kernel) -> None:
     been freed.
     """
     needs("memray")
-    reply = works(notebook, "%%peak\nused = np.ones(2**24); del used\nreserved = np.zeros(2**27)")
+    reply = works(
+        notebook,
+        """\
+%%peak
+used = np.ones(2**24); del used
+reserved = np.zeros(2**27)
+""",
+    )
     (text,) = reply.reports("peak")
     assert "highest with" not in text
     missed = re.search(r"RAM at another moment: ([\d.]+ MiB) more, which no row lists", text)

@@ -82,10 +82,12 @@ def test_memory_that_stays_after_pickling_is_malloc_s(notebook: Kernel) -> None:
     )
     works(
         notebook,
-        "frame['part'] = (frame[0] * 1000).astype(int)\n_, groups = zip(*frame.groupby('part')); "
-        "del frame\n"
-        "groups = [pickle.loads(one) for one in [pickle.dumps(group) for group in groups]]\ndel "
-        "groups",
+        """
+        frame['part'] = (frame[0] * 1000).astype(int)
+        _, groups = zip(*frame.groupby('part')); del frame
+        groups = [pickle.loads(one) for one in [pickle.dumps(group) for group in groups]]
+        del groups
+        """,
     )
     assert host_table(notebook)[1]["free heap pages"] > 8 * MIB
     assert sizes(report(notebook, "%gpumem free"), "malloc_trim (RAM") > 8
@@ -166,10 +168,13 @@ def test_large_variables_cost_a_cell_nothing(notebook: Kernel) -> None:
     works(
         notebook,
         hostile.SOURCE,
-        "thing, many = made(Hostile), [str(n) for n in range(10**6)]\n"
-        "from ipygpumem.heap.sizes import Sizes\nmeasured, real = [], Sizes.measure\n"
-        "Sizes.measure = lambda self, *them: (measured.append(1), real(self, *them))[1]\n"
-        "touched.clear()",
+        """
+        thing, many = made(Hostile), [str(n) for n in range(10**6)]
+        from ipygpumem.heap.sizes import Sizes
+        measured, real = [], Sizes.measure
+        Sizes.measure = lambda self, *them: (measured.append(1), real(self, *them))[1]
+        touched.clear()
+        """,
     )
     works(notebook, *["1 + 1"] * 3)
     assert notebook.value("measured, touched") == ([], [])

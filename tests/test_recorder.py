@@ -442,7 +442,11 @@ def test_a_recording_has_each_cell_and_no_failure_of_it_reaches_one(
     (path,) = folder.glob("*-*.jsonl")
     kernel.run("%%capture\nx = bytearray(2**25)")
     kernel.run("1 / 0")
-    kernel.run("import os\nif (child := os.fork()) == 0: os._exit(0)\nos.waitpid(child, 0)")
+    kernel.run("""
+        import os
+        if (child := os.fork()) == 0: os._exit(0)
+        os.waitpid(child, 0)
+        """)
     entries = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(entry["kind"], entry.get("cell")) for entry in entries if entry["kind"] != "tick"] == [
         ("kernel", None),
@@ -455,9 +459,11 @@ def test_a_recording_has_each_cell_and_no_failure_of_it_reaches_one(
     assert json.loads(path.read_text().splitlines()[-1])["reason"] == "recording was switched off"
     kernel.run("%gpumem recorder on")
     reply = kernel.run(
-        "from ipygpumem.shell.app import current_app\n"
-        "def full(moment): raise OSError(28, 'No space left on device')\n"
-        "current_app().recorder._writer.write = full"
+        """
+        from ipygpumem.shell.app import current_app
+        def full(moment): raise OSError(28, 'No space left on device')
+        current_app().recorder._writer.write = full
+        """
     )
     assert (reply.status, reply.stderr) == ("ok", "")
     assert reply.reports("note") == [

@@ -116,10 +116,13 @@ def test_the_report_comes_after_the_text_that_a_stream_of_the_users_holds(notebo
 
 def test_the_report_comes_after_text_that_is_just_being_sent(notebook: Kernel) -> None:
     notebook.run(
-        "buffers, flushes = sys.stdout._flush_buffers, threading.Event()\n"
-        "def slowly():  # as very large text is made a message of\n"
-        "    for item in buffers():\n        flushes.set(); time.sleep(1); yield item\n"
-        "sys.stdout._flush_buffers = slowly"
+        """
+        buffers, flushes = sys.stdout._flush_buffers, threading.Event()
+        def slowly():  # as very large text is made a message of
+            for item in buffers():
+                flushes.set(); time.sleep(1); yield item
+        sys.stdout._flush_buffers = slowly
+        """
     )
     reply = notebook.run("print('large'); _ = flushes.wait()")
     notebook.run("del sys.stdout._flush_buffers")
@@ -133,11 +136,14 @@ def test_a_ctrl_c_while_the_report_is_on_its_way_is_said_in_it(
     notebook: Kernel, code: str, kinds: list[str]
 ) -> None:
     notebook.run(
-        "import signal\nstruck = []\n"
-        "def strike(message):\n"
-        "    if not struck:\n        struck.append(True); signal.raise_signal(signal.SIGINT); "
-        "sum(range(3))\n"
-        "    return message"
+        """
+        import signal
+        struck = []
+        def strike(message):
+            if not struck:
+                struck.append(True); signal.raise_signal(signal.SIGINT); sum(range(3))
+            return message
+        """
     )
     reply = notebook.run(f"get_ipython().display_pub.register_hook(strike); {code}")
     assert notebook.run("get_ipython().display_pub.unregister_hook(strike)").result == "True"

@@ -245,13 +245,22 @@ def test_an_experiments_time_is_that_of_its_cells_and_its_span_stands_apart(
     shell.user_ns["wait"] = wait
     shell.run_cell("%load_ext ipygpumem")
     shell.run_cell(
-        "import ipygpumem\nwait(50)\nwith ipygpumem.experiment('block'): wait(500)\nwait(50)"
+        """
+        import ipygpumem
+        wait(50)
+        with ipygpumem.experiment('block'): wait(500)
+        wait(50)
+        """
     )
     for cell in ("%experiment start main\nwait(20)", "wait(60)", "%%experiment inner\nwait(40)"):
         shell.run_cell(cell)
         wait(3600)
     capsys.readouterr()
-    shell.run_cell("wait(180)\n%experiment status\n%experiment end")
+    shell.run_cell("""
+        wait(180)
+        %experiment status
+        %experiment end
+        """)
     shown = capsys.readouterr().out
     assert re.search(r"experiment main · 5 min 0 s · span 3 h 5 min", shown)
     assert re.search(r"experiment main · 3 cells · 5 min \d+ s · span 3 h 5 min", shown)
@@ -285,7 +294,11 @@ def test_an_experiments_time_is_that_of_its_cells_and_its_span_stands_apart(
     shell.run_cell("%experiment end outer")
     record = ipygpumem.experiments()[-1]
     assert record.span_seconds >= record.duration_seconds >= 500
-    shell.run_cell("%%capture shown\n%%experiment captured\nwait(30)")
+    shell.run_cell("""\
+%%capture shown
+%%experiment captured
+wait(30)
+""")
     record = ipygpumem.experiments()[-1]
     assert record.span_seconds >= record.duration_seconds == pytest.approx(30, abs=10)
     shell.run_cell("shown()")

@@ -363,10 +363,12 @@ def test_what_cannot_be_looped_over_is_refused_in_one_line(wrong: Any) -> None:
 def test_in_a_notebook_it_is_one_table_that_is_updated(kernel: Kernel) -> None:
     kernel.run("import ipygpumem, time")
     reply = kernel.run(
-        "kept = []\n"
-        "for step in ipygpumem.track(range(30), '<b>step'):\n"
-        "    kept.append(bytearray(40 << 20)) if step < 6 else None\n"
-        "    print('mine') if step == 1 else None"
+        """
+        kept = []
+        for step in ipygpumem.track(range(30), '<b>step'):
+            kept.append(bytearray(40 << 20)) if step < 6 else None
+            print('mine') if step == 1 else None
+        """
     )
     assert reply.status == "ok", reply.traceback
     (table,) = reply.reports("track")

@@ -66,7 +66,11 @@ def test_an_array_that_outlives_its_experiment_is_resized(notebook: Kernel) -> N
     works(notebook, "record = run.finish()")
     assert works(notebook, "weakref.getweakrefs(kept.pop())").result == "[]"
     report = notebook.run(
-        "%%experiment lost\nmine = numpy.ones(1 << 22); kept.append(mine); del mine\nx = kept[-1]"
+        """\
+%%experiment lost
+mine = numpy.ones(1 << 22); kept.append(mine); del mine
+x = kept[-1]
+"""
     )
     assert "kept[0]" in report.reports("experiment")[0]
     assert "kept[0]" in notebook.run("%gpumem leaks").reports()[0]

@@ -171,8 +171,11 @@ def test_gpumem_alone_shows_a_short_status_a_hint(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded.run_cell(
-        "import numpy\nbig, less = numpy.ones(1 << 20), [numpy.ones(1 << 18)]\nx = y = "
-        "numpy.ones(1 << 10)"
+        """
+        import numpy
+        big, less = numpy.ones(1 << 20), [numpy.ones(1 << 18)]
+        x = y = numpy.ones(1 << 10)
+        """
     )
     capsys.readouterr()
     loaded.run_line_magic("gpumem", "")
@@ -246,7 +249,11 @@ def test_a_path_of_any_length_is_shortened(end: str, path: str) -> None:
 
 
 def test_what_is_given_in_a_notebook_is_shortened(loaded: InteractiveShell) -> None:
-    loaded.run_cell("import ipygpumem\nx = 'x' * 100_000\nlong = 'x' * 3000")
+    loaded.run_cell("""
+        import ipygpumem
+        x = 'x' * 100_000
+        long = 'x' * 3000
+        """)
     for call in (
         *(f"export({path})" for path in ("x", "x + '.json'", "'~' + x + '.json'", "x + '/a.json'")),
         *(

@@ -84,7 +84,14 @@ def test_a_scope_survives_changes_of_ipythons_own_names(
         notebook.run(code)
     notebook.run("i.get_ipython().run_line_magic('experiment', 'end')")
     assert notebook.value("x") == "old"
-    works(notebook, "from IPython import get_ipython\n_oh, __name__ = {}, '__main__'\n%reset -f")
+    works(
+        notebook,
+        """
+        from IPython import get_ipython
+        _oh, __name__ = {}, '__main__'
+        %reset -f
+        """,
+    )
     goes_on(notebook)
 
 
@@ -196,7 +203,11 @@ class Adds:
     def __del__(self): globals()['late'] = 1
 old, old2 = 'old', 'old2'""",
         "%experiment start a",
-        "a, b, c, d = Raises(), Exits(), Deletes(), Adds()\nzz = 1\nold = 'new'",
+        """
+        a, b, c, d = Raises(), Exits(), Deletes(), Adds()
+        zz = 1
+        old = 'new'
+        """,
     )
     notebook.run("%experiment end")
     assert (notebook.value("old"), open_now(notebook)) == ("old", [])
@@ -256,7 +267,14 @@ def test_a_stub_in_place_of_torch_and_numpy_breaks_neither_cells_nor_scopes() ->
         for stub in stubs:
             works(kernel, f"sys.modules['torch'] = {stub}\nx = 'old'")
             goes_on(kernel)
-            works(kernel, "%%experiment a --seed 1\nx = 'new'\ny = [1]")
+            works(
+                kernel,
+                """\
+%%experiment a --seed 1
+x = 'new'
+y = [1]
+""",
+            )
             assert (kernel.value("x"), "y" in names(kernel)) == ("old", False)
             works(
                 kernel,

@@ -114,11 +114,14 @@ def test_what_a_forked_child_shows_is_text(notebook: Kernel) -> None:
     """A kernel's messages cannot be sent by a child: they are printed."""
     reply = works(
         notebook,
-        "import os, multiprocessing, ipygpumem\n"
-        "def work():\n"
-        "    with ipygpumem.experiment('forked'): y = 1\n"
-        "process = multiprocessing.get_context('fork').Process(target=work); process.start(); "
-        "process.join(20)",
+        """
+        import os, multiprocessing, ipygpumem
+        def work():
+            with ipygpumem.experiment('forked'): y = 1
+        process = multiprocessing.get_context('fork').Process(target=work)
+        process.start()
+        process.join(20)
+        """,
     )
     assert notebook.value("process.exitcode") == 0
     assert "msg_id" not in reply.stdout + reply.stderr
@@ -467,7 +470,11 @@ def test_a_scope_keeps_what_a_subshells_scope_bound_and_gave_back(subshell: Subs
     notebook = subshell.kernel
     works(notebook, "old, other = 'old', 'other'", "%experiment start a", "old = other = 'mine'")
     subshell.works(
-        "%%experiment b --keep other\nold = other = 'theirs'\nn = 1",
+        """\
+%%experiment b --keep other
+old = other = 'theirs'
+n = 1
+""",
         "%experiment start c",
         "old = 'again'",
     )

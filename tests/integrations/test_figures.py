@@ -221,7 +221,11 @@ def test_a_notebook_shows_an_image_with_words_and_pyplot_is_not_imported(kernel:
     assert shown["data"]["text/plain"].startswith("memory over the session · 1 cell")
     assert shown["metadata"]["image/png"] == {"width": 864}
     assert kernel.run("import sys; 'matplotlib.pyplot' in sys.modules").result == "False"
-    kernel.run("import ipygpumem\n%matplotlib inline\nimport matplotlib.pyplot")
+    kernel.run("""
+        import ipygpumem
+        %matplotlib inline
+        import matplotlib.pyplot
+        """)
     images = [
         item
         for item in kernel.run("ipygpumem.plot.session()").displays

@@ -157,7 +157,12 @@ m.missing""",
     )
     assert notebook.value("alive()") == 0
     reply = fails(
-        notebook, "%%experiment a\nerror = ValueError(); error.batch = big()\nraise error"
+        notebook,
+        """\
+%%experiment a
+error = ValueError(); error.batch = big()
+raise error
+""",
     )
     (report,) = reply.reports("experiment")
     assert "held by the last error" in report

@@ -35,13 +35,19 @@ def survivors(notebook: Kernel) -> list[tuple[str, int, str]]:
 def test_shared_memory_is_freed_by_the_advice_of_each_report(notebook: Kernel) -> None:
     works(
         notebook,
-        "from multiprocessing.shared_memory import SharedMemory\nimport numpy as np\nsegments = []",
+        """
+        from multiprocessing.shared_memory import SharedMemory
+        import numpy as np
+        segments = []
+        """,
     )
     (text,) = works(
         notebook,
-        "%%experiment x\nsegment = SharedMemory(create=True, size=9 << 20); segment.buf[:] = "
-        "bytes(9 << 20)\n"
-        "segments.append(segment)",
+        """\
+%%experiment x
+segment = SharedMemory(create=True, size=9 << 20); segment.buf[:] = bytes(9 << 20)
+segments.append(segment)
+""",
     ).reports("experiment")
     advice = "segments[0].close(); segments[0].unlink()"
     assert f"held by notebook variable segments[0] · to free it: {advice}" in text
@@ -227,7 +233,12 @@ def text(n): return 'x' * (n << 20)""",
 def test_an_output_that_only_ipython_holds_is_listed_with_its_remedy(notebook: Kernel) -> None:
     number = notebook.value("get_ipython().execution_count")
     works(
-        notebook, "class Quiet(list):\n    def __repr__(self): return 'quiet'\nQuiet(texts(5000))"
+        notebook,
+        """
+        class Quiet(list):
+            def __repr__(self): return 'quiet'
+        Quiet(texts(5000))
+        """,
     )
     (text,) = works(notebook, "%gpumem leaks").reports("leaks")
     assert f"Out[{number}]: Quiet that only IPython holds" in text
@@ -285,8 +296,11 @@ def test_what_global_binds_belongs_to_the_notebook(notebook: Kernel, make: str) 
 def test_no_other_task_is_blamed_for_a_new_one(notebook: Kernel) -> None:
     works(
         notebook,
-        "import asyncio\nasync def wait(*kept): await asyncio.sleep(1000)\npoller = "
-        "asyncio.create_task(wait())",
+        """
+        import asyncio
+        async def wait(*kept): await asyncio.sleep(1000)
+        poller = asyncio.create_task(wait())
+        """,
     )
     (text,) = works(
         notebook,
@@ -312,12 +326,15 @@ def test_advice_about_tasks_and_context_variables_frees_them(notebook: Kernel) -
         "asyncio.Event().wait()",
         "def big(name): return made.setdefault(name, Big(9 << 20))\nmade = "
         "weakref.WeakValueDictionary()",
-        "slept = asyncio.create_task(sleep(big('slept'))); waits = "
-        "asyncio.create_task(wait(big('waits')))\n"
-        "group = [asyncio.create_task(sleep(big('group')))]\n"
-        "new = contextvars.ContextVar('new'); token = new.set(big('new')); inner = "
-        "contextvars.ContextVar('inner')\n"
-        "inner.set({'k': [big('inner')]});",
+        """
+        slept = asyncio.create_task(sleep(big('slept')))
+        waits = asyncio.create_task(wait(big('waits')))
+        group = [asyncio.create_task(sleep(big('group')))]
+        new = contextvars.ContextVar('new')
+        token = new.set(big('new'))
+        inner = contextvars.ContextVar('inner')
+        inner.set({'k': [big('inner')]});
+        """,
     )
     (top,) = works(notebook, "await asyncio.sleep(0)\n%gpumem top").reports("top")
     rows = notebook.value(
@@ -367,8 +384,11 @@ def test_an_object_keeps_the_name_that_the_experiment_gave_it(notebook: Kernel) 
     works(notebook, "import pandas; store = Store()")
     works(
         notebook,
-        "%%experiment x\nframe = pandas.DataFrame({'t': texts(9000), 'n': [.5] * 9000})\nstore.f = "
-        "frame",
+        """\
+%%experiment x
+frame = pandas.DataFrame({'t': texts(9000), 'n': [.5] * 9000})
+store.f = frame
+""",
     )
     text = works(notebook, "%gpumem leaks").reports("leaks")[0]
     assert re.search(
@@ -385,14 +405,20 @@ def test_no_code_of_an_object_runs_that_outlives_an_experiment(notebook: Kernel)
     works(
         notebook,
         hostile.SOURCE,
-        "store, cache = Store(), []\n@functools.lru_cache\ndef load(n): return things()",
+        """
+        store, cache = Store(), []
+        @functools.lru_cache
+        def load(n): return things()
+        """,
     )
     works(
         notebook,
-        "def things():\n"
-        "    kinds = Hostile, Container, Sequence, Slotted, Lazy\n"
-        "    return [made(kind, {1: texts(500)} if kind is Container else texts(500)) for kind in "
-        "kinds]",
+        """
+        def things():
+            kinds = Hostile, Container, Sequence, Slotted, Lazy
+            contents = [{1: texts(500)} if kind is Container else texts(500) for kind in kinds]
+            return [made(kind, content) for kind, content in zip(kinds, contents)]
+        """,
     )
     works(notebook, "touched.clear()")
     works(
@@ -400,7 +426,15 @@ def test_no_code_of_an_object_runs_that_outlives_an_experiment(notebook: Kernel)
         "%%experiment x\nloaded = load(1); store.things = things(); cache.extend(things())",
     )
     works(notebook, "%gpumem leaks")
-    fails(notebook, "def f():\n    mine = things(); raise MemoryError\nf()", "MemoryError")
+    fails(
+        notebook,
+        """
+        def f():
+            mine = things(); raise MemoryError
+        f()
+        """,
+        "MemoryError",
+    )
     assert notebook.value("touched") == []
     assert len(survivors(notebook)) > 0
 
@@ -428,8 +462,11 @@ def test_frames_that_died_are_not_named_though_their_pages_are_not_back_yet(
     works(notebook, "import polars; results = []")
     works(
         notebook,
-        "%%experiment x\nframe = polars.DataFrame({'t': texts(16 << 10), 'n': range(16 << 10)})\n"
-        "results.append(frame.group_by('t').agg(polars.col('n').sum()).sort('n').height)",
+        """\
+%%experiment x
+frame = polars.DataFrame({'t': texts(16 << 10), 'n': range(16 << 10)})
+results.append(frame.group_by('t').agg(polars.col('n').sum()).sort('n').height)
+""",
     )
     assert survivors(notebook) == []
 

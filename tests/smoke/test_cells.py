@@ -132,8 +132,11 @@ half(0)"""
 def test_options_are_read_from_the_first_line(notebook: Kernel) -> None:
     reply = ok(
         notebook,
-        "%%experiment my-run --keep x,y --report compact --seed 7\nimport random\nx = "
-        "random.random()",
+        """\
+%%experiment my-run --keep x,y --report compact --seed 7
+import random
+x = random.random()
+""",
     )
     (text,) = reply.reports("experiment")
     assert "experiment my-run · " in text

@@ -287,7 +287,11 @@ def test_a_scope_inside_a_loop_gives_back_what_it_shadows(
 ) -> None:
     ok(
         notebook,
-        "import ipygpumem\nmade = ipygpumem.experiment\nx = saved = object()",
+        """
+        import ipygpumem
+        made = ipygpumem.experiment
+        x = saved = object()
+        """,
         sweep.format(binding),
     )
     assert notebook.value("x is saved") is True
@@ -500,7 +504,17 @@ def test_outputs_of_the_scope_are_gone_and_earlier_ones_are_back(kernel: Kernel)
         )
         == []
     )
-    assert ok(kernel, "%%experiment b\nfor _ in range(3): pass\n66").result == "66"
+    assert (
+        ok(
+            kernel,
+            """\
+%%experiment b
+for _ in range(3): pass
+66
+""",
+        ).result
+        == "66"
+    )
     assert kernel.value("(_, __, ___, set(Out) == keys)") == (33, 22, 11, True)
     ok(kernel, "77")
     assert kernel.value("(_, __, ___)") == (77, 33, 22)
@@ -666,7 +680,14 @@ def test_cells_that_load_or_unload_the_extension_go_on(bare_kernel: Kernel) -> N
         ok(bare_kernel, "x = 1", f"{load}\n{nested.format(START)}\n{nested.format('x = 5')}", END)
         assert bare_kernel.value("x") == 1
     ok(bare_kernel, START)
-    assert bare_kernel.run("%unload_ext ipygpumem\nx = int(2)\nx").result == "2"
+    assert (
+        bare_kernel.run("""\
+%unload_ext ipygpumem
+x = int(2)
+x
+""").result
+        == "2"
+    )
     assert bare_kernel.run("(x, '__ipygpumem_names__' in dir(__builtins__))").result == "(2, False)"
 
 

@@ -71,7 +71,11 @@ def test_frames_and_series_have_their_names(notebook: Kernel) -> None:
 def test_filters_groups_and_the_rest(notebook: Kernel) -> None:
     ok(
         notebook,
-        "import numpy as np\nx = np.ones(1 << 17)\nlosses = [np.ones(1000 + i) for i in range(30)]",
+        """
+        import numpy as np
+        x = np.ones(1 << 17)
+        losses = [np.ones(1000 + i) for i in range(30)]
+        """,
     )
     text = report(notebook, "%gpumem tensors 'losses*' --top 3")
     assert row(text, "losses[29]").startswith("8 KiB")

@@ -45,7 +45,14 @@ def left_and_full(kernel: Kernel) -> tuple[list[str], bool]:
 
 
 def test_the_first_error_that_is_recovered_from_frees_older_garbage_too(counting: Kernel) -> None:
-    ok(counting, "def fail(name):\n    n = node(name)\n    raise MemoryError(name)")
+    ok(
+        counting,
+        """
+        def fail(name):
+            n = node(name)
+            raise MemoryError(name)
+        """,
+    )
     ok(counting, "old = node('old')", "pass", "del old")
     fails(counting, "fail('first')", "MemoryError")
     assert left_and_full(counting) == ([], True)
@@ -71,7 +78,11 @@ def test_an_error_that_takes_what_holds_an_older_one_looks_at_everything(countin
     # Seen: a trainer in no cycle died at once, and nobody looked for its model, which was in one.
     ok(
         counting,
-        "class Trainer:\n    def __init__(self, name): self.model = node(name)\ntrainer = None",
+        """
+        class Trainer:
+            def __init__(self, name): self.model = node(name)
+        trainer = None
+        """,
     )
     fails(counting, "trainer = Trainer('first'); raise MemoryError", "MemoryError")
     fails(counting, "trainer = Trainer('second'); raise MemoryError", "MemoryError")

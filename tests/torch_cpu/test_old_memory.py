@@ -145,7 +145,11 @@ def test_where_the_notebook_held_too_much_the_report_does_not_claim_what_it_does
 ) -> None:
     works(
         notebook,
-        "import numpy as np\nfrom ipygpumem.inventory import baseline\nbaseline.MOST_AT_START = 100",  # noqa: E501
+        """
+        import numpy as np
+        from ipygpumem.inventory import baseline
+        baseline.MOST_AT_START = 100
+        """,
     )
     works(notebook, "rows = [[np.zeros(1 << 18)]] + [[i] for i in range(200)]; cache = []")
     new = "y = torch.ones(1 << 19); cache += [y, [z := np.ones(1 << 18)]]"

@@ -65,9 +65,13 @@ def test_memory_kept_by_autograd_has_rows_of_its_own(
 ) -> None:
     works(
         notebook,
-        "def make(): return nn.Sequential(*[layer for _ in range(3) for layer in (nn.Linear(1024, "
-        "1024), nn.Tanh())])\n"
-        "mine = make()\ntheirs = mine(torch.ones(1024, 1024))",
+        """
+        def make():
+            layers = [[nn.Linear(1024, 1024), nn.Tanh()] for _ in range(3)]
+            return nn.Sequential(*sum(layers, []))
+        mine = make()
+        theirs = mine(torch.ones(1024, 1024))
+        """,
     )
     body = "".join(f"    {line}\n" for line in code.splitlines())
     head = "def train():\n    net, batch = make(), torch.ones(1024, 1024)\n"
@@ -136,7 +140,15 @@ def train(batch_size, limit=40):
 def test_model_optimizer_and_graph_of_a_failed_try_are_gone_when_the_next_begins(
     notebook: Kernel,
 ) -> None:
-    reply = works(notebook, TRAIN, "%%autofit batch_size=256\nloss = train(batch_size)\nloss >= 0")
+    reply = works(
+        notebook,
+        TRAIN,
+        """\
+%%autofit batch_size=256
+loss = train(batch_size)
+loss >= 0
+""",
+    )
     assert reply.result == "True"
     assert notebook.value("batch_size, alive_at_start") == (32, [[], [], [], []])
     (report,) = reply.reports("autofit")

@@ -13,7 +13,14 @@ from tests.steps import kernel_with, recovery, works
 def test_survivors_are_those_that_something_outside_refers_to_with_their_sizes(
     notebook: Kernel,
 ) -> None:
-    works(notebook, "leaked = []\nouter = torch.ones(1 << 20)\nwatched.clear()")
+    works(
+        notebook,
+        """
+        leaked = []
+        outer = torch.ones(1 << 20)
+        watched.clear()
+        """,
+    )
     reply = works(
         notebook,
         """\
@@ -80,8 +87,11 @@ def test_a_seed_counts_also_where_the_cell_is_the_first_to_import_numpy_and_torc
         )
         works(
             kernel,
-            "import importlib, numpy\nassert torch.__spec__.loader is not None\nimport torch.fft, "
-            "numpy.fft",
+            """
+            import importlib, numpy
+            assert torch.__spec__.loader is not None
+            import torch.fft, numpy.fft
+            """,
         )
 
 

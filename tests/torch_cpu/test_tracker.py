@@ -103,7 +103,11 @@ def test_a_ctrl_c_inside_it_loses_no_call() -> None:
 
 
 def test_it_may_be_made_before_the_extension_and_live_on_after_it(bare_kernel: Kernel) -> None:
-    reply = bare_kernel.run("import ipygpumem\nt = ipygpumem.tracker()\nr = t.track()")
+    reply = bare_kernel.run("""
+        import ipygpumem
+        t = ipygpumem.tracker()
+        r = t.track()
+        """)
     assert "tracker 1 · cell 1, line 3 · " in reply.stdout
     bare_kernel.run("%load_ext ipygpumem")
     (shown,) = bare_kernel.run("import torch; x = torch.ones(2**18)\nr = t.track()").reports(

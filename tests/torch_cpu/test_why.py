@@ -205,7 +205,14 @@ losses = [model(torch.ones(2, 1024)).sum()]""",
 
 @pytest.mark.usefixtures("small_heap")
 def test_an_output_a_closure_and_a_deleted_name(notebook: Kernel) -> None:
-    works(notebook, "import pandas\nframe = pandas.DataFrame({'x': range(2**18)})\nframe")
+    works(
+        notebook,
+        """
+        import pandas
+        frame = pandas.DataFrame({'x': range(2**18)})
+        frame
+        """,
+    )
     (report,) = works(notebook, "%gpumem why frame").reports("why")
     assert "Out[" in report or "output _" in report
     assert "%xdel _" in report
@@ -217,7 +224,14 @@ def keep(x):
     cache.append(x)
     return lambda: x""",
     )
-    works(notebook, "%%experiment gone\nblock = torch.ones(2**20)\nhook = keep(block)")
+    works(
+        notebook,
+        """\
+%%experiment gone
+block = torch.ones(2**20)
+hook = keep(block)
+""",
+    )
     (report,) = works(notebook, "%gpumem why block").reports("why")
     assert "block is not defined; cell" in report
     assert "cache[0]" in report
@@ -228,7 +242,12 @@ def keep(x):
         .startswith("missing is not defined")
     )
     (report,) = works(
-        notebook, "first = second = [0] * 2**20\nthird = first\n%gpumem why first"
+        notebook,
+        """
+        first = second = [0] * 2**20
+        third = first
+        %gpumem why first
+        """,
     ).reports("why")
     assert "del second, third" in report
     works(notebook, "shelf = {'a': third, 'b': torch.ones(3)}")
@@ -263,8 +282,11 @@ def keep(x):
 def test_a_name_deleted_in_any_cell_says_what_holds_its_object(notebook: Kernel) -> None:
     works(
         notebook,
-        "import numpy, weakref\nclass Net: pass\nnet = Net(); net.big = bytearray(2**20); models = "
-        "{'n': net}",
+        """
+        import numpy, weakref
+        class Net: pass
+        net = Net(); net.big = bytearray(2**20); models = {'n': net}
+        """,
         "block = torch.ones(2**20); kept = [block]; array = numpy.ones(2**18); part = array[1:]",
         "gone = Net(); gone.me = gone",
         "rows = [torch.ones(2**19)]; row = rows[0]",
@@ -286,7 +308,11 @@ def test_a_name_deleted_in_any_cell_says_what_holds_its_object(notebook: Kernel)
     works(
         notebook,
         "row = 1; del row",
-        "def delete():\n    global part\n    del part",
+        """
+        def delete():
+            global part
+            del part
+        """,
         "part = [1]",
         "delete()",
     )

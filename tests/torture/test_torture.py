@@ -76,8 +76,26 @@ def test_what_was_stored_run_or_debugged_before_an_experiment_still_works() -> N
             "data')",
         )
         ok(kernel, "%run script.py")
-        ok(kernel, "%store -r kept", "stored = kept\ndel kept", "%%experiment a\nx = [3]\n%store x")
+        ok(
+            kernel,
+            "%store -r kept",
+            "stored = kept\ndel kept",
+            """\
+%%experiment a
+x = [3]
+%store x
+""",
+        )
         ok(kernel, "%store -r kept", "%store -r x")
         assert kernel.value("kept is stored, x, f()") == (True, [3], [2])
-        fails(kernel, "def g():\n    y = 5\n    1 / 0\ng()", "ZeroDivisionError")
+        fails(
+            kernel,
+            """
+            def g():
+                y = 5
+                1 / 0
+            g()
+            """,
+            "ZeroDivisionError",
+        )
         assert "42" in kernel.run("%debug", answers=["p y + 37", "q"]).stdout
