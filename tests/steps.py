@@ -16,18 +16,38 @@ from tests.waiting import announce
 ANNOUNCE = "import time\n" + inspect.getsource(announce)
 """A cell that defines it: kernels of other versions do not see this folder."""
 
+HIDE_LIBRARIES = """
+def hide_libraries():
+    import ctypes, gc
+    gc.freeze()
+    for space in (globals(), Out, get_ipython().user_ns_hidden):  # makes these visible again
+        ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(space))
+        ctypes.pythonapi.PyObject_GC_Track(ctypes.py_object(space))
+
+hide_libraries()
+del hide_libraries
+"""
+"""A cell that hides the objects of libraries from looks at the heap and from garbage collections,
+which pass over them for most of a test's time.
+
+For kernels in which the user's own objects matter: other tests of each kind see everything.
+"""
+SHOW_LIBRARIES = "__import__('gc').unfreeze()"
+"""The opposite cell, for a test in which an object of a library is a holder."""
+
 
 class SharedKernel:
     """One kernel for all tests of a module, tidied before each; one that a test
     broke is replaced.
     """
 
-    def __init__(self, *tidy: str, timeout: float) -> None:
+    def __init__(self, *tidy: str, timeout: float, hides_libraries: bool = False) -> None:
         """``tidy`` are the cells before each test; the kernel is well where the last one succeeds
         in time.
         """
         self._tidy = tidy
         self._timeout = timeout
+        self._hides_libraries = hides_libraries
         self._kernel: Kernel | None = None
 
     def get(self) -> Kernel:
@@ -37,6 +57,8 @@ class SharedKernel:
         if self._kernel is None:
             self._kernel = Kernel()
             assert self._kernel.run("%load_ext ipygpumem").status == "ok"
+            if self._hides_libraries:
+                works(self._kernel, HIDE_LIBRARIES)
             assert self._is_well(self._kernel)
         return self._kernel
 
@@ -66,14 +88,16 @@ def kernel_with(*cells: str) -> Any:
     return fixture
 
 
-def tidied_kernel(*tidy: str, timeout: float = 60) -> tuple[Any, Any]:
+def tidied_kernel(
+    *tidy: str, timeout: float = 60, hides_libraries: bool = False
+) -> tuple[Any, Any]:
     """Return two fixtures, ``shared_kernel`` of a module and ``notebook``: its kernel after these
     cells.
     """
 
     @pytest.fixture(scope="module")
     def shared_kernel() -> Iterator[SharedKernel]:
-        shared = SharedKernel(*tidy, timeout=timeout)
+        shared = SharedKernel(*tidy, timeout=timeout, hides_libraries=hides_libraries)
         yield shared
         shared.close()
 

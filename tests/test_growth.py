@@ -8,7 +8,9 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.libraries import VISITS_BUFFER
 from tests.steps import ok, tidied_kernel
 
-shared_kernel, notebook = tidied_kernel("%experiment end", "%reset -f", "%gpumem free")
+shared_kernel, notebook = tidied_kernel(
+    "%experiment end", "%reset -f", "%gpumem free", hides_libraries=True
+)
 
 GREW = r"^ *(\S+) grew by ([\d.]+) MiB(?:, (from .* items))?(?: · to free it: (.*))?$"
 WITHOUT_LINE = ("a filled bytearray", "an array", "a text stream", "a stream of bytes")

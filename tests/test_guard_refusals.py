@@ -15,7 +15,10 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux limits a process's data"
 )
 shared_kernel, notebook = tidied_kernel(
-    "%gpumem guard off", "%reset -f", "import sys; sys.setrecursionlimit(3000)"
+    "%gpumem guard off",
+    "%reset -f",
+    "import sys; sys.setrecursionlimit(3000)",
+    hides_libraries=True,
 )
 
 REFUSED = {

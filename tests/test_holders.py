@@ -10,7 +10,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.inventory.ownership import HeldPart, Ownership
 from ipygpumem.records import ReferencePath
 from ipygpumem.report.inventory import why_report
-from tests.steps import kernel_with, needs, works
+from tests.steps import HIDE_LIBRARIES, kernel_with, needs, works
 from tests.test_sizes import linux
 
 MIB = 1 << 20
@@ -27,7 +27,7 @@ def ask(name):
     (record,) = reports[0].records
     return json.dumps(record.to_dict())
 """
-kernel = kernel_with("%load_ext ipygpumem", _ASK)
+kernel = kernel_with("%load_ext ipygpumem", _ASK, HIDE_LIBRARIES)
 
 
 def why(kernel: Kernel, name: str) -> Any:

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from tests.recovery.cases import recovers
-from tests.steps import fails, works
+from tests.steps import SHOW_LIBRARIES, fails, works
 
 WORKER = """
 queue = asyncio.Queue()
@@ -147,6 +147,7 @@ def f(rate):
 
 
 def test_an_attribute_errors_object_dies_and_other_attributes_are_named(notebook: Kernel) -> None:
+    works(notebook, SHOW_LIBRARIES)
     fails(
         notebook,
         """\

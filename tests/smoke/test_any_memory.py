@@ -10,7 +10,7 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB
 from tests import hostile
-from tests.steps import fails, needs, tidied_kernel, works
+from tests.steps import SHOW_LIBRARIES, fails, needs, tidied_kernel, works
 
 RESET = "import gc; gc.enable(); get_ipython().reset()"
 DEFINE = """
@@ -21,7 +21,9 @@ class Corpus:
     def __init__(self, n): self.texts, self.names = texts(n), {i: f"{i:0500d}" for i in range(n)}
 """
 
-shared_kernel, notebook = tidied_kernel(RESET, "%reload_ext ipygpumem", DEFINE)
+shared_kernel, notebook = tidied_kernel(
+    RESET, "%reload_ext ipygpumem", DEFINE, hides_libraries=True
+)
 
 
 def survivors(notebook: Kernel) -> list[tuple[str, int, str]]:
@@ -296,6 +298,7 @@ def test_what_global_binds_belongs_to_the_notebook(notebook: Kernel, make: str) 
 def test_no_other_task_is_blamed_for_a_new_one(notebook: Kernel) -> None:
     works(
         notebook,
+        SHOW_LIBRARIES,
         """
         import asyncio
         async def wait(*kept): await asyncio.sleep(1000)
@@ -321,6 +324,7 @@ def test_no_other_task_is_blamed_for_a_new_one(notebook: Kernel) -> None:
 def test_advice_about_tasks_and_context_variables_frees_them(notebook: Kernel) -> None:
     works(
         notebook,
+        SHOW_LIBRARIES,
         "import asyncio, contextvars, re, weakref\nclass Big(bytearray): pass",
         "async def sleep(x): await asyncio.sleep(1000)\nasync def wait(x): await "
         "asyncio.Event().wait()",

@@ -19,6 +19,7 @@ shared_kernel, notebook = tidied_kernel(
     "get_ipython().reset()",
     "%reload_ext ipygpumem",
     "import numpy",
+    hides_libraries=True,
 )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.harness.kernel import Kernel
 from tests.alone import estimates_of_code_alone
-from tests.steps import tidied_kernel, works
+from tests.steps import HIDE_LIBRARIES, tidied_kernel, works
 
 SETUP = """
 import gc, sys, weakref
@@ -28,16 +28,6 @@ shared_kernel, notebook = tidied_kernel("%reset -f", "%reload_ext ipygpumem\n" +
 """A kernel with torch and the extension loaded, nothing open, and ``watch()`` and ``alive()``."""
 
 
-_FREEZE = """
-import ctypes, pandas
-gc.collect()
-gc.freeze()
-for space in (globals(), Out, get_ipython().user_ns_hidden):  # moves these back
-    ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(space))
-    ctypes.pythonapi.PyObject_GC_Track(ctypes.py_object(space))
-"""
-
-
 @pytest.fixture
 def small_heap(notebook: Kernel) -> None:
     """Let looks at the notebook's heap pass over what libraries made on import: most of a test's
@@ -45,7 +35,7 @@ def small_heap(notebook: Kernel) -> None:
 
     Not for tests of freeing, and some tests of each kind look at everything.
     """
-    works(notebook, _FREEZE)
+    works(notebook, "import pandas" + HIDE_LIBRARIES)
 
 
 @pytest.fixture
