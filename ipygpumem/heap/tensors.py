@@ -186,7 +186,7 @@ class Reader:
             if self.is_foreign(example):
                 foreign_types.add(type_id)
         plain = PlainTensors([], [], [], [], [])
-        others = list[Any]()
+        special_tensors = list[Any]()
         for part in chunks(tensors):
             candidates = without_types(foreign_types, part)
             columns = self._columns(candidates)
@@ -196,10 +196,10 @@ class Reader:
             else:
                 is_plain = columns.have_sizes()
                 plain.extend(columns.of(is_plain))
-                others += compress(candidates, map(not_, is_plain))
+                special_tensors += compress(candidates, map(not_, is_plain))
             if foreign_types:
-                others += of_types(foreign_types, part)
-        return plain, others
+                special_tensors += of_types(foreign_types, part)
+        return plain, special_tensors
 
     def _columns(self, tensors: Sequence[Any]) -> PlainTensors:
         """Return the storages, sizes and devices of tensors, with None where a tensor has none."""
