@@ -109,10 +109,10 @@ def test_history_lists_last_or_an_experiments(
     loaded.run_cell("third = 1 / 0")
     loaded.run_cell("%experiment end")
     everything = shown(loaded, capsys, "%gpumem history")
-    for words in ("5 cells", "first = 1", "second = 2", "ZeroDivisionError"):
+    for words in ("3 cells", "first = 1", "second = 2", "ZeroDivisionError"):
         assert words in everything
     two = shown(loaded, capsys, "%gpumem history -n 2")
-    assert "the last 2 of 6 cells" in two
+    assert "the last 2 of 3 cells" in two
     assert "first" not in two
     outer = shown(loaded, capsys, "%gpumem history --experiment out*")
     assert "second = 2" in outer

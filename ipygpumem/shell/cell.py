@@ -85,6 +85,8 @@ class CellMeasurement:
         """Usage when its code ended, if memory may be freed after that."""
         self.record: CellRecord | None = None
         """Its record, once it has ended and been measured."""
+        self.is_ours = False
+        """True if it has only our commands: no line, and no row in the history."""
 
 
 class CellErrors:

@@ -26,6 +26,7 @@ from ipygpumem.shell.error_isolation import Part
 from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.shell.free_heap import FreeHeap
 from ipygpumem.shell.ipython.caches import error_of, last_error, shown_since
+from ipygpumem.shell.ipython.sources import has_only_our_commands
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.subscribers import Subscribers
 from ipygpumem.shell.trends import Trends
@@ -157,6 +158,10 @@ class Session:
         record = self._measure(cell, result, seconds)
         cell.measured.record = record
         if record is not None and not cell.nested:
+            cell.measured.is_ours = _is_ours(cell, record)
+            if cell.measured.is_ours:
+                own_growth.waiting.clear()
+                return
             self.history.append(record)
             self._subscribers.add(record)
             cell.above += self._line(cell, record, result)
@@ -300,7 +305,8 @@ class Session:
             if cell.struck_after is not None:
                 reports += self._struck(result, cell.struck_after)
             try:
-                self._context.display.show(reports, None if cell.nested else cell.measured.record)
+                is_shown = not (cell.nested or cell.measured.is_ours)
+                self._context.display.show(reports, cell.measured.record if is_shown else None)
                 break
             except BaseException as error:
                 if not interrupts.is_from_signal(error):
@@ -362,6 +368,17 @@ def _feature(observer: CellObserver) -> str:
 def _error(cell: Cell, result: Any) -> BaseException | None:
     """Return the error that ended a cell, or that was shown in it."""
     return error_of(result) or shown_since(cell.last_error)
+
+
+def _is_ours(cell: Cell, record: CellRecord) -> bool:
+    """Return True if a cell has only commands of ours, whose reports say what they did.
+
+    Its line would be noise, and so would its row in the history. An error other than a command's
+    message is worth a line.
+    """
+    if record.error not in (None, "UsageError") or record.recovery is not None:
+        return False
+    return has_only_our_commands(text_of(getattr(cell.info, "raw_cell", None)))
 
 
 def _code_that_ran(source: str, error: BaseException | None) -> str:

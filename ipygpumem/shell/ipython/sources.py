@@ -15,12 +15,27 @@ from typing import Any
 from IPython.core.inputtransformer2 import TransformerManager
 
 from ipygpumem.scope.bindings import bindings_of
-from ipygpumem.shell.ipython.rewriting import REWRITTEN, is_first_line
+from ipygpumem.shell.ipython.rewriting import REWRITTEN, first_lines, is_first_line
 
+_OUR_COMMAND = re.compile(
+    r"%(?:gpumem|experiment)(?:\s|\?|$)|%config IPyGpuMem\b|%(?:re|un)?load_ext ipygpumem\b"
+    r"|%%?(?:gpumem\w*|experiment)\?"
+)
+"""Matches a line with a command of ours that runs no code of the user."""
 _NUMBERED = re.compile(r"<ipython-input-(\d+)-")
 _RUN_CODE = ("time", "capture", "prun", *REWRITTEN)
 """Magics whose code binds names of the notebook; the code of %timeit runs in a function."""
 _ASSIGNMENTS = ast.Assign, ast.AugAssign, ast.AnnAssign
+
+
+def has_only_our_commands(source: str) -> bool:
+    """Return True if each line of a cell is a line magic of ipygpumem, a comment or blank."""
+    if "%" not in source or first_lines(source)[0]:
+        return False
+    lines = source.replace("\\\n", " ").splitlines()
+    lines = [line.strip() for line in lines]
+    lines = [line for line in lines if line and not line.startswith("#")]
+    return bool(lines) and all(map(_OUR_COMMAND.match, lines))
 
 
 def cell_of_file(shell: Any, filename: str) -> int | None:
