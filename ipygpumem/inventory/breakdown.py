@@ -359,10 +359,13 @@ def host_parts(
         notes.append(f"{format_bytes(not_named)} of this process are not named: {UNACCOUNTED}")
     if figures.children_bytes is None:
         notes.append(f"child processes are not known separately here: they are among the {_OTHERS}")
+    shared, files = claims.shared, claims.files
+    if shared < MIB:  # semaphores of libraries, which no user asks about
+        shared, files = 0, files + shared
     parts = [
         *private,
-        Part("shared memory", claims.shared, _SHARED),
-        Part("libraries and mapped files", claims.files, _FILES),
+        Part("shared memory", shared, _SHARED),
+        Part("libraries and mapped files", files, _FILES),
         Part("child processes", claims.children, _WORKERS),
         Part(basis.name_of_others, claims.unclaimed, _OF_OTHERS),
         Part("cache", claims.cache, _CACHE),

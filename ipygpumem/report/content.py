@@ -343,7 +343,7 @@ def _recovery_head(record: RecoveryRecord) -> list[str]:
         head.append(f"free: {_sizes(record.free)}")
     freed: dict[str, int] = {}
     for device, size in record.freed.items():
-        if size > 0 or device not in OUTSIDE:
+        if device not in OUTSIDE or size >= MIB:
             freed[device] = max(0, size)
     head.append(f"freed: {_sizes(freed)}")
     return head
@@ -531,7 +531,7 @@ def freed_report(
     """Return the report of memory freed by hand."""
     sizes = []
     for device, size in freed.items():
-        if size > 0 or device not in OUTSIDE:
+        if device not in OUTSIDE or size >= MIB:
             label = _freed_label(device, size, steps)
             sizes.append(f"{device_label(device)} {label}")
     headline = f"{title}: {', '.join(sizes) or 'nothing'}"

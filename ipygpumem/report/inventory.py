@@ -190,7 +190,7 @@ def _top_head(names: LargestNames) -> list[str]:
     head = [f"memory by name: {count(len(names.names), 'name')}"]
     for device in dict.fromkeys([*names.used_bytes, *names.device_bytes]):
         size = names.device_bytes.get(device, 0)
-        if size <= 0 and device in OUTSIDE:
+        if not layout.is_worth_a_row(device, size):
             continue
         text = f"{device_label(device)} {format_bytes(size)}"
         if device in names.used_bytes:

@@ -337,8 +337,8 @@ def sizes(by_device: Mapping[str, int], form: Callable[[int], str] = format_byte
     """Return ``RAM 1 MiB`` for each device."""
     texts = []
     for device, size in by_device.items():
-        label = device_label(device)
-        texts.append(f"{label} {form(size)}")
+        if is_worth_a_row(device, size):
+            texts.append(f"{device_label(device)} {form(size)}")
     return texts
 
 
@@ -361,14 +361,19 @@ def sampled_mark(usage: Usage) -> str:
     return ""
 
 
-def in_use(usage: Usage) -> bool:
-    """Return True for a device worth reporting: the host, and any other that is or was in use.
+def is_worth_a_row(device: str, size_bytes: int) -> bool:
+    """Return False for less than a MiB of shared memory or of child processes.
 
     Semaphores of libraries take a few KiB of shared memory, which no user asks about.
     """
+    return device not in OUTSIDE or abs(size_bytes) >= MIB
+
+
+def in_use(usage: Usage) -> bool:
+    """Return True for a device worth reporting: the host, and any other that is or was in use."""
     most_bytes = max(usage.peak_bytes, usage.before_bytes)
     if usage.device in OUTSIDE:
-        return most_bytes >= MIB
+        return is_worth_a_row(usage.device, most_bytes)
     return usage.device == "cpu" or most_bytes > 0 or bool(usage.reserved_bytes)
 
 

@@ -17,6 +17,7 @@ from ipygpumem.report.layout import (
     clean,
     clean_name,
     device_label,
+    is_worth_a_row,
     size_text,
     sizes,
 )
@@ -39,7 +40,9 @@ def status_report(
     """Return the open features, each device's memory and its parts, the processes started by
     ``cells``, and kernels.
     """
-    readings = list(readings)
+    readings = [
+        reading for reading in readings if is_worth_a_row(reading.device, reading.current_bytes)
+    ]
     tables = [
         _readings_table(readings),
         *map(_parts_table, reconciliations),

@@ -15,7 +15,7 @@ from IPython.core.error import UsageError
 
 from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord, Tracer, code_of
 from ipygpumem.magics import sources
-from ipygpumem.report.layout import Report, Table, clean, count, device_label
+from ipygpumem.report.layout import Report, Table, clean, count, device_label, is_worth_a_row
 from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.commands.declarations import Options, command, option
@@ -184,7 +184,8 @@ def _devices(record: LinesRecord) -> list[str]:
     devices = set[str]()
     for cost in record.costs.values():
         for device, peak in cost.peak_bytes.items():
-            if device == "cpu" or peak or cost.kept_bytes.get(device):
+            most = max(peak, abs(cost.kept_bytes.get(device, 0)))
+            if device == "cpu" or (most and is_worth_a_row(device, most)):
                 devices.add(device)
     return sorted(devices, key=lambda device: (device != "cpu", device)) or ["cpu"]
 

@@ -18,6 +18,7 @@ from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.reclaim import emptying
 from ipygpumem.records import Usage
+from ipygpumem.report.layout import in_use
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,11 @@ class Cost:
 
     @property
     def devices(self) -> list[str]:
-        """The host, and each accelerator on which memory was allocated."""
+        """The host, and each other device on which memory was in use."""
         devices: dict[str, None] = {}
         for run in self.runs:
             for usage in run.usages:
-                if usage.device == "cpu" or usage.peak_bytes:
+                if in_use(usage):
                     devices[usage.device] = None
         return list(devices)
 

@@ -8,7 +8,7 @@ from typing import Any
 from ipygpumem.inventory.top import NamedSize
 from ipygpumem.probes.nvml import CardLoad
 from ipygpumem.records import Reading
-from ipygpumem.report.layout import clean_name, device_label
+from ipygpumem.report.layout import clean_name, device_label, is_worth_a_row
 from ipygpumem.units import KIB
 
 _STEP = 64 * KIB
@@ -30,6 +30,8 @@ def devices(readings: Iterable[Reading], cards: Mapping[int, CardLoad]) -> dict[
     """
     figures_by_device: dict[str, Figures] = {}
     for reading in readings:
+        if not is_worth_a_row(reading.device, reading.current_bytes):
+            continue
         sizes = {"reserved": reading.reserved_bytes, "total": reading.total_bytes}
         if reading.reserved_bytes is None and reading.used_bytes is None:  # memory without a pool
             sizes["own"] = reading.current_bytes
