@@ -10,7 +10,7 @@ from ipygpumem.extras.peak.words import LEAST_MISSED_BYTES, headline, title
 from ipygpumem.report.estimate import share_rows
 from ipygpumem.report.layout import Fact, Report, Table, clean, clean_name, count
 from ipygpumem.report.showing import shows
-from ipygpumem.units import MIB, format_bytes, format_seconds
+from ipygpumem.units import KIB, MIB, format_bytes, format_seconds
 
 _ROWS_SHOWN = 20
 _COLUMNS = ("parameters", "gradients", "optimizer state", "activations")
@@ -89,7 +89,9 @@ def _tables(device: DevicePeak, top: int) -> list[Table]:
     in_ram = [row for row in device.rows if row.size_bytes]
     groups = sorted(layers(in_ram, top).items(), key=lambda group: -_size(group[1]))
     by_role = any(len({row.role for row in rows}) > 1 for _, rows in groups)
-    top = min(top, sum(1000 * _size(rows) >= device.size_bytes for _, rows in groups))
+    least = max(device.size_bytes / 1000, KIB)
+    large = [rows for _, rows in groups if _size(rows) >= least]
+    top = min(top, len(large) or 1)
     rows = [_row(key, rows, by_role=by_role) for key, rows in groups[:top]]
     if rest := groups[top:]:
         size = format_bytes(sum(_size(found) for _, found in rest))
