@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 
 from ipygpumem.errors import GpuMemError, describe_error
 from ipygpumem.interrupts import is_from_signal, stop_listening
+from ipygpumem.records import MimeBundle, Record, mimebundle
 
 _told: set[tuple[str, str]] = set()
 """Kinds of failures that have been told since the extension was loaded: the component and the type
@@ -91,6 +92,24 @@ class Block:
     """The work that is not done if the end fails."""
     _is_told_again = False
     """True if each failed start is told, because the user must know of it."""
+
+    def _record_to_show(self) -> Record | None:
+        """Return the record whose report shows the block; None before there is one."""
+        return None
+
+    def __repr__(self) -> str:
+        name = self._block_name.removeprefix("an ").removeprefix("a ")
+        state = "not finished" if self._record_to_show() is None else "finished"
+        return f"<{name}: {state}>"
+
+    def __str__(self) -> str:
+        record = self._record_to_show()
+        return repr(self) if record is None else str(record)
+
+    def _repr_mimebundle_(self, **_: object) -> MimeBundle:
+        record = self._record_to_show()
+        shown = {} if record is None else mimebundle(record)[0]
+        return shown or {"text/plain": str(self)}, {}
 
     def _open_block(self) -> Any:
         """Do our work at the start of the block; return the object that ``as`` binds."""

@@ -89,7 +89,7 @@ _CLASSES: dict[str, type[Record]] = {}
 
 
 @functools.singledispatch
-def mimebundle(record: Record) -> MimeBundle:
+def mimebundle(record: Record | History) -> MimeBundle:
     """Return a record as a notebook displays it; empty for records without a report.
 
     Modules of reports register a function for each class, because records know no report.
@@ -633,6 +633,15 @@ class History(list[CellRecord]):
         """Return one line: there may be ten thousand cells."""
         seconds = sum(cell.duration_seconds for cell in self)
         return f"<History of {_count(self, 'cell')}, {seconds:.1f} s>"
+
+    def __str__(self) -> str:
+        return mimebundle(self)[0].get("text/plain", repr(self))
+
+    def _repr_pretty_(self, printer: Any, cycle: object) -> None:
+        printer.text(str(self))  # else IPython prints it as any list
+
+    def _repr_mimebundle_(self, **_: object) -> MimeBundle:
+        return mimebundle(self)
 
     def to_pandas(self) -> Any:
         """Return a DataFrame with one row per cell; docs/traces.md lists the columns.

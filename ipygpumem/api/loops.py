@@ -23,7 +23,7 @@ from ipygpumem.inventory import survey
 from ipygpumem.meter.meter import Meter
 from ipygpumem.records import TraceRecord
 from ipygpumem.report.history import iteration_report, loop_growth_line, loop_report
-from ipygpumem.report.layout import note
+from ipygpumem.report.layout import clean_name, count, note
 from ipygpumem.shell.holders import look, note_processes
 from ipygpumem.shell.ipython.caches import named_objects
 from ipygpumem.shell.trends import Growing
@@ -77,6 +77,10 @@ class Tracked(Generic[T]):
         default_factory=lambda: deque(maxlen=_MOST_RECORDS), init=False
     )
     """Records of the finished iterations of the last loop started over it: the last 10,000."""
+
+    def __repr__(self) -> str:
+        label = f" {clean_name(self._label)}" if self._label else ""
+        return f"<loop{label}: {count(len(self.records), 'iteration')} measured>"
 
     def __bool__(self) -> bool:
         return bool(self._items)  # otherwise Python calls __len__, which a generator lacks

@@ -21,7 +21,9 @@ from ipygpumem.probes import Probe
 from ipygpumem.probes.pools import PluginProbe
 from ipygpumem.records import SessionRecord, TraceRecord, Usage
 from ipygpumem.report import export as formats
+from ipygpumem.report import recorded as _recorded  # noqa: F401  # registers how records are shown
 from ipygpumem.report.content import trace_report
+from ipygpumem.report.layout import clean_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -103,6 +105,20 @@ class Trace(Block):
     def stop(self) -> TraceRecord:
         """Stop measuring and return the record, without a report."""
         return self._stop(None)
+
+    def _record_to_show(self) -> TraceRecord | None:
+        """Return the usage so far, or until the stop."""
+        if self._span is None:
+            return self.record
+        return self._record(self.usage())
+
+    def __repr__(self) -> str:
+        state = "not started"
+        if self.is_running:
+            state = "running"
+        elif self.record is not None:
+            state = "stopped"
+        return f"<trace {clean_name(self.label)}: {state}>".replace(" :", ":")
 
     def _stop(self, error: BaseException | None) -> TraceRecord:
         traces, span = self._open()

@@ -403,6 +403,18 @@ class Experiment(Block):
         """The limits of torch's memory while it is open."""
         return self.options.budget
 
+    def _record_to_show(self) -> ExperimentRecord | None:
+        """Return its record, once it is finished."""
+        return self.record
+
+    def __repr__(self) -> str:
+        state = "not open"
+        if self.record is not None:
+            state = "finished"
+        elif self.is_open:
+            state = "open"
+        return f"<experiment {clean_name(self.name)}: {state}>"
+
     @property
     def cells(self) -> tuple[CellRecord, ...]:
         """Its finished cells so far."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from ipygpumem.errors import GpuMemError
 from ipygpumem.failures import is_own_failure, tell
 from ipygpumem.records import CellRecord, ExperimentRecord, History
+from ipygpumem.report import recorded as _recorded  # noqa: F401  # registers how records are shown
 from ipygpumem.shell.app import current_app
 from ipygpumem.shell.experiments import Experiment, UnscopedExperiment
 

@@ -39,6 +39,10 @@ class Expectation(Block):
         )
         self._trace = Trace("expected", silent=True)
 
+    def _record_to_show(self) -> TraceRecord | None:
+        """Return the record of the trace, once the block has ended."""
+        return self._trace.record
+
     def _open_block(self) -> Trace:
         """Start measuring; return the trace."""
         return self._trace.start()

@@ -313,6 +313,10 @@ class PeakBlock(Block):
             raise TraceError("the block has not ended: read its record below it")
         return self._peak.record
 
+    def _record_to_show(self) -> PeakRecord | None:
+        """Return the record, once the block has ended."""
+        return None if self._peak is None else self._peak.record
+
     def _open_block(self) -> PeakBlock:
         """Start following the memory."""
         frame = _users_frame()

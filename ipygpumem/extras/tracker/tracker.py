@@ -22,7 +22,7 @@ from ipygpumem.inventory.records import Inventory, InventoryDiff
 from ipygpumem.records import Usage
 from ipygpumem.report import layout, text
 from ipygpumem.report.inventory import changed_tables
-from ipygpumem.report.layout import Report, clean, device_label, note, sizes
+from ipygpumem.report.layout import Report, clean, count, device_label, note, sizes
 from ipygpumem.units import format_bytes, format_change, whole
 
 
@@ -99,6 +99,9 @@ class Tracker:
         """
         self._traces = current_traces()
         self._span = self._traces.meter.span()
+
+    def __repr__(self) -> str:
+        return f"<tracker: {count(self._number, 'call')}>"
 
     def track(self) -> TrackerRecord:
         """Report and return the changes since the last call; the first call lists everything as
