@@ -3,14 +3,27 @@
 import re
 import sys
 import textwrap
+from collections.abc import Iterator
 from configparser import ConfigParser
 from types import SimpleNamespace
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from benchmarks.harness.kernel import Kernel
+from benchmarks.harness.kernel import Kernel, plain
 from ipygpumem.errors import how_to_install
+from ipygpumem.extras.lines import memlines
+from ipygpumem.extras.lines.lines import LineCost, LinesRecord
+from ipygpumem.extras.lines.statements import Cost, Run
+from ipygpumem.extras.panel import snapshot
+from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow
+from ipygpumem.extras.peak.report import peak_report
+from ipygpumem.records import Reading, Usage
+from ipygpumem.report import text
+from ipygpumem.report.content import freed_report
+from ipygpumem.report.layout import sizes
+from ipygpumem.report.status import status_report
+from ipygpumem.units import GIB, KIB, MIB
 from tests.alone import ROOT
 from tests.steps import fails, kernel_with, ok
 
@@ -132,7 +145,202 @@ def test_one_extra_has_all_that_readme_needs() -> None:
 
 
 def test_readme_imports_what_its_examples_use() -> None:
-    text = (ROOT / "README.md").read_text("utf-8")
-    cells = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    if "ipygpumem." in re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL):
-        assert any("import ipygpumem" in cell for cell in cells)
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert "import ipygpumem" in readme or "ipygpumem." not in readme
+
+
+# -- cells of our own commands ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "%gpumem top",
+        "%gpumem",
+        "# what is there?\n\n%gpumem status\n%gpumem history -n 2",
+        "%gpumem top \\\n  -n 3",
+        "%experiment start scope",
+        "%experiment end",
+        "%config IPyGpuMem.bar = True",
+        "%reload_ext ipygpumem",
+        "%gpumem free\n%experiment status",
+        "%gpumem?",
+    ],
+)
+def test_a_cell_of_our_commands_has_no_line_and_no_row(notebook: Kernel, cell: str) -> None:
+    ok(notebook, "import ipygpumem")
+    before = notebook.value("len(ipygpumem.history())")
+    assert ok(notebook, cell).reports("cell") == []
+    if "reload" not in cell:  # which begins a new history
+        assert notebook.value("len(ipygpumem.history())") == before
+
+
+def test_a_mistake_in_our_command_has_no_line_either(notebook: Kernel) -> None:
+    reply = fails(notebook, "%gpumem tpo", None)
+    assert "did you mean top?" in reply.stderr
+    assert reply.displays == []
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "%gpumem top\nrows = 1",
+        "rows = 1\n%gpumem top",
+        "%gpumem peak\nrows = 1",
+        "%%experiment demo\nrows = 1",
+        "%%time\n%gpumem top",
+        "%config InlineBackend.rc = {}",
+        "text = '''\n%gpumem top\n'''",
+    ],
+)
+def test_a_cell_with_other_code_keeps_its_line(notebook: Kernel, cell: str) -> None:
+    assert len(notebook.run(cell).reports("cell")) == 1
+
+
+def test_records_of_a_notebook_leave_our_commands_out(notebook: Kernel) -> None:
+    reply = ok(notebook, "%gpumem top")
+    assert [display["metadata"]["ipygpumem"]["reports"] for display in reply.displays] == [["top"]]
+    assert "CellRecord" not in str(reply.displays[0]["metadata"])
+
+
+# -- shared memory below a MiB ---------------------------------------------------------------------
+
+
+def reading(device: str, size: int) -> Reading:
+    return Reading(device, size, size, "sampled")
+
+
+def test_no_report_has_shared_memory_below_a_mib() -> None:
+    small = [reading("cpu", GIB), reading("shm", 4096), reading("children", 4096)]
+    large = [reading("cpu", GIB), reading("shm", 4 * MIB)]
+    used = {item.device: item.current_bytes for item in small}
+    assert "shared memory" in text.render([status_report("", (), large)])
+    assert "shared memory" in snapshot.devices(large, {})
+    for shown in (
+        text.render([status_report("", (), small)]),
+        text.render([freed_report("freed", (), used)]),
+        str(snapshot.devices(small, {})),
+        str(sizes(used)),
+    ):
+        assert "RAM" in shown
+        assert "shared memory" not in shown
+        assert "child processes" not in shown
+
+
+def test_no_line_or_statement_has_a_column_for_a_semaphore() -> None:
+    usages = (
+        Usage("cpu", 0, GIB, GIB, None, "kernel"),
+        Usage("shm", 4096, 4096, 4096, None, "sampled"),
+    )
+    cost = Cost("f()", [Run(usages, 1.0)])
+    assert cost.devices == ["cpu"]
+    peaks = {"cpu": GIB, "shm": 4096}
+    record = LinesRecord([], {(0, 1): LineCost(1, 1.0, dict(peaks), peaks)}, 1.0)
+    assert memlines._devices(record) == ["cpu"]
+
+
+def test_the_parts_of_ram_have_no_row_for_a_semaphore(notebook: Kernel) -> None:
+    ok(
+        notebook,
+        code(
+            """
+            import multiprocessing
+            lock = multiprocessing.Lock()
+            """
+        ),
+    )
+    for command in ("%gpumem", "%gpumem status"):
+        (shown,) = ok(notebook, command).reports()
+        rows = [line.split("   ")[0].split() for line in shown.splitlines() if "shared" in line]
+        assert [row for row in rows if row[1:2] in (["KiB"], ["B"])] == []
+
+
+# -- objects that users print or end a cell with ---------------------------------------------------
+
+OBJECTS = """
+import ipygpumem
+with ipygpumem.trace("load", silent=True) as trace:
+    block = bytearray(8 << 20)
+with ipygpumem.experiment("demo", report="none") as experiment:
+    small = 1
+with ipygpumem.peak() as peak:
+    block = bytearray(8 << 20)
+with ipygpumem.expect(ram="1GiB") as expected:
+    pass
+running = ipygpumem.Trace("step").start()
+fresh = ipygpumem.Trace("fresh")
+loop = ipygpumem.track(range(3), "epoch", silent=True)
+tracker = ipygpumem.tracker()
+ipygpumem.export("records.json", force=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel with the objects that users make."""
+    with Kernel() as kernel:
+        ok(kernel, "%load_ext ipygpumem", f"%cd -q {tmp_path_factory.mktemp('records')}", OBJECTS)
+        yield kernel
+
+
+@pytest.mark.parametrize(
+    ("expression", "begins"),
+    [
+        ("trace", "trace load"),
+        ("running", "trace step"),
+        ("fresh", "<trace fresh: not started>"),
+        ("experiment", "experiment demo"),
+        ("peak", "peak"),
+        ("expected", "trace expected"),
+        ("loop", "<loop epoch: 0 iterations measured>"),
+        ("tracker", "<tracker: 0 calls>"),
+        ("ipygpumem.expect(ram='1GiB')", "<expect: not finished>"),
+        ("ipygpumem.experiment('next')", "<experiment next: not open>"),
+        ("ipygpumem.history()", "history"),
+        ("ipygpumem.history()[:1]", "history"),
+        ("ipygpumem.last()", ""),
+        ("ipygpumem.load('records.json')", "history"),
+        ("ipygpumem.experiments()[0]", "experiment demo"),
+        ("ipygpumem.traces()[0]", "trace"),
+    ],
+)
+def test_an_object_shows_its_report_and_no_address(
+    objects: Kernel, expression: str, begins: str
+) -> None:
+    shown = [ok(objects, expression).result or "", ok(objects, f"print({expression})").stdout]
+    for shape in shown:
+        assert shape.startswith(begins)
+        assert " at 0x" not in shape
+        assert "Record(" not in shape
+
+
+def test_what_a_user_shows_is_not_counted_as_a_record_again(objects: Kernel) -> None:
+    reply = ok(objects, "ipygpumem.history()")
+    metadata = [display["metadata"].get("ipygpumem", {}) for display in reply.displays]
+    assert [len(item.get("records", [])) for item in metadata] == [1]  # the cell's own
+
+
+# -- tracebacks ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "first_line", ["%%peak", "%%experiment demo", "%%memlines", "%gpumem peak"]
+)
+def test_a_traceback_shows_no_call_of_ours(notebook: Kernel, first_line: str) -> None:
+    traceback = fails(notebook, f"{first_line}\n1 / 0", "ZeroDivisionError").traceback
+    assert "run_line_magic" not in traceback
+    assert "1 / 0" in plain(traceback)
+
+
+# -- rows in bytes ---------------------------------------------------------------------------------
+
+
+def test_rows_of_a_peak_in_bytes_are_folded() -> None:
+    rows = [PeakRow(12 * KIB, "data", name="images")]
+    rows += [PeakRow(40 + number, "data", name=f"n{number}") for number in range(5)]
+    total = sum(row.size_bytes for row in rows)
+    device = DevicePeak("cpu", "memray", total, rows=tuple(rows))
+    shown = text.render([peak_report(PeakRecord((device,), 1.0))])
+    assert "images" in shown
+    assert "5 smaller rows" in shown
+    assert not re.search(r"^ +\d+ B +n", shown, re.MULTILINE)

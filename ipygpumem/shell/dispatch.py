@@ -20,7 +20,13 @@ from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Call, Command, Group, Magic, Options, Run
 from ipygpumem.shell.commands.helps import help_asked_for, help_of
 from ipygpumem.shell.commands.parsing import parse
-from ipygpumem.shell.ipython.rewriting import REWRITTEN, is_first_line, is_for_engines, words_of
+from ipygpumem.shell.ipython.rewriting import (
+    REWRITTEN,
+    is_first_line,
+    is_for_engines,
+    show_as_written,
+    words_of,
+)
 
 _LOST = {"experiment": "it runs without this scope"}
 """The work that is not done if a magic fails, where that is more than the magic's own."""
@@ -59,6 +65,8 @@ class GpuMemMagics(Magics):
         elif cell is not None:
             self._run(magic, line, cell)
         elif name in REWRITTEN and is_first_line(line):
+            if hasattr(self.shell.compile, "_filename_map"):  # else cells are found by their lines
+                show_as_written(name, line)
             self._run(f"%%{name}", words_of(line))
         elif magic not in self._app.commands.magics:
             raise UsageError(f"%{name}: write %%{name} as the first line of a cell")

@@ -11,7 +11,9 @@ around the body in the syntax tree; IPython runs it with outputs, ``await`` and 
 from __future__ import annotations
 
 import ast
+import linecache
 import re
+import sys
 from typing import Any
 
 from IPython.core.inputtransformer2 import cell_magic
@@ -50,9 +52,29 @@ def rewrite_cell(lines: list[str]) -> list[str]:
     name, arguments = match[1], match[2] or ""
     if arguments.endswith("?") or is_for_engines(arguments):
         return lines
-    line = f"{_MARK} {arguments}"
-    call = f"get_ipython().run_line_magic({name!r}, {line!r})\n"
-    return [call, *cell_magic(rewrite_cell(lines[1:]))]
+    return [_call_of(name, f"{_MARK} {arguments}"), *cell_magic(rewrite_cell(lines[1:]))]
+
+
+def _call_of(name: str, line: str) -> str:
+    """Return the call that a first line is turned into."""
+    return f"get_ipython().run_line_magic({name!r}, {line!r})\n"
+
+
+def show_as_written(name: str, line: str) -> None:
+    """Let tracebacks show the running cell's first line as a comment, not as the call that it was
+    turned into.
+
+    IPython takes the lines of a traceback from linecache, which it fills before a cell runs.
+    """
+    call = _call_of(name, line)
+    frame = sys._getframe().f_back
+    while frame is not None:
+        entry: Any = linecache.cache.get(frame.f_code.co_filename)
+        if type(entry) is tuple and len(entry) == 4 and call in entry[2]:
+            lines = entry[2]
+            lines[lines.index(call)] = f"# %%{name} {words_of(line)}".rstrip() + "\n"
+            return
+        frame = frame.f_back
 
 
 def _first_line(line: str) -> str:
