@@ -177,7 +177,7 @@ def test_modules_functions_and_files_that_a_page_names_are_there(page: str) -> N
 def test_the_index_of_the_documentation_has_every_page_in_order() -> None:
     pages = re.findall(r"^\| \[.+?\]\(([\w-]+\.md)\) \|", read("docs/README.md"), re.MULTILINE)
     assert {*pages, "README.md"} == {path.name for path in ROOT.glob("docs/*.md")}
-    assert len(pages) < 14
+    assert len(pages) < 15
     assert re.findall(r"^  - (?:.+: )?([\w-]+\.md)$", read("mkdocs.yml"), re.MULTILINE) == [
         "README.md",
         *pages,
@@ -274,5 +274,5 @@ def test_the_reference_of_the_functions_and_records_is_that_of_the_docstrings() 
 
 def test_the_front_page_is_short() -> None:
     page = read("README.md")
-    assert len(_CODE_BLOCK.sub("", page).split()) <= 700
+    assert len(page.split()) <= 750
     assert len(re.findall(r"(?<!!)\[[^]]*\]\(", page)) <= 15  # pictures are no links
