@@ -371,7 +371,7 @@ def _error(cell: Cell, result: Any) -> BaseException | None:
 
 
 def _is_ours(cell: Cell, record: CellRecord) -> bool:
-    """Return True if a cell has only commands of ours, whose reports say what they did.
+    """Return True if a cell has only our commands, whose reports say what they did.
 
     Its line would be noise, and so would its row in the history. An error other than a command's
     message is worth a line.

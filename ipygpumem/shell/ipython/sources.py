@@ -21,7 +21,7 @@ _OUR_COMMAND = re.compile(
     r"%(?:gpumem|experiment)(?:\s|\?|$)|%config IPyGpuMem\b|%(?:re|un)?load_ext ipygpumem\b"
     r"|%%?(?:gpumem\w*|experiment)\?"
 )
-"""Matches a line with a command of ours that runs no code of the user."""
+"""Matches a line with one of our commands that runs no code of the user."""
 _NUMBERED = re.compile(r"<ipython-input-(\d+)-")
 _RUN_CODE = ("time", "capture", "prun", *REWRITTEN)
 """Magics whose code binds names of the notebook; the code of %timeit runs in a function."""
