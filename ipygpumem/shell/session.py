@@ -378,7 +378,8 @@ def _is_ours(cell: Cell, record: CellRecord) -> bool:
     """
     if record.error not in (None, "UsageError") or record.recovery is not None:
         return False
-    return has_only_our_commands(text_of(getattr(cell.info, "raw_cell", None)))
+    source = text_of(getattr(cell.info, "raw_cell", None))
+    return "%" in source and has_only_our_commands(source)
 
 
 def _code_that_ran(source: str, error: BaseException | None) -> str:

@@ -30,7 +30,7 @@ _ASSIGNMENTS = ast.Assign, ast.AugAssign, ast.AnnAssign
 
 def has_only_our_commands(source: str) -> bool:
     """Return True if each line of a cell is a line magic of ipygpumem, a comment or blank."""
-    if "%" not in source or first_lines(source)[0]:
+    if first_lines(source)[0]:
         return False
     lines = source.replace("\\\n", " ").splitlines()
     lines = [line.strip() for line in lines]
