@@ -23,7 +23,8 @@ BETWEEN = ("free heap pages", "free blocks of Python", "printed by cells", "libr
 """How the parts of status begin that are in no object."""
 IN_OBJECTS = ("Python objects", "arrays: ", "data of ")
 _RSS = "__import__('psutil').Process().memory_info().rss"
-_TOP = "sum(row.device_bytes.get('cpu', 0) for row in __import__('ipygpumem').top().names)"
+_NAMES = "(row for row in __import__('ipygpumem').top().names if row.name != 'printed output')"
+_TOP = f"sum(row.device_bytes.get('cpu', 0) for row in {_NAMES})"
 
 
 class Look(NamedTuple):
@@ -31,7 +32,7 @@ class Look(NamedTuple):
 
     rss_bytes: int
     names_bytes: int
-    """The sum of ``top``."""
+    """The sum of ``top`` without printed output, which is a part of ``status``."""
     objects_bytes: int
     """Live objects and their data, in ``status``."""
     between_bytes: int

@@ -7,6 +7,7 @@ import mmap
 import sqlite3
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
@@ -23,6 +24,7 @@ from ipygpumem.report.inventory import content_of, top_report
 from ipygpumem.units import MIB
 from tests import hostile
 from tests.alone import printed
+from tests.test_sizes import linux
 
 
 def take(**names: object) -> dict[str, NamedSize]:
@@ -198,8 +200,25 @@ def test_memory_in_no_name_has_a_row_of_its_own() -> None:
     (table,) = top_report(found).tables
     contents = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))["content"]
     assert [row[0] for row in table.rows] == ["1 MiB", "99 MiB", "8 MiB"]
-    assert contents == ("1 bytes", "see %gpumem", "see %gpumem leaks")
+    assert contents == ("1 bytes", "see %gpumem status", "see %gpumem leaks")
     assert top.select(found, ["r*"]).unnamed_bytes == {}
+
+
+def test_free_heap_pages_are_named_in_the_last_row() -> None:
+    names = LargestNames((), {"cpu": 100 * MIB}, 0.0, unnamed_bytes={"cpu": 60 * MIB})
+    (table,) = top_report(replace(names, free_heap_bytes=40 * MIB)).tables
+    (row,) = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+    assert row["content"] == "40 MiB of free heap pages; see %gpumem status"
+    assert row["to free it"] == "%gpumem free"
+
+
+@linux
+def test_del_of_many_objects_leaves_free_heap_pages_in_top(loaded: InteractiveShell) -> None:
+    loaded.run_cell("texts = [str(number) * 200 for number in range(100_000)]; last = texts.pop()")
+    loaded.run_cell("del texts")
+    names = largest(loaded)
+    assert names.free_heap_bytes > 50 * MIB
+    assert names.unnamed_bytes["cpu"] > names.free_heap_bytes
 
 
 @pytest.mark.parametrize(

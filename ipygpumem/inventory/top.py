@@ -95,6 +95,8 @@ class LargestNames(Record):
     """The process's memory by device that no name leads to; empty if only some names were asked
     for.
     """
+    free_heap_bytes: int = 0
+    """RAM of these that malloc's heap keeps free; ``%gpumem free`` returns it."""
 
     @property
     def device_bytes(self) -> dict[str, int]:

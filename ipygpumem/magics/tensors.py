@@ -19,6 +19,7 @@ from ipygpumem.inventory.top import LargestNames, NamedSize, select
 from ipygpumem.inventory.top import take as take_largest
 from ipygpumem.magics import sources
 from ipygpumem.probes.host import rss_bytes
+from ipygpumem.probes.mappings import own_pages
 from ipygpumem.reclaim.reclaim import current
 from ipygpumem.report import inventory as reports
 from ipygpumem.report.inventory import top_report
@@ -112,6 +113,7 @@ def largest(
     """
     local = {} if frame is None else survey.locals_of(frame)
     named = named_objects(shell)
+    free_heap_bytes = own_pages().free_heap_bytes  # before the search uses some of it
     places_by_text = {place.text: place for place in other_places.places(shell, named)}
     elsewhere = {text: place.item for text, place in places_by_text.items()}
     # without their objects: these references would count as holders
@@ -143,7 +145,7 @@ def largest(
             rows.append(row)
         elif row.is_at_least or row.size_bytes >= _LEAST_BYTES_OF_PLACE:
             rows.append(_of_place(row, place))
-    return replace(result, names=tuple(rows))
+    return replace(result, names=tuple(rows), free_heap_bytes=free_heap_bytes)
 
 
 def _of_place(row: NamedSize, place: Place) -> NamedSize:

@@ -273,9 +273,20 @@ def _rows_without_name(names: LargestNames) -> list[dict[str, str]]:
             "content": "see %gpumem leaks",
         }
         if device == "cpu":
-            row["content"] = "see %gpumem"
+            row.update(_host_memory_without_name(names, size))
         rows.append(row)
     return rows
+
+
+def _host_memory_without_name(names: LargestNames, size: int) -> dict[str, str]:
+    """Return the cells on the RAM in no name: its free part, and the line that returns that."""
+    free = min(size, names.free_heap_bytes)
+    if free < _LEAST_SHARE * names.used_bytes["cpu"]:
+        return {"content": "see %gpumem status"}
+    return {
+        "content": f"{format_bytes(free)} of free heap pages; see %gpumem status",
+        "to free it": "%gpumem free",
+    }
 
 
 def _accelerator(device: str) -> str:
