@@ -22,8 +22,9 @@ from tests.remedy_cases import CASES, Case
 MAKERS = {
     "array": "x = np.ones(5 << 20)",
     "object": "x = Big(40 << 20)",
+    "tensor": "x = torch.ones(10 << 20)",
 }
-"""Code that makes 40 MiB: an array, and an object of the user with a text."""
+"""Code that makes 40 MiB: an array, an object of the user with a text, and a tensor."""
 _PRELUDE = """
 import gc, weakref
 import numpy as np

@@ -565,4 +565,356 @@ CASES: dict[str, Case] = {
         "outer['x'] = x; var.set(x);",
         "import contextvars; outer = {}; var = contextvars.ContextVar('var')",
     ),
+    "an OrderedDict with odd keys": Case(
+        "outer[Key()] = x; outer.move_to_end(1)",
+        """
+        import collections
+        class Key: pass
+        outer = collections.OrderedDict({1: 2})
+        """,
+        "assert list(outer) == [1]",
+    ),
+    "a table of objects": Case(
+        "outer[1, 0] = x", "outer = np.empty((2, 2), object)", kinds=("object",)
+    ),
+    "tuples in a list": Case(
+        "outer += [(1, x), 7, (2, x), 8, (3, x)]",
+        "outer = [0]",
+        "assert outer == [0, 7, 8]",
+        kinds=("array",),
+    ),
+    "many tuples in a dict": Case(
+        "outer.update({number: (number, x) for number in range(30)})",
+        "outer = {'kept': 0}",
+        "assert outer == {'kept': 0}",
+        kinds=("array",),
+    ),
+    "partials of two dicts": Case(
+        "outer['a'] = functools.partial(print, x); other['b'] = functools.partial(len, x)",
+        "import functools; outer, other = {'kept': 1}, {}",
+        "assert outer == {'kept': 1} and not other",
+        kinds=("array",),
+    ),
+    "records of a handler": Case(
+        "for number in range(5): lg.warning('got %s', (x, number))",
+        """
+        import logging, logging.handlers
+        lg = logging.getLogger("mine")
+        lg.propagate = False
+        lg.addHandler(logging.handlers.MemoryHandler(1000))
+        lg.warning("kept")
+        """,
+        "assert lg.handlers[0].buffer[0].msg == 'kept'; lg.warning('goes on')",
+        kinds=("array",),
+        sees_libraries=True,
+    ),
+    "a logger's attribute": Case(
+        "lg.data = x", "import logging; lg = logging.getLogger('mine')", "lg.error('goes on')"
+    ),
+    "a library's object with many paths": Case(
+        "outer.my_data = x",
+        "import configparser; outer = configparser.ConfigParser()",
+        "outer.read_string('[a]\\nb = 1'); assert outer.getint('a', 'b') == 1",
+    ),
+    "a library's class": Case(
+        "json.JSONEncoder.my_data = x", "import json", "json.dumps({})", sees_libraries=True
+    ),
+    "a dict of a library's class": Case(
+        "json.JSONEncoder.my_data['a'] = x",
+        "import json; json.JSONEncoder.my_data = {}",
+        "assert json.JSONEncoder.my_data == {}",
+        sees_libraries=True,
+    ),
+    "a library's function": Case("json.dumps.my_data = x", "import json", sees_libraries=True),
+    "a hidden attribute of a library's object": Case(
+        "outer._my_data = x",
+        "import json; outer = json.JSONEncoder()",
+        "assert outer.encode({}) == '{}'",
+    ),
+    "IPython's shell": Case("get_ipython().my_data = x", after="1 + 1"),
+    "IPython's hidden names": Case("get_ipython().user_ns_hidden['my_data'] = x"),
+    "a formatter of IPython": Case(
+        """
+        printers = get_ipython().display_formatter.formatters["text/plain"]
+        printers.for_type(Outer, lambda item, printer, cycle, data=x: printer.text("an outer"))
+        del printers
+        """,
+        "class Outer: pass",
+        """
+        formatters = get_ipython().display_formatter.formatters
+        assert formatters["text/plain"](1) == "1"
+        """,
+        is_out_of_reach=True,
+    ),
+    "a completer of IPython": Case(
+        """
+        def complete(shell, event, data=x):
+            return []
+        get_ipython().set_hook("complete_command", complete, str_key="zz")
+        """,
+        after="get_ipython().complete('pri')",
+        is_out_of_reach=True,
+    ),
+    "an error handler of IPython": Case(
+        """
+        def handle(shell, kind, error, trace, tb_offset=None, data=x):
+            return []
+        get_ipython().set_custom_exc((ZeroDivisionError,), handle)
+        """,
+        is_out_of_reach=True,
+    ),
+    "a closure that assigns": Case(
+        "put(x)",
+        """
+        def make():
+            data = None
+            def put(value):
+                nonlocal data
+                data = value
+            return put
+        put = make()
+        """,
+        "put(1)",
+    ),
+    "a frozen data class": Case(
+        "object.__setattr__(outer, 'data', x)",
+        """
+        import dataclasses
+        @dataclasses.dataclass(frozen=True)
+        class Outer:
+            data: object = None
+        outer = Outer()
+        """,
+        "assert outer.data is None",
+    ),
+    "a partial method": Case(
+        "Outer.show = functools.partialmethod(print, x)", "import functools\nclass Outer: pass"
+    ),
+    "a descriptor": Case(
+        "outer.data = x",
+        """
+        import weakref
+        class Stored:
+            def __init__(self):
+                self.values = weakref.WeakKeyDictionary()
+            def __get__(self, owner, kind):
+                return self.values[owner]
+            def __set__(self, owner, value):
+                self.values[owner] = value
+        class Outer:
+            data = Stored()
+        outer = Outer()
+        """,
+        "outer.data = 1; assert outer.data == 1",
+    ),
+    "calls of a mock": Case(
+        "outer(x);",
+        "import unittest.mock; outer = unittest.mock.Mock(return_value=3); outer.limit = 4",
+        "assert outer() == 3 and outer.limit == 4",
+    ),
+    "calls of a mock's method": Case(
+        "outer.fit(x); outer.fit(data=x);",
+        "import unittest.mock; outer = unittest.mock.MagicMock(return_value=3)",
+        "assert outer() == 3; outer.fit(1)",
+    ),
+    "calls of a result of a mock": Case(
+        "outer.load().fit(x);",
+        "import unittest.mock; outer = unittest.mock.Mock(); outer.load().fit(1); outer.limit = 4",
+        "assert outer.limit == 4",
+    ),
+    "calls of a mock in a dict": Case(
+        "outer['m'](x);",
+        "import unittest.mock; outer = {'m': unittest.mock.Mock(return_value=4)}",
+        "assert outer['m']() == 4",
+    ),
+    "a mock's result": Case(
+        "outer.return_value = x",
+        "import unittest.mock; outer = unittest.mock.Mock(); outer.limit = 4",
+        "assert outer.limit == 4; outer().anything",
+    ),
+    "a mock's side effect": Case(
+        "outer.side_effect = [x]",
+        "import unittest.mock; outer = unittest.mock.Mock(return_value=3)",
+        "assert outer() == 3",
+    ),
+    "a started patch": Case(
+        "patch = mock.patch('json.dumps', x); patch.start(); patches.append(patch)",
+        "import json, unittest.mock as mock; patches = []; original = json.dumps",
+        "assert json.dumps is original",
+    ),
+    "a started patch without a name": Case(
+        "mock.patch('json.dumps', x).start();",
+        "import json, unittest.mock as mock; original = json.dumps",
+        "assert json.dumps is original",
+        sees_libraries=True,
+    ),
+    "a cache of re": Case(
+        "re._cache[str, 'key', 0] = x", "import re", "re.compile('a')", sees_libraries=True
+    ),
+    "a cache of linecache": Case(
+        "linecache.cache['mine'] = (1, None, [x], 'mine')", "import linecache", sees_libraries=True
+    ),
+    "a filter of warnings": Case(
+        "warnings.filters.append(('ignore', None, Warning, None, x))",
+        "import warnings",
+        sees_libraries=True,
+    ),
+    "a reducer of copyreg": Case(
+        """
+        def reduce(item, data=x): pass
+        copyreg.pickle(Outer, reduce)
+        """,
+        "import copyreg\nclass Outer: pass",
+        is_out_of_reach=True,
+        sees_libraries=True,
+    ),
+    "a callback of the collector": Case(
+        """
+        def callback(phase, info, data=x): pass
+        gc.callbacks.append(callback)
+        """,
+        "import gc",
+        is_out_of_reach=True,
+        sees_libraries=True,
+    ),
+    "a profile function": Case(
+        """
+        def profile(frame, event, argument, data=x): pass
+        sys.setprofile(profile)
+        """,
+        "import sys",
+        is_out_of_reach=True,
+    ),
+    "a profile function of threads": Case(
+        """
+        def profile(frame, event, argument, data=x): pass
+        threading.setprofile(profile)
+        """,
+        "import threading",
+        is_out_of_reach=True,
+        sees_libraries=True,
+    ),
+    "a factory of log records": Case(
+        """
+        def make(*arguments, data=x, **options):
+            return logging.LogRecord(*arguments, **options)
+        logging.setLogRecordFactory(make)
+        """,
+        "import logging",
+        "logging.getLogger('mine').error('goes on')",
+        is_out_of_reach=True,
+        sees_libraries=True,
+    ),
+    "a kept finalizer": Case(
+        "outer.append(weakref.finalize(owner, print, x)); outer[0].atexit = False",
+        "import weakref\nclass Owner: pass\nowner = Owner(); outer = []",
+        sees_libraries=True,
+    ),
+    "a list of a thread's local": Case(
+        "outer.items.append(x)",
+        "import threading; outer = threading.local(); outer.items = [1]",
+        "assert outer.items == [1]",
+    ),
+    "a context variable without a name": Case(
+        "contextvars.ContextVar('my_variable').set(x);", "import contextvars"
+    ),
+    "a row factory": Case(
+        """
+        def row(cursor, values, data=x):
+            return values
+        outer.row_factory = row
+        """,
+        "import sqlite3; outer = sqlite3.connect(':memory:')",
+        "assert outer.execute('select 1').fetchall() == [(1,)]",
+    ),
+    "an adapter of sqlite": Case(
+        """
+        def adapt(value, data=x):
+            return ""
+        sqlite3.register_adapter(complex, adapt)
+        """,
+        "import sqlite3",
+        is_out_of_reach=True,
+        sees_libraries=True,
+    ),
+    "the attrs of a data frame": Case(
+        "outer.attrs['a'] = x",
+        "import pandas as pd; outer = pd.DataFrame({'a': [1]})",
+        "assert list(outer) == ['a']",
+    ),
+    "an attribute of a data frame": Case(
+        "object.__setattr__(outer, 'my_data', x)",
+        "import pandas as pd; outer = pd.DataFrame({'a': [1]})",
+        "assert list(outer) == ['a']",
+    ),
+    "a private attribute": Case("outer._data = x", "class Outer: pass\nouter = Outer()"),
+    "a registry of a class": Case(
+        "Outer(x)",
+        """
+        class Outer:
+            made = []
+            def __init__(self, data):
+                self.data = data
+                Outer.made.append(self)
+        """,
+        "for outer in Outer.made: outer.data",
+    ),
+    "a memo of a decorator": Case(
+        "load(1, x)",
+        """
+        import functools
+        def remember(function):
+            known = {}
+            @functools.wraps(function)
+            def wrapper(key, value):
+                if key not in known:
+                    known[key] = function(value)
+                return known[key]
+            return wrapper
+        @remember
+        def load(value):
+            return value
+        """,
+        "assert load(1, 5) == 5",
+    ),
+    "a hidden module's cache": Case(
+        "sys.modules['hidden_mine'].CACHE['rows'] = x",
+        """
+        import sys, types
+        hidden = types.ModuleType("hidden_mine")
+        exec("CACHE = {}\\ndef load(key):\\n    return CACHE.setdefault(key, 1)", vars(hidden))
+        sys.modules["hidden_mine"] = hidden
+        del hidden
+        """,
+        "assert sys.modules['hidden_mine'].load('rows') == 1",
+    ),
+    "a priority queue": Case(
+        "outer.put((1, x))",
+        "import queue; outer = queue.PriorityQueue()",
+        "outer.put((2, 3)); assert outer.get() == (2, 3)",
+    ),
+    "a scheduler": Case(
+        "outer.enter(600, 1, print, (x,));",
+        "import sched; outer = sched.scheduler()",
+        "assert outer.empty()",
+    ),
+    "a generator that has begun": Case(
+        "outer['g'] = numbers(x); next(outer['g']);",
+        """
+        def numbers(data):
+            yield 1
+            yield data
+        outer = {}
+        """,
+    ),
+    "a context manager": Case(
+        "manager = opened(x); manager.__enter__(); outer.append(manager)",
+        """
+        import contextlib
+        @contextlib.contextmanager
+        def opened(data):
+            yield data
+        outer = []
+        """,
+    ),
 }

@@ -381,11 +381,11 @@ class _HolderRows:
             # An object to which nothing visible refers, such as an array in a tensor, belongs to
             # its partner here.
             self.without_holder.add(key)
-        for names, steps, number in ways:
-            row = self._row(key, names, steps, number)
+        for way in ways:
+            row = self._row(key, way.roots, way.steps, way.references)
             if row is not None:
                 row.keys.add(key)
-                self._add_neighbours(row, steps)
+                self._add_neighbours(row, way.steps)
 
     def _unnamed_way(self, items: Sequence[object]) -> list[WayTo]:
         """Return a way from an object to which nothing visible refers, if there is one."""

@@ -53,7 +53,7 @@ class Remaining:
 
     def holder(self, roots: Roots) -> ReferencePath:
         """Return the path from the name."""
-        writer = PathWriter(roots)
+        writer = PathWriter(roots, of_leaks=True)
         if len(self.items) == 1:
             return writer.holder_from_name(self.name, (*self.chain, self.items[0]))
         return writer.removal_of_items(self.name, self.chain, self.items)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ipygpumem.heap.holders.cuts import Cut, Kind
+from ipygpumem.heap.holders.references_of import is_added
 from ipygpumem.heap.holders.registries import Registries
 from ipygpumem.heap.holders.roots import LAST_ERROR, OF_IPYTHON, OF_MODULE, Root, Roots
 from ipygpumem.introspect import instance_dict, module_dict, text_of
@@ -97,7 +98,8 @@ def _attributes_of_shell(shell: Any) -> dict[int, RootOf]:
     """
     attributes = instance_dict(shell) or {}
     spaces = [attributes, attributes.get("_trait_values")]
-    return {id(space): _attribute_of_shell for space in spaces if type(space) is dict}
+    root_of = functools.partial(_attribute_of_shell, shell)
+    return {id(space): root_of for space in spaces if type(space) is dict}
 
 
 # -- the root of each kind of key -----------------------------------------------------------------
@@ -120,6 +122,11 @@ def _output(key: object) -> Root:
 
 
 def _hidden(key: object) -> Root:
+    name = text_of(key)
+    if not name.startswith("_"):
+        code = f'get_ipython().user_ns_hidden["{name}"]'
+        cut = Cut(Kind.KEY, 0, "", code)
+        return Root(f"IPython's hidden copy of {name}", 3, "", code, cut=cut)
     return Root(f"IPython's hidden copy of {text_of(key)}", 3, "%gpumem free")
 
 
@@ -139,9 +146,15 @@ def _waits_in(experiment: str, key: object) -> Root:
     return Root(restores, 0, "end it, then delete the name")
 
 
-def _attribute_of_shell(key: object) -> Root:
+def _attribute_of_shell(shell: object, key: object) -> Root:
     name = text_of(key)
     if name in _FREED_OF_SHELL or name.startswith("_"):
         return Root(f"IPython's shell, {name}", OF_IPYTHON, "%gpumem free")
     code = f"get_ipython().{name}"
+    if name == "CustomTB":
+        call = Cut(Kind.CALL, id(shell), "", "get_ipython().set_custom_exc((), None)")
+        return Root(code, OF_IPYTHON, "", is_all=True, cut=call)
+    if is_added(shell, name):
+        cut = Cut(Kind.MADE, id(shell), "get_ipython()", code)
+        return Root(code, OF_IPYTHON, "", code, cut=cut)
     return Root(code, OF_IPYTHON, "", code)

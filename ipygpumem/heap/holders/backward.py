@@ -19,7 +19,7 @@ from ipygpumem.heap.holders.data_frames import is_removable_from
 from ipygpumem.heap.holders.frames import SUSPENDED, running_ids
 from ipygpumem.heap.holders.references_of import owns
 from ipygpumem.heap.holders.root_finder import RootFinder
-from ipygpumem.heap.holders.roots import OF_IPYTHON, Root, Roots
+from ipygpumem.heap.holders.roots import OF_IPYTHON, REMOVE, Root, Roots
 from ipygpumem.heap.holders.tasks import wakes_task
 from ipygpumem.heap.knowledge.text_keys import referents_with_keys
 from ipygpumem.introspect import (
@@ -36,6 +36,8 @@ Steps = tuple[object, ...]
 Ways = dict[int, tuple[Root, int | None]]
 """For each object reachable from a root: the root, and the next object on the way up to it."""
 MOST_VISITS = 20_000_000
+_MOST_ITEMS = 200
+"""Maximum number of items of one holder for each of which a line is written."""
 _MAKES_DICTS = (3, 11) <= sys.version_info < (3, 13)
 _MANAGED_DICT = 1 << 4
 
@@ -48,6 +50,10 @@ class WayTo(NamedTuple):
     steps: Steps
     references: int
     """Number of references with which the holder holds the objects that were asked about."""
+    holder_at: int = -1
+    """Position of the holder among the steps; -1 if the root is the holder."""
+    more: tuple[Steps, ...] = ()
+    """Other chains from the holder, without it: through its other items that lead to the object."""
 
 
 class BackwardSearch:
@@ -227,7 +233,7 @@ class BackwardSearch:
     def _ways(self, kept: list[tuple[Root, int]]) -> Ways:
         """Return the shortest way from a root to each object that roots lead to."""
         ways: Ways = {}
-        for root, key in sorted(kept, key=lambda pair: (pair[0].rank, pair[0].text)):
+        for root, key in sorted(kept, key=lambda pair: _order(pair[0])):
             ways.setdefault(key, (root, None))
         waiting = list(ways)
         for parent in waiting:  # the list grows
@@ -289,35 +295,41 @@ class BackwardSearch:
         for key in linked:
             steps = self._steps_down(key, linked)
             ways += [WayTo(roots, steps, 1) for roots in self._roots_together(steps)]
-        for key, below in ends.items():
+        for key, items in ends.items():
             holder = self._objects[key]
             chain = self.chain(holder, self.named)
-            if chain is not None:
-                root, steps = chain
-                number = self._number_of_references(holder, linked.keys())
-                names = self._names_of(root, steps)
-                ways.append(WayTo(names, (*steps, *self._steps_down(below, linked)), number))
+            if chain is None:
+                continue
+            root, steps = chain
+            number = self._number_of_references(holder, linked.keys())
+            below, *more = [self._steps_down(item, linked) for item in items[:_MOST_ITEMS]]
+            names = self._names_of(root, steps)
+            ways.append(WayTo(names, (*steps, *below), number, len(steps) - 1, tuple(more)))
         ways.sort(key=lambda way: way.roots[0].rank)
         # IPython's own objects follow its outputs.
         of_users = [way for way in ways if not _is_of_ipython(way)]
         return of_users or ways
 
-    def _holders_of(self, targets: Sequence[int]) -> tuple[dict[int, int | None], dict[int, int]]:
+    def _holders_of(
+        self, targets: Sequence[int]
+    ) -> tuple[dict[int, int | None], dict[int, list[int]]]:
         """Return the objects that must die with the targets, and the holders of all these.
 
-        The first are the targets and objects that users cannot take apart, such as views. A
-        holder is an object from which a user can remove another one. The values are the objects by
-        which the keys were found.
+        The first are the targets and objects that users cannot take apart, such as views, each with
+        the object by which it was found. A holder is an object from which a user can remove
+        some of them: the value has these.
         """
         linked = dict[int, int | None].fromkeys(targets)
-        ends = dict[int, int]()
+        ends = dict[int, list[int]]()
         waiting = list(linked)
         for key in waiting:  # the list grows
             for referrer in self._referrers.get(key, ()):
+                if referrer in ends:
+                    ends[referrer].append(key)
                 if referrer in linked or referrer in ends:
                     continue
                 if self._can_remove_from(referrer):
-                    ends[referrer] = key
+                    ends[referrer] = [key]
                 else:
                     linked[referrer] = key
                     waiting.append(referrer)
@@ -377,6 +389,13 @@ class BackwardSearch:
             self._reference_counts[id(holder)] = counts
         # Either may be long, so go through the shorter one.
         return sum(map(counts.__getitem__, counts.keys() & keys))
+
+
+def _order(root: Root) -> tuple[int, bool, bool, str]:
+    """Return the sort key of roots: a module's name that users write comes before that of C code,
+    such as ``warnings.filters`` before ``_warnings.filters``.
+    """
+    return (root.rank, root.advice == REMOVE, root.text.startswith("module _"), root.text)
 
 
 def _with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[object, list[int]]]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import elements, is_array, read_array
+from ipygpumem.heap.arrays import elements, is_array, is_of_library, read_array
 from ipygpumem.heap.holders.cuts import Cut, Kind, split
 from ipygpumem.heap.holders.path import LONGEST_PATH, Path
 from ipygpumem.heap.holders.references_of import items_of, position_of
 from ipygpumem.heap.holders.tasks import is_pending, is_waiting_timer
 from ipygpumem.introspect import (
+    class_dict,
     is_exactly,
     is_instance,
     key_text,
+    mro_of,
     text_of,
     type_name,
 )
@@ -49,17 +52,22 @@ CANCEL = "cancel()"
 def _ended_by(item: object, cut: Cut | None) -> Cut | None:
     """Return the reference to an item, with the call that ends the item if something must.
 
-    The event loop keeps a pending task, and a timer, without any other reference.
+    The event loop keeps a pending task, and a timer, without any other reference; a registry keeps
+    a finalizer.
     """
-    if cut is None or not (is_pending(item) or is_waiting_timer(item)):
-        return cut
-    return replace(cut, ending=CANCEL)
+    if cut is None:
+        return None
+    if is_pending(item) or is_waiting_timer(item):
+        return replace(cut, ending=CANCEL)
+    if is_of_library(item, "weakref", "finalize"):
+        return replace(cut, ending="detach()")
+    return cut
 
 
 def _went_into_dict(path: Path, parent: Any, child: object) -> None:
     """Append a value of a dict, or a key."""
-    pairs = list(dict.items(parent))  # one copy: a thread may change it
-    may_count = is_exactly(parent, *_IN_ORDER) and bool(path.code)
+    pairs = _pairs(parent)
+    may_count = _lists_in_order(parent) and bool(path.code)
     for position, (key, value) in enumerate(pairs):
         if value is child:
             entry = _value_at(path.code, key, position, may_count=may_count)
@@ -112,8 +120,8 @@ def _key_at(owner: str, position: int, *, may_count: bool) -> _Entry:
 def cuts_of_repeated(cut: Cut, parent: Any, child: object) -> list[Cut]:
     """Return all references from a list, deque or dict to one object, given one of them."""
     if is_instance(parent, dict):
-        pairs = list(dict.items(parent))
-        may_count = is_exactly(parent, *_IN_ORDER)
+        pairs = _pairs(parent)
+        may_count = _lists_in_order(parent)
         cuts = list[Cut]()
         for position, (key, value) in enumerate(pairs):
             if value is child or key is child:
@@ -161,21 +169,57 @@ def _went_into_array(path: Path, parent: Any, child: object) -> None:
     """Append an element of an array of objects, or a field of a structured array."""
     cut = None
     target = ""
-    items = elements(parent) or []
-    if path.code and len(read_array("shape", parent)) == 1:
-        names = read_array("dtype", parent).names
-        for position, item in enumerate(items):
-            if item is child and names is None:
-                target = f"{path.code}[{position}]"
-            elif names is not None and type(item) is tuple:
-                fields = [name for name, value in zip(names, item, strict=True) if value is child]
-                target = f"{path.code}[{fields[0]!r}][{position}]" if fields else target
-    if target:
+    place = _place_in_array(elements(parent) or [], child, read_array("dtype", parent).names)
+    if place and path.code and len(read_array("shape", parent)) > 0:
+        target = f"{path.code}{place}"
         cut = Cut(Kind.SLOT, id(parent), path.code, target)
     path.enter(" (in an array of objects)", target, cut)
 
 
-_IN_ORDER = (dict, defaultdict, Counter)
-"""Dicts that list their keys in the order of ``dict.items``; a subclass may list them in another
-one.
-"""
+def _place_in_array(items: list[Any], child: object, names: Sequence[str] | None) -> str:
+    """Return the index of an element, ``[3]`` or ``[1, 2]``, with its field if the array has
+    ``names`` of fields: ``['a'][3]``; empty if it is no element.
+    """
+    waiting: list[tuple[tuple[int, ...], Any]] = [((), items)]
+    while waiting:
+        index, item = waiting.pop()
+        written = f"[{', '.join(map(str, index))}]"
+        if names is None and item is child:
+            return written
+        if names is not None and type(item) is tuple:
+            for name, value in zip(names, item, strict=True):
+                if value is child:
+                    return f"[{name!r}]{written}"
+        if item is items or (type(item) is list and len(index) < _MOST_DIMENSIONS):
+            waiting += [((*index, position), part) for position, part in enumerate(item)]
+    return ""
+
+
+_MOST_DIMENSIONS = 64
+"""Maximum number of dimensions of an array."""
+
+
+def _pairs(items: Any) -> list[tuple[object, object]]:
+    """Return the keys and values of a dict in the order in which it lists its keys.
+
+    An OrderedDict lists them in an order of its own, which ``move_to_end`` changes. Looking up its
+    keys would run their code, so they are found by identity.
+    """
+    pairs = list(dict.items(items))  # one copy: a thread may change it
+    if not is_exactly(items, OrderedDict):
+        return pairs
+    values = {id(key): value for key, value in pairs}
+    keys = list(OrderedDict.__iter__(items))
+    return [(key, values[id(key)]) for key in keys if id(key) in values]
+
+
+def _lists_in_order(items: object) -> bool:
+    """Return True for a dict that lists its keys in the order of ``_pairs``: no code of a subclass
+    lists them in another one.
+    """
+    if is_exactly(items, OrderedDict):
+        return True
+    for kind in mro_of(type(items)):
+        if "__iter__" in class_dict(kind):
+            return kind is dict
+    return False

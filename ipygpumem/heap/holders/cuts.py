@@ -21,7 +21,6 @@ class Kind(Enum):
     NAME = "a variable"
     ITEM = "an item of a list or deque: later items move up"
     KEY = "a key of a dict, with its value"
-    ENTRY = "a value of a dict that other code looks up: its key stays"
     ELEMENT = "an element of a set"
     ATTRIBUTE = "an attribute, which stays as None"
     MADE = "an attribute that is made again when it is read, or a method"
@@ -31,7 +30,7 @@ class Kind(Enum):
     CLOSED = "a registration that a method of the object removes"
 
 
-_ORDERED = {Kind.ITEM, Kind.KEY, Kind.ENTRY, Kind.ELEMENT}
+_ORDERED = {Kind.ITEM, Kind.KEY, Kind.ELEMENT}
 """References of containers with positions, several of which one statement can remove."""
 
 
@@ -74,7 +73,7 @@ class Cut:
         if self.ending:
             imports += f"{code}.{self.ending}; "
         match self.kind:
-            case Kind.ATTRIBUTE | Kind.ENTRY | Kind.SLOT:
+            case Kind.ATTRIBUTE | Kind.SLOT:
                 return f"{imports}{code} = None"
             case Kind.ELEMENT:
                 return f"{imports}{split(self.owner)[1]}.remove({code})"
@@ -114,8 +113,9 @@ def without_import(code: str) -> str:
 def in_sequence(statements: Sequence[str]) -> str:
     """Return statements as one line."""
     # ``var.set(None);`` ends with a semicolon, so that IPython keeps no output.
-    inner = [statement.removesuffix(";") for statement in statements[:-1]]
-    return "; ".join([*inner, *statements[-1:]])
+    parts = list(filter(None, statements))
+    inner = [statement.removesuffix(";") for statement in parts[:-1]]
+    return "; ".join([*inner, *parts[-1:]])
 
 
 def statement_of(cuts: Sequence[Cut]) -> str:
@@ -154,7 +154,25 @@ def _inner_first(groups: list[list[Cut]]) -> list[list[Cut]]:
     deletes the name at which a later one begins.
     """
     last_first = sorted(groups, key=lambda group: _positions(group[0]), reverse=True)
-    return sorted(last_first, key=lambda group: group[0].kind is Kind.NAME)
+
+    def names_it_deletes(group: list[Cut]) -> int:
+        """Return the number of groups whose code begins with an object that a group removes."""
+        return sum(_is_below(other, group) for other in groups if other is not group)
+
+    return sorted(
+        last_first, key=lambda group: (group[0].kind is Kind.NAME, names_it_deletes(group))
+    )
+
+
+def _is_below(group: list[Cut], outer: list[Cut]) -> bool:
+    """Return True if the code of a group's owner begins with an object that another removes."""
+    for cut in outer:
+        prefix = cut.target
+        for inner in group:
+            after = inner.owner.removeprefix(prefix)
+            if prefix and after != inner.owner and after[:1] in ("", ".", "["):
+                return True
+    return False
 
 
 def _positions(cut: Cut) -> tuple[int, ...]:
@@ -205,7 +223,7 @@ def _of_positions(first: Cut, positions: list[int], *, is_alone: bool) -> str:
     imports, owner = split(first.owner)
     start, end = positions[0], positions[-1] + 1
     is_span = end - start == len(positions)
-    if len(positions) == first.size and first.kind is not Kind.ENTRY:
+    if len(positions) == first.size:
         if first.ending:
             return _ending_all(first, is_alone=is_alone)
         return f"{imports}{owner}.clear()"
@@ -250,8 +268,6 @@ def _of_span(cut: Cut, start: int, end: int, *, is_alone: bool) -> str:
             elif is_alone:
                 return f"{loop}: del {in_loop}[key]"
             return f"{loop}: {removed}" if is_alone else f"[{removed} {loop}];"
-        case Kind.ENTRY:
-            return f"{imports}{owner}.update(dict.fromkeys(list({owner}){span}))"
         case _:
             if cut.ending:
                 return ""

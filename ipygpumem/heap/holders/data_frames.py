@@ -10,6 +10,7 @@ from ipygpumem.heap.arrays import elements, is_array, is_of_library, is_of_panda
 from ipygpumem.heap.holders.containers import literal
 from ipygpumem.heap.holders.cuts import Cut, Kind
 from ipygpumem.heap.holders.path import Path
+from ipygpumem.heap.holders.references_of import attribute_text
 from ipygpumem.heap.libraries import library_of
 from ipygpumem.introspect import instance_dict, is_exactly, type_name
 
@@ -27,6 +28,15 @@ def went_into_frame(path: Path, steps: Sequence[object]) -> int:
     frame = steps[0]
     if type_name(frame) not in ("DataFrame", "Series") or not is_of_pandas(frame):
         return 0
+    name = attribute_text(frame, steps[1])
+    if name == "._attrs":
+        path.fixed(".attrs", path.code and f"{path.code}.attrs")
+        return 1
+    if name.startswith(".") and not name.startswith("._"):  # the user's: pandas has none
+        target = path.code and f"{path.code}{name}"
+        cut = Cut(Kind.MADE, id(frame), path.code, target) if target else None
+        path.enter(name, target, cut)
+        return 1
     number = _number_inside(steps)
     way = _Inside.of(steps[: number + 1])
     if way is None:

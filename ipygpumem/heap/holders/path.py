@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ipygpumem.heap.holders.cuts import Cut, Kind, split, statement_of
-from ipygpumem.heap.holders.roots import (
-    OF_MODULE,
-    REMOVE,
-    Root,
-)
+from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, split, statement_of
+from ipygpumem.heap.holders.roots import REMOVE, Root
 from ipygpumem.records import ReferencePath
 
 LONGEST_PATH = 240
@@ -30,6 +27,8 @@ class Way:
     """True if the only reference removed is the one to the object itself."""
     is_advised: bool = False
     """True if a step on the way said how to free the object, such as that of a traceback."""
+    step_ids: tuple[int, ...] = ()
+    """The identities of the objects on the way, the last of which is the object itself."""
 
     @property
     def cut(self) -> Cut | None:
@@ -50,6 +49,8 @@ class Path:
         advice: the statement that frees the target, or words, if a step knew one.
         is_lost: True if a step cannot be typed: the text ends there.
         is_own: True if the target is a model's own part, which users do not remove.
+        is_of_library: True if the target is an object of a library, whose code may need each
+            reference.
     """
 
     def __init__(self, root: Root, text: str) -> None:
@@ -62,8 +63,7 @@ class Path:
             self.advice = root.advice
         self.is_lost = root.is_all
         self._is_all = root.is_all
-        self._looks_up = root.rank == OF_MODULE
-        self._is_of_library = root.advice == REMOVE
+        self.is_of_library = root.advice == REMOVE
         self.is_own = False
         self._advised_cut: Cut | None = None
         self._unless_cut: Cut | None = None
@@ -86,12 +86,11 @@ class Path:
         self._append(shown, code)
         if self._is_all or (cut is None and (self._unless or was_out_of_reach)):
             return
-        if self._is_of_library and cut is not None and cut.kind is not Kind.CALL:
+        if self.is_of_library and cut is not None and cut.kind is not Kind.CALL:
             cut = None  # the library's code may need it
         if cut is not None:
             outer = None if self.is_fixed else self.cut
-            kind = Kind.ENTRY if cut.kind is Kind.KEY and self._looks_up else cut.kind
-            cut = replace(cut, kind=kind, outer=outer)
+            cut = replace(cut, outer=outer)
             self._unless = ""
         self.cut = cut
         self.is_fixed = False
@@ -183,7 +182,6 @@ def joined(ways: Sequence[Way]) -> Way:
     path = ", ".join(paths)
     if len(ways) > _MOST_WAYS:
         path += f", and {len(ways) - _MOST_WAYS} more"
-        return Way(ReferencePath(path, "remove it from all of these"))
     cuts = [cut for way in ways for cut in way.cuts]
     if all(way.cuts for way in ways):
         cuts = _ended_first(ways, cuts)
@@ -192,8 +190,21 @@ def joined(ways: Sequence[Way]) -> Way:
             comments = [way.holder.advice.partition(COMMENT) for way in ways]
             comment = next((dashes + text for _, dashes, text in comments if text), "")
             return Way(ReferencePath(path, advice + comment), tuple(cuts))
+    if len(ways) > _MOST_WAYS:
+        return Way(ReferencePath(path, "remove it from all of these"))
     lines = _used_first([line_of(way.holder.advice) for way in ways])
+    if all(map(_is_simple, lines)):
+        return Way(ReferencePath(path, in_sequence(lines)))
     return Way(ReferencePath(path, ", and ".join(lines)))
+
+
+def _is_simple(line: str) -> bool:
+    """Return True for code to which other statements can be appended: no words, magic or loop."""
+    try:
+        body = ast.parse(line).body
+    except SyntaxError:
+        return False
+    return bool(body) and not any(isinstance(statement, ast.For | ast.While) for statement in body)
 
 
 def _used_first(lines: Sequence[str]) -> list[str]:
@@ -220,7 +231,7 @@ def _ended_first(ways: Sequence[Way], cuts: list[Cut]) -> list[Cut]:
     return [ended, *(cut for cut in cuts if cut not in (closing[0], named[0]))]
 
 
-_REFERENCES = {Kind.NAME, Kind.ITEM, Kind.KEY, Kind.ATTRIBUTE, Kind.MADE, Kind.ENTRY, Kind.SLOT}
+_REFERENCES = {Kind.NAME, Kind.ITEM, Kind.KEY, Kind.ATTRIBUTE, Kind.MADE, Kind.SLOT}
 """Kinds of references whose target is the code of an object."""
 
 

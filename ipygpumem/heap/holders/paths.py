@@ -4,6 +4,7 @@ frees the object.
 
 from __future__ import annotations
 
+import dis
 import functools
 import itertools
 import sys
@@ -25,12 +26,15 @@ from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.holders.containers import CANCEL, went_into
-from ipygpumem.heap.holders.cuts import Cut, Kind, statement_of
+from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, split, statement_of
 from ipygpumem.heap.holders.data_frames import went_into_frame
 from ipygpumem.heap.holders.frames import FORGET_LAST_ERROR, code_of, frame_of, is_started, peek
-from ipygpumem.heap.holders.path import Path, Way, ended
+from ipygpumem.heap.holders.mocks import went_into_mock
+from ipygpumem.heap.holders.patches import is_started_patch
+from ipygpumem.heap.holders.path import COMMENT, Path, Way, ended
 from ipygpumem.heap.holders.references_of import (
     attribute_text,
+    is_added,
     items_of,
     kind_of_attribute,
     owns,
@@ -54,6 +58,7 @@ from ipygpumem.introspect import (
     is_exactly,
     is_instance,
     is_users,
+    is_users_class,
     module_dict,
     name_of,
     text_of,
@@ -62,6 +67,9 @@ from ipygpumem.introspect import (
 from ipygpumem.records import ReferencePath
 
 _OR_EXCEPTION = f"{REMOVE}, or delete the exception once you have read it"
+
+
+_UNLESS_NEEDED = f"{COMMENT}if nothing needs it"
 
 
 _OR_FUNCTION = f"{REMOVE}, or delete the function when you no longer need it"
@@ -76,11 +84,18 @@ _SUSPENSIONS = {
 
 
 class PathWriter:
-    """Writes chains of references as text."""
+    """Writes chains of references as text.
 
-    def __init__(self, roots: Roots) -> None:
+    Args:
+        roots: the names and objects from which the user can reach objects.
+        of_leaks: True to write the line that removes a part of a model, which users do not remove
+            unless it is a leak.
+    """
+
+    def __init__(self, roots: Roots, *, of_leaks: bool = False) -> None:
         self._cell_of = roots.cell_of
         self._names = roots.names
+        self._of_leaks = of_leaks
 
     def holder(self, root: Root, chain: Sequence[object]) -> ReferencePath:
         """Return the path from ``root`` along ``chain``."""
@@ -100,6 +115,8 @@ class PathWriter:
         while True:
             if is_segment(steps[position]):
                 path.advise(path.statement("{0}.close(); {0}.unlink()"), "close() and unlink() it")
+            if is_started_patch(steps[position]) and path.code:
+                path.advise(in_sequence([path.statement("{}.stop()"), path.removal]), "")
             if position == len(steps) - 1:
                 break
             position += self._step(steps[position:], path)
@@ -111,9 +128,14 @@ class PathWriter:
             path.advice = (
                 FORGET_LAST_ERROR  # %gpumem free clears frames, not what the error itself refers to
             )
+        way = path.way(root, is_root_itself=len(steps) == 1)
         if path.is_own and not path.advice:
-            return Way(ReferencePath(ended(path.text), ""))
-        return path.way(root, is_root_itself=len(steps) == 1)
+            # A new layer is no leak: only the user knows.
+            advice = ""
+            if self._of_leaks and way.holder.advice not in ("", REMOVE):
+                advice = f"{way.holder.advice}{_UNLESS_NEEDED}"
+            way = Way(replace(way.holder, advice=advice))
+        return replace(way, step_ids=tuple(map(id, steps)))
 
     def holder_from_name(self, name: str, chain: Sequence[object]) -> ReferencePath:
         """Return the path from a notebook's name along ``chain``, which begins with the name's
@@ -208,7 +230,7 @@ class PathWriter:
         """Write the next piece of a path; return the number of its references."""
         parent, child = steps[0], steps[1]
         kind = type(parent)
-        taken = went_into_registry(path, steps, self._names)
+        taken = went_into_registry(path, steps, self._names) or went_into_mock(path, steps)
         if taken:
             return taken
         if kind is FunctionType:
@@ -259,7 +281,11 @@ class PathWriter:
             position = position_of(cells, after)
             variable = function.__code__.co_freevars[position]
             code = path.code and f"{path.code}.__closure__[{position}].cell_contents"
-            path.say(f": closure of function {name}, variable {variable}", code)
+            words = f": closure of function {name}, variable {variable}"
+            if code and _assigns(function.__code__, variable):
+                path.enter(words, code, Cut(Kind.ATTRIBUTE, id(after), path.code, code))
+            else:
+                path.say(words, code)
             return 3 if len(steps) > 3 else 2
         if child is function.__defaults__ or child is function.__kwdefaults__:
             code = path.code and _code_of_default(path.code, function, after)
@@ -276,11 +302,18 @@ class PathWriter:
         code = path.code
         attribute = attribute_text(function, value)
         path.say(f": function {self._code_name(function)}")
-        if not attribute.startswith(".") or not is_users(function.__code__.co_filename):
+        kind = Kind.ATTRIBUTE
+        if not is_users(function.__code__.co_filename):
+            if not is_added(function, attribute[1:]):
+                path.fixed(attribute)
+                return
+            path.is_of_library = False
+            kind = Kind.MADE
+        if not attribute.startswith("."):
             path.fixed(attribute)
             return
         target = code and f"{code}{attribute}"
-        cut = Cut(Kind.ATTRIBUTE, id(function), code, target) if code else None
+        cut = Cut(kind, id(function), code, target) if code else None
         path.enter(attribute, target, cut)
 
     def _cache(self, steps: Sequence[object], path: Path) -> int:
@@ -365,14 +398,60 @@ class PathWriter:
             target = f"{path.code}{name}"
         shown = name or f" ({type_name(parent)})"
         kind = kind_of_attribute(parent, name[1:], child)
-        if kind is None:
+        if (kind is None or path.is_of_library) and is_added(parent, name[1:]):
+            path.is_of_library = False
+            kind = Kind.MADE
+        if kind is None and not self._guarded(path, parent, name):
             path.fixed(shown, target)
-        else:
+        elif kind is not None:
             cut = Cut(kind, id(parent), path.code, target) if target else None
-            path.enter(shown, target, cut)
+            path.enter(shown, _readable(parent, child, path.code, name), cut)
         return 1
 
+    def _guarded(self, path: Path, parent: object, name: str) -> bool:
+        """Append an attribute of a variable's object that the object's own code does not set, such
+        as that of a frozen data class; return False if it is something else.
+        """
+        is_variable = path.cut is not None and path.cut.kind is Kind.NAME and path.code != ""
+        if not is_variable or not is_users_class(type(parent)) or not name.startswith("."):
+            return False
+        imports, code = split(path.code)
+        call = f'{imports}object.__setattr__({code}, "{name[1:]}", None)'
+        path.enter(name, f"{path.code}{name}", Cut(Kind.CALL, id(parent), path.code, call))
+        return True
 
+
+def _readable(owner: object, child: object, code: str, name: str) -> str:
+    """Return the code of an attribute; empty if there is none.
+
+    Reading a class's attribute may run its ``__get__``, which returns something else.
+    """
+    if not code or not name.startswith("."):
+        return ""
+    is_plain = type(child) in _READ_AS_THEMSELVES or not hasattr(type(child), "__get__")
+    if is_plain or not is_instance(owner, type):
+        return f"{code}{name}"
+    imports, expression = split(code)
+    return f'{imports}vars({expression})["{name[1:]}"]'
+
+
+def _assigns(code: CodeType, variable: str) -> bool:
+    """Return True if a function assigns a variable of the functions around it: ``nonlocal``."""
+    return any(
+        step.opname == "STORE_DEREF" and step.argval == variable
+        for step in dis.get_instructions(code)
+    )
+
+
+_READ_AS_THEMSELVES = (
+    FunctionType,
+    property,
+    functools.cached_property,
+    staticmethod,
+    classmethod,
+    type(functools.lru_cache(len)),
+)
+"""Types of attributes which, read from a class, are themselves, or the function in them."""
 _MOST_WRITTEN = 10
 """Maximum number of items of one container whose code is written; of more, only the positions are
 needed.

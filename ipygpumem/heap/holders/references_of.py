@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import gc
+import re
+import sys
 from collections import deque
 from collections.abc import Iterable
+from pathlib import Path
 from types import (
     FunctionType,
     MethodType,
@@ -22,6 +25,7 @@ from ipygpumem.introspect import (
     is_instance,
     is_name,
     is_users_class,
+    module_dict,
     module_of,
     mro_of,
     text_of,
@@ -86,7 +90,10 @@ def kind_of_attribute(owner: object, name: str, child: object) -> Kind | None:
     if is_users_class(kind):
         return Kind.ATTRIBUTE
     is_stored = name in (instance_dict(owner) or {})
-    return Kind.ATTRIBUTE if is_stored and not name.startswith("_") else None
+    if not is_stored or name.startswith("_"):
+        return None
+    # Without one of its parts a library's object breaks: ``ax.xaxis``. Data can be replaced.
+    return None if is_opaque(child) else Kind.ATTRIBUTE
 
 
 def _class_attribute(kind: type, name: str) -> object:
@@ -122,3 +129,37 @@ def owns(owner: object, names: dict[str, object]) -> bool:
     if is_instance(owner, type):
         return any(item is names for item in gc.get_referents(class_dict(owner)))
     return type(owner) is not FunctionType and instance_dict(owner) is names
+
+
+def is_added(owner: object, name: str) -> bool:
+    """Return True for an attribute that a user has added to an object, class or function of a
+    library: the sources of its classes do not have the name.
+    """
+    if type(owner) is FunctionType:
+        modules = {text_of(owner.__module__)}
+    else:
+        kind = owner if is_instance(owner, type) else type(owner)
+        modules = {text_of(class_dict(base).get("__module__")) for base in mro_of(kind)}  # type: ignore[arg-type]  # a class
+    modules -= {"", "builtins"}
+    if not is_name(name) or name.startswith("__") or not modules:
+        return False
+    for module in map(sys.modules.get, modules):
+        if not is_instance(module, ModuleType) or is_in_source(module, name):  # type: ignore[arg-type]  # is_instance says so
+            return False
+    return True
+
+
+def is_in_source(module: ModuleType, name: str) -> bool:
+    """Return True if a module's source has a name, or may have it: with ``import *``, or if it
+    cannot be read.
+    """
+    file = text_of(module_dict(module).get("__file__"))
+    if not file.endswith(".py"):
+        return True
+    try:
+        source = Path(file).read_text("utf-8", "replace")
+    except OSError:
+        return True
+    if re.search(r"^\s*from\s+\S+\s+import\s+\*", source, re.MULTILINE):
+        return True
+    return re.search(rf"\b{re.escape(name)}\b", source) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from ipygpumem.heap.holders.cuts import Cut, Kind, split
 from ipygpumem.heap.holders.path import Path
 from ipygpumem.heap.holders.references_of import attribute_text, position_of
 from ipygpumem.introspect import (
+    instance_dict,
     is_exactly,
     is_name,
     text_of,
@@ -20,6 +22,12 @@ def went_into_registry(path: Path, steps: Sequence[object], names: Mapping[str, 
     """Append an object that a library's registry keeps; return the number of references, 0 if there
     is no registry.
     """
+    if path.code and type(steps[0]) is threading.local:
+        return _went_into_local(path, steps)
+    if path.code and is_of_library(steps[0], "sqlite3", "Connection"):
+        return _went_into_connection(path, steps)
+    if path.code and is_of_library(steps[0], "matplotlib.axes", "Axes"):
+        return _went_into_axes(path, steps)
     if len(steps) < 3 or not path.code:
         return 0
     parent, child, item = steps[:3]
@@ -30,6 +38,54 @@ def went_into_registry(path: Path, steps: Sequence[object], names: Mapping[str, 
     is_manager = is_of_library(parent, "IPython.core.events", "EventManager")
     if is_manager and is_exactly(child, dict) and is_exactly(item, list) and len(steps) > 3:
         return _went_into_callbacks(path, child, item, steps[3], names)
+    return 0
+
+
+def _went_into_axes(path: Path, steps: Sequence[object]) -> int:
+    """Append an artist of axes, such as a line or an image; return the number of references.
+
+    The number is 0 if there is none on the way. The axes have several lists of the artist, and its
+    ``remove()`` takes it out of all of them.
+    """
+    artists = (instance_dict(steps[0]) or {}).get("_children")
+    if not is_exactly(artists, list):
+        return 0
+    for taken, item in enumerate(steps[1:], start=1):
+        if not any(artist is item for artist in artists):
+            continue
+        position = position_of(artists, item)
+        code = f"{path.code}._children[{position}]"
+        call = f"{code}.remove()"
+        cut = Cut(Kind.CALL, id(artists), path.code, call, position, len(artists))
+        path.enter(f"._children[{position}]", code, cut)
+        return taken
+    return 0
+
+
+def _went_into_local(path: Path, steps: Sequence[object]) -> int:
+    """Append an attribute that this thread has in a ``threading.local``; return the number of
+    references, 0 if another thread has it.
+    """
+    names = vars(steps[0])
+    for taken, item in enumerate(steps[1:], start=1):
+        name = next((name for name, value in list(names.items()) if value is item), "")
+        if is_name(text_of(name)):
+            target = f"{path.code}.{name}"
+            path.enter(f".{name}", target, Cut(Kind.ATTRIBUTE, id(steps[0]), path.code, target))
+            return taken
+        if not is_exactly(item, dict):
+            return 0
+    return 0
+
+
+def _went_into_connection(path: Path, steps: Sequence[object]) -> int:
+    """Append a function of a connection to a database; return the number of references."""
+    connection: Any = steps[0]
+    if steps[1] is connection.row_factory:
+        target = f"{path.code}.row_factory"
+        cut = Cut(Kind.ATTRIBUTE, id(connection), path.code, target)
+        path.enter(".row_factory", target, cut)
+        return 1
     return 0
 
 

@@ -16,6 +16,7 @@ from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import kinds_of
 from ipygpumem.heap.holders import widgets
 from ipygpumem.heap.holders.cuts import Cut, Kind, split
+from ipygpumem.heap.holders.patches import started_patches
 from ipygpumem.heap.holders.roots import OF_MODULE, Root
 from ipygpumem.heap.holders.tasks import event_loops, scheduled_on, timers_of
 from ipygpumem.introspect import attribute_of, instance_dict, is_instance, loaded_object, text_of
@@ -73,8 +74,10 @@ class Registries:
         registries = cls()
         registries._add_loggers(names)
         registries._add_signal_handlers()
+        registries._add_tracers()
         registries._add_widgets_and_figures(names)
         registries._add_document()
+        registries._add_patches()
         for loop, code in event_loops(names):
             registries._add_timers(loop, code)
         return registries
@@ -94,6 +97,16 @@ class Registries:
             cut = Cut(Kind.CALL, 0, "", call)
             root = Root(f"handler of {number.name}", _RANK, call, cut=cut, is_only_place=True)
             self.kept[id(handler)] = root
+
+    def _add_tracers(self) -> None:
+        """Add the functions that trace or profile the code; only the interpreter refers to them."""
+        for name in ("trace", "profile"):
+            function = getattr(sys, f"get{name}")()
+            if function is None:
+                continue
+            cut = Cut(Kind.CALL, 0, "", f"import sys; sys.set{name}(None)")
+            text = f"the function of sys.set{name}"
+            self.kept[id(function)] = Root(text, _RANK, "", cut=cut, is_only_place=True)
 
     def _add_widgets_and_figures(self, names: Mapping[str, object]) -> None:
         """Add the widgets of ipywidgets and the figures of pyplot, which may be widgets."""
@@ -122,6 +135,13 @@ class Registries:
             cut = Cut(Kind.CALL, 0, "", call)
             text = "a timer of the event loop"
             self.kept[id(timer)] = Root(text, _RANK, "", is_all=True, cut=cut, is_only_place=True)
+
+    def _add_patches(self) -> None:
+        """Add the patches of ``unittest.mock`` that were started; the class refers to them."""
+        kind = library_type("unittest.mock", "_patch")
+        self.hidden.add(id(attribute_of(kind, "_active_patches")))
+        for patch in started_patches():
+            self.kept[id(patch)] = Root.of_patch(patch)
 
     def _add_document(self) -> None:
         """Add bokeh's current document, which keeps the plots that were added to it."""

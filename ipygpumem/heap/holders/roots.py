@@ -5,15 +5,15 @@ holders ends.
 from __future__ import annotations
 
 import builtins
-import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from ipygpumem.heap.holders.cuts import Cut, Kind, split
+from ipygpumem.heap.holders.patches import patch_of, stopping
+from ipygpumem.heap.holders.references_of import is_in_source
 from ipygpumem.heap.holders.tasks import ContextValue
 from ipygpumem.introspect import (
     class_dict,
@@ -80,6 +80,14 @@ class Root:
         if not target:
             return cls(where, OF_MODULE, REMOVE)
         owner: Any = sys.modules.get(module)
+        patch = patch_of(owner, text_of(key))
+        if patch is not None:
+            return cls.of_patch(patch)
+        if (module, text_of(key)) in _CACHES:
+            cut = Cut(Kind.CALL, id(owner), code, _CACHES[module, text_of(key)])
+            return cls(where, OF_MODULE, "", target, is_all=True, cut=cut)
+        if (module, text_of(key)) in _OPEN or _is_of_hooks(module, text_of(key)):
+            return cls(where, OF_MODULE, "", target)
         if is_users_module(owner):
             return cls(
                 where, OF_MODULE, "", target, cut=Cut(Kind.ATTRIBUTE, id(owner), code, target)
@@ -101,6 +109,13 @@ class Root:
         return cls(f"context variable {found.variable}", 1, found.advice, found.code, cut=cut)
 
     @classmethod
+    def of_patch(cls, patch: object) -> Root:
+        """Return the root of a started patch of ``unittest.mock``."""
+        cut = Cut(Kind.CALL, 0, "", stopping(patch))
+        text = "a started patch of unittest.mock"
+        return cls(text, 1, "", is_all=True, cut=cut, is_only_place=True)
+
+    @classmethod
     def of_running(cls, frame: FrameType, thread: str, name: str) -> Root:
         """Return the root of a local name of a running function."""
         code = frame.f_code
@@ -110,6 +125,39 @@ class Root:
 
 LAST_ERROR = Root("the last error", 1, "%gpumem free")
 _LAST_ERROR = {("sys", name) for name in ("last_value", "last_traceback", "last_exc")}
+
+
+_CACHES = {
+    ("threading", "_trace_hook"): "import threading; threading.settrace(None)",
+    ("threading", "_profile_hook"): "import threading; threading.setprofile(None)",
+    ("logging", "_logRecordFactory"): (
+        "import logging; logging.setLogRecordFactory(logging.LogRecord)"
+    ),
+    ("re", "_cache"): "import re; re.purge()",
+    ("re", "_cache2"): "import re; re.purge()",
+    ("linecache", "cache"): "import linecache; linecache.clearcache()",
+    ("urllib.parse", "_parse_cache"): "import urllib.parse; urllib.parse.clear_cache()",
+}
+"""The call that empties a cache of the standard library, or resets a function in it, by its module
+and name.
+"""
+_OPEN = {
+    ("gc", "callbacks"),
+    ("warnings", "filters"),
+    ("copyreg", "dispatch_table"),
+    ("sqlite3", "adapters"),
+    ("sqlite3", "converters"),
+    *[("sys", name) for name in ("path_hooks", "meta_path", "path_importer_cache")],
+}
+"""Containers of the standard library to which users add items, and remove them again."""
+
+
+def _is_of_hooks(module: str, name: str) -> bool:
+    """Return True for a dict with the hooks of all modules of torch; ``remove()`` of a handle
+    deletes one from it.
+    """
+    is_global = name.startswith("_global_") and name.endswith("_hooks")
+    return module == "torch.nn.modules.module" and is_global
 
 
 def _is_added(module: Any, name: str) -> bool:
@@ -126,7 +174,7 @@ def _is_added(module: Any, name: str) -> bool:
     if module_name in _NAMES_IN_C:
         if name in _NAMES_IN_C[module_name]:
             return False
-    elif _is_in_source(module, name):
+    elif is_in_source(module, name):
         return False
     names = module_dict(module)
     functions = [value for value in names.values() if type(value) is FunctionType]
@@ -168,20 +216,6 @@ class Roots:
     cell_of: Callable[[str], int | None] = lambda filename: None
     names: Mapping[str, object] = field(default_factory=dict)
     cuts: dict[str, list[Cut]] = field(default_factory=dict)
-
-
-def _is_in_source(module: ModuleType, name: str) -> bool:
-    """Return True if a module's source has a name, or may have it: with ``import *``, or if it
-    cannot be read.
-    """
-    file = text_of(module_dict(module).get("__file__"))
-    if not file.endswith(".py"):
-        return True
-    try:
-        source = Path(file).read_text("utf-8", "replace")
-    except OSError:
-        return True
-    return "import *" in source or re.search(rf"\b{re.escape(name)}\b", source) is not None
 
 
 def module_code(name: str, names: Mapping[str, object]) -> str:

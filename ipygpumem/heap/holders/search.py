@@ -6,20 +6,29 @@ text or numbers, so that no user code runs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from ipygpumem.heap.arrays import StorageKey, is_of_library, storage_key
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import MOST_VISITS, BackwardSearch, Steps, Ways, WayTo
 from ipygpumem.heap.holders.containers import cuts_of_repeated
-from ipygpumem.heap.holders.cuts import Kind, statement_of
+from ipygpumem.heap.holders.cuts import Cut, Kind, statement_of
 from ipygpumem.heap.holders.graphs import GRADIENT, Keeper, keepers, requiring_grad
 from ipygpumem.heap.holders.path import Way, joined, line_of
 from ipygpumem.heap.holders.paths import PathWriter
 from ipygpumem.heap.holders.references_of import is_opaque, is_private, items_of
-from ipygpumem.heap.holders.roots import NOTEBOOK, REMOVE, REMOVE_THEM, Root, Roots
+from ipygpumem.heap.holders.roots import (
+    NOTEBOOK,
+    OF_IPYTHON,
+    REMOVE,
+    REMOVE_THEM,
+    Root,
+    Roots,
+)
 from ipygpumem.heap.holders.rows import Row, RowHolders
-from ipygpumem.introspect import is_instance, is_name
+from ipygpumem.introspect import is_instance
 from ipygpumem.records import ReferencePath
 
 _MOST_OWNERS = 5000
@@ -129,7 +138,8 @@ def _kept_by_graphs(
     holders = dict[StorageKey, ReferencePath]()
     for key, keeper in kept.items():
         owner = named["object", id(keeper.tensor)]
-        holders[key] = _holder_of_kept(keeper, owner, roots.names)
+        module = explanation.path_of_module(keeper.tensor)
+        holders[key] = _holder_of_kept(keeper, owner, module)
     if explanation.is_cut or not is_complete or len(candidates) > _MOST_OWNERS:
         is_cut = True
     among_themselves, _ = keepers(heap.tensors, missing - kept.keys())
@@ -138,31 +148,33 @@ def _kept_by_graphs(
     return holders, is_cut
 
 
-def _holder_of_kept(
-    keeper: Keeper, owner: ReferencePath, names: Mapping[str, object]
-) -> ReferencePath:
-    """Return the holder of a storage that the graph or the gradient of a tensor keeps."""
+def _holder_of_kept(keeper: Keeper, owner: ReferencePath, module: str) -> ReferencePath:
+    """Return the holder of a storage that the graph or the gradient of a tensor keeps.
+
+    Args:
+        keeper: the tensor.
+        owner: the holder of the tensor.
+        module: the path to a module that has the tensor as a parameter; empty if there is none.
+    """
     path = owner.path + keeper.how
     if keeper.how == GRADIENT:
-        return ReferencePath(path, _clearing_gradients(owner.path, names))
+        return ReferencePath(path, _clearing_gradients(owner.path, module))
     if not keeper.advice:
         return ReferencePath(path, "")
     return ReferencePath(path, owner.advice or keeper.advice)
 
 
-def _clearing_gradients(path: str, names: Mapping[str, object]) -> str:
-    """Return the statement that drops the gradient of a tensor with some path.
+def _clearing_gradients(path: str, module: str) -> str:
+    """Return the statement that drops the gradient of a tensor, given its path.
 
-    It drops those of a whole module: one step of training makes all of them. It is empty if there
-    is no code for the tensor.
+    It drops those of a whole module, given its path: one step of training makes all of them. It is
+    empty if there is no code for the tensor.
     """
-    code = path.removeprefix(NOTEBOOK)
-    name = code.partition(".")[0].partition("[")[0]
-    if code == path or ": " in code or not is_name(name):
-        return ""
-    if is_of_library(names.get(name), "torch.nn", "Module"):
-        return f"{name}.zero_grad()"
-    return f"{name}.grad = None" if code == name else ""
+    for place, ending in ((module, ".zero_grad()"), (path, ".grad = None")):
+        code = place.removeprefix(NOTEBOOK)
+        if code != place and ": " not in code and " (" not in code and "…" not in code:
+            return f"{code}{ending}"
+    return ""
 
 
 # -- objects --------------------------------------------------------------------------------------
@@ -187,7 +199,7 @@ class _Explanation:
         self._objects = objects
         targets = [item for items in objects.values() for item in items]
         self._search = BackwardSearch(targets, heap, roots, max_visits)
-        self._writer = PathWriter(roots)
+        self._writer = PathWriter(roots, of_leaks=True)
         self._kept = roots.kept
         self._cuts = roots.cuts
         self._max_visits = max_visits
@@ -223,6 +235,15 @@ class _Explanation:
         self.is_cut = self._search.is_cut and len(self.named) < len(self._objects)
         if all_places:
             self._add_other_holders()
+
+    def path_of_module(self, tensor: object) -> str:
+        """Return the path to the outermost module around a tensor; empty if there is none."""
+        chain = self._search.chain(tensor, self._search.named)
+        root, steps = chain or (None, ())
+        for position, item in enumerate(steps[:-1]):
+            if root is not None and is_of_library(item, "torch.nn", "Module"):
+                return self._writer.holder(root, steps[: position + 1]).path
+        return ""
 
     def _note_cuts(self, way: Way) -> None:
         """Record the references that a line removes, so that rows of one container become one."""
@@ -261,7 +282,7 @@ class _Explanation:
         if id(holder) == row.object_id:
             return self._remove(key, holder, self._writer.way(root, shorter))
         library_object = self._library_object(root, shorter, rows)
-        if library_object is not None:
+        if library_object is not None and not way.is_advised:
             return self._remove(key, *library_object)
         if len(shorter) == len(steps):
             return self._remove(key, holder, way)
@@ -292,8 +313,10 @@ class _Explanation:
         """Return the outermost object of a library on a chain that has nothing but rows' arrays.
 
         Users remove it as a whole: they write no names of what is inside. An example is a group of
-        zarr in a dict.
+        zarr in a dict. IPython's own objects stay: it needs them.
         """
+        if root.rank == OF_IPYTHON:
+            return None
         for position in range(1, len(steps) - 1):
             item = steps[position]
             if not is_opaque(item) or not is_private(item, steps[position + 1]):
@@ -311,6 +334,8 @@ class _Explanation:
         cuts = [cut for _, cut in pairs]
         if not row.held <= reached:
             leading = rows.items_leading_to(row, items_of(steps[-1]))
+            if any(is_of_library(item, "matplotlib.artist", "Artist") for item in leading):
+                leading = []  # axes stay without the artists in them
             cuts = self._writer.cuts_of_items(root, steps, leading)
         advice = statement_of(cuts)
         if advice:
@@ -334,31 +359,83 @@ class _Explanation:
 
     def _all_ways(self, item: object, nearest: Way) -> list[Way]:
         """Return the ways to an object from all places that hold it, one for each line."""
-        by_advice = {nearest.holder.advice: nearest}
         kept = self._kept.get(id(item))
         if kept is not None and kept.is_only_place:
             return [nearest]
+        holders = list[_Holder]()
         for way_to in self._search.ways_to([item]):
-            if any(step is item for step in way_to.steps[:-1]):
-                continue  # the object's own part refers to it
-            way = self._writer.way(way_to.roots[0], way_to.steps)
-            repeated = _repeated(way_to, way)
-            if repeated is not None:
-                by_advice[way.holder.advice] = repeated
-            by_advice.setdefault(way.holder.advice, way)
+            if not any(step is item for step in way_to.steps[:-1]):  # else its own part
+                holders.append(self._holder(way_to))
+        holders.sort(key=lambda holder: nearest not in holder.ways)
+        if not holders or nearest not in holders[0].ways:
+            holders.insert(0, _Holder(None, [nearest], []))
+        written = list[Way]()
+        by_advice = dict[str, Way]()
+        for holder in holders:
+            remaining = holder.without(written)
+            written += remaining.ways
+            for way in remaining.together():
+                by_advice.setdefault(way.holder.advice, way)
         return list(by_advice.values())
 
+    def _holder(self, way_to: WayTo) -> _Holder:
+        """Return a holder of an object, with the ways through its items."""
+        root, end = way_to.roots[0], way_to.holder_at + 1
+        ways = [self._writer.way(root, way_to.steps)]
+        if end == 0 or way_to.references == 1:
+            return _Holder(None, ways, [])
+        to_holder = way_to.steps[:end]
+        items = [way_to.steps[end]]
+        for steps in way_to.more:
+            ways.append(self._writer.way(root, (*to_holder, *steps)))
+            items.append(steps[0])
+        return _Holder(to_holder[-1], ways, items)
 
-def _repeated(way_to: WayTo, way: Way) -> Way | None:
-    """Return a way with all references from one container; None if there is only one."""
-    if way_to.references == 1 or len(way_to.steps) < 2 or way.cut is None or not way.is_direct:
-        return None
-    cuts = cuts_of_repeated(way.cut, *way_to.steps[-2:])
-    advice = statement_of(cuts)
-    if len(cuts) < 2 or not advice:
-        return None
-    path = f"{way.holder.path}, and {len(cuts) - 1} more there"
-    return Way(ReferencePath(path, advice), tuple(cuts))
+
+class _Holder(NamedTuple):
+    """An object from which an object of a row must be removed, and the ways through it."""
+
+    item: object
+    """The holder itself; None if it holds the object once."""
+    ways: list[Way]
+    items: list[object]
+    """The holder's item on each way."""
+
+    def without(self, written: Sequence[Way]) -> _Holder:
+        """Return the holder without the ways on which an earlier line removes a reference.
+
+        A library's object may refer to itself by many paths: all of them lead through the attribute
+        that the first line removes.
+        """
+        ways, items = list[Way](), list[object]()
+        for way, item in itertools.zip_longest(self.ways, self.items):
+            if not any(_is_cut_by(way, earlier) for earlier in written):
+                ways.append(way)
+                items.append(item)
+        return _Holder(self.item, ways, items)
+
+    def together(self) -> list[Way]:
+        """Return one way that removes all references of a container, or the ways if none can."""
+        cuts = list[Cut]()
+        for way, item in zip(self.ways, self.items, strict=True):
+            if self.item is None or way.cut is None or way.cut.owner_id != id(self.item):
+                return self.ways
+            cuts += cuts_of_repeated(way.cut, self.item, item) or [way.cut]
+        advice = statement_of(cuts)
+        if len(cuts) < 2 or not advice:
+            return self.ways
+        path = f"{self.ways[0].holder.path}, and {len(cuts) - 1} more there"
+        return [Way(ReferencePath(path, advice), tuple(cuts))]
+
+
+def _is_cut_by(way: Way, earlier: Way) -> bool:
+    """Return True if the reference that an earlier way removes is on a way, too."""
+    cut = earlier.cut
+    if cut is None or cut.owner_id not in earlier.step_ids[:-1]:
+        return False
+    position = earlier.step_ids.index(cut.owner_id)
+    removed = earlier.step_ids[position : position + 2]
+    return removed in list(itertools.pairwise(way.step_ids))
 
 
 def _order(holder: ReferencePath) -> tuple[bool, int, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import Context, ContextVar, copy_context
 from itertools import compress, repeat
@@ -145,12 +146,17 @@ def context_values(names: Mapping[str, object]) -> Iterator[ContextValue]:
     variables = compress(now.items(), map(is_, map(type, now.values()), repeat(ContextVar)))
     codes = {id(variable): target_of(name) for name, variable in variables}
     contexts = list(_contexts_of_tasks())
+    called = Counter(text_of(variable.name) for variable in context)
     for variable, value in context.items():
         code = codes.get(id(variable), "")
+        name = text_of(variable.name)
+        if not code and called[name] == 1:
+            every = "for var in contextvars.copy_context()"
+            code = f"import contextvars; next(var {every} if var.name == {name!r})"
         is_shared = any(one.get(variable) is value for one in contexts)
         # With the semicolon, IPython keeps no output: a token, which refers to the old value.
         advice = f"{code}.set(None);" if code and not is_shared else ""
-        yield ContextValue(text_of(variable.name), value, f"{code}.get()" if code else "", advice)
+        yield ContextValue(name, value, f"{code}.get()" if code else "", advice)
 
 
 def storage_of_context() -> list[object]:

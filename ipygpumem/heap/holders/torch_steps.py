@@ -24,6 +24,8 @@ from ipygpumem.introspect import (
 
 _PARTS = {"_modules", "_parameters", "_buffers"}
 """Attributes of modules with their parts by name."""
+_LISTS = {"ModuleList", "Sequential"}
+"""Names of torch's modules whose parts are items."""
 _HANDLE = "call the hook's handle.remove(), if you have kept the handle"
 
 
@@ -74,10 +76,15 @@ def went_into_torch(path: Path, steps: Sequence[object], names: Mapping[str, obj
     """
     parent, child = steps[0], steps[1]
     if module_of(child) == "torch.autograd.function" or type_name(parent).endswith("Backward0"):
-        path.advise("", DETACH)
+        path.advise(_detaching(path), DETACH)
         path.say(f": its autograd graph ({type_name(child)})")
         return 1
     name = attribute_text(parent, child)
+    hooks_of_tensor = _hooks_of_tensor(parent, child)
+    if hooks_of_tensor and len(steps) == 2:
+        path.advise(path.statement("{}" + hooks_of_tensor + ".clear()"), _HANDLE)
+        path.fixed(" (its hooks)")
+        return 1
     if len(steps) > 2 and is_instance(child, dict):
         hook = _kind_of_hook(parent, name)
         if hook:
@@ -124,15 +131,26 @@ def _removal_by_handle(hooks: object, key: object, names: Mapping[str, object]) 
 
 def _went_into_part(path: Path, steps: Sequence[object]) -> None:
     """Append a module, parameter or buffer of a module."""
-    key = _key_of(steps[1], steps[2])
-    is_attribute = text_of(key).isidentifier()
-    part = f".{key}" if is_attribute else f".get_submodule({key!r})"
+    module, parts, child = steps[:3]
+    key = text_of(_key_of(parts, child))
+    is_attribute = key.isidentifier()
+    is_item = key.isdecimal() and type_name(module) in _LISTS
+    part = f".get_submodule({key!r})"
+    if is_attribute:
+        part = f".{key}"
+    elif is_item:
+        part = f"[{key}]"
     target = path.code and f"{path.code}{part}"
     cut = None
-    if target and is_attribute:
-        cut = Cut(Kind.ATTRIBUTE, id(steps[0]), path.code, target)
+    if target and is_item:
+        size = len(parts)  # type: ignore[arg-type]  # a dict
+        cut = Cut(Kind.ITEM, id(parts), path.code, target, int(key), size)
+    elif target and is_attribute:
+        # A module's part that is None stays among its parts; a dict of modules would offer it.
+        kind = Kind.MADE if is_of_library(child, "torch.nn", "Module") else Kind.ATTRIBUTE
+        cut = Cut(kind, id(module), path.code, target)
     path.note_own()
-    path.enter(f"[{key}]" if text_of(key).isdecimal() else part, target, cut)
+    path.enter(f"[{key}]" if key.isdecimal() else part, target, cut)
 
 
 def _key_of(items: Any, value: object) -> object:
@@ -172,6 +190,8 @@ def _kind_of_hook(owner: object, name: str) -> str:
 
 def _hooks_of_tensor(tensor: object, hooks: object) -> str:
     """Return ``.name`` for the attribute of a tensor that is ``hooks``; empty if there is none."""
+    if not is_instance(hooks, dict) or not is_of_library(tensor, "torch", "Tensor"):
+        return ""
     base: Any = library_type("torch", "Tensor")
     with sys.modules["torch"]._C.DisableTorchFunction():
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
@@ -184,10 +204,24 @@ def advice_for_graph(steps: Sequence[object], path: Path) -> str:
     """Return the advice for a tensor that keeps a graph: drop the graph, or the list of such
     tensors.
     """
-    if not path.removal or path.is_fixed:
-        return ""
     is_in_list = len(steps) > 1 and is_exactly(steps[-2], list, deque)
-    drop = path.statement("{0} = {0}.detach()")
-    if is_in_list:
-        drop = f"{path.code.rpartition('[')[0]}.clear()"
-    return f"{drop}  # and {DETACH}"
+    if is_in_list and path.removal and not path.is_fixed:
+        return f"{path.code.rpartition('[')[0]}.clear()  # and {DETACH}"
+    return _detaching(path)
+
+
+def _detaching(path: Path) -> str:
+    """Return the statement that replaces a tensor by one without its graph, or removes it if its
+    place takes no other; empty if there is none.
+    """
+    removal = path.removal
+    if not removal:
+        return ""
+    is_replaceable = not path.is_fixed and path.cut is not None and path.cut.kind in _ASSIGNED
+    if is_replaceable and path.cut is not None and path.cut.target == path.code:
+        removal = path.statement("{0} = {0}.detach()")
+    return f"{removal}  # and {DETACH}"
+
+
+_ASSIGNED = {Kind.NAME, Kind.ITEM, Kind.KEY, Kind.ATTRIBUTE, Kind.SLOT}
+"""Kinds of references that an assignment replaces."""
