@@ -1,13 +1,15 @@
 """Leaves data in places of all kinds, runs each line that a report prints to free it, and sees what
 died.
 
-Run by test_remedies: ``python -m tests.remedies`` answers questions, each in a forked process.
+Run by test_remedies: ``python -m tests.remedies torch`` answers questions, each in a forked process
+with torch.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
+import sys
 import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -128,7 +130,8 @@ def answer(question: list[Any]) -> Any:
 
 
 if __name__ == "__main__":
-    importlib.import_module("zmq")  # as a kernel has it
+    for module in ("zmq", *sys.argv[1:]):  # zmq as a kernel has it
+        importlib.import_module(module)
     import_late_modules()
     gc.collect()
     answer_questions(answer)

@@ -28,6 +28,10 @@ class Case:
 
 _WIDGETS = "from tests.stand_ins import install; install('ipywidgets'); import ipywidgets"
 _FIGURES = f"{_WIDGETS}; install('matplotlib'); import matplotlib.pyplot as plt"
+_AXES = (
+    "import matplotlib; matplotlib.use('agg'); import matplotlib.pyplot as plt; "
+    "fig, ax = plt.subplots()"
+)
 _BOKEH = "from tests.stand_ins import install; install('bokeh'); import bokeh"
 _ZARR = "from tests.stand_ins import install; install('zarr'); import zarr"
 
@@ -917,4 +921,187 @@ CASES: dict[str, Case] = {
         outer = []
         """,
     ),
+    "a buffer of a model": Case(
+        "model.register_buffer('kept', x, persistent=False)",
+        "import torch; model = torch.nn.Linear(2, 2)",
+        "model(torch.ones(1, 2)); model.state_dict()",
+        kinds=("tensor",),
+    ),
+    "a parameter of a model": Case(
+        "model.extra = torch.nn.Parameter(x)",
+        "import torch; model = torch.nn.Linear(2, 2)",
+        "model(torch.ones(1, 2)); list(model.parameters())",
+        kinds=("tensor",),
+    ),
+    "a list of modules": Case(
+        "layer = torch.nn.Module(); layer.weight = torch.nn.Parameter(x); model.append(layer)",
+        "import torch; model = torch.nn.ModuleList([torch.nn.Linear(2, 2)])",
+        "model[0](torch.ones(1, 2))",
+        kinds=("tensor",),
+    ),
+    "a dict of modules": Case(
+        "layer = torch.nn.Module(); layer.weight = torch.nn.Parameter(x); model['a'] = layer",
+        "import torch; model = torch.nn.ModuleDict({'kept': torch.nn.Linear(2, 2)})",
+        "model['kept'](torch.ones(1, 2))",
+        kinds=("tensor",),
+    ),
+    "a list of a model": Case(
+        "model.outputs.append(x)",
+        "import torch; model = torch.nn.Linear(2, 2); model.outputs = [1]",
+        "assert model.outputs == [1]; model(torch.ones(1, 2))",
+        kinds=("tensor",),
+    ),
+    "a hook of a model": Case(
+        "model[0].register_forward_hook(lambda model, inputs, output, data=x: None);",
+        "import torch; model = torch.nn.Sequential(torch.nn.Linear(2, 2))",
+        "model(torch.ones(1, 2))",
+        kinds=("tensor",),
+    ),
+    "what a hook stores": Case(
+        "model(x);",
+        """
+        import torch
+        outputs = [1]
+        model = torch.nn.Identity()
+        model.register_forward_hook(lambda model, inputs, output: outputs.append(output))
+        None
+        """,
+        "assert outputs == [1]; assert len(model._forward_hooks) == 1",
+        kinds=("tensor",),
+    ),
+    "a hook of a tensor": Case(
+        "weight.register_hook(lambda gradient, data=x: None);",
+        "import torch; weight = torch.ones(3, requires_grad=True)",
+        "weight.sum().backward()",
+        kinds=("tensor",),
+    ),
+    "a hook of all models": Case(
+        """
+        torch.nn.modules.module.register_module_forward_hook(
+            lambda model, inputs, output, data=x: None
+        );
+        """,
+        "import torch; model = torch.nn.Linear(2, 2)",
+        "model(torch.ones(1, 2))",
+        kinds=("tensor",),
+        sees_libraries=True,
+    ),
+    "the state of an optimizer": Case(
+        "optimizer.state[weight]['mine'] = x",
+        """
+        import torch
+        weight = torch.nn.Parameter(torch.ones(3)); optimizer = torch.optim.SGD([weight])
+        """,
+        "weight.sum().backward(); optimizer.step()",
+        kinds=("tensor",),
+    ),
+    "a group of an optimizer": Case(
+        "optimizer.add_param_group({'params': [torch.nn.Parameter(x)]})",
+        """
+        import torch
+        weight = torch.nn.Parameter(torch.ones(3)); optimizer = torch.optim.SGD([weight])
+        """,
+        "weight.sum().backward(); optimizer.step()",
+        kinds=("tensor",),
+    ),
+    "an option of an optimizer": Case(
+        "optimizer.param_groups[0]['mine'] = x",
+        """
+        import torch
+        weight = torch.nn.Parameter(torch.ones(3)); optimizer = torch.optim.SGD([weight])
+        """,
+        "weight.sum().backward(); optimizer.step()",
+        kinds=("tensor",),
+    ),
+    "a gradient": Case(
+        "weight.grad = x",
+        "import torch; weight = torch.nn.Parameter(torch.ones(10 << 20))",
+        "weight.sum().backward()",
+        kinds=("tensor",),
+    ),
+    "a gradient in a dict": Case(
+        "outer['weight'].grad = x",
+        "import torch; outer = {'weight': torch.nn.Parameter(torch.ones(10 << 20))}",
+        "outer['weight'].sum().backward()",
+        kinds=("tensor",),
+    ),
+    "a gradient of a model in an object": Case(
+        "outer.model.weight.grad = x.reshape(outer.model.weight.shape)",
+        """
+        import torch
+        class Outer: pass
+        outer = Outer(); outer.model = torch.nn.Linear(1 << 20, 10)
+        """,
+        "outer.model.weight.sum().backward()",
+        kinds=("tensor",),
+    ),
+    "a graph in a dict": Case(
+        "outer['loss'] = (weight * x).sum()",
+        "import torch; weight = torch.ones(1, requires_grad=True); outer = {}",
+        "outer['loss'].item()",
+        kinds=("tensor",),
+    ),
+    "a graph in a tuple": Case(
+        "outer['loss'] = (weight * x).sum(), 3",
+        "import torch; weight = torch.ones(1, requires_grad=True); outer = {'kept': 1}",
+        "assert outer['kept'] == 1",
+        kinds=("tensor",),
+    ),
+    "a sum of losses": Case(
+        "outer.total = outer.total + (weight * x).sum()",
+        """
+        import torch
+        class Outer: pass
+        weight = torch.ones(1, requires_grad=True); outer = Outer(); outer.total = 0
+        """,
+        "outer.total.item()",
+        kinds=("tensor",),
+    ),
+    "the context of a function": Case(
+        "result.grad_fn.data = x",
+        """
+        import torch
+        class Double(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, item):
+                return item * 2
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient
+        result = Double.apply(torch.ones(3, requires_grad=True))
+        """,
+        "result.sum().item()",
+        kinds=("tensor",),
+    ),
+    "a data loader's iterator": Case(
+        "outer['rows'] = iter(DataLoader(TensorDataset(x)))",
+        "import torch; from torch.utils.data import DataLoader, TensorDataset; outer = {}",
+        kinds=("tensor",),
+    ),
+    "the cache of a data set": Case(
+        "rows.cache[3] = x",
+        """
+        import torch
+        class Rows(torch.utils.data.Dataset):
+            def __init__(self):
+                self.cache = {1: 2}
+            def __len__(self):
+                return 3
+            def __getitem__(self, number):
+                return number
+        rows = Rows(); loader = torch.utils.data.DataLoader(rows)
+        """,
+        "assert rows.cache == {1: 2}; list(loader)",
+        kinds=("tensor",),
+    ),
+    "an image in axes": Case(
+        "ax.imshow(x.reshape(1024, -1));",
+        f"{_AXES}; line, = ax.plot([1, 2])",
+        "assert list(ax.lines) == [line] and not len(ax.images); fig.canvas.draw()",
+        kinds=("array",),
+    ),
+    "an attribute of an artist": Case(
+        "line.data = x", f"{_AXES}; line, = ax.plot([1, 2])", "fig.canvas.draw()"
+    ),
+    "an attribute of a figure": Case("fig.data = x", _AXES, "fig.canvas.draw()"),
 }

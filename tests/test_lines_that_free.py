@@ -17,10 +17,16 @@ def way(line: str) -> Way:
 def test_an_object_is_deleted_after_its_parts_are_used(is_first: bool) -> None:
     ways = [way("del its[0]"), way("its[0]._sampler_iter.close()")]
     advice = joined(ways if is_first else ways[::-1]).holder.advice
-    assert advice == "its[0]._sampler_iter.close(), and del its[0]"
+    assert advice == "its[0]._sampler_iter.close(); del its[0]"
 
 
 def test_a_name_is_deleted_after_the_items_below_it() -> None:
     name = Cut(Kind.NAME, 0, "", "mock")
     item = Cut(Kind.ITEM, 1, "mock.calls", "mock.calls[0]", size=2)
     assert statement_of([name, item]) == "del mock.calls[0]; del mock"
+
+
+def test_a_value_is_deleted_after_the_items_below_it() -> None:
+    value = Cut(Kind.KEY, 0, "outer", 'outer["m"]', size=1)
+    item = Cut(Kind.ITEM, 1, 'outer["m"].calls', 'outer["m"].calls[0]', size=2)
+    assert statement_of([value, item]) == 'del outer["m"].calls[0]; del outer["m"]'

@@ -25,13 +25,29 @@ def answerer() -> Iterator[Answerer]:
     answerer.close()
 
 
+@pytest.fixture(scope="module")
+def answerer_with_torch() -> Iterator[Answerer]:
+    """The same with torch."""
+    answerer = Answerer("-m", "tests.remedies", "torch", env=os.environ | QUIET)
+    yield answerer
+    answerer.close()
+
+
 @linux
 @pytest.mark.parametrize("sees_all", [False, pytest.param(True, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_a_printed_line_frees_its_row(question: str, sees_all: bool, answerer: Answerer) -> None:
+def test_a_printed_line_frees_its_row(
+    question: str, sees_all: bool, request: pytest.FixtureRequest
+) -> None:
     name, _, kind = question.partition(": ")
-    if "import pandas" in CASES[name].setup:
-        needs("pandas")
+    setup = CASES[name].setup
+    for library in ("pandas", "torch", "matplotlib"):
+        if f"import {library}" in setup and f"install('{library}')" not in setup:
+            needs(library)
+    if "import torch" in setup:
+        answerer: Answerer = request.getfixturevalue("answerer_with_torch")
+    else:
+        answerer = request.getfixturevalue("answerer")
     found = answerer.ask([name, kind, sees_all])
     assert type(found) is dict, found
     outcome = Outcome(**found)

@@ -203,10 +203,7 @@ def test_advice_calls_the_handle_of_a_hook_if_it_has_a_name(names: dict[str, Any
     def keep(x: Any) -> Any:
         return names["model"][0].register_forward_hook(lambda *_: x)
 
-    assert (
-        _advice(names, lambda x: keep(x) and None)
-        == "model.get_submodule('0')._forward_hooks.clear()"
-    )
+    assert _advice(names, lambda x: keep(x) and None) == "model[0]._forward_hooks.clear()"
     names["other"] = names["model"].register_forward_hook(print)
     assert _advice(names, lambda x: names.update(mine=keep(x))) == "mine.remove()"
 
@@ -303,17 +300,17 @@ def test_a_hook_is_where_a_path_ends(
         (lambda loss: {"losses": {"a": [0, loss]}}, 'losses["a"].clear()'),
         (lambda loss: {"losses": {"a": loss}}, 'losses["a"] = losses["a"].detach()'),
         (lambda loss: {"loss": loss}, "loss = loss.detach()"),
-        (lambda loss: {"losses": (loss,)}, ""),
+        (lambda loss: {"losses": (loss,)}, "del losses"),
     ],
 )
 def test_advice_about_a_graph_can_be_pasted(
     names: dict[str, Any], keep: Callable[[Any], Any], told: str
 ) -> None:
-    told += "  # and " * bool(told)
     advice = _advice(
         names, lambda x: names.update(keep((torch.ones(100, requires_grad=True) * x).sum()))
     )
-    assert advice == f"{told}keep loss.item() or tensor.detach() instead of a tensor with its graph"
+    comment = "and keep loss.item() or tensor.detach() instead of a tensor with its graph"
+    assert advice == f"{told}  # {comment}"
 
 
 def test_advice_about_a_model_in_the_last_error_is_kept(

@@ -153,7 +153,15 @@ def is_in_source(module: ModuleType, name: str) -> bool:
     """Return True if a module's source has a name, or may have it: with ``import *``, or if it
     cannot be read.
     """
-    file = text_of(module_dict(module).get("__file__"))
+    return _is_in_file(text_of(module_dict(module).get("__file__")), name)
+
+
+@functools.lru_cache(maxsize=1000)
+def _is_in_file(file: str, name: str) -> bool:
+    """Return True if a file of Python code has a name, or may have it.
+
+    Each path through a library's object asks again, and its files are long.
+    """
     if not file.endswith(".py"):
         return True
     try:
