@@ -927,24 +927,6 @@ CASES: dict[str, Case] = {
         "model(torch.ones(1, 2)); model.state_dict()",
         kinds=("tensor",),
     ),
-    "a parameter of a model": Case(
-        "model.extra = torch.nn.Parameter(x)",
-        "import torch; model = torch.nn.Linear(2, 2)",
-        "model(torch.ones(1, 2)); list(model.parameters())",
-        kinds=("tensor",),
-    ),
-    "a list of modules": Case(
-        "layer = torch.nn.Module(); layer.weight = torch.nn.Parameter(x); model.append(layer)",
-        "import torch; model = torch.nn.ModuleList([torch.nn.Linear(2, 2)])",
-        "model[0](torch.ones(1, 2))",
-        kinds=("tensor",),
-    ),
-    "a dict of modules": Case(
-        "layer = torch.nn.Module(); layer.weight = torch.nn.Parameter(x); model['a'] = layer",
-        "import torch; model = torch.nn.ModuleDict({'kept': torch.nn.Linear(2, 2)})",
-        "model['kept'](torch.ones(1, 2))",
-        kinds=("tensor",),
-    ),
     "a list of a model": Case(
         "model.outputs.append(x)",
         "import torch; model = torch.nn.Linear(2, 2); model.outputs = [1]",
@@ -985,24 +967,6 @@ CASES: dict[str, Case] = {
         "model(torch.ones(1, 2))",
         kinds=("tensor",),
         sees_libraries=True,
-    ),
-    "the state of an optimizer": Case(
-        "optimizer.state[weight]['mine'] = x",
-        """
-        import torch
-        weight = torch.nn.Parameter(torch.ones(3)); optimizer = torch.optim.SGD([weight])
-        """,
-        "weight.sum().backward(); optimizer.step()",
-        kinds=("tensor",),
-    ),
-    "a group of an optimizer": Case(
-        "optimizer.add_param_group({'params': [torch.nn.Parameter(x)]})",
-        """
-        import torch
-        weight = torch.nn.Parameter(torch.ones(3)); optimizer = torch.optim.SGD([weight])
-        """,
-        "weight.sum().backward(); optimizer.step()",
-        kinds=("tensor",),
     ),
     "an option of an optimizer": Case(
         "optimizer.param_groups[0]['mine'] = x",

@@ -88,8 +88,8 @@ class PathWriter:
 
     Args:
         roots: the names and objects from which the user can reach objects.
-        of_leaks: True to write the line that removes a part of a model, which users do not remove
-            unless it is a leak.
+        of_leaks: True to write the line that removes a buffer of a model, or an option of an
+            optimizer, which users do not remove unless it is a leak.
     """
 
     def __init__(self, roots: Roots, *, of_leaks: bool = False) -> None:
@@ -130,9 +130,10 @@ class PathWriter:
             )
         way = path.way(root, is_root_itself=len(steps) == 1)
         if path.is_own and not path.advice:
-            # A new layer is no leak: only the user knows.
+            # A parameter may be older than its new memory, and optimizers need their state.
             advice = ""
-            if self._of_leaks and way.holder.advice not in ("", REMOVE):
+            is_needed = is_of_library(steps[-1], "torch.nn", "Parameter") or ".state" in path.text
+            if self._of_leaks and not is_needed and way.holder.advice not in ("", REMOVE):
                 advice = f"{way.holder.advice}{_UNLESS_NEEDED}"
             way = Way(replace(way.holder, advice=advice))
         return replace(way, step_ids=tuple(map(id, steps)))
