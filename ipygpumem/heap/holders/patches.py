@@ -11,8 +11,8 @@ from ipygpumem.introspect import attribute_of, class_dict, is_exactly
 def started_patches() -> list[object]:
     """Return the patches that ``start()`` has begun, and ``stop()`` not ended."""
     kind: Any = library_type("unittest.mock", "_patch")
-    active = None if kind is None else class_dict(kind).get("_active_patches")
-    return list(active) if is_exactly(active, list) else []  # type: ignore[call-overload]  # a list
+    active: Any = None if kind is None else class_dict(kind).get("_active_patches")
+    return list(active) if is_exactly(active, list) else []
 
 
 def is_started_patch(item: object) -> bool:

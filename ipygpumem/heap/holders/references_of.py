@@ -139,7 +139,7 @@ def is_added(owner: object, name: str) -> bool:
         modules = {text_of(owner.__module__)}
     else:
         kind = owner if is_instance(owner, type) else type(owner)
-        modules = {text_of(class_dict(base).get("__module__")) for base in mro_of(kind)}  # type: ignore[arg-type]  # a class
+        modules = {text_of(class_dict(base).get("__module__")) for base in mro_of(kind)}
     modules -= {"", "builtins"}
     if not is_name(name) or name.startswith("__") or not modules:
         return False

@@ -47,7 +47,7 @@ def _went_into_axes(path: Path, steps: Sequence[object]) -> int:
     The number is 0 if there is none on the way. The axes have several lists of the artist, and its
     ``remove()`` takes it out of all of them.
     """
-    artists = (instance_dict(steps[0]) or {}).get("_children")
+    artists: Any = (instance_dict(steps[0]) or {}).get("_children")
     if not is_exactly(artists, list):
         return 0
     for taken, item in enumerate(steps[1:], start=1):
