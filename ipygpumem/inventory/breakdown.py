@@ -332,6 +332,9 @@ _OWN = {
 """Parts by the fields of ``OwnPages``, with advice."""
 _REST = "libraries' own data and caches: delete names, then %gpumem free"
 _NOT_NAMED = "not named"
+_OF_NO_OBJECT = (
+    "no object accounts for them: tables of C code, such as those of libraries; gaps in malloc"
+)
 UNACCOUNTED = "no object and no free page of malloc accounts for them"
 """The measured fact about pages without a name."""
 
@@ -524,8 +527,7 @@ def _private(
         left -= min(left, size_bytes)
     if not parts:
         return whole
-    advice = "no object accounts for them: delete names, then %gpumem free"
-    return [*parts, Part(_NOT_NAMED, left, advice)]
+    return [*parts, Part(_NOT_NAMED, left, _OF_NO_OBJECT)]
 
 
 def _resident_by_kind(storages: Iterable[Storage], resident: Resident) -> Counter[str]:
