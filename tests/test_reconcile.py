@@ -234,14 +234,27 @@ def test_every_byte_of_the_host_is_somebodys() -> None:
     found = host_parts(MACHINE, None, all_there)
     assert sizes(found) == {
         "this process": 1500,
-        "shared memory": 200,
-        "libraries and mapped files": 300,
+        "libraries and mapped files": 300 + 200,  # shared memory below a MiB
         "child processes": 400,
         "other processes and the system": 10_000 - 2000 - 2700 - 1500 - 200 - 300 - 400,
         "cache": 5000 - 2000 - 300,
         "free": 2000,
     }
     assert found.basis == "the machine's RAM"
+
+
+def test_shared_memory_from_a_mib_on_has_a_row() -> None:
+    figures = HostFigures(
+        ram_bytes=10_000 * MIB,
+        free_bytes=2000 * MIB,
+        available_bytes=5000 * MIB,
+        private_bytes=1500 * MIB,
+        shared_bytes=MIB,
+        file_bytes=300 * MIB,
+    )
+    found = sizes(host_parts(figures, None, all_there))
+    assert found["shared memory"] == MIB
+    assert found["libraries and mapped files"] == 300 * MIB
 
 
 def test_arrays_count_as_far_as_they_are_in_ram() -> None:
@@ -302,8 +315,8 @@ def test_in_a_container_the_limit_is_the_total() -> None:
     found = host_parts(HostFigures(**{**vars(MACHINE), "group": group}), None, all_there)
     assert sizes(found) == {
         "this process": 1500,
-        "shared memory": 200,
-        "libraries and mapped files": 100,  # the rest is charged to whoever read the files first
+        # the rest is charged to the process that read the files first; 200 are shared memory
+        "libraries and mapped files": 100 + 200,
         "child processes": 400,
         "other processes in the container": 3500 - 1500 - 200 - 100 - 800 - 400,
         "cache": 800,
