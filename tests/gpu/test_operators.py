@@ -48,6 +48,10 @@ OPERATORS = {
         "torch.nn.LSTMCell(N, N, device=home, dtype=dtype)(fixed(N, N), (fixed(N, N),) * "
         "2)[0].sum()"
     ),
+    "a linear layer of columns, twice under autocast": (
+        "torch.autocast('cuda', torch.bfloat16)(lambda layer, x: layer(layer(x.mT).mT))("
+        "torch.nn.Linear(N, N, device=home), T(4, N, N).float())"
+    ),
     "cells of an LSTM under autocast": (
         "torch.autocast('cuda', torch.bfloat16)(lambda cell, x: cell(x, cell(x, cell(x)))[0])("
         "torch.nn.LSTMCell(N, N, device=home), T(64, N).float()).sum()"
