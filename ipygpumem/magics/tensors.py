@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import Progress, no_progress
 from ipygpumem.heap.tensors import Storages
@@ -111,41 +112,59 @@ def largest(
 
     ``progress`` replaces the progress bar; it may raise to stop.
     """
-    local = {} if frame is None else survey.locals_of(frame)
-    named = named_objects(shell)
     free_heap_bytes = own_pages().free_heap_bytes  # before the search uses some of it
-    places_by_text = {place.text: place for place in other_places.places(shell, named)}
-    elsewhere = {text: place.item for text, place in places_by_text.items()}
-    # without their objects: these references would count as holders
-    places_by_text = {text: place._replace(item=None) for text, place in places_by_text.items()}
-    remedies = {text: place.remedy for text, place in places_by_text.items()}
-    references = references_of_names(shell)
-    references.update(map(id, [*local.values(), *elsewhere.values()]))
-    objects = {**named, **local, **elsewhere}
-    cell_of = _cell_finder(shell, {*local, *elsewhere})
-    for values in (named, local, elsewhere):
-        values.clear()  # their references would count as holders
+    named = _Named.of(shell, frame)
     app = find_app(shell)
     used = {"cpu": rss_bytes()} if app is None else current(app.context.meter.now())
     working = _working(app, "names") if progress is None else contextlib.nullcontext(progress)
     with working as report:
         result = take_largest(
-            objects,
+            named.objects,
             used,
-            references=references,
+            references=named.references,
             namespaces={id(shell.user_ns), id(shell.user_ns_hidden), id(shell.user_ns.get("_oh"))},
-            cell_of=cell_of,
-            remedy_of=functools.partial(_remedy_of, shell, remedies),
+            cell_of=_cell_finder(shell, named.elsewhere),
+            remedy_of=functools.partial(_remedy_of, shell, named.remedies),
             progress=report,
         )
     rows = list[NamedSize]()
     for row in result.names:
-        place = places_by_text.get(row.name)
+        place = named.places.get(row.name)
         if place is None:
             rows.append(row)
         elif row.is_at_least or row.size_bytes >= _LEAST_BYTES_OF_PLACE:
             rows.append(_of_place(row, place))
     return replace(result, names=tuple(rows), free_heap_bytes=free_heap_bytes)
+
+
+class _Named(NamedTuple):
+    """The objects of names, outputs and other places; nothing else of ours refers to them."""
+
+    objects: dict[str, object]
+    references: Counter[int]
+    """Number of references to each object, by its identity, that end with its names."""
+    places: dict[str, Place]
+    """The places that are no names, without their objects, by their text."""
+    elsewhere: set[str]
+    """Keys of ``objects`` that are no names of the notebook."""
+
+    @classmethod
+    def of(cls, shell: Any, frame: FrameType | None) -> _Named:
+        """Collect the objects of a shell, and of the local names of a frame if given."""
+        named = named_objects(shell)
+        local = {} if frame is None else survey.locals_of(frame)
+        items, places = dict[str, object](), dict[str, Place]()
+        for place in other_places.places(shell, named):
+            items[place.text] = place.item
+            places[place.text] = place._replace(item=None)
+        references = references_of_names(shell)
+        references.update(map(id, [*local.values(), *items.values()]))
+        return cls({**named, **local, **items}, references, places, {*local, *items})
+
+    @property
+    def remedies(self) -> dict[str, str]:
+        """The lines that free the places' objects."""
+        return {text: place.remedy for text, place in self.places.items()}
 
 
 def _of_place(row: NamedSize, place: Place) -> NamedSize:
