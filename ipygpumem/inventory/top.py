@@ -223,9 +223,7 @@ def _measure(
 ) -> _Measured:
     """Measure named objects one after the other."""
     names_by_object = _names_by_object(named)
-    objects = {names[0]: named[names[0]] for names in names_by_object.values()}
-    sizeable_objects = set(map(id, sizeable(list(objects.values()))))
-    objects = {name: value for name, value in objects.items() if id(value) in sizeable_objects}
+    objects = _sizeable_objects(named, names_by_object)
     namespaces = [*namespaces, id(named)]
     chosen = _without_little(objects, namespaces, progress)
     rows = list[NamedSize]()
@@ -233,20 +231,37 @@ def _measure(
     region = Region(namespaces=namespaces, progress=lambda: progress(len(rows) / number_of_names))
     sizes = Sizes(chosen, region=region)
     is_complete = True
-    holders_by_name: dict[str, list[str]] = {}
     for name in _in_order(chosen):
         value = chosen[name]
         size = sizes.measure(value, name)
         is_complete &= size.complete
-        for other in size.also_in:
-            holders_by_name.setdefault(other, []).append(name)
-        rows.append(_row(name, value, size)._replace(same=tuple(names_by_object[id(value)][1:])))
-    listed = [
-        row._replace(held_by=tuple(holders_by_name.get(row.name, ())))
-        for row in rows
-        if row.is_at_least or row.size_bytes >= _smallest_size(chosen[row.name])
-    ]
+        rows.append(_row(name, value, size, names_by_object[id(value)][1:]))
+    listed = [row for row in _with_holders(rows) if _is_listed(row, chosen[row.name])]
     return _Measured(listed, len(objects) - len(listed), is_complete, sizes)
+
+
+def _sizeable_objects(
+    named: Mapping[str, object], names_by_object: Mapping[int, list[str]]
+) -> dict[str, object]:
+    """Return the objects that may hold much memory, each by the first of its names."""
+    objects = {names[0]: named[names[0]] for names in names_by_object.values()}
+    chosen = set(map(id, sizeable(list(objects.values()))))
+    return {name: value for name, value in objects.items() if id(value) in chosen}
+
+
+def _with_holders(rows: Sequence[NamedSize]) -> list[NamedSize]:
+    """Return the rows with the names of the other objects that hold each object's memory, too."""
+    holders_by_name: dict[str, list[str]] = {}
+    for row in rows:
+        for name in row.holds:
+            holders_by_name.setdefault(name, []).append(row.name)
+    return [row._replace(held_by=tuple(holders_by_name.get(row.name, ()))) for row in rows]
+
+
+def _is_listed(row: NamedSize, value: object) -> bool:
+    """Return True if an object's row has enough memory, or an unknown amount."""
+    smallest = _SMALLEST_CLASS if is_instance(value, type) else _SMALLEST
+    return row.is_at_least or row.size_bytes >= smallest
 
 
 def _names_by_object(named: Mapping[str, object]) -> dict[int, list[str]]:
@@ -257,7 +272,7 @@ def _names_by_object(named: Mapping[str, object]) -> dict[int, list[str]]:
     return names
 
 
-def _row(name: str, value: object, size: Size) -> NamedSize:
+def _row(name: str, value: object, size: Size, other_names: Sequence[str]) -> NamedSize:
     """Return the row of a named object."""
     return NamedSize(
         name,
@@ -265,15 +280,11 @@ def _row(name: str, value: object, size: Size) -> NamedSize:
         size.device_bytes,
         size.parts[:_PARTS],
         part_count=sum(part.kind != "index" for part in size.parts),
+        same=tuple(other_names),
         holds=size.also_in,
         notes=notes_on(value, size),
         is_at_least=size.is_at_least,
     )
-
-
-def _smallest_size(value: object) -> int:
-    """Return the minimum bytes of an object that is listed."""
-    return _SMALLEST_CLASS if is_instance(value, type) else _SMALLEST
 
 
 def notes_on(value: object, size: Size) -> tuple[str, ...]:
