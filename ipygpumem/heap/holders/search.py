@@ -282,7 +282,7 @@ class _Explanation:
         if id(holder) == row.object_id:
             return self._remove(key, holder, self._writer.way(root, shorter))
         library_object = self._library_object(root, shorter, rows)
-        if library_object is not None and not way.is_advised:
+        if library_object is not None:
             return self._remove(key, *library_object)
         if len(shorter) == len(steps):
             return self._remove(key, holder, way)
@@ -319,6 +319,8 @@ class _Explanation:
             return None
         for position in range(1, len(steps) - 1):
             item = steps[position]
+            if is_of_library(item, "unittest.mock", "NonCallableMock"):
+                return None  # it stays, and forgets its calls
             if not is_opaque(item) or not is_private(item, steps[position + 1]):
                 continue
             way = self._writer.way(root, steps[: position + 1])
