@@ -112,10 +112,11 @@ class Sizes:
                 (), allowance, most=limit, sampled_from=_SAMPLED_IN_HASTE, progress=progress
             )
         self.region = region
-        labels = {id(item): label for label, item in reversed(list((named or {}).items()))}
-        objects = sizeable(list((named or {}).values()))
-        self.region.reader.reserve(objects)
-        self._labels = {key: labels[key] for key in map(id, objects)}
+        objects = dict(named or {})
+        measured = sizeable(list(objects.values()))
+        self.region.reader.reserve(measured)
+        first_labels = {id(item): label for label, item in reversed(list(objects.items()))}
+        self._labels = {id(item): first_labels[id(item)] for item in measured}
         """Labels of the named objects, by identity."""
         self._waiting = set(self._labels)
         """The named objects that have not been measured yet."""
@@ -181,13 +182,14 @@ class Sizes:
         if label:
             self._measured.append((label, measurement.nodes))
         self.complete = self.region.reader.limits.is_complete
+        contents = sorted(filter(_is_content, shares), key=_size_of_share, reverse=True)
         return Size(
-            dict(measurement.size()),
-            tuple(sorted(filter(_is_content, shares), key=_size_of_share, reverse=True)),
-            tuple(also_in),
-            tuple(measurement.notes),
-            self.complete,
-            tuple(sorted(self.region.uncounted_by(measurement.nodes))),
+            device_bytes=dict(measurement.size()),
+            parts=tuple(contents),
+            also_in=tuple(also_in),
+            notes=tuple(measurement.notes),
+            complete=self.complete,
+            uncounted=tuple(sorted(self.region.uncounted_by(measurement.nodes))),
         )
 
     def _measure_parts(self, value: object, measurement: _Measurement) -> list[Share]:
@@ -221,10 +223,10 @@ class Sizes:
 
     def _is_counted(self, value: object, label: str) -> bool:
         """Return True if an object counts elsewhere, or not at all."""
-        is_named_so = self._labels.get(id(value)) == label and id(value) in self._waiting
-        is_counted = id(value) in self.region.objects and not is_named_so
-        passed_over = self.region.reader.barriers.passed_over
-        return is_counted or is_left_out(value) or id(value) in passed_over
+        is_expected = self._labels.get(id(value)) == label and id(value) in self._waiting
+        if id(value) in self.region.objects and not is_expected:
+            return True
+        return is_left_out(value) or id(value) in self.region.reader.barriers.passed_over
 
     def together(self, values: Sequence[object]) -> int:
         """Return the bytes that several objects hold, on all devices; faster than one after the
@@ -292,10 +294,11 @@ class Sizes:
         kind = ""
         if objects and part.kind in ("keys", "attributes", "items"):
             kind = type_name(objects[0])
-        return [
-            Share(name, part.kind, kind, part.items, min(size, of_row + bytes_of_each))
-            for name, of_row in zip(part.names, row_bytes, strict=True)
-        ]
+        shares = list[Share]()
+        for name, bytes_of_row in zip(part.names, row_bytes, strict=True):
+            share_bytes = min(size, bytes_of_row + bytes_of_each)
+            shares.append(Share(name, part.kind, kind, part.items, share_bytes))
+        return shares
 
 
 _size_of_share = attrgetter("size_bytes")
@@ -343,10 +346,12 @@ class _Measurement:
         """Read items of a container before the container itself; return the bytes that are new, on
         all devices.
         """
-        before = self._region.bytes_of([id(container)]).total() if self._has_items else 0
+        before_bytes = 0
+        if self._has_items:
+            before_bytes = self._region.bytes_of([id(container)]).total()
         size = self._added(lambda: self._region.reader.read_items(container, items))
         self._has_items = True
-        return size + self._region.bytes_of([id(container)]).total() - before
+        return size + self._region.bytes_of([id(container)]).total() - before_bytes
 
     def _added(self, read: Callable[[], list[NodeKey]]) -> int:
         region = self._region
@@ -369,21 +374,28 @@ def _bytes_of_row(row: Any) -> int:
     """Return the bytes of the objects in a row of an array, and of what they lead to."""
     elements = row.tolist()
     region = Region([elements])
-    size = region.bytes_of(region.reach([id(elements)])) - region.bytes_of([id(elements)])
+    with_list = region.bytes_of(region.reach([id(elements)]))
+    size = with_list - region.bytes_of([id(elements)])
     return size.total()
 
 
 def sizeable(values: Sequence[object]) -> list[object]:
     """Return the values without plain numbers, short text, modules, and classes of libraries."""
     texts = of_types(ATOMS, values)
-    wanted = set(map(id, compress(texts, map(_LARGE.__le__, map(sys.getsizeof, texts)))))
-    asked = set[int]()
+    are_long = map(_LARGE.__le__, map(sys.getsizeof, texts))
+    wanted = set(map(id, compress(texts, are_long)))
+    # Types of classes and modules, most of which belong to libraries.
+    of_libraries = set[int]()
     for type_id, example in one_of_each(values).items():
         if is_instance(example, type) or is_instance(example, ModuleType):
-            asked.add(type_id)
-    wanted.update(id(item) for item in of_types(asked, values) if not is_left_out(item))
-    plain = asked | ATOMS
-    return [item for item in values if id(type(item)) not in plain or id(item) in wanted]
+            of_libraries.add(type_id)
+    for item in of_types(of_libraries, values):
+        if not is_left_out(item):
+            wanted.add(id(item))
+    chosen_by_identity = of_libraries | ATOMS
+    return [
+        item for item in values if id(type(item)) not in chosen_by_identity or id(item) in wanted
+    ]
 
 
 def _is_rows_of_objects(value: Any) -> bool:
@@ -404,18 +416,22 @@ _MOST_SHOWN = 3
 def row_of(items: Sequence[object], size: Size) -> RetainedArray:
     """Return the row of some objects."""
     kinds = {name_of(type(item)) for item in one_of_each(items).values()}
-    kind = kinds.pop() if len(kinds) == 1 else "object"
-    device = ", ".join(sorted(size.device_bytes)) or "cpu"
+    shape: tuple[int, ...] | None = None
+    dtype = ""
     parts: dict[str, int] = {}
-    array = describe(items[0]) if len(items) == 1 else None
-    if array is None and len(items) == 1:
-        parts = {share.name: share.size_bytes for share in size.parts[:_MOST_SHOWN]}
+    if len(items) == 1:
+        array = describe(items[0])
+        if array is None:
+            parts = {share.name: share.size_bytes for share in size.parts[:_MOST_SHOWN]}
+        else:
+            shape = array.shape
+            dtype = array.dtype
     return RetainedArray(
         "",
-        kind,
-        None if array is None else array.shape,
-        "" if array is None else array.dtype,
-        device,
+        kinds.pop() if len(kinds) == 1 else "object",
+        shape,
+        dtype,
+        ", ".join(sorted(size.device_bytes)) or "cpu",
         size.size_bytes,
         arrays=0,
         objects=len(items),
