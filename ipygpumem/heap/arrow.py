@@ -66,7 +66,8 @@ def buffers(export: Callable[[int, int], object]) -> list[tuple[int, int]]:
     Raises:
         KeyError: the format is not known.
     """
-    array, schema = _Array(), _Schema()
+    array = _Array()
+    schema = _Schema()
     export(addressof(array), addressof(schema))
     try:
         return list(_inside(array, schema))
@@ -76,15 +77,18 @@ def buffers(export: Callable[[int, int], object]) -> list[tuple[int, int]]:
 
 
 def _inside(array: Any, schema: Any) -> Iterator[tuple[int, int]]:
-    text, rows, count = schema.format.decode(), array.offset + array.length, array.n_buffers
-    bits = _BITS[next((start for start in _BITS if text.startswith(start)), text)]
+    text = schema.format.decode()
+    rows = array.offset + array.length
+    count = array.n_buffers
+    start_of_format = next((start for start in _BITS if text.startswith(start)), text)
+    bits = _BITS[start_of_format]
     sizes = [(rows + 7) // 8, (rows * bits + 7) // 8]
     if text in ("vu", "vz"):  # texts; the last buffer has the lengths of those with long ones
         sizes += cast(array.buffers[count - 1], POINTER(c_int64))[: count - 3]
     places = array.buffers[:count] if count else []
-    yield from (
-        (address, size) for address, size in zip(places, sizes, strict=False) if address and size
-    )
+    for address, size in zip(places, sizes, strict=False):
+        if address and size:
+            yield address, size
     for number in range(array.n_children):
         yield from _inside(array.children[number].contents, schema.children[number].contents)
     if array.dictionary:

@@ -58,8 +58,8 @@ def attribute_name(item: object, value: object, known: Sequence[str] = ()) -> st
     attributes = instance_dict(item) or {}
     if attributes is value:
         return "__dict__"
-    for name, found in list(attributes.items()):
-        if found is value and type(name) is str:
+    for name, value_of_name in list(attributes.items()):
+        if value_of_name is value and type(name) is str:
             return name
     return None
 
@@ -85,9 +85,9 @@ def _is_readable(kind: type, name: str) -> bool:
     class.
     """
     for base in mro_of(kind):
-        found = class_dict(base).get(name, _MISSING)
-        if found is not _MISSING:
-            return not any("__get__" in class_dict(part) for part in mro_of(type(found)))
+        in_class = class_dict(base).get(name, _MISSING)
+        if in_class is not _MISSING:
+            return not any("__get__" in class_dict(part) for part in mro_of(type(in_class)))
     return True
 
 
@@ -105,10 +105,10 @@ def slot_descriptors(kind: type) -> dict[str, Any]:
 
 def slots(item: object, descriptors: dict[str, Any] | None = None) -> dict[str, object]:
     """Return the attributes of an object that are stored in slots and set."""
+    if descriptors is None:
+        descriptors = slot_descriptors(type(item))
     values: dict[str, object] = {}
-    for name, slot in (
-        slot_descriptors(type(item)) if descriptors is None else descriptors
-    ).items():
+    for name, slot in descriptors.items():
         with contextlib.suppress(AttributeError, TypeError):
             values[name] = slot.__get__(item)
     return values

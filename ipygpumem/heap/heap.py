@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
-from itertools import chain, compress, filterfalse, islice, repeat
+from itertools import compress, filterfalse, islice, repeat
 from operator import not_
 from typing import Any, NamedTuple, Protocol
 
@@ -52,7 +52,8 @@ class _Turn:
     """The process-wide lock for examining the heap; the collector is also one per process."""
 
     def __init__(self) -> None:
-        self.lock, self.was_on = threading.RLock(), False
+        self.lock = threading.RLock()
+        self.was_on = False
 
     def begin_in_child(self) -> None:
         """Release the lock in a forked process, because the thread that held it stayed in the
@@ -282,10 +283,10 @@ class Heap:
             containers = of_types(_CONTAINERS, new)
             self.ndarrays += arrays
             self._containers += containers
-            known = len(behind)
+            number_before = len(behind)
             for part in chunks([*containers, *contents, *_contents(arrays)]):
                 behind.update(self._that_lead_on(_untracked_behind(part)))
-            new = list(islice(behind.values(), known, None))
+            new = list(islice(behind.values(), number_before, None))
             contents = []
 
     # -- objects ---------------------------------------------------------------------------------
@@ -345,22 +346,22 @@ class Heap:
         """
         if not wanted:
             return []
-        found = _with_identities(wanted, self.local)
-        found |= _with_identities(wanted, _in_containers(self.local))
+        referred = _with_identities(wanted, self.local)
+        referred |= _with_identities(wanted, _in_containers(self.local))
         for part in chunks(self.tracked):
             is_left_out = map(without.__contains__, map(id, part))
-            held = gc.get_referents(*compress(part, map(not_, is_left_out)))
-            found |= _with_identities(wanted, held)
-            found |= _with_identities(wanted, _in_containers(held))
-        return list(found.values())
+            referents = gc.get_referents(*compress(part, map(not_, is_left_out)))
+            referred |= _with_identities(wanted, referents)
+            referred |= _with_identities(wanted, _in_containers(referents))
+        return list(referred.values())
 
     def in_arrays(self, wanted: Collection[int]) -> list[object]:
         """Return the objects with the ``wanted`` identities that are elements of arrays."""
-        found = dict[int, object]()
+        wanted_elements = dict[int, object]()
         if wanted:
             for array in compress(self.ndarrays, holding_objects(self.ndarrays)):
-                found |= _with_identities(wanted, flat_elements(array) or [])
-        return list(found.values())
+                wanted_elements |= _with_identities(wanted, flat_elements(array) or [])
+        return list(wanted_elements.values())
 
     def with_identities(self, wanted: Collection[int]) -> dict[int, object]:
         """Return the live objects with the ``wanted`` identities; looks behind each object only for
@@ -368,10 +369,10 @@ class Heap:
         """
         if not wanted:
             return {}
-        found = _with_identities(wanted, self.tracked)
-        found |= _with_identities(wanted, list(self.large_leaves))
-        missing = set(wanted).difference(found)
-        return found | by_identity(self.referred(missing))
+        live = _with_identities(wanted, self.tracked)
+        live |= _with_identities(wanted, list(self.large_leaves))
+        missing = set(wanted).difference(live)
+        return live | by_identity(self.referred(missing))
 
     # -- referrers -------------------------------------------------------------------------------
 
@@ -451,8 +452,11 @@ class _Instances:
     def of(self, *bases: type) -> list[Any]:
         """Return the instances of some classes that were collected."""
         wanted = set(map(id, bases))
-        chosen = [one.instances for one in self._classes if id(one.base) in wanted]
-        return list(chain.from_iterable(chosen))
+        instances = list[Any]()
+        for of_class in self._classes:
+            if id(of_class.base) in wanted:
+                instances += of_class.instances
+        return instances
 
     def drop(self) -> None:
         """Drop all references."""
@@ -524,7 +528,7 @@ def live_instances(*bases: type) -> list[object]:
     kinds: list[type] = list(bases)
     for kind in kinds:  # the list grows
         below: list[type] = type.__subclasses__(kind)
-        kinds += [item for item in below if all(item is not known for known in kinds)]
+        kinds += [item for item in below if all(item is not other for other in kinds)]
     referrers = gc.get_referrers(*kinds)
     return of_types(kinds_of(referrers, *bases), referrers)
 
@@ -536,11 +540,11 @@ def large_tensors(tensors: Iterable[object], smallest: int) -> dict[StorageKey, 
     if base is None or not (tensors := list(tensors)):
         return by_storage
     with sys.modules["torch"]._C.DisableTorchFunction():
-        plain, rest = Reader(sys.modules["torch"]).plain(tensors)
+        plain, unusual = Reader(sys.modules["torch"]).plain(tensors)
         is_large = map(smallest.__le__, plain.sizes)
         for tensor, key in compress(zip(plain.tensors, plain.keys, strict=True), is_large):
             by_storage.setdefault(("torch", key), []).append(tensor)
-        for tensor in rest:
+        for tensor in unusual:
             try:
                 storage = base.untyped_storage(tensor)
                 if storage.nbytes() >= smallest and storage.device.type != "meta":

@@ -31,14 +31,16 @@ class ObjectsSince:
     """
 
     def __init__(self) -> None:
-        self._old, self._mark = _Mark(), _Mark()
-        """The first one is in front of the second, unless the lists have been rearranged."""
+        self._old = _Mark()
+        self._mark = _Mark()
+        """The old one is in front of this one, unless the lists have been rearranged."""
         self._saved: array[int] | None = array("Q")
         self._collections = -1
 
     def start(self) -> None:
         """Start here, right after a collection has made all existing objects old."""
-        self._mark, self._collections = _Mark(), _full_collections()
+        self._mark = _Mark()
+        self._collections = _full_collections()
 
     def save(self) -> None:
         """Save the identities of the new objects, because a full collection is about to change the
@@ -46,20 +48,20 @@ class ObjectsSince:
 
         An identity that is used again belongs to an object that is new, too.
         """
-        found = self._behind_mark()
-        if self._saved is None or found is None or len(found) + len(self._saved) > _MOST_SAVED:
+        new = self._behind_mark()
+        if self._saved is None or new is None or len(new) + len(self._saved) > _MOST_SAVED:
             self._saved = None
         else:
-            self._saved.extend(map(id, found))
+            self._saved.extend(map(id, new))
 
     def identities(self) -> set[int] | None:
         """Return the identities of the new objects, and maybe of some that have died; None if
         unknown.
         """
-        found = self._behind_mark()
-        return (
-            None if found is None or self._saved is None else set(map(id, found)).union(self._saved)
-        )
+        new = self._behind_mark()
+        if new is None or self._saved is None:
+            return None
+        return set(map(id, new)).union(self._saved)
 
     def _behind_mark(self) -> list[Any] | None:
         # The youngest first: a collection between two lists makes objects older, and they are then
@@ -70,8 +72,9 @@ class ObjectsSince:
         tracked = [*gc.get_objects(generation=2), *middle, *young]
         if self._collections != _full_collections():
             return None
-        old, new = _position(tracked, self._old), _position(tracked, self._mark)
-        return tracked[new + 1 :] if 0 <= old < new else None
+        old = _position(tracked, self._old)
+        mark = _position(tracked, self._mark)
+        return tracked[mark + 1 :] if 0 <= old < mark else None
 
 
 def _position(items: list[Any], wanted: object) -> int:
@@ -79,5 +82,5 @@ def _position(items: list[Any], wanted: object) -> int:
 
 
 def _full_collections() -> int:
-    found: int = gc.get_stats()[2]["collections"]
-    return found
+    collections: int = gc.get_stats()[2]["collections"]
+    return collections

@@ -44,8 +44,10 @@ class Referrers:
         containers_of_atoms: list[object],
         ndarrays: list[object],
     ) -> None:
-        self._tracked, self._references = tracked, references
-        self._containers, self._containers_of_atoms = containers, containers_of_atoms
+        self._tracked = tracked
+        self._references = references
+        self._containers = containers
+        self._containers_of_atoms = containers_of_atoms
         self._ndarrays = ndarrays
         self._added: dict[int, tuple[object, object]] = {}
         """Objects made later for older ones, each with the older one, by identity."""
@@ -101,11 +103,11 @@ class Referrers:
             self._inside_arrays = []
             listed = set(map(id, self._ndarrays))
             for array in self._ndarrays:
-                inside = _identities_inside(array, listed)
-                if inside:
-                    self._inside_arrays.append((array, inside))
-        for array, inside in self._inside_arrays:
-            for key in inside.intersection(new):
+                identities = _identities_inside(array, listed)
+                if identities:
+                    self._inside_arrays.append((array, identities))
+        for array, identities in self._inside_arrays:
+            for key in identities.intersection(new):
                 self._referrers[key].append(array)
 
     def _add_arrays_of_atoms(self, atoms: set[int]) -> None:

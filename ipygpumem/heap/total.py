@@ -186,12 +186,12 @@ class ObjectCount:
             self._read[id(item)] = item
             # A thread may change it, or the library's version may be unknown.
             with contextlib.suppress(Exception):
-                found = list(reader(item))
-                waiting += found
+                parts = list(reader(item))
+                waiting += parts
                 library = library_of(type(item)) or "other libraries"
-                for piece in found:
-                    if type(piece) is Piece:
-                        self._pieces.setdefault(piece.key, (library, piece))
+                for part in parts:
+                    if type(part) is Piece:
+                        self._pieces.setdefault(part.key, (library, part))
 
 
 def _references_if_held_once() -> int:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import elements, is_array
+from ipygpumem.heap.attributes import has_nameless_attributes
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.data_frames import is_removable_from
 from ipygpumem.heap.holders.frames import SUSPENDED, running_ids
@@ -39,7 +40,6 @@ MOST_VISITS = 20_000_000
 _MOST_ITEMS = 200
 """Maximum number of items of one holder for each of which a line is written."""
 _MAKES_DICTS = (3, 11) <= sys.version_info < (3, 13)
-_MANAGED_DICT = 1 << 4
 
 
 class WayTo(NamedTuple):
@@ -418,8 +418,7 @@ def _with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[obje
 
 def _has_managed_dict(item: object) -> bool:
     """Return True for an object whose attributes get a dict only when it is read."""
-    flags = type.__dict__["__flags__"].__get__(type(item))
-    return _MAKES_DICTS and bool(flags & _MANAGED_DICT)
+    return _MAKES_DICTS and has_nameless_attributes(item)
 
 
 def _is_of_ipython(way: WayTo) -> bool:

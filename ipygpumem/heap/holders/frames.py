@@ -164,11 +164,12 @@ def in_traceback(error: BaseException) -> list[tuple[str, object]]:
     """Return the local names of ended functions, by which an exception keeps objects alive, and
     these objects.
     """
-    running, found = running_ids(), list[tuple[str, object]]()
+    running = running_ids()
+    variables = list[tuple[str, object]]()
     for step in steps(_traceback_of(error)):
         if id(step.tb_frame) not in running and is_users(step.tb_frame):
-            found += peek(step.tb_frame).items()
-    return found
+            variables += peek(step.tb_frame).items()
+    return variables
 
 
 def _is_ours_alone(frame: FrameType, names: object) -> bool:

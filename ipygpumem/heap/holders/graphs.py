@@ -123,14 +123,18 @@ def live_tensors(garbage: Garbage) -> list[Any]:
     expect_dead_nodes()
     _let_swap(sys.modules.get("torch.utils"))
     scripted = library_type("torch.jit", "RecursiveScriptModule")
-    # one search of the heap
-    both = garbage.instances(base, *([] if scripted is None else [scripted]))
-    kinds, seen = kinds_of(both, base), Nodes()
-    tensors: list[Any] = of_types(kinds, both)
-    found = [*tensors, *(value for item in without_types(kinds, both) for value in of_script(item))]
+    bases = [base] if scripted is None else [base, scripted]
+    instances = garbage.instances(*bases)  # one search of the heap
+    tensor_types = kinds_of(instances, base)
+    tensors: list[Any] = of_types(tensor_types, instances)
+    live = list(tensors)
+    for module in without_types(tensor_types, instances):
+        live += of_script(module)
+    nodes = Nodes()
     with sys.modules["torch"]._C.DisableTorchFunction():
-        found += [kept for tensor in requiring_grad(tensors) for _, kept in behind(tensor, seen)]
-    return list(by_identity(found).values())
+        for tensor in requiring_grad(tensors):
+            live += [saved for _, saved in behind(tensor, nodes)]
+    return list(by_identity(live).values())
 
 
 def of_script(module: object) -> Iterator[Any]:

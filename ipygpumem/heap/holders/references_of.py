@@ -101,9 +101,9 @@ def _class_attribute(kind: type, name: str) -> object:
     none.
     """
     for base in mro_of(kind):
-        found = class_dict(base).get(name)
-        if found is not None:
-            return found
+        attribute = class_dict(base).get(name)
+        if attribute is not None:
+            return attribute
     return None
 
 
