@@ -1,0 +1,256 @@
+"""Objects that public reports describe, in a real kernel: ``top`` and ``why`` against the process's
+memory before they are made and after ``del``, and the lines that free those that experiments leave.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+
+from benchmarks.harness.kernel import Kernel
+from tests.steps import needs, ok, tidied_kernel, works
+from tests.test_holders import _ASK, _LEFT, left, left_by_experiment, why
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", _ASK)
+
+MIB = 1 << 20
+WITHIN = 0.1
+_RSS = """(lambda: (
+    __import__("gc").collect(),
+    __import__("ctypes").CDLL(None).malloc_trim(0),
+    sum(
+        int(line.split()[1]) << 10
+        for line in open("/proc/self/status")
+        if line.startswith(("RssAnon", "RssShmem"))
+    ),
+)[-1])()"""
+_SCRIPT = '''
+import pathlib, tempfile
+script = pathlib.Path(tempfile.mkdtemp(), "other_script.py")
+script.write_text("""
+DATA = b"x" * (24 << 20)
+def load(): return DATA
+def predict(): return len(load())
+class Model:
+    def predict(self): return len(load())
+""");
+'''
+
+ROWS: dict[str, tuple[str, str]] = {
+    "a StringIO": ("import io", "x = io.StringIO(); x.write('x' * 2**24);"),
+    "a database in memory": (
+        "import sqlite3",
+        """
+        x = sqlite3.connect(":memory:")
+        x.execute("create table t (text)")
+        x.executemany("insert into t values (?)", (("y" * 1000,) for _ in range(30_000)));
+        """,
+    ),
+    "an array of texts": (
+        "import numpy as np; texts = [f'some longer text {n:050d}' for n in range(200_000)]",
+        "x = np.array(texts, dtype=np.dtypes.StringDType())",
+    ),
+    "a structured array": (
+        """
+        import numpy as np
+        class Big:
+            def __init__(self):
+                self.data = bytearray(24 << 20)
+        """,
+        "x = np.array([(Big(),)], dtype=[('f', object)])",
+    ),
+    "a class with arrays": (
+        "import numpy as np",
+        """
+        class x:
+            data = [np.ones(2**20) for _ in range(4)]
+        """,
+    ),
+    "a property that closes over data": (
+        """
+        import numpy as np
+        def make():
+            data = np.ones(2**22)
+            class Lazy:
+                @property
+                def data(self):
+                    return data
+            return Lazy()
+        """,
+        "x = make()",
+    ),
+    "a function of runpy": (
+        f"import runpy{_SCRIPT}",
+        "x = runpy.run_path(str(script))['predict']",
+    ),
+    "a class of runpy": (f"import runpy{_SCRIPT}", "x = runpy.run_path(str(script))['Model']"),
+    "a function of exec": (
+        _SCRIPT,
+        "space = {}; exec(script.read_text(), space); x = space['predict']; del space",
+    ),
+    "many lists": ("", "x = [['v%d' % i, 'w%d' % i] for i in range(200_000)]"),
+    "frames": (
+        """
+        import sys
+        def frame():
+            data = b"x" * (8 << 20)
+            return sys._getframe()
+        """,
+        "x = [frame() for _ in range(4)]",
+    ),
+    "the stack": (
+        """
+        import inspect
+        def stack():
+            data = b"x" * (24 << 20)
+            return inspect.stack()
+        """,
+        "x = stack()",
+    ),
+    "HTML": ("from IPython.display import HTML", "x = HTML('x' * 2**25)"),
+    "an image": (
+        "from IPython.display import Image",
+        "x = Image(data=b'\\x89PNG' + b'x' * 2**25, format='png')",
+    ),
+    "a trainer": (
+        """
+        import numpy as np
+        class Connector:
+            def __init__(self, trainer):
+                self.trainer = trainer
+        class Trainer:
+            def __init__(self):
+                self.connector = Connector(self)
+                self.results = [np.ones(2**22)]
+        """,
+        "x = Trainer()",
+    ),
+    "a shared array": (
+        "import ctypes, multiprocessing",
+        """
+        x = multiprocessing.RawArray("d", 3_000_000)
+        ctypes.memset(ctypes.addressof(x), 1, 24_000_000);
+        """,
+    ),
+}
+"""Cells that run before, and cells that make ``x``."""
+
+
+def total(device_bytes: Any) -> int:
+    return sum(device_bytes.values())
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_del_frees_the_size_that_top_and_why_name(notebook: Kernel, row: str) -> None:
+    setup, make = map(textwrap.dedent, ROWS[row])
+    if row == "an array of texts":
+        needs("numpy")
+        if notebook.value("__import__('numpy').__version__") < "2":
+            pytest.skip("NumPy 1 has no StringDType")
+    works(notebook, setup, "import ipygpumem; y = [bytes(2**20)]; ipygpumem.top()", "%gpumem why y")
+    before = notebook.value(_RSS)
+    works(notebook, make)
+    grown = notebook.value(_RSS) - before
+    assert grown > 14 * MIB
+    (of_top,) = notebook.value(
+        "[(row.size_bytes, row.is_at_least) for row in ipygpumem.top('x').names]"
+    )
+    of_why = why(notebook, "x")
+    with_x = notebook.value(_RSS)
+    works(notebook, "del x")
+    freed = with_x - notebook.value(_RSS)
+    assert of_top == (pytest.approx(grown, rel=WITHIN), False)
+    assert total(of_why["device_bytes"]) == pytest.approx(grown, rel=WITHIN)
+    # Python returns no arena in which a small object is alive.
+    assert total(of_why["freed_bytes"]) == pytest.approx(freed, rel=1.5 * WITHIN)
+    if row == "a trainer":
+        assert of_why["parts"][0][0] == ".results"
+
+
+LEFT_ROWS: dict[str, tuple[str, str, int, list[str]]] = {
+    "two arrays in two dicts": (
+        "outer = {}; keepers = {}",
+        """
+        xs = [array(), array()]
+        outer["a"] = xs[0]; keepers["b"] = xs[1]
+        """,
+        2,
+        ['del keepers["b"]', 'del outer["a"]'],
+    ),
+    "arrays in a dict of a list": (
+        'outer = {"runs": []}',
+        """
+        xs = [array() for _ in range(12)]
+        outer["runs"].append({"data": xs})
+        """,
+        12,
+        ['del outer["runs"][0]["data"]'],
+    ),
+    "a groupby of a deleted frame": (
+        """
+        import pandas as pd
+        outer = {}
+        %gpumem leaks
+        pd.DataFrame({"a": [1.0], "b": 1.5}, copy=False).groupby("a").mean();
+        """,
+        """
+        frame = pd.DataFrame({"a": array(), "b": 1.5}, copy=False)
+        outer["g"] = frame.groupby("a")
+        """,
+        1,
+        ['del outer["g"]'],
+    ),
+}
+"""Cells before, the code of the experiment, the arrays that it leaves, and the lines that free
+them.
+"""
+
+
+_OF_MODULES = 5 * MIB
+"""Bytes that the first experiment and the first report take for modules."""
+
+
+@pytest.mark.parametrize("row", LEFT_ROWS)
+def test_the_lines_free_what_an_experiment_has_left(notebook: Kernel, row: str) -> None:
+    setup, code, number, lines = LEFT_ROWS[row]
+    if "pandas" in setup:
+        needs("pandas")
+    works(notebook, _LEFT.replace("np.ones(10_000)", "np.ones(2**20)"), textwrap.dedent(setup))
+    before = notebook.value(_RSS)
+    works(notebook, f"%%experiment e\n{textwrap.dedent(code).strip()}")
+    grown = notebook.value(_RSS) - before
+    assert grown > 3 * _OF_MODULES
+    for rows in (left_by_experiment(notebook), left(notebook)):
+        # The line may empty lists inside the object, too, before it deletes the object.
+        assert sorted(line.rpartition("; ")[2] for _, _, line in rows) == sorted(lines)
+        assert sum(size for size, _, _ in rows) == pytest.approx(grown, abs=_OF_MODULES)
+    assert notebook.value("sum(one() is not None for one in watched)") == number
+    works(notebook, *[line for _, _, line in rows], "import gc; gc.collect();")
+    assert notebook.value("sum(one() is not None for one in watched)") == 0
+    assert notebook.value(_RSS) - before < _OF_MODULES
+    assert left(notebook) == []
+
+
+def test_the_worker_that_keeps_data_is_named_with_its_pool(notebook: Kernel) -> None:
+    ok(
+        notebook,
+        """
+import multiprocessing
+kept = []
+def work(number):
+    kept.append(bytearray(20 << 20))
+pool = multiprocessing.get_context("fork").Pool(1)
+""",
+    )
+    (text,) = ok(notebook, "%%experiment e\nfor n in range(5): pool.apply(work, (n,))").reports(
+        "experiment"
+    )
+    assert re.search(r"child processes have 1\d\d(\.\d)? MiB more", text), text
+    (text,) = ok(notebook, "%gpumem status").reports("status")
+    assert "pool.terminate()" in text, text
+    ok(notebook, "pool.terminate(); pool.join()")
