@@ -381,6 +381,10 @@ class ReferencePath(Record):
     """Advice to the user on how to free it; empty if there is none."""
 
 
+SEVERAL_TYPES = "object"
+"""Name of the type of a row of objects of several types; the row's parts are these types."""
+
+
 @dataclass(frozen=True)
 class RetainedArray(Record):
     """A tensor, an array, or any object that holds memory, and the name that refers to it."""

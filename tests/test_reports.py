@@ -336,7 +336,9 @@ def test_leaks_in_one_container_are_one_line_and_the_largest_comes_first() -> No
     ]
     found += [leak(f"losses[{n}]{graph}", size=MIB // 4) for n in range(8)]
     found += [leak('runs["a[1]"]'), leak('runs["a[2]"]')]
-    assert content.leaks_report(found, MIB).lines == [
+    report = content.leaks_report(found, MIB)
+    assert report.headline == "6 leaks · 12 MiB"
+    assert report.lines == [
         "4 MiB · Tensor f 4 on cpu · held by x · to free it: del it",
         "3 MiB · 3 × Tensor f 4 on cpu · held by cache[…] · to free it: del it",
         f"2 MiB · 8 × Tensor f 4 on cpu · held by losses[…]{graph} · to free it: del it",
@@ -389,6 +391,22 @@ def test_leaks_say_at_least_where_memory_is_not_counted() -> None:
         "no leak of at least 1 MiB, but at least 1 MiB are kept by what is listed below"
     )
     assert report.lines == ["at least 1 MiB on cpu · Out[3] · %xdel _3"]
+
+
+def test_objects_of_several_types_are_counted_with_their_types() -> None:
+    mixed = dataclasses.replace(
+        leak("x", name="fig"),
+        type_name="object",
+        shape=None,
+        dtype="",
+        arrays=0,
+        objects=89,
+        parts={"Figure": MIB, "ndarray": MIB // 2},
+    )
+    assert content.leaks_report([mixed], MIB).lines == [
+        "1 MiB · fig: 89 objects (Figure 1 MiB, ndarray 512 KiB) on cpu · held by x · "
+        "to free it: del it"
+    ]
 
 
 def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:

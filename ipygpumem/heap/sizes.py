@@ -22,7 +22,7 @@ from ipygpumem.heap.reading import MOST_NODES
 from ipygpumem.heap.region import Region
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import ATOMS, is_instance, name_of, type_name
-from ipygpumem.records import RetainedArray
+from ipygpumem.records import SEVERAL_TYPES, RetainedArray
 
 MOST_SIZED = 4_000_000
 """Maximum number of objects to examine while something waits for the result."""
@@ -428,7 +428,7 @@ def row_of(items: Sequence[object], size: Size) -> RetainedArray:
             dtype = array.dtype
     return RetainedArray(
         "",
-        kinds.pop() if len(kinds) == 1 else "object",
+        kinds.pop() if len(kinds) == 1 else SEVERAL_TYPES,
         shape,
         dtype,
         ", ".join(sorted(size.device_bytes)) or "cpu",

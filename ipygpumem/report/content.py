@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ipygpumem.records import (
     OUTSIDE,
+    SEVERAL_TYPES,
     CellRecord,
     CutListing,
     ExperimentRecord,
@@ -600,7 +601,7 @@ def _leaks_headline(
     beyond: Sequence[RetainedArray],
     kept: Sequence[Kept],
 ) -> str:
-    """Return the number of leaks and of other rows, and the bytes of all of them together."""
+    """Return the number of lines of leaks and of other rows, and the bytes of all of them."""
     other_rows = len(beyond)
     size_bytes = _sum(held) + _sum(beyond)
     is_at_least = any(row.is_at_least for row in held)
@@ -611,7 +612,7 @@ def _leaks_headline(
             other_rows += 1
     total = _at_least(size_bytes, is_at_least=is_at_least)
     if held:
-        rows = count(len(held), "leak")
+        rows = count(len(_groups_of_leaks(held)), "leak")
         if other_rows:
             rows += f" and {count(other_rows, 'other row')}"
         return f"{rows}{SEPARATOR}{total}"
@@ -661,10 +662,7 @@ def _leak_rows(held: Sequence[RetainedArray]) -> list[tuple[int, str]]:
     """Return the bytes and the line of each group of leaks, the largest first, and one line for the
     rest.
     """
-    by_line: dict[tuple[object, ...], list[RetainedArray]] = {}
-    for item in held:
-        by_line.setdefault(_group_of(item), []).append(item)
-    groups = sorted(by_line.values(), key=_sum, reverse=True)
+    groups = _groups_of_leaks(held)
     rows = [(_sum(group), _leak_line(group)) for group in groups[:_ROWS_SHOWN]]
     remaining = list[RetainedArray]()
     for group in groups[_ROWS_SHOWN:]:
@@ -672,6 +670,14 @@ def _leak_rows(held: Sequence[RetainedArray]) -> list[tuple[int, str]]:
     if remaining:
         rows.append((0, f"and {len(remaining)} more: {_total(remaining)}"))
     return rows
+
+
+def _groups_of_leaks(held: Sequence[RetainedArray]) -> list[list[RetainedArray]]:
+    """Return the leaks by line, the largest first."""
+    by_line: dict[tuple[object, ...], list[RetainedArray]] = {}
+    for item in held:
+        by_line.setdefault(_group_of(item), []).append(item)
+    return sorted(by_line.values(), key=_sum, reverse=True)
 
 
 def _group_of(item: RetainedArray) -> tuple[object, ...]:
@@ -718,8 +724,12 @@ def _leak_line(group: Sequence[RetainedArray]) -> str:
 def _leaked_objects(group: Sequence[RetainedArray]) -> str:
     """Return the number, name, type and content of leaks of the same kind."""
     first = group[0]
+    objects = sum(item.objects for item in group)
     kind = clean_name(first.type_name)
-    if first.shape is None:
+    is_of_many_types = first.type_name == SEVERAL_TYPES and bool(first.parts) and objects > 1
+    if is_of_many_types:
+        kind = f"{objects:,} objects ({_contents(first)})"
+    elif first.shape is None:
         contents = _contents(first) or _shape(first)
         if contents:
             kind = f"{kind} with {contents}"
@@ -728,7 +738,6 @@ def _leaked_objects(group: Sequence[RetainedArray]) -> str:
     text = " ".join(clean_name(word) for word in words if word)
     if first.name:
         text = f"{clean_name(first.name)}: {text}"
-    objects = sum(item.objects for item in group)
-    if objects > 1:
+    if objects > 1 and not is_of_many_types:
         return f"{objects:,} × {text}"
     return text
