@@ -197,7 +197,7 @@ PASTED = {
     'async def load(x): await asyncio.sleep(1)\nloads = {"it\'s": load(big())}': """del loads["it's"]""",  # noqa: E501
     "try: fails(big())\nexcept Exception as e: error = e": "error = None  # once you have read it",
     "try: fails(big())\nexcept Exception as e: errors = ['', {1: e}]": "del errors[1][1]  # once you have read it",  # noqa: E501
-    "import one; one.HIDDEN = {3: big()}; del one": "import one; one.HIDDEN[3] = None",
+    "import one; one.HIDDEN = {3: big()}; del one": "import one; del one.HIDDEN[3]",
     "import two as m; m.Files = Files; m.Files.load(1 << 20); del Files;": "m.Files.load.cache_clear()",  # noqa: E501
     "%run -n three.py\ndel KEPT": "get_ipython()._main_mod_cache['{folder}/three.py'].KEPT = None",
     "async def work(x): await asyncio.Queue().get()\nt = asyncio.create_task(work(big()))": "t.cancel(); t = None",  # noqa: E501
