@@ -215,8 +215,9 @@ def left():
     finally:
         display.show = shown
     return rows([row for report in reports for row in report.records if hasattr(row, "holder")])
+from ipygpumem.shell.app import app_of
+app = app_of(get_ipython())
 def left_by_experiment():
-    from ipygpumem.shell.app import app_of
     return rows(app_of(get_ipython()).experiments.finished[-1].survivors)
 def rows(records):
     import json
@@ -373,6 +374,30 @@ def test_an_object_and_its_arrays_are_one_row(kernel: Kernel, made: str) -> None
     assert later[0] == pytest.approx(at_the_end[0], rel=0.02)
     assert later[0] > 7_000_000
     works(kernel, later[2])
+    assert left(kernel) == []
+
+
+def test_a_frame_without_a_name_is_one_row_with_its_arrays(kernel: Kernel) -> None:
+    needs("pandas")
+    works(
+        kernel,
+        _LEFT,
+        """
+        import pandas as pd
+        outer = {}
+        texts = [str(number) for number in range(2**20)]
+        """,
+        """%%experiment e
+outer["a"] = pd.DataFrame({"a": np.arange(2**20), "t": np.array(texts, dtype=object)})
+""",
+    )
+    for rows in (left_by_experiment(kernel), left(kernel)):
+        ((size, path, line),) = rows
+        assert (path, line) == ('notebook variable outer["a"]', 'del outer["a"]')
+        assert size > 15 << 20
+    kinds = kernel.value("[row.type_name for row in app.experiments.finished[-1].survivors]")
+    assert kinds == ["DataFrame"]
+    works(kernel, line)
     assert left(kernel) == []
 
 

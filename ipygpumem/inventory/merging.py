@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ipygpumem.heap.holders.cuts import Cut, Kind, inside, statement_of
 from ipygpumem.heap.holders.roots import REMOVE_THEM, Root
-from ipygpumem.records import ReferencePath, RetainedArray
+from ipygpumem.records import SEVERAL_TYPES, ReferencePath, RetainedArray
 
 _ITEM = re.compile(r"\[[^\[\]]*\]$")
 """The last item of a path."""
@@ -240,7 +240,25 @@ def _as_one(group: list[_Removable]) -> RetainedArray | None:
     )
     if all(_look(row) == _look(first) for row in rows):
         return whole
+    around = _object_around(group)
+    if around is not None:
+        path = "" if around.holder is None else around.holder.path
+        holder = ReferencePath(path, statement + dashes + comment)
+        return replace(_sum_of(rows, around), device=_devices_of(rows), holder=holder)
     return _of_many_kinds(whole, rows)
+
+
+def _object_around(group: Sequence[_Removable]) -> RetainedArray | None:
+    """Return the row of the object in which all other rows of a group are arrays without a name,
+    such as a data frame; None if there is none.
+    """
+    if any(row.cuts != group[0].cuts for row in group):
+        return None
+    objects = [row.row for row in group if row.row.arrays == 0]
+    has_named_arrays = any(row.row.name for row in group if row.row.arrays)
+    if len(objects) != 1 or objects[0].objects > 1 or has_named_arrays:
+        return None
+    return objects[0]
 
 
 def _of_many_kinds(whole: RetainedArray, rows: Sequence[RetainedArray]) -> RetainedArray:
@@ -251,7 +269,7 @@ def _of_many_kinds(whole: RetainedArray, rows: Sequence[RetainedArray]) -> Retai
     whole = replace(whole, shape=None, dtype="", device=_devices_of(rows), arrays=0, parts={})
     if len(sizes) == 1:
         return whole
-    return replace(whole, type_name="object", parts=dict(sizes.most_common(_MOST_NAMES)))
+    return replace(whole, type_name=SEVERAL_TYPES, parts=dict(sizes.most_common(_MOST_NAMES)))
 
 
 def _names_of(rows: Sequence[RetainedArray]) -> str:
