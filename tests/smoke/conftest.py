@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import kernel_with, run
+from tests.steps import HIDE_LIBRARIES, kernel_with, run
 
 HAS_POSIX = os.name == "posix" and not os.environ.get("IPYGPUMEM_WITHOUT_POSIX")
 """Whether the kernels have it: see tests/without_posix."""
@@ -17,7 +17,7 @@ for _name in [n for n in globals() if n[0] != "_" and n not in ("In", "Out", "ex
 """  # noqa: E501
 
 
-_module_kernel = kernel_with("%load_ext ipygpumem")
+_module_kernel = kernel_with("%load_ext ipygpumem", HIDE_LIBRARIES)
 
 
 @pytest.fixture
