@@ -72,8 +72,8 @@ def estimate(
         raise EstimateError(f"timeout: {error}") from None
     estimation = loading.estimation(device, room_bytes, seconds)
     namespaces = (vars(sys.modules["__main__"]), sys._getframe(1).f_globals)
-    found: Estimate = estimation.of_call(function, args, kwargs, namespaces)
-    return found
+    result: Estimate = estimation.of_call(function, args, kwargs, namespaces)
+    return result
 
 
 def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary:
@@ -89,8 +89,8 @@ def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary
     """
     __tracebackhide__ = True  # of the model's errors
     refuse_while_traced("ask for a summary")
-    found: ModelSummary = loading.loaded().summarize(model, inputs, kwargs)
-    return found
+    result: ModelSummary = loading.loaded().summarize(model, inputs, kwargs)
+    return result
 
 
 def autofit(

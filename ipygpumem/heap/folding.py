@@ -394,8 +394,8 @@ def _of_same_kind(item: object, kind: type) -> list[Any]:
     same = of_types({id(kind)}, references)
     if not same and kind is not dict:
         counts = list(map(sys.getrefcount, references))
-        own = list(compress(references, map(ONCE_IN_LIST.__ge__, counts)))
-        own_dicts = of_types({id(dict)}, own)
+        unshared = list(compress(references, map(ONCE_IN_LIST.__ge__, counts)))
+        own_dicts = of_types({id(dict)}, unshared)
         same = of_types({id(kind)}, gc.get_referents(*own_dicts))
     return same
 

@@ -217,10 +217,10 @@ class Garbage:
                 list(map(Known, instances)) if len(instances) <= self._MOST_KNOWN else None
             )
             return instances
-        known = [item for reference in self._known if (item := reference()) is not None]
-        if len(known) < len(self._known):
-            self._known = list(map(Known, known))
-        return list({id(item): item for item in (*known, *new)}.values())
+        older = [item for reference in self._known if (item := reference()) is not None]
+        if len(older) < len(self._known):
+            self._known = list(map(Known, older))
+        return list({id(item): item for item in (*older, *new)}.values())
 
     def forget(self) -> None:
         """Forget the known instances, and remove the callback."""
@@ -360,8 +360,8 @@ def _let_collect() -> None:
 
 def _progress_of_others() -> dict[int, list[int]]:
     """Return the current instructions of the other threads."""
-    own = threading.get_ident()
-    tops = {thread: top for thread, top in sys._current_frames().items() if thread != own}
+    this_thread = threading.get_ident()
+    tops = {thread: top for thread, top in sys._current_frames().items() if thread != this_thread}
     return {thread: [frame.f_lasti for frame in stack(top)] for thread, top in tops.items()}
 
 

@@ -186,11 +186,11 @@ class LevelReader:
         """Fold the objects at some positions into their nodes one by one; return the rest."""
         if not special:
             return level
-        rest = _Level()
+        others = _Level()
         for position, (item, owner) in enumerate(zip(level.items, level.owners, strict=True)):
             if position in special:
                 self._folder.fold(owner, [item])
             else:
-                rest.items.append(item)
-                rest.owners.append(owner)
-        return rest
+                others.items.append(item)
+                others.owners.append(owner)
+        return others

@@ -104,10 +104,10 @@ class MemoryReader:
                 self._add(self._foreign_memory(array), edges)
         if not types.own_bytes.readers.keys().isdisjoint(type_ids):
             for item in of_types(types.own_bytes.readers, items):
-                behind = behind_object(item, types.own_bytes.readers[id(type(item))])
-                self._add(behind.pieces, edges)
-                of_libraries += behind.objects
-                if not behind.is_complete:
+                library_memory = behind_object(item, types.own_bytes.readers[id(type(item))])
+                self._add(library_memory.pieces, edges)
+                of_libraries += library_memory.objects
+                if not library_memory.is_complete:
                     self._graph.notes[UNREAD] = None
         return size, of_libraries
 

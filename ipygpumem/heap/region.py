@@ -225,16 +225,16 @@ class Region:
 
     def arrays_of(self, keys: Collection[NodeKey]) -> list[Any]:
         """Return the tensors and arrays in some nodes; needs ``keeps_arrays``."""
-        found = list[Any]()
+        chosen = list[Any]()
         for key, arrays in self.graph.arrays.items():
             if key in keys:
-                found += arrays
-        return found
+                chosen += arrays
+        return chosen
 
     def tensors(self, keys: Collection[NodeKey] | None = None) -> list[Any]:
         """Return the tensors among the nodes, all or those with some identities."""
-        found = of_types(self.reader.types.tensors, list(self.objects.values()))
-        return found if keys is None else [tensor for tensor in found if id(tensor) in keys]
+        tensors = of_types(self.reader.types.tensors, list(self.objects.values()))
+        return tensors if keys is None else [tensor for tensor in tensors if id(tensor) in keys]
 
     def node_of(self, piece: Piece, otherwise: int) -> NodeKey:
         """Return the node of some memory: a piece, or the array or bytes that own it."""
@@ -252,9 +252,11 @@ class Region:
         counts_tensors = hasattr(
             getattr(sys.modules.get("torch"), "_C", None), "_storage_Use_Count"
         )
-        known = {"torch", "object"} if counts_tensors else {"object"}
+        counted_libraries = {"torch", "object"} if counts_tensors else {"object"}
         is_foreign = bool(
-            libraries - known or self.graph.of_other_libraries or self.graph.has_autograd
+            libraries - counted_libraries
+            or self.graph.of_other_libraries
+            or self.graph.has_autograd
         )
         return is_foreign or bool(of_types(self.reader.types.segments, list(self.objects.values())))
 
@@ -269,13 +271,13 @@ class Region:
         count: Any = getattr(torch.Tensor, "_use_count", None)  # neither is in every torch
         count_of_storage: Any = getattr(torch._C, "_storage_Use_Count", None)
         with torch._C.DisableTorchFunction():
-            one = torch.empty(0, device="meta")
-            alone = sys.getrefcount(one)
-            view = one[:]
+            example = torch.empty(0, device="meta")
+            alone = sys.getrefcount(example)
+            view = example[:]
             # from torch 2.10 on, the object has one for all of C++
-            shows_one = sys.getrefcount(one) - alone
+            shows_one = sys.getrefcount(example) - alone
             del view
-            storage = torch.Tensor.untyped_storage(one)
+            storage = torch.Tensor.untyped_storage(example)
             unnamed = sys.getrefcount(storage)
             for tensor in tensors if count is not None else ():
                 in_torch = count(tensor) - 1

@@ -176,7 +176,7 @@ def _host(
             elif piece.device == "cpu":
                 objects[f"data of {library}"] += piece.size_bytes
     objects = Counter({name: size for name, size in objects.items() if size >= MIB})
-    return [host_parts(found, buffers, anonymous_bytes, objects) for found in figures]
+    return [host_parts(host_figures, buffers, anonymous_bytes, objects) for host_figures in figures]
 
 
 def _cards(nvml: Nvml, findings: Findings) -> list[Reconciliation]:

@@ -23,11 +23,11 @@ def leaks(app: App, options: Options) -> list[Report]:
     context.garbage.collect()  # garbage is no leak
     search = LeakSearch(context, app.experiments.survivors, smallest)
     with context.display.working("leaks") as progress:
-        found = search.find(progress)
+        leaks_now = search.find(progress)
     notes = []
-    if not found.has_all_graphs:
+    if not leaks_now.has_all_graphs:
         notes.append("too many autograd graphs to examine: they are not listed")
     segments = context.meter.now().get("shm")
     if segments is not None and segments.note:
         notes.append(f"shared memory: {segments.note}")
-    return [leaks_report(found.leaks, smallest, found.beyond, found.kept, notes)]
+    return [leaks_report(leaks_now.leaks, smallest, leaks_now.beyond, leaks_now.kept, notes)]

@@ -170,17 +170,17 @@ class Meter:
         """Return each device's memory now, without affecting open spans; other threads may use the
         devices.
         """
-        found: dict[str, Reading] = {}
+        readings: dict[str, Reading] = {}
         with self.lock:
             self._probes += self._find_more() if self._find_more is not None else ()
             for probe in self._probes:
                 try:
-                    found |= {reading.device: reading for reading in probe.glance()}
+                    readings |= {reading.device: reading for reading in probe.glance()}
                 except Exception as error:  # noqa: PERF203  # as in _read
                     if is_from_signal(error):
                         raise
                     self.failures[_name(probe)] = describe_error(error)
-        return found
+        return readings
 
     def change(self, action: Callable[[], None]) -> None:
         """Run ``action``, which changes a probe; open spans keep their peaks so far."""

@@ -86,7 +86,9 @@ class Baseline:
         tracked = gc.get_objects()
         containers = compress(tracked, map(made.__contains__, map(id, tracked)))
         in_containers = gc.get_referents(*containers)
-        received = chain.from_iterable(one.items for one in self.contents.received(names, made))
+        received = chain.from_iterable(
+            container.items for container in self.contents.received(names, made)
+        )
         return set(map(id, [*in_containers, *received]))
 
     def knows_new_objects(self) -> bool:

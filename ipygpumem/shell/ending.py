@@ -426,9 +426,9 @@ class ExperimentEnd:
         notes = list[str]()
         least = self._context.config.min_held_bytes
         waiting = self._contents.waiting
-        waiting_bytes = sum(held.size_bytes for held in waiting)
+        waiting_bytes = sum(row.size_bytes for row in waiting)
         if waiting_bytes >= least:
-            names = ", ".join(held.name for held in waiting)
+            names = ", ".join(row.name for row in waiting)
             size = format_bytes(waiting_bytes)
             notes.append(f"the restored objects ({names}) took {size} while the experiment ran")
         left = {usage.device: usage.delta_bytes for usage in usages}

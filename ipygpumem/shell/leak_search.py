@@ -457,10 +457,10 @@ def _sized(
 ) -> list[Kept]:
     """Return the rows of findings; the bytes of ``leaked`` storages are in rows of leaks."""
     rows = []
-    for one in findings:
-        if one.size_bytes >= smallest:
-            new = sum(size for key, size in one.shares.items() if key not in leaked)
-            rows.append(Kept(one.size_bytes, one.device, one.what, one.remedy, new))
+    for finding in findings:
+        if finding.size_bytes >= smallest:
+            new = sum(size for key, size in finding.shares.items() if key not in leaked)
+            rows.append(Kept(finding.size_bytes, finding.device, finding.what, finding.remedy, new))
     return rows
 
 
@@ -497,11 +497,11 @@ def _users_modules(namespace: dict[str, Any]) -> set[str]:
         for module in of_types(kinds_of(values, ModuleType), values):
             if not is_users_module(module):
                 continue
-            inside = module_dict(module)
-            name = text_of(inside.get("__name__"))
-            if "__file__" in inside and name not in names:
+            contents = module_dict(module)
+            name = text_of(contents.get("__name__"))
+            if "__file__" in contents and name not in names:
                 names.add(name)
-                waiting.append(inside)
+                waiting.append(contents)
     return names
 
 

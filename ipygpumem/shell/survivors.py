@@ -187,10 +187,10 @@ class Survivors:
     def others_alive(self, heap: Heap, sizes: Sizes, smallest: int) -> list[OtherAlive]:
         """Return the objects without arrays that are still alive, and forget the rest."""
         alive = heap.with_identities({key for keys, _ in self._known_others for key in keys})
-        known = self._known_others
+        recorded = self._known_others
         self._known_others = []
         large = list[OtherAlive]()
-        for keys, held in known:
+        for keys, held in recorded:
             items = [alive[key] for key in keys if key in alive]
             # An identity may be that of a new object.
             if not items or row_of(items, Size({})).type_name != held.type_name:
@@ -317,10 +317,10 @@ class _SearchAtEnd:
     def rows(self, heap: Heap, roots: Roots) -> list[RetainedArray]:
         """Return the rows of arrays, with their holders; ``alive`` has the same arrays then."""
         self.alive += self._arrays_without_name(heap)
-        found = explained(self.alive, heap, roots, smallest=self.smallest)
+        rows = explained(self.alive, heap, roots, smallest=self.smallest)
         detach_numpy(self.alive, heap)
-        self.alive = [item for item, _ in found]
-        return [row for _, row in found]
+        self.alive = [item for item, _ in rows]
+        return [row for _, row in rows]
 
     def _arrays_without_name(self, heap: Heap) -> Iterator[WatchedName]:
         """Yield unknown NumPy arrays, largest first, as far as the host's growth can contain
@@ -371,7 +371,7 @@ class _SearchAtEnd:
                 listed.append(item)
         sizes.leave_out(listed)
         in_arrays = sum(item.size_bytes for item in self.alive)
-        found = find(
+        remaining = find(
             heap,
             self._names(),
             baseline.contents,
@@ -382,7 +382,7 @@ class _SearchAtEnd:
             smallest=self.smallest,
             size_bytes=growth.size_bytes - in_arrays,
         )
-        return list(found)
+        return list(remaining)
 
     def _cell_of(self, name: str) -> int | None:
         """Return the cell that bound a name, before later cells rebind it."""

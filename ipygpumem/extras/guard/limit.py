@@ -116,7 +116,7 @@ class AllocationLimit:
         Threads that fill the memory end at their next allocation, because it is refused.
         """
         end = time.monotonic() + _SETTLE_SECONDS
-        seen, unchanged_looks = (0, 0), 0
+        last_state, unchanged_looks = (0, 0), 0
         while unchanged_looks < _SETTLED_LOOKS and time.monotonic() < end:
             try:
                 state = self._alive_count(), self._data_bytes() or 0
@@ -124,8 +124,8 @@ class AllocationLimit:
                 state = -1, -1
             if state[0] == 0:
                 return
-            unchanged_looks = unchanged_looks + 1 if state == seen else 0
-            seen = state
+            unchanged_looks = unchanged_looks + 1 if state == last_state else 0
+            last_state = state
             time.sleep(_LOOK_SECONDS)
 
     def begin(self) -> None:

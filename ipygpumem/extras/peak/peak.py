@@ -198,13 +198,13 @@ class Peak:
     def _read(
         self, follower: Any, inventory: Callable[[], Inventory], error: BaseException | None
     ) -> list[DevicePeak]:
-        found = None
+        tensors = None
         try:
-            found = inventory()
+            tensors = inventory()
         except GpuMemError as problem:
             self._notes.append(f"no names: {problem}")
         ran_out = error is not None and classify(error).kind == "oom"
-        devices: list[DevicePeak] = follower.read(found, ran_out=ran_out)
+        devices: list[DevicePeak] = follower.read(tensors, ran_out=ran_out)
         self._notes += follower.notes
         if ran_out and follower.failed is not None:
             _, _, (_, module, operation, line) = follower.failed
@@ -233,13 +233,13 @@ class Peak:
             self._span.drop()
         if self._waiting is not None:
             self._waiting.stop()
-        found = self._follower, self._host
+        observers = self._follower, self._host
         self._follower = self._host = None
         self._names = tuple  # none: they hold the frame
-        for part in found:
+        for part in observers:
             if part is not None:
                 part.stop()
-        return found
+        return observers
 
 
 class AfterImport(importlib.abc.MetaPathFinder):

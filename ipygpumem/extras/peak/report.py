@@ -108,9 +108,9 @@ def _row(key: Key, rows: Sequence[PeakRow], *, by_role: bool) -> dict[str, str]:
     what = ".".join(path)
     if "*" in path:
         what += f" ({len({_parts(row)[path.index('*')] for row in rows})} layers)"
-    own = {(row.name, row.operation, row.line) for row in rows if row.name or row.operation}
-    if len(own) == 1:
-        whole = ": ".join(filter(None, [what, ", ".join(filter(None, *own))]))
+    labels = {(row.name, row.operation, row.line) for row in rows if row.name or row.operation}
+    if len(labels) == 1:
+        whole = ": ".join(filter(None, [what, ", ".join(filter(None, *labels))]))
         what = whole if not what or len(whole) <= _LONGEST_LABEL else what
     columns = [role for role in _COLUMNS if by_role]
     return {
@@ -162,10 +162,10 @@ def layers(rows: Sequence[PeakRow], most: int) -> dict[Key, list[PeakRow]]:
 
 def _split(rows: Sequence[PeakRow], key: Key) -> dict[Key, list[PeakRow]]:
     """Return the rows of a layer by its parts; its own memory stays under its key."""
-    found: dict[Key, list[PeakRow]] = {}
+    parts: dict[Key, list[PeakRow]] = {}
     for row in rows:
-        found.setdefault((*key, *_parts(row)[len(key) :][:1]), []).append(row)
-    return found
+        parts.setdefault((*key, *_parts(row)[len(key) :][:1]), []).append(row)
+    return parts
 
 
 def _below(groups: Mapping[Key, Sequence[PeakRow]], most: int) -> int:
