@@ -12,7 +12,7 @@ from operator import not_
 from typing import Any
 
 from ipygpumem.heap.arrays import describe, is_array, library_type, memory_of, place_of
-from ipygpumem.heap.bulk import chunks, type_names
+from ipygpumem.heap.bulk import by_identity, chunks, type_names
 from ipygpumem.heap.holders.nodes import has_graph
 from ipygpumem.heap.tensors import Memory, Reader, each
 from ipygpumem.introspect import is_instance, type_name
@@ -28,24 +28,27 @@ _MAPPED = "a memory map: bytes of the file, not all of them in RAM"
 def torch_reader() -> Iterator[Reader | None]:
     """Open a block in which tensors are read without user code; None if torch is not loaded."""
     torch = loaded_torch()
-    if (
-        torch is None
-        or library_type("torch", "Tensor") is None
-        or not hasattr(getattr(torch, "_C", None), "DisableTorchFunction")
-    ):
+    if torch is None or not _is_readable(torch):
         yield None
         return
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         yield Reader(torch)
 
 
+def _is_readable(torch: Any) -> bool:
+    """Return True if torch is loaded completely, and can be told to run no user code."""
+    if library_type("torch", "Tensor") is None:
+        return False
+    return hasattr(getattr(torch, "_C", None), "DisableTorchFunction")
+
+
 def add_gradients(reader: Reader, tensors: list[Any], labels: Labels) -> list[Any]:
     """Add the gradients, which may not have had a Python object, named after their tensors; return
     them.
     """
-    known = set[int]()
+    requires_gradient = each(reader.base.requires_grad.__get__, tensors)
     gradients: list[Any] = []
-    for tensor in compress(list(tensors), each(reader.base.requires_grad.__get__, tensors)):
+    for tensor in compress(tensors, requires_gradient):
         # A computed tensor has none unless it was told to retain it; reading the attribute would
         # print a warning.
         if not (reader.read("is_leaf", tensor) or reader.read("retains_grad", tensor)):
@@ -54,12 +57,13 @@ def add_gradients(reader: Reader, tensors: list[Any], labels: Labels) -> list[An
         if gradient is None:
             continue
         gradients.append(gradient)
-        known = known or set(map(id, tensors))
-        if id(gradient) not in known:
-            known.add(id(gradient))
-            tensors.append(gradient)
-        if id(tensor) in labels.paths and id(gradient) not in labels.paths:
-            labels.paths[id(gradient)] = f"{labels.paths[id(tensor)]}.grad"
+        path = labels.paths.get(id(tensor))
+        if path is not None:
+            labels.paths.setdefault(id(gradient), f"{path}.grad")
+    if gradients:
+        gradients_by_id = by_identity(gradients)
+        new = gradients_by_id.keys() - set(map(id, tensors))
+        tensors += [gradient for key, gradient in gradients_by_id.items() if key in new]
     return gradients
 
 
@@ -68,23 +72,24 @@ class TensorList:
 
     def __init__(self, reader: Reader, tensors: Sequence[Any], labels: Labels) -> None:
         self._reader, self._labels = reader, labels
-        plain, rest = reader.plain(tensors)
-        wholes = [(tensor, reader.memory(tensor)) for tensor in rest]
+        plain, complex_tensors = reader.plain(tensors)
+        self._memories: list[tuple[Any, Memory]] = []
+        """The tensors that may share a storage, or have several or none."""
         self._wholes: dict[int, list[Memory]] = {}
         """The tensors with this storage as a part: sparse and wrapper tensors."""
-        for _, memory in wholes:
+        for tensor in complex_tensors:
+            memory = reader.memory(tensor)
+            self._memories.append((tensor, memory))
             for key in memory.storages:
                 self._wholes.setdefault(key, []).append(memory)
-        shared = set(self._wholes)
-        if len(set(plain.keys)) < len(plain.keys):
-            shared.update(key for key, number in Counter(plain.keys).items() if number > 1)
-        is_shared = list(map(shared.__contains__, plain.keys)) if shared else []
-        self._memories = [
-            *wholes,
-            *((tensor, reader.memory(tensor)) for tensor in compress(plain.tensors, is_shared)),
-        ]
-        self._alone = plain.of(map(not_, is_shared)) if shared else plain
+        self._alone = plain
         """The tensors that share their storage with no other tensor."""
+        shared = self._wholes.keys() | _repeated(plain.keys)
+        if shared:
+            is_shared = list(map(shared.__contains__, plain.keys))
+            self._alone = plain.of(map(not_, is_shared))
+            for tensor in compress(plain.tensors, is_shared):
+                self._memories.append((tensor, reader.memory(tensor)))
         self._shown: Counter[int] = Counter()
         """Number of arrays on a storage."""
         self._owners: dict[int, int] = {}
@@ -93,11 +98,8 @@ class TensorList:
     @property
     def unread(self) -> list[str]:
         """Reasons why the memory of tensors could not be read, one per tensor."""
-        return [
-            memory.note
-            for _, memory in self._memories
-            if memory.note.startswith("could not be read")
-        ]
+        notes = [memory.note for _, memory in self._memories]
+        return [note for note in notes if note.startswith("could not be read")]
 
     def match(self, arrays: Sequence[object]) -> set[int]:
         """Count arrays on tensors' memory, and tensors on arrays' memory; return the identities of
@@ -113,9 +115,24 @@ class TensorList:
             elif is_array(owner):
                 _, start, end = place_of(owner)
                 by_address[start] = end - start, id(owner)
+        if by_address:
+            shown |= self._match_storages(by_address)
+        return shown
+
+    def _match_storages(self, by_address: Mapping[int, tuple[int, int]]) -> set[int]:
+        """Count the storages on arrays' memory, such as those of ``torch.from_numpy(array)``.
+
+        Args:
+            by_address: the bytes and the identity of each array that owns its memory, by address.
+
+        Returns:
+            The identities of the arrays.
+        """
+        shown: set[int] = set()
         addresses = sorted(by_address)
-        for key, address in self._addresses() if addresses else ():  # torch.from_numpy(array)
-            start = addresses[max(0, bisect_right(addresses, address) - 1)]
+        for key, address in self._addresses().items():
+            place = bisect_right(addresses, address) - 1
+            start = addresses[max(0, place)]
             size, owner_id = by_address[start]
             if start <= address < start + size:
                 self._shown[key] += 1
@@ -123,27 +140,29 @@ class TensorList:
                 shown.add(owner_id)
         return shown
 
-    def _addresses(self) -> Iterator[tuple[int, int]]:
-        """Yield the host storages that another library allocated, once each, with
-        their addresses.
-        """
-        found, here = dict[int, int](), self._alone.of(map("cpu".__eq__, self._alone.devices))
-        of_others = here.of(map(not_, self._reader.resizable(here.storages)))
-        waiting: list[tuple[Any, Iterable[int]]] = list(
-            zip(of_others.tensors, zip(of_others.keys), strict=True)
-        )
-        waiting += [(one, memory.storages) for one, memory in self._memories if memory.is_plain]
-        for tensor, keys in waiting:
-            address = self._reader.address_of_others(tensor)
+    def _addresses(self) -> dict[int, int]:
+        """Return the addresses of the host storages that another library allocated."""
+        reader = self._reader
+        on_host = self._alone.of(map("cpu".__eq__, self._alone.devices))
+        of_libraries = on_host.of(map(not_, reader.resizable(on_host.storages)))
+        addresses = dict[int, int]()
+        for key, tensor in zip(of_libraries.keys, of_libraries.tensors, strict=True):
+            address = reader.address_of_others(tensor)
             if address is not None:
-                found.update(dict.fromkeys(keys, address))
-        yield from found.items()
+                addresses[key] = address
+        for tensor, memory in self._memories:
+            if not memory.is_plain:
+                continue
+            address = reader.address_of_others(tensor)
+            if address is not None:
+                addresses.update(dict.fromkeys(memory.storages, address))
+        return addresses
 
     def records(self, roles: Mapping[int, Role]) -> list[TensorRecord]:
         """Return one record per storage or set of storages; ``roles`` maps some storages to
         roles.
         """
-        return [*self._records_of_sharers(roles), *self._records_of_plain(roles)]
+        return self._records_of_sharers(roles) + self._records_of_plain(roles)
 
     def _records_of_sharers(self, roles: Mapping[int, Role]) -> list[TensorRecord]:
         """Return the records of tensors that share storages, and of those with several or none."""
@@ -153,21 +172,22 @@ class TensorList:
                 keys = tuple(memory.storages) or (id(tensor),)
                 together.setdefault(keys, []).append((tensor, memory))
         tensors, memories = list[Any](), list[Memory]()
-        for same in together.values():
-            tensor, memory = min(same, key=self._rank) if len(same) > 1 else same[0]
+        devices, sizes, aliases = list[str](), list[int](), list[int]()
+        for keys, sharers in together.items():
+            tensor, memory = sharers[0]
+            if len(sharers) > 1:
+                tensor, memory = min(sharers, key=self._rank)
             tensors.append(tensor)
             memories.append(memory)
-        aliases = []
-        for keys, same in together.items():
-            aliases.append(len(same) - 1 + sum(map(self._shown.__getitem__, keys)))
-        devices = []
-        for tensor, memory in zip(tensors, memories, strict=True):
             devices.append(memory.device or self._reader.device(tensor))
+            sizes.append(sum(memory.storages.values()))
+            arrays = sum(map(self._shown.__getitem__, keys))
+            aliases.append(len(sharers) - 1 + arrays)
         return self._records(
             tensors,
             [keys[0] for keys in together],
             devices,
-            [sum(memory.storages.values()) for memory in memories],
+            sizes,
             roles_of_each(roles, together, map(id, tensors)),
             aliases,
             [memory.shared for memory in memories],
@@ -203,24 +223,16 @@ class TensorList:
         """Return the records of tensors on different storages: read column by column in C; there
         may be a million.
         """
-        reader, owners = self._reader, self._owners
+        reader = self._reader
         names = list(map(self._labels.paths.get, map(id, tensors)))
-        requires: Iterable[bool] = repeat(False, len(tensors))
-        in_graph: Iterable[bool] = repeat(False, len(tensors))
-        if any(given := each(reader.base.requires_grad.__get__, tensors)):
-            requires = list(map(bool, given))
-            in_graph = [
-                is_so and has_graph(one) for is_so, one in zip(requires, tensors, strict=True)
-            ]
-        libraries: Iterable[str] = repeat("torch", len(tensors))
-        if owners:
-            libraries = ["numpy" if key in owners else "torch" for key in keys]
-            keys = [owners.get(key, key) for key in keys]
+        dtypes = each(reader.base.dtype.__get__, tensors)
+        requires, in_graph = self._gradient_columns(tensors)
+        libraries, storages = self._owner_columns(keys)
         columns = (
             names,
             type_names(tensors),
             reader.shapes(tensors),
-            map(reader.text, each(reader.base.dtype.__get__, tensors)),
+            map(reader.text, dtypes),
             devices,
             sizes,
             kinds,
@@ -230,24 +242,62 @@ class TensorList:
             aliases,
             shared,
             libraries,
-            keys,
+            storages,
             notes,
         )
-        return list(map(functools.partial(tuple.__new__, TensorRecord), zip(*columns, strict=True)))
+        record_of = functools.partial(tuple.__new__, TensorRecord)
+        return list(map(record_of, zip(*columns, strict=True)))
+
+    def _gradient_columns(self, tensors: Sequence[Any]) -> tuple[Iterable[bool], Iterable[bool]]:
+        """Return for each tensor if it requires a gradient, and if it has a graph."""
+        answers = each(self._reader.base.requires_grad.__get__, tensors)
+        if not any(answers):
+            return repeat(False, len(tensors)), repeat(False, len(tensors))
+        requires = list(map(bool, answers))
+        in_graph = [False] * len(tensors)
+        for place in compress(range(len(tensors)), requires):
+            in_graph[place] = has_graph(tensors[place])
+        return requires, in_graph
+
+    def _owner_columns(self, keys: Sequence[int]) -> tuple[Iterable[str], Sequence[int]]:
+        """Return for each storage the library that owns its memory, and the key in that library."""
+        if not self._owners:
+            return repeat("torch", len(keys)), keys
+        libraries, storages = list[str](), list[int]()
+        for key in keys:
+            owner_id = self._owners.get(key)
+            if owner_id is None:
+                libraries.append("torch")
+                storages.append(key)
+            else:
+                libraries.append("numpy")
+                storages.append(owner_id)
+        return libraries, storages
 
     def _is_part(self, memory: Memory) -> bool:
-        wholes = self._wholes and [
-            whole for key in memory.storages for whole in self._wholes.get(key, ())
-        ]
-        if not wholes or memory.is_plain:
+        """Return True if a tensor's memory is a part of that of a sparse or wrapper tensor."""
+        if not self._wholes:
+            return False
+        wholes = list[Memory]()
+        for key in memory.storages:
+            wholes += self._wholes.get(key, ())
+        if memory.is_plain:
             return bool(wholes)
         return any(memory.storages.keys() < whole.storages.keys() for whole in wholes)
 
-    def _rank(self, found: tuple[Any, Memory]) -> tuple[bool, int]:
+    def _rank(self, sharer: tuple[Any, Memory]) -> tuple[bool, int]:
         """Return the sort key for the tensors of a storage: named ones first, then the largest."""
-        tensor, memory = found
+        tensor, memory = sharer
+        has_no_name = id(tensor) not in self._labels.paths
         size = self._reader.read("nbytes", tensor) if memory.is_plain else 0
-        return id(tensor) not in self._labels.paths, -(size or 0)
+        return has_no_name, -(size or 0)
+
+
+def _repeated(keys: Sequence[int]) -> set[int]:
+    """Return the keys that occur more than once."""
+    if len(set(keys)) == len(keys):
+        return set()
+    return {key for key, number in Counter(keys).items() if number > 1}
 
 
 def array_records(arrays: Sequence[object], labels: Labels, shown: set[int]) -> list[TensorRecord]:
@@ -257,19 +307,21 @@ def array_records(arrays: Sequence[object], labels: Labels, shown: set[int]) -> 
     records: dict[int, TensorRecord] = {}
     for item in arrays:
         owner = memory_of(item)
-        found, key = describe(item), id(owner)
-        if key in shown or found is None:
+        array = describe(item)
+        key = id(owner)
+        if key in shown or array is None:
             continue
-        if key in records:
-            records[key] = records[key]._replace(aliases=records[key].aliases + 1)
+        record = records.get(key)
+        if record is not None:
+            records[key] = record._replace(aliases=record.aliases + 1)
             continue
         records[key] = TensorRecord(
             name=labels.paths.get(id(item)),
-            type_name=found.type_name,
-            shape=found.shape,
-            dtype=found.dtype,
+            type_name=array.type_name,
+            shape=array.shape,
+            dtype=array.dtype,
             device="cpu",
-            size_bytes=found.size_bytes,
+            size_bytes=array.size_bytes,
             cell=labels.cell(item),
             library="numpy" if is_array(owner) else "buffer",
             storage=key,
