@@ -6,7 +6,7 @@ import dataclasses
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
@@ -97,26 +97,33 @@ class Inventory(Record):
         """Bytes of the tensors on each device."""
         devices = list(map(attrgetter("device"), self.tensors))  # in C: there may be a million
         sizes = list(map(attrgetter("size_bytes"), self.tensors))
-        return {
-            device: sum(compress(sizes, map(device.__eq__, devices)))
-            for device in dict.fromkeys(devices)
-        }
+        bytes_by_device = {}
+        for device in dict.fromkeys(devices):
+            is_there = map(device.__eq__, devices)
+            bytes_by_device[device] = sum(compress(sizes, is_there))
+        return bytes_by_device
 
     @property
     def place(self) -> str:
         """Source of the inventory: ``train.py:12``, ``cell 3``, or an empty text if unknown."""
         if self.file is not None:
             return f"{self.file}:{self.line}"
-        return "" if self.cell is None else f"cell {self.cell}"
+        if self.cell is not None:
+            return f"cell {self.cell}"
+        return ""
 
     def __repr__(self) -> str:
         """Return one line: there may be very many tensors."""
-        sizes = ", ".join(
-            f"{device} {format_bytes(size)}" for device, size in self.device_bytes.items()
-        )
-        return f"<Inventory of {len(self.tensors)} tensors and arrays: {sizes or 'no memory'}>"
+        sizes = _listed(self.device_bytes, format_bytes) or "no memory"
+        return f"<Inventory of {len(self.tensors)} tensors and arrays: {sizes}>"
 
     __str__ = __repr__
+
+
+def _listed(bytes_by_device: Mapping[str, int], form: Callable[[int], str]) -> str:
+    """Return devices with their bytes, such as ``cpu 1 MiB, cuda:0 2 MiB``."""
+    texts = [f"{device} {form(size)}" for device, size in bytes_by_device.items()]
+    return ", ".join(texts)
 
 
 @dataclass(frozen=True, repr=False)
@@ -133,21 +140,19 @@ class InventoryDiff(Record):
     @property
     def changed_bytes(self) -> dict[str, int]:
         """Change of each device's bytes; negative if they fell."""
-        changes: dict[str, int] = {}
-        for sign, tensors in ((1, self.added), (-1, self.removed)):
-            for tensor in tensors:
-                changes[tensor.device] = changes.get(tensor.device, 0) + sign * tensor.size_bytes
-        return changes
+        changes = Counter[str]()
+        for tensor in self.added:
+            changes[tensor.device] += tensor.size_bytes
+        for tensor in self.removed:
+            changes[tensor.device] -= tensor.size_bytes
+        return dict(changes)
 
     def __repr__(self) -> str:
         """Return one line."""
-        sizes = ", ".join(
-            f"{device} {format_change(size)}" for device, size in self.changed_bytes.items()
-        )
-        return (
-            f"<{type(self).__name__}: {len(self.added)} added, {len(self.removed)} removed: "
-            f"{sizes or 'no change'}>"
-        )
+        name = type(self).__name__
+        changes = f"{len(self.added)} added, {len(self.removed)} removed"
+        sizes = _listed(self.changed_bytes, format_change) or "no change"
+        return f"<{name}: {changes}: {sizes}>"
 
     __str__ = __repr__
 
@@ -168,18 +173,18 @@ def select(
         return inventory
     if device is not None:
         device = device_here(device, {row.device for row in inventory.tensors})
-    matches = re.compile(
-        "|".join(fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns)
-    ).match
-    tensors = tuple(
-        row
-        for row in inventory.tensors
-        if row.size_bytes >= min_bytes
-        and device in (None, row.device, row.device.partition(":")[0])
-        and kind in (None, row.kind)
-        and (not patterns or (row.name is not None and matches(row.name)))
-    )
-    return dataclasses.replace(inventory, tensors=tensors)
+    expressions = [fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns]
+    matches = re.compile("|".join(expressions)).match
+    tensors = list[TensorRecord]()
+    for row in inventory.tensors:
+        if row.size_bytes < min_bytes or kind not in (None, row.kind):
+            continue
+        if device not in (None, row.device, row.device.partition(":")[0]):
+            continue
+        if patterns and (row.name is None or not matches(row.name)):
+            continue
+        tensors.append(row)
+    return dataclasses.replace(inventory, tensors=tuple(tensors))
 
 
 def group(tensors: Iterable[TensorRecord], by: str) -> tuple[TensorGroup, ...]:
@@ -202,25 +207,35 @@ UNNAMED = "(no name)"
 
 def first_part(path: str | None) -> str:
     """Return the first part of a tensor's name, which the user chose."""
-    return UNNAMED if path is None else _FIRST_PART.split(path, maxsplit=1)[0]
+    if path is None:
+        return UNNAMED
+    return _FIRST_PART.split(path, maxsplit=1)[0]
+
+
+def _cell(tensor: TensorRecord) -> str:
+    if tensor.cell is None:
+        return "(unknown)"
+    return f"cell {tensor.cell}"
+
+
+def _name(tensor: TensorRecord) -> str:
+    return first_part(tensor.name)
 
 
 def _shape(tensor: TensorRecord) -> str:
-    sizes = (
-        "no single shape"
-        if tensor.shape is None
-        else " × ".join(map(str, tensor.shape)) or "scalar"
-    )
+    if tensor.shape is None:
+        return f"no single shape {tensor.dtype}".strip()
+    sizes = " × ".join(map(str, tensor.shape)) or "scalar"
     return f"{sizes} {tensor.dtype}".strip()
 
 
 _FIRST_PART = re.compile(r"(?<!^Out)[.\[]")
 
 _LABELS: dict[str, Callable[[TensorRecord], str]] = {
-    "name": lambda tensor: first_part(tensor.name),
+    "name": _name,
     "shape": _shape,
     "kind": attrgetter("kind"),
-    "cell": lambda tensor: "(unknown)" if tensor.cell is None else f"cell {tensor.cell}",
+    "cell": _cell,
     "device": attrgetter("device"),
 }
 """Name of a tensor's group."""
@@ -233,11 +248,13 @@ def difference(before: Inventory, after: Inventory) -> InventoryDiff:
     Storages with the same address, size and device are the same: a new one of the same size at the
     address of a freed one is not detected.
     """
+    added = _not_in(before, after.tensors)
+    removed = _not_in(after, before.tensors)
+    return InventoryDiff(added, removed, before.place, after.place)
+
+
+def _not_in(inventory: Inventory, tensors: Sequence[TensorRecord]) -> tuple[TensorRecord, ...]:
+    """Return the tensors whose storage is not in an inventory."""
     identity = attrgetter("library", "storage", "size_bytes", "device")
-    old, new = (set(map(identity, inventory.tensors)) for inventory in (before, after))
-    return InventoryDiff(
-        added=tuple(tensor for tensor in after.tensors if identity(tensor) not in old),
-        removed=tuple(tensor for tensor in before.tensors if identity(tensor) not in new),
-        before=before.place,
-        after=after.place,
-    )
+    storages = set(map(identity, inventory.tensors))
+    return tuple(tensor for tensor in tensors if identity(tensor) not in storages)
