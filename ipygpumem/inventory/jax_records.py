@@ -51,7 +51,8 @@ def _arrays(named: Iterable[object]) -> list[Any]:
 def _live_of_jax() -> list[Any]:
     """Return all arrays of JAX's backend, if there is one; asking JAX would create it."""
     jax = loaded("jax")
-    has_begun = getattr(sys.modules.get("jax._src.xla_bridge"), "backends_are_initialized", None)
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    has_begun = getattr(bridge, "backends_are_initialized", None)
     if jax is None or has_begun is None or not has_begun():
         return []
     return list(jax.live_arrays())
@@ -83,18 +84,25 @@ def _name_of(device: Any) -> str:
     if device.platform == "cpu":
         return "cpu"
     number = getattr(device, "local_hardware_id", None)
-    return f"jax:{device.id if number is None else number}"
+    if number is None:
+        number = device.id
+    return f"jax:{number}"
 
 
 def shown_by_jax(arrays: Sequence[object], records: dict[int, TensorRecord]) -> set[int]:
     """Count the NumPy arrays on JAX host buffers; return the identities of their owners."""
     starts = sorted(key for key, record in records.items() if record.device == "cpu")
     shown: set[int] = set()
-    for owner in map(memory_of, arrays) if starts else ():
-        if is_array(owner):
-            _, address, _ = place_of(owner)
-            start = starts[max(0, bisect_right(starts, address) - 1)]
-            if start <= address < start + records[start].size_bytes:
-                shown.add(id(owner))
-                records[start] = records[start]._replace(aliases=records[start].aliases + 1)
+    if not starts:
+        return shown
+    for owner in map(memory_of, arrays):
+        if not is_array(owner):
+            continue
+        _, address, _ = place_of(owner)
+        place = bisect_right(starts, address) - 1
+        start = starts[max(0, place)]
+        record = records[start]
+        if start <= address < start + record.size_bytes:
+            shown.add(id(owner))
+            records[start] = record._replace(aliases=record.aliases + 1)
     return shown

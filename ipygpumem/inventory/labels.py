@@ -26,21 +26,27 @@ class Labels:
 
     def cells(self, paths: Sequence[str | None]) -> list[int | None]:
         """Return for each path the cell that bound its first part; None without a path."""
+        if not paths:
+            return []
         texts = [path or "" for path in paths]
-        first = texts[0].partition("[")[0] if texts else ""
-        if (
-            first in self._cells
-            and first != "Out"
-            and all(map(str.startswith, texts, repeat(f"{first}[")))
-        ):
+        first = texts[0].partition("[")[0]
+        is_known = first in self._cells and first != "Out"
+        if is_known and all(map(str.startswith, texts, repeat(f"{first}["))):
             # such as the items of a list of a million tensors
             return [self._cells[first]] * len(texts)
-        heads = list(map(itemgetter(0), map(str.partition, texts, repeat("["))))
-        if any(head == "Out" or head.startswith("list(") for head in set(heads)):
-            heads = list(map(_head_of, texts))
+        heads = self._heads_of(texts)
         for head in set(heads) - self._cells.keys():
-            self._cells[head] = self._cell_of(first_part(head.replace("list(", "")).rstrip(")"))
+            name = first_part(head.replace("list(", ""))
+            self._cells[head] = self._cell_of(name.rstrip(")"))
         return list(map(self._cells.__getitem__, heads))
+
+    def _heads_of(self, paths: Sequence[str]) -> list[str]:
+        """Return each path up to its first bracket, or all of it if its first part has one."""
+        heads = list(map(itemgetter(0), map(str.partition, paths, repeat("["))))
+        for head in set(heads):
+            if head == "Out" or head.startswith("list("):
+                return list(map(_head_of, paths))
+        return heads
 
     def cell(self, item: object) -> int | None:
         """Return the cell that bound the first part of an array's name."""
@@ -48,4 +54,6 @@ class Labels:
 
 
 def _head_of(path: str) -> str:
-    return path if path.startswith(("Out[", "list(")) else path.partition("[")[0]
+    if path.startswith(("Out[", "list(")):
+        return path
+    return path.partition("[")[0]

@@ -49,19 +49,28 @@ def unnamed(
         "code of libraries": now.file_bytes - start.file_bytes,
         "free heap pages": free,
     }
-    left = kept_bytes - sum(max(0, size) for size in sizes.values())
-    if left <= max(_FEW_BYTES, min(MANY_BYTES, MANY_SHARE * kept_bytes)):
+    left = kept_bytes
+    texts = []
+    for name, size in sizes.items():
+        left -= max(0, size)
+        if size >= MIB:
+            texts.append(f"{format_bytes(size)} {name}")
+    many = min(MANY_BYTES, MANY_SHARE * kept_bytes)
+    if left <= max(_FEW_BYTES, many):
         return []
-    texts = [f"{format_bytes(size)} {name}" for name, size in sizes.items() if size >= MIB]
-    reason = _unnamed_text(start, now, left) if knows_new() else _NOT_TOLD
+    reason = _NOT_TOLD
+    if knows_new():
+        reason = _unnamed_text(start, now, left)
     texts.append(f"{format_bytes(left)} not named: {reason}")
     return [f"{format_bytes(kept_bytes)} of RAM are still in use: {', '.join(texts)}"]
 
 
 def ram_of(values: list[object]) -> int:
     """Return the RAM of ``values`` and of all that only they lead to."""
+    if not values:
+        return 0
     with undisturbed():
-        return Sizes().measure(values).device_bytes.get("cpu", 0) if values else 0
+        return Sizes().measure(values).device_bytes.get("cpu", 0)
 
 
 def _unnamed_text(start: RamFigures, now: RamFigures, left_bytes: int) -> str:
@@ -70,11 +79,11 @@ def _unnamed_text(start: RamFigures, now: RamFigures, left_bytes: int) -> str:
     pyarrow does not tell the free pages in its pool. New ones are at most the rise of its peak.
     """
     texts = [UNACCOUNTED]
-    modules, risen = now.modules - start.modules, now.arrow_peak_bytes - start.arrow_peak_bytes
+    modules = now.modules - start.modules
     if modules >= _MANY_MODULES:
         texts.append(f"{modules:,} modules were imported")
+    risen = now.arrow_peak_bytes - start.arrow_peak_bytes
     if risen >= MIB:
-        texts.append(
-            f"up to {format_bytes(min(risen, left_bytes))} may be free pages of pyarrow's pool"
-        )
+        in_pool = format_bytes(min(risen, left_bytes))
+        texts.append(f"up to {in_pool} may be free pages of pyarrow's pool")
     return "; ".join(texts)

@@ -22,16 +22,18 @@ def roles_of(
     reader: Reader, heap: Heap, tensors: Sequence[Any], gradients: Sequence[Any]
 ) -> dict[int, Role]:
     """Return the roles of storages, by ``Reader.keys``; the missing ones have the role "other"."""
+    in_optimizers = [tensor for _, tensor in optimizer_states(heap, reader.base)]
+    tensors_by_role: dict[Role, Iterable[Any]] = {
+        "buffer": _buffers(reader, heap),
+        "optimizer state": in_optimizers,
+        "gradient": gradients,
+        "parameter": _parameters(tensors),
+    }
     roles: dict[int, Role] = {}
-    groups: tuple[tuple[Role, Iterable[Any]], ...] = (
-        ("buffer", _buffers(reader, heap)),
-        ("optimizer state", (tensor for _, tensor in optimizer_states(heap, reader.base))),
-        ("gradient", gradients),
-        ("parameter", _parameters(tensors)),
-    )
-    for role, tensors_of_role in groups:  # the last role wins
+    for role, tensors_of_role in tensors_by_role.items():  # the last role wins
         for tensor in tensors_of_role:
-            roles.update(dict.fromkeys((id(tensor), *reader.keys(tensor)), role))
+            roles[id(tensor)] = role
+            roles.update(dict.fromkeys(reader.keys(tensor), role))
     return roles
 
 
@@ -41,8 +43,12 @@ def roles_of_each(
     """Return the role of each tensor, by the identities of its storages and its own."""
     of_each = list[Role]()
     for keys_of_storages, identity in zip(keys, ids, strict=True):
-        candidates = (roles[key] for key in (*keys_of_storages, identity) if key in roles)
-        of_each.append(next(candidates, "other"))
+        role = roles.get(identity, "other")
+        for key in keys_of_storages:
+            if key in roles:
+                role = roles[key]
+                break
+        of_each.append(role)
     return of_each
 
 
@@ -51,20 +57,24 @@ def _parameters(tensors: Sequence[Any]) -> Iterator[Any]:
     if base is None:
         return
     examples = Kinds(tensors).examples
-    own = kinds_of(list(examples.values()), base)
-    subclasses = examples.keys() - own - {id(base.__base__)}
-    if own:
-        yield from of_types(own, tensors)
-    for tensor in of_types(subclasses, tensors) if subclasses else ():
-        if (instance_dict(tensor) or {}).get("_is_param") is True:
+    parameter_types = kinds_of(list(examples.values()), base)
+    if parameter_types:
+        yield from of_types(parameter_types, tensors)
+    subclasses = examples.keys() - parameter_types - {id(base.__base__)}
+    if not subclasses:
+        return
+    for tensor in of_types(subclasses, tensors):
+        attributes = instance_dict(tensor) or {}
+        if attributes.get("_is_param") is True:
             yield tensor  # torch's mark on a subclass's parameters
 
 
 def _buffers(reader: Reader, heap: Heap) -> Iterator[Any]:
     for module in heap.modules:
-        buffers = (instance_dict(module) or {}).get("_buffers")
+        attributes = instance_dict(module) or {}
+        buffers: Any = attributes.get("_buffers")
         if is_instance(buffers, dict):
-            values = list(dict.values(buffers))  # type: ignore[arg-type]  # is_instance says so
+            values = list(dict.values(buffers))
             yield from (item for item in values if is_instance(item, reader.base))
 
 
@@ -73,8 +83,8 @@ def optimizer_states(heap: Heap, base: Any) -> Iterator[tuple[object, Any]]:
     parameter.
     """
     for optimizer in heap.optimizers:
-        state = (instance_dict(optimizer) or {}).get("state")
-        yield from _tensors_in(state, base)
+        attributes = instance_dict(optimizer) or {}
+        yield from _tensors_in(attributes.get("state"), base)
 
 
 def _tensors_in(state: object, base: Any) -> Iterator[tuple[object, Any]]:
@@ -93,6 +103,7 @@ def _tensors_in(state: object, base: Any) -> Iterator[tuple[object, Any]]:
             continue
         elif is_instance(item, dict):
             for key, value in list(dict.items(item)):
-                waiting.append((owner if depth else key, value, depth + 1))
+                key_in_state = owner if depth else key
+                waiting.append((key_in_state, value, depth + 1))
         elif type(item) is list or type(item) is tuple:
             waiting += [(owner, value, depth + 1) for value in item]
