@@ -139,7 +139,11 @@ class Contents:
         """Return the objects of names that were not within reach."""
         now = dict(namespace)
         values = [now[name] for name in ownable(islice(now, self._older, None))]
-        return list(compress(values, map(not_, map(self._known.__contains__, map(id, values)))))
+        return list(compress(values, map(not_, self._are_known(values))))
+
+    def _are_known(self, items: Sequence[object]) -> Iterator[bool]:
+        """Return for each item if it was within reach."""
+        return map(self._known.__contains__, map(id, items))
 
     def received(
         self, namespace: dict[str, Any], made: Set[int] = frozenset()
@@ -182,17 +186,21 @@ class Contents:
         levels: list[list[Any]] = [values]
         listed = set[int]()
         for number in range(_LEVELS + 1):
-            known = list(compress(levels[-1], map(self._known.__contains__, map(id, levels[-1]))))
-            for grown in self._extents.grown(known, smallest):
-                if id(grown.item) not in listed:
-                    listed.add(id(grown.item))
-                    chain = _chain_to(grown.item, levels, spaces)
-                    yield GrownContainer(names[id(chain[0])], chain, grown)
-            if number < _LEVELS:
-                children = self._recorded_children(levels[-1])
-                if number == 0:
-                    children.update((id(space), space) for _, space in spaces)
-                levels.append(list(children.values()))
+            level = levels[-1]
+            within_reach = list(compress(level, self._are_known(level)))
+            for grown in self._extents.grown(within_reach, smallest):
+                if id(grown.item) in listed:
+                    continue
+                listed.add(id(grown.item))
+                chain = _chain_to(grown.item, levels, spaces)
+                yield GrownContainer(names[id(chain[0])], chain, grown)
+            if number == _LEVELS:
+                return
+            children = self._recorded_children(level)
+            if number == 0:
+                for _, space in spaces:
+                    children[id(space)] = space
+            levels.append(list(children.values()))
 
     def _recorded_children(self, level: Sequence[Any]) -> dict[int, Any]:
         """Return the objects to which some objects refer whose contents were recorded, by
@@ -205,26 +213,34 @@ class Contents:
     def _contents(self, item: object) -> list[object]:
         """Return the objects in another one; the dict of its attributes may be newer than these."""
         children = gc.get_referents(item)
-        if any(id(child) not in self._known for child in of_types({id(dict)}, children)):
-            own = instance_dict(item)
-            children = [child for child in children if child is not own]
-            if own is not None:
-                children += own.values()
-        return of_types(types_of(children) - _NUMBERS, children)
+        dicts = of_types({id(dict)}, children)
+        if any(id(child) not in self._known for child in dicts):
+            attributes = instance_dict(item)
+            children = [child for child in children if child is not attributes]
+            if attributes is not None:
+                children += attributes.values()
+        wanted = types_of(children) - _NUMBERS
+        return of_types(wanted, children)
 
     def _is_old(self, item: object, made: Set[int]) -> bool:
+        if id(item) not in self._known:
+            return False
         # a dict's age is uncertain
-        return id(item) in self._known and (id(item) not in made or type(item) is dict)
+        return id(item) not in made or type(item) is dict
 
     def _new_in(self, item: Any, children: list[object], made: Set[int]) -> list[object]:
+        """Return the new objects in an object, or the items added to the end of a long one."""
         if id(item) in self._parents:
             return [child for child in children if not self._is_old(child, made)]
         length, last = self._ends.get(id(item), (0, 0))
         if not length or not _ORDERED.issuperset(types_of([item])) or len(item) <= length:
             return []
-        keys = list(islice(item, length - 1, None))
-        values = list(islice(item.values(), length, None)) if type(item) is dict else keys[1:]
-        return values if id(keys[0]) == last else []
+        last_before, *added = islice(item, length - 1, None)
+        if id(last_before) != last:
+            return []
+        if type(item) is dict:
+            return list(islice(item.values(), length, None))
+        return added
 
 
 def _chain_to(
@@ -252,7 +268,7 @@ def _parent_of(child: object, level: Sequence[object]) -> object:
         if id(child) not in by_identity(gc.get_referents(*part)):
             continue
         for item in part:
-            if any(one is child for one in gc.get_referents(item)):
+            if id(child) in map(id, gc.get_referents(item)):
                 return item
     return child  # a thread has removed it since
 
@@ -266,8 +282,11 @@ def _ways_to_first(values: Sequence[Any]) -> dict[int, tuple[object, ...]]:
     """Return the way to each named object that may refer to more, and to the namespace of each
     named module and class, by identity.
     """
-    ways: dict[int, tuple[object, ...]] = {id(item): (item,) for item in _leading(values)}
-    ways.update((id(space), (owner, space)) for owner, space in _spaces(values))
+    ways: dict[int, tuple[object, ...]] = {}
+    for item in _leading(values):
+        ways[id(item)] = (item,)
+    for owner, space in _spaces(values):
+        ways[id(space)] = (owner, space)
     return ways
 
 
@@ -285,11 +304,14 @@ _NUMBERS = frozenset(id(kind) for kind in (int, float, complex, bool, type(None)
 
 def _leading(items: Sequence[Any]) -> list[Any]:
     """Return the items, each once, that may refer to more and do not lead to everything."""
+    skipped: tuple[Any, ...] = _SKIPPED
     # each task leads to it, and it to all tasks
     loop = library_type("asyncio", "AbstractEventLoop")
-    bases = _SKIPPED if loop is None else (*_SKIPPED, loop)
+    if loop is not None:
+        skipped = (*_SKIPPED, loop)
     examples = Kinds(items).examples
-    kinds = examples.keys() - kinds_of(list(examples.values()), *bases) - ATOMS
+    skipped_kinds = kinds_of(list(examples.values()), *skipped)
+    kinds = examples.keys() - skipped_kinds - ATOMS
     leading = list(by_identity(of_types(kinds, items)).values())
     if id(dict) not in kinds:
         return leading
@@ -320,4 +342,5 @@ def _ends_of(containers: Sequence[Any]) -> Iterator[tuple[int, int]]:
     """
     ordered = by_identity(of_types(_ORDERED, containers))
     lists = [item if id(item) in ordered else () for item in containers]
-    return zip(map(len, lists), map(id, map(next, map(reversed, lists), repeat(None))), strict=True)
+    last_items = map(next, map(reversed, lists), repeat(None))
+    return zip(map(len, lists), map(id, last_items), strict=True)

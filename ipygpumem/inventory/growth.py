@@ -53,7 +53,9 @@ class Grown(NamedTuple):
         """Return the line that empties it, if it was short at the start and ``path`` is code."""
         if self.earlier > 0 or id(type(self.item)) not in _WITH_CLEAR:
             return ""
-        return f"{path}.clear()" if _CODE.fullmatch(path) else ""
+        if not _CODE.fullmatch(path):
+            return ""
+        return f"{path}.clear()"
 
 
 class Extents:
