@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from ipygpumem.heap.holders.cuts import Cut, Kind, inside, statement_of
 from ipygpumem.heap.holders.roots import REMOVE_THEM, Root
@@ -49,14 +50,16 @@ def merged(rows: Sequence[RetainedArray], cuts: Mapping[str, Sequence[Cut]]) -> 
     alone = list[RetainedArray]()
     removable = list[_Removable]()
     for row in _one_of_each_object(rows):
-        of_row = () if row.holder is None else tuple(cuts.get(_line_of(row.holder), ()))
-        if of_row:
-            removable.append(_Removable(row, of_row))
+        cuts_of_row: Sequence[Cut] = ()
+        if row.holder is not None:
+            cuts_of_row = cuts.get(_line_of(row.holder), ())
+        if cuts_of_row:
+            removable.append(_Removable(row, tuple(cuts_of_row)))
         else:
             alone.append(row)
     for group in _groups(removable):
         alone += _rows_of(group)
-    return sorted(alone, key=lambda row: -row.size_bytes)
+    return sorted(alone, key=attrgetter("size_bytes"), reverse=True)
 
 
 def _line_of(holder: ReferencePath) -> str:
@@ -72,12 +75,14 @@ def holder_of_all(holders: Sequence[ReferencePath], cuts: dict[str, list[Cut]]) 
         cuts: the references that a line removes, by the line; those of the new line are added.
     """
     first = holders[0]
-    if all(holder == first for holder in holders):
+    if holders.count(first) == len(holders):
         return first
     rows = [RetainedArray("", "", None, "", "", 0, holder=holder) for holder in holders]
     (row, *more) = merged(rows, cuts)
     if not more and row.holder is not None:
-        removed = [cut for holder in holders for cut in cuts[_line_of(holder)]]
+        removed = list[Cut]()
+        for holder in holders:
+            removed += cuts[_line_of(holder)]
         cuts[_line_of(row.holder)] = removed
         return row.holder
     return ReferencePath(f"{first.path}, and {len(holders) - 1:,} more", REMOVE_THEM)
@@ -118,24 +123,29 @@ def _whole_object(rows: Sequence[RetainedArray]) -> RetainedArray:
     """Return one row for the arrays of an object and for its other memory."""
     if len(rows) == 1:
         return rows[0]
-    of_arrays = next((row for row in rows if row.arrays), rows[0])
+    shown = rows[0]
+    for row in reversed(rows):
+        if row.arrays:
+            shown = row
     parts = Counter[str]()
     for row in rows:
         parts.update(row.parts)
-    return replace(
-        _sum_of(rows, of_arrays),
-        device=_devices_of(rows),
-        parts=dict(parts.most_common(_MOST_NAMES)),
-    )
+    largest_parts = dict(parts.most_common(_MOST_NAMES))
+    return replace(_sum_of(rows, shown), device=_devices_of(rows), parts=largest_parts)
 
 
 def _sum_of(rows: Sequence[RetainedArray], shown: RetainedArray) -> RetainedArray:
     """Return a row that looks like ``shown``, with the bytes and the certainty of all rows."""
+    size_bytes = 0
+    libraries = set[str]()
+    for row in rows:
+        size_bytes += row.size_bytes
+        libraries.update(row.uncounted)
     return replace(
         shown,
-        size_bytes=sum(row.size_bytes for row in rows),
+        size_bytes=size_bytes,
         is_at_least=any(row.is_at_least for row in rows),
-        uncounted=tuple(sorted({library for row in rows for library in row.uncounted})),
+        uncounted=tuple(sorted(libraries)),
     )
 
 
@@ -149,23 +159,35 @@ def _devices_of(rows: Sequence[RetainedArray]) -> str:
 
 def _groups(rows: Sequence[_Removable]) -> list[list[_Removable]]:
     """Return the rows in groups that one line may free."""
-    emptied = {cut.owner_id for row in rows for cut in row.cuts if _is_in_container(row, cut)}
+    emptied = set[int]()
+    for row in rows:
+        for cut in row.cuts:
+            if _is_in_container(row, cut):
+                emptied.add(cut.owner_id)
     group_of = dict[object, list[_Removable]]()
-    groups = list[list[_Removable]]()
     for row in rows:
         group = [row]
         for place in _places(row, emptied):
-            other = group_of.get(place)
-            if other is not None and other is not group:
+            other = group_of.setdefault(place, group)
+            if other is not group:
                 other += group
-                groups = [known for known in groups if known is not group]
-                for key in [key for key, known in group_of.items() if known is group]:
-                    group_of[key] = other
+                _replace(group_of, group, other)
                 group = other
-            group_of[place] = group
-        if all(known is not group for known in groups):
+    groups = list[list[_Removable]]()
+    for row in rows:
+        group = group_of[row.cuts]
+        if group[0] is row:  # a group stands where its first row stood
             groups.append(group)
     return groups
+
+
+def _replace(
+    group_of: dict[object, list[_Removable]], group: list[_Removable], other: list[_Removable]
+) -> None:
+    """Put a group that has been added to another one at all of its places."""
+    for place, group_there in group_of.items():
+        if group_there is group:
+            group_of[place] = other
 
 
 def _places(row: _Removable, emptied: set[int]) -> Iterator[object]:
@@ -182,8 +204,9 @@ def _places(row: _Removable, emptied: set[int]) -> Iterator[object]:
         for outer in _outer(cut):
             if outer.kind is Kind.ITEM and outer.owner_id in emptied:
                 yield outer.owner_id  # another row's removal moves the items of this list
-        if cut.outer is not None and cut.outer.kind is Kind.ITEM and not row.row.name:
-            yield cut.outer.owner_id, inside(cut, cut.outer).statement
+        container = cut.outer
+        if container is not None and container.kind is Kind.ITEM and not row.row.name:
+            yield container.owner_id, inside(cut, container).statement
 
 
 def _is_in_container(row: _Removable, cut: Cut) -> bool:
@@ -224,21 +247,24 @@ def _rows_of(group: list[_Removable]) -> list[RetainedArray]:
 
 def _as_one(group: list[_Removable]) -> RetainedArray | None:
     """Return one row for a group; None if no line can free all of it."""
-    first = group[0].row
-    statement = statement_of([cut for row in group for cut in row.cuts])
+    cuts, rows = list[Cut](), list[RetainedArray]()
+    for item in group:
+        cuts += item.cuts
+        rows.append(item.row)
+    first = rows[0]
+    statement = statement_of(cuts)
     if not statement or first.holder is None:
         return None
     _, dashes, comment = first.holder.advice.partition(_COMMENT)
-    rows = [row.row for row in group]
     whole = replace(
         _sum_of(rows, first),
         name=_names_of(rows),
         arrays=sum(row.arrays for row in rows),
         objects=sum(row.objects for row in rows),
-        cell=first.cell if all(row.cell == first.cell for row in rows) else None,
+        cell=first.cell if _are_equal(row.cell for row in rows) else None,
         holder=ReferencePath(_path(group), statement + dashes + comment),
     )
-    if all(_look(row) == _look(first) for row in rows):
+    if _are_equal(map(_look, rows)):
         return whole
     around = _object_around(group)
     if around is not None:
@@ -259,6 +285,10 @@ def _object_around(group: Sequence[_Removable]) -> RetainedArray | None:
     if len(objects) != 1 or objects[0].objects > 1 or has_named_arrays:
         return None
     return objects[0]
+
+
+def _are_equal(values: Iterable[object]) -> bool:
+    return len(set(values)) == 1
 
 
 def _of_many_kinds(whole: RetainedArray, rows: Sequence[RetainedArray]) -> RetainedArray:
@@ -287,14 +317,14 @@ def _look(row: RetainedArray) -> tuple[object, ...]:
 
 def _path(group: Sequence[_Removable]) -> str:
     """Return the path to the object that holds all rows of a group."""
-    row, cut = group[0].row, group[0].cut
-    path = "" if row.holder is None else row.holder.path
+    path = _path_of_first(group)
+    cut = group[0].cut
     if cut.all_of:
         return _path_of_registry(group)
-    if all(other.cuts == group[0].cuts for other in group):
+    if _are_equal(row.cuts for row in group):
         return path
-    if all(other.cut.owner_id == cut.owner_id for other in group):
-        if all(len(other.cuts) > 1 for other in group):
+    if _are_equal(row.cut.owner_id for row in group):
+        if all(len(row.cuts) > 1 for row in group):
             return path  # that of the container already
         owner = _ITEM.sub("", path)
         if owner != path:
@@ -306,10 +336,17 @@ def _path(group: Sequence[_Removable]) -> str:
     return f"{path}, and {len(group) - 1} more there"
 
 
+def _path_of_first(group: Sequence[_Removable]) -> str:
+    holder = group[0].row.holder
+    return "" if holder is None else holder.path
+
+
 def _path_of_registry(group: Sequence[_Removable]) -> str:
     """Return the words for several objects of a registry, such as ``4 matplotlib figures``."""
-    path = "" if group[0].row.holder is None else group[0].row.holder.path
-    return _text_of_registry(path, len({cut for row in group for cut in row.cuts}))
+    cuts = set[Cut]()
+    for row in group:
+        cuts.update(row.cuts)
+    return _text_of_registry(_path_of_first(group), len(cuts))
 
 
 def _text_of_registry(path: str, number: int) -> str:
