@@ -12,7 +12,7 @@ import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from operator import not_
+from operator import attrgetter, not_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import NamedTuple
 
@@ -103,28 +103,52 @@ def find(
     """
     counted.together(list(kept))
     received = _received(names, contents, new)
-    inside = {id(item) for part in received for item in part.items}
-    _measure_old(counted, names, inside.union(new))
-    is_sure, left = counted.complete, size_bytes
+    new_ids = set(new)
+    for part in received:
+        new_ids.update(map(id, part.items))
+    _measure_old(counted, names, new_ids)
+    search = _Search(counted, smallest, size_bytes)
     for part in received:
         # Asked once for all items: each question goes through all nodes.
         not_counted = counted.not_counted(set(map(id, part.items)))
         items = [item for item in part.items if id(item) in not_counted]
-        for held, some in _rows(items, counted, smallest):
-            left -= held.size_bytes
-            yield Remaining(held, some, part.name, part.chain, not is_sure)
-    if left < smallest:
+        yield from search.rows(items, part.name, part.chain)
+    if search.is_done():
         return
     not_counted = counted.not_counted(new)
     entries = without_old_blocks(_entries(heap, new, not_counted), new)
     entries += _pending_tasks(heap, not_counted)
-    for held, some in _rows([*entries, *elsewhere], counted, smallest):
-        left -= held.size_bytes
-        yield Remaining(held, some, is_old_perhaps=not is_sure)
-    if left >= smallest:
-        in_arrays = heap.in_arrays(counted.not_counted(new))
-        for held, some in _rows(in_arrays, counted, smallest):
-            yield Remaining(held, some, is_old_perhaps=not is_sure)
+    yield from search.rows([*entries, *elsewhere])
+    if not search.is_done():
+        yield from search.rows(heap.in_arrays(counted.not_counted(new)))
+
+
+class _Search:
+    """A search for new objects, which ends once enough memory has been found.
+
+    Args:
+        counted: has measured everything that is named already, and the old objects.
+        smallest: minimum bytes of a row.
+        size_bytes: the memory to find.
+    """
+
+    def __init__(self, counted: Sizes, smallest: int, size_bytes: int) -> None:
+        self._counted = counted
+        self._smallest = smallest
+        self._left_bytes = size_bytes
+        self._is_old_perhaps = not counted.complete
+
+    def is_done(self) -> bool:
+        """Return True if less than a row's bytes are left to find."""
+        return self._left_bytes < self._smallest
+
+    def rows(
+        self, items: Sequence[object], name: str = "", chain: tuple[object, ...] = ()
+    ) -> Iterator[Remaining]:
+        """Yield the rows of new objects to which a name leads through a chain of objects."""
+        for row, objects in _rows(items, self._counted, self._smallest):
+            self._left_bytes -= row.size_bytes
+            yield Remaining(row, objects, name, chain, self._is_old_perhaps)
 
 
 def _received(names: Mapping[str, object], contents: Contents, new: set[int]) -> list[Received]:
@@ -163,20 +187,23 @@ def grown(
         growth = container.grown
         line = growth.line_to_empty(path)
         rows.append(GrownRow(path, growth.size_bytes, growth.items, line))
-    return sorted(rows, key=lambda row: -row.size_bytes)
+    return sorted(rows, key=attrgetter("size_bytes"), reverse=True)
 
 
 def most_bytes(
     names: Mapping[str, object], contents: Contents, new: set[int], elsewhere: Sequence[object]
 ) -> int:
     """Return an upper bound of what ``find`` can find; costs little if that is little."""
-    sizes, tracked = Sizes(), gc.get_objects()
-    found = sizes.together(
-        [item for one in contents.received(dict(names), new) for item in one.items]
-    )
+    sizes = Sizes()
+    tracked = gc.get_objects()
+    received = list[object]()
+    for part in contents.received(dict(names), new):
+        received += part.items
+    received_bytes = sizes.together(received)
     are_new = list(map(new.__contains__, map(id, tracked)))
     sizes.pass_over(compress(map(id, tracked), map(not_, are_new)))
-    return found + sizes.together([*compress(tracked, are_new), *elsewhere])
+    new_objects = compress(tracked, are_new)
+    return received_bytes + sizes.together([*new_objects, *elsewhere])
 
 
 def _measure_old(counted: Sizes, names: Mapping[str, object], new: set[int]) -> None:
@@ -199,14 +226,22 @@ def _entries(heap: Heap, new: set[int], not_counted: set[int]) -> list[object]:
     waiting = heap.referred(not_counted, without=new)
     met = set(map(id, waiting))
     while waiting:
+        data = types_of(waiting) - _types_without_data(waiting) - {id(dict)}
+        entries += of_types(data, waiting)
         dicts = of_types({id(dict)}, waiting)
-        without_data = kinds_of(waiting, *_NO_DATA)
-        without_data |= {key for key, item in one_of_each(waiting).items() if _is_tools(item)}
-        entries += of_types(types_of(waiting) - without_data - {id(dict)}, waiting)
-        inside = by_identity(gc.get_referents(*dicts))
-        waiting = [inside[key] for key in inside.keys() & new if key not in met]
+        in_dicts = by_identity(gc.get_referents(*dicts))
+        waiting = [in_dicts[key] for key in in_dicts.keys() & new if key not in met]
         met.update(map(id, waiting))
     return entries
+
+
+def _types_without_data(items: Sequence[object]) -> set[int]:
+    """Return the types of items that keep no data of the user, such as functions and tools."""
+    types = kinds_of(items, *_NO_DATA)
+    for key, item in one_of_each(items).items():
+        if _is_tools(item):
+            types.add(key)
+    return types
 
 
 def _is_tools(item: object) -> bool:
@@ -217,15 +252,19 @@ def _rows(
     items: Sequence[object], counted: Sizes, smallest: int
 ) -> Iterator[tuple[RetainedArray, tuple[object, ...]]]:
     """Yield a row for each large object, one for many of a type, and one for the rest."""
-    rest, size_of_rest = list[object](), 0
+    small, size_of_small = list[object](), 0
     for key in types_of(items):
         same = of_types({key}, items)
-        for some in [same] if len(same) > _MOST_ROWS else [[item] for item in same]:
-            found = counted.measure(some[0] if len(some) == 1 else some)
-            if found.size_bytes >= smallest:
-                yield row_of(some, found), tuple(some)
+        groups = [[item] for item in same]
+        if len(same) > _MOST_ROWS:
+            groups = [same]
+        for group in groups:
+            measured = group[0] if len(group) == 1 else group
+            size = counted.measure(measured)
+            if size.size_bytes >= smallest:
+                yield row_of(group, size), tuple(group)
             else:
-                rest += some
-                size_of_rest += found.size_bytes
-    if size_of_rest >= smallest:
-        yield row_of(rest, Size({"cpu": size_of_rest})), tuple(rest)
+                small += group
+                size_of_small += size.size_bytes
+    if size_of_small >= smallest:
+        yield row_of(small, Size({"cpu": size_of_small})), tuple(small)
