@@ -110,18 +110,24 @@ def candidates(
     for key, item in places.contents.items():
         if key not in named and (not is_atom(item) or sys.getsizeof(item) >= smallest):
             sized.append((sizes.together([item]), item))
-    unnamed = (item for item in large if id(item) not in named and id(item) not in places.contents)
-    for item in islice(unnamed, _MOST):
+    listed = named | places.contents.keys()
+    elsewhere = (item for item in large if id(item) not in listed)
+    for item in islice(elsewhere, _MOST):
         # What a large container leads to matters only if no name leads to the container, and few
         # are measured then.
         size = sys.getsizeof(item)
         if size < smallest:
             size = sizes.together([item])
         sized.append((size, item))
-    sized = [pair for pair in sized if pair[0] >= smallest]
-    largest = sorted(sized, key=itemgetter(0), reverse=True)[:most]
-    chosen = set(map(id, map(itemgetter(1), largest)))
-    return [item for _, item in sized if id(item) in chosen]
+    return _largest(sized, smallest, most)
+
+
+def _largest(sized: Iterable[tuple[int, object]], smallest: int, most: int) -> list[object]:
+    """Return the ``most`` largest objects of at least ``smallest`` bytes, in their order."""
+    large = [pair for pair in sized if pair[0] >= smallest]
+    largest = sorted(large, key=itemgetter(0), reverse=True)[:most]
+    chosen = {id(item) for _, item in largest}
+    return [item for _, item in large if id(item) in chosen]
 
 
 def led_to_by_names(names: Iterable[object], wanted: Collection[int]) -> set[int]:
@@ -130,37 +136,39 @@ def led_to_by_names(names: Iterable[object], wanted: Collection[int]) -> set[int
     It does not enter functions, classes, modules, errors and other objects of Python itself that
     are no containers, and it stops after ``_MOST_NAMED`` objects: the names may lead to more.
     """
-    found = set[int]()
-    seen = set[int]()
+    reached = set[int]()
+    passed = set[int]()
     enters = _EnteredTypes()
     waiting = list(by_identity(list(names)).values())
-    while waiting and len(found) < len(wanted) and len(seen) < _MOST_NAMED:
-        below = list[object]()
+    while waiting and len(reached) < len(wanted) and len(passed) < _MOST_NAMED:
+        below = dict[int, object]()
         for part in chunks(waiting):
-            seen.update(map(id, part))
+            passed.update(map(id, part))
             entered = enters.those_to_enter(part)
             referents = by_identity(gc.get_referents(*entered))
-            found.update(referents.keys() & wanted)
-            below += [referents[key] for key in referents.keys() - seen]
-        waiting = list(by_identity(below).values())
-    return found
+            reached.update(referents.keys() & wanted)
+            below.update(referents)
+        for key in below.keys() & passed:
+            del below[key]
+        waiting = list(below.values())
+    return reached
 
 
 class _EnteredTypes:
     """The types of objects whose items and attributes are kept on purpose if the object is."""
 
     def __init__(self) -> None:
-        self._known = set[int]()
+        self._examined = set[int]()
         self._entered = set[int]()
 
     def those_to_enter(self, items: Sequence[Any]) -> list[Any]:
         """Return the objects of these types."""
         batch = Batch(items)
-        examples = batch.one_of_each(batch.types - self._known)
+        examples = batch.one_of_each(batch.types - self._examined)
         for type_id, example in examples.items():
             if container_base(type(example)) is not None or _is_plain_object(example):
                 self._entered.add(type_id)
-        self._known |= batch.types
+        self._examined |= batch.types
         return batch.of_types(self._entered)
 
 
@@ -196,12 +204,13 @@ def _places(heap: Heap) -> Iterator[Any]:
     """Yield the user's functions and their caches, generators and errors."""
     functions = heap.instances(FunctionType)
     files = list(map(attrgetter("__code__.co_filename"), functions))
-    users_files = {file for file in set(files) if is_users(file)}
+    users_files = set(filter(is_users, set(files)))
     users = list(compress(functions, map(users_files.__contains__, files)))
     yield from users
     identities = set(map(id, users))
     for cache in heap.instances(functools._lru_cache_wrapper):
-        if id((instance_dict(cache) or {}).get("__wrapped__")) in identities:
+        attributes = instance_dict(cache) or {}
+        if id(attributes.get("__wrapped__")) in identities:
             yield cache
     for suspended in heap.instances(*SUSPENDED):
         if is_users(code_of(suspended).co_filename):
@@ -212,9 +221,16 @@ def _places(heap: Heap) -> Iterator[Any]:
 def _contents(place: Any) -> list[object]:
     """Return the objects that a function, a cache, a generator or an error keeps."""
     if is_instance(place, BaseException):
-        return [value for frame, _ in frames(place) for value in names_in(frame).values()]
-    if type(place) is FunctionType:
-        cells = gc.get_referents(*(place.__closure__ or ()))
-        defaults = *(place.__defaults__ or ()), *(place.__kwdefaults__ or {}).values()
-        return [*cells, *defaults, *(instance_dict(place) or {}).values()]
-    return list(locals_of(place).values()) if is_exactly(place, *SUSPENDED) else cached(place)
+        values = list[object]()
+        for frame, _ in frames(place):
+            values += names_in(frame).values()
+        return values
+    if is_exactly(place, *SUSPENDED):
+        return list(locals_of(place).values())
+    if type(place) is not FunctionType:
+        return cached(place)
+    values = gc.get_referents(*(place.__closure__ or ()))
+    values += place.__defaults__ or ()
+    values += (place.__kwdefaults__ or {}).values()
+    values += (instance_dict(place) or {}).values()
+    return values
