@@ -15,7 +15,7 @@ import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from ipygpumem.probes import cgroup, own_limits
@@ -132,8 +132,9 @@ def _by_blocks(snapshot: Snapshot, storages: Sequence[Storage], texts: list[str]
             f"{format_bytes(cover.outside_bytes)} of tensors lie outside torch's allocator "
             "(another library's, or another process's memory): they are counted there"
         )
+    kinds = dict.fromkeys(KINDS, 0) | cover.kinds
     return [
-        *kind_parts("tensors", dict.fromkeys(KINDS, 0) | cover.kinds),
+        *kind_parts("tensors", kinds),
         Part("held by C++ or autograd", cover.unheld_bytes, _UNHELD),
         *_overhead(snapshot, cover.rounding_bytes),
     ]
@@ -211,8 +212,12 @@ def kind_parts(what: str, kinds: Mapping[str, int]) -> list[Part]:
     """Return a part for each of ``kinds``, in the order of the report, with names prefixed by
     ``what``.
     """
-    order = [*(kind for kind in KINDS if kind in kinds), *sorted(kinds.keys() - KINDS)]
-    return [Part(f"{what}: {kind}", kinds[kind], KINDS.get(kind, KINDS["other"])) for kind in order]
+    parts = []
+    for kind in (*KINDS, *sorted(kinds.keys() - KINDS)):
+        if kind in kinds:
+            advice = KINDS.get(kind, KINDS["other"])
+            parts.append(Part(f"{what}: {kind}", kinds[kind], advice))
+    return parts
 
 
 def _unsorted(size: int) -> Part:
@@ -254,12 +259,13 @@ def _beside(size: int, reserved: int, wide: DeviceWide | None, why: str) -> list
     """
     if wide is not None and wide.own_bytes is not None:
         context = max(0, wide.own_bytes - reserved)
-        hidden = size - context - sum(used for _, used in wide.other_processes)
+        parts = [Part("context and libraries", context, _CONTEXT)]
+        hidden = size - context
+        for pid, used in sorted(wide.other_processes, key=itemgetter(1), reverse=True):
+            hidden -= used
+            advice = "another process: end it if it is yours"
+            parts.append(Part(process_label(pid), used, advice))
         if hidden >= 0:
-            parts = [Part("context and libraries", context, _CONTEXT)]
-            for pid, used in sorted(wide.other_processes, key=lambda item: -item[1]):
-                advice = "another process: end it if it is yours"
-                parts.append(Part(process_label(pid), used, advice))
             return [*parts, Part("unknown", hidden, _HIDDEN)]
         why = "the driver's figures for processes exceed the memory in use: read at a busy moment"
     return [Part("unknown: context, libraries and other processes", size, why)]
@@ -292,11 +298,12 @@ def pools_on(index: int, readings: Mapping[str, Reading]) -> tuple[Part, ...]:
         is_here = number == str(index) or (not number and len(cards) <= 1)
         if name not in POOLS or not is_here:
             continue
-        in_use = "its arrays: delete their names"
-        parts.append(Part(f"{POOLS[name]}: in use", reading.current_bytes, in_use))
+        pool = POOLS[name]
+        in_use = reading.current_bytes
+        parts.append(Part(f"{pool}: in use", in_use, "its arrays: delete their names"))
         if reading.reserved_bytes is not None:
-            unused = max(0, reading.reserved_bytes - reading.current_bytes)
-            parts.append(Part(f"{POOLS[name]}: pool's rest", unused, _UNUSED.get(name, "")))
+            unused = max(0, reading.reserved_bytes - in_use)
+            parts.append(Part(f"{pool}: pool's rest", unused, _UNUSED.get(name, "")))
     return tuple(parts)
 
 
@@ -357,9 +364,11 @@ def host_parts(
     claims = _claims(basis, figures)
     notes = _host_notes(claims, figures)
     private = _private(claims.private, storages, resident, notes, figures.own, objects or {})
-    not_named = sum(part.size_bytes or 0 for part in private if part.name == _NOT_NAMED)
-    if not_named > min(MANY_BYTES, MANY_SHARE * figures.rss_bytes):
-        notes.append(f"{format_bytes(not_named)} of this process are not named: {UNACCOUNTED}")
+    for part in private:
+        not_named = part.size_bytes or 0
+        is_much = not_named > min(MANY_BYTES, MANY_SHARE * figures.rss_bytes)
+        if part.name == _NOT_NAMED and is_much:
+            notes.append(f"{format_bytes(not_named)} of this process are not named: {UNACCOUNTED}")
     if figures.children_bytes is None:
         notes.append(f"child processes are not known separately here: they are among the {_OTHERS}")
     shared, files = claims.shared, claims.files
@@ -411,7 +420,8 @@ def _host_basis(figures: HostFigures) -> _HostBasis:
     beyond_bytes = basis.free_bytes - limit.available_bytes
     if beyond_bytes <= basis.withheld_bytes:
         return basis
-    size, what = format_bytes(limit.limit_bytes), own_limits.WHAT[limit.name]
+    size = format_bytes(limit.limit_bytes)
+    what = own_limits.WHAT[limit.name]
     why = f"{limit.name} allows this process {size} of {what}: {_RAISE_LIMIT}"
     return basis._replace(withheld_bytes=beyond_bytes, why_withheld=why)
 
@@ -507,27 +517,37 @@ def _private(
     except OSError as error:
         notes.append(f"the arrays' bytes in RAM are unknown here ({error.strerror})")
         return whole
-    left = size - sum(kinds.values())
+    left = size - kinds.total()
     if left < 0:
         notes.append(
             "the arrays that Python holds are larger than this process's own pages: they cannot be "
             "separated"
         )
         return whole
-    of_libraries = {kind: kinds.pop(kind) for kind in list(kinds) if kind.startswith(OF)}
-    parts = kind_parts("arrays", kinds)
-    for kind, size_bytes in of_libraries.items():
-        parts.append(Part(f"data {kind}", size_bytes, _OF_LIBRARY))
+    parts = _parts_of_arrays(kinds)
     named = dict(objects)
     if own is not None:
         named |= zip(_OWN, own, strict=True)
     for name, size_bytes in named.items():
         advice = _OWN.get(name) or _OBJECTS.get(name, _OF_LIBRARY)
-        parts.append(Part(name, min(left, size_bytes), advice))
-        left -= min(left, size_bytes)
+        claim = min(left, size_bytes)
+        parts.append(Part(name, claim, advice))
+        left -= claim
     if not parts:
         return whole
     return [*parts, Part(_NOT_NAMED, left, _OF_NO_OBJECT)]
+
+
+def _parts_of_arrays(kinds: Mapping[str, int]) -> list[Part]:
+    """Return the parts of tensors and arrays, and of other memory that libraries keep, by kind."""
+    of_arrays: dict[str, int] = {}
+    of_libraries = list[Part]()
+    for kind, size_bytes in kinds.items():
+        if kind.startswith(OF):
+            of_libraries.append(Part(f"data {kind}", size_bytes, _OF_LIBRARY))
+        else:
+            of_arrays[kind] = size_bytes
+    return kind_parts("arrays", of_arrays) + of_libraries
 
 
 def _resident_by_kind(storages: Iterable[Storage], resident: Resident) -> Counter[str]:
@@ -536,12 +556,12 @@ def _resident_by_kind(storages: Iterable[Storage], resident: Resident) -> Counte
     Raises:
         OSError: the system does not report them.
     """
-    ranges = _disjoint(item for item in storages if item.device == "cpu")
-    if not ranges:
-        return Counter()
-    in_ram = resident([(item.address, item.size_bytes) for item in ranges])
     kinds: Counter[str] = Counter()
-    for item, size_bytes in zip(ranges, in_ram, strict=True):
+    on_host = _disjoint(item for item in storages if item.device == "cpu")
+    if not on_host:
+        return kinds
+    ranges = [(item.address, item.size_bytes) for item in on_host]
+    for item, size_bytes in zip(on_host, resident(ranges), strict=True):
         kinds[item.kind] += size_bytes
     return kinds
 

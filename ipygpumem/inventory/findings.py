@@ -58,13 +58,13 @@ class Findings:
 
     def note_processes(self, device: str, wide: DeviceWide) -> None:
         """Record each child's memory on a device, if the driver's PIDs are the ones seen here."""
-        sizes = dict(wide.other_processes) if sees_system_processes() else {}
-        self.children = [
-            child._replace(on_devices=(*child.on_devices, (device, sizes[child.pid])))
-            if child.pid in sizes
-            else child
-            for child in self.children
-        ]
+        if not sees_system_processes():
+            return
+        sizes = dict(wide.other_processes)
+        for place, child in enumerate(self.children):
+            if child.pid in sizes:
+                on_devices = (*child.on_devices, (device, sizes[child.pid]))
+                self.children[place] = child._replace(on_devices=on_devices)
 
     def attempt(self, name: str, question: Callable[[], T], otherwise: T) -> T:
         """Return the result of ``question``; ``otherwise`` if it fails, with the error recorded
@@ -136,12 +136,12 @@ def _host_figures(findings: Findings) -> list[HostFigures]:
 
 def _allocator_snapshots(findings: Findings) -> dict[str, Snapshot]:
     """Return a snapshot of torch's allocator for each device."""
-    found: dict[str, Snapshot] = {}
+    by_device: dict[str, Snapshot] = {}
     for backend in ("cuda", "xpu"):
         none: dict[str, Snapshot] = {}
         take = functools.partial(snapshots, backend)
-        found |= findings.attempt(f"allocator of {backend}", take, none)
-    return found
+        by_device |= findings.attempt(f"allocator of {backend}", take, none)
+    return by_device
 
 
 def now(meter: Meter, of_ipython: Mapping[str, int] | None = None) -> Findings:
@@ -166,7 +166,8 @@ def _host(
     everything: Total | None,
     of_ipython: Mapping[str, int],
 ) -> list[Reconciliation]:
-    objects, buffers = Counter[str](), list(held or ())
+    objects = Counter[str]()
+    buffers = list(held or ())
     if everything is not None:
         objects.update(of_ipython)
         objects[PYTHON] = max(0, everything.objects_bytes - sum(of_ipython.values()))
@@ -175,27 +176,28 @@ def _host(
                 buffers.append(Storage("cpu", piece.address, piece.size_bytes, f"{OF}{library}"))
             elif piece.device == "cpu":
                 objects[f"data of {library}"] += piece.size_bytes
-    objects = Counter({name: size for name, size in objects.items() if size >= MIB})
-    return [host_parts(host_figures, buffers, anonymous_bytes, objects) for host_figures in figures]
+    large = {name: size for name, size in objects.items() if size >= MIB}
+    return [host_parts(item, buffers, anonymous_bytes, large) for item in figures]
 
 
 def _cards(nvml: Nvml, findings: Findings) -> list[Reconciliation]:
     """Return the driver's cards that torch has not used: querying the driver creates no context."""
-    found, cards = [], nvml.cards()
-    # Only torch could map a library's device number to one of several cards.
-    pools = pools_on(0, findings.readings) if len(cards) == 1 else ()
+    cards = nvml.cards()
+    pools: tuple[Part, ...] = ()
+    if len(cards) == 1:  # only torch could map a library's device number to one of several cards
+        pools = pools_on(0, findings.readings)
+    reconciliations = []
     for card in cards:
-        use = (
-            "used, but not by torch, as torch reports"
-            if card.wide.own_bytes
-            else "not used by this process yet"
-        )
+        use = "not used by this process yet"
         if card.wide.own_bytes is None:
             use = "the driver does not report whether this process uses it"
-        device, note = f"nvml:{card.index}", f"{card.model}, by the driver's numbers: {use}"
+        elif card.wide.own_bytes:
+            use = "used, but not by torch, as torch reports"
+        device = f"nvml:{card.index}"
+        note = f"{card.model}, by the driver's numbers: {use}"
         findings.note_processes(device, card.wide)
-        found.append(card_parts(device, card.wide, pools, (note,)))
-    return found
+        reconciliations.append(card_parts(device, card.wide, pools, (note,)))
+    return reconciliations
 
 
 def _device(
@@ -263,10 +265,10 @@ def _gaps(snapshot: Snapshot, total_bytes: int) -> list[str]:
 
 def _has_many_gaps(snapshot: Snapshot, total_bytes: int) -> bool:
     """Return True if segments that cannot grow have many gaps, also for the device."""
-    can_expand = any(segment.page_bytes is not None for segment in snapshot.segments)
-    return not can_expand and sum(snapshot.fragments) >= max(
-        _MANY_GAPS * snapshot.reserved_bytes, total_bytes / 100
-    )
+    if any(segment.page_bytes is not None for segment in snapshot.segments):
+        return False
+    many = max(_MANY_GAPS * snapshot.reserved_bytes, total_bytes / 100)
+    return sum(snapshot.fragments) >= many
 
 
 def storages_of(arrays: Iterable[tuple[object, str]]) -> Iterator[Storage]:
@@ -275,22 +277,30 @@ def storages_of(arrays: Iterable[tuple[object, str]]) -> Iterator[Storage]:
     Objects without memory of their own are left out: meta, fake and sparse tensors, wrappers around
     other tensors.
     """
-    seen: set[tuple[str, int]] = set()
+    listed: set[tuple[str, int]] = set()
     for array, kind in arrays:
         place = None
-        with contextlib.suppress(
-            Exception
-        ):  # skip an exotic or half-made array, as in arrays.describe
-            if is_of_library(array, "torch", "Tensor"):
-                place = _place_of_tensor(sys.modules["torch"], array)
-            elif is_array(array):
-                owner = owner_of(array)
-                if is_array(owner):  # else a tensor, which is listed itself
-                    _, start, end = place_of(owner)
-                    place = "cpu", start, end - start
-        if place is not None and place[:2] not in seen:
-            seen.add(place[:2])
+        # Skip an exotic or half-made array, as in arrays.describe.
+        with contextlib.suppress(Exception):
+            place = _place_of(array)
+        if place is not None and place[:2] not in listed:
+            listed.add(place[:2])
             yield Storage(*place, kind)
+
+
+def _place_of(array: object) -> tuple[str, int, int] | None:
+    """Return the device, address and bytes of a tensor's or array's memory; None if it has none of
+    its own.
+    """
+    if is_of_library(array, "torch", "Tensor"):
+        return _place_of_tensor(sys.modules["torch"], array)
+    if not is_array(array):
+        return None
+    owner = owner_of(array)
+    if not is_array(owner):  # a tensor, which is listed itself
+        return None
+    _, start, end = place_of(owner)
+    return "cpu", start, end - start
 
 
 def _place_of_tensor(torch: Any, tensor: Any) -> tuple[str, int, int] | None:
@@ -301,7 +311,11 @@ def _place_of_tensor(torch: Any, tensor: Any) -> tuple[str, int, int] | None:
             return None
         # A lazy clone shares memory until its pointer is read, which would create the copy here.
         is_lazy = getattr(torch._C, "_is_cow_tensor", None)
-        lazy = is_lazy is not None and is_lazy(tensor)
-        address = torch._C._data_address(tensor) if lazy else storage.data_ptr()
+        if is_lazy is not None and is_lazy(tensor):
+            address = int(torch._C._data_address(tensor))
+        else:
+            address = int(storage.data_ptr())
         size = int(storage.nbytes())
-    return (str(device), int(address), size) if address else None
+    if not address:
+        return None
+    return str(device), address, size
