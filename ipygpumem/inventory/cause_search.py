@@ -4,7 +4,6 @@ freed.
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -65,7 +64,9 @@ def find(
     if shortage.requested_bytes is None or cause is None or cause.kind not in ("too much", "limit"):
         return cause
     least = _bytes_to_limit(shortage, figures)
-    holders = [] if figures is None else list(_processes(shortage, least))
+    holders = list[Holder]()
+    if figures is not None:
+        holders += _processes(shortage, least)
     is_searched = sys.getallocatedblocks() <= _MOST_ON_HEAP
     if is_searched:
         room = Room(shortage, snapshot, least)
@@ -74,7 +75,8 @@ def find(
         except AllowanceError:
             is_searched = False
         else:
-            holders += [] if names is None else [names]
+            if names is not None:
+                holders.append(names)
     cause = cause_of(replace(shortage, holders=tuple(holders)))
     if cause is not None and not is_searched:
         cause = replace(cause, text=cause.text + _NOT_SEARCHED)
@@ -96,7 +98,8 @@ def _on_host(requested: int | None) -> Shortage:
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     bounds = list[Bound]()
     for limit in own_limits.limits():
-        size, what = format_bytes(limit.limit_bytes), own_limits.WHAT[limit.name]
+        size = format_bytes(limit.limit_bytes)
+        what = own_limits.WHAT[limit.name]
         words = f"the {size} of {what} that this process may use ({limit.name})"
         bounds.append(Bound(limit.available_bytes, words, own_limits.remedy(limit.name)))
     return Shortage(
@@ -124,17 +127,18 @@ def _on_card(figures: FailedAllocation, snapshot: Snapshot | None) -> Shortage:
         if not _serves(segment, figures.requested):
             idle_bytes += _bytes_of(segment, "inactive")
             continue
-        pieces = [size for size, is_whole in segment.free_pieces() if not is_whole]
-        gaps += [size for size in pieces if size < figures.requested]
+        for size, is_whole in segment.free_pieces():
+            if not is_whole and size < figures.requested:
+                gaps.append(size)
     gap_bytes = max(0, min(sum(gaps), figures.unallocated - idle_bytes))
     made_since = sum(gaps) - gap_bytes
-    expandable_bytes = sum(max(0, size - _EDGES) for size in gaps) - made_since
+    without_edges = sum(max(0, size - _EDGES) for size in gaps)
     return replace(
         shortage,
         gap_bytes=gap_bytes,
         largest_gap_bytes=min(max(gaps, default=0), gap_bytes),
         idle_bytes=idle_bytes,
-        expandable_bytes=max(0, expandable_bytes),
+        expandable_bytes=max(0, without_edges - made_since),
         setting=expandable_setting(),
     )
 
@@ -198,11 +202,13 @@ def _largest_free(snapshot: Snapshot, free: int, gone: Collection[int]) -> int:
         if segment.private or not any(block.address in gone for block in segment.blocks):
             continue
         sizes = _sizes_of_free_runs(segment.blocks, gone)
+        whole_bytes = sum(block.size_bytes for block in segment.blocks)
         if segment.page_bytes is not None:
             # Whole pages of an expandable segment are returned to the card.
-            free += sum(max(0, size - 2 * segment.page_bytes) for size in sizes)
-        elif sizes == [sum(block.size_bytes for block in segment.blocks)]:
-            free += sizes[0]
+            edges = 2 * segment.page_bytes
+            free += sum(max(0, size - edges) for size in sizes)
+        elif sizes == [whole_bytes]:
+            free += whole_bytes
         else:
             largest = max(largest, *sizes)
     return max(free, largest)
@@ -213,11 +219,14 @@ def _sizes_of_free_runs(blocks: Sequence[Block], gone: Collection[int]) -> list[
     addresses are.
     """
     sizes = list[int]()
-    is_free = [block.state == "inactive" or block.address in gone for block in blocks]
-    pairs = zip(is_free, blocks, strict=True)
-    for is_run_free, run in itertools.groupby(pairs, key=lambda pair: pair[0]):
-        if is_run_free:
-            sizes.append(sum(block.size_bytes for _, block in run))
+    is_in_run = False
+    for block in blocks:
+        is_free = block.state == "inactive" or block.address in gone
+        if is_free and is_in_run:
+            sizes[-1] += block.size_bytes
+        elif is_free:
+            sizes.append(block.size_bytes)
+        is_in_run = is_free
     return sizes
 
 
@@ -234,21 +243,26 @@ def _processes(shortage: Shortage, least: int | None) -> Iterator[Holder]:
     with closing(Nvml()) as nvml:
         index = int(shortage.device.partition(":")[2])
         wide = nvml.device(in_use("cuda"), index, processes=True, has_context=True)
-    largest_first = sorted(wide.other_processes, key=lambda item: -item[1])
-    if not largest_first:
+    sizes = dict(wide.other_processes)
+    if not sizes:
         return
-    pid, size = largest_first[0]
-    label = process_label(pid)
-    remedy = "shut that kernel down" if "another kernel" in label else "end it if it is yours"
+    largest = max(sizes, key=sizes.__getitem__)
+    label = process_label(largest)
+    size = sizes[largest]
+    remedy = "end it if it is yours"
+    if "another kernel" in label:
+        remedy = "shut that kernel down"
     words = f"{label} has {format_bytes(size)} of it"
     yield Holder("process", words, size, _room_without(shortage, size, least), remedy)
-    number = len(largest_first)
-    if number > 1:
-        total = sum(used for _, used in largest_first)
-        words = f"{number} other processes have {format_bytes(total)} of it, {label} the most"
+    if len(sizes) > 1:
+        total = sum(sizes.values())
+        words = f"{len(sizes)} other processes have {format_bytes(total)} of it, {label} the most"
         yield Holder("process", words, total, _room_without(shortage, total, least), "")
 
 
 def _room_without(shortage: Shortage, size: int, least: int | None) -> int:
+    """Return the largest request that fits without processes that use ``size`` bytes."""
     room = (shortage.free_bytes or 0) + size
-    return room if least is None else min(room, least)
+    if least is None:
+        return room
+    return min(room, least)

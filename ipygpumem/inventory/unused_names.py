@@ -80,9 +80,9 @@ def unused_names(
     candidates = _candidates(shortage.device, code, used, allowance)
     for number in range(1, min(_MOST_NAMES, len(candidates)) + 1):
         chosen = candidates[:number]
-        if sum(row.device_bytes[shortage.device] for row, _ in chosen) < lacking:
-            continue
         rows = [row for row, _ in chosen]
+        if sum(row.device_bytes[shortage.device] for row in rows) < lacking:
+            continue
         holding = [code.namespace[row.name] for row in rows]
         # Those of the list, of the name, and of its other names.
         references = [2 + len(row.same) for row in rows]
@@ -90,13 +90,19 @@ def unused_names(
         size = sum(freed.values())
         room = room_after(size, freed)
         if exceeds(room, asked):
-            held_by = " and ".join(f"{row.name}{cell}" for row, cell in chosen)
-            words = (
-                f"{format_bytes(size)} are still held by {held_by}, which this cell does not use"
-            )
-            deleted = ", ".join(name for row in rows for name in (row.name, *row.same))
-            return Holder("names", words, size, room, f"del {deleted}")
+            return _holder(chosen, size, room)
     return None
+
+
+def _holder(chosen: Sequence[tuple[NamedSize, str]], size: int, room: int) -> Holder:
+    """Return the words for some names, and the line that deletes them."""
+    held_by, deleted = list[str](), list[str]()
+    for row, cell in chosen:
+        held_by.append(f"{row.name}{cell}")
+        deleted += [row.name, *row.same]
+    names = " and ".join(held_by)
+    words = f"{format_bytes(size)} are still held by {names}, which this cell does not use"
+    return Holder("names", words, size, room, f"del {', '.join(deleted)}")
 
 
 def _lacking_bytes(shortage: Shortage, asked: int) -> int:
@@ -141,25 +147,33 @@ def _freed(
     """
     with undisturbed():
         region = Region(holding, allowance, keeps_folded=True, keeps_arrays=True)
-        held = region.held_from_outside(dict(zip(map(id, holding), references, strict=True)))
+        ours = dict(zip(map(id, holding), references, strict=True))
+        held_outside = region.held_from_outside(ours)
         allowance.check()
         # After counting, because it refers to every object.
         heap = Heap(types=types_to_compare())
-        held |= partners(region, heap, held).keys()
+        held_outside |= partners(region, heap, held_outside).keys()
         heap.drop()
         dying = set[Any]()
         if region.complete:
-            dying = region.reach(map(id, holding)) - region.reach(held)
-        storages = list(storages_of((array, "") for array in region.arrays_of(dying)))
+            dying = region.reach(map(id, holding)) - region.reach(held_outside)
+        arrays = region.arrays_of(dying)
+        storages = list(storages_of((array, "") for array in arrays))
     blocks = {item.address: item.size_bytes for item in storages if item.device == device}
-    if device != "cpu":
-        return blocks
+    if device == "cpu":
+        return _that_return_space(blocks)
+    return blocks
+
+
+def _that_return_space(blocks: dict[int, int]) -> dict[int, int]:
+    """Return the blocks of RAM that give address space back once they are freed."""
     shared = _shared_ranges()
-    return {
-        address: size
-        for address, size in blocks.items()
-        if size >= _MAPPED and not any(start <= address < end for start, end in shared)
-    }
+    returned = dict[int, int]()
+    for address, size in blocks.items():
+        is_shared = any(start <= address < end for start, end in shared)
+        if size >= _MAPPED and not is_shared:
+            returned[address] = size
+    return returned
 
 
 def _shared_ranges() -> list[tuple[int, int]]:
@@ -192,28 +206,34 @@ def names_used(code: FailedCode, allowance: Allowance) -> set[str] | None:
     waiting: list[Any] = list(_running_code(code))
     waiting += [item for item in gc.get_referrers(namespace) if type(item) is FunctionType]
     waiting += map(namespace.get, words & namespace.keys())
-    seen = dict[int, object]()
-    while waiting and len(seen) < _MOST_FOLLOWED:
+    followed = dict[int, object]()
+    while waiting and len(followed) < _MOST_FOLLOWED:
         allowance.check()
         item = waiting.pop()
-        if id(item) in seen or item is namespace:
+        if id(item) in followed or item is namespace:
             continue
-        seen[id(item)] = item
+        followed[id(item)] = item
         if type(item) is CodeType:
             words |= _words_of(item)
-            waiting += [part for part in item.co_consts if type(part) is CodeType]
             waiting += map(namespace.get, item.co_names)
-        elif type(item) is FunctionType:
-            if item.__globals__ is namespace:
-                waiting.append(item.__code__)
-            waiting += [item.__closure__, item.__defaults__, item.__kwdefaults__, item.__dict__]
-        elif not is_left_out(item):
-            waiting += filter(gc.is_tracked, gc.get_referents(item))
-            if is_users_class(type(item)):
-                waiting.append(type(item))
+        waiting += _that_may_use_names(item, namespace)
     if waiting or words & _OUT_OF_SIGHT:
         return None
     return words
+
+
+def _that_may_use_names(item: Any, namespace: dict[str, Any]) -> Iterator[object]:
+    """Yield the objects whose code may run if an object is used."""
+    if type(item) is CodeType:
+        yield from (part for part in item.co_consts if type(part) is CodeType)
+    elif type(item) is FunctionType:
+        if item.__globals__ is namespace:
+            yield item.__code__
+        yield from (item.__closure__, item.__defaults__, item.__kwdefaults__, item.__dict__)
+    elif not is_left_out(item):
+        yield from filter(gc.is_tracked, gc.get_referents(item))
+        if is_users_class(type(item)):
+            yield type(item)
 
 
 def _running_code(code: FailedCode) -> Iterator[CodeType]:
