@@ -45,7 +45,7 @@ def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
         The arrays without duplicates, and True if all were seen.
     """
     modules = users_modules()
-    namespaces = {id(names): names for names in map(module_dict, modules.values())}
+    namespaces = by_identity(list(map(module_dict, modules.values())))
     namespaces.pop(id(namespace), None)
     walk = Walk(MOST_AT_START, ("ndarray",), {"__main__", *modules}, is_hasty=True)
     # Their contents belong to the whole session.
@@ -54,33 +54,37 @@ def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
     values = _that_may_lead_on(named)
     for names in namespaces.values():
         values += [value for _, value in named_objects(names)]
-    arrays = list(chain.from_iterable(walk.run([(values, None)])))
+    arrays = _arrays_behind(values, walk)
     is_complete = walk.complete
     for module in by_identity(walk.of_kind("module", named)).values():
         walk.left = _MOST_INSTALLED
         installed = list(module_dict(module).values())
         data = [item for item in installed if type(item) is not FunctionType]
-        arrays += chain.from_iterable(walk.run([(data, None)]))
+        arrays += _arrays_behind(data, walk)
     walk.drop()
     return arrays, is_complete
+
+
+def _arrays_behind(values: list[object], walk: Walk) -> list[Any]:
+    return list(chain.from_iterable(walk.run([(values, None)])))
 
 
 def _that_may_lead_on(values: Sequence[object]) -> list[object]:
     """Return the values, without short containers of numbers and text: a walk takes half a
     microsecond for each.
     """
-    found = list[object]()
+    leading = list[object]()
     for part in chunks(values, _AT_ONCE):
         if not _hold_only_atoms(part):
-            found += part
-    return found
+            leading += part
+    return leading
 
 
 def _hold_only_atoms(containers: Sequence[Any]) -> bool:
-    if (
-        not _CONTAINER_TYPES.issuperset(types_of(containers))
-        or sum(map(len, containers)) > _AT_ONCE * _SHORT
-    ):
+    """Return True for short containers of nothing but numbers and text."""
+    if not _CONTAINER_TYPES.issuperset(types_of(containers)):
+        return False
+    if sum(map(len, containers)) > _AT_ONCE * _SHORT:
         return False
     return ATOMS.issuperset(types_of(gc.get_referents(*containers)))
 
@@ -112,25 +116,26 @@ class BaselineSnapshot:
         self._small: set[int] = set()
         """Identities of small arrays. A new array that reuses one counts as old."""
         self.complete = True
-        base: Any = library_type("torch", "Tensor")
-        if base is not None:
-            torch: Any = sys.modules["torch"]
-            tensors = live_tensors(garbage)
-            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-                odd = self._storages.add_of(Reader(torch), tensors)
-                self._objects.update((id(tensor), weakref.ref(tensor)) for tensor in odd)
+        if library_type("torch", "Tensor") is not None:
+            self._add_tensors(sys.modules["torch"], live_tensors(garbage))
         array_type = library_type("numpy", "ndarray")
         if array_type is not None:
             arrays, self.complete = within_reach(namespace)
             self._add_arrays(array_type, arrays)
+
+    def _add_tensors(self, torch: Any, tensors: Sequence[Any]) -> None:
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            without_storage = self._storages.add_of(Reader(torch), tensors)
+            for tensor in without_storage:
+                self._objects[id(tensor)] = weakref.ref(tensor)
 
     def _add_arrays(self, array_type: Any, arrays: Sequence[Any]) -> None:
         base_of = array_type.__dict__["base"].__get__
         owners = [array if base_of(array) is None else owner_of(array) for array in arrays]
         sizes = map(array_type.__dict__["nbytes"].__get__, arrays)
         are_large = list(map(_LARGE.__lt__, sizes))
-        large = compress(owners, are_large)
-        self._large.update(place_of(owner) for owner in large if is_array(owner))
+        large = filter(is_array, compress(owners, are_large))
+        self._large.update(map(place_of, large))
         self._spans = sorted((start, end) for _, start, end in self._large)
         self._small = set(map(id, compress(owners, map(not_, are_large))))
 

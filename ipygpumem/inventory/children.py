@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -60,11 +61,12 @@ def with_endings(children: Sequence[Child], namespace: dict[str, Any]) -> list[C
     for package in _LOKY:
         loky: Any = sys.modules.get(f"{package}.reusable_executor")
         if is_instance(loky, ModuleType):
+            executor = module_dict(loky).get("_executor")
             line = (
                 f"from {package} import get_reusable_executor; get_reusable_executor().shutdown()"
             )
-            executor = module_dict(loky).get("_executor")
-            lines |= dict.fromkeys(_processes(executor, "_processes"), line)
+            for pid in _processes(executor, "_processes"):
+                lines[pid] = line
     return [child._replace(ends_by=lines.get(child.pid, "")) for child in children]
 
 
@@ -111,17 +113,18 @@ def _add_ending(lines: dict[int, str], pid: int, place: str, line: str) -> None:
 
 def _processes(value: object, attribute: str) -> Iterator[int]:
     """Yield the processes to which an attribute of an object leads."""
-    found = (instance_dict(value) or {}).get(attribute)
-    if type(found) is int:
-        yield found
-    elif type(found) is dict:
-        yield from (pid for pid in list(found) if type(pid) is int)
-    elif type(found) is list:
-        for item in list(found):
-            yield from _processes(item, "_popen")
-    elif found is not None:  # a Popen of multiprocessing, or an iterator of a data loader
+    attributes = instance_dict(value) or {}
+    processes = attributes.get(attribute)
+    if type(processes) is int:
+        yield processes
+    elif type(processes) is dict:
+        yield from (pid for pid in list(processes) if type(pid) is int)
+    elif type(processes) is list:
+        for process in list(processes):
+            yield from _processes(process, "_popen")
+    elif processes is not None:  # a Popen of multiprocessing, or an iterator of a data loader
         for name in ("pid", "_workers"):
-            yield from _processes(found, name)
+            yield from _processes(processes, name)
 
 
 def endings(children: Iterable[Child]) -> list[str]:
@@ -145,4 +148,4 @@ def growth_by_ending(before: Mapping[int, int], now: Iterable[Child]) -> list[Pr
         earlier = growths.get(key, ProcessGrowth(0, (), child.ends_by))
         processes = (*earlier.processes, child)
         growths[key] = ProcessGrowth(earlier.grown_bytes + grown, processes, child.ends_by)
-    return sorted(growths.values(), key=lambda growth: -growth.grown_bytes)
+    return sorted(growths.values(), key=attrgetter("grown_bytes"), reverse=True)
