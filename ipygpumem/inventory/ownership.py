@@ -6,7 +6,8 @@ import gc
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
+from operator import attrgetter
 
 from ipygpumem.heap.arrays import StorageKey, storage_key
 from ipygpumem.heap.graph import NodeKey
@@ -57,8 +58,8 @@ _UNSEEN = ReferencePath(
 class _Row:
     """One holder, with the advice for one object and for several, and the objects that it holds."""
 
-    one: ReferencePath
-    several: ReferencePath
+    of_single: ReferencePath
+    of_many: ReferencePath
     more: int
     """Number of further references of the same root to one object."""
     keys: set[NodeKey] = field(default_factory=set)
@@ -66,7 +67,9 @@ class _Row:
     @property
     def holder(self) -> ReferencePath:
         """The holder with the number of its references."""
-        holder = self.one if len(self.keys) == 1 else self.several
+        holder = self.of_many
+        if len(self.keys) == 1:
+            holder = self.of_single
         if self.more == 0:
             return holder
         return replace(holder, path=f"{holder.path}, and {self.more:,} more there")
@@ -147,32 +150,35 @@ def take(
         region = Region(namespaces=roots.namespaces, keeps_folded=True)
         size = Sizes(region=region).measure(holding[0])
         every = region.reach([id(holding[0])])
-        held = region.held_from_outside({id(holding[0]): references}) & every
+        held_outside = region.held_from_outside({id(holding[0]): references}) & every
         groups: _Groups = {}
-        if _worth_naming(region, held, every) or region.may_share:
+        if _worth_naming(region, held_outside, every) or region.may_share:
             ours = {id(region.objects), id(region.folded), id(holding)}
             outside = replace(roots, hidden=roots.hidden | ours)
-            groups, held = _holders(name, holding, region, held, outside, is_name=is_name)
+            groups, held_outside = _holders(
+                name, holding, region, held_outside, outside, is_name=is_name
+            )
         cycles = region.in_hidden_cycles()
         if cycles:
             groups[HIDDEN_CYCLE] = set(cycles)
-        held_parts, counted = _parts(region, groups, held)
+        held_parts, counted = _parts(region, groups, held_outside)
         freed = region.bytes_of(every - counted)
     device_bytes = Counter(freed)
     for part in held_parts:
         device_bytes += Counter(part.device_bytes)
+    largest_parts = [(part.name, part.size_bytes) for part in size.parts[:_PARTS_SHOWN]]
     return Ownership(
-        name,
-        is_name,
-        type_name(holding[0]),
-        dict(device_bytes),
-        dict(freed) if region.complete else {},
-        tuple((part.name, part.size_bytes) for part in size.parts[:_PARTS_SHOWN]),
-        tuple(sorted(held_parts, key=lambda part: -part.size_bytes)),
-        region.complete,
-        not is_left_out(holding[0]),
-        notes_on(holding[0], size),
-        size.is_at_least,
+        name=name,
+        is_name=is_name,
+        type_name=type_name(holding[0]),
+        device_bytes=dict(device_bytes),
+        freed_bytes=dict(freed) if region.complete else {},
+        parts=tuple(largest_parts),
+        held=tuple(sorted(held_parts, key=attrgetter("size_bytes"), reverse=True)),
+        complete=region.complete,
+        followed=not is_left_out(holding[0]),
+        notes=notes_on(holding[0], size),
+        is_at_least=size.is_at_least,
     )
 
 
@@ -181,17 +187,23 @@ _Groups = dict[ReferencePath, set[NodeKey]]
 
 
 def _holders(
-    name: str, holding: list[object], region: Region, held: set[int], roots: Roots, *, is_name: bool
+    name: str,
+    holding: list[object],
+    region: Region,
+    held_outside: set[int],
+    roots: Roots,
+    *,
+    is_name: bool,
 ) -> tuple[_Groups, set[int]]:
     """Return the nodes that something else keeps alive by their holders, and all nodes that are
     held from outside.
     """
     heap = Heap(types=types_to_compare())  # after counting, because it refers to every object
-    shared = partners(region, heap, held)
-    held = held | _saved_by_graphs(region, shared)
-    named = _worth_naming(region, held, region.reach([id(holding[0])]))
+    shared = partners(region, heap, held_outside)
+    held_outside = held_outside | _saved_by_graphs(region, shared)
+    named = _worth_naming(region, held_outside, region.reach([id(holding[0])]))
     own_name = name if is_name else ""
-    namespaces = {key: _without(own_name, root) for key, root in roots.namespaces.items()}
+    namespaces = {key: _without(own_name, root_of) for key, root_of in roots.namespaces.items()}
     members = region.objects.keys() | set(map(id, region.folded))  # these refer to each other
     outside = replace(roots, namespaces=namespaces, hidden=roots.hidden | members)
     groups = _by_holder(region, named, shared, heap, outside, is_name=is_name)
@@ -199,15 +211,16 @@ def _holders(
         groups = _ended_by_name(groups, target_of(name), holding[0], roots)
     groups = {**_of_segments(region, groups, heap, roots), **groups}
     heap.drop()
-    return groups, held
+    return groups, held_outside
 
 
 def _saved_by_graphs(region: Region, shared: Partners) -> set[int]:
     """Return the tensors that a graph from outside has saved: each is its own partner."""
     saved = set[int]()
     for key, pieces in shared.items():
-        if any(same[-1] is region.objects[key] for _, same in pieces):
-            saved.add(key)
+        for _, same in pieces:
+            if same[-1] is region.objects[key]:
+                saved.add(key)
     return saved
 
 
@@ -216,11 +229,11 @@ def _ended_by_name(groups: _Groups, target: str, item: object, roots: Roots) -> 
 
     The event loop keeps a pending task, and a registry a widget: a user writes ``w.close()``.
     """
-    kept = roots.kept.get(id(item))
+    root = roots.kept.get(id(item))
     if is_pending(item):  # it is deleted, too, because a done task keeps its error
         start, ending = EVENT_LOOP, "cancel()"
-    elif kept is not None and kept.cut is not None and kept.cut.kind is Kind.CLOSED:
-        start, ending = kept.text, kept.cut.ending
+    elif root is not None and root.cut is not None and root.cut.kind is Kind.CLOSED:
+        start, ending = root.text, root.cut.ending
     else:
         return groups
     ended = _Groups()
@@ -234,9 +247,10 @@ def _ended_by_name(groups: _Groups, target: str, item: object, roots: Roots) -> 
 def _parts(region: Region, groups: _Groups, held: set[int]) -> tuple[list[HeldPart], set[NodeKey]]:
     """Return the memory that each holder keeps alive, and all nodes of these parts."""
     named = set[NodeKey]().union(*groups.values())
+    without_holder = set[NodeKey](held - named)
     counted = set[NodeKey]()
     parts = dict[ReferencePath, HeldPart]()
-    for holder, keys in [*groups.items(), (_SMALL, set[NodeKey](held - named))]:
+    for holder, keys in [*groups.items(), (_SMALL, without_holder)]:
         reached = region.reach(keys)
         shared_bytes = region.bytes_of(counted & reached).total()
         added = region.bytes_of(reached - counted)
@@ -257,19 +271,20 @@ def _parts(region: Region, groups: _Groups, held: set[int]) -> tuple[list[HeldPa
     return [part for part in parts.values() if part.size_bytes or part.is_shared], counted
 
 
-def _worth_naming(region: Region, held: set[int], every: Collection[NodeKey]) -> set[int]:
+def _worth_naming(region: Region, held_outside: set[int], every: Collection[NodeKey]) -> set[int]:
     """Return the objects held from outside, without small parts of ``every`` node, such as a
     dtype.
     """
-    if len(held) > _MOST_SEARCHED:
-        return held
-    atoms = {key for key in held if is_atom(region.objects[key])}
+    if len(held_outside) > _MOST_SEARCHED:
+        return held_outside
+    atoms = {key for key in held_outside if is_atom(region.objects[key])}
     if region.bytes_of(atoms).total() < _LEAST_BYTES:
-        held = held - atoms  # constants, such as names of attributes
+        held_outside = held_outside - atoms  # constants, such as names of attributes
     least = _LEAST_SHARE * region.bytes_of(every).total()
     large = set[int]()
-    for key in held:
-        if region.bytes_of(region.reach([key])).total() * len(held) >= least:
+    for key in held_outside:
+        size = region.bytes_of(region.reach([key])).total()
+        if size * len(held_outside) >= least:
             large.add(key)
     return large
 
@@ -283,7 +298,9 @@ def _without(name: str, root_of: _RootOf) -> _RootOf:
 
     def root_of_another(key: object) -> Root | None:
         root = root_of(key)
-        return None if root is None or root.text == text else root
+        if root is None or root.text == text:
+            return None
+        return root
 
     return root_of_another
 
@@ -398,9 +415,9 @@ class _HolderRows:
 
     def groups(self) -> dict[ReferencePath, set[NodeKey]]:
         """Return the nodes by holder; variables first."""
-        groups = _Groups()
         rows = chain.from_iterable(self._by_root.values())
-        for row in sorted(rows, key=lambda row: not row.one.path.startswith(NOTEBOOK)):
+        groups = _Groups()
+        for row in sorted(rows, key=_is_no_variable):
             groups.setdefault(row.holder, set()).update(row.keys)
         return groups
 
@@ -416,12 +433,13 @@ class _HolderRows:
         if len(rows) == _MOST_PLACES:
             rows[-1].more += number
             return None
-        one, several = self._texts(names, steps, number)
-        for row in rows:
-            # Another way through an object that is deleted as a whole.
-            if one.advice.startswith("del ") and row.one.advice == one.advice:
-                return row
-        rows.append(_Row(one, several, number - 1))
+        of_single, of_many = self._texts(names, steps, number)
+        if of_single.advice.startswith("del "):
+            for row in rows:
+                # Another way through an object that is deleted as a whole.
+                if row.of_single.advice == of_single.advice:
+                    return row
+        rows.append(_Row(of_single, of_many, number - 1))
         return rows[-1]
 
     def _texts(
@@ -431,14 +449,13 @@ class _HolderRows:
         first = steps[0]
         holder = self._writer.holder(names[0], steps)
         may_delete = self._may_delete(first)
-        is_whole = self._is_deleted_as_a_whole(steps, number)
-        if is_whole:
-            one = _named(holder, names, first, may_delete=may_delete)
-            return one, one
-        one = _named(holder, names[:1], first, may_delete=False)
+        of_whole = _named(holder, names, first, may_delete=may_delete)
+        if self._is_deleted_as_a_whole(steps, number):
+            return of_whole, of_whole
+        of_single = _named(holder, names[:1], first, may_delete=False)
         if not _is_container(first):
-            return one, one
-        return one, _named(holder, names, first, may_delete=may_delete)
+            return of_single, of_single
+        return of_single, of_whole
 
     def _may_delete(self, item: object) -> bool:
         """Return True if deleting the variables of an object may free it."""
@@ -477,6 +494,10 @@ class _HolderRows:
         self.without_holder -= neighbours
 
 
+def _is_no_variable(row: _Row) -> bool:
+    return not row.of_single.path.startswith(NOTEBOOK)
+
+
 def _of_segments(region: Region, groups: _Groups, heap: Heap, roots: Roots) -> _Groups:
     """Return the shared memory, which stays until it is unlinked, and the line that frees it after
     all views of it.
@@ -493,8 +514,9 @@ def _of_segments(region: Region, groups: _Groups, heap: Heap, roots: Roots) -> _
         for view, keys in groups.items():
             if keys & reached and view.advice.startswith("del "):
                 lines.append(view.advice)
-        path = f"{OUTLIVES}: {holder.path}"
-        of_segments[ReferencePath(path, "; ".join([*lines, holder.advice]))] = {id(segment)}
+        lines.append(holder.advice)
+        path = ReferencePath(f"{OUTLIVES}: {holder.path}", "; ".join(lines))
+        of_segments[path] = {id(segment)}
     return of_segments
 
 
@@ -521,14 +543,18 @@ def _named(
         may_delete: True if the line deletes the variables among the roots.
     """
     first = roots[0]
-    variables = list(dict.fromkeys(root.code for root in roots if root.rank == 0 and root.code))
+    variables, aliases = dict[str, None](), dict[str, None]()
+    for root in roots:
+        if root.rank == 0 and root.code:
+            variables[root.code] = None
+        if root.text != first.text:
+            aliases[root.text] = None
     if may_delete and first.rank == 0 and variables:
         advice = f"del {', '.join(variables)}"
         if is_pending(item):
-            advice = f"{variables[0]}.cancel(); {advice}"
+            advice = f"{next(iter(variables))}.cancel(); {advice}"
         holder = replace(holder, advice=advice)
-    aliases = list(dict.fromkeys(root.text for root in roots if root.text != first.text))
-    shown = [holder.path, *aliases[:_MOST_ALIASES]]
+    shown = [holder.path, *islice(aliases, _MOST_ALIASES)]
     if len(aliases) > _MOST_ALIASES:
         shown.append(f"{len(aliases) - _MOST_ALIASES} more names")
     return replace(holder, path=", ".join(shown))
