@@ -139,22 +139,32 @@ class Retained:
             tensors = list(filter(self._memory.is_referred, tensors))
             with_graphs = list(filter(self._memory.is_referred, with_graphs))
         gradients = self._gradients(tensors, without=set(map(id, with_graphs)))
-        scripted = [item for module in heap.modules for item in of_script(module)]
-        self._memory.lock([*gradients, *scripted])
+        self._memory.lock(gradients)
+        for module in heap.modules:
+            self._memory.lock(of_script(module))
         if not with_graphs:
             return
         nodes = _Nodes([*gradients, *with_graphs], _at_rest(heap.modules))
         self.complete = nodes.are_all
-        roots = self._roots(with_graphs, nodes) if nodes.are_all else []
-        if roots:
-            # Those of gradients are needed after backward(create_graph=True).
-            needed = [nodes.first(gradient) for gradient in gradients]
-            needed += [root.node for root in roots if not root.kind]
-            groups = _Groups(nodes, needed)
-            for root in roots:
-                if root.kind:
-                    groups.add(root)
-            yield from self._of_groups(groups)
+        if self.complete:
+            yield from self._of_groups(self._groups(with_graphs, gradients, nodes))
+
+    def _groups(
+        self, with_graphs: Iterable[object], gradients: Iterable[object], nodes: _Nodes
+    ) -> _Groups:
+        """Return the tensors whose graphs are probably not needed, in groups."""
+        # Those of gradients are needed after backward(create_graph=True).
+        needed = list(map(nodes.first, gradients))
+        not_needed = []
+        for root in self._roots(with_graphs, nodes):
+            if root.kind:
+                not_needed.append(root)
+            else:
+                needed.append(root.node)
+        groups = _Groups(nodes, needed)
+        for root in not_needed:
+            groups.add(root)
+        return groups
 
     def _gradients(self, tensors: Iterable[object], without: Collection[int]) -> list[Any]:
         """Return the gradients of tensors, except those ``without`` some."""
@@ -188,32 +198,36 @@ class Retained:
 
     def _storing(self, tensor: Any, node: Any, nodes: _Nodes, path: str) -> tuple[str, str]:
         """Return the kind of a stored tensor, and the statement that would not store its graph."""
-        is_number = math.prod(self._read("shape", tensor) or ()) == 1
-        value = "loss.item()" if is_number else "result.detach()"
+        value = "result.detach()"
+        if math.prod(self._read("shape", tensor) or ()) == 1:
+            value = "loss.item()"
         container = _LAST_STEP.sub("", path)
         holders = self._memory.referrers_of(tensor)
         kind = "stored"
         if not path or path.isidentifier():
             kind = ""  # the name of a result whose graph may be needed
         instead = f"{path} = {value}"
-        if any(is_instance(one, list) or is_instance(one, deque) for one in holders):
+        if _any_is(holders, list) or _any_is(holders, deque):
             instead = f"{container}.append({value})"
         elif path and nodes.is_sum(node):
             kind = "sum"
-            instead = f"{path} += {value}" if _adds(node) else f"keep {value} in {path}"
-        is_in_tuple = any(is_instance(one, tuple) for one in holders)
-        if is_in_tuple or _NO_CODE.search(path) or _POSITION.search(container):
-            owner = "the hook" if "_hooks[" in path else _name_in(f"{path}_")
+            instead = f"keep {value} in {path}"
+            if _adds(node):
+                instead = f"{path} += {value}"
+        if _any_is(holders, tuple) or _NO_CODE.search(path) or _POSITION.search(container):
+            owner = _name_in(f"{path}_")
+            if "_hooks[" in path:
+                owner = "the hook"
             instead = f"keep {value} in {owner}"
         return kind, instead
 
     def _of_groups(self, groups: _Groups) -> Iterator[Finding]:
         """Yield the memory kept by groups of roots."""
-        needed_by, inside = groups.saved()
+        needed_by, of_nodes = groups.saved()
         for name, roots in groups.members.items():
             keys = []
             for key, names in needed_by.items():
-                if names == {name} and self._memory.dies(key, inside):
+                if names == {name} and self._memory.dies(key, of_nodes):
                     keys.append(key)
             if roots[0].kind == "output":
                 self._graphs_of_outputs[name] = keys
@@ -228,17 +242,20 @@ class Retained:
             return
         storages = dict(self._graphs_of_outputs)
         by_output = self._storages_of_outputs()
-        arrays = [item for key in by_output for item in self._memory.shown_by[key]]
-        self._memory.ask_about([*self._outputs.values(), *arrays])
+        items = list(self._outputs.values())
+        for key in by_output:
+            items += self._memory.shown_by[key]
+        self._memory.ask_about(items)
         for key, name in by_output.items():
             if self._memory.dies(key, self._inside_outputs):
                 storages.setdefault(name, []).append(key)
         for name, value in self._outputs.items():
-            if not self._memory.is_referred(value, self._inside_outputs):
-                keys = [key for key in storages.get(name, ()) if key not in listed]
-                what = f"{name}: {type_name(value)} that only IPython holds"
-                remedy = f"to free it: %xdel _{name[4:-1]}"
-                yield from self._memory.findings(keys, what, remedy)
+            if self._memory.is_referred(value, self._inside_outputs):
+                continue
+            keys = [key for key in storages.get(name, ()) if key not in listed]
+            what = f"{name}: {type_name(value)} that only IPython holds"
+            remedy = f"to free it: %xdel _{name[4:-1]}"
+            yield from self._memory.findings(keys, what, remedy)
 
     def _storages_of_outputs(self) -> dict[StorageKey, str]:
         """Return the storages whose arrays have paths from one output only, with its name."""
@@ -252,6 +269,10 @@ class Retained:
             if len(names) == 1 and not names.isdisjoint(self._outputs):
                 by_output[key] = names.pop()
         return by_output
+
+
+def _any_is(items: Iterable[object], kind: type) -> bool:
+    return any(is_instance(item, kind) for item in items)
 
 
 def _read_nothing(name: str, tensor: object) -> None:
@@ -340,7 +361,8 @@ class _Memory:
         """Return True if a storage is freed with the objects ``inside``."""
         if key not in self._sizes or key in self._locked:
             return False
-        return not any(self.is_referred(item, inside) for item in self.shown_by.get(key, ()))
+        items = self.shown_by.get(key, ())
+        return not any(self.is_referred(item, inside) for item in items)
 
     def findings(self, keys: Iterable[StorageKey], what: str, remedy: str) -> Iterator[Finding]:
         """Yield some storages by device."""
@@ -373,25 +395,28 @@ class _Groups:
     def add(self, root: _Root) -> None:
         """Add a root to the group with which it shares results, or else to that of its name."""
         new, ends = self._nodes.behind([root.node], self._owners)
-        # Several graphs may end in one leaf: that does not make them a group.
-        owners = [self._owners[id(node)] for node in ends if not is_leaf(node)]
-        names = [owner for owner in owners if owner != _OTHERS]
-        name = names[0] if names else root.name
-        self._owners.update(dict.fromkeys(map(id, new), name))
+        names = []
+        for node in ends:
+            name = self._owners[id(node)]
+            # Several graphs may end in one leaf: that does not make them a group.
+            if name != _OTHERS and not is_leaf(node):
+                names.append(name)
+        group = names[0] if names else root.name
+        self._owners.update(dict.fromkeys(map(id, new), group))
         if new or names:
-            self.members.setdefault(name, []).append(root)
+            self.members.setdefault(group, []).append(root)
 
     def saved(self) -> tuple[dict[StorageKey, set[str]], set[int]]:
         """Return the groups that need each storage that a node has saved, and the identities of the
         nodes that have saved one.
         """
         needed_by = dict[StorageKey, set[str]]()
-        inside = set[int]()
+        of_nodes = set[int]()
         for node, item in self._nodes.saved():
-            inside |= {id(node), id(instance_dict(node))}  # a Function refers to its saved objects
+            of_nodes |= {id(node), id(instance_dict(node))}  # a Function refers to saved objects
             key = storage_key(item) or ("object", id(item))
             needed_by.setdefault(key, set()).add(self._owners[id(node)])
-        return needed_by, inside
+        return needed_by, of_nodes
 
 
 class _Nodes:
@@ -415,12 +440,13 @@ class _Nodes:
                     break
         self.are_all = not self._nodes.is_full
         for node in self._nodes.finished:
+            leaves = set[bool]()
             if is_leaf(node):
-                self.leaves[id(node)] = {id(node.variable) in at_rest}
+                leaves.add(id(node.variable) in at_rest)
             else:
-                following = self._nodes.following(node)
-                behind = (self.leaves.get(id(part), set()) for part in following)
-                self.leaves[id(node)] = set().union(*behind)
+                for part in self._nodes.following(node):
+                    leaves |= self.leaves.get(id(part), set())
+            self.leaves[id(node)] = leaves
 
     def first(self, tensor: Any) -> Any:
         """Return the first node of a tensor's graph; None if there is none or it must not be
@@ -445,7 +471,9 @@ class _Nodes:
 
     def saved(self) -> Iterator[tuple[Any, Any]]:
         """Yield each node with each tensor that it has saved; a leaf with its gradient."""
-        return ((node, item) for node in self._nodes.finished for item in saved_by(node))
+        for node in self._nodes.finished:
+            for item in saved_by(node):
+                yield node, item
 
     def is_sum(self, node: Any) -> bool:
         """Return True if a node sums the results of one repeated computation, as ``total += loss``
@@ -500,8 +528,10 @@ def _words(roots: Sequence[_Root]) -> tuple[str, str]:
         return f"{names}: {len(roots):,} tensors keep their autograd graphs", remedy
     (root,) = roots
     named = root.path
-    if _NO_CODE.search(root.path):
-        named = f"a hook on {root.name}" if "_hooks[" in root.path else root.name
+    if "_hooks[" in root.path:
+        named = f"a hook on {root.name}"
+    elif _NO_CODE.search(root.path):
+        named = root.name
     return f"{named} keeps its autograd graph", remedy
 
 
