@@ -25,7 +25,7 @@ from ipygpumem.introspect import module_dict
 from ipygpumem.inventory.jax_records import jax_records, shown_by_jax
 from ipygpumem.inventory.labels import CellOf, Labels
 from ipygpumem.inventory.records import Inventory, Role, TensorRecord
-from ipygpumem.inventory.roles import roles_of
+from ipygpumem.inventory.roles import roles_of, roles_of_each
 from ipygpumem.inventory.tensor_records import (
     TensorList,
     add_gradients,
@@ -53,11 +53,10 @@ def take(
     with undisturbed():
         survey = _Survey(roots, cell_of, progress)
         try:
-            return Inventory(
-                tuple(survey.records(storages)), time.time(), file, line, cell, tuple(survey.notes)
-            )
+            records = tuple(survey.records(storages))
         finally:
             survey.drop()
+        return Inventory(records, time.time(), file, line, cell, tuple(survey.notes))
 
 
 def roles_of_objects(observer: HeapObserver | None = None) -> list[tuple[object, Role]]:
@@ -80,17 +79,22 @@ def roles_of_objects(observer: HeapObserver | None = None) -> list[tuple[object,
 
 def locals_of(frame: FrameType) -> dict[str, object]:
     """Return a function's local names; none for the top level of a script or cell."""
-    return peek(frame) if frame.f_code.co_flags & inspect.CO_OPTIMIZED else {}
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return peek(frame)
+    return {}
 
 
 def names_in(frame: FrameType) -> Iterator[tuple[str, object]]:
     """Yield the names visible to code at a script's ``frame``, and those of the main program."""
     yield from locals_of(frame).items()
+    namespaces = [frame.f_globals]
     main = sys.modules.get("__main__")
-    for names in (frame.f_globals, module_dict(main) if type(main) is ModuleType else {}):
-        yield from [
-            (name, value) for name, value in list(names.items()) if not name.startswith("__")
-        ]
+    if type(main) is ModuleType:
+        namespaces.append(module_dict(main))
+    for namespace in namespaces:
+        for name, value in list(namespace.items()):
+            if not name.startswith("__"):
+                yield name, value
 
 
 class _Survey:
@@ -128,9 +132,13 @@ class _Survey:
         """Return all instances of a library's class, named ones first; ``on_heap`` are those the
         collector lists.
         """
+        instances = list[Any]()
         kinds = kinds_of(list(Kinds(self._named).examples.values()), base)
-        more = compress(on_heap, map(not_, map(self._labels.paths.__contains__, map(id, on_heap))))
-        return [*(of_types(kinds, self._named) if kinds else ()), *more]
+        if kinds:
+            instances += of_types(kinds, self._named)
+        are_named = map(self._labels.paths.__contains__, map(id, on_heap))
+        instances += compress(on_heap, map(not_, are_named))
+        return instances
 
     def records(self, storages: Storages | None) -> list[TensorRecord]:
         """Return the records of all tensors and arrays, the largest first; add torch's storages to
@@ -170,16 +178,16 @@ class _Survey:
 
     def roles(self) -> list[tuple[object, Role]]:
         """Return each object with memory, or with parts that have memory, and its role."""
-        other: Role = "other"
-        roles: list[tuple[object, Role]] = [(array, other) for array in self._heap.ndarrays]
+        roles: list[tuple[object, Role]] = [(array, "other") for array in self._heap.ndarrays]
         with torch_reader() as reader:
             if reader is None:
                 return roles
             tensors = self._all(reader.base, self._heap.tensors)
             gradients = add_gradients(reader, tensors, self._labels)
             by_key = roles_of(reader, self._heap, tensors, gradients)
-            for tensor in tensors:
-                keys = (id(tensor), *reader.keys(tensor))
-                role = next((by_key[key] for key in keys if key in by_key), other)
-                roles += [(item, role) for item in (tensor, *reader.parts(tensor))]
+            keys = [(id(tensor), *reader.keys(tensor)) for tensor in tensors]
+            roles_of_tensors = roles_of_each(by_key, keys, map(id, tensors))
+            for tensor, role in zip(tensors, roles_of_tensors, strict=True):
+                roles.append((tensor, role))
+                roles += [(part, role) for part in reader.parts(tensor)]
         return roles
