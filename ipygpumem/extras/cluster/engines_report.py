@@ -42,7 +42,9 @@ def is_told(usage: Usage) -> bool:
     """Return False for unused devices, and for child processes that stay as they are: each engine
     has a nanny.
     """
-    return has_moved(usage) if usage.device in OUTSIDE else in_use(usage)
+    if usage.device in OUTSIDE:
+        return has_moved(usage)
+    return in_use(usage)
 
 
 def values_of(engine: EngineRecord) -> Values:
@@ -55,11 +57,13 @@ def values_of(engine: EngineRecord) -> Values:
     values: dict[tuple[str, str], float] = {(TIME, ""): record.duration_seconds}
     for usage in filter(is_told, record.usages):
         kind = kind_of(usage.device)
-        values[PEAK, kind] = max(values.get((PEAK, kind), 0), usage.peak_delta_bytes)
-        values[KEPT, kind] = values.get((KEPT, kind), 0) + usage.delta_bytes
+        peak = values.get((PEAK, kind), 0)
+        values[PEAK, kind] = max(peak, usage.peak_delta_bytes)
+        values.setdefault((KEPT, kind), 0)
+        values[KEPT, kind] += usage.delta_bytes
     for device, free in engine.free.items():
-        kind = kind_of(device)
-        values[FREE, kind] = min(free, values.get((FREE, kind), free))
+        key = (FREE, kind_of(device))
+        values[key] = min(free, values.get(key, free))
     return values
 
 
@@ -72,10 +76,15 @@ def merged_record(
     """Return the record of the experiment on all engines: sums, names, and notes on outliers."""
     records = [engine.record for engine in engines if engine.record is not None]
     hosts = {engine.engine: engine.host for engine in engines}
+    seconds = span_seconds
+    parameters: dict[str, int | float | str] = {}
+    if records:
+        seconds = max(record.duration_seconds for record in records)
+        parameters = records[0].parameters
     return ExperimentRecord(
         name,
         started_at,
-        duration_seconds=max((record.duration_seconds for record in records), default=span_seconds),
+        duration_seconds=seconds,
         cells=(),
         usages=_summed_usages(records),
         consumed=_sums_by_kind(record.consumed for record in records),
@@ -85,7 +94,7 @@ def merged_record(
         kept=_each_once(record.kept for record in records),
         survivors=(),
         notes=tuple(alike(_errors_and_notes(engines), hosts)),
-        parameters=records[0].parameters if records else {},
+        parameters=parameters,
         ooms=sum(record.ooms for record in records),
         engines=tuple(engines),
         span_seconds=span_seconds,
@@ -101,10 +110,10 @@ def _errors_and_notes(engines: Iterable[EngineRecord]) -> list[tuple[int, str]]:
     """Return the error of each engine, and the notes of its record, with the engine's number."""
     texts: list[tuple[int, str]] = []
     for engine in engines:
-        if engine.error:
-            texts.append((engine.engine, engine.error))
+        texts_of_engine = [engine.error]
         if engine.record is not None:
-            texts += [(engine.engine, note) for note in engine.record.notes if note]
+            texts_of_engine += engine.record.notes
+        texts += [(engine.engine, text) for text in texts_of_engine if text]
     return texts
 
 
@@ -125,20 +134,20 @@ def _summed_usages(records: Iterable[ExperimentRecord]) -> tuple[Usage, ...]:
     for record in records:
         for usage in record.usages:
             usages_by_kind[kind_of(usage.device)].append(usage)
-    return tuple(_summed_usage(kind, usages) for kind, usages in usages_by_kind.items())
+    return tuple(map(_summed_usage, usages_by_kind, usages_by_kind.values()))
 
 
 def _summed_usage(kind: str, usages: Sequence[Usage]) -> Usage:
     """Return the sum of the usages of one device kind; it is sampled if one of them is."""
-    is_sampled = any(usage.method == "sampled" for usage in usages)
-    return Usage(
-        kind,
-        before_bytes=sum(usage.before_bytes for usage in usages),
-        after_bytes=sum(usage.after_bytes for usage in usages),
-        peak_bytes=sum(usage.peak_bytes for usage in usages),
-        total_bytes=None,
-        method="sampled" if is_sampled else usages[0].method,
-    )
+    before_bytes = after_bytes = peak_bytes = 0
+    method = usages[0].method
+    for usage in usages:
+        before_bytes += usage.before_bytes
+        after_bytes += usage.after_bytes
+        peak_bytes += usage.peak_bytes
+        if usage.method == "sampled":
+            method = "sampled"
+    return Usage(kind, before_bytes, after_bytes, peak_bytes, None, method)
 
 
 # -- texts about engines ------------------------------------------------------------------------
@@ -146,13 +155,15 @@ def _summed_usage(kind: str, usages: Sequence[Usage]) -> Usage:
 
 def engine_numbers(numbers: Sequence[int]) -> str:
     """Return ``engines 0-2, 5``."""
-    runs: list[list[int]] = []
+    texts: list[str] = []
+    first = last = 0
     for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
+        if texts and number == last + 1:
+            texts[-1] = f"{first}-{number}"
         else:
-            runs.append([number])
-    texts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+            texts.append(str(number))
+            first = number
+        last = number
     noun = "engines" if len(numbers) > 1 else "engine"
     return f"{noun} {', '.join(texts)}"
 
@@ -180,11 +191,15 @@ def engines_report(record: ExperimentRecord) -> Report:
     failed = [engine for engine in record.engines if engine.error]
     values_by_engine = {engine.engine: values_of(engine) for engine in record.engines}
     sampled = {(PEAK, usage.device) for usage in record.usages if usage.method == "sampled"}
-    facts = [
-        Fact("deleted", [*map(clean_name, record.deleted)], code=True),
-        Fact("restored", [*map(clean_name, record.restored)], code=True),
-        Fact("kept", [*map(clean_name, record.kept)], code=True),
-    ]
+    names_by_title = {
+        "deleted": record.deleted,
+        "restored": record.restored,
+        "kept": record.kept,
+    }
+    facts = []
+    for title, names in names_by_title.items():
+        texts = list(map(clean_name, names))
+        facts.append(Fact(title, texts, code=True))
     tables = [
         _figures_table(values_by_engine, sampled),
         _engines_table(record.engines, values_by_engine),
@@ -192,7 +207,7 @@ def engines_report(record: ExperimentRecord) -> Report:
     return Report(
         "engines",
         _head(record, len(failed)),
-        [*map(clean, record.notes)],
+        list(map(clean, record.notes)),
         tables,
         facts,
         is_trouble=bool(failed),
@@ -202,18 +217,17 @@ def engines_report(record: ExperimentRecord) -> Report:
 
 def _head(record: ExperimentRecord, failed: int) -> list[str]:
     """Return the headline: the engines, the time, and the memory of each device in use."""
-    head = [
-        f"experiment {clean_name(record.name)}",
-        f"on {count(len(record.engines), 'engine')}",
-        *times(record.duration_seconds, record.span_seconds),
-    ]
+    engines = count(len(record.engines), "engine")
+    head = [f"experiment {clean_name(record.name)}", f"on {engines}"]
+    head += times(record.duration_seconds, record.span_seconds)
     if failed:
         head.append(f"{failed} failed")
     devices_in_use = {usage.device for usage in record.usages if is_told(usage)}
     for device, size in record.consumed.items():
         if device in devices_in_use:
             consumed = f"{device_label(device)} consumed {format_change(size)}"
-            head.append(f"{consumed}, freed {format_bytes(record.freed.get(device, 0))}")
+            freed = format_bytes(record.freed.get(device, 0))
+            head.append(f"{consumed}, freed {freed}")
     return head
 
 
@@ -225,10 +239,10 @@ def _figures_table(
     for engine, values in engines.items():
         for key, value in values.items():
             values_by_figure[key][engine] = value
-    rows = [
-        _figure_row(key, values_by_figure[key], is_sampled=key in sampled)
-        for key in sorted(values_by_figure, key=_rank_of_device)
-    ]
+    rows = []
+    for key in sorted(values_by_figure, key=_rank_of_device):
+        row = _figure_row(key, values_by_figure[key], is_sampled=key in sampled)
+        rows.append(row)
     return Table.of(rows, {"of", "in all", "lowest", "median", "highest"})
 
 
@@ -245,17 +259,24 @@ def _figure_row(
     the highest value.
     """
     name, device = key
-    lowest, highest = min(values.values()), max(values.values())
-    return {
+    sizes = values.values()
+    lowest, highest = min(sizes), max(sizes)
+    row = {
         "device": device_label(device),
-        "figure": f"{name} (sampled)" if is_sampled else name,
+        "figure": name,
         "of": str(len(values)),
-        "in all": _value_text(name, sum(values.values())) if name in _TOTALLED else "",
+        "in all": "",
         "lowest": _value_text(name, lowest),
-        "median": _value_text(name, statistics.median_low(values.values())),
+        "median": _value_text(name, statistics.median_low(sizes)),
         "highest": _value_text(name, highest),
-        "whose": "" if lowest == highest else f"engine {max(values, key=values.__getitem__)}",
     }
+    if is_sampled:
+        row["figure"] = f"{name} (sampled)"
+    if name in _TOTALLED:
+        row["in all"] = _value_text(name, sum(sizes))
+    if lowest < highest:
+        row["whose"] = f"engine {max(values, key=values.__getitem__)}"
+    return row
 
 
 def _value_text(name: str, value: float) -> str:
@@ -291,7 +312,10 @@ def _engine_row(
         "card": clean_name(", ".join(engine.cards.values())),
     }
     for heading, key in columns.items():
-        row[heading] = _value_text(key[0], values[key]) if key in values else ""
+        name, _ = key
+        row[heading] = ""
+        if key in values:
+            row[heading] = _value_text(name, values[key])
     row["error"] = clean_name(engine.error)
     return row
 
@@ -307,7 +331,7 @@ def outputs_report(
     listings = []
     for number, (host, text, values) in outputs.items():
         values_by_engine[number] = values
-        lines = [*map(clean, text.splitlines())]
+        lines = list(map(clean, text.splitlines()))
         title = f"engine {number} ({clean_name(host)})"
         listings.append(Listing(title, lines, code=True, folded=True))
     return Report(

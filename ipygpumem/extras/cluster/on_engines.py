@@ -73,7 +73,8 @@ def on_engines(app: App, call: Call) -> list[Report]:
 def _without_on(line: str) -> str:
     """Return a line without ``--on`` and its value."""
     words = shlex.split(line)
-    place = next(at for at, word in enumerate(words) if word.partition("=")[0] == "--on")
+    names = [word.partition("=")[0] for word in words]
+    place = names.index("--on")
     length = 1 if "=" in words[place] else 2  # --on=all or --on all
     del words[place : place + length]
     return shlex.join(words)
@@ -120,7 +121,9 @@ def _show_outputs(number: int, result: Any, *, is_alone: bool) -> None:
 def _start(app: App, options: Options, line: str, struck: list[int]) -> list[Report]:
     """Open an experiment on engines; an open one of the same name is ended first."""
     experiment = _new_experiment(app, options)
-    for other in [item for item in app.on_cluster if item.name == options.name]:
+    for other in list(app.on_cluster):
+        if other.name != options.name:
+            continue
         app.on_cluster.remove(other)
         if not _is_closed(other.all.client):
             app.context.display.show(_end(app, other))
