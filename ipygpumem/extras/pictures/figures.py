@@ -58,22 +58,23 @@ def session(
     last_cells, number = _last(cells, last, "cell", 2000)
     spans = _spans(last_cells)
     seconds = spans[-1].end
-    uses_by_device = {name: _uses_of(spans, name) for name in _devices(last_cells, device)}
-    headlines = [_use_headline(name, uses) for name, uses in uses_by_device.items()]
-    title = SEPARATOR.join(
-        ["memory over the session", number, f"{format_seconds(seconds)} of computing"]
-    )
+    title = ["memory over the session", number, f"{format_seconds(seconds)} of computing"]
+    headlines, uses_of_devices = [], []
+    for name in _devices(last_cells, device):
+        uses = _uses_of(spans, name)
+        uses_of_devices.append(uses)
+        headlines.append(_use_headline(name, uses))
     with rc_context(NO_FORMULAS):
-        panel_height = 1.8 if len(uses_by_device) == 1 else 1.4
-        heights = [0.4, *[panel_height] * len(uses_by_device)]
-        height = sum(heights) + 0.4 * len(uses_by_device) + 1.2
-        figure = Picture(height, [title, *headlines])
+        panel_height = 1.8 if len(headlines) == 1 else 1.4
+        heights = [0.4, *[panel_height] * len(headlines)]
+        height = sum(heights) + 0.4 * len(headlines) + 1.2
+        figure = Picture(height, [SEPARATOR.join(title), *headlines])
         strip, *panels = figure.subplots(len(heights), height_ratios=heights, sharex=True)
         strip.set(xlim=(0, seconds or 1), ylim=(2, 0), yticks=[], frame_on=False)
         strip.tick_params(axis="x", length=0, labelbottom=False)
         _draw_experiment_strip(strip, spans)
         _draw_cell_strip(strip, spans)
-        for axes, uses, headline in zip(panels, uses_by_device.values(), headlines, strict=True):
+        for axes, uses, headline in zip(panels, uses_of_devices, headlines, strict=True):
             axes.set_title(headline, loc="left", fontsize="small")
             _draw_uses(axes, uses)
         _label_time(panels[-1])
@@ -135,7 +136,7 @@ def _draw_experiment_strip(axes: Axes, spans: Sequence[CellSpan]) -> None:
         begin = spans_of_experiment[0].begin
         width = spans_of_experiment[-1].end - begin
         (bar,) = axes.barh(0.5, width, 0.8, begin, facecolor="C4", alpha=0.3, edgecolor="white")
-        letters = int(width / _LETTER / axes.get_xlim()[1]) - 1
+        letters = int(width / _letter_width(axes)) - 1
         if letters > 2:
             label = shorten(name, letters)
             text = axes.annotate(
@@ -144,15 +145,24 @@ def _draw_experiment_strip(axes: Axes, spans: Sequence[CellSpan]) -> None:
             text.set_clip_path(bar)
 
 
+def _letter_width(axes: Axes) -> float:
+    """Return an upper bound of a letter's width on an axis that begins at 0."""
+    _, end = axes.get_xlim()
+    return float(_LETTER * end)
+
+
 def _draw_cell_strip(axes: Axes, spans: Sequence[CellSpan]) -> None:
     """Draw the cells as pieces of one row, with their numbers where there is room; a failed one has
     a cross.
     """
     pieces = [(span.begin, span.end - span.begin) for span in spans]
     axes.broken_barh(pieces, (1, 1), facecolors=["0.875", "0.95"])
+    least = 3 * _letter_width(axes)
     for cell, begin, end in spans:
-        if end - begin > 3 * _LETTER * axes.get_xlim()[1]:
-            text = _name(cell) if cell.success else f"× {_name(cell)}"
+        if end - begin > least:
+            text = _name(cell)
+            if not cell.success:
+                text = f"× {text}"
             axes.text((begin + end) / 2, 1.5, text, ha="center", **_STRIP_TEXT)
 
 
@@ -204,12 +214,13 @@ def _is_out_of_memory(cell: CellRecord) -> bool:
 
 def _use_headline(device: str, uses: Sequence[CellUse]) -> str:
     """Return a device's use at the end, its peak, and its size."""
-    (cell, _, _), highest = max(uses, key=lambda use: use.usage.peak_bytes)
+    highest = max(uses, key=lambda use: use.usage.peak_bytes)
     last = uses[-1].usage
+    peak = format_bytes(highest.usage.peak_bytes)
     words = [
         _label(device),
         f"{format_bytes(last.after_bytes)} in use at the end",
-        f"peak {format_bytes(highest.peak_bytes)} in cell {_name(cell)}",
+        f"peak {peak} in cell {_name(highest.span.cell)}",
     ]
     if last.total_bytes:
         words.append(f"total {format_bytes(last.total_bytes)}")
@@ -228,14 +239,15 @@ def experiments(
     shown, title = _last(experiments, last, "experiment", 20, 40)
     devices = _devices(shown, device)
     names = [shorten(run.label, 28) for run in numbered(shown)]
-    times = [_time_label(record) for record in shown]
+    times = list(map(_time_label, shown))
     lines = []
     for record, name, time in zip(shown, names, times, strict=True):
         memory = [f"{_label(device)} {_peak_and_kept(record, device)}" for device in devices]
         lines.append(SEPARATOR.join([name, time, *memory]))
     columns = ["time", *map(_label, devices)]
+    height = 0.5 * len(shown) + 1.3
+    width = max(9, 2.5 * len(columns))
     with rc_context(NO_FORMULAS):
-        height, width = 0.5 * len(shown) + 1.3, max(9, 2.5 * len(columns))
         figure = Picture(height, [title, *lines], width)
         panels = figure.subplots(1, len(columns), sharey=True)
         _draw_times(panels[0], shown, names, times)
@@ -253,7 +265,9 @@ def experiments(
 def _time_label(record: ExperimentRecord) -> str:
     """Return an experiment's time, and how often it ran out of memory."""
     time = format_seconds(record.duration_seconds)
-    return f"{time}, {record.ooms} OOM" if record.ooms else time
+    if record.ooms:
+        return f"{time}, {record.ooms} OOM"
+    return time
 
 
 def _draw_times(
@@ -261,30 +275,32 @@ def _draw_times(
 ) -> None:
     """Draw the time of each experiment, labelled with its name and parameters."""
     rows = range(len(shown))
-    bars = axes.barh(rows, [record.duration_seconds for record in shown], 0.6, color="gray")
+    seconds = [record.duration_seconds for record in shown]
+    bars = axes.barh(rows, seconds, 0.6, color="gray")
     axes.bar_label(bars, times, padding=3, fontsize="x-small")
     labels = []
     for record, name in zip(shown, names, strict=True):
-        parameters = ", ".join(f"{key}={value}" for key, value in record.parameters.items())
-        labels.append(f"{name}\n{shorten(parameters, 28)}".rstrip())
+        parameters = [f"{key}={value}" for key, value in record.parameters.items()]
+        text = shorten(", ".join(parameters), 28)
+        labels.append(f"{name}\n{text}".rstrip())
     axes.set_yticks(rows, labels, size="x-small")
     axes.set_ylim(len(shown) - 0.5, -0.5)
 
 
 def _draw_experiments(axes: Axes, shown: Sequence[ExperimentRecord], device: str) -> None:
     """Draw peaks as wide bars, and on them the memory that was kept and that the end freed."""
-    peaks: list[int] = []
-    kept_bytes: list[int] = []
+    peaks, kept_bytes, freed_bytes = [], [], []
+    labels = []
     for record in shown:
         usage = usage_on(record.usages, device)
         peaks.append(0 if usage is None else usage.peak_delta_bytes)
         kept_bytes.append(0 if usage is None else usage.delta_bytes)
-    freed_bytes = [max(0, record.freed.get(device, 0)) for record in shown]
+        freed_bytes.append(max(0, record.freed.get(device, 0)))
+        labels.append(_peak_and_kept(record, device).replace(", ", "\n"))
     rows = range(len(shown))
     bars = axes.barh(rows, peaks, 0.7, color="C1", alpha=0.5, label="peak above the start")
     axes.barh(rows, freed_bytes, 0.35, kept_bytes, color="C2", label="freed at the end")
     axes.barh(rows, kept_bytes, 0.35, color="C0", label="kept after the end")
-    labels = [_peak_and_kept(record, device).replace(", ", "\n") for record in shown]
     axes.bar_label(bars, labels, padding=3, fontsize="x-small")
 
 
@@ -307,15 +323,17 @@ def devices(reconciliations: Sequence[Reconciliation], *, device: str | None = N
     heights: list[float] = []
     for item in shown:
         size = format_bytes(item.total_bytes)
-        headlines.append(f"{_label(item.device)}{SEPARATOR}{size}, {clean(item.basis)}")
-        labels = [_part_label(part) for part in _parts_drawn(item)]
-        summary.append(f"{headlines[-1]}: {', '.join(labels)}")
+        headline = f"{_label(item.device)}{SEPARATOR}{size}, {clean(item.basis)}"
+        headlines.append(headline)
+        labels = list(map(_part_label, _parts_drawn(item)))
+        summary.append(f"{headline}: {', '.join(labels)}")
         legend_lines = math.ceil(max(1, len(labels)) / 2)  # of two columns
         heights += [0.4, 0.18 * legend_lines]
+    height = sum(heights) + 0.9 * len(shown) + 0.4
     with rc_context(NO_FORMULAS):
-        figure = Picture(sum(heights) + 0.9 * len(shown) + 0.4, summary)
-        panels = figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0]
-        bars, legends = panels[::2], panels[1::2]
+        figure = Picture(height, summary)
+        grid = figure.subplots(len(heights), height_ratios=heights, squeeze=False)
+        bars, legends = grid[::2, 0], grid[1::2, 0]
         for axes, legend, item, headline in zip(bars, legends, shown, headlines, strict=True):
             axes.set_title(shorten(headline, 120), loc="left", fontsize="small")
             _draw_parts(axes, item)
@@ -350,7 +368,9 @@ def _part_style(part: Part, index: int) -> dict[str, Any]:
 
 
 def _part_label(part: Part) -> str:
-    size = "unknown" if part.size_bytes is None else format_bytes(part.size_bytes)
+    size = "unknown"
+    if part.size_bytes is not None:
+        size = format_bytes(part.size_bytes)
     return f"{shorten(part.name, 40)} {size}"
 
 
@@ -387,7 +407,9 @@ def _last(
 
 def _devices(records: Iterable[CellRecord | ExperimentRecord], wanted: str | None) -> list[str]:
     """Return the devices in use, the host first; only the ``wanted`` ones if given."""
-    usages = [usage for record in records for usage in record.usages if in_use(usage)]
+    usages = list[Usage]()
+    for record in records:
+        usages += filter(in_use, record.usages)
     return _wanted(devices_of(usages), wanted, "was not in use")
 
 
@@ -402,14 +424,17 @@ def _wanted(devices: Iterable[str], wanted: str | None, why_not: str) -> list[st
         if wanted is None or parse_device(wanted, known=existing) in (name, kind):
             selected.append(name)
     if not selected:
-        names = ", ".join(clean(device_label(device)) for device in existing) or "none"
+        labels = [clean(device_label(device)) for device in existing]
+        names = ", ".join(labels) or "none"
         raise PlotError(f"device {clean(str(wanted))!r} {why_not}; there are: {names}")
     return selected
 
 
 def _name(cell: CellRecord) -> str:
     """Return a cell's number, or a dot for one that has none."""
-    return "·" if cell.execution_count is None else str(cell.execution_count)
+    if cell.execution_count is None:
+        return "·"
+    return str(cell.execution_count)
 
 
 def _label(device: str) -> str:

@@ -30,7 +30,8 @@ def plot(app: App, options: Options) -> list[Report]:
         f"a terminal shows no pictures: ipygpumem.plot.{options.picture}().savefig('FILE.png') "
         f"writes this one"
     )
-    return [Report("plot", headline, [*(line.strip() for line in lines), file])]
+    texts = [*map(str.strip, lines), file]
+    return [Report("plot", headline, texts)]
 
 
 def _picture(options: Options) -> Any:
