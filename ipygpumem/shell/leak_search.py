@@ -201,8 +201,11 @@ class _UnnamedArrays:
     ) -> None:
         self._rows: dict[StorageKey, RetainedArray] = {}
         large = {key: same for key, same in heap.large(smallest).items() if key not in listed}
-        wanted = {id(item) for same in large.values() for item in same}
-        named = unreached.led_to_by_names(names.values(), wanted) | set(map(id, names.values()))
+        wanted = set[int]()
+        for same in large.values():
+            wanted.update(map(id, same))
+        named = set(map(id, names.values()))
+        named |= unreached.led_to_by_names(names.values(), wanted)
         for key, same in large.items():
             if named.isdisjoint(map(id, same)):
                 self._rows[key] = held_without_name(same[0])
@@ -312,7 +315,8 @@ class _Objects:
     @property
     def to_explain(self) -> list[object]:
         """The objects whose holders are searched."""
-        return [*(other.items[0] for other in self._survivors if other.is_alone), *self._candidates]
+        alone = [other.items[0] for other in self._survivors if other.is_alone]
+        return alone + self._candidates
 
     def leaked(
         self, holders: Mapping[StorageKey, ReferencePath], user_modules: Container[str]
@@ -405,15 +409,14 @@ class _Objects:
         """
         large = self._heap.large(self._smallest)
         sizes.leave_out(_with_storage(self._heap, self._listed, large.keys()))
-        arrays = [
-            array for (library, _), same in large.items() if library == "numpy" for array in same
-        ]
+        items, arrays = list[Any](), list[Any]()
+        for (library, _), same in large.items():
+            items += same
+            if library == "numpy":
+                arrays += same
         of_objects = by_identity(list(compress(arrays, holding_objects(arrays))))
         sizes.leave_out(of_objects.values())  # not their elements
-        other_items = [
-            item for same in large.values() for item in same if id(item) not in of_objects
-        ]
-        sizes.together(other_items)
+        sizes.together([item for item in items if id(item) not in of_objects])
 
     def _measure_names(self) -> None:
         """Count all that names lead to, which takes long next to many objects."""
@@ -458,9 +461,10 @@ def _sized(
     """Return the rows of findings; the bytes of ``leaked`` storages are in rows of leaks."""
     rows = []
     for finding in findings:
-        if finding.size_bytes >= smallest:
-            new = sum(size for key, size in finding.shares.items() if key not in leaked)
-            rows.append(Kept(finding.size_bytes, finding.device, finding.what, finding.remedy, new))
+        size = finding.size_bytes
+        if size >= smallest:
+            new = sum(share for key, share in finding.shares.items() if key not in leaked)
+            rows.append(Kept(size, finding.device, finding.what, finding.remedy, new))
     return rows
 
 
@@ -481,11 +485,13 @@ def _of_training(heap: Heap, survivors: set[StorageKey]) -> set[StorageKey | Non
             with contextlib.suppress(RuntimeError):  # raised for some views changed in place
                 if base.is_leaf.__get__(tensor):  # torch warns for non-leaves
                     owned.append((tensor, base.grad.__get__(tensor)))
-    return {
-        storage_key(tensor)
-        for owner, tensor in owned
-        if tensor is not None and is_instance(owner, base) and storage_key(owner) not in survivors
-    }
+    storages = set[StorageKey | None]()
+    for owner, tensor in owned:
+        if tensor is None or not is_instance(owner, base):
+            continue
+        if storage_key(owner) not in survivors:
+            storages.add(storage_key(tensor))
+    return storages
 
 
 def _users_modules(namespace: dict[str, Any]) -> set[str]:
@@ -497,11 +503,11 @@ def _users_modules(namespace: dict[str, Any]) -> set[str]:
         for module in of_types(kinds_of(values, ModuleType), values):
             if not is_users_module(module):
                 continue
-            contents = module_dict(module)
-            name = text_of(contents.get("__name__"))
-            if "__file__" in contents and name not in names:
+            attributes = module_dict(module)
+            name = text_of(attributes.get("__name__"))
+            if "__file__" in attributes and name not in names:
                 names.add(name)
-                waiting.append(contents)
+                waiting.append(attributes)
     return names
 
 
@@ -512,7 +518,7 @@ def _is_plain(path: str, modules: Container[str]) -> bool:
     The variable may be a global of one of the user's ``modules``: ``module.name[index].attribute``.
     """
     path = _QUOTED.sub("", path)  # a key may hold anything
+    if path.startswith(NOTEBOOK) and ": " not in path:
+        return True
     module = _OF_MODULE.fullmatch(path)
-    return (path.startswith(NOTEBOOK) and ": " not in path) or (
-        module is not None and module[1] in modules
-    )
+    return module is not None and module[1] in modules

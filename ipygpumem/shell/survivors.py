@@ -36,7 +36,6 @@ from ipygpumem.shell.watched_names import (
     WatchedName,
     detach_numpy,
     places_of_numpy,
-    size_of,
     storages_of,
     update_numpy,
 )
@@ -249,13 +248,10 @@ class _SearchAtEnd:
         """Find the live arrays of names, and tensors without one."""
         self.alive = self._named()
         self.alive += self._tensors_without_name(storages_of(self.alive))
-        on_host = [
-            array
-            for item in self.alive
-            for array in item.alive()
-            if array.storage not in self._ended.kept and array.device == "cpu"
-        ]
-        self.unnamed_bytes -= size_of(on_host)
+        for item in self.alive:
+            for array in item.alive():
+                if array.storage not in self._ended.kept and array.device == "cpu":
+                    self.unnamed_bytes -= array.size_bytes
 
     def _named(self) -> list[WatchedName]:
         """Return the names with large live arrays, each with its cell and its object."""
@@ -275,14 +271,13 @@ class _SearchAtEnd:
         named = list[WatchedName]()
         for item in large:
             name = item.held.name
-            named.append(
-                replace(
-                    item,
-                    held=replace(item.held, cell=self._cell_of(name)),
-                    is_old_perhaps=new is not None and _is_old_perhaps(item, new),
-                    object_id=object_ids.get(name, 0),
-                )
+            watched = replace(
+                item,
+                held=replace(item.held, cell=self._cell_of(name)),
+                is_old_perhaps=new is not None and _is_old_perhaps(item, new),
+                object_id=object_ids.get(name, 0),
             )
+            named.append(watched)
         return named
 
     def _tensors_without_name(self, named: Container[StorageKey]) -> list[WatchedName]:
@@ -317,10 +312,10 @@ class _SearchAtEnd:
     def rows(self, heap: Heap, roots: Roots) -> list[RetainedArray]:
         """Return the rows of arrays, with their holders; ``alive`` has the same arrays then."""
         self.alive += self._arrays_without_name(heap)
-        rows = explained(self.alive, heap, roots, smallest=self.smallest)
+        rows_by_name = explained(self.alive, heap, roots, smallest=self.smallest)
         detach_numpy(self.alive, heap)
-        self.alive = [item for item, _ in rows]
-        return [row for _, row in rows]
+        self.alive = [item for item, _ in rows_by_name]
+        return [row for _, row in rows_by_name]
 
     def _arrays_without_name(self, heap: Heap) -> Iterator[WatchedName]:
         """Yield unknown NumPy arrays, largest first, as far as the host's growth can contain

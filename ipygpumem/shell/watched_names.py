@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
-from operator import attrgetter, itemgetter, not_
+from operator import attrgetter, itemgetter
 
 from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.heap.arrays import Array, Span, StorageKey, describe, library_type
@@ -44,13 +44,14 @@ class WatchedName:
         if tensors:
             with sys.modules["torch"]._C.DisableTorchFunction():
                 storages.add_of(Reader(sys.modules["torch"]), tensors)
-        is_stored = [
-            array.storage[0] == "torch" and array.storage[1] in storages for _, array in pairs
-        ]
-        unstored = compress(pairs, map(not_, is_stored))
-        watched = tuple((watch(item), array) for item, array in unstored)
-        stored = tuple(array for _, array in compress(pairs, is_stored))
-        return cls(held, watched, stored, storages)
+        watched, stored = list[tuple[Callable[[], bool], Array]](), list[Array]()
+        for item, array in pairs:
+            library, key = array.storage
+            if library == "torch" and key in storages:
+                stored.append(array)
+            else:
+                watched.append((watch(item), array))
+        return cls(held, tuple(watched), tuple(stored), storages)
 
     @classmethod
     def without_name(cls, item: object, array: Array) -> WatchedName:
