@@ -186,11 +186,11 @@ class LevelReader:
         """Fold the objects at some positions into their nodes one by one; return the rest."""
         if not special:
             return level
-        others = _Level()
+        plain = _Level()
         for position, (item, owner) in enumerate(zip(level.items, level.owners, strict=True)):
             if position in special:
                 self._folder.fold(owner, [item])
             else:
-                others.items.append(item)
-                others.owners.append(owner)
-        return others
+                plain.items.append(item)
+                plain.owners.append(owner)
+        return plain
