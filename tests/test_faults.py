@@ -415,6 +415,7 @@ def _no_modules_of_tests(monkeypatch: pytest.MonkeyPatch, others_out_of_sight: N
     # The first look follows what users' modules hold. Here those are all tests that this process
     # has run.
     monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
+    monkeypatch.setattr("ipygpumem.shell.holders.users_modules", dict)
     # else it imports torch
     monkeypatch.setattr("ipygpumem.fitting.budgets.torch_cuda", lambda: None)
 
@@ -605,6 +606,20 @@ def test_each_kind_of_failure_is_told_once_with_what_was_lost(
     monkeypatch.setattr(app_of(shell).context.meter, "span", broken(RuntimeError))
     shell.run_cell("1")
     assert len(told()) == 1, "the extension was loaded again"
+
+
+def test_a_cell_runs_although_the_variables_of_its_line_were_not_replaced(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> str:
+        raise RuntimeError("no frame")
+
+    shell.run_cell("%load_ext ipygpumem\nname = 'e'")
+    monkeypatch.setattr("ipygpumem.shell.dispatch._expanded", fail)
+    shell.run_cell("%%experiment {name}\nnew = 42\nprint(new)\n")
+    captured = capsys.readouterr()
+    assert "42" in captured.out.splitlines()
+    assert captured.err.count("variables in its line were not replaced") == 1
 
 
 @pytest.mark.parametrize(

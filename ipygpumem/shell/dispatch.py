@@ -149,7 +149,12 @@ class _Called:
     def __call__(self, line: str, cell: str | None = None) -> None:
         __tracebackhide__ = True
         if not self._magic.runs_line:
-            line = _expanded(self.__self__.shell, line)
+            try:
+                line = _expanded(self.__self__.shell, line)
+            except Exception as error:  # the user's code runs with the line as it is written
+                if interrupts.is_from_signal(error):
+                    raise
+                self._failed(error, "variables in its line were not replaced")
         if cell is not None or self._magic.runs_line:
             # its errors may come from the user's code
             self.__self__.call(self.__name__, line, cell)
@@ -165,8 +170,12 @@ class _Called:
                 raise
             if not isinstance(error, Exception):
                 raise
-            guard = self.__self__._app.context.guard
-            guard.failed(f"%{self.__name__}", error, _LOST.get(self.__name__, ""), asked=True)
+            self._failed(error, _LOST.get(self.__name__, ""))
+
+    def _failed(self, error: Exception, lost: str) -> None:
+        """Report a failure of the magic."""
+        guard = self.__self__._app.context.guard
+        guard.failed(f"%{self.__name__}", error, lost, asked=True)
 
 
 def _expanded(shell: Any, line: str) -> str:
