@@ -77,7 +77,7 @@ def cause_of(found: Shortage) -> Cause | None:
         return _limit(found, nearest)
     if found.total_bytes is not None and exceeds(asked, found.total_bytes):
         owner = "the machine" if found.device == "cpu" else found.device
-        text = f"{_request(asked)}, but {owner} has {format_bytes(found.total_bytes)} in all"
+        text = f"{_request(asked)}, but {owner} has {format_bytes(found.total_bytes)} in total"
         return Cause("too large", found.device, text)
     if nearest is not None and exceeds(asked, nearest.left_bytes):
         return _limit(found, nearest)

@@ -44,7 +44,7 @@ def test_too_much_for_the_card_or_for_what_is_free(on_card: Kernel) -> None:
     kind, text, remedy = cause(on_card, "gb(30)")
     assert (kind, text, remedy) == (
         "too large",
-        "asked for 30.00 GiB, but cuda:0 has 24.00 GiB in all",
+        "asked for 30.00 GiB, but cuda:0 has 24.00 GiB in total",
         "",
     )
     kind, text, remedy = cause(on_card, "model = gb(12)\nx = gb(18)")

@@ -13,13 +13,19 @@ _WIDEST_COLUMN = 32
 """Longer words of a first column have a line of their own."""
 
 
+_BLOCK = "::"
+"""Marks in a docstring that lines follow which keep their layout."""
+
+
 def help_of(table: CommandTable, magic: str, words: Iterable[str] = ()) -> str:
-    """Return the help text of a magic, or of the command that its first words name."""
+    """Return the help text of a magic, or of the command that its first words name, as a
+    docstring.
+    """
     place = table.find(magic, words)
     lines = _lines_of_group(table, place) if isinstance(place, Group) else _lines_of_command(place)
     block = "\n".join(lines)
     summary = place.summary[:1].upper() + place.summary[1:]
-    paragraphs = [f"{summary}.", "::", block]
+    paragraphs = [f"{summary}.", _BLOCK, block]
     if place.details:
         paragraphs.append(place.details)
     return "\n\n".join(paragraphs) + "\n"
@@ -37,7 +43,7 @@ def help_asked_for(table: CommandTable, magic: str, line: str) -> str:
         return ""
     if last == "help" and isinstance(place, Command):  # may be a name of the user
         return ""
-    return help_of(table, magic, words)
+    return help_of(table, magic, words).replace(f"{_BLOCK}\n\n", "", 1)
 
 
 def _lines_of_command(command: Command) -> list[str]:
