@@ -3,9 +3,11 @@ them.
 """
 
 import functools
+import gc
 import mmap
 import sqlite3
 import sys
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.shared_memory import SharedMemory
@@ -265,6 +267,47 @@ def test_nothing_of_a_hostile_object_runs_and_the_next_row_is_right() -> None:
             next=bytes(2 * MIB),
         )
     assert list(rows) == ["next", "thing"]
+
+
+CYCLES = {
+    "an attribute": """
+class Big:
+    def __init__(self):
+        self.data = bytearray(4 << 20)
+x = Big()
+x.rows = numpy.empty(1, object)
+x.rows[0] = x
+""",
+    "two attributes": """
+class Big:
+    def __init__(self):
+        self.data = bytearray(4 << 20)
+x = Big()
+x.rows, x.columns = numpy.empty(1, object), numpy.empty((2, 1), object)
+x.rows[0] = x.columns[0, 0] = x
+""",
+    "the array": """
+x = numpy.empty((1, 2), object)
+x[0, 0] = [x, bytearray(4 << 20)]
+""",
+}
+
+
+@pytest.mark.parametrize("kind", CYCLES)
+def test_the_line_ends_a_cycle_through_an_array_before_del(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    loaded.run_cell("import numpy" + CYCLES[kind])
+    row = _row_of(loaded, "x")
+    assert row is not None
+    assert row.freed_bytes in ({}, {"cpu": 0})
+    reference = weakref.ref(loaded.user_ns["x"])
+    loaded.run_cell("%gpumem why x")
+    ending = row.remedy.removesuffix("; del x")
+    assert ending in capsys.readouterr().out
+    loaded.run_cell(row.remedy)
+    gc.collect()
+    assert reference() is None
 
 
 QUIET = "class Quiet(list):\n    __repr__ = lambda self: 'quiet'"

@@ -14,6 +14,7 @@ from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.backward import BackwardSearch, WayTo
 from ipygpumem.heap.holders.cuts import Kind
+from ipygpumem.heap.holders.hidden_cycles import lines_that_end
 from ipygpumem.heap.holders.paths import PathWriter
 from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, Root, Roots
 from ipygpumem.heap.holders.search import HIDDEN_CYCLE, explain
@@ -160,7 +161,8 @@ def take(
             )
         cycles = region.in_hidden_cycles()
         if cycles:
-            groups[HIDDEN_CYCLE] = set(cycles)
+            target = target_of(name) if is_name else ""
+            groups[_hidden_cycle(target, holding, region, cycles)] = set(cycles)
         held_parts, counted = _parts(region, groups, held_outside)
         freed = region.bytes_of(every - counted)
     device_bytes = Counter(freed)
@@ -180,6 +182,21 @@ def take(
         notes=notes_on(holding[0], size),
         is_at_least=size.is_at_least,
     )
+
+
+def _hidden_cycle(
+    target: str, holding: list[object], region: Region, cycles: set[int]
+) -> ReferencePath:
+    """Return the holder of arrays that lead to themselves, with the lines that end the cycles if
+    the object's name, ``target``, is known.
+    """
+    if not target:
+        return HIDDEN_CYCLE
+    arrays = [region.objects[key] for key in cycles]
+    lines = lines_that_end(target, holding[0], arrays)
+    if not lines:
+        return HIDDEN_CYCLE
+    return ReferencePath(HIDDEN_CYCLE.path, "; ".join(lines))
 
 
 _Groups = dict[ReferencePath, set[NodeKey]]

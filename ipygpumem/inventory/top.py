@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import Progress, chunks, kinds_of, no_progress, of_types
 from ipygpumem.heap.heap import refuse_while_traced, undisturbed
+from ipygpumem.heap.holders.hidden_cycles import lines_that_end
 from ipygpumem.heap.holders.tasks import is_pending, pending
 from ipygpumem.heap.knowledge.views import small_view
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
@@ -163,6 +164,8 @@ def take(
     rows = list[NamedSize]()
     for row in sorted(measured.rows, key=lambda row: -row.size_bytes):
         deletion = remedy_of((row.name, *row.same))
+        if row.name in measured.ends_of_cycles:
+            deletion = f"{measured.ends_of_cycles[row.name]}; {deletion}"
         rows.append(_with_remedy(row._replace(cell=cell_of(row.name)), named, deletion))
     notes = () if measured.complete else (_INCOMPLETE,)
     unnamed = Counter(used_bytes) - _total(rows)
@@ -216,6 +219,8 @@ class _Measured(NamedTuple):
     complete: bool
     sizes: Sizes
     """Its region is the only one besides our callers to refer to the objects."""
+    ends_of_cycles: Mapping[str, str] = {}
+    """The lines to run before an object is deleted that a cycle keeps, by its name."""
 
 
 def _measure(
@@ -318,7 +323,23 @@ def _with_freed(
         row._replace(freed_bytes=dict(size))
         for row, size in zip(measured.rows, freed_sizes, strict=True)
     ]
-    return measured._replace(rows=rows)
+    ends = _ends_of_cycles(rows, named, measured.sizes.region)
+    return measured._replace(rows=rows, ends_of_cycles=ends)
+
+
+def _ends_of_cycles(
+    rows: Iterable[NamedSize], named: Mapping[str, object], region: Region
+) -> dict[str, str]:
+    """Return the lines that end cycles through arrays of objects, by the name that leads to one."""
+    ends = dict[str, str]()
+    arrays = [region.objects[key] for key in region.in_hidden_cycles()]
+    for row in rows if arrays else ():
+        lines = list[str]()
+        for array in arrays:
+            lines += lines_that_end(target_of(row.name), named[row.name], [array])
+        if lines:
+            ends[row.name] = "; ".join(lines)
+    return ends
 
 
 def _without_little(
