@@ -151,6 +151,7 @@ def test_free_gives_back_garbage_and_what_stored_tracebacks_hold(shared: Kernel)
     (report,) = shared.run("%gpumem free").reports("note")
     # The loop may be collected by Python itself, at any moment.
     assert re.search(r"tracebacks \(RAM (9[56](\.\d)?|1(59|60)(\.\d)?) MiB\)", report)
+    shared.run("pass")  # cells of our commands alone have no record
     assert before - shared.value("ipygpumem.last().usages[0].after_bytes") > 90 * MIB
 
 

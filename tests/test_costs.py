@@ -305,7 +305,7 @@ def test_the_line_names_what_our_own_command_has_imported(kernel: Kernel) -> Non
     works(kernel, "import torch")
     for command, what in (
         ("%%estimate\ntorch.ones(3)", "torch's fake tensors"),
-        ("%gpumem plot", "%gpumem plot"),
+        ("%gpumem plot\npass", "%gpumem plot"),  # a cell of our commands alone has no line
     ):
         first, again = ("\n".join(works(kernel, command).reports("cell")) for _ in range(2))
         assert re.search(rf"of it \d\d(\.\d)? MiB for {what}$", first, re.MULTILINE)

@@ -193,6 +193,7 @@ def test_a_mistake_in_our_command_has_no_line_either(notebook: Kernel) -> None:
         "%%time\n%gpumem top",
         "%config InlineBackend.rc = {}",
         "text = '''\n%gpumem top\n'''",
+        "%gpumem top\n# path C:\\\nrows = 1",
     ],
 )
 def test_a_cell_with_other_code_keeps_its_line(notebook: Kernel, cell: str) -> None:

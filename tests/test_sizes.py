@@ -191,10 +191,8 @@ def test_columns_that_polars_objects_share_are_counted_once() -> None:
     # views of texts are polars' own
     assert Sizes().measure([frame, table]).size_bytes < 1.01 * size + (108 << 15)
     named = Sizes({"frame": frame, "part": more[1]})
-    assert (named.measure(frame, "frame").size_bytes, named.measure(more[1], "part").also_in) == (
-        size,
-        ("frame",),
-    )
+    assert named.measure(frame, "frame").size_bytes == pytest.approx(size, rel=0.001)
+    assert named.measure(more[1], "part").also_in == ("frame",)
     odd = polars.DataFrame({"things": [object()] * 1000})  # without buffers
     assert Sizes().measure(odd).size_bytes > 8000
 

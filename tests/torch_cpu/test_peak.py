@@ -561,4 +561,5 @@ for record in (found.record, unused.record):
 """
     first, second = printed("-c", code).splitlines()
     assert first in ("64 1024 True", "64 1023 True", "65 1023 True")
-    assert second == "64 0 False"
+    # pages that the first block has left may be used again
+    assert second in ("64 0 False", "63 0 True")

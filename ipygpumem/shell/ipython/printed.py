@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from typing import Any, NamedTuple
 
+from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.bulk import of_types, types_of
 from ipygpumem.report.layout import count
 
@@ -194,7 +195,7 @@ def _leaves(level: list[object]) -> list[object]:
                 following += item
             elif type(item) is dict and not is_shared:
                 following += item.values()
-            elif type(item).__module__ == "IPython.core.history":
+            elif is_of_library(item, "IPython.core.history", "HistoryOutput"):
                 following += item.bundle.values()  # type: ignore[attr-defined]  # of HistoryOutput
         level = following
     return texts

@@ -32,9 +32,10 @@ def has_only_our_commands(source: str) -> bool:
     """Return True if each line of a cell is a line magic of ipygpumem, a comment or blank."""
     if first_lines(source)[0]:
         return False
-    lines = source.replace("\\\n", " ").splitlines()
-    lines = [line.strip() for line in lines]
-    lines = [line for line in lines if line and not line.startswith("#")]
+    # A backslash at the end of a comment continues nothing: ``# path C:\``.
+    code = [line for line in source.splitlines() if not line.lstrip().startswith("#")]
+    lines = "\n".join(code).replace("\\\n", " ").splitlines()
+    lines = [line.strip() for line in lines if line.strip()]
     return bool(lines) and all(map(_OUR_COMMAND.match, lines))
 
 
