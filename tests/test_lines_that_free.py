@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ipygpumem.heap.holders import containers
 from ipygpumem.heap.holders.cuts import Cut, Kind, statement_of
 from ipygpumem.heap.holders.path import Way, joined
 from ipygpumem.records import ReferencePath
@@ -30,3 +31,11 @@ def test_a_value_is_deleted_after_the_items_below_it() -> None:
     value = Cut(Kind.KEY, 0, "outer", 'outer["m"]', size=1)
     item = Cut(Kind.ITEM, 1, 'outer["m"].calls', 'outer["m"].calls[0]', size=2)
     assert statement_of([value, item]) == 'del outer["m"].calls[0]; del outer["m"]'
+
+
+def test_a_list_that_contains_itself_in_an_array_is_not_entered() -> None:
+    endless: list[object] = []
+    endless += [endless, endless]
+    child = object()
+    assert containers._place_in_array([child, endless], child, None, 1) == "[0]"
+    assert containers._place_in_array([[endless], [[child]]], child, None, 1) == ""

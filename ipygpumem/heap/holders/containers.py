@@ -73,8 +73,11 @@ def _went_into_dict(path: Path, parent: Any, child: object) -> None:
             entry = _value_at(path.code, key, position, may_count=may_count)
             break
     else:
-        position = next((place for place, (key, _) in enumerate(pairs) if key is child), 0)
-        entry = _key_at(path.code, position, may_count=may_count)
+        position = next((place for place, (key, _) in enumerate(pairs) if key is child), -1)
+        if position >= 0:
+            entry = _key_at(path.code, position, may_count=may_count)
+        else:  # an attribute of a dict's subclass, which no ``del`` of a key removes
+            entry = _Entry(" (as an attribute)", "", "")
     cut = None
     if entry.target:
         cut = Cut(Kind.KEY, id(parent), path.code, entry.target, position, len(pairs))
@@ -169,16 +172,22 @@ def _went_into_array(path: Path, parent: Any, child: object) -> None:
     """Append an element of an array of objects, or a field of a structured array."""
     cut = None
     target = ""
-    place = _place_in_array(elements(parent) or [], child, read_array("dtype", parent).names)
-    if place and path.code and len(read_array("shape", parent)) > 0:
+    dimensions = len(read_array("shape", parent))
+    names = read_array("dtype", parent).names
+    place = _place_in_array(elements(parent) or [], child, names, dimensions)
+    if place and path.code and dimensions > 0:
         target = f"{path.code}{place}"
         cut = Cut(Kind.SLOT, id(parent), path.code, target)
     path.enter(" (in an array of objects)", target, cut)
 
 
-def _place_in_array(items: list[Any], child: object, names: Sequence[str] | None) -> str:
+def _place_in_array(
+    items: list[Any], child: object, names: Sequence[str] | None, dimensions: int
+) -> str:
     """Return the index of an element, ``[3]`` or ``[1, 2]``, with its field if the array has
     ``names`` of fields: ``['a'][3]``; empty if it is no element.
+
+    Lists that are elements are not entered: such a list may contain itself.
     """
     waiting: list[tuple[tuple[int, ...], Any]] = [((), items)]
     while waiting:
@@ -190,13 +199,9 @@ def _place_in_array(items: list[Any], child: object, names: Sequence[str] | None
             for name, value in zip(names, item, strict=True):
                 if value is child:
                     return f"[{name!r}]{written}"
-        if item is items or (type(item) is list and len(index) < _MOST_DIMENSIONS):
+        if len(index) < max(1, dimensions) and type(item) is list:
             waiting += [((*index, position), part) for position, part in enumerate(item)]
     return ""
-
-
-_MOST_DIMENSIONS = 64
-"""Maximum number of dimensions of an array."""
 
 
 def _pairs(items: Any) -> list[tuple[object, object]]:
