@@ -18,3 +18,25 @@ def test_the_first_error_in_an_experiment_imports_nothing(kernel: Kernel) -> Non
     fails(kernel, "1 / 0")
     assert kernel.value(NEW_LIBRARIES) == []
     ok(kernel, "%experiment end")
+
+
+OLD_GARBAGE = """
+import gc
+import numpy as np
+from ipygpumem.shell.app import app_of
+class Ring:
+    def __init__(self):
+        self.me = self
+        self.array = np.ones(5_000_000)
+ring, keeper = Ring(), []
+gc.collect();
+"""
+LEFT = "str([row.holder.path for row in app_of(get_ipython()).experiments.finished[-1].survivors])"
+
+
+def test_arrays_in_older_garbage_are_not_left(kernel: Kernel) -> None:
+    ok(kernel, "%load_ext ipygpumem", "%config IPyGpuMem.collect_garbage = False", OLD_GARBAGE)
+    ok(kernel, "gc.disable()\ndel ring", "gc.enable()")  # only a full collection finds it
+    texts = "str(number) * 9 for number in range(1_000_000)"
+    ok(kernel, f"%%experiment e\nkeeper.extend({texts})")
+    assert kernel.value(LEFT) == "['notebook variable keeper']"

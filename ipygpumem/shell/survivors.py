@@ -160,6 +160,8 @@ class Survivors:
         search.find_named_arrays_and_tensors()
         if search.finds_nothing():
             return ()
+        if search.guesses_arrays():
+            self._context.garbage.collect()  # else it would list arrays in older garbage
         reported = storages_of(self.known)  # by an inner experiment
         self.cuts.clear()
         working = self._context.display.working("holders of memory that was not freed")
@@ -300,6 +302,13 @@ class _SearchAtEnd:
             return True
         return self.unnamed_bytes < MUCH and self._most_others() < self.smallest
 
+    def guesses_arrays(self) -> bool:
+        """Return True if any unknown NumPy array may be one that the experiment has left."""
+        if self.unnamed_bytes < self.smallest:
+            return False
+        # If new objects cannot be told from old ones, no other search finds them.
+        return self.unnamed_bytes >= MUCH or not self._ended.baseline.knows_new_objects()
+
     def _most_others(self) -> int:
         """Return an upper bound of the memory without arrays that the experiment leaves."""
         baseline = self._ended.baseline
@@ -321,10 +330,7 @@ class _SearchAtEnd:
         """Yield unknown NumPy arrays, largest first, as far as the host's growth can contain
         them.
         """
-        # If new objects cannot be told from old ones, no other search finds them.
-        if self.unnamed_bytes < self.smallest:
-            return
-        if self.unnamed_bytes < MUCH and self._ended.baseline.knows_new_objects():
+        if not self.guesses_arrays():
             return
         left = self.unnamed_bytes * 5 // 4  # the end has freed older memory, too
         named = storages_of(self.alive)
