@@ -192,6 +192,8 @@ def test_a_mistake_in_our_command_has_no_line_either(notebook: Kernel) -> None:
         "%%experiment demo\nrows = 1",
         "%%time\n%gpumem top",
         "%config InlineBackend.rc = {}",
+        "%config IPyGpuMem.bar = bool(globals().setdefault('rows', 1))",
+        "%gpumem top {len('x' * 9)}",
         "text = '''\n%gpumem top\n'''",
         "%gpumem top\n# path C:\\\nrows = 1",
     ],

@@ -18,8 +18,10 @@ from ipygpumem.scope.bindings import bindings_of
 from ipygpumem.shell.ipython.rewriting import REWRITTEN, first_lines, is_first_line
 
 _OUR_COMMAND = re.compile(
-    r"%(?:gpumem|experiment)(?:\s|\?|$)|%config IPyGpuMem\b|%(?:re|un)?load_ext ipygpumem\b"
-    r"|%%?(?:gpumem\w*|experiment)\?"
+    r"(?!.*[{$])"  # ``{name}`` and ``$name`` run code of the user
+    r"(?:%(?:gpumem|experiment)(?:\s|\?|$)|%(?:re|un)?load_ext ipygpumem\b"
+    r"|%config IPyGpuMem(?:\.\w+ *= *(?:\w+|[\d.]+|'[^']*'|\"[^\"]*\"))? *$"
+    r"|%%?(?:gpumem\w*|experiment)\?)"
 )
 """Matches a line with one of our commands that runs no code of the user."""
 _NUMBERED = re.compile(r"<ipython-input-(\d+)-")
