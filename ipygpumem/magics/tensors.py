@@ -130,7 +130,9 @@ def largest(
     rows = list[NamedSize]()
     for row in result.names:
         place = named.places.get(row.name)
-        if place is None:
+        if place is None and not named.places.keys().isdisjoint(row.same):
+            rows.append(row._replace(freed_bytes=None))  # no ``del`` ends what a place keeps
+        elif place is None:
             rows.append(row)
         elif row.is_at_least or row.size_bytes >= _LEAST_BYTES_OF_PLACE:
             rows.append(_of_place(row, place))
