@@ -166,11 +166,11 @@ def _inner_first(groups: list[list[Cut]]) -> list[list[Cut]]:
 
 def _is_below(group: list[Cut], outer: list[Cut]) -> bool:
     """Return True if the code of a group's owner begins with an object that another removes."""
-    for cut in outer:
-        prefix = cut.target
-        for inner in group:
-            after = inner.owner.removeprefix(prefix)
-            if prefix and after != inner.owner and after[:1] in ("", ".", "["):
+    owners = {cut.owner for cut in group}  # often one for thousands of references
+    for prefix in {cut.target for cut in outer}:
+        for owner in owners:
+            after = owner.removeprefix(prefix)
+            if prefix and after != owner and after[:1] in ("", ".", "["):
                 return True
     return False
 
