@@ -510,7 +510,9 @@ def _state(module: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def _versions(value: Any, depth: int = 0) -> Iterator[Any]:
-    """Yield what is different if a value is replaced or changed, such as a tensor's version."""
+    """Yield the marks of a value that change when it is replaced or changed, such as the version of
+    a tensor.
+    """
     yield value if is_atom(value) else id(value)
     if is_instance(value, torch.Tensor):
         yield value._version
