@@ -63,6 +63,13 @@ def is_exactly(value: object, *kinds: type) -> bool:
     return any(map(is_, kinds, repeat(type(value))))
 
 
+def is_descriptor(value: object) -> bool:
+    """Return True if reading an attribute of a class that is ``value`` may return something else;
+    runs no code of a metaclass.
+    """
+    return any("__get__" in class_dict(kind) for kind in mro_of(type(value)))
+
+
 def is_atom(value: object) -> bool:
     """Return True for a plain number, text or None, which refers to nothing else."""
     return id(type(value)) in ATOMS

@@ -13,7 +13,14 @@ from itertools import islice
 from types import FunctionType, MemberDescriptorType
 from typing import Any
 
-from ipygpumem.introspect import MANAGED_DICT, class_dict, flags_of, instance_dict, mro_of
+from ipygpumem.introspect import (
+    MANAGED_DICT,
+    class_dict,
+    flags_of,
+    instance_dict,
+    is_descriptor,
+    mro_of,
+)
 
 _MOST_TRIED = 10
 """Number of keys of a dict that are compared with attributes."""
@@ -87,7 +94,7 @@ def _is_readable(kind: type, name: str) -> bool:
     for base in mro_of(kind):
         in_class = class_dict(base).get(name, _MISSING)
         if in_class is not _MISSING:
-            return not any("__get__" in class_dict(part) for part in mro_of(type(in_class)))
+            return not is_descriptor(in_class)
     return True
 
 

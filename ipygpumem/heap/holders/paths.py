@@ -55,6 +55,7 @@ from ipygpumem.heap.holders.torch_steps import advice_for_graph, went_into_torch
 from ipygpumem.heap.libraries import is_segment
 from ipygpumem.introspect import (
     instance_dict,
+    is_descriptor,
     is_exactly,
     is_instance,
     is_users,
@@ -429,8 +430,9 @@ def _readable(owner: object, child: object, code: str, name: str) -> str:
     """
     if not code or not name.startswith("."):
         return ""
-    is_plain = type(child) in _READ_AS_THEMSELVES or not hasattr(type(child), "__get__")
-    if is_plain or not is_instance(owner, type):
+    if not is_instance(owner, type) or is_exactly(child, *_READ_AS_THEMSELVES):
+        return f"{code}{name}"
+    if not is_descriptor(child):
         return f"{code}{name}"
     imports, expression = split(code)
     return f'{imports}vars({expression})["{name[1:]}"]'

@@ -22,6 +22,7 @@ from ipygpumem.heap.holders.cuts import Kind
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,
+    is_descriptor,
     is_instance,
     is_name,
     is_users_class,
@@ -78,8 +79,7 @@ def kind_of_attribute(owner: object, name: str, child: object) -> Kind | None:
     if not is_name(name) or is_instance(owner, functools.partial) or is_of_pandas(owner):
         return None
     if is_instance(owner, type):
-        is_method = hasattr(type(child), "__get__")
-        return Kind.MADE if is_method else Kind.ATTRIBUTE
+        return Kind.MADE if is_descriptor(child) else Kind.ATTRIBUTE
     kind = type(owner)
     if type(_class_attribute(kind, name)) is functools.cached_property:
         return Kind.MADE

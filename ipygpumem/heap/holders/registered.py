@@ -11,6 +11,7 @@ from ipygpumem.heap.holders.cuts import Cut, Kind, split
 from ipygpumem.heap.holders.path import Path
 from ipygpumem.heap.holders.references_of import attribute_text, position_of
 from ipygpumem.introspect import (
+    class_dict,
     instance_dict,
     is_exactly,
     is_name,
@@ -80,8 +81,10 @@ def _went_into_local(path: Path, steps: Sequence[object]) -> int:
 
 def _went_into_connection(path: Path, steps: Sequence[object]) -> int:
     """Append a function of a connection to a database; return the number of references."""
-    connection: Any = steps[0]
-    if steps[1] is connection.row_factory:
+    connection = steps[0]
+    base: Any = library_type("sqlite3", "Connection")
+    # A property of a subclass with this name would run the user's code.
+    if steps[1] is class_dict(base)["row_factory"].__get__(connection):
         target = f"{path.code}.row_factory"
         cut = Cut(Kind.ATTRIBUTE, id(connection), path.code, target)
         path.enter(".row_factory", target, cut)

@@ -19,7 +19,15 @@ from ipygpumem.heap.holders.cuts import Cut, Kind, split
 from ipygpumem.heap.holders.patches import started_patches
 from ipygpumem.heap.holders.roots import OF_MODULE, Root
 from ipygpumem.heap.holders.tasks import event_loops, scheduled_on, timers_of
-from ipygpumem.introspect import attribute_of, instance_dict, is_instance, loaded_object, text_of
+from ipygpumem.introspect import (
+    attribute_of,
+    instance_dict,
+    is_exactly,
+    is_instance,
+    loaded_object,
+    target_of,
+    text_of,
+)
 
 _RANK = 1
 
@@ -44,7 +52,11 @@ def kept_by_registries(names: Mapping[str, object]) -> list[list[Registered]]:
     by_registry = list[list[Registered]]()
     for logger, root in _loggers(names):
         attributes = instance_dict(logger) or {}
-        objects = [*attributes.get("handlers", ()), *attributes.get("filters", ())]
+        objects = list[object]()
+        for name in ("handlers", "filters"):
+            items = attributes.get(name)
+            if is_exactly(items, list):  # the iterator of a subclass would run the user's code
+                objects += items
         if objects:
             by_registry.append([Registered(root, objects)])
     if figures is not None and figures.managers:
@@ -164,17 +176,20 @@ def _loggers(names: Mapping[str, object]) -> Iterator[tuple[object, Root]]:
     loggers = instance_dict(kind.manager) or {}
     for name, logger in list(loggers.get("loggerDict", {}).items()):
         if is_instance(logger, kind):  # else a placeholder
-            code = f"import logging; logging.getLogger({name!r})".replace("'", '"')
+            text = text_of(name)
+            code = f"import logging; logging.getLogger({text!r})".replace("'", '"')
             code = named.get(id(logger), code)
-            yield logger, _of_logger(f'logger "{text_of(name)}"', code)
+            yield logger, _of_logger(f'logger "{text}"', code)
 
 
 def _names_of_instances(names: Mapping[str, object], kind: type) -> dict[int, str]:
-    """Return the names of a class's instances, by their identities; there may be 100,000 names."""
+    """Return the code of the names of a class's instances, by their identities; there may be
+    100,000 names.
+    """
     now = dict(names)
     kinds = kinds_of(list(now.values()), kind)
     is_wanted = map(kinds.__contains__, map(id, map(type, now.values())))
-    return {id(value): name for name, value in compress(now.items(), is_wanted)}
+    return {id(value): target_of(name) for name, value in compress(now.items(), is_wanted)}
 
 
 class OpenFigures(NamedTuple):

@@ -24,7 +24,7 @@ from ipygpumem.introspect import (
 
 _PARTS = {"_modules", "_parameters", "_buffers"}
 """Attributes of modules with their parts by name."""
-_LISTS = {"ModuleList", "Sequential"}
+_LISTS = ("ModuleList", "Sequential")
 """Names of torch's modules whose parts are items."""
 _HANDLE = "call the hook's handle.remove(), if you have kept the handle"
 
@@ -134,7 +134,8 @@ def _went_into_part(path: Path, steps: Sequence[object]) -> None:
     module, parts, child = steps[:3]
     key = text_of(_key_of(parts, child))
     is_attribute = key.isidentifier()
-    is_item = key.isdecimal() and type_name(module) in _LISTS
+    is_list = any(is_of_library(module, "torch.nn", name) for name in _LISTS)
+    is_item = key.isdecimal() and is_list
     part = f".get_submodule({key!r})"
     if is_attribute:
         part = f".{key}"
