@@ -146,7 +146,12 @@ def total(device_bytes: Any) -> int:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_del_frees_the_size_that_top_and_why_name(notebook: Kernel, row: str) -> None:
+def test_del_frees_the_size_that_top_and_why_name(
+    notebook: Kernel, request: pytest.FixtureRequest, row: str
+) -> None:
+    if row == "many lists":  # in a kernel of its own: they would fill what earlier rows have left
+        notebook = request.getfixturevalue("kernel")
+        works(notebook, "%load_ext ipygpumem")
     setup, make = map(textwrap.dedent, ROWS[row])
     if row == "an array of texts":
         needs("numpy")
@@ -167,7 +172,7 @@ def test_del_frees_the_size_that_top_and_why_name(notebook: Kernel, row: str) ->
     assert of_top == (pytest.approx(grown, rel=WITHIN), False)
     assert total(of_why["device_bytes"]) == pytest.approx(grown, rel=WITHIN)
     # Python returns no arena in which a small object is alive.
-    assert total(of_why["freed_bytes"]) == pytest.approx(freed, rel=2.5 * WITHIN)
+    assert total(of_why["freed_bytes"]) == pytest.approx(freed, rel=1.5 * WITHIN)
     if row == "a trainer":
         assert of_why["parts"][0][0] == ".results"
 

@@ -54,7 +54,7 @@ def kept_by_registries(names: Mapping[str, object]) -> list[list[Registered]]:
         attributes = instance_dict(logger) or {}
         objects = list[object]()
         for name in ("handlers", "filters"):
-            items = attributes.get(name)
+            items: Any = attributes.get(name)
             if is_exactly(items, list):  # the iterator of a subclass would run the user's code
                 objects += items
         if objects:
