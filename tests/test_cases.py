@@ -151,7 +151,7 @@ def test_del_frees_the_size_that_top_and_why_name(
 ) -> None:
     if row == "many lists":  # in a kernel of its own: they would fill what earlier rows have left
         notebook = request.getfixturevalue("kernel")
-        works(notebook, "%load_ext ipygpumem")
+        works(notebook, _ASK)
     setup, make = map(textwrap.dedent, ROWS[row])
     if row == "an array of texts":
         needs("numpy")
