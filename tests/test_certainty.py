@@ -19,6 +19,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap import structs
 from ipygpumem.heap.knowledge import certainty
 from ipygpumem.heap.knowledge.own_bytes import OwnBytes
+from ipygpumem.heap.knowledge.size_methods import size_method
 from ipygpumem.inventory import top
 from ipygpumem.inventory.top import LargestNames
 from ipygpumem.report.inventory import top_report, why_report
@@ -64,6 +65,34 @@ def test_a_users_object_with_a_pointer_keeps_memory() -> None:
 
     own_bytes = OwnBytes()
     assert own_bytes.uncounted([Handle(ctypes.c_void_p(1))]) == {"ctypes"}
+
+
+def _sized_class(module: str, method: object) -> type:
+    """Return a class with a ``__sizeof__`` and fields of its own, as Cython makes it."""
+    return type("Bitmap", (), {"__module__": module, "__sizeof__": method, "__slots__": ("a",)})
+
+
+def test_a_size_that_cython_has_compiled_counts(library: Any) -> None:
+    class cython_function_or_method:  # noqa: N801  # the name that Cython gives its functions
+        def __get__(self, item: object, kind: object) -> Any:
+            return lambda: 1 << 20
+
+        def __call__(self, item: object) -> int:
+            return 1 << 20
+
+    bitmap = _sized_class("vectors", cython_function_or_method())()
+    assert OwnBytes().of([bitmap]) >= 1 << 20
+    assert OwnBytes().each([bitmap, "text"])[0] >= 1 << 20
+
+
+def test_a_size_written_in_python_never_runs_and_is_not_counted(library: Any) -> None:
+    def fails(self: object) -> int:
+        raise AssertionError
+
+    bitmap = _sized_class("vectors", fails)()
+    assert OwnBytes().of([bitmap]) < 100
+    assert not size_method(type(bitmap)).is_of_cython
+    assert size_method(type(bitmap)).is_of_object  # so it says "at least" if it has fields in C
 
 
 def test_memory_that_cannot_be_read_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,11 +135,11 @@ _CACHES = {
     ),
     ("re", "_cache"): "import re; re.purge()",
     ("re", "_cache2"): "import re; re.purge()",
+    ("regex._main", "_cache"): "import regex; regex.purge()",
     ("linecache", "cache"): "import linecache; linecache.clearcache()",
     ("urllib.parse", "_parse_cache"): "import urllib.parse; urllib.parse.clear_cache()",
 }
-"""The call that empties a cache of the standard library, or resets a function in it, by its module
-and name.
+"""The call that empties a library's cache, or resets a function in it, by its module and name.
 """
 _OPEN = {
     ("gc", "callbacks"),

@@ -23,6 +23,7 @@ from types import ModuleType
 
 from ipygpumem.heap import structs
 from ipygpumem.heap.arrays import library_type
+from ipygpumem.heap.knowledge.size_methods import size_method
 from ipygpumem.introspect import (
     HEAP_TYPE,
     class_dict,
@@ -243,13 +244,9 @@ def _has_size_or_is_compiled(kind: type) -> bool:
     """Return True for a class with a ``__sizeof__`` of its own, and for one that mypyc has compiled
     from Python.
     """
-    for base in mro_of(kind):
-        attributes = class_dict(base)
-        if base is object:
-            continue
-        if "__sizeof__" in attributes or "__mypyc_attrs__" in attributes:
-            return True
-    return False
+    if not size_method(kind).is_of_object:
+        return True
+    return any("__mypyc_attrs__" in class_dict(base) for base in mro_of(kind))
 
 
 def _is_enumeration(kind: type) -> bool:

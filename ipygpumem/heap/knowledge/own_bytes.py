@@ -12,7 +12,6 @@ import io
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from types import MethodDescriptorType
 from typing import Any
 
 from ipygpumem.heap.arrays import library_type
@@ -25,10 +24,11 @@ from ipygpumem.heap.bulk import (
     without_types,
 )
 from ipygpumem.heap.knowledge.certainty import Keepers
+from ipygpumem.heap.knowledge.size_methods import size_method
 from ipygpumem.heap.libraries import VISITS_BUFFER, Behind, behind, bulk_reader, loaded_readers
 from ipygpumem.heap.tensors import Reader, each
 from ipygpumem.interrupts import is_from_signal
-from ipygpumem.introspect import MANAGED_DICT, class_dict, flags_of
+from ipygpumem.introspect import MANAGED_DICT, flags_of
 
 _SMALL, _HEADER = 512, 8
 """Largest size that CPython allocates itself, and the bytes that malloc adds to larger ones."""
@@ -212,10 +212,10 @@ class OwnBytes:
         return size
 
     def _learn(self, type_id: int, kind: type) -> None:
-        sizer, is_first = _sizer(kind)
-        if not is_first:
-            self._sizers[type_id] = sizer
         reader = behind(kind, self._loaded_readers)
+        sizer = _sizer(kind, is_read=reader is not None)
+        if sizer is not None:
+            self._sizers[type_id] = sizer
         # The bytes that a ``BytesIO`` shares are a reference of it.
         if reader is not None and not type.__subclasscheck__(io.BytesIO, kind):
             self.readers[type_id] = reader
@@ -278,16 +278,22 @@ def _attributes_of(items: Sequence[object]) -> int:
     return _attributes_size(attributes // len(items)) * len(items)
 
 
-def _sizer(kind: type) -> tuple[Callable[[Any], int], bool]:
-    """Return the ``__sizeof__`` that is written in C, and True if it is the class's own."""
+def _sizer(kind: type, is_read: bool) -> Callable[[Any], int] | None:
+    """Return the ``__sizeof__`` that measures instances of a class; None if ``sys.getsizeof`` calls
+    it.
+
+    Args:
+        kind: the class.
+        is_read: True if the memory behind the instances is counted by other means.
+    """
     if VISITS_BUFFER and type.__subclasscheck__(io.BytesIO, kind):
-        return object.__sizeof__, False  # its own one adds the buffer, which is counted as bytes
-    methods = list[Any]()
-    for names in map(class_dict, type.mro(kind)):
-        if "__sizeof__" in names:
-            methods.append(names["__sizeof__"])
-    in_c = next(method for method in methods if type(method) is MethodDescriptorType)
-    return in_c, in_c is methods[0]
+        return object.__sizeof__  # its own one adds the buffer, which is counted as bytes
+    method = size_method(kind)
+    if is_read and method.is_of_cython:
+        return (
+            object.__sizeof__
+        )  # that of pandas' IndexEngine adds its table, which a reader counts
+    return method.measure if method.is_overridden else None
 
 
 def _attributes_size(attributes: int) -> int:
