@@ -84,6 +84,15 @@ def test_help_of_a_command_shows_its_options(notebook: Kernel) -> None:
     assert "--keep" in ok(notebook, "%%isolate --help\nno code runs").stdout
 
 
+@pytest.mark.parametrize("command", ["top", "tensors"])
+def test_a_number_is_the_number_of_rows(notebook: Kernel, command: str) -> None:
+    ok(notebook, "import numpy\na, b, c = numpy.ones(2**18), numpy.ones(2**19), numpy.ones(2**20)")
+    (report,) = ok(notebook, f"%gpumem {command} 2").reports(command)
+    assert ok(notebook, f"%gpumem {command} -n 2").reports(command)
+    rows = [row for row in report.splitlines() if re.search(r"\b[abc]\b.*ndarray|ndarray", row)]
+    assert len(rows) == 2
+
+
 # -- the panel -------------------------------------------------------------------------------------
 
 

@@ -160,6 +160,15 @@ class InventoryDiff(Record):
 KINDS: tuple[str, ...] = get_args(Role)
 
 
+def matcher(patterns: Sequence[str]) -> Callable[[str], object]:
+    """Return a function that is true for names which one of the globs matches.
+
+    Brackets are part of names, such as ``Out[3]``.
+    """
+    expressions = [fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns]
+    return re.compile("|".join(expressions)).match
+
+
 def select(
     inventory: Inventory,
     patterns: Sequence[str] = (),
@@ -173,8 +182,7 @@ def select(
         return inventory
     if device is not None:
         device = device_here(device, {row.device for row in inventory.tensors})
-    expressions = [fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns]
-    matches = re.compile("|".join(expressions)).match
+    matches = matcher(patterns)
     tensors = list[TensorRecord]()
     for row in inventory.tensors:
         if row.size_bytes < min_bytes or kind not in (None, row.kind):

@@ -4,8 +4,6 @@ else holds it.
 
 from __future__ import annotations
 
-import fnmatch
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +21,7 @@ from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sizes import Share, Size, Sizes, sizeable
 from ipygpumem.introspect import is_instance, target_of, type_name
+from ipygpumem.inventory.records import matcher
 from ipygpumem.probes.device_memory import device_here
 from ipygpumem.records import Record
 from ipygpumem.units import format_bytes
@@ -390,8 +389,7 @@ def select(
         )
     rows = [row for row in found.names if row.size_bytes >= min_bytes]
     if patterns:
-        globs = [fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns]
-        matches = re.compile("|".join(globs)).match
+        matches = matcher(patterns)
         rows = [row for row in rows if matches(row.name)]
         found = replace(found, unnamed_bytes={})
     return replace(found, names=tuple(sorted(rows, key=lambda row: -row.size_bytes)))

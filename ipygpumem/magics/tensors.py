@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -11,6 +12,9 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, NamedTuple
 
+from IPython.core.error import UsageError
+
+from ipygpumem.errors import quoted
 from ipygpumem.heap.bulk import Progress, no_progress
 from ipygpumem.heap.tensors import Storages
 from ipygpumem.introspect import is_name, target_of
@@ -24,7 +28,7 @@ from ipygpumem.probes.mappings import own_pages
 from ipygpumem.reclaim.reclaim import current
 from ipygpumem.report import inventory as reports
 from ipygpumem.report.inventory import top_report
-from ipygpumem.report.layout import Report
+from ipygpumem.report.layout import Report, clean
 from ipygpumem.shell import other_places
 from ipygpumem.shell.app import App, find_app
 from ipygpumem.shell.commands.declarations import (
@@ -33,6 +37,7 @@ from ipygpumem.shell.commands.declarations import (
     at_least_one,
     byte_size,
     command,
+    did_you_mean,
     one_of,
     option,
 )
@@ -77,17 +82,20 @@ def tensors(app: App, options: Options) -> list[Report]:
     kind = None
     if options.kind:
         kind = next((kind for kind in records.KINDS if kind.startswith(options.kind)), None)
+    names, rows = _names_and_rows(options.names, options.top)
     inventory = records.select(
         take(app.context.shell),
-        options.names,
+        names,
         device=options.device,
         kind=kind,
         min_bytes=options.min or 0,
     )
+    if not inventory.tensors:
+        _check_names(app, "%gpumem tensors", names)
     if options.by is None:
-        return [reports.tensors_report(inventory, top=options.top)]
+        return [reports.tensors_report(inventory, top=rows)]
     groups = records.group(inventory.tensors, options.by)
-    return [reports.groups_report(inventory, options.by, groups, top=options.top)]
+    return [reports.groups_report(inventory, options.by, groups, top=rows)]
 
 
 @command(
@@ -100,9 +108,41 @@ def tensors(app: App, options: Options) -> list[Report]:
 )
 def top(app: App, options: Options) -> list[Report]:
     """Return the report of ``%gpumem top``."""
-    names = largest(app.context.shell)
-    names = select(names, options.names, device=options.device, min_bytes=options.min or 0)
-    return [top_report(names, top=options.n)]
+    names, rows = _names_and_rows(options.names, options.n)
+    result = select(
+        largest(app.context.shell), names, device=options.device, min_bytes=options.min or 0
+    )
+    if not result.names:
+        _check_names(app, "%gpumem top", names)
+    return [top_report(result, top=rows)]
+
+
+_ROWS = re.compile("[1-9][0-9]{0,8}")
+
+
+def _names_and_rows(words: Sequence[str], rows: int) -> tuple[list[str], int]:
+    """Return the names, and the number of rows, since many users type ``top 5`` for ``top -n 5``.
+
+    No name begins with a digit.
+    """
+    names = list[str]()
+    for word in words:
+        if _ROWS.fullmatch(word):
+            rows = int(word)
+        else:
+            names.append(word)
+    return names, rows
+
+
+def _check_names(app: App, command_name: str, patterns: Sequence[str]) -> None:
+    """Raise UsageError if one of the names does not exist, because an empty table would say that it
+    holds no memory.
+    """
+    names = list(named_objects(app.context.shell))
+    for pattern in patterns:
+        if not any(records.matcher([pattern])(name) for name in names):
+            hint = did_you_mean(pattern, names)
+            raise UsageError(clean(f"{command_name}: no name matches {quoted(pattern)}{hint}"))
 
 
 def largest(
