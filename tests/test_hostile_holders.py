@@ -3,9 +3,9 @@
 import textwrap
 
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
 
-from ipygpumem.shell.app import app_of
+from benchmarks.harness.kernel import Kernel
+from tests.steps import kernel_with, ok
 
 HOSTILE = {
     "a metaclass of an attribute": """
@@ -51,18 +51,21 @@ HOSTILE = {
 }
 
 
+notebook = kernel_with("%load_ext ipygpumem", "import numpy as np")
+LEFT = """[
+    row.size_bytes for row in app_of(get_ipython()).experiments.finished[-1].survivors
+]"""
+
+
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_the_holder_is_named_and_none_of_its_code_runs(
-    shell: InteractiveShell, capsys: pytest.CaptureFixture[str], kind: str
-) -> None:
-    shell.run_cell("%load_ext ipygpumem\nimport numpy as np\ncalls = []")
-    assert shell.run_cell(textwrap.dedent(HOSTILE[kind])).success
-    assert shell.run_cell("%%experiment e\nkeep(np.ones(1 << 22))").success
-    before = len(shell.user_ns["calls"])
-    shell.run_cell("%gpumem leaks")
-    (row,) = app_of(shell).experiments.finished[-1].survivors
-    assert row.size_bytes == 1 << 25
-    text = "".join(capsys.readouterr())
-    assert "hostile" not in text.replace("hostile handlers", "")
-    assert before == len(shell.user_ns["calls"]) == 0
-    shell.run_cell("import logging; logging.getLogger('hostile handlers').handlers = []")
+def test_the_holder_is_named_and_none_of_its_code_runs(notebook: Kernel, kind: str) -> None:
+    ok(notebook, "from ipygpumem.shell.app import app_of", "calls = []")
+    ok(notebook, textwrap.dedent(HOSTILE[kind]))
+    experiment = ok(notebook, "%%experiment e\nkeep(np.ones(1 << 22))")
+    leaks = ok(notebook, "%gpumem leaks")
+    assert notebook.value(LEFT) == [1 << 25]
+    for result in (experiment, leaks):
+        said = result.stdout + result.stderr + "".join(result.reports())
+        assert "hostile" not in said.replace("hostile handlers", "")
+    assert notebook.value("calls") == []
+    ok(notebook, "import logging; logging.getLogger('hostile handlers').handlers = []")
