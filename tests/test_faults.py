@@ -411,12 +411,7 @@ class World:
 
 
 @pytest.fixture(autouse=True)
-def _no_modules_of_tests(monkeypatch: pytest.MonkeyPatch, others_out_of_sight: None) -> None:
-    # The first look follows what users' modules hold. Here those are all tests that this process
-    # has run.
-    monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
-    monkeypatch.setattr("ipygpumem.shell.holders.users_modules", dict)
-    # else it imports torch
+def _no_torch(monkeypatch: pytest.MonkeyPatch, only_this_test: None) -> None:
     monkeypatch.setattr("ipygpumem.fitting.budgets.torch_cuda", lambda: None)
 
 

@@ -6,7 +6,6 @@ The signal is raised at a call of one of our functions, so that no test depends 
 
 import contextlib
 import functools
-import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +21,10 @@ from ipygpumem import interrupts
 from ipygpumem.shell.app import app_of
 from tests.test_faults import is_called_by_others
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="Windows has no alarms")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="Windows has no alarms"),
+    pytest.mark.usefixtures("only_this_test"),
+]
 PACKAGE = str(Path(ipygpumem.__file__).parent)
 
 
@@ -35,22 +37,6 @@ class HardAlarm(BaseException):
 
 
 ERRORS = (Alarm, HardAlarm, TimeoutError, KeyboardInterrupt, MemoryError)
-
-
-@pytest.fixture(autouse=True)
-def _no_modules_of_tests(monkeypatch: pytest.MonkeyPatch, others_out_of_sight: None) -> None:
-    # The first look follows what users' modules hold. Here those are all tests that this process
-    # has run.
-    monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
-    monkeypatch.setattr("ipygpumem.shell.holders.users_modules", dict)
-
-
-@pytest.fixture(autouse=True)
-def _small_heap() -> Iterator[None]:
-    """Let looks pass over what earlier tests have made: nearly all of the time otherwise."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 class Ringing:
