@@ -9,6 +9,9 @@ class GpuMemError(Exception):
     """Base class of all exceptions of ipygpumem."""
 
 
+NOT_LOADED = "ipygpumem is not loaded here: run %load_ext ipygpumem first"
+
+
 class NotLoadedError(GpuMemError):
     """The extension is not loaded in this IPython shell, or there is no shell."""
 

@@ -9,11 +9,13 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ipygpumem.errors import GpuMemError, describe_error
 from ipygpumem.interrupts import is_from_signal, stop_listening
-from ipygpumem.records import MimeBundle, Record, mimebundle
+
+if TYPE_CHECKING:
+    from ipygpumem.records import MimeBundle, Record  # a sixth of the time of loading
 
 _told: set[tuple[str, str]] = set()
 """Kinds of failures that have been told since the extension was loaded: the component and the type
@@ -107,6 +109,8 @@ class Block:
         return repr(self) if record is None else str(record)
 
     def _repr_mimebundle_(self, **_: object) -> MimeBundle:
+        from ipygpumem.records import mimebundle  # there is a block, so it was imported
+
         record = self._record_to_show()
         shown = {} if record is None else mimebundle(record)[0]
         return shown or {"text/plain": str(self)}, {}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipygpumem.shell.app import Features
 from ipygpumem.shell.commands.declarations import (
     Argument,
     Command,
@@ -21,6 +20,7 @@ from ipygpumem.shell.commands.declarations import (
     Magic,
     Part,
 )
+from ipygpumem.shell.commands.features import Features
 
 # -- the core --------------------------------------------------------------------------------------
 

@@ -52,6 +52,10 @@ MOST_FILES = {"a trivial cell": 29, "an empty experiment": 65}
 """Files of ours whose code runs, which a reader of such a cell must open. A commit that raises one
 says why.
 """
+MOST_MODULES = {"at %load_ext": 17, "as the first cell begins": 123}
+"""Modules of ours that are imported. The first number is what delays the start of a kernel, which
+without bytecode caches compiles each of them. A commit that raises one says why.
+"""
 SLACK = 1.1
 """Python's own functions call each other in another way in each version."""
 MANY = 40_000
@@ -189,6 +193,38 @@ def test_loading_the_extension_loads_few_modules() -> None:
         del sys.modules[name]  # the tests' own
     measured_shell()
     assert LATE.isdisjoint(sys.modules)
+
+
+def test_loading_imports_few_modules_in_a_kernel(bare_kernel: Kernel) -> None:
+    imported = """
+import sys
+def modules_of_ours():
+    names = [name for name in sys.modules if name.partition(".")[0] == "ipygpumem"]
+    print(len(names))
+"""
+    works(bare_kernel, imported)
+    counts = dict[str, int]()
+    for moment, load in (("at %load_ext", "%load_ext ipygpumem"), ("as the first cell begins", "")):
+        printed = works(bare_kernel, f"{load}\nmodules_of_ours()").stdout
+        counts[moment] = int(printed.split()[0])
+    for moment, count in counts.items():
+        assert count <= MOST_MODULES[moment], counts
+
+
+def test_a_cell_imports_nothing_of_ours_while_it_runs(bare_kernel: Kernel) -> None:
+    """Memory may be short then, and the import would count as the cell's."""
+    works(bare_kernel, "import sys\n%load_ext ipygpumem")
+    works(bare_kernel, "before = set(sys.modules)")
+    for failing in ("raise MemoryError", "raise KeyboardInterrupt"):
+        bare_kernel.run(failing)
+    late = works(
+        bare_kernel,
+        """
+        names = [name for name in set(sys.modules) - before if name.startswith("ipygpumem")]
+        print("late:", sorted(names))
+        """,
+    )
+    assert "late: []" in late.stdout
 
 
 @alone

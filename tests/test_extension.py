@@ -1,6 +1,8 @@
 """Loading, unloading, configuring: the shell afterwards is the shell before."""
 
+import signal
 import sys
+import threading
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
 from pathlib import Path
@@ -13,12 +15,14 @@ from traitlets import TraitError
 from traitlets.config import Config
 
 import ipygpumem
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.errors import EstimateError, NotLoadedError
 from ipygpumem.estimating import loading
 from ipygpumem.shell import extension as hooks
 from ipygpumem.shell.app import app_of
-from ipygpumem.shell.config import IPyGpuMem
+from ipygpumem.shell.config import IPyGpuMem, config_of
 from tests.alone import alone, printed
+from tests.steps import works
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 PACKAGE = Path(ipygpumem.__file__).parent
@@ -210,6 +214,86 @@ def test_it_reloads_after_a_refused_value(
     assert capsys.readouterr().err == ""
 
 
+def test_a_cell_runs_if_the_services_cannot_be_built(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ipygpumem.load_ipython_extension(shell)
+    with monkeypatch.context() as patch:
+        patch.setattr("ipygpumem.shell.app.Session", broken)
+        for value in (1, 2):
+            assert shell.run_cell(f"x = {value}").success
+            assert shell.user_ns["x"] == value
+        said = capsys.readouterr().err
+        assert said.count("it is broken") == 1
+        assert "it was not measured" in said
+    shell.run_cell("x = 3")
+    assert [record.source_line for record in app_of(shell).session.history] == ["x = 3"]
+
+
+def test_an_interrupt_while_services_are_built_stops_the_cell(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ipygpumem.load_ipython_extension(shell)
+
+    def strike(*_: object, **options: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ipygpumem.shell.app.Session", strike)
+        result = shell.run_cell("x = 1")
+    assert type(result.error_in_exec) is KeyboardInterrupt
+    assert "x" not in shell.user_ns
+    assert shell.run_cell("%%experiment a\ny = 1").success
+    assert [item.name for item in app_of(shell).experiments.finished] == ["a"]
+    assert "y" not in shell.user_ns
+    assert "Error in callback" not in capsys.readouterr().err
+
+
+def test_the_first_use_may_be_in_the_cell_that_loads(bare_kernel: Kernel) -> None:
+    for first in ("%experiment start a", "ipygpumem.history()", "%gpumem guard on"):
+        reply = works(
+            bare_kernel,
+            f"""
+            import ipygpumem
+            %load_ext ipygpumem
+            {first}
+            x = 1
+            """,
+            "y = 1",
+            "%reload_ext ipygpumem",
+        )
+        assert "Traceback" not in reply.stderr
+
+
+def test_loading_twice_and_unloading_build_no_services(shell: InteractiveShell) -> None:
+    before = registered(shell)
+    for _ in range(2):
+        ipygpumem.load_ipython_extension(shell)
+    config = config_of(shell)
+    assert config is not None
+    config.host_peak = "sampled"
+    hooks.unload(shell)
+    assert config.extension._app is None
+    assert registered(shell) == before
+    with pytest.raises(NotLoadedError):
+        hooks.unload(shell)
+
+
+def test_cells_that_begin_in_several_threads_share_services(shell: InteractiveShell) -> None:
+    """As the cells of subshells do."""
+    ipygpumem.load_ipython_extension(shell)
+    apps = list[object]()
+    threads = [
+        threading.Thread(target=lambda: apps.append(app_of(shell)), daemon=True) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(apps) == len(threads)
+    assert len(set(map(id, apps))) == 1
+
+
 def imported_after(code: str) -> set[str]:
     """Return the modules that a script has imported, those of ours without the package's name."""
     code = (
@@ -223,7 +307,8 @@ def test_loading_imports_nothing_that_takes_long() -> None:
         "from IPython.core.interactiveshell import InteractiveShell\n"
         "InteractiveShell.instance().run_line_magic('load_ext', 'ipygpumem')"
     )
-    assert "shell.session" in loaded
+    assert "shell.extension" in loaded
+    assert loaded.isdisjoint({"records", "shell.session", "heap.heap"})  # the first cell's
     assert loaded.isdisjoint({"torch", "matplotlib", "numpy", "jinja2", "rich", "pynvml"})
     assert loaded.isdisjoint({"report.history", "magics.gpumem", "magics.experiment"})
 

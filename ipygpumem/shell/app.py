@@ -5,38 +5,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 from IPython import get_ipython
 
-from ipygpumem.errors import NotLoadedError
+from ipygpumem.errors import NOT_LOADED, NotLoadedError
 from ipygpumem.meter.traces import Traces
 from ipygpumem.probes import Probe
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.records import SessionRecord
 from ipygpumem.shell.cell import HISTORY_LENGTH
-from ipygpumem.shell.commands.declarations import CommandTable
-from ipygpumem.shell.config import IPyGpuMem
-from ipygpumem.shell.context import ShellContext, context_for
+from ipygpumem.shell.commands.features import Features
+from ipygpumem.shell.config import IPyGpuMem, config_of
+from ipygpumem.shell.context import context_for
+from ipygpumem.shell.error_isolation import Guard
 from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.session import Session
 from ipygpumem.shell.subscribers import Subscribers
-
-
-def _no_recorder(context: ShellContext) -> Any:
-    raise NotLoadedError("there is no flight recorder here")
-
-
-@dataclass(frozen=True)
-class Features:
-    """Commands and parts from the rooms above: see ``ipygpumem/features.py``."""
-
-    commands: CommandTable = field(default_factory=CommandTable)
-    recorder: Callable[[ShellContext], Any] = _no_recorder
-    """Makes the flight recorder."""
 
 
 class App:
@@ -48,11 +35,12 @@ class App:
         config: IPyGpuMem,
         probes: Sequence[Probe] = (),
         features: Features | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self._features = features or Features()
         self.commands = self._features.commands
         self.host = HostProbe(exact=config.host_peak == "kernel")
-        self.context = context = context_for(shell, config, self.host, probes)
+        self.context = context = context_for(shell, config, guard or Guard(), self.host, probes)
         self.recovery = Recovery(context)
         self.subscribers = Subscribers(shell)
         self.experiments = ExperimentManager(context, self.recovery, self.subscribers)
@@ -93,11 +81,15 @@ class App:
 
 
 def find_app(shell: Any) -> App | None:
-    """Return the ``App`` of ``shell``, or None if the extension is not loaded."""
-    for configurable in getattr(shell, "configurables", ()):
-        if type(configurable) is IPyGpuMem and type(configurable.app) is App:
-            return configurable.app
-    return None
+    """Return the ``App`` of ``shell``, or None if the extension is not loaded.
+
+    If nothing has needed the ``App`` yet, this builds it.
+    """
+    config = config_of(shell)
+    if config is None:
+        return None
+    app = config.extension.app
+    return app if type(app) is App else None
 
 
 def app_of(shell: Any, otherwise: str = "") -> App:
@@ -112,7 +104,7 @@ def app_of(shell: Any, otherwise: str = "") -> App:
             f"this needs a notebook or IPython: run the script as ipython --ext ipygpumem "
             f"SCRIPT.py{otherwise}"
         )
-    raise NotLoadedError("ipygpumem is not loaded here: run %load_ext ipygpumem first")
+    raise NotLoadedError(NOT_LOADED)
 
 
 def current_app(otherwise: str = "") -> App:

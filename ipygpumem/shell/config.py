@@ -31,9 +31,8 @@ class Size(TraitType):
 class IPyGpuMem(Configurable):
     """Options of the ipygpumem extension."""
 
-    app: object = None
-    """The ``App`` with these options; see ``app_of``."""
     extension: Any = None
+    """The ``Extension`` with these options; None until it registers itself."""
 
     report = Bool(True, help="Show the one-line report after every cell (%gpumem on|off).").tag(
         config=True
@@ -81,3 +80,11 @@ class IPyGpuMem(Configurable):
         help="Keep a recording of the cells and their memory in a file that outlives the kernel "
         "(%gpumem recorder, %gpumem postmortem).",
     ).tag(config=True)
+
+
+def config_of(shell: Any) -> IPyGpuMem | None:
+    """Return the options of the extension in ``shell``, or None if it is not loaded."""
+    for configurable in getattr(shell, "configurables", ()):
+        if type(configurable) is IPyGpuMem and configurable.extension is not None:
+            return configurable
+    return None

@@ -39,13 +39,16 @@ class ShellContext:
 
 
 def context_for(
-    shell: Any, config: IPyGpuMem, host: HostProbe, probes: Sequence[Probe] = ()
+    shell: Any,
+    config: IPyGpuMem,
+    guard: Guard,
+    host: HostProbe,
+    probes: Sequence[Probe] = (),
 ) -> ShellContext:
     """Return the context of a shell that measures with ``probes``, by default the host and all
     accelerators.
     """
     find_more = None if probes else finder()
     meter = Meter(probes or [host, OutsideProbe()], find_more=find_more)
-    return ShellContext(
-        shell, config, meter, Garbage(), CellStack(), Display(shell, config), Guard()
-    )
+    display = Display(shell, config)
+    return ShellContext(shell, config, meter, Garbage(), CellStack(), display, guard)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, magics_class, no_var_expand
@@ -14,12 +14,15 @@ from ipygpumem import interrupts
 from ipygpumem.errors import GpuMemError
 from ipygpumem.failures import write
 from ipygpumem.introspect import text_of
-from ipygpumem.meter.own_growth import growth_for
-from ipygpumem.report.layout import clean
-from ipygpumem.shell.app import App
-from ipygpumem.shell.commands.declarations import Call, Command, Group, Magic, Options, Run
-from ipygpumem.shell.commands.helps import help_asked_for, help_of
-from ipygpumem.shell.commands.parsing import parse
+from ipygpumem.shell.commands.declarations import (
+    Call,
+    Command,
+    CommandTable,
+    Group,
+    Magic,
+    Options,
+    Run,
+)
 from ipygpumem.shell.ipython.rewriting import (
     REWRITTEN,
     is_first_line,
@@ -27,6 +30,18 @@ from ipygpumem.shell.ipython.rewriting import (
     show_as_written,
     words_of,
 )
+
+if TYPE_CHECKING:
+    from ipygpumem.shell.app import App  # built on the first use of a command
+
+
+class HasApp(Protocol):
+    """An extension, as far as its magics know it."""
+
+    @property
+    def app(self) -> App:
+        """The services of the shell, built on first use."""
+
 
 _LOST = {"experiment": "it runs without this scope"}
 """The work that is not done if a magic fails, where that is more than the magic's own."""
@@ -36,10 +51,11 @@ _LOST = {"experiment": "it runs without this scope"}
 class GpuMemMagics(Magics):
     """All magics of the table of commands, for one shell."""
 
-    def __init__(self, shell: Any, app: App) -> None:
+    def __init__(self, shell: Any, commands: CommandTable, extension: HasApp) -> None:
         super().__init__(shell)
-        self._app = app
-        for magic in app.commands.magics.values():
+        self.commands = commands
+        self._extension = extension
+        for magic in commands.magics.values():
             name = magic.name.lstrip("%")
             called = _Called(self, magic)
             no_var_expand(called)  # see ``_expanded``
@@ -51,13 +67,20 @@ class GpuMemMagics(Magics):
             if name in self.magics["cell"]:
                 self.magics["line"].setdefault(name, self.magics["cell"][name])
 
+    @property
+    def app(self) -> App:
+        """The services of the shell."""
+        return self._extension.app
+
     def call(self, name: str, line: str, cell: str | None) -> None:
         """Run ``%name``, ``%%name`` with a cell, or a first line ``%%name``."""
         __tracebackhide__ = True
         magic = f"%{name}" if cell is None else f"%%{name}"
         help_text = ""
         if line.rstrip().endswith(("help", "-h")):
-            help_text = help_asked_for(self._app.commands, magic, line)
+            from ipygpumem.shell.commands.helps import help_asked_for  # when it is asked for
+
+            help_text = help_asked_for(self.commands, magic, line)
         if help_text:
             sys.stdout.write(help_text)
         elif cell is not None and name in REWRITTEN and not is_for_engines(line):
@@ -68,7 +91,7 @@ class GpuMemMagics(Magics):
             if hasattr(self.shell.compile, "_filename_map"):  # else cells are found by their lines
                 show_as_written(name, line)
             self._run(f"%%{name}", words_of(line))
-        elif magic not in self._app.commands.magics:
+        elif magic not in self.commands.magics:
             raise UsageError(f"%{name}: write %%{name} as the first line of a cell")
         else:
             self._run(magic, line)
@@ -81,37 +104,44 @@ class GpuMemMagics(Magics):
         __tracebackhide__ = True
         source = f"%%{name} {line}\n{cell}"
         # the inner one is a retry by the run_cell below
-        cells = self._app.context.cells.running()[-2:]
+        cells = self.app.context.cells.running()[-2:]
         texts = [text_of(getattr(running.info, "raw_cell", None)).split() for running in cells]
         if texts == [source.split()] * 2:
             source = cell
             # the reason was reported before
             write(f"%%{name} failed again", _LOST.get(name, ""))
         else:
+            from ipygpumem.shell.commands.parsing import parse  # on the first command
+
             # below, an error would be shown twice
-            parse(self._app.commands, f"%%{name}", line)
+            parse(self.commands, f"%%{name}", line)
         self.shell.run_cell(source).raise_error()
 
     def _run(self, magic: str, line: str, *cell: str) -> None:
         """Run a command and show its reports."""
+        from ipygpumem.shell.commands.parsing import parse  # on the first command
+
         __tracebackhide__ = True  # IPython hides this frame in tracebacks of the user's code
-        runs_users_code = bool(cell) or self._app.commands.magics[magic].runs_line
+        app = self.app
+        runs_users_code = bool(cell) or self.commands.magics[magic].runs_line
         try:
             with self._growth_of(magic, line):
-                command, options = parse(self._app.commands, magic, line)
+                command, options = parse(self.commands, magic, line)
                 run = _run_of_option(command, options)
                 if run is None:
-                    reports = command.run(self._app, options, *cell)
+                    reports = command.run(app, options, *cell)
                 else:
-                    reports = run(self._app, Call(command, line, options, cell))
+                    reports = run(app, Call(command, line, options, cell))
         except GpuMemError as error:
+            from ipygpumem.report.layout import clean  # the App has imported it
+
             raise UsageError(clean(str(error))) from None
         except KeyboardInterrupt as error:
             if not runs_users_code:  # otherwise IPython would show our frames
                 line = f"KeyboardInterrupt: {error}".rstrip(": ")
                 error._render_traceback_ = lambda: [line]  # type: ignore[attr-defined]  # IPython reads it
             raise
-        self._app.context.display.show(reports)
+        app.context.display.show(reports)
 
     def _growth_of(self, magic: str, line: str) -> AbstractContextManager[None]:
         """Return a block in which growth of the process is named by the command of ``%gpumem``.
@@ -120,7 +150,9 @@ class GpuMemMagics(Magics):
         """
         if magic != "%gpumem":
             return contextlib.nullcontext()
-        group = self._app.commands.find(magic)
+        from ipygpumem.meter.own_growth import growth_for  # the App has imported it
+
+        group = self.commands.find(magic)
         word = next(iter(line.split()), "")
         is_command = isinstance(group, Group) and word in group.names
         return growth_for(f"{magic} {word}" if is_command else magic)
@@ -144,7 +176,9 @@ class _Called:
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]  # made when it is asked for
-        return help_of(self.__self__._app.commands, self._magic.name)
+        from ipygpumem.shell.commands.helps import help_of  # when it is asked for
+
+        return help_of(self.__self__.commands, self._magic.name)
 
     def __call__(self, line: str, cell: str | None = None) -> None:
         __tracebackhide__ = True
@@ -174,7 +208,7 @@ class _Called:
 
     def _failed(self, error: Exception, lost: str) -> None:
         """Report a failure of the magic."""
-        guard = self.__self__._app.context.guard
+        guard = self.__self__.app.context.guard
         guard.failed(f"%{self.__name__}", error, lost, asked=True)
 
 

@@ -5,37 +5,38 @@ from __future__ import annotations
 import builtins
 import functools
 import sys
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from traitlets import TraitError
 from traitlets.config import Config
 
 from ipygpumem import interrupts
-from ipygpumem.errors import NotLoadedError
-from ipygpumem.scope.instrumenting import BINDING_RECORDER
-from ipygpumem.shell.app import App, Features, app_of
-from ipygpumem.shell.commands.completion import complete
-from ipygpumem.shell.config import IPyGpuMem
+from ipygpumem.errors import NOT_LOADED, NotLoadedError
+from ipygpumem.shell.commands.features import Features
+from ipygpumem.shell.config import IPyGpuMem, config_of
 from ipygpumem.shell.dispatch import GpuMemMagics
+from ipygpumem.shell.error_isolation import Guard
 from ipygpumem.shell.ipython.rewriting import loop_over_body, raise_at_start, rewrite_cell
 
+if TYPE_CHECKING:
+    from ipygpumem.shell.app import App  # see ``Extension.app``
 
-def load(shell: Any, features: Features) -> App:
-    """Install the extension in ``shell`` and return its ``App``."""
-    try:
-        return app_of(shell)  # loaded already
-    except NotLoadedError:
-        return Extension(shell, features).app
+
+def load(shell: Any, features: Features) -> None:
+    """Install the extension in ``shell``, unless it is loaded."""
+    if config_of(shell) is None:
+        Extension(shell, features)
 
 
 def unload(shell: Any) -> None:
     """Remove the extension from ``shell``; print a warning if experiments were open."""
-    extension = app_of(shell).context.config.extension
-    if type(extension) is not Extension:
-        return
-    abandoned = extension.remove()
+    config = config_of(shell)
+    if config is None:
+        raise NotLoadedError(NOT_LOADED)
+    abandoned = config.extension.remove()
     if abandoned:
         names = ", ".join(map(repr, abandoned))
         print(
@@ -45,15 +46,25 @@ def unload(shell: Any) -> None:
 
 
 class Extension:
-    """The extension's registrations with one shell."""
+    """The extension's registrations with one shell.
+
+    Loading only registers. The services are built as the first cell begins, before it is measured:
+    a kernel that loads the extension at its start is ready earlier, and no import waits for the
+    moment when memory is short.
+    """
 
     def __init__(self, shell: Any, features: Features) -> None:
         self._shell = shell
+        self._features = features
         self._undo: list[Callable[[], object]] = []
-        config = _configured(shell)
-        self.app = config.app = App(shell, config, features=features)
+        self._guarded = Guard()
+        self._config = config = _configured(shell)
+        self._app: App | None = None
+        self._building = threading.RLock()
+        """Held while the services are built; the cells of subshells begin in several threads."""
+        self._missed: Any = None
+        """The ``info`` of a cell that began when the services could not be built."""
         config.extension = self
-        self._guarded = self.app.context.guard
         self._struck: BaseException | None = None
         """The exception of a signal that arrived in our hook before a cell; the cell's code raises
         it.
@@ -64,11 +75,28 @@ class Extension:
             self.remove()
             raise
 
+    @property
+    def app(self) -> App:
+        """The services of this shell, built on first use."""
+        with self._building:
+            if self._app is None:
+                from ipygpumem.shell.app import App  # 100 modules that loading does not need
+
+                app = App(self._shell, self._config, features=self._features, guard=self._guarded)
+                app.context.cells.missed = self._missed
+                self._install_binding_recorder(app)
+                self._app = app
+            return self._app
+
+    @property
+    def command_names(self) -> list[str]:
+        """The names of all magics, without signs."""
+        return self._features.commands.names
+
     def _register(self, config: IPyGpuMem) -> None:
         """Install everything; each part pushes its undo."""
         self._install_options(config)
         self._install_observers_of_code()
-        self._install_binding_recorder()
         self._install_cell_hooks()
         self._install_magics()
         # These are optional: their failure does not stop loading.
@@ -90,7 +118,7 @@ class Extension:
         code_seen = self._guarded(
             "code_seen",
             self._code_seen,
-            self.app.experiments.code.code_missed,
+            self._code_missed,
             "open experiments cannot tell the code's own names",
             self._struck_in_transformer,
         )
@@ -99,9 +127,11 @@ class Extension:
         self._shell.ast_transformers.append(self._last)
         self._undo.append(self._stop_observing)
 
-    def _install_binding_recorder(self) -> None:
+    def _install_binding_recorder(self, app: App) -> None:
         """Give instrumented code the mapping in which it looks up events."""
-        code, trap = self.app.experiments.code, self._shell.builtin_trap
+        from ipygpumem.scope.instrumenting import BINDING_RECORDER  # with the App, not at loading
+
+        code, trap = app.experiments.code, self._shell.builtin_trap
         recorder = code.binding_recorder
         recorder.note = self._guarded(
             "names", recorder.note, code.event_missed, "names of the running code are kept"
@@ -116,7 +146,7 @@ class Extension:
 
     def _install_cell_hooks(self) -> None:
         """Call the session at the start and the end of each cell, and rewrite first lines."""
-        session, no_report = self.app.session, "this cell has no report"
+        no_report = "this cell has no report"
         self._event(
             "pre_run_cell",
             "it was not measured",
@@ -124,13 +154,13 @@ class Extension:
             self._struck_before,
             self._cell_missed,
         )
-        self._event("post_run_cell", no_report, session.cell_ends, session.struck)
+        self._event("post_run_cell", no_report, self._cell_ends, self._struck_after)
         self._event(
             "post_run_cell",
             no_report,
-            session.cell_has_ended,
-            session.struck,
-            self.app.context.cells.forget,
+            self._cell_has_ended,
+            self._struck_after,
+            self._forget_cell,
         )
         rewrite = self._guarded(
             "rewriting",
@@ -142,13 +172,13 @@ class Extension:
 
     def _install_completers(self) -> None:
         """Complete the lines of our magics."""
-        for name in self.app.commands.names:
-            completer = functools.partial(_completions, self.app, name)
+        for name in self.command_names:
+            completer = functools.partial(_completions, self, name)
             self._completer(f"%{name}", completer)
             self._completer(f"%%{name}", completer)
         has_matchers = hasattr(sys.modules["IPython.core.completer"], "CompletionContext")
         if has_matchers:  # from IPython 8.6 on
-            self._adds(self._matchers, _matcher(self.app))
+            self._adds(self._matchers, _matcher(self))
 
     def _matchers(self) -> list[Any]:
         """Return the completer's list of matchers, as it is now."""
@@ -170,7 +200,27 @@ class Extension:
         self._struck = error
 
     def _cell_missed(self, info: Any) -> None:
-        self.app.context.cells.missed = info
+        self._missed = info
+        if self._app is not None:
+            self._app.context.cells.missed = info
+
+    # A cell that ends before there is an App is the one that loads the extension, or a blank one.
+
+    def _cell_ends(self, result: Any) -> None:
+        if self._app is not None:
+            self._app.session.cell_ends(result)
+
+    def _cell_has_ended(self, result: Any) -> None:
+        self._missed = None
+        if self._app is not None:
+            self._app.session.cell_has_ended(result)
+
+    def _forget_cell(self, result: Any) -> None:
+        if self._app is not None:
+            self._app.context.cells.forget(result)
+
+    def _struck_after(self, error: BaseException, result: Any) -> None:
+        self.app.session.struck(error, result)
 
     def _struck_in_transformer(self, error: BaseException, tree: Any) -> None:
         """Let the code itself raise the exception: IPython would print it, and unregister our
@@ -182,8 +232,13 @@ class Extension:
         if self._struck is not None:
             error, self._struck = self._struck, None
             raise_at_start(tree, error, self._shell)
-        self.app.experiments.code.code_seen(tree, may_change=may_change, is_timed=is_timed)
+        if self._app is not None:  # else no experiment can be open
+            self._app.experiments.code.code_seen(tree, may_change=may_change, is_timed=is_timed)
         loop_over_body(tree, self._shell)
+
+    def _code_missed(self, tree: Any, **options: bool) -> None:
+        if self._app is not None:
+            self._app.experiments.code.code_missed(tree, **options)
 
     def _observe_both_ends(self) -> None:
         """Observe the tree before and after the user's transformers: if one raises, IPython skips
@@ -229,7 +284,7 @@ class Extension:
     def _install_magics(self) -> None:
         """Register the magics; those of the same names come back at the end."""
         manager = self._shell.magics_manager
-        ours = GpuMemMagics(self._shell, self.app)
+        ours = GpuMemMagics(self._shell, self._features.commands, self)
         earlier = dict[tuple[str, str], Any]()
         for kind, names in ours.magics.items():
             for name in names:
@@ -249,9 +304,9 @@ class Extension:
         )
 
     def _host_peak_changed(self, change: Any) -> None:
-        self.app.context.meter.change(
-            lambda: self.app.host.use_mark(exact=change["new"] == "kernel")
-        )
+        app = self._app
+        if app is not None:  # else the host's probe is built with the new option
+            app.context.meter.change(lambda: app.host.use_mark(exact=change["new"] == "kernel"))
 
     def remove(self) -> list[str]:
         """Undo every registration in reverse order; return the names of open experiments."""
@@ -261,7 +316,9 @@ class Extension:
                 undo()
             except Exception as error:  # already removed by other code; undo the rest
                 print(f"ipygpumem: unloading: {type(error).__name__}: {error}", file=sys.stderr)
-        return self.app.close()
+        if self._app is None:
+            return []
+        return self._app.close()
 
 
 def _configured(shell: Any) -> IPyGpuMem:
@@ -301,15 +358,18 @@ def _put_back(magics: dict[str, Any], name: str, earlier: Any) -> None:
         magics[name] = earlier
 
 
-def _completions(app: App, magic: str, shell: Any, event: Any) -> list[str]:
+def _completions(extension: Extension, magic: str, shell: Any, event: Any) -> list[str]:
+    from ipygpumem.shell.commands.completion import complete  # on the first Tab
+
+    app = extension.app
     return complete(app.commands, app, app.context.namespace, magic, event)
 
 
-def _matcher(app: App) -> Callable[[Any], dict[str, Any]]:
+def _matcher(extension: Extension) -> Callable[[Any], dict[str, Any]]:
     """Return a matcher that suppresses all other completions in lines of our magics, such as Jedi's
     names.
     """
-    names = app.commands.names
+    names = extension.command_names
 
     def ipygpumem_matcher(context: Any) -> dict[str, Any]:
         words = context.line_with_cursor.split()
@@ -321,7 +381,7 @@ def _matcher(app: App) -> Callable[[Any], dict[str, Any]]:
             line=context.line_with_cursor, text_until_cursor=context.text_until_cursor
         )
         completions = list[SimpleNamespace]()
-        for text in _completions(app, magic, None, event):
+        for text in _completions(extension, magic, None, event):
             if text.startswith(context.token):
                 completions.append(SimpleNamespace(text=text, type=""))
         return {"completions": completions, "suppress": True, "ordered": True}

@@ -21,16 +21,18 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import UnitError, quoted
-from ipygpumem.report.layout import Report
 from ipygpumem.units import checked_bytes, finite, number_in, whole
+
+if TYPE_CHECKING:
+    from ipygpumem.report.layout import Report  # the first command imports it
 
 Options = argparse.Namespace
 """The words and options of a line, each as an attribute."""
 
-Run = Callable[..., list[Report]]
+Run = Callable[..., "list[Report]"]
 """Function of a command; it takes the ``App``, the options and, for a cell magic, the cell."""
 
 Offers = Callable[[Any, str], Iterable[str]]
