@@ -72,6 +72,22 @@ def parse_bytes(text: str) -> int:
     return int(number * (1000 if rest == "b" else 1024) ** " kmgtp".index(letter or " "))
 
 
+def as_typed(size: object) -> str:
+    """Return a size in the unit in which it was typed; one of two units means 1000 bytes or 1024.
+
+    >>> as_typed("24GB"), as_typed("1.50g"), as_typed(2**20)
+    ('24 GB', '1.50 GiB', '1 MiB')
+    """
+    if not isinstance(size, str):
+        return format_bytes(checked_bytes(size))
+    _, letter, rest, _ = _size(size)
+    number = re.findall(r"[0-9.]+", size)[0]
+    if not letter:
+        return f"{number} bytes"
+    unit = "B" if rest == "b" else "iB"
+    return f"{number} {letter.upper()}{unit}"
+
+
 def bytes_in_message(text: str) -> int:
     """Return the number of bytes in a library's message: PyTorch's MPS writes GB for GiB, CuPy no
     unit.

@@ -20,7 +20,7 @@ from ipygpumem.estimating.running import Estimation
 from ipygpumem.extras.fit.applying import Change
 from ipygpumem.extras.fit.changes import candidates, parts
 from ipygpumem.extras.fit.fit_command import Search, Trial
-from ipygpumem.units import MIB
+from ipygpumem.units import MIB, format_bytes
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 NET = """
@@ -477,15 +477,27 @@ def test_nothing_found_is_said_with_what_was_not_tried(monkeypatch: pytest.Monke
     found = search(f"{begin}\noptimizer = {ADAM.replace('model', 'net')}\n{step}\n{step}", "790MiB")
     report = found.report(found.tried(found.first))
     assert (found.best is not None and found.best.fits, len(report.lines)) == (False, 1)
-    assert "Nothing found for 790 MiB: all of them together need" in report.lines[0]
+    assert "Nothing found for 790 MiB" in report.lines[0]
+    assert "all of them together need" in report.lines[0]
+    assert [listing.title for listing in report.listings if listing.lines] == ["not estimated"]
     monkeypatch.setitem(sys.modules, "peft", None)
     found.findings.model.transformers_path = ""  # as of a transformers model
-    (untried,) = (
-        fact.values
-        for fact in found.report(found.tried(found.first)).facts
-        if fact.title == "not tried"
+    (others,) = (
+        listing.lines
+        for listing in found.report(found.tried(found.first)).listings
+        if listing.title == "not estimated"
     )
-    assert untried == [
-        f"LoRA ({how_to_install('peft')})",
-        "bfloat16 weights (net.to(torch.bfloat16))",
+    state = 2 * 4 * 2048 * 2049 * 4  # Adam keeps two numbers for each parameter
+    assert others == [
+        f"LoRA ({how_to_install('peft')}): up to 192.1 MiB less",
+        f"bfloat16 weights (net.to(torch.bfloat16)): up to {format_bytes(state)} less",
+        "an 8-bit optimizer, such as bitsandbytes.optim.AdamW8bit: up to 96 MiB less",
+        "an optimizer whose state is in RAM, such as DeepSpeed's: up to 128.1 MiB less",
     ]
+
+
+def test_the_memory_is_said_in_the_unit_that_was_typed() -> None:
+    cell = "import torch\nnet = torch.nn.Linear(8192, 8192)\nnet(torch.randn(2, 8192)).sum()"
+    found = search(cell, "200MB")
+    report = found.report(found.tried(found.first))
+    assert " 200 MB" in report.headline

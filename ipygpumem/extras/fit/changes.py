@@ -8,7 +8,7 @@ import functools
 import importlib
 import importlib.util
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from ipygpumem.extras.fit.applying import EQUAL, Change, Run, is_tensor
 from ipygpumem.extras.fit.observing import Blocks, Observed
 from ipygpumem.extras.fit.reduction import MEAN, MEAN_AND_SUM, SUM, UNCLEAR
 from ipygpumem.introspect import is_instance
+from ipygpumem.units import MIB, format_bytes
 
 _ROUNDED = "equal up to rounding"
 _RANK = 16
@@ -51,14 +52,33 @@ def candidates(findings: Observed) -> Iterator[Change]:
             yield _frozen(findings)
 
 
-def untried(findings: Observed) -> Iterator[str]:
-    """Yield changes that may help, too, but are not estimated."""
+def untried(findings: Observed, parts_at_peak: Mapping[str, int]) -> Iterator[str]:
+    """Yield further changes with the bytes that each saves; no estimate has tried them.
+
+    Args:
+        findings: what the first run has shown.
+        parts_at_peak: the memory at the peak in bytes, by purpose.
+    """
     model = findings.model
-    can_be_adapted = model.transformers_path is not None and not model.is_adapted
-    if findings.trains and can_be_adapted and not _has_peft():
-        yield f"LoRA ({how_to_install('peft')})"
+    weights = parts_at_peak.get("parameters", 0)
+    gradients = parts_at_peak.get("gradients", 0)
+    state = parts_at_peak.get("optimizer state", 0)
+    is_estimated = model.transformers_path is not None and _has_peft()
+    if findings.trains and not model.is_adapted and not is_estimated:
+        how = "" if _has_peft() else f" ({how_to_install('peft')})"
+        yield f"LoRA{how}{_saving(gradients + state)}"
     if findings.has_float32:
-        yield f"bfloat16 weights ({model.code()}.to(torch.bfloat16))"
+        how = f" ({model.code()}.to(torch.bfloat16))"
+        yield f"bfloat16 weights{how}{_saving((weights + gradients + state) // 2)}"
+    if state:
+        # one byte in place of four for each number of the state
+        yield f"an 8-bit optimizer, such as bitsandbytes.optim.AdamW8bit{_saving(state * 3 // 4)}"
+        yield f"an optimizer whose state is in RAM, such as DeepSpeed's{_saving(state)}"
+
+
+def _saving(saved_bytes: int) -> str:
+    """Return the bytes that a change saves, as a text; an empty one for less than 1 MiB."""
+    return f": up to {format_bytes(saved_bytes)} less" if saved_bytes >= MIB else ""
 
 
 def _optimizers_of_torch(names: Iterable[str]) -> list[Any]:

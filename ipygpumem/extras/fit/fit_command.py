@@ -27,7 +27,7 @@ from ipygpumem.report.estimate import estimate_report
 from ipygpumem.report.layout import Fact, Listing, Report, Table, clean, count, device_label
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options
-from ipygpumem.units import MIB, checked_bytes, format_bytes
+from ipygpumem.units import MIB, as_typed, checked_bytes, format_bytes
 
 
 class Trial(NamedTuple):
@@ -114,6 +114,7 @@ class Search:
         self._code = code
         self._batch = options.batch
         self._device, self._room_bytes = _goal(options)
+        self._asked = "" if self._room_bytes is None else as_typed(options.fit)
         self._until = time.monotonic() + (options.timeout or loading.loaded().TIMEOUT_SECONDS)
         self._number = 0
         self.findings = Observed(options.batch, app.context.namespace)
@@ -245,13 +246,15 @@ class Search:
             Fact("no effect", [clean(trial.title) for trial in self.useless]),
             Fact("not possible", [*map(clean, self.failed + self._unsafe_checkpoints())]),
         ]
-        listings = [_listing("write", _titled_lines(self.trials))]
+        fitting = [trial for trial in self.trials if trial.estimate.verdict in (FITS, PERHAPS)]
+        listings = [_listing("write", _titled_lines(fitting))]
         notes: list[str] = []
         if best is not None and best.estimate.verdict in (FITS, PERHAPS):
             listings.append(_listing(_title_of_best(best), _lines(best.changes)))
         else:
             notes.append(self._nothing_found(base.device))
-            facts.append(Fact("not tried", [*map(clean, untried(self.findings))]))
+            further = untried(self.findings, base.device.parts)
+            listings.append(Listing("not estimated", [*map(clean, further)]))
         return Report("fit", self._head(base.device), notes, [table], facts, listings)
 
     def _head(self, device: DeviceEstimate) -> list[str]:
@@ -259,10 +262,14 @@ class Search:
         tried = count(len(self.trials) + len(self.useless), "change")
         return [
             "fit",
-            f"{device_label(device.device)} {format_bytes(device.room_bytes or 0)}",
+            f"{device_label(device.device)} {self._room(device)}",
             _fitting(self.trials, tried),
             count(self._number, "estimate"),
         ]
+
+    def _room(self, device: DeviceEstimate) -> str:
+        """Return the memory that there is, in the unit that the user typed."""
+        return self._asked or format_bytes(device.room_bytes or 0)
 
     def _unsafe_checkpoints(self) -> list[str]:
         """Return the kinds of blocks that must not run twice, with the reasons."""
@@ -270,7 +277,7 @@ class Search:
         return [f"checkpoint {blocks.name}: {blocks.reason}" for blocks in refused]
 
     def _nothing_found(self, device: DeviceEstimate) -> str:
-        text = f"Nothing found for {format_bytes(device.room_bytes or 0)}"
+        text = f"Nothing found for {self._room(device)}"
         if self.best is None:
             return text
         needed = format_bytes(self.best.device.required_bytes)
