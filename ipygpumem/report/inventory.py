@@ -38,6 +38,8 @@ _NOTES_SHOWN = 10
 _PARTS_SHOWN, _HOLDERS_SHOWN = 3, 10
 _LEAST_SHARE = 0.01
 """Parts and holders with a smaller share of the object are not shown."""
+_LEAST_FREE_SHARE = 0.05
+"""Smallest share of RAM at which free heap pages are mentioned: a few MiB are always free."""
 
 _SHARING_SHOWN = 2
 """Maximum number of holders to name that share parts of an object."""
@@ -281,7 +283,7 @@ def _rows_without_name(names: LargestNames) -> list[dict[str, str]]:
 def _host_memory_without_name(names: LargestNames, size: int) -> dict[str, str]:
     """Return the cells on the RAM in no name: its free part, and the line that returns that."""
     free = min(size, names.free_heap_bytes)
-    if free < _LEAST_SHARE * names.used_bytes["cpu"]:
+    if free < _LEAST_FREE_SHARE * names.used_bytes["cpu"]:
         return {"content": "see %gpumem status"}
     return {
         "content": f"{format_bytes(free)} of free heap pages; see %gpumem status",
