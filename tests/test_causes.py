@@ -197,6 +197,14 @@ def test_names_of_earlier_cells_hold_what_a_limit_leaves(notebook: Kernel) -> No
     assert found[2].startswith("import resource")
 
 
+def test_a_name_of_one_array_is_blamed(notebook: Kernel) -> None:
+    works(notebook, "%gpumem free", "limit('RLIMIT_AS', 800)", "history = array(600)")
+    found = cause(notebook, "array(400)[0]")
+    assert found is not None
+    assert found[2] == "del history"
+    works(notebook, found[2], "array(400)[0]")
+
+
 UNSEEN = {
     "def text(): return f.query('a == @history[0]')\nimport pandas; f = pandas.DataFrame({'a': "
     "[1.0]})": "text()",

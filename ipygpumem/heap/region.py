@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import compress, repeat
+from itertools import chain, compress, repeat
 from operator import is_not, sub
 from typing import Any
 
@@ -140,6 +140,10 @@ class Region:
             compress(self.objects, has_some), compress(from_elsewhere, has_some), strict=True
         ):
             beyond[key] = number - usual
+        # ``arrays_of`` needs the arrays: one more reference to each that is a node.
+        for array in chain.from_iterable(self.graph.arrays.values()):
+            if id(array) in beyond:
+                beyond[id(array)] -= 1
         return beyond
 
     def in_hidden_cycles(self) -> set[int]:
