@@ -43,7 +43,7 @@ ON_CARD := gpu_memory
 OUT ?= build/gpu-sim
 
 # The tests of memory figures: what is measured, freed, recovered, listed and estimated on a device.
-GPU_MEMORY := cells counters experiments freeing recovery reconcile measuring estimate autofit operators
+GPU_MEMORY := cells counters experiments freeing recovery causes reconcile measuring estimate autofit operators
 
 # The tests start hundreds of kernels. If this were set, each of them would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
