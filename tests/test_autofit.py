@@ -93,6 +93,35 @@ def test_a_search_ends_with_the_largest_that_fits_and_tries_no_value_twice_but_t
     assert len(values) < 12
 
 
+@pytest.mark.parametrize("name", ["batch_size", "train_batch", "bs", "BATCH", "micro_bs"])
+def test_a_batch_ends_on_a_multiple_of_eight(name: str) -> None:
+    """Unless fewer than eight rows fit, or the user's start does."""
+    for largest in [*range(1, 300), 511, 1000]:
+        values = tried({name: 1000}, lambda most=largest, **n: n[name] <= most, step="search")
+        if largest == 1000:
+            assert values == [1000]
+        elif largest >= 8:
+            assert values[-1] == largest // 8 * 8
+        else:
+            assert values[-1] == largest
+
+
+def test_a_halved_batch_stays_a_multiple_of_eight() -> None:
+    values = tried({"batch_size": 1000}, lambda batch_size: False)
+    assert values == [1000, 496, 248, 120, 56, 24, 8, 4, 2, 1]
+    values = tried({"batch_size": 100}, lambda batch_size: False, smallest=30)
+    assert values == [100, 48, 30]
+
+
+def test_a_search_for_a_large_batch_stops_early() -> None:
+    """Within a sixty-fourth of the largest that fits."""
+    for largest in (5000, 40_000, 65_535):
+        values = tried({"batch": 65_536}, lambda batch, most=largest: batch <= most, step="search")
+        assert largest - largest // 64 - 8 <= values[-1] <= largest
+        assert values[-1] % 8 == 0
+        assert len(values) <= 12
+
+
 def test_a_value_that_fitted_in_a_search_and_then_does_not_is_halved() -> None:
     outcomes = iter([False, True, False, False, False, False, True])
     assert tried({"n": 8}, lambda n: next(outcomes), step="search") == [8, 4, 6, 5, 4, 2, 1]

@@ -19,6 +19,12 @@ _LARGEST = 2**63
 _FINE = 1.01
 """Ratio of the smallest failing float to the largest fitting one at which a search ends."""
 
+_ROWS = 8
+"""A batch is a multiple of this: products of matrices on a card are slower for other sizes."""
+_COARSE = 64
+"""A search for a batch ends once it is known to this fraction."""
+_BATCH = re.compile(r"(?i)batch|(^|_)bs$")
+
 _MOST_ESTIMATES = 100
 _HEADROOM_OF_SEARCH = 0.05
 """Default share of the memory that must stay free, since a search ends close to the limit."""
@@ -54,6 +60,11 @@ class _Variable:
             return True
         return self.start > 1 and self.start.is_integer() and self.smallest >= 1
 
+    @property
+    def is_batch(self) -> bool:
+        """True if it is the number of rows in a batch, by its name."""
+        return self.is_whole and _BATCH.search(self.name) is not None
+
     def below(self, value: Number, factor: float) -> Number | None:
         """Return ``value`` times ``factor``, at least the minimum; None if it is the minimum
         already.
@@ -63,14 +74,29 @@ class _Variable:
         if not self.is_whole:
             return max(self.smallest, value * factor)
         reduced = min(math.floor(value * factor), int(value) - 1)
+        if self.is_batch and reduced > _ROWS:
+            reduced -= reduced % _ROWS
         return type(self.start)(max(math.ceil(self.smallest), reduced))
 
     def between(self, low: Number, high: Number) -> Number | None:
         """Return the value in the middle, or None if it is not worth trying."""
-        if self.is_whole:
-            middle = (int(low) + int(high)) // 2
-            return type(self.start)(middle) if middle > low else None
-        return (low + high) / 2 if high > low * _FINE else None
+        if not self.is_whole:
+            return (low + high) / 2 if high > low * _FINE else None
+        if self.is_batch and low >= _ROWS:
+            return self._batch_between(int(low), int(high))
+        middle = (int(low) + int(high)) // 2
+        if self.is_batch and middle > _ROWS:
+            middle -= middle % _ROWS
+        return type(self.start)(middle) if middle > low else None
+
+    def _batch_between(self, low: int, high: int) -> Number | None:
+        """Return the size of a batch in the middle, or None if none is worth trying."""
+        grain = max(_ROWS, low // _COARSE // _ROWS * _ROWS)
+        smallest = (low // _ROWS + 1) * _ROWS
+        if smallest >= high or high - low <= grain:
+            return None
+        middle = (low + high) // 2 // _ROWS * _ROWS
+        return type(self.start)(max(smallest, middle))
 
 
 def check_number(what: str, value: object) -> None:
