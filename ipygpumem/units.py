@@ -14,6 +14,8 @@ TIB = 1024 * GIB
 PIB = 1024 * TIB
 _MOST = 2**63
 _MANY = 10**9
+_LETTERS = " kmgtp"
+"""First letters of units, each a power of 1000 or 1024 above the one before."""
 
 UNIT = r"(?:([kmgtp])(ib?|b?)|(b|bytes?))"
 _SIZE = re.compile(rf"\s*(-?[0-9]+\.?[0-9]*|-?\.[0-9]+)\s*{UNIT}?\s*", re.IGNORECASE)
@@ -39,6 +41,29 @@ def format_bytes(count: int) -> str:
     return (
         f"{sign}{size / KIB:.1f}".removesuffix(".0") + " KiB" if size >= KIB else f"{sign}{size} B"
     )
+
+
+def format_in(count: int, size: str) -> str:
+    """Return a number of bytes in the unit of a size that the user typed, such as ``24GB``.
+
+    A number that is too small for it gets a smaller unit of the same kind. Without a unit in
+    ``size`` it is formatted by ``format_bytes``.
+
+    >>> format_in(24 * 10**9, "24GB"), format_in(3 * 2**29, "2200MiB"), format_in(2**20, "24GB")
+    ('24.00 GB', '1536 MiB', '1 MB')
+    """
+    match = _SIZE.fullmatch(size)
+    if match is None or not match[2]:
+        return format_bytes(count)
+    base, ending = (1000, "B") if match[3].lower() == "b" else (1024, "iB")
+    power = _LETTERS.index(match[2].lower())
+    while power and abs(count) < base**power / 10:
+        power -= 1
+    if not power:
+        return f"{count} B"
+    amount = count / base**power
+    shown = f"{amount:.2f}" if power > 2 else f"{amount:.1f}".removesuffix(".0")
+    return f"{shown} {_LETTERS[power].upper()}{ending}"
 
 
 def format_change(count: int) -> str:
@@ -69,7 +94,7 @@ def parse_bytes(text: str) -> int:
         raise UnitError(
             f"{quoted(text)} has no unit: write {text.strip()}GiB, or {text.strip()} bytes"
         )
-    return int(number * (1000 if rest == "b" else 1024) ** " kmgtp".index(letter or " "))
+    return int(number * (1000 if rest == "b" else 1024) ** _LETTERS.index(letter or " "))
 
 
 def as_typed(size: object) -> str:
@@ -93,7 +118,7 @@ def bytes_in_message(text: str) -> int:
     unit.
     """
     number, letter, _, _ = _size(text)
-    return int(number * 1024 ** " kmgtp".index(letter or " "))
+    return int(number * 1024 ** _LETTERS.index(letter or " "))
 
 
 def _size(text: str) -> tuple[float, str, str, str]:

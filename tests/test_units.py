@@ -19,6 +19,7 @@ from ipygpumem.units import (
     finite,
     format_bytes,
     format_change,
+    format_in,
     format_seconds,
     format_share,
     number_in,
@@ -43,6 +44,26 @@ from ipygpumem.units import (
 )
 def test_bytes_as_text(count: int, text: str) -> None:
     assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "text"),
+    [
+        (24 * 10**9, "24GB", "24.00 GB"),
+        (24 * GIB, "24G", "24.00 GiB"),
+        (2200 * MIB, "2200MiB", "2200 MiB"),
+        (2200 * MIB + MIB // 2, "2200 mib", "2200.5 MiB"),
+        (1500 * 10**6, "2200 MB", "1500 MB"),
+        (300 * 10**6, "24GB", "0.30 GB"),
+        (99 * 10**6, "24GB", "99 MB"),
+        (5, "24GB", "5 B"),
+        (3 * GIB, "9 bytes", "3.00 GiB"),
+        (3 * GIB, "cuda:0", "3.00 GiB"),
+        (3 * GIB, "", "3.00 GiB"),
+    ],
+)
+def test_bytes_in_the_unit_of_a_size(count: int, size: str, text: str) -> None:
+    assert format_in(count, size) == text
 
 
 def test_changes_carry_their_sign_and_a_share_has_one_unit() -> None:

@@ -7,21 +7,24 @@ from collections.abc import Mapping, Sequence
 from ipygpumem.estimating.records import PERHAPS, DeviceEstimate, Estimate, ModelSummary, ModuleRow
 from ipygpumem.report.layout import Fact, Report, Table, clean, device_label, shape_label, size_text
 from ipygpumem.report.showing import shows
-from ipygpumem.units import format_bytes, format_change, format_seconds
+from ipygpumem.units import format_bytes, format_change, format_in, format_seconds
 
 _GUESSES_SHOWN = 5
 _CONTEXT = {"cpu": "other memory of this process"}
 
 
 @shows(Estimate)
-def estimate_report(estimate: Estimate) -> Report:
-    """Return the report of the memory that code would take on each device, by purpose."""
+def estimate_report(estimate: Estimate, size: str = "") -> Report:
+    """Return the report of the memory that code would take on each device, by purpose.
+
+    The verdict has the unit of ``size``, the text that the user typed for the device's memory.
+    """
     is_bound = bool(estimate.upper_bounds)
     has_titles = len(estimate.devices) > 1
     segments = ["estimate"]
     tables = []
     for device in estimate.devices:
-        segments.append(_verdict(device, is_bound=is_bound))
+        segments.append(_verdict(device, size, is_bound=is_bound))
         if device.peak_bytes:
             title = device_label(device.device) if has_titles else ""
             tables.append(_parts(device, title))
@@ -44,7 +47,7 @@ def _lines_fact(title: str, lines: Sequence[str]) -> Fact:
     return Fact(title, list(map(clean, lines)), most=_GUESSES_SHOWN)
 
 
-def _verdict(device: DeviceEstimate, *, is_bound: bool) -> str:
+def _verdict(device: DeviceEstimate, size: str, *, is_bound: bool) -> str:
     """Return a device's peak, and whether the code fits there if its size is known."""
     peak = format_bytes(device.peak_bytes)
     if is_bound:
@@ -56,8 +59,8 @@ def _verdict(device: DeviceEstimate, *, is_bound: bool) -> str:
     if verdict == PERHAPS:
         doubts = ", ".join(map(clean, device.doubts))
         verdict = f"{verdict} ({doubts})"
-    needed = format_bytes(device.required_bytes)
-    room = format_bytes(device.room_bytes)
+    needed = format_in(device.required_bytes, size)
+    room = format_in(device.room_bytes, size)
     return f"{text}, {verdict}: needs {needed} of {room}"
 
 

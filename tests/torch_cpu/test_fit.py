@@ -18,8 +18,9 @@ from ipygpumem.errors import EstimateError, how_to_install
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.estimating.running import Estimation
 from ipygpumem.extras.fit.applying import Change
-from ipygpumem.extras.fit.changes import candidates, parts
+from ipygpumem.extras.fit.changes import candidates, parts, untried
 from ipygpumem.extras.fit.fit_command import Search, Trial
+from ipygpumem.report.estimate import estimate_report
 from ipygpumem.units import MIB, format_bytes
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")
@@ -496,8 +497,44 @@ def test_nothing_found_is_said_with_what_was_not_tried(monkeypatch: pytest.Monke
     ]
 
 
-def test_the_memory_is_said_in_the_unit_that_was_typed() -> None:
-    cell = "import torch\nnet = torch.nn.Linear(8192, 8192)\nnet(torch.randn(2, 8192)).sum()"
-    found = search(cell, "200MB")
+def test_code_is_written_only_for_changes_that_fit() -> None:
+    found = search(PLAIN, "950MiB")
     report = found.report(found.tried(found.first))
-    assert " 200 MB" in report.headline
+    (listing,) = (listing for listing in report.listings if listing.title == "write")
+    written = {line.removeprefix("# ") for line in listing.lines}
+    fitting = {trial.title for trial in found.trials if trial.fits}
+    assert 0 < len(fitting) < len(found.trials)
+    assert written & {trial.title for trial in found.trials} == fitting
+
+
+@pytest.mark.parametrize(
+    ("size", "room", "unit"),
+    [("950MiB", "950 MiB", " MiB"), ("1GB", "1 GB", " GB"), ("0.9 g", "0.9 GiB", " GiB")],
+)
+def test_sizes_have_the_unit_that_was_typed(size: str, room: str, unit: str) -> None:
+    found = search(PLAIN, size, run=False)
+    base = found.tried(found.first)
+    assert estimate_report(base.estimate, size).headline.count(unit) >= 2
+    found.trials.append(base)
+    report = found.report(base)
+    assert f"cuda:0 {room}" in report.headline
+    assert f"Nothing found for {room}" in report.lines[0]
+    (row,) = report.tables[0].rows
+    assert sum(cell.endswith(unit) for cell in row) == 2
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adafactor", "LBFGS"])
+def test_only_optimizers_that_exist_in_8_bits_are_named(name: str) -> None:
+    """And only if they have a state at the peak."""
+    findings = search(PLAIN, "950MiB", run=False).findings
+    findings.optimizers = {"optimizer": name}
+    saved = dict(untried(findings, {"optimizer state": 4 * MIB, "parameters": 4 * MIB}))
+    title = f"an 8-bit optimizer, such as bitsandbytes.optim.{name}8bit"
+    assert saved.get(title) == (3 * MIB if name in ("SGD", "AdamW") else None)
+    assert not any("8-bit" in title for title, _ in untried(findings, {"parameters": MIB}))
+
+
+def test_activations_may_be_kept_in_ram() -> None:
+    findings = search(PLAIN, "950MiB", run=False).findings
+    saved = dict(untried(findings, {"activations": 4 * MIB}))
+    assert saved["activations in RAM: with torch.autograd.graph.save_on_cpu(): ..."] == 4 * MIB

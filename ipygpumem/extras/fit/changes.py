@@ -16,15 +16,22 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from ipygpumem.errors import how_to_install
-from ipygpumem.estimating.storages import tensors_in
+from ipygpumem.estimating.storages import (
+    ACTIVATIONS,
+    GRADIENTS,
+    OPTIMIZER,
+    PARAMETERS,
+    tensors_in,
+)
 from ipygpumem.extras.fit.applying import EQUAL, Change, Run, is_tensor
 from ipygpumem.extras.fit.observing import Blocks, Observed
 from ipygpumem.extras.fit.reduction import MEAN, MEAN_AND_SUM, SUM, UNCLEAR
 from ipygpumem.introspect import is_instance
-from ipygpumem.units import MIB, format_bytes
 
 _ROUNDED = "equal up to rounding"
 _RANK = 16
+_IN_8_BITS = ("Adagrad", "Adam", "AdamW", "RMSprop", "SGD")
+"""torch's optimizers for which bitsandbytes has one with a state of 8 bits."""
 _LEAN = ("Adafactor", "SGD")
 """torch's optimizers with little or no state."""
 _SPECIAL = ("LBFGS", "SparseAdam")
@@ -52,33 +59,56 @@ def candidates(findings: Observed) -> Iterator[Change]:
             yield _frozen(findings)
 
 
-def untried(findings: Observed, parts_at_peak: Mapping[str, int]) -> Iterator[str]:
-    """Yield further changes with the bytes that each saves; no estimate has tried them.
+def untried(findings: Observed, parts_at_peak: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Yield further changes, and the most bytes that each would save; no estimate has tried them.
 
     Args:
         findings: what the first run has shown.
         parts_at_peak: the memory at the peak in bytes, by purpose.
     """
+    alternatives = (
+        _untried_adapters(findings, parts_at_peak),
+        _untried_bfloat16(findings, parts_at_peak),
+        _untried_8_bits(findings, parts_at_peak),
+        ("an optimizer whose state is in RAM, such as DeepSpeed's", parts_at_peak.get(OPTIMIZER)),
+        (
+            "activations in RAM: with torch.autograd.graph.save_on_cpu(): ...",
+            parts_at_peak.get(ACTIVATIONS),
+        ),
+    )
+    for title, saved_bytes in alternatives:
+        if saved_bytes:
+            yield title, saved_bytes
+
+
+def _untried_adapters(findings: Observed, parts_at_peak: Mapping[str, int]) -> tuple[str, int]:
+    """Return LoRA: the model's own weights get neither gradients nor a state; 0 if it is tried."""
     model = findings.model
-    weights = parts_at_peak.get("parameters", 0)
-    gradients = parts_at_peak.get("gradients", 0)
-    state = parts_at_peak.get("optimizer state", 0)
-    is_estimated = model.transformers_path is not None and _has_peft()
-    if findings.trains and not model.is_adapted and not is_estimated:
-        how = "" if _has_peft() else f" ({how_to_install('peft')})"
-        yield f"LoRA{how}{_saving(gradients + state)}"
-    if findings.has_float32:
-        how = f" ({model.code()}.to(torch.bfloat16))"
-        yield f"bfloat16 weights{how}{_saving((weights + gradients + state) // 2)}"
-    if state:
-        # one byte in place of four for each number of the state
-        yield f"an 8-bit optimizer, such as bitsandbytes.optim.AdamW8bit{_saving(state * 3 // 4)}"
-        yield f"an optimizer whose state is in RAM, such as DeepSpeed's{_saving(state)}"
+    is_tried = model.transformers_path is not None and _has_peft()
+    if not findings.trains or model.is_adapted or is_tried:
+        return "", 0
+    title = "LoRA" if _has_peft() else f"LoRA ({how_to_install('peft')})"
+    return title, parts_at_peak.get(GRADIENTS, 0) + parts_at_peak.get(OPTIMIZER, 0)
 
 
-def _saving(saved_bytes: int) -> str:
-    """Return the bytes that a change saves, as a text; an empty one for less than 1 MiB."""
-    return f": up to {format_bytes(saved_bytes)} less" if saved_bytes >= MIB else ""
+def _untried_bfloat16(findings: Observed, parts_at_peak: Mapping[str, int]) -> tuple[str, int]:
+    """Return weights in bfloat16: all that has their type takes half."""
+    of_weights = sum(parts_at_peak.get(name, 0) for name in (PARAMETERS, GRADIENTS, OPTIMIZER))
+    in_float32 = int(of_weights * findings.float32_share)
+    if findings.has_float32 and not findings.casts:
+        in_float32 += parts_at_peak.get(ACTIVATIONS, 0)
+    return f"bfloat16 weights ({findings.model.code()}.to(torch.bfloat16))", in_float32 // 2
+
+
+def _untried_8_bits(findings: Observed, parts_at_peak: Mapping[str, int]) -> tuple[str, int]:
+    """Return an optimizer with one byte for each number of its state."""
+    for kind in findings.optimizers.values():
+        if kind in _IN_8_BITS:
+            # Instead of four, or of two for weights in 16 bits.
+            saved_share = 0.5 + 0.25 * findings.float32_share
+            saved_bytes = int(parts_at_peak.get(OPTIMIZER, 0) * saved_share)
+            return f"an 8-bit optimizer, such as bitsandbytes.optim.{kind}8bit", saved_bytes
+    return "", 0
 
 
 def _optimizers_of_torch(names: Iterable[str]) -> list[Any]:

@@ -27,7 +27,7 @@ from ipygpumem.report.estimate import estimate_report
 from ipygpumem.report.layout import Fact, Listing, Report, Table, clean, count, device_label
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options
-from ipygpumem.units import MIB, as_typed, checked_bytes, format_bytes
+from ipygpumem.units import MIB, as_typed, checked_bytes, format_bytes, format_in
 
 
 class Trial(NamedTuple):
@@ -78,7 +78,7 @@ def of_cell(app: App, options: Options, code: types.CodeType) -> list[Report]:
         raise EstimateError("%%estimate: --fit does not work below %%autofit")
     search = Search(app, options, code)
     base = search.tried(search.first)
-    reports = [estimate_report(base.estimate)]
+    reports = [estimate_report(base.estimate, options.fit)]
     if not base.estimate.devices:
         raise EstimateError("--fit: the cell makes no tensor to fit")
     if not base.estimate.verdict:
@@ -114,7 +114,8 @@ class Search:
         self._code = code
         self._batch = options.batch
         self._device, self._room_bytes = _goal(options)
-        self._asked = "" if self._room_bytes is None else as_typed(options.fit)
+        self._size = options.fit
+        """Size as the user typed it, or a device."""
         self._until = time.monotonic() + (options.timeout or loading.loaded().TIMEOUT_SECONDS)
         self._number = 0
         self.findings = Observed(options.batch, app.context.namespace)
@@ -241,7 +242,7 @@ class Search:
         trials = list(self.trials)
         if best is not None and len(best.changes) > 1:
             trials.append(best)
-        table = Table.of([_row(trial, base) for trial in trials], {"peak", "needs"})
+        table = Table.of([_row(trial, base, self._size) for trial in trials], {"peak", "needs"})
         facts = [
             Fact("no effect", [clean(trial.title) for trial in self.useless]),
             Fact("not possible", [*map(clean, self.failed + self._unsafe_checkpoints())]),
@@ -253,8 +254,7 @@ class Search:
             listings.append(_listing(_title_of_best(best), _lines(best.changes)))
         else:
             notes.append(self._nothing_found(base.device))
-            further = untried(self.findings, base.device.parts)
-            listings.append(Listing("not estimated", [*map(clean, further)]))
+            listings.append(Listing("not estimated", self._untried(base.device)))
         return Report("fit", self._head(base.device), notes, [table], facts, listings)
 
     def _head(self, device: DeviceEstimate) -> list[str]:
@@ -269,18 +269,27 @@ class Search:
 
     def _room(self, device: DeviceEstimate) -> str:
         """Return the memory that there is, in the unit that the user typed."""
-        return self._asked or format_bytes(device.room_bytes or 0)
+        if self._room_bytes is None:
+            return format_bytes(device.room_bytes or 0)
+        return as_typed(self._size)
 
     def _unsafe_checkpoints(self) -> list[str]:
         """Return the kinds of blocks that must not run twice, with the reasons."""
         refused = [blocks for blocks in self.findings.blocks.values() if blocks.reason]
         return [f"checkpoint {blocks.name}: {blocks.reason}" for blocks in refused]
 
+    def _untried(self, device: DeviceEstimate) -> list[str]:
+        """Return the changes that were not estimated, and the most that each would save."""
+        texts = []
+        for title, saved_bytes in untried(self.findings, device.parts):
+            texts.append(clean(f"{title}: up to {format_in(saved_bytes, self._size)} less"))
+        return texts
+
     def _nothing_found(self, device: DeviceEstimate) -> str:
         text = f"Nothing found for {self._room(device)}"
         if self.best is None:
             return text
-        needed = format_bytes(self.best.device.required_bytes)
+        needed = format_in(self.best.device.required_bytes, self._size)
         return f"{text}: all of them together need {needed}"
 
 
@@ -328,11 +337,11 @@ def _lines(changes: Sequence[Change]) -> list[str]:
     return list(lines)
 
 
-def _row(trial: Trial, base: Trial) -> dict[str, str]:
+def _row(trial: Trial, base: Trial, size: str) -> dict[str, str]:
     return {
         "change": clean(trial.title),
-        "peak": format_bytes(trial.device.peak_bytes),
-        "needs": format_bytes(trial.device.required_bytes),
+        "peak": format_in(trial.device.peak_bytes, size),
+        "needs": format_in(trial.device.required_bytes, size),
         "fits": _answer(trial),
         "results": _results(trial.changes),
         "cost": ", ".join(_costs(trial, base)),

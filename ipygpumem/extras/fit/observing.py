@@ -123,7 +123,8 @@ class Observed:
         self.trains = False
         self.casts = False
         """True if a model runs under autocast."""
-        self.has_float32 = False
+        self._bytes_by_dtype = Counter[torch.dtype]()
+        """Sizes of the models' parameters."""
         self.normalizes = False
         """True if a model updates running statistics."""
         self.draws = False
@@ -133,6 +134,22 @@ class Observed:
         self.optimizers: dict[str, str] = {}
         """Types of the optimizers by name."""
         self.blocks: dict[str, Blocks] = {}
+
+    @property
+    def has_float32(self) -> bool:
+        """True if a model has parameters in float32."""
+        return torch.float32 in self._bytes_by_dtype
+
+    @property
+    def float32_share(self) -> float:
+        """The share of the parameters' bytes that are in float32."""
+        total_bytes = self._bytes_by_dtype.total()
+        return self._bytes_by_dtype[torch.float32] / total_bytes if total_bytes else 0.0
+
+    def note_parameters(self, parameters: Iterable[Any]) -> None:
+        """Note the sizes of a model's parameters."""
+        for parameter in parameters:
+            self._bytes_by_dtype[parameter.dtype] += parameter.numel() * parameter.itemsize
 
     def apply(self, run: Run) -> None:
         """Observe the first run."""
@@ -226,7 +243,7 @@ class _Observer:
         findings, model = self._findings, self._findings.model
         self._roots[number] = weakref.ref(root)
         parameters = list(root.parameters())
-        findings.has_float32 |= any(parameter.dtype is torch.float32 for parameter in parameters)
+        findings.note_parameters(parameters)
         model.device_type = torch.device(self._run.place_of(parameters[0])).type
         count = sum(parameter.numel() for parameter in parameters)
         if count > model.parameters:
