@@ -6,8 +6,17 @@ from array import array
 
 import pytest
 
-from ipygpumem.heap.bulk import Batch, by_identity, numbers, of_types, position, without_types
-from ipygpumem.introspect import ID_BYTES
+from ipygpumem.heap.bulk import (
+    Batch,
+    Kinds,
+    by_identity,
+    differences,
+    numbers,
+    of_types,
+    position,
+    without_types,
+)
+from ipygpumem.introspect import ID_BYTES, begins_with, identities
 
 
 class Untouchable(type):
@@ -35,6 +44,31 @@ def test_a_batch_answers_like_the_functions(items: list[object]) -> None:
         assert numbers(batch.without_types(wanted)) == numbers(without_types(wanted, items))
     assert batch.types == set(map(id, map(type, items)))
     assert set(batch.one_of_each(batch.types)) == batch.types
+
+
+@pytest.mark.parametrize("items", [[], MIXED[:8], MIXED * 10, [*MIXED, *[[]] * 2000, Item()]])
+def test_kinds_answer_like_the_functions(items: list[object]) -> None:
+    kinds = Kinds(items)
+    assert kinds.examples.keys() == set(map(id, map(type, items)))
+    for wanted in (set[int](), {id(str)}, {id(Item), id(int)}, {id(dict)}, {id(list)}):
+        expected = [number for number, item in enumerate(items) if id(type(item)) in wanted]
+        assert kinds.positions(wanted) == expected
+        assert numbers(kinds.of_types(wanted)) == numbers(of_types(wanted, items))
+
+
+@pytest.mark.parametrize("number", [0, 1, 499, 500, 4000, 4001, 9000])
+def test_objects_are_compared_by_identity_alone(number: int) -> None:
+    with_item = tuple([Item() for _ in range(number)])
+    assert begins_with(with_item, with_item)
+    assert begins_with((*with_item, Item()), with_item)
+    assert not begins_with(with_item, (*with_item, Item()))
+    row = identities(with_item)
+    assert list(differences(row, with_item)) == []
+    for position_of_other in {0, number // 2, number - 1} if number else ():
+        others = list(with_item)
+        others[position_of_other] = Item()
+        assert not begins_with(tuple(others), with_item)
+        assert list(differences(row, tuple(others))) == [position_of_other]
 
 
 @pytest.mark.parametrize("number", [0, 3, 49, 50, 1000])

@@ -5,9 +5,11 @@ Calls can be counted exactly, while times are noise.
 
 import contextlib
 import functools
+import gc
 import io
 import re
 import sys
+import tracemalloc
 from collections.abc import Callable
 from types import CodeType, FrameType
 
@@ -26,7 +28,7 @@ MOST = {
     "a trivial cell": 230,
     "an empty experiment": 1605,
     "an empty experiment, each object": 0,
-    "an empty experiment, each name": 0.018,
+    "an empty experiment, each name": 0.02,
     "%gpumem status, each object": 0.024,
     "%gpumem status, each name": 0.03,
     "%gpumem leaks, each object": 0.018,
@@ -87,6 +89,7 @@ NAMES = f"""
 globals().update((f"name_{{number}}", found) for number, found in enumerate(objects))
 del objects
 """
+LISTS = f"globals().update((f'name_{{number}}', [number]) for number in range({MANY}))"
 LINKS = f"""
 class Link:
     def __init__(self, before):
@@ -254,6 +257,59 @@ def test_a_cell_and_an_experiment_run_few_files() -> None:
     for name, cell in (("a trivial cell", "1"), ("an empty experiment", EMPTY)):
         files = min(files_in(shell, cell) for _ in range(5))  # the first one imports
         assert files <= MOST_FILES[name], (name, files)
+
+
+@alone
+def test_an_experiment_does_not_ask_about_each_name() -> None:
+    shell = measured_shell()
+    asked = 0
+    is_tracked = gc.is_tracked
+
+    def counting(item: object) -> bool:
+        nonlocal asked
+        asked += 1
+        return is_tracked(item)
+
+    gc.is_tracked = counting  # in a process of its own
+    shell.run_cell(LISTS)
+    asked = 0
+    shell.run_cell(EMPTY)
+    assert asked < MANY / 10
+
+
+@alone
+def test_a_start_makes_the_collector_follow_each_name_once() -> None:
+    shell = measured_shell()
+    followed = 0
+
+    def count(phase: str, info: dict[str, int]) -> None:
+        nonlocal followed
+        if phase == "start":
+            for generation in range(info["generation"] + 1):
+                followed += len(gc.get_referents(*gc.get_objects(generation=generation)))
+
+    shell.run_cell(LISTS)
+    shell.run_cell(EMPTY)
+    gc.collect()
+    gc.callbacks.append(count)
+    shell.run_cell(EMPTY)
+    gc.callbacks.remove(count)
+    assert followed < MANY * 1.2
+
+
+@alone
+def test_an_empty_experiment_takes_few_bytes_for_each_name() -> None:
+    shell = measured_shell()
+    shell.run_cell(EMPTY)
+    peaks = list[int]()
+    for number in (MANY, 2 * MANY):
+        shell.user_ns.update((f"number_{number}", number) for number in range(number))
+        shell.run_cell(EMPTY)
+        tracemalloc.start()
+        shell.run_cell(EMPTY)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert (peaks[1] - peaks[0]) / MANY < 36
 
 
 @pytest.mark.parametrize("step", STEPS)

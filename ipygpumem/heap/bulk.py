@@ -9,12 +9,12 @@ from __future__ import annotations
 import gc
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from itertools import compress, count, islice
 from operator import ne, not_
 from typing import Any, Generic, TypeVar
 
-from ipygpumem.introspect import ID_BYTES, identities, mro_of, type_name
+from ipygpumem.introspect import ID_BYTES, identities, identities_of_part, mro_of, type_name
 
 T = TypeVar("T")
 Progress = Callable[[float], None]
@@ -140,44 +140,65 @@ class Kinds:
         """One object of each type, by the type's identity."""
         self._of_parts = list[set[int]]()
         """The identities of the types in each part."""
-        if len(items) <= _PART:
+        if 0 < len(items) < _FEW:
             self.examples = one_of_each(items)
             self._of_parts.append(set(self.examples))
             return
-        type_ids = identities(map(type, items))
-        for type_ids_of_part, part in zip(_parts(type_ids), chunks(items, _PART), strict=True):
-            if type_ids_of_part == type_ids_of_part[:ID_BYTES] * len(part):  # all are alike
-                part = part[:1]
-            examples = one_of_each(part)
+        types = map(type, items)
+        for start in range(0, len(items), _PART):
+            type_ids = identities(islice(types, _PART))
+            if type_ids == type_ids[:ID_BYTES] * (len(type_ids) // ID_BYTES):  # all are alike
+                examples = one_of_each(items[start : start + 1])
+            else:
+                examples = one_of_each(items[start : start + _PART])
             self.examples.update(examples)
             self._of_parts.append(set(examples))
 
-    def positions(self, kinds: Collection[int]) -> list[int]:
+    def positions(self, kinds: Set[int]) -> list[int]:
         """Return the positions of the objects of these types."""
         positions = list[int]()
-        parts = chunks(self._items, _PART)
-        for start, part, type_ids in zip(count(0, _PART), parts, self._of_parts):
+        for start, type_ids in self.parts():
             if not type_ids.isdisjoint(kinds):
+                part = self.part(start)
                 is_wanted = map(kinds.__contains__, map(id, map(type, part)))
                 positions += compress(count(start), is_wanted)
         return positions
 
+    def of_types(self, wanted: Set[int]) -> list[Any]:
+        """Return the objects of these types."""
+        if self.examples.keys() <= wanted:
+            return list(self._items)
+        if len(self._of_parts) == 1:
+            return of_types(wanted, self._items)
+        objects = list[Any]()
+        for start, type_ids in self.parts():
+            if type_ids <= wanted:
+                objects += self.part(start)
+            elif not type_ids.isdisjoint(wanted):
+                objects += of_types(wanted, self.part(start))
+        return objects
 
-_PART = 500
+    def parts(self) -> Iterator[tuple[int, set[int]]]:
+        """Yield the position of each part's first object, and the types of the part."""
+        starts = range(0, len(self._items), _PART)
+        return zip(starts, self._of_parts, strict=True)
+
+    def part(self, start: int) -> Sequence[Any]:
+        """Return the objects of the part that begins at a position."""
+        return self._items[start : start + _PART]
+
+
+_PART = 2000
 """Number of identities to compare at once."""
 
 
-def _parts(row: bytes) -> Iterator[bytes]:
-    """Yield the bytes of some ``identities`` at a time."""
-    for start in range(0, len(row), _PART * ID_BYTES):
-        yield row[start : start + _PART * ID_BYTES]
-
-
-def differences(first: bytes, second: bytes) -> Iterator[int]:
-    """Yield the positions at which two rows of as many ``identities`` differ; few do, so they are
-    compared in parts.
+def differences(row: bytes, objects: tuple[object, ...]) -> Iterator[int]:
+    """Yield the positions at which a row of ``identities`` differs from those of as many
+    ``objects``; few do, so they are compared in parts.
     """
-    for start, before, after in zip(count(0, _PART), _parts(first), _parts(second)):
+    for start in range(0, len(objects), _PART):
+        before = row[start * ID_BYTES : (start + _PART) * ID_BYTES]
+        after = identities_of_part(objects, start, len(before) // ID_BYTES)
         if before != after:
             are_different = map(ne, memoryview(before).cast("Q"), memoryview(after).cast("Q"))
             yield from compress(count(start), are_different)

@@ -9,11 +9,11 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import chain, compress
 from operator import not_
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from ipygpumem.heap.arrays import Array, Span, is_array, library_type, owner_of, place_of
-from ipygpumem.heap.bulk import CONTAINERS, by_identity, chunks, types_of, without_types
+from ipygpumem.heap.bulk import CONTAINERS, Kinds, by_identity, kinds_of, without_types
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.heap.tensors import Reader, Storages
@@ -25,8 +25,8 @@ _LARGE = 1 << 16
 examine.
 """
 
-_AT_ONCE, _SHORT = 1000, 50
-"""Number of named containers to look into at once, and their average length at most."""
+_SHORT = 50
+"""Average length, at most, of named containers to look into at once."""
 _CONTAINER_TYPES = set(map(id, CONTAINERS))
 _MOST_INSTALLED = 300
 """Maximum number of objects to enter in an installed module, whose data is at the top level, not in
@@ -50,13 +50,14 @@ def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
     walk = Walk(MOST_AT_START, ("ndarray",), {"__main__", *modules}, is_hasty=True)
     # Their contents belong to the whole session.
     walk.pass_over(namespace, *namespaces.values())
-    named = without_types(ATOMS, list(dict(namespace).values()))
+    named = Kinds(tuple(namespace.values()))
     values = _that_may_lead_on(named)
     for names in namespaces.values():
         values += [value for _, value in named_objects(names)]
     arrays = _arrays_behind(values, walk)
     is_complete = walk.complete
-    for module in by_identity(walk.of_kind("module", named)).values():
+    named_modules = named.of_types(kinds_of(list(named.examples.values()), ModuleType))
+    for module in by_identity(named_modules).values():
         walk.left = _MOST_INSTALLED
         installed = list(module_dict(module).values())
         data = [item for item in installed if type(item) is not FunctionType]
@@ -69,24 +70,28 @@ def _arrays_behind(values: list[object], walk: Walk) -> list[Any]:
     return list(chain.from_iterable(walk.run([(values, None)])))
 
 
-def _that_may_lead_on(values: Sequence[object]) -> list[object]:
-    """Return the values, without short containers of numbers and text: a walk takes half a
+def _that_may_lead_on(named: Kinds) -> list[object]:
+    """Return the named objects, without short containers of numbers and text: a walk takes half a
     microsecond for each.
     """
     leading = list[object]()
-    for part in chunks(values, _AT_ONCE):
-        if not _hold_only_atoms(part):
+    for start, type_ids in named.parts():
+        if type_ids <= ATOMS:
+            continue
+        part = named.part(start)
+        if not type_ids.isdisjoint(ATOMS):
+            part = without_types(ATOMS, part)
+        are_containers = type_ids - ATOMS <= _CONTAINER_TYPES
+        if not are_containers or not _hold_only_atoms(part):
             leading += part
     return leading
 
 
 def _hold_only_atoms(containers: Sequence[Any]) -> bool:
     """Return True for short containers of nothing but numbers and text."""
-    if not _CONTAINER_TYPES.issuperset(types_of(containers)):
+    if sum(map(len, containers)) > len(containers) * _SHORT:
         return False
-    if sum(map(len, containers)) > _AT_ONCE * _SHORT:
-        return False
-    return ATOMS.issuperset(types_of(gc.get_referents(*containers)))
+    return Kinds(gc.get_referents(*containers)).examples.keys() <= ATOMS
 
 
 class BaselineSnapshot:

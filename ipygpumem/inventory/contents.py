@@ -22,6 +22,7 @@ from ipygpumem.heap.bulk import (
     chunks,
     container_base,
     kinds_of,
+    numbers,
     of_types,
     types_of,
 )
@@ -82,9 +83,11 @@ class Contents:
     """
 
     def __init__(self, namespace: dict[str, Any]) -> None:
-        self._known = set[int]()
-        """Objects within reach, by identity."""
-        self._parents = set[int]()
+        self._known = dict[int, None]()
+        """Objects within reach, by identity; a dict, because the collector examines each item of a
+        set.
+        """
+        self._parents = dict[int, None]()
         """Objects among them whose contents are known."""
         self._ends: dict[int, tuple[int, int]] = {}
         """Length, and identity of the last item or key, of each long container."""
@@ -101,7 +104,7 @@ class Contents:
         """Record that some objects are within reach, and how large the containers among them
         are.
         """
-        self._known.update(map(id, objects))
+        self._known.update(dict.fromkeys(numbers(objects)))
         for part in chunks(objects, _AT_ONCE):
             self._extents.add(part)
 
@@ -111,7 +114,7 @@ class Contents:
         """
         of_user = list[object]()
         for owner, space in _spaces(values):
-            self._known.add(id(space))
+            self._known[id(space)] = None
             if is_users_module(owner) or is_users_class(owner):
                 of_user.append(space)
             else:
@@ -129,9 +132,9 @@ class Contents:
             if len(self._known) >= _MOST:
                 break
             children = gc.get_referents(*part)
-            self._known.update(map(id, children))
+            self._known.update(dict.fromkeys(numbers(children)))
             self._extents.add(children)
-            self._parents.update(map(id, part))
+            self._parents.update(dict.fromkeys(numbers(part)))
             contents += children
         return [item for item in _leading(contents) if id(item) not in self._parents]
 
@@ -292,10 +295,11 @@ def _ways_to_first(values: Sequence[Any]) -> dict[int, tuple[object, ...]]:
 
 def _spaces(values: Sequence[Any]) -> Iterator[tuple[Any, dict[str, object]]]:
     """Yield the modules and classes among ``values`` with their namespaces."""
-    examples = list(Kinds(values).examples.values())
-    for module in of_types(kinds_of(examples, ModuleType), values):
+    kinds = Kinds(values)
+    examples = list(kinds.examples.values())
+    for module in kinds.of_types(kinds_of(examples, ModuleType)):
         yield module, module_dict(module)
-    for kind in of_types(kinds_of(examples, type), values):
+    for kind in kinds.of_types(kinds_of(examples, type)):
         yield kind, gc.get_referents(class_dict(kind))[0]
 
 
@@ -309,25 +313,26 @@ def _leading(items: Sequence[Any]) -> list[Any]:
     loop = library_type("asyncio", "AbstractEventLoop")
     if loop is not None:
         skipped = (*_SKIPPED, loop)
-    examples = Kinds(items).examples
-    skipped_kinds = kinds_of(list(examples.values()), *skipped)
-    kinds = examples.keys() - skipped_kinds - ATOMS
-    leading = list(by_identity(of_types(kinds, items)).values())
-    if id(dict) not in kinds:
+    kinds = Kinds(items)
+    skipped_kinds = kinds_of(list(kinds.examples.values()), *skipped)
+    leading_kinds = kinds.examples.keys() - skipped_kinds - ATOMS
+    leading = list(by_identity(kinds.of_types(leading_kinds)).values())
+    if id(dict) not in leading_kinds:
         return leading
     return [item for item in leading if type(item) is not dict or "__builtins__" not in item]
 
 
 def _by_length(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return the items without the long containers, and these."""
+    kinds = Kinds(items)
     kinds_of_base: dict[Any, set[int]] = {}
-    for key, example in Kinds(items).examples.items():
+    for key, example in kinds.examples.items():
         base = container_base(type(example))
         if base is not None:
             kinds_of_base.setdefault(base, set()).add(key)
     long = dict[int, object]()
-    for base, kinds in kinds_of_base.items():
-        sized = of_types(kinds, items)
+    for base, container_kinds in kinds_of_base.items():
+        sized = kinds.of_types(container_kinds)
         is_long = map(_SHORT.__lt__, map(base.__len__, sized))
         long.update(by_identity(list(compress(sized, is_long))))
     if not long:

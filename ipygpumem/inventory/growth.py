@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import compress, islice
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.bulk import by_identity, of_types, one_of_each, types_of
+from ipygpumem.heap.bulk import Kinds, by_identity, of_types
 from ipygpumem.heap.libraries import VISITS_BUFFER
 from ipygpumem.heap.tensors import each
 
@@ -93,18 +93,16 @@ class Extents:
         self, items: Sequence[object]
     ) -> Iterator[tuple[Sequence[Any], Callable[[Any], int]]]:
         """Yield the containers of each type, with the function that returns their extent."""
-        type_ids = types_of(items)
-        if not type_ids <= self._measures.keys():
-            for type_id, example in one_of_each(items).items():
-                if type_id not in self._measures:
-                    self._measures[type_id] = None
-                    for base, measure_of_base in self._bases.items():
-                        if type.__subclasscheck__(base, type(example)):
-                            self._measures[type_id] = measure_of_base
-        for type_id in type_ids:
+        kinds = Kinds(items)
+        for type_id, example in kinds.examples.items():
+            if type_id not in self._measures:  # inline: an experiment asks for each of its types
+                self._measures[type_id] = None
+                for base, measure_of_base in self._bases.items():
+                    if type.__subclasscheck__(base, type(example)):
+                        self._measures[type_id] = measure_of_base
             measure = self._measures[type_id]
             if measure is not None:
-                yield of_types({type_id}, items), measure
+                yield kinds.of_types({type_id}), measure
 
 
 def _long(same: Sequence[Any], measure: Callable[[Any], int]) -> tuple[list[Any], list[int]]:

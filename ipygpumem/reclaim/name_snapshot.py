@@ -15,7 +15,15 @@ from ipygpumem.heap.arrays import holds_objects, library_type, read_array
 from ipygpumem.heap.bulk import Kinds, differences
 from ipygpumem.heap.garbage import weak
 from ipygpumem.heap.watching import watch
-from ipygpumem.introspect import identities, is_instance
+from ipygpumem.introspect import (
+    HAS_REFERENCES,
+    HEAP_TYPE,
+    begins_with,
+    flags_of,
+    identities,
+    is_exactly,
+    is_instance,
+)
 from ipygpumem.scope.ownable import are_ownable
 
 _GONE = object()
@@ -39,12 +47,12 @@ class NameSnapshot:
         values = tuple(namespace.values())
         self._names = names if len(names) == len(values) else tuple(namespace)
         self._identities = identities(values)
-        self._leads_on = bytearray(map(gc.is_tracked, values))
-        """For each name 1 if its object may refer to more, 0 for numbers and text."""
         self._tensors: dict[str, tuple[int, Callable[[], bool]]] = {}
         """The identity of each tensor, and a function that tells whether it is alive."""
         self._weakly: dict[str, weakref.ref[Any]] = {}
         kinds = Kinds(values)
+        self._leads_on = _may_lead_on(kinds)
+        """For each name 1 if its object may refer to more, 0 for numbers and text."""
         array_kinds = _kinds_that_derive_from("numpy", "ndarray", kinds.examples)
         tensor_kinds = _kinds_that_derive_from("torch", "Tensor", kinds.examples)
         # NumPy does not resize an array that has weak references.
@@ -86,11 +94,39 @@ class NameSnapshot:
 
     def _changed(self, namespace: dict[str, Any]) -> Iterator[int]:
         """Return the positions of the names that have other objects now."""
-        if identities(namespace) == identities(self._names):
-            return differences(self._identities, identities(namespace.values()))
+        names = tuple(namespace)
+        if len(names) == len(self._names) and begins_with(names, self._names):
+            values = tuple(namespace.values())
+            if len(values) == len(names):  # a thread may have added a name since
+                return differences(self._identities, values)
         identities_now = map(id, map(namespace.get, self._names, repeat(_GONE)))
         identities_before = memoryview(self._identities).cast("Q")
         return compress(count(), map(ne, identities_before, identities_now))
+
+
+def _may_lead_on(kinds: Kinds) -> bytearray:
+    """Return for each object 1 if the collector tracks it, because it may refer to more, else 0.
+
+    Of 100,000 names most have objects of the same few types, so that one answer is enough for many.
+    """
+    with_references, always_tracked = set[int](), set[int]()
+    for type_id, example in kinds.examples.items():
+        flags = flags_of(type(example))
+        if flags & HAS_REFERENCES:
+            with_references.add(type_id)
+            # The collector tracks no tuple or dict of numbers and text, and no class written in C.
+            if flags & HEAP_TYPE or is_exactly(example, list, set):
+                always_tracked.add(type_id)
+    answers = bytearray()
+    for start, type_ids in kinds.parts():
+        part = kinds.part(start)
+        if type_ids <= always_tracked:
+            answers += b"\1" * len(part)
+        elif type_ids.isdisjoint(with_references):
+            answers += bytes(len(part))
+        else:
+            answers += bytes(map(gc.is_tracked, part))
+    return answers
 
 
 def _any_dead(references: Iterable[weakref.ref[Any]]) -> bool:

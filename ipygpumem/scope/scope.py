@@ -15,7 +15,7 @@ from itertools import filterfalse
 from types import ModuleType
 from typing import Any
 
-from ipygpumem.introspect import identities, is_instance
+from ipygpumem.introspect import begins_with, is_instance
 from ipygpumem.scope.bindings import Bindings
 from ipygpumem.scope.instrumenting import (
     BINDS,
@@ -280,7 +280,7 @@ class Scope:
 
     def _begin_with_first(self, names: tuple[Any, ...]) -> bool:
         """Return True if ``names`` begin with the names of the start; dicts keep their order."""
-        return self._is_first_whole and identities(names).startswith(identities(self.first))
+        return self._is_first_whole and begins_with(names, self.first)
 
     def _has_only_first(self) -> bool:
         """Return True if the outer names are those of the start."""
