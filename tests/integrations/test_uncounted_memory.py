@@ -26,6 +26,10 @@ KEEPERS = {
     "annoy": ("annoy", "annoy.AnnoyIndex(4, 'angular')"),
     "cv2": ("cv2", "cv2.UMat(4, 4, 0)"),
     "jaxlib": ("jax", "jax.jit(len)"),
+    "netCDF4": ("netCDF4", "netCDF4.Dataset('none.nc', 'w', diskless=True, persist=False)"),
+    "hnswlib": ("hnswlib", "hnswlib.Index('l2', 4)"),
+    "rapidfuzz": ("rapidfuzz.distance", "rapidfuzz.distance.Editops([], 1, 1)"),
+    "rtree": ("rtree.index", "rtree.index.Index().handle"),
 }
 """Modules and expressions of objects that keep memory, by the name of the library that users know.
 """
@@ -94,6 +98,9 @@ COUNTED = {
     "pillow": ("PIL.Image", "[PIL.Image.new('L', (1, 1)), PIL.Image.new('L', (1, 1)).im]"),
     "yarl": ("yarl", "[yarl.URL('http://a.b'), regex.compile('a')]"),
     "jax": ("jax", "[jax.numpy.ones(3), jax.devices()[0], jax.tree_util.tree_structure([1])]"),
+    "shapely": ("shapely", "[shapely.Point(1, 2)]"),
+    "bitarray": ("bitarray", "[bitarray.bitarray(8)]"),
+    "pyroaring": ("pyroaring", "[pyroaring.BitMap([1])]"),
     "h5py": ("h5py", "[h5py.File('none.h5', 'w', driver='core', backing_store=False).id]"),
 }
 """Modules and expressions of usual objects, all of whose memory is counted."""

@@ -178,6 +178,8 @@ class Keepers:
                 if not _keeps_memory(base):
                     return ""
                 return _library(kind) or _library(base)
+        if _keeps_number_of_handle(kind):
+            return _library(kind)
         if example is not None and _has_pointer(kind, example):
             return _library(kind) or "ctypes"
         return ""
@@ -215,6 +217,19 @@ def _basic_size(kind: type) -> int:
 def _is_handle_of_swig(kind: type) -> bool:
     """Return True for a class that SWIG has written: its instances own an object of C++."""
     return "thisown" in class_dict(kind)
+
+
+_WITH_NUMBERS: tuple[tuple[str, str], ...] = (("rtree.index", "Handle"),)
+"""Modules and names of classes written in Python that keep the address of an object in C as an int.
+"""
+
+
+def _keeps_number_of_handle(kind: type) -> bool:
+    for module, name in _WITH_NUMBERS:
+        base = library_type(module, name)
+        if base is not None and type.__subclasscheck__(base, kind):
+            return True
+    return False
 
 
 def _keeps_memory(kind: type) -> bool:
