@@ -273,7 +273,7 @@ _OURS = str(Path(__file__).parent)
 
 @functools.cache
 def _libraries() -> tuple[str, ...]:
-    torch = getattr(sys.modules.get("torch"), "__file__", None)  # may be a source checkout
+    torch = loaded_object("torch", "__file__")  # may be a source checkout
     paths = list(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
     paths += site.getsitepackages()
     if torch:

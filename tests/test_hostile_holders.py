@@ -69,3 +69,34 @@ def test_the_holder_is_named_and_none_of_its_code_runs(notebook: Kernel, kind: s
         assert "hostile" not in said.replace("hostile handlers", "")
     assert notebook.value("calls") == []
     ok(notebook, "import logging; logging.getLogger('hostile handlers').handlers = []")
+
+
+STAND_IN = """
+import sys
+class Lazy:
+    def __getattr__(self, name):
+        calls.append(name)
+        raise RuntimeError("hostile")
+stand_ins = "h5py torch numpy array pyarrow polars jax._src.xla_bridge sqlite3".split()
+before = {name: sys.modules.get(name) for name in stand_ins}
+for name in stand_ins:
+    if before[name] is None:
+        sys.modules[name] = Lazy()
+"""
+GLOBALS = """
+import types
+class Globals(dict):
+    def get(self, *arguments):
+        calls.append("get")
+        raise RuntimeError("hostile")
+function = types.FunctionType((lambda: 1).__code__, Globals(t=[1]))
+"""
+LOOKS = ("%gpumem", "%gpumem top", "%gpumem why data", "%gpumem leaks", "%gpumem status")
+
+
+@pytest.mark.parametrize("code", [STAND_IN, GLOBALS], ids=["a module's stand-in", "globals"])
+def test_no_look_runs_code_of_a_module_or_of_globals(kernel: Kernel, code: str) -> None:
+    ok(kernel, "calls = []; data = bytearray(1 << 22)", code)
+    for line in (*LOOKS, "%%experiment e\nmore = bytearray(1 << 22)"):
+        assert ok(kernel, line).reports()
+        assert ok(kernel, "print(calls)").stdout == "[]\n", line

@@ -24,6 +24,7 @@ from ipygpumem.introspect import (
     instance_dict,
     is_atom,
     is_instance,
+    loaded_object,
     module_of,
     type_name,
 )
@@ -110,7 +111,7 @@ def library_type(module: str, name: str) -> type | None:
     """Return a class of a library that the user's code has loaded; None if it is not loaded, or is
     a stand-in.
     """
-    kind = getattr(sys.modules.get(module), name, None)
+    kind = loaded_object(module, name)
     return kind if type.__subclasscheck__(type, type(kind)) else None
 
 

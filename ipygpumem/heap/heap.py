@@ -44,7 +44,7 @@ from ipygpumem.heap.holders.frames import emptied_locals, running_locals
 from ipygpumem.heap.large import LargeObjects
 from ipygpumem.heap.referrers import Referrers
 from ipygpumem.heap.tensors import Reader
-from ipygpumem.introspect import ATOMS, identities, mro_of
+from ipygpumem.introspect import ATOMS, identities, loaded_object, mro_of
 from ipygpumem.probes.accelerators import loaded_torch
 
 
@@ -91,9 +91,7 @@ def refuse_while_traced(what: str) -> None:
     tensors.
     """
     tracing = getattr(getattr(loaded_torch(), "_C", None), "_get_tracing_state", None)
-    compiling = getattr(
-        sys.modules.get("torch._C._dynamo.eval_frame"), "get_eval_frame_callback", None
-    )
+    compiling = loaded_object("torch._C._dynamo.eval_frame", "get_eval_frame_callback")
     if any(state is not None and state() not in (None, False) for state in (tracing, compiling)):
         raise GpuMemError(
             f"torch is tracing this code (torch.jit.trace, torch.compile): {what} outside of it"

@@ -22,6 +22,7 @@ from ipygpumem.heap.bulk import chunks, of_types
 from ipygpumem.heap.graph import Graph, NodeKey
 from ipygpumem.heap.libraries import Piece
 from ipygpumem.heap.reading import MOST_NODES, GraphReader
+from ipygpumem.introspect import loaded_object
 
 _SAMPLED_FROM = 10_000_000
 """Number of items from which a container is measured by a sample of its items."""
@@ -253,9 +254,7 @@ class Region:
         counted.
         """
         libraries = {piece.key[0] for piece in self.graph.pieces.values()}
-        counts_tensors = hasattr(
-            getattr(sys.modules.get("torch"), "_C", None), "_storage_Use_Count"
-        )
+        counts_tensors = hasattr(loaded_object("torch", "_C"), "_storage_Use_Count")
         counted_libraries = {"torch", "object"} if counts_tensors else {"object"}
         is_foreign = bool(
             libraries - counted_libraries

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.bulk import Kinds, by_identity, of_types
 from ipygpumem.heap.libraries import VISITS_BUFFER
 from ipygpumem.heap.tensors import each
+from ipygpumem.introspect import loaded_object
 
 _NUMBERS = frozenset(map(id, (int, float, complex)))
 _FIRST_MADE = 257
@@ -129,7 +130,7 @@ def _measures_by_base() -> dict[Any, Callable[[Any], int]]:
     if not VISITS_BUFFER:  # else its bytes are a new object
         bases[io.BytesIO] = io.BytesIO.__sizeof__
     bases[io.StringIO] = io.StringIO.tell  # after a write, this is its length
-    array: Any = getattr(sys.modules.get("array"), "array", None)
+    array: Any = loaded_object("array", "array")
     if type(array) is type:
         bases[array] = array.__dict__["__sizeof__"]
     return bases

@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any, get_args
 
 from ipygpumem.errors import ProbeError, describe_error
-from ipygpumem.introspect import loaded
+from ipygpumem.introspect import loaded, loaded_object
 from ipygpumem.probes import Probe
 from ipygpumem.probes.accelerators import TORCH_DEVICES, CachingAllocatorProbe, has_mps
 from ipygpumem.records import OUTSIDE, Method, Reading
@@ -35,7 +35,7 @@ def _jax(jax: Any) -> Iterator[Reading]:
     """Yield the pool of each device of the backend, if there is one: asking for devices would
     create it.
     """
-    has_begun = getattr(sys.modules.get("jax._src.xla_bridge"), "backends_are_initialized", None)
+    has_begun = loaded_object("jax._src.xla_bridge", "backends_are_initialized")
     if has_begun is None or not has_begun():
         return
     for device in jax.local_devices():
@@ -82,7 +82,7 @@ def _tensorflow(tensorflow: Any) -> Iterator[Reading]:
     """Yield the pool of each GPU, if TensorFlow is initialised: an earlier call would reserve whole
     devices.
     """
-    context = getattr(sys.modules.get("tensorflow.python.eager.context"), "_context", None)
+    context = loaded_object("tensorflow.python.eager.context", "_context")
     if not getattr(context, "_initialized", False):
         return
     for index in range(len(tensorflow.config.list_logical_devices("GPU"))):

@@ -123,7 +123,7 @@ class Barriers:
         of one.
         """
         for key, namespace in by_identity(list(namespaces)).items():
-            if text_of(namespace.get("__name__")) in sys.modules:
+            if text_of(dict.get(namespace, "__name__")) in sys.modules:
                 self.passed_over.add(key)
 
     def _refused(self, objects: Sequence[object]) -> set[int]:
