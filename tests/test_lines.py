@@ -5,7 +5,7 @@ in real kernels.
 import asyncio
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.kernel import Kernel, Reply
-from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord, Tracer, code_of
+from ipygpumem.extras.lines.lines import (
+    MOST_RUNS,
+    CodeBlock,
+    LineCost,
+    LinesRecord,
+    Tracer,
+    code_of,
+)
 from ipygpumem.extras.lines.memlines import lines_report
 from ipygpumem.extras.lines.statements import Statement, measure
 from ipygpumem.meter.meter import Meter
@@ -193,6 +200,94 @@ def test_the_heap_is_trimmed_before_each_look_while_that_is_cheap(
             work()
             before_the_end = trimmed[0]
         assert (before_the_end, lab.record.untrimmed - (seconds > 0)) == (times, untrimmed)
+
+
+def numbers_as_text(times: int) -> list[str]:
+    return [str(number) for number in range(times)]
+
+
+def sum_of_pieces(times: int) -> int:
+    return sum(
+        len(str(number))
+        for number in range(times)
+    )  # fmt: skip
+
+
+def loop_of_two_lines(times: int) -> int:
+    total = 0
+    for number in range(times):
+        total += len(piece(number))
+    return total
+
+
+def piece(number: int) -> str:
+    digits = len(str(number))
+    return "1" * digits
+
+
+@pytest.mark.parametrize(
+    "functions",
+    [(numbers_as_text,), (sum_of_pieces,), (loop_of_two_lines,), (loop_of_two_lines, piece)],
+)
+def test_a_line_that_runs_often_is_measured_as_one(
+    functions: tuple[Callable[[int], object], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = [0]
+
+    def trim() -> None:
+        readings[0] += 1
+
+    monkeypatch.setattr("ipygpumem.reclaim.emptying.trim_host_heap", trim)
+    readings_by_times = list[int]()
+    for times in (5_000, 20_000):
+        lab, readings[0] = Lab(*functions), 0
+        with lab.watching():
+            functions[0](times)
+        readings_by_times.append(readings[0])
+        assert not lab.record.error
+        assert max(cost.hits for cost in lab.record.costs.values()) >= times
+        assert lab.record.measured_together
+    few, many = readings_by_times
+    assert few == many < 6 * MOST_RUNS
+
+
+def test_runs_measured_as_one_keep_their_memory_and_peak() -> None:
+    def work() -> None:
+        for number in range(3 * MOST_RUNS):
+            lab.add(1)
+            if number == 2 * MOST_RUNS:
+                lab.spike(70_000)
+        lab.add(10)
+
+    lab = Lab(work)
+    with lab.watching():
+        work()
+    kept = [cost.kept_bytes.get("cpu", 0) for cost in lab.record.costs.values()]
+    peaks = [cost.peak_bytes.get("cpu", 0) for cost in lab.record.costs.values()]
+    assert sum(kept) == 3 * MOST_RUNS + 10
+    assert max(peaks) >= 70_000
+    assert lab.figures(5) == (1, 10, 10)
+    assert lab.figures(2)[0] == 3 * MOST_RUNS
+    *_, note = lines_report(lab.record, "line").lines
+    assert f"after the first {MOST_RUNS:,} was not measured alone" in note
+
+
+def test_long_lines_are_measured_however_often_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("ipygpumem.reclaim.emptying.trim_host_heap", lambda: None)
+    monkeypatch.setattr("ipygpumem.extras.lines.lines.time.perf_counter", lambda: clock[0])
+
+    def work() -> None:
+        for _ in range(2 * MOST_RUNS):
+            clock[0] += 0.01
+            lab.add(1)
+
+    lab = Lab(work)
+    with lab.watching():
+        work()
+    assert lab.figures(3)[1] + lab.figures(2)[1] == 2 * MOST_RUNS
+    cost = lab.record.costs[1, lab.record.blocks[1].first_line + 2]
+    assert cost.seconds == pytest.approx(0.01 * 2 * MOST_RUNS)
 
 
 def record(*, own_seconds: float = 0.1) -> LinesRecord:

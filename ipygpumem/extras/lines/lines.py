@@ -22,6 +22,15 @@ _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENER
 _TRIM_SHARE = 1 / 3
 _TRIM_SECONDS = 0.1
 """Maximum time for freeing heap pages: a share of the elapsed time, plus some seconds."""
+MOST_RUNS = 1000
+"""Maximum number of runs of a short line that are measured one by one. Each takes some 50 us, so
+that ``[str(i) for i in range(300_000)]`` took 20 s.
+"""
+_SHORT_SECONDS = 0.001
+"""A line that takes less, on average, is short: measuring would take a large part of its time."""
+
+Key = tuple[int, int]
+"""The numbers of a line's block and of the line."""
 
 
 @dataclass
@@ -59,8 +68,7 @@ class LinesRecord:
     """Costs of the lines of some code."""
 
     blocks: list[CodeBlock]
-    costs: dict[tuple[int, int], LineCost] = field(default_factory=dict)
-    """Keyed by the numbers of the block and of the line."""
+    costs: dict[Key, LineCost] = field(default_factory=dict)
     seconds: float = 0.0
     own_seconds: float = 0.0
     """Time spent on measuring."""
@@ -69,6 +77,10 @@ class LinesRecord:
     untrimmed: int = 0
     """Number of readings before which free heap pages were not freed, because that takes too long
     here.
+    """
+    measured_together: dict[Key, set[Key]] = field(default_factory=dict)
+    """Lines whose runs after the first ``MOST_RUNS`` were measured as one, by the line that has
+    their cost.
     """
 
 
@@ -111,6 +123,8 @@ class Tracer:
         self._suspended: dict[int, tuple[int | None, dict[str, int]]] = {}
         """The line of each frame that was left, and the bytes that this run of it has kept so far.
         """
+        self._often_run: set[Key] = set()
+        """Short lines that have run so often that several runs are measured as one."""
         self._span: Span | None = None
         self._began = 0.0
         self._trim_seconds = 0.0
@@ -211,23 +225,56 @@ class Tracer:
         """Enter a frame, or resume a suspended generator or coroutine in ``line``."""
         self._frames.append(_Visit(id(frame), block))
         suspended_line, carried = self._suspended.pop(id(frame), (None, {}))
-        if line is not None:
-            self._begin(line, self._lap(), now)
-            if suspended_line == line:
-                self._frames[-1].carried = carried
+        if line is None or self._is_measured_already((block, line)):
+            return
+        self._begin(line, self._lap(), now)
+        if suspended_line == line:
+            self._frames[-1].carried = carried
 
     def _next_line(self, now: float, frame: FrameType, line: int) -> None:
-        if self._is_running(frame):
-            after = self._lap()
-            self._end(after, now)
-            self._begin(line, after, now)
-            self.record.costs.setdefault((self._frames[-1].block, line), LineCost()).hits += 1
+        if not self._is_running(frame):
+            return
+        key = self._frames[-1].block, line
+        cost = self.record.costs.setdefault(key, LineCost())
+        cost.hits += 1
+        if cost.hits > MOST_RUNS and cost.seconds < _SHORT_SECONDS * cost.hits:
+            self._often_run.add(key)
+        if self._is_measured_already(key):
+            return
+        after = self._lap()
+        self._end(after, now)
+        self._begin(line, after, now)
+
+    def _is_measured_already(self, key: Key) -> bool:
+        """Return True if a run of a line belongs to the measurement of the innermost line.
+
+        That is so in a loop whose lines have all run often. Its first line that did so is not ended
+        before another line begins, such as the one below the loop:
+
+            for i in range(300_000):  # from its run 1,001 on, it has the cost of the whole loop
+                text = str(i)
+            print(text)
+        """
+        if key not in self._often_run:
+            return False
+        measured: Key | None = None
+        for visit in reversed(self._frames):
+            if visit.line is not None:
+                measured = visit.block, visit.line
+                break
+        if measured is None or measured not in self._often_run:
+            return False
+        self.record.measured_together.setdefault(measured, set()).add(key)
+        return True
 
     def _leave(self, now: float, frame: FrameType) -> None:
         """Leave the running frame: it returns, is suspended, or raises."""
         if not self._is_running(frame):
             return
         visit = self._frames[-1]
+        if visit.line is None:  # its lines are measured with one of its caller
+            self._frames.pop()
+            return
         after = self._lap()
         if frame.f_code.co_flags & _SUSPENDS:
             carried: dict[str, int] = {}
@@ -243,6 +290,8 @@ class Tracer:
         ``frame`` was entered.
         """
         wanted = id(frame)
+        if self._frames and self._frames[-1].frame == wanted:  # nearly always
+            return True
         if all(visit.frame != wanted for visit in self._frames):
             return False
         while self._frames[-1].frame != wanted:

@@ -13,9 +13,24 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord, Tracer, code_of
+from ipygpumem.extras.lines.lines import (
+    MOST_RUNS,
+    CodeBlock,
+    LineCost,
+    LinesRecord,
+    Tracer,
+    code_of,
+)
 from ipygpumem.magics import sources
-from ipygpumem.report.layout import Report, Table, clean, count, device_label, is_worth_a_row
+from ipygpumem.report.layout import (
+    Report,
+    Table,
+    clean,
+    count,
+    device_label,
+    is_worth_a_row,
+    listed,
+)
 from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.commands.declarations import Options, command, option
@@ -167,6 +182,7 @@ def lines_report(record: LinesRecord, order: str) -> Report:
             tables.append(_table(record, number, devices, order))
         else:
             notes.append(f"{clean(block.title)} did not run")
+    notes += _together_notes(record)
     if record.untrimmed:
         times = count(record.untrimmed, "time")
         notes.append(
@@ -177,6 +193,22 @@ def lines_report(record: LinesRecord, order: str) -> Report:
     measuring = f"of which measuring took {format_short_seconds(record.own_seconds)}"
     headline = f"memlines · {lines} · {format_seconds(record.seconds)}, {measuring}"
     return Report("memlines", headline, notes, tables)
+
+
+def _together_notes(record: LinesRecord) -> list[str]:
+    """Return a note for each line whose figures include runs that were not measured one by one."""
+    notes = []
+    for (block, line), keys in sorted(record.measured_together.items()):
+        more_lines = [
+            f"line {number}" for owner, number in sorted(keys) if (owner, number) != (block, line)
+        ]
+        all_lines = listed([f"line {line}", *more_lines], 6)
+        place = clean(record.blocks[block].title)
+        notes.append(
+            f"{all_lines}: each run after the first {MOST_RUNS:,} was not measured alone; together "
+            f"they count as one run of line {line} ({place})"
+        )
+    return notes
 
 
 def _devices(record: LinesRecord) -> list[str]:
