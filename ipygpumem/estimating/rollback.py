@@ -93,6 +93,7 @@ class Rollback(Walk):
         self._spare_threads()
         self._modules = set(sys.modules)
         self._keep_settings()
+        self._spare_libraries()
         users_modules = filter(_is_users_module, list(sys.modules.values()))
         self.take(*map(module_dict, users_modules))
 
@@ -112,6 +113,16 @@ class Rollback(Walk):
                 f"that their code names "
                 "are not rolled back, but other changes of theirs to modules and classes may be"
             )
+
+    def _spare_libraries(self) -> None:
+        """Exclude the namespaces of libraries, which a name of the user's may lead to.
+
+        For instance, ``vars(torch)`` has ``builtins``, whose functions a rollback itself calls.
+        """
+        for module in list(sys.modules.values()):
+            if is_instance(module, types.ModuleType) and not is_users_module(module):
+                space = module_dict(module)
+                self._spared[id(space)] = space
 
     def take(self, *values: Any) -> None:
         """Save the state of ``values`` and of all objects that they lead to."""

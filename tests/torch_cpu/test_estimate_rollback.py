@@ -39,7 +39,7 @@ from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import rollback, storages
 from ipygpumem.estimating.fake_copies import FakeCopies
 from ipygpumem.estimating.limits import Limits
-from tests.alone import alone
+from tests.alone import alone, printed
 from tests.steps import kernel_with, plain, works
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
@@ -792,3 +792,24 @@ def test_a_timeout_spares_code_in_which_an_exception_ends_the_process() -> None:
     limits = Limits(300.0)
     with limits:
         limits._interrupt(0, SimpleNamespace(f_code=rule.__code__, f_back=None))
+
+
+LIBRARIES = """
+import builtins, json, torch, ipygpumem
+spaces = [vars(builtins), vars(json), dict(vars(torch))]
+
+def step():
+    builtins.added = json.added = 1
+    spaces.append(torch.ones(8).sum())
+
+ipygpumem.estimate(step, device="cuda:0", device_memory="8GiB")
+assert len(spaces) == 3 and zip is builtins.zip and builtins.added == json.added == 1
+print("unharmed")
+"""
+
+
+def test_namespaces_of_libraries_are_not_restored(tmp_path: Path) -> None:
+    """To empty that of ``builtins`` for a moment would break each function that runs then."""
+    file = tmp_path / "libraries.py"
+    file.write_text(LIBRARIES)
+    assert printed(str(file)).splitlines()[-1] == "unharmed"
