@@ -155,30 +155,33 @@ class Patches:
         self._functions = functions
         self._threads_modes = threads_modes
         self._files = SavedFiles(note)
-        self._changes: list[Any] = []
-        """The replacements that are in effect, in order."""
+        self._operators: list[Any] = []
+        """Replacements of functions that torch's compiler looks up, in order."""
+        self._others: list[Any] = []
+        """The other replacements, in order."""
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Replace the functions during the block."""
         with ExitStack() as stack:
             stack.callback(self._autocast.close)
-            changes = [patch.object(item.owner, item.name, item.value) for item in self.table()]
+            self._others = _changes(
+                [*self._of_fake_tensors(), *self._of_effects(), *self._of_code()]
+            )
+            self._operators = _changes(self._of_operators())
+            changes = [*self._others, *self._operators]
             for change in changes:
                 stack.enter_context(change)
-            self._changes = changes
             stack.enter_context(_libraries_imported_without(changes))
             if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield
 
-    def table(self) -> list[Patch]:
-        """Return the replacements of everything that this version of torch has."""
-        items = [*self._of_fake_tensors(), *self._of_effects(), *self._of_code(), *self._of_card()]
+    def _of_operators(self) -> list[Patch | Wrapper]:
+        """Return the replacements of functions that are operators, or that take their place."""
         if self._devices.on_cpu:
-            items += self._of_autocast()
-        existing = [item for item in items if hasattr(item.owner, item.name)]
-        return [item.patch() if isinstance(item, Wrapper) else item for item in existing]
+            return [*self._of_card(), *self._of_autocast()]
+        return self._of_card()
 
     def _of_fake_tensors(self) -> list[Patch | Wrapper]:
         """Return the replacements in torch's own fake tensors."""
@@ -297,12 +300,15 @@ class Patches:
         self._unfollowed.compiled(is_eager=is_eager(options))
 
     def _script(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compile code with torch's own functions.
+        """Compile code with torch's own operators.
 
-        The compiler finds operators by the identity of these functions, such as
-        ``functional.linear``, and keeps those that it finds first for good.
+        The compiler finds operators by the identity of functions, such as ``functional.linear``,
+        and keeps those that it finds first for good. It calls the user's code, whose effects and
+        threads the other replacements still keep inside the estimate.
         """
-        with _undone(self._changes):
+        with _undone([*self._others, *self._operators]):
+            torch.jit._builtins._get_builtin_table()
+        with _undone(self._operators):
             return self._unfollowed.scripts(original, *args, **kwargs)
 
     def _run_backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -327,6 +333,16 @@ class Patches:
         if func in _device._device_constructors() and kwargs.get("device") is None:
             kwargs = {**kwargs, "device": self._devices.place_for(context.device)}
         return func(*args, **kwargs)
+
+
+def _changes(items: list[Patch | Wrapper]) -> list[Any]:
+    """Return a context for each replacement of something that this version of torch has."""
+    changes = []
+    for item in items:
+        if hasattr(item.owner, item.name):
+            new = item.patch() if isinstance(item, Wrapper) else item
+            changes.append(patch.object(new.owner, new.name, new.value))
+    return changes
 
 
 class SavedFiles:
@@ -461,6 +477,8 @@ def _libraries_imported_without(changes: list[Any]) -> Iterator[None]:
 @contextmanager
 def _undone(changes: list[Any]) -> Iterator[None]:
     """Put torch's own functions back during the block."""
+    # Code that is being compiled may import a library: then some are undone already.
+    changes = [change for change in changes if hasattr(change, "target")]
     # The code may have replaced a replacement.
     current = [vars(change.target).get(change.attribute, change.new) for change in changes]
     for change in reversed(changes):
