@@ -424,6 +424,12 @@ def _is_composite(kind: type) -> bool:
 
 def _refuse_unfollowed(tensor: Any) -> None:
     """Raise an EstimateError for a tensor that no fake tensor can stand for."""
+    transform = _transform_of(tensor)
+    if transform:
+        raise EstimateError(
+            f"an estimate inside torch.func.{transform} cannot follow its tensors: estimate a "
+            f"function that makes the call, around the transform"
+        )
     is_parameter = is_instance(tensor, torch.nn.Parameter)
     if not is_parameter and not is_exactly(tensor, torch.Tensor):
         raise EstimateError(
@@ -431,6 +437,16 @@ def _refuse_unfollowed(tensor: Any) -> None:
         )
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise EstimateError("an estimate cannot follow sparse or quantized tensors")
+
+
+def _transform_of(tensor: Any) -> str:
+    """Return the transform of torch.func whose tensor this is, such as ``vmap``; empty if none."""
+    functorch = torch._C._functorch
+    if functorch.is_batchedtensor(tensor):
+        return "vmap"
+    if functorch.is_functionaltensor(tensor):
+        return "functionalize"
+    return "grad" if functorch.is_gradtrackingtensor(tensor) else ""
 
 
 def _may_hold_sizes(tensor: Any, copy: Any) -> bool:

@@ -1,5 +1,6 @@
 """Estimates of code whose memory is not followed exactly say that it fits perhaps, and why."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ import torch
 from torch import nn
 
 import ipygpumem
+from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.units import MIB
-from tests.alone import printed
+from tests.alone import ROOT, printed
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 BODY = """
@@ -172,6 +174,77 @@ def test_code_is_scripted_inside_an_estimate_and_after_it(tmp_path: Path) -> Non
     file = tmp_path / "scripted.py"  # which torch.jit reads
     file.write_text(SCRIPTED_INSIDE)
     assert printed(str(file)).splitlines()[-1] == "both ran"
+
+
+SAVED_WHILE_SCRIPTED = """
+import warnings
+warnings.simplefilter("ignore")
+import os, threading, torch, ipygpumem
+from torch import nn
+from torch.nn import functional
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def __prepare_scriptable__(self):
+        torch.save(self.layer.weight, "inside.pt")
+        thread = threading.Thread(target=lambda: torch.save(torch.ones(2), "thread.pt"))
+        thread.start()
+        thread.join()
+        return self
+
+    def forward(self, x):
+        return functional.dropout(self.layer(x), 0.1)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x):
+        return torch.softmax(self.inner(x), -1)
+
+before = {name: value for name, value in vars(torch).items()}
+
+def step():
+    scripted = torch.jit.script(Model())
+    scripted(torch.ones(4, 8)).sum().backward()
+    assert torch.save is not before["save"]
+    assert functional.dropout is not dropout
+    torch.save(scripted.state_dict(), "after.pt")
+
+dropout = functional.dropout
+found = ipygpumem.estimate(step, device="cuda:0", device_memory="8GiB")
+assert found.verdict == "fits perhaps", found
+assert [name for name in os.listdir() if name.endswith(".pt")] == [], os.listdir()
+assert torch.jit.script is before["jit"].script and functional.dropout is dropout
+print("wrote nothing")
+"""
+
+
+def test_nothing_is_saved_while_code_is_scripted(tmp_path: Path) -> None:
+    """The user's code, and its threads, run while torch.jit compiles."""
+    file = tmp_path / "scripted.py"
+    file.write_text(SAVED_WHILE_SCRIPTED)
+    printed_text = printed(str(file), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert printed_text.splitlines()[-1] == "wrote nothing"
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad", "functionalize"])
+def test_an_estimate_inside_a_transform_is_refused(transform: str) -> None:
+    """If its code uses a tensor of the transform, which has no storage."""
+    outer = torch.ones(8, 8)
+
+    def inside(weights: torch.Tensor) -> torch.Tensor:
+        found = ipygpumem.estimate(lambda: outer @ outer, device="cuda:0", device_memory="8GiB")
+        assert found.verdict == "fits"
+        with pytest.raises(EstimateError, match=f"torch.func.{transform}.*around the transform"):
+            ipygpumem.estimate(lambda: (outer @ weights).sum(), device="cuda:0")
+        return (outer @ weights).sum()
+
+    getattr(torch.func, transform)(inside)(torch.ones(2, 8, 8) if transform == "vmap" else outer)
 
 
 def test_a_disabled_compiler_leaves_no_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
