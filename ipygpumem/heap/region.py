@@ -222,7 +222,9 @@ class Region:
                 met_twice |= level & labelled
                 level -= labelled
                 reached |= level
-                level = self.graph.ends_of(level) - shared - reached
+                level = self.graph.ends_of(level)
+                level -= shared  # in place: there may be a million nodes
+                level -= reached
             labelled |= reached
             by_root.append(reached)
         met_twice = self.reach(met_twice)
