@@ -51,8 +51,9 @@ class LargeObjects:
         if not untracked.types <= self._known:
             self._learn(untracked)
         sized = untracked.of_types(_SIZED)
-        long = list(compress(sized, map(self._shortest.__le__, map(len, sized))))
-        if long:
+        # Hardly any part of the heap has one, and there are a million texts to ask.
+        if max(map(len, sized), default=0) >= self._shortest:
+            long = list(compress(sized, map(self._shortest.__le__, map(len, sized))))
             self.found.update(by_identity(_of_size(long, self._smallest)))
         if not self._wanted.isdisjoint(untracked.types):
             self.found.update(by_identity(untracked.of_types(self._wanted)))

@@ -9,7 +9,6 @@ import gc
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import compress, filterfalse
-from operator import not_
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import flat_elements, holding_objects, library_type, owner_of
@@ -131,10 +130,11 @@ class ObjectCount:
         millions.
         """
         here = by_identity(untracked)
-        is_new = list(map(not_, map(self._shared.__contains__, here)))
-        new = list(compress(here.values(), is_new))
+        for identity in self._shared.intersection(here):
+            del here[identity]
+        new = list(here.values())
         are_shared = map(self._held_once.__lt__, map(sys.getrefcount, new))
-        self._shared.update(compress(compress(here, is_new), are_shared))
+        self._shared.update(compress(here, are_shared))
         return new
 
     def _add(self, batch: Batch[object]) -> None:
