@@ -578,6 +578,27 @@ CASES: dict[str, Case] = {
         """,
         "assert list(outer) == [1]",
     ),
+    "several odd keys of an OrderedDict": Case(
+        "outer.update({Key(): x for _ in range(8)}); outer.move_to_end(1)",
+        """
+        import collections
+        class Key: pass
+        class Outer(collections.OrderedDict): pass
+        outer = Outer({1: 2})
+        """,
+        "assert list(outer) == [1]",
+    ),
+    "a dict that lists its keys backwards": Case(
+        "outer[Key()] = x",
+        """
+        class Key: pass
+        class Outer(dict):
+            def __iter__(self):
+                return iter(list(self.keys())[::-1])
+        outer = Outer({1: 2})
+        """,
+        "assert list(outer) == [1]",
+    ),
     "a table of objects": Case(
         "outer[1, 0] = x", "outer = np.empty((2, 2), object)", kinds=("object",)
     ),

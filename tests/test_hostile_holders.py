@@ -37,6 +37,34 @@ HOSTILE = {
         def keep(data):
             connection.data = [data]
     """,
+    "the keys of an OrderedDict": """
+        import collections
+        class Key:
+            def __hash__(self):
+                calls.append("hash")
+                return 5
+        outer = collections.OrderedDict({1: 2})
+        def keep(data):
+            outer[Key()] = data
+            outer.move_to_end(1)
+            calls.clear()
+    """,
+    "the keys of a subclass of OrderedDict": """
+        import collections
+        class Key:
+            def __hash__(self):
+                calls.append("hash")
+                return 5
+        class Ordered(collections.OrderedDict):
+            def __iter__(self):
+                calls.append("iter")
+                return super().__iter__()
+        outer = Ordered({1: 2})
+        def keep(data):
+            outer[Key()] = [data]
+            outer.move_to_end(1)
+            calls.clear()
+    """,
     "the handlers of a logger": """
         import logging
         class Handlers(list):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import elements, is_array, is_of_library, read_array
-from ipygpumem.heap.holders.cuts import Cut, Kind, split
+from ipygpumem.heap.holders.cuts import Cut, Kind, Listing, split
 from ipygpumem.heap.holders.path import LONGEST_PATH, Path
 from ipygpumem.heap.holders.references_of import items_of, position_of
 from ipygpumem.heap.holders.tasks import is_pending, is_waiting_timer
 from ipygpumem.introspect import (
     class_dict,
-    is_exactly,
     is_instance,
     key_text,
     mro_of,
@@ -66,21 +65,29 @@ def _ended_by(item: object, cut: Cut | None) -> Cut | None:
 
 def _went_into_dict(path: Path, parent: Any, child: object) -> None:
     """Append a value of a dict, or a key."""
-    pairs = _pairs(parent)
-    may_count = _lists_in_order(parent) and bool(path.code)
+    pairs = list(dict.items(parent))  # one copy: a thread may change it
+    listing = listing_of(parent)
     for position, (key, value) in enumerate(pairs):
         if value is child:
-            entry = _value_at(path.code, key, position, may_count=may_count)
+            entry = _value_at(path.code, key, position, listing)
             break
     else:
         position = next((place for place, (key, _) in enumerate(pairs) if key is child), -1)
         if position >= 0:
-            entry = _key_at(path.code, position, may_count=may_count)
+            entry = _key_at(path.code, position, listing)
         else:  # an attribute of a dict's subclass, which no ``del`` of a key removes
             entry = _Entry(" (as an attribute)", "", "")
     cut = None
     if entry.target:
-        cut = Cut(Kind.KEY, id(parent), path.code, entry.target, position, len(pairs))
+        cut = Cut(
+            Kind.KEY,
+            id(parent),
+            path.code,
+            entry.target,
+            position,
+            len(pairs),
+            listing=listing,
+        )
     path.enter(entry.shown, entry.code, _ended_by(child, cut))
 
 
@@ -94,7 +101,7 @@ class _Entry(NamedTuple):
     """The expression to delete."""
 
 
-def _value_at(owner: str, key: object, position: int, *, may_count: bool) -> _Entry:
+def _value_at(owner: str, key: object, position: int, listing: Listing) -> _Entry:
     """Return the value under a key; a key that cannot be typed is told by its position."""
     written = literal(key)
     if written:
@@ -104,33 +111,34 @@ def _value_at(owner: str, key: object, position: int, *, may_count: bool) -> _En
         code = owner and f"{owner}[{written}]"
         return _Entry(shown, code, code)
     shown = f" (under a key of type {type_name(key)})"
-    if not may_count:
+    if not owner:
         return _Entry(shown, "", "")
     imports, expression = split(owner)  # ``import m; m.x`` is no expression
-    code = f"{imports}list({expression}.values())[{position}]"
-    return _Entry(shown, code, f"{imports}{expression}[list({expression})[{position}]]")
+    code = f"{imports}{listing.values_of(expression)}[{position}]"
+    return _Entry(
+        shown, code, f"{imports}{expression}[{listing.keys_of(expression)}[{position}]]"
+    )
 
 
-def _key_at(owner: str, position: int, *, may_count: bool) -> _Entry:
+def _key_at(owner: str, position: int, listing: Listing) -> _Entry:
     """Return a key of a dict, told by its position."""
-    if not may_count:
+    if not owner:
         return _Entry(" (as a key)", "", "")
     imports, expression = split(owner)
-    key = f"list({expression})[{position}]"
+    key = f"{listing.keys_of(expression)}[{position}]"
     return _Entry(" (as a key)", f"{imports}{key}", f"{imports}{expression}[{key}]")
 
 
 def cuts_of_repeated(cut: Cut, parent: Any, child: object) -> list[Cut]:
     """Return all references from a list, deque or dict to one object, given one of them."""
     if is_instance(parent, dict):
-        pairs = _pairs(parent)
-        may_count = _lists_in_order(parent)
+        listing = listing_of(parent)
         cuts = list[Cut]()
-        for position, (key, value) in enumerate(pairs):
+        for position, (key, value) in enumerate(list(dict.items(parent))):
             if value is child or key is child:
-                target = _value_at(cut.owner, key, position, may_count=may_count).target
+                target = _value_at(cut.owner, key, position, listing).target
                 cuts.append(replace(cut, position=position, target=target))
-        return cuts if all(cut.target for cut in cuts) else []
+        return cuts
     if cut.kind is not Kind.ITEM:
         return []
     items = items_of(parent)
@@ -204,27 +212,14 @@ def _place_in_array(
     return ""
 
 
-def _pairs(items: Any) -> list[tuple[object, object]]:
-    """Return the keys and values of a dict in the order in which it lists its keys.
+def listing_of(items: object) -> Listing:
+    """Return how code lists the keys of a dict in the order in which ``dict.items`` has them.
 
-    An OrderedDict lists them in an order of its own, which ``move_to_end`` changes. Looking up its
-    keys would run their code, so they are found by identity.
+    ``list(ordered)`` of an OrderedDict has another order after ``move_to_end``, and a subclass may
+    list its keys by code of its own. We never iterate over either: an OrderedDict looks each key
+    up, which runs the ``__hash__`` of a user's key.
     """
-    pairs = list(dict.items(items))  # one copy: a thread may change it
-    if not is_exactly(items, OrderedDict):
-        return pairs
-    values = {id(key): value for key, value in pairs}
-    keys = list(OrderedDict.__iter__(items))
-    return [(key, values[id(key)]) for key in keys if id(key) in values]
-
-
-def _lists_in_order(items: object) -> bool:
-    """Return True for a dict that lists its keys in the order of ``_pairs``: no code of a subclass
-    lists them in another one.
-    """
-    if is_exactly(items, OrderedDict):
-        return True
     for kind in mro_of(type(items)):
         if "__iter__" in class_dict(kind):
-            return kind is dict
-    return False
+            return Listing.PLAIN if kind is dict else Listing.OF_DICT
+    return Listing.PLAIN

@@ -30,6 +30,26 @@ class Kind(Enum):
     CLOSED = "a registration that a method of the object removes"
 
 
+class Listing(Enum):
+    """The code that lists a dict in the order of its own entries."""
+
+    PLAIN = "list(items)"
+    OF_DICT = "list(dict.keys(items))"
+    """For a subclass that lists its keys in another order."""
+
+    def keys_of(self, code: str) -> str:
+        """Return the expression for the list of a dict's keys."""
+        if self is Listing.PLAIN:
+            return f"list({code})"
+        return f"list(dict.keys({code}))"
+
+    def values_of(self, code: str) -> str:
+        """Return the expression for the list of a dict's values."""
+        if self is Listing.PLAIN:
+            return f"list({code}.values())"
+        return f"list(dict.values({code}))"
+
+
 _ORDERED = {Kind.ITEM, Kind.KEY, Kind.ELEMENT}
 """References of containers with positions, several of which one statement can remove."""
 
@@ -49,6 +69,7 @@ class Cut:
         all_of: the statement that removes all references of a registry; empty if there is none.
         ending: the call of a method that ends the object first, such as ``cancel()`` of a task.
         columns: the code of the label of each column.
+        listing: how code lists the keys of a dict by their positions.
     """
 
     kind: Kind
@@ -61,6 +82,7 @@ class Cut:
     all_of: str = ""
     ending: str = ""
     columns: tuple[str, ...] = ()
+    listing: Listing = Listing.PLAIN
 
     @property
     def statement(self) -> str:
@@ -261,7 +283,7 @@ def _of_span(cut: Cut, start: int, end: int, *, is_alone: bool) -> str:
                 return f"{loop}: {removed}" if is_alone else f"[{removed} {loop}];"
             return f"{imports}del {owner}{span}"
         case Kind.KEY:
-            loop = f"for key in list({in_loop}){span}"
+            loop = f"for key in {cut.listing.keys_of(in_loop)}{span}"
             removed = f"{in_loop}.pop(key)"
             if cut.ending:
                 removed += f".{cut.ending}"
