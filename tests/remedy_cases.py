@@ -564,6 +564,95 @@ CASES: dict[str, Case] = {
         "outer = []; other = []",
         "assert outer == other == [1] * 6",
     ),
+    "many times a list next to others": Case("outer.extend([x, 1] * 60)", "outer = [0]"),
+    "many times a dict next to others": Case(
+        "outer.update({number: x if number % 2 else 1 for number in range(100)})", "outer = {}"
+    ),
+    "two attributes": Case(
+        "outer.a = x; outer.b = x", "class Outer: pass\nouter = Outer(); outer.c = 1"
+    ),
+    "two attributes with one list": Case(
+        "outer.a = outer.b = [x]", "class Outer: pass\nouter = Outer()"
+    ),
+    "two slots": Case(
+        "outer.a = x; outer.b = x",
+        "class Outer:\n    __slots__ = ('a', 'b')\nouter = Outer()",
+    ),
+    "two attributes of a class": Case("Outer.a = x; Outer.b = x", "class Outer: pass"),
+    "two attributes of a function": Case("outer.a = x; outer.b = x", "def outer(): pass"),
+    "two attributes of a thread's local": Case(
+        "outer.a = x; outer.b = x", "import threading; outer = threading.local()"
+    ),
+    "two fields of a frozen data class": Case(
+        "object.__setattr__(outer, 'data', x); object.__setattr__(outer, 'more', x)",
+        """
+        import dataclasses
+        @dataclasses.dataclass(frozen=True)
+        class Outer:
+            data: object = None
+            more: object = None
+        outer = Outer()
+        """,
+    ),
+    "two variables of a closure": Case(
+        "put(x)",
+        """
+        def make():
+            data = other = None
+            def put(value):
+                nonlocal data, other
+                data = other = value
+            return put
+        put = make()
+        """,
+        "put(1)",
+    ),
+    "two elements of an object array": Case(
+        "outer[1, 0] = outer[0, 1] = x", "outer = np.empty((2, 2), object)", kinds=("object",)
+    ),
+    "many elements of an object array": Case(
+        "outer[1:5, :3] = x",
+        "outer = np.empty((10, 10), object); outer[0, 0] = 1",
+        "assert outer[0, 0] == 1",
+        kinds=("object",),
+    ),
+    "two fields of a structured array": Case(
+        "outer['f'][0] = x; outer['g'][1] = x",
+        "outer = np.empty(100, dtype=[('g', object), ('f', object)])",
+        kinds=("object",),
+    ),
+    "all of two fields of a structured array": Case(
+        "outer['f'] = x; outer['g'] = x",
+        "outer = np.empty(100, dtype=[('g', object), ('f', object)])",
+        kinds=("object",),
+    ),
+    "two cells of a data frame": Case(
+        "outer.iat[3, 1] = x; outer.iat[4, 1] = x",
+        "import pandas as pd; outer = pd.DataFrame({'a': range(10), 'o': 10 * [None]})",
+        "assert list(outer) == ['a', 'o']",
+        kinds=("object",),
+    ),
+    "pairs with one object": Case(
+        "for number in range(3): outer.append((number, x))", "outer = [0]", "assert outer == [0]"
+    ),
+    "dicts with one object": Case(
+        "outer.append({'a': x}); outer.append(3); outer.append({'b': x})", "outer = []"
+    ),
+    "instances with one object": Case(
+        "outer[1] = Result(x); outer[2] = Result(x)",
+        """
+        class Result:
+            def __init__(self, data):
+                self.data = data
+        outer = {0: 0}
+        """,
+        "assert outer[0] == 0",
+        kinds=("object",),
+    ),
+    "an object and a pair with it": Case("outer.append(x); outer.append((1, x))", "outer = []"),
+    "pairs in two containers": Case(
+        "outer.append((1, x)); other['a'] = (2, x)", "outer = []; other = {}"
+    ),
     "a value and a key": Case("outer[x] = x", "outer = {}", kinds=("object",)),
     "a context variable and a dict": Case(
         "outer['x'] = x; var.set(x);",

@@ -37,5 +37,5 @@ def test_a_list_that_contains_itself_in_an_array_is_not_entered() -> None:
     endless: list[object] = []
     endless += [endless, endless]
     child = object()
-    assert containers._place_in_array([child, endless], child, None, 1) == "[0]"
-    assert containers._place_in_array([[endless], [[child]]], child, None, 1) == ""
+    assert containers._places_in_array([child, endless], child, None, 1) == ["[0]"]
+    assert containers._places_in_array([[endless], [[child]]], child, None, 1) == []

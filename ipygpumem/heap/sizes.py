@@ -161,6 +161,12 @@ class Sizes:
         """Return True if an object to which several objects refer has been counted."""
         return id(item) in self.region.objects and id(item) not in self._waiting
 
+    def label_of(self, item: object) -> str:
+        """Return the label of the measurement that has counted an object to which several objects
+        refer; empty if none has.
+        """
+        return next((label for label, nodes in self._measured if id(item) in nodes), "")
+
     def not_counted(self, identities: Set[int]) -> set[int]:
         """Return the identities of the objects that have not been counted; only those with several
         references.

@@ -79,13 +79,19 @@ def holder_of_all(holders: Sequence[ReferencePath], cuts: dict[str, list[Cut]]) 
         return first
     rows = [RetainedArray("", "", None, "", "", 0, holder=holder) for holder in holders]
     (row, *more) = merged(rows, cuts)
+    removed = list[Cut]()
+    for holder in holders:
+        removed += cuts.get(_line_of(holder), ())
     if not more and row.holder is not None:
-        removed = list[Cut]()
-        for holder in holders:
-            removed += cuts[_line_of(holder)]
         cuts[_line_of(row.holder)] = removed
         return row.holder
-    return ReferencePath(f"{first.path}, and {len(holders) - 1:,} more", REMOVE_THEM)
+    path = f"{first.path}, and {len(holders) - 1:,} more"
+    line = ""
+    if all(_line_of(holder) in cuts for holder in holders):
+        line = statement_of(removed)  # of several containers
+    if line:
+        cuts[line] = removed
+    return ReferencePath(path, line or REMOVE_THEM)
 
 
 def holder_of_registered(roots: Sequence[Root], cuts: dict[str, list[Cut]]) -> ReferencePath:

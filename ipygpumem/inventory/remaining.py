@@ -9,8 +9,8 @@ refers to them.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import compress
 from operator import attrgetter, not_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -33,6 +33,10 @@ _MOST_ROWS = 50
 """Maximum number of objects of one type in a container to list one by one."""
 _MOST_MIXED = 100
 """Maximum number of small objects of several types whose holders are all searched."""
+_MOST_LABELS = 200
+"""Maximum number of measurements that are compared with each other."""
+_MOST_SHARED = 1_000_000
+"""Maximum number of objects to examine behind an object that shares memory with another one."""
 _NO_DATA = (ModuleType, type, FunctionType, BuiltinFunctionType, MethodType, *NOT_ENTERED)
 
 
@@ -87,8 +91,8 @@ def find(
     kept: Iterable[object],
     smallest: int,
     size_bytes: int,
-) -> Iterator[Remaining]:
-    """Yield the remaining memory, in no particular order.
+) -> list[Remaining]:
+    """Return the remaining memory, in no particular order.
 
     Args:
         heap: the live objects.
@@ -111,16 +115,17 @@ def find(
     for part in received:
         # Asked once for all items: each question goes through all nodes.
         not_counted = counted.not_counted(set(map(id, part.items)))
-        items = [item for item in part.items if id(item) in not_counted]
-        yield from search.rows(items, part.name, part.chain)
+        items = [item for item in part.items if id(item) in not_counted or search.is_in_row(item)]
+        search.add_rows(items, part.name, part.chain)
     if search.is_done():
-        return
+        return search.remaining
     not_counted = counted.not_counted(new)
     entries = without_old_blocks(_entries(heap, new, not_counted), new)
     entries += _pending_tasks(heap, not_counted)
-    yield from search.rows([*entries, *elsewhere])
+    search.add_rows([*entries, *elsewhere])
     if not search.is_done():
-        yield from search.rows(heap.in_arrays(counted.not_counted(new)))
+        search.add_rows(heap.in_arrays(counted.not_counted(new)))
+    return search.remaining
 
 
 class _Search:
@@ -130,25 +135,117 @@ class _Search:
         counted: has measured everything that is named already, and the old objects.
         smallest: minimum bytes of a row.
         size_bytes: the memory to find.
+
+    Attributes:
+        remaining: the memory that was found.
     """
 
     def __init__(self, counted: Sizes, smallest: int, size_bytes: int) -> None:
+        self.remaining: list[Remaining] = []
         self._counted = counted
         self._smallest = smallest
         self._left_bytes = size_bytes
         self._is_old_perhaps = not counted.complete
+        self._measured = 0
+        """Number of measurements, each of which has its number as its label."""
+        self._large: dict[str, int] = {}
+        """The position in ``remaining`` of each object alone, by the label of its measurement."""
 
     def is_done(self) -> bool:
         """Return True if less than a row's bytes are left to find."""
         return self._left_bytes < self._smallest
 
-    def rows(
+    def is_in_row(self, item: object) -> bool:
+        """Return True for an object that the row of another object has counted."""
+        return self._counted.label_of(item) in self._large and not self._has_row(item)
+
+    def _has_row(self, item: object) -> bool:
+        """Return True for an object that has a row, whose holders are all searched."""
+        for position in self._large.values():
+            if any(other is item for other in self.remaining[position].items):
+                return True
+        return False
+
+    def add_rows(
         self, items: Sequence[object], name: str = "", chain: tuple[object, ...] = ()
-    ) -> Iterator[Remaining]:
-        """Yield the rows of new objects to which a name leads through a chain of objects."""
-        for row, objects in _rows(items, self._counted, self._smallest):
-            self._left_bytes -= row.size_bytes
-            yield Remaining(row, objects, name, chain, self._is_old_perhaps)
+    ) -> None:
+        """Add a row for each large object, one for many of a type, and one for the rest.
+
+        Args:
+            items: new objects.
+            name: the name that leads to them; empty if there is none.
+            chain: the name's object, and the objects from it to the container of the items.
+        """
+        small, size_of_small = list[object](), 0
+        unique = list(by_identity(items).values())
+        for key in types_of(unique):
+            same = of_types({key}, unique)
+            groups = [[item] for item in same]
+            if len(same) > _MOST_ROWS:
+                groups = [same]
+            for group in groups:
+                size, label = self._measure(group)
+                if size.size_bytes >= self._smallest:
+                    if len(group) == 1 and label:
+                        self._large[label] = len(self.remaining)
+                    self._add(row_of(group, size), group, name, chain)
+                elif not self._shares_row(group, size, chain):
+                    small += group
+                    size_of_small += size.size_bytes
+        if size_of_small >= self._smallest:
+            self._add(row_of(small, Size({"cpu": size_of_small})), small, name, chain)
+
+    def _measure(self, group: Sequence[object]) -> tuple[Size, str]:
+        """Return the memory of some objects that nothing has counted yet, and the label of the
+        measurement; the label is empty after many measurements, each of which compares all labels.
+        """
+        self._measured += 1
+        label = ""
+        if self._measured <= _MOST_LABELS:
+            label = str(self._measured)
+        measured = group[0] if len(group) == 1 else group
+        return self._counted.measure(measured, label), label
+
+    def _add(
+        self,
+        row: RetainedArray,
+        items: Sequence[object],
+        name: str,
+        chain: tuple[object, ...],
+    ) -> None:
+        self._left_bytes -= row.size_bytes
+        self.remaining.append(Remaining(row, tuple(items), name, chain, self._is_old_perhaps))
+
+    def _shares_row(self, group: Sequence[object], size: Size, chain: tuple[object, ...]) -> bool:
+        """Add an object to the row of another one that leads to the same memory; return False if
+        there is none.
+
+        The memory is freed only without both. An example are the tuples of ``results.append((i,
+        model))`` in a loop: only the first one's row has the model's bytes.
+        """
+        labels = [*size.also_in, self._counted.label_of(group[0])]
+        rows = [self._large[label] for label in labels if label in self._large]
+        if len(group) > 1 or not rows:
+            return False
+        if Sizes(limit=_MOST_SHARED).measure(group[0]).size_bytes < self._smallest:
+            return False
+        row = self.remaining[rows[0]]
+        items = (*row.items, *group)
+        name, chain_of_row = row.name, row.chain
+        if list(map(id, chain)) != list(map(id, row.chain)):
+            name, chain_of_row = "", ()  # the search for holders finds each of them
+        together = {"cpu": row.held.size_bytes + size.size_bytes}
+        held = replace(
+            row_of(items, Size(together)),
+            device=row.held.device,
+            is_at_least=row.held.is_at_least or size.is_at_least,
+            uncounted=tuple(sorted({*row.held.uncounted, *size.uncounted})),
+        )
+        self._left_bytes -= size.size_bytes
+        self.remaining[rows[0]] = replace(
+            row, held=held, items=items, name=name, chain=chain_of_row
+        )
+        return True
 
 
 def _received(names: Mapping[str, object], contents: Contents, new: set[int]) -> list[Received]:
@@ -246,25 +343,3 @@ def _types_without_data(items: Sequence[object]) -> set[int]:
 
 def _is_tools(item: object) -> bool:
     return module_of(item).partition(".")[0] in TOOLS
-
-
-def _rows(
-    items: Sequence[object], counted: Sizes, smallest: int
-) -> Iterator[tuple[RetainedArray, tuple[object, ...]]]:
-    """Yield a row for each large object, one for many of a type, and one for the rest."""
-    small, size_of_small = list[object](), 0
-    for key in types_of(items):
-        same = of_types({key}, items)
-        groups = [[item] for item in same]
-        if len(same) > _MOST_ROWS:
-            groups = [same]
-        for group in groups:
-            measured = group[0] if len(group) == 1 else group
-            size = counted.measure(measured)
-            if size.size_bytes >= smallest:
-                yield row_of(group, size), tuple(group)
-            else:
-                small += group
-                size_of_small += size.size_bytes
-    if size_of_small >= smallest:
-        yield row_of(small, Size({"cpu": size_of_small})), tuple(small)

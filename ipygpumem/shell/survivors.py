@@ -383,7 +383,7 @@ class _SearchAtEnd:
             smallest=self.smallest,
             size_bytes=growth.size_bytes - in_arrays,
         )
-        return list(remaining)
+        return remaining
 
     def _cell_of(self, name: str) -> int | None:
         """Return the cell that bound a name, before later cells rebind it."""

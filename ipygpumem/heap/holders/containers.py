@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import elements, is_array, is_of_library, read_array
-from ipygpumem.heap.holders.cuts import Cut, Kind, Listing, split
+from ipygpumem.heap.holders.cuts import Cut, Kind, Listing, split, statement_of, with_repeated
 from ipygpumem.heap.holders.path import LONGEST_PATH, Path
 from ipygpumem.heap.holders.references_of import items_of, position_of
 from ipygpumem.heap.holders.tasks import is_pending, is_waiting_timer
@@ -115,9 +115,7 @@ def _value_at(owner: str, key: object, position: int, listing: Listing) -> _Entr
         return _Entry(shown, "", "")
     imports, expression = split(owner)  # ``import m; m.x`` is no expression
     code = f"{imports}{listing.values_of(expression)}[{position}]"
-    return _Entry(
-        shown, code, f"{imports}{expression}[{listing.keys_of(expression)}[{position}]]"
-    )
+    return _Entry(shown, code, f"{imports}{expression}[{listing.keys_of(expression)}[{position}]]")
 
 
 def _key_at(owner: str, position: int, listing: Listing) -> _Entry:
@@ -130,8 +128,8 @@ def _key_at(owner: str, position: int, listing: Listing) -> _Entry:
 
 
 def cuts_of_repeated(cut: Cut, parent: Any, child: object) -> list[Cut]:
-    """Return all references from a list, deque or dict to one object, given one of them."""
-    if is_instance(parent, dict):
+    """Return all references from an object to another one, given the first of them."""
+    if is_instance(parent, dict) and cut.kind is Kind.KEY:
         listing = listing_of(parent)
         cuts = list[Cut]()
         for position, (key, value) in enumerate(list(dict.items(parent))):
@@ -140,12 +138,32 @@ def cuts_of_repeated(cut: Cut, parent: Any, child: object) -> list[Cut]:
                 cuts.append(replace(cut, position=position, target=target))
         return cuts
     if cut.kind is not Kind.ITEM:
-        return []
+        return [cut]
     items = items_of(parent)
     positions = [position for position, item in enumerate(items) if item is child]
     return [
         replace(cut, position=position, target=f"{cut.owner}[{position}]") for position in positions
     ]
+
+
+def removal_of_repeated(cuts: Sequence[Cut], parent: object) -> str:
+    """Return the statement that removes all references from a container to one object; empty if
+    there is none.
+
+    Of many references at any positions, it removes those that are the same object.
+    """
+    statement = statement_of(cuts)
+    first = cuts[0]
+    if statement or first.ending:
+        return statement
+    imports, owner = split(first.owner)
+    _, item = split(first.target)
+    if first.kind is Kind.KEY:
+        keys = f"[key for key, value in {owner}.items() if value is {item}]"
+        return f"{imports}[{owner}.pop(key) for key in {keys}];"
+    if first.kind is Kind.ITEM and is_instance(parent, list):
+        return f"{imports}{owner}[:] = [item for item in {owner} if item is not {item}]"
+    return ""
 
 
 def literal(key: object) -> str:
@@ -182,34 +200,75 @@ def _went_into_array(path: Path, parent: Any, child: object) -> None:
     target = ""
     dimensions = len(read_array("shape", parent))
     names = read_array("dtype", parent).names
-    place = _place_in_array(elements(parent) or [], child, names, dimensions)
-    if place and path.code and dimensions > 0:
-        target = f"{path.code}{place}"
-        cut = Cut(Kind.SLOT, id(parent), path.code, target)
+    places = _places_in_array(elements(parent) or [], child, names, dimensions)
+    if places and path.code and dimensions > 0:
+        target = f"{path.code}{places[0]}"
+        cut = _cut_of_elements(path.code, id(parent), places)
     path.enter(" (in an array of objects)", target, cut)
 
 
-def _place_in_array(
+def _cut_of_elements(code: str, array_id: int, places: Sequence[str]) -> Cut | None:
+    """Return the reference of an array's elements to one object.
+
+    Args:
+        code: the code of the array.
+        array_id: its identity.
+        places: the index of each element with the object.
+    """
+    targets = [f"{code}{place}" for place in places]
+    if len(places) > _MOST_ELEMENTS:
+        first_places = dict[str, str]()
+        for place in places:
+            field, _, _ = place.rpartition("[")
+            first_places.setdefault(field, place)
+        targets = [_same_as(code, field, place) for field, place in first_places.items()]
+    return with_repeated([Cut(Kind.SLOT, array_id, code, target) for target in targets])
+
+
+def _same_as(code: str, field: str, place: str) -> str:
+    """Return the code for all elements of an array that are the same object as one of them.
+
+    Args:
+        code: the code of the array.
+        field: the index of a structured array's field, ``['a']``; else empty.
+        place: the index of the element, with the field.
+    """
+    imports, array = split(code)
+    flat = f"{array}{field}.flat"
+    positions = f"position for position, item in enumerate({flat}) if item is {array}{place}"
+    return f"{imports}{flat}[[{positions}]]"
+
+
+_MOST_ELEMENTS = 10
+"""Maximum number of elements that a line names one by one."""
+
+
+def _places_in_array(
     items: list[Any], child: object, names: Sequence[str] | None, dimensions: int
-) -> str:
-    """Return the index of an element, ``[3]`` or ``[1, 2]``, with its field if the array has
-    ``names`` of fields: ``['a'][3]``; empty if it is no element.
+) -> list[str]:
+    """Return the index of each element that is ``child``, ``[3]`` or ``[1, 2]``, with its field if
+    the array has ``names`` of fields: ``['a'][3]``.
 
     Lists that are elements are not entered: such a list may contain itself.
     """
+    places = list[str]()
     waiting: list[tuple[tuple[int, ...], Any]] = [((), items)]
     while waiting:
         index, item = waiting.pop()
-        written = f"[{', '.join(map(str, index))}]"
         if names is None and item is child:
-            return written
+            places.append(_written(index))
         if names is not None and type(item) is tuple:
             for name, value in zip(names, item, strict=True):
                 if value is child:
-                    return f"[{name!r}]{written}"
+                    places.append(f"[{name!r}]{_written(index)}")
         if len(index) < max(1, dimensions) and type(item) is list:
             waiting += [((*index, position), part) for position, part in enumerate(item)]
-    return ""
+    return places[::-1]
+
+
+def _written(index: tuple[int, ...]) -> str:
+    """Return the index of an element as code: ``[1, 2]``."""
+    return f"[{', '.join(map(str, index))}]"
 
 
 def listing_of(items: object) -> Listing:

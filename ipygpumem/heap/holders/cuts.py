@@ -70,6 +70,8 @@ class Cut:
         ending: the call of a method that ends the object first, such as ``cancel()`` of a task.
         columns: the code of the label of each column.
         listing: how code lists the keys of a dict by their positions.
+        repeated: the owner's other references to the same object, such as those of its other
+            attributes: the object dies only without all of them.
     """
 
     kind: Kind
@@ -83,10 +85,21 @@ class Cut:
     ending: str = ""
     columns: tuple[str, ...] = ()
     listing: Listing = Listing.PLAIN
+    repeated: tuple[Cut, ...] = ()
 
     @property
     def statement(self) -> str:
-        """The statement that removes it."""
+        """The statement that removes it, and the owner's other references to the same object."""
+        return in_sequence([cut._statement_of_one() for cut in self.each()])
+
+    def each(self) -> list[Cut]:
+        """Return the reference, and the owner's other references to the same object."""
+        if not self.repeated:
+            return [self]
+        more = [replace(other, outer=self.outer) for other in self.repeated]
+        return [replace(self, repeated=()), *more]
+
+    def _statement_of_one(self) -> str:
         if self.columns:
             return _without_columns(self.owner, self.columns)
         imports, code = split(self.target)
@@ -103,6 +116,15 @@ class Cut:
                 return f"{imports}{code}"
             case _:
                 return f"{imports}del {code}"
+
+
+def with_repeated(cuts: Sequence[Cut]) -> Cut | None:
+    """Return the first of an owner's references to one object, which has the remaining ones; None
+    if there are none.
+    """
+    if not cuts:
+        return None
+    return replace(cuts[0], repeated=tuple(cuts[1:]))
 
 
 def _without_columns(owner: str, labels: Sequence[str]) -> str:
@@ -160,11 +182,13 @@ def statement_of(cuts: Sequence[Cut]) -> str:
 
 def _outermost(cuts: Sequence[Cut]) -> list[Cut]:
     """Return the references, each once, without those of objects that another one removes."""
-    unique = dict.fromkeys(cuts)
+    unique = dict[Cut, None]()
+    for cut in cuts:
+        unique.update(dict.fromkeys(cut.each()))
     outermost = list[Cut]()
     for cut in unique:
         outer = cut.outer
-        while outer is not None and outer not in unique:
+        while outer is not None and unique.keys().isdisjoint(outer.each()):
             outer = outer.outer
         if outer is None:
             outermost.append(cut)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import elements, is_array, is_of_library, is_of_pandas, storage_key
 from ipygpumem.heap.holders.containers import literal
-from ipygpumem.heap.holders.cuts import Cut, Kind
+from ipygpumem.heap.holders.cuts import Cut, Kind, with_repeated
 from ipygpumem.heap.holders.path import Path
 from ipygpumem.heap.holders.references_of import attribute_text
 from ipygpumem.heap.libraries import library_of
@@ -18,6 +18,8 @@ _MOST_COLUMNS = 20_000
 """Maximum number of columns of a frame whose labels are read."""
 _MOST_NAMED = 40
 """Maximum number of columns that one array may have to be removed by their names."""
+_MOST_CELLS = 10
+"""Maximum number of cells with one object that a line empties one by one."""
 
 
 def went_into_frame(path: Path, steps: Sequence[object]) -> int:
@@ -148,17 +150,18 @@ def _went_to_cell(path: Path, steps: Sequence[object], way: _Inside) -> None:
     rows = elements(array) or []
     if not rows or type(rows[0]) is not list:
         rows = [rows]  # an array of one column has one dimension
-    places = list(way.block.mgr_locs)
-    target = ""
-    for place, cells in zip(places, rows, strict=False):
+    cuts = list[Cut]()
+    for place, cells in zip(list(way.block.mgr_locs), rows, strict=False):
         for position, cell in enumerate(cells):
             if cell is child and path.code:
                 where = f"{position}, {place}"
                 if way.manager.ndim == 1:
                     where = f"{position}"
-                target = f"{path.code}.iat[{where}]"
-    cut = Cut(Kind.SLOT, id(array), path.code, target) if target else None
-    path.enter(" (in a column)", target, cut)
+                cuts.append(Cut(Kind.SLOT, id(array), path.code, f"{path.code}.iat[{where}]"))
+    if len(cuts) > _MOST_CELLS:
+        cuts.clear()  # the frame is removed instead
+    target = cuts[0].target if cuts else ""
+    path.enter(" (in a column)", target, with_repeated(cuts))
 
 
 def _went_to_columns(path: Path, frame: object, way: _Inside, target: object) -> None:

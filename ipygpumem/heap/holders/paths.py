@@ -25,14 +25,21 @@ from types import (
 from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library, library_type
-from ipygpumem.heap.holders.containers import CANCEL, went_into
-from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, split, statement_of
+from ipygpumem.heap.bulk import by_identity
+from ipygpumem.heap.holders.containers import (
+    CANCEL,
+    cuts_of_repeated,
+    removal_of_repeated,
+    went_into,
+)
+from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, split, statement_of, with_repeated
 from ipygpumem.heap.holders.data_frames import went_into_frame
 from ipygpumem.heap.holders.frames import FORGET_LAST_ERROR, code_of, frame_of, is_started, peek
 from ipygpumem.heap.holders.mocks import went_into_mock
 from ipygpumem.heap.holders.patches import is_started_patch
 from ipygpumem.heap.holders.path import COMMENT, Path, Way, ended
 from ipygpumem.heap.holders.references_of import (
+    attribute_names,
     attribute_text,
     is_added,
     items_of,
@@ -58,6 +65,7 @@ from ipygpumem.introspect import (
     is_descriptor,
     is_exactly,
     is_instance,
+    is_name,
     is_users,
     is_users_class,
     module_dict,
@@ -165,23 +173,33 @@ class PathWriter:
 
     def cuts_inside(
         self, root: Root, chain: Sequence[object], wanted: Container[int]
-    ) -> list[tuple[object, Cut]]:
-        """Return the references by which the last object of a chain, or an item of it, holds the
-        ``wanted`` objects.
+    ) -> tuple[set[int], list[Cut]]:
+        """Return the ``wanted`` objects, by identity, that the last object of a chain or its items
+        hold, and all references by which they hold these.
 
         The search for them ends one step below the items.
         """
-        holder = chain[-1]
-        items = items_of(holder)
+        items = items_of(chain[-1])
         direct = [item for item in items if id(item) in wanted]
-        found = list(zip(direct, self.cuts_of_items(root, chain, direct), strict=False))
-        for item in items if not direct else ():
-            for part in items_of(item):
-                if id(part) in wanted:
-                    cut = self.way(root, (*chain, item, part)).cut
-                    if cut is not None:
-                        found.append((part, cut))
-        return found
+        if direct:
+            cuts = self.cuts_of_items(root, chain, direct)
+            reached = set(map(id, direct)) if cuts else set[int]()
+            return reached, cuts
+        reached = set[int]()
+        cuts = list[Cut]()
+        for item in by_identity(items).values():
+            for part in by_identity(items_of(item)).values():
+                if id(part) not in wanted:
+                    continue
+                cut = self.way(root, (*chain, item, part)).cut
+                if cut is None:
+                    continue
+                reached.add(id(part))
+                if cut.owner_id == id(item):
+                    cuts += cuts_of_repeated(cut, item, part)
+                else:
+                    cuts.append(cut)
+        return reached, cuts
 
     def cuts_of_items(
         self, root: Root, chain: Sequence[object], items: Sequence[object]
@@ -190,17 +208,22 @@ class PathWriter:
 
         The list is empty if an item cannot be removed by itself.
         """
+        holder = chain[-1]
+        unique = by_identity(items)
         cuts = list[Cut]()
-        for item in items[:_MOST_WRITTEN]:
+        for item in list(unique.values())[:_MOST_WRITTEN]:
             way = self.way(root, (*chain, item))
             if way.cut is None or not way.is_direct:
                 return []
-            cuts.append(way.cut)
-        if len(items) <= _MOST_WRITTEN:
+            cuts += cuts_of_repeated(way.cut, holder, item)
+        if len(unique) <= _MOST_WRITTEN:
             return cuts
-        positions = {id(item): position for position, item in enumerate(items_of(chain[-1]))}
         first = cuts[0]
-        return [replace(first, position=positions[id(item)], target="") for item in items]
+        positions = list[int]()
+        for position, item in enumerate(items_of(holder)):
+            if id(item) in unique:
+                positions.append(position)
+        return [replace(first, position=position, target="") for position in positions]
 
     def removal_of_items(
         self, name: str, chain: Sequence[object], items: Sequence[object]
@@ -215,7 +238,10 @@ class PathWriter:
         root, steps = self._from_name(name, chain)
         path = self.way(root, steps).holder.path
         cuts = self.cuts_of_items(root, steps, items)
-        return ReferencePath(path, statement_of(cuts) or REMOVE_THEM)
+        line = statement_of(cuts)
+        if cuts and len(by_identity(items)) == 1:
+            line = removal_of_repeated(cuts, steps[-1])
+        return ReferencePath(path, line or REMOVE_THEM)
 
     def _name(self, item: object) -> str:
         if is_instance(item, type):
@@ -284,8 +310,9 @@ class PathWriter:
             variable = function.__code__.co_freevars[position]
             code = path.code and f"{path.code}.__closure__[{position}].cell_contents"
             words = f": closure of function {name}, variable {variable}"
-            if code and _assigns(function.__code__, variable):
-                path.enter(words, code, Cut(Kind.ATTRIBUTE, id(after), path.code, code))
+            cut = _cut_of_variable(function, after, path.code)
+            if cut is not None:
+                path.enter(words, code, cut)
             else:
                 path.say(words, code)
             return 3 if len(steps) > 3 else 2
@@ -315,8 +342,11 @@ class PathWriter:
             path.fixed(attribute)
             return
         target = code and f"{code}{attribute}"
-        cut = Cut(kind, id(function), code, target) if code else None
-        path.enter(attribute, target, cut)
+        cuts = list[Cut]()
+        for name in attribute_names(function, value):
+            if kind is Kind.ATTRIBUTE or is_added(function, name):
+                cuts.append(Cut(kind, id(function), code, f"{code}.{name}"))
+        path.enter(attribute, target, with_repeated(cuts) if code else None)
 
     def _cache(self, steps: Sequence[object], path: Path) -> int:
         """Cover an ``lru_cache`` and the dict of its results."""
@@ -403,14 +433,14 @@ class PathWriter:
         if (kind is None or path.is_of_library) and is_added(parent, name[1:]):
             path.is_of_library = False
             kind = Kind.MADE
-        if kind is None and not self._guarded(path, parent, name):
+        if kind is None and not self._guarded(path, parent, child, name):
             path.fixed(shown, target)
         elif kind is not None:
-            cut = Cut(kind, id(parent), path.code, target) if target else None
+            cut = _cut_of_attributes(parent, child, path.code) if target else None
             path.enter(shown, _readable(parent, child, path.code, name), cut)
         return 1
 
-    def _guarded(self, path: Path, parent: object, name: str) -> bool:
+    def _guarded(self, path: Path, parent: object, child: object, name: str) -> bool:
         """Append an attribute of a variable's object that the object's own code does not set, such
         as that of a frozen data class; return False if it is something else.
         """
@@ -418,9 +448,55 @@ class PathWriter:
         if not is_variable or not is_users_class(type(parent)) or not name.startswith("."):
             return False
         imports, code = split(path.code)
-        call = f'{imports}object.__setattr__({code}, "{name[1:]}", None)'
-        path.enter(name, f"{path.code}{name}", Cut(Kind.CALL, id(parent), path.code, call))
+        cuts = list[Cut]()
+        for attribute in filter(is_name, attribute_names(parent, child)):
+            call = f'{imports}object.__setattr__({code}, "{attribute}", None)'
+            cuts.append(Cut(Kind.CALL, id(parent), path.code, call))
+        path.enter(name, f"{path.code}{name}", with_repeated(cuts))
         return True
+
+
+def _cut_of_attributes(owner: object, child: object, code: str) -> Cut | None:
+    """Return the reference from an object to ``child``, with those of its other attributes.
+
+    An attribute that a library's code may need stays.
+    """
+    cuts = list[Cut]()
+    for name in attribute_names(owner, child):
+        kind = kind_of_attribute(owner, name, child)
+        if kind is None and is_added(owner, name):
+            kind = Kind.MADE
+        if kind is not None:
+            cuts.append(Cut(kind, id(owner), code, f"{code}.{name}"))
+    return with_repeated(cuts)
+
+
+def _cut_of_variable(function: FunctionType, cell: CellType, code: str) -> Cut | None:
+    """Return the reference of a closure's variable, with those of its other variables to the same
+    object; None if the function does not assign all of them.
+    """
+    value = _content_of(cell)
+    cuts = list[Cut]()
+    variables = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    for position, (variable, other) in enumerate(variables):
+        if other is not cell and (value is _EMPTY or _content_of(other) is not value):
+            continue
+        if not code or not _assigns(function.__code__, variable):
+            return None
+        target = f"{code}.__closure__[{position}].cell_contents"
+        cuts.append(Cut(Kind.ATTRIBUTE, id(other), code, target))
+    return with_repeated(cuts)
+
+
+_EMPTY = object()
+
+
+def _content_of(cell: CellType) -> object:
+    """Return the object of a variable; ``_EMPTY`` if it has none yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _EMPTY
 
 
 def _readable(owner: object, child: object, code: str, name: str) -> str:

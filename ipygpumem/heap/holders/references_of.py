@@ -113,12 +113,18 @@ def position_of(items: Iterable[object], child: object) -> int:
     return next((index for index, item in enumerate(base.__iter__(items)) if item is child), 0)
 
 
-def attribute_text(owner: object, child: object) -> str:
-    """Return ``.name`` for the attribute of ``owner`` that is ``child``; empty if it
-    has no name.
-    """
+def attribute_names(owner: object, child: object) -> list[str]:
+    """Return the names of the attributes of ``owner`` that are ``child``."""
     attributes = [*(instance_dict(owner) or {}).items(), *slots(owner).items()]
-    name = next((text_of(name) for name, value in attributes if value is child), "")
+    return [text_of(name) for name, value in attributes if value is child]
+
+
+def attribute_text(owner: object, child: object) -> str:
+    """Return ``.name`` for the first attribute of ``owner`` that is ``child``; empty if it has no
+    name.
+    """
+    names = attribute_names(owner, child)
+    name = names[0] if names else ""
     if not name:
         return ""
     return f".{name}" if is_name(name) else " (in an attribute)"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library, library_type
-from ipygpumem.heap.holders.cuts import Cut, Kind, split
+from ipygpumem.heap.holders.cuts import Cut, Kind, split, with_repeated
 from ipygpumem.heap.holders.path import Path
 from ipygpumem.heap.holders.references_of import attribute_text, position_of
 from ipygpumem.introspect import (
@@ -69,10 +69,14 @@ def _went_into_local(path: Path, steps: Sequence[object]) -> int:
     """
     names = vars(steps[0])
     for taken, item in enumerate(steps[1:], start=1):
-        name = next((name for name, value in list(names.items()) if value is item), "")
-        if is_name(text_of(name)):
-            target = f"{path.code}.{name}"
-            path.enter(f".{name}", target, Cut(Kind.ATTRIBUTE, id(steps[0]), path.code, target))
+        cuts = list[Cut]()
+        for name, value in list(names.items()):
+            if value is item and is_name(text_of(name)):
+                target = f"{path.code}.{name}"
+                cuts.append(Cut(Kind.ATTRIBUTE, id(steps[0]), path.code, target))
+        if cuts:
+            target = cuts[0].target
+            path.enter(target.removeprefix(path.code), target, with_repeated(cuts))
             return taken
         if not is_exactly(item, dict):
             return 0

@@ -7,13 +7,13 @@ text or numbers, so that no user code runs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from ipygpumem.heap.arrays import StorageKey, is_of_library, storage_key
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import MOST_VISITS, BackwardSearch, Steps, Ways, WayTo
-from ipygpumem.heap.holders.containers import cuts_of_repeated
+from ipygpumem.heap.holders.containers import cuts_of_repeated, removal_of_repeated
 from ipygpumem.heap.holders.cuts import Cut, Kind, statement_of
 from ipygpumem.heap.holders.graphs import GRADIENT, Keeper, keepers, requiring_grad
 from ipygpumem.heap.holders.path import Way, joined, line_of
@@ -331,9 +331,8 @@ class _Explanation:
 
     def _way_inside(self, root: Root, steps: Steps, row: Row, rows: RowHolders) -> Way:
         """Return the line that takes the arrays of a row out of the last object of a chain."""
-        pairs = self._writer.cuts_inside(root, steps, row.array_ids)
-        reached = {row.array_ids[id(item)] for item, _ in pairs}
-        cuts = [cut for _, cut in pairs]
+        array_ids, cuts = self._writer.cuts_inside(root, steps, row.array_ids)
+        reached = set(map(row.array_ids.__getitem__, array_ids))
         if not row.held <= reached:
             leading = rows.items_leading_to(row, items_of(steps[-1]))
             if any(is_of_library(item, "matplotlib.artist", "Artist") for item in leading):
@@ -371,11 +370,12 @@ class _Explanation:
         holders.sort(key=lambda holder: nearest not in holder.ways)
         if not holders or nearest not in holders[0].ways:
             holders.insert(0, _Holder(None, [nearest], []))
-        written = list[Way]()
+        removed = set[tuple[int, int]]()
         by_advice = dict[str, Way]()
         for holder in holders:
-            remaining = holder.without(written)
-            written += remaining.ways
+            remaining = holder.without(removed)
+            for way in remaining.ways:
+                removed.update(_removed_by(way))
             for way in remaining.together():
                 by_advice.setdefault(way.holder.advice, way)
         return list(by_advice.values())
@@ -403,41 +403,50 @@ class _Holder(NamedTuple):
     items: list[object]
     """The holder's item on each way."""
 
-    def without(self, written: Sequence[Way]) -> _Holder:
+    def without(self, removed: Set[tuple[int, int]]) -> _Holder:
         """Return the holder without the ways on which an earlier line removes a reference.
 
         A library's object may refer to itself by many paths: all of them lead through the attribute
         that the first line removes.
+
+        Args:
+            removed: the identities of the two objects of each reference that a line removes.
         """
         ways, items = list[Way](), list[object]()
         for way, item in itertools.zip_longest(self.ways, self.items):
-            if not any(_is_cut_by(way, earlier) for earlier in written):
+            if removed.isdisjoint(itertools.pairwise(way.step_ids)):
                 ways.append(way)
                 items.append(item)
         return _Holder(self.item, ways, items)
 
     def together(self) -> list[Way]:
         """Return one way that removes all references of a container, or the ways if none can."""
-        cuts = list[Cut]()
+        cuts_of_items = list[list[Cut]]()
         for way, item in zip(self.ways, self.items, strict=True):
             if self.item is None or way.cut is None or way.cut.owner_id != id(self.item):
                 return self.ways
-            cuts += cuts_of_repeated(way.cut, self.item, item) or [way.cut]
+            cuts_of_items.append(cuts_of_repeated(way.cut, self.item, item))
+        cuts = list(itertools.chain.from_iterable(cuts_of_items))
+        if len(cuts) < 2:
+            return self.ways
         advice = statement_of(cuts)
-        if len(cuts) < 2 or not advice:
+        if len(cuts_of_items) == 1:
+            advice = removal_of_repeated(cuts, self.item)
+        if not advice:
             return self.ways
         path = f"{self.ways[0].holder.path}, and {len(cuts) - 1} more there"
         return [Way(ReferencePath(path, advice), tuple(cuts))]
 
 
-def _is_cut_by(way: Way, earlier: Way) -> bool:
-    """Return True if the reference that an earlier way removes is on a way, too."""
-    cut = earlier.cut
-    if cut is None or cut.owner_id not in earlier.step_ids[:-1]:
-        return False
-    position = earlier.step_ids.index(cut.owner_id)
-    removed = earlier.step_ids[position : position + 2]
-    return removed in list(itertools.pairwise(way.step_ids))
+def _removed_by(way: Way) -> list[tuple[int, int]]:
+    """Return the identities of the two objects of the reference that a way's line removes; nothing
+    if it removes none on the way.
+    """
+    cut = way.cut
+    if cut is None or cut.owner_id not in way.step_ids[:-1]:
+        return []
+    position = way.step_ids.index(cut.owner_id)
+    return [(cut.owner_id, way.step_ids[position + 1])]
 
 
 def _order(holder: ReferencePath) -> tuple[bool, int, str]:
