@@ -1,13 +1,26 @@
-"""The order of the parts of a line that removes an object from several places."""
+"""The parts of a line that removes an object from several places, and their order."""
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+
 import pytest
 
+from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders import containers
 from ipygpumem.heap.holders.cuts import Cut, Kind, statement_of
 from ipygpumem.heap.holders.path import Way, joined
+from ipygpumem.heap.holders.roots import Root, Roots
+from ipygpumem.heap.holders.search import explain
+from ipygpumem.introspect import is_ours
 from ipygpumem.records import ReferencePath
+
+pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+
+
+class Item:
+    """An object that many places hold."""
 
 
 def way(line: str) -> Way:
@@ -39,3 +52,32 @@ def test_a_list_that_contains_itself_in_an_array_is_not_entered() -> None:
     child = object()
     assert containers._places_in_array([child, endless], child, None, 1) == ["[0]"]
     assert containers._places_in_array([[endless], [[child]]], child, None, 1) == []
+
+
+def calls_to_explain(number: int) -> int:
+    """Return how many of our functions a search calls for an object in a number of dicts."""
+    item = Item()
+    names = {"rows": [{"item": item} for _ in range(number)]}
+    heap = Heap()
+    roots = Roots(
+        {id(names): Root.of_variable}, hidden=frozenset({id(sys._getframe())}), names=names
+    )
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        if event == "call" and is_ours(frame.f_code.co_filename):
+            calls += 1
+
+    sys.setprofile(count)
+    try:
+        holders = explain((), heap, roots, more=[item], all_places=True)
+    finally:
+        sys.setprofile(None)
+    assert "and " in holders["object", id(item)].path
+    return calls
+
+
+def test_calls_grow_with_the_places_of_an_object_not_their_square() -> None:
+    calls_to_explain(10)
+    assert calls_to_explain(800) < 2.2 * calls_to_explain(400)
