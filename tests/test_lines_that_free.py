@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import sys
 from types import FrameType
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders import containers
 from ipygpumem.heap.holders.cuts import Cut, Kind, statement_of
+from ipygpumem.heap.holders.patches import started_patches, stopping
 from ipygpumem.heap.holders.path import Way, joined
 from ipygpumem.heap.holders.roots import Root, Roots
 from ipygpumem.heap.holders.search import explain
@@ -21,6 +26,8 @@ pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 
 class Item:
     """An object that many places hold."""
+
+    part: object = None
 
 
 def way(line: str) -> Way:
@@ -52,6 +59,57 @@ def test_a_list_that_contains_itself_in_an_array_is_not_entered() -> None:
     child = object()
     assert containers._places_in_array([child, endless], child, None, 1) == ["[0]"]
     assert containers._places_in_array([[endless], [[child]]], child, None, 1) == []
+
+
+def patches_of(kind: str) -> list[Any]:
+    """Return patches that replace attributes, two of which are alike in some way."""
+    one, other = Item(), Item()
+    settings = {"a": 1}
+    patches: dict[str, list[Any]] = {
+        "of different names": [mock.patch("json.dumps"), mock.patch("json.loads")],
+        "of equal names": [mock.patch("json.dumps"), mock.patch("pickle.dumps")],
+        "of one attribute": [mock.patch("json.dumps"), mock.patch("json.dumps")],
+        "of instances": [
+            mock.patch.object(one, "part", 1),
+            mock.patch.object(other, "part", 2),
+        ],
+        "of a dict": [mock.patch.dict(settings, a=2), mock.patch("json.dumps")],
+    }
+    return [*patches[kind], mock.patch("json.load")]
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "of different names",
+        "of equal names",
+        "of one attribute",
+        "of instances",
+        "of a dict",
+    ],
+)
+def test_lines_that_stop_patches_work_in_any_order(kind: str, is_reversed: bool) -> None:
+    originals = json.dumps, json.loads, json.load, pickle.dumps
+    for patch in patches_of(kind):
+        patch.start()
+    lines = list(map(stopping, started_patches()))
+    if is_reversed:
+        lines.reverse()
+    for line in lines:
+        exec(line, {})
+    assert started_patches() == []
+    assert originals == (json.dumps, json.loads, json.load, pickle.dumps)
+
+
+def test_a_line_stops_only_the_patches_of_its_attribute() -> None:
+    first, second = mock.patch("json.dumps"), mock.patch("json.loads")
+    first.start()
+    second.start()
+    exec(stopping(first), {})
+    remaining = started_patches()
+    second.stop()
+    assert remaining == [second]
 
 
 def calls_to_explain(number: int) -> int:

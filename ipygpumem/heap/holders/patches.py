@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 from ipygpumem.heap.arrays import library_type
-from ipygpumem.introspect import attribute_of, class_dict, is_exactly
+from ipygpumem.introspect import (
+    attribute_of,
+    class_dict,
+    is_exactly,
+    is_instance,
+    module_dict,
+    name_of,
+    text_of,
+)
 
 
 def started_patches() -> list[object]:
@@ -29,9 +39,40 @@ def patch_of(owner: object, name: str) -> object:
 
 
 def stopping(patch: object) -> str:
-    """Return the line that stops a started patch without a name."""
+    """Return the line that stops a started patch without a name.
+
+    It names no position in the list of started patches, which another line may have changed. If
+    several patches replace one attribute, it stops all of them, the last one first: any other
+    order would put a replacement back instead of the original.
+    """
     patches = started_patches()
     if len(patches) == 1:
         return "import unittest.mock; unittest.mock.patch.stopall()"
-    position = next(place for place, other in enumerate(patches) if other is patch)
-    return f"import unittest.mock; unittest.mock._patch._active_patches[{position}].stop()"
+    every = "for patch in unittest.mock._patch._active_patches[::-1]"
+    return f"import unittest.mock; [patch.stop() {every} if {_condition(patch, patches)}];"
+
+
+def _condition(patch: object, patches: Sequence[object]) -> str:
+    """Return the expression that is true for a patch, and for each other one of its attribute."""
+    attribute = attribute_of(patch, "attribute")
+    target = attribute_of(patch, "target")
+    if type(attribute) is str:  # ``patch.dict`` has none
+        of_name = [other for other in patches if attribute_of(other, "attribute") == attribute]
+        condition = f'getattr(patch, "attribute", None) == {attribute!r}'
+        targets = [attribute_of(other, "target") for other in of_name]
+        if all(other is target for other in targets):
+            return condition
+        name = _name_of_target(target)
+        names = [_name_of_target(other) for other in targets if other is not target]
+        if name and name not in names:
+            return f'{condition} and getattr(patch.target, "__name__", None) == {name!r}'
+    return f"id(patch) == {id(patch)}"
+
+
+def _name_of_target(target: object) -> str:
+    """Return the name of a module or class; empty for another object."""
+    if is_instance(target, ModuleType):
+        return text_of(module_dict(target).get("__name__"))
+    if is_instance(target, type):
+        return name_of(target)
+    return ""
