@@ -247,6 +247,36 @@ CASES: dict[str, Case] = {
         "logging.getLogger('mine').error('goes on')",
         sees_libraries=True,
     ),
+    "a handler next to a small one": Case(
+        "lg.addHandler(Keeping(x))",
+        """
+        import logging
+        class Keeping(logging.Handler):
+            def __init__(self, data=None):
+                super().__init__()
+                self.data = data
+            def emit(self, record): pass
+        lg = logging.getLogger("mine")
+        lg.addHandler(Keeping())
+        """,
+        "assert len(lg.handlers) == 1; lg.error('goes on')",
+        kinds=("object",),
+        sees_libraries=True,
+    ),
+    "two handlers with data": Case(
+        "lg.addHandler(Keeping(x)); lg.addHandler(Keeping(np.ones(1 << 18)))",
+        """
+        import logging
+        class Keeping(logging.Handler):
+            def __init__(self, data=None):
+                super().__init__()
+                self.data = data
+            def emit(self, record): pass
+        lg = logging.getLogger("mine")
+        """,
+        "lg.error('goes on')",
+        sees_libraries=True,
+    ),
     "a logging filter": Case(
         """
         def only(record, data=x):

@@ -23,7 +23,9 @@ for number in range(10_000):
     handler.buffer.append(logging.makeLogRecord({"msg": "x" * 900 + str(number)}))
 """
 _LOGGER = f"{_RECORDS}log = logging.getLogger('mine'); log.addHandler(handler); del handler"
-_OF_MINE = 'import logging; logging.getLogger("mine").handlers.clear()'
+_OF_MINE = (
+    'import logging; logging.getLogger("mine").removeHandler(logging.getLogger("mine").handlers[0])'
+)
 _WIDGETS = """
 from tests.stand_ins import install
 install("ipywidgets")
@@ -33,18 +35,34 @@ CASES = {
     "a handler of a logger": (f"{_LOGGER}; del log", _OF_MINE),
     "a handler of the root logger": (
         f"{_RECORDS}logging.getLogger().addHandler(handler); del handler",
-        "import logging; logging.getLogger().handlers.clear()",
+        "import logging; logging.getLogger().removeHandler(logging.getLogger().handlers[0])",
     ),
-    "a filter": (
+    "a filter of a handler": (
         f"""{_RECORDS}
 class Counting(logging.Filter):
     def __init__(self):
         self.seen = [str(number) * 20 for number in range(50_000)]
-logging.getLogger('mine').addHandler(logging.NullHandler())
-logging.getLogger('mine').handlers[0].addFilter(Counting())
+logging.getLogger('filtered').addHandler(logging.NullHandler())
+logging.getLogger('filtered').handlers[0].addFilter(Counting())
 del handler, Counting
 """,
-        _OF_MINE,
+        'import logging; logging.getLogger("filtered").handlers[0].removeFilter('
+        'logging.getLogger("filtered").handlers[0].filters[0])',
+    ),
+    "a filter of a logger": (
+        """
+import logging
+logging.getLogger("strict").addHandler(logging.NullHandler())
+logging.getLogger("strict").addFilter(logging.Filter())
+class Counting(logging.Filter):
+    def __init__(self):
+        self.seen = [str(number) * 20 for number in range(50_000)]
+logging.getLogger("strict").addFilter(Counting())
+del Counting
+""",
+        'import logging; [logging.getLogger("strict").removeFilter(item) '
+        'for item in logging.getLogger("strict").filters[:] '
+        'if type(item).__name__ == "Counting"];',
     ),
     "widgets": (
         f"""{_WIDGETS}
@@ -73,6 +91,33 @@ def test_what_a_registry_keeps_is_one_row(notebook: Kernel, case: str) -> None:
     ]
     ok(notebook, rows[0][2])
     assert left(notebook) == []
+
+
+def test_each_handler_has_a_row_and_a_line_that_keeps_the_rest(notebook: Kernel) -> None:
+    ok(
+        notebook,
+        f"""
+{_RECORDS}
+logging.getLogger('several').addHandler(handler)
+for number in range(2):
+    handler = logging.handlers.MemoryHandler(10**7, flushLevel=1000)
+    for count in range(5_000):
+        handler.buffer.append(logging.makeLogRecord({{"msg": "y" * 900 + str(count)}}))
+    logging.getLogger("several").addHandler(handler)
+logging.getLogger("several").addHandler(logging.NullHandler())
+del handler
+""",
+    )
+    rows = left(notebook)
+    assert len(rows) == 3
+    for _, _, line in rows:
+        ok(notebook, line)
+    assert left(notebook) == []
+    ok(
+        notebook,
+        'assert [type(item).__name__ for item in logging.getLogger("several").handlers] == '
+        '["NullHandler"]; logging.getLogger("several").handlers.clear()',
+    )
 
 
 def test_figures_of_pyplot_are_one_row(notebook: Kernel) -> None:

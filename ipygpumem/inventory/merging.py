@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import NamedTuple
 
 from ipygpumem.heap.holders.cuts import Cut, Kind, inside, statement_of
 from ipygpumem.heap.holders.roots import REMOVE_THEM, Root
@@ -87,7 +88,9 @@ def holder_of_all(holders: Sequence[ReferencePath], cuts: dict[str, list[Cut]]) 
         return row.holder
     path = f"{first.path}, and {len(holders) - 1:,} more"
     line = ""
-    if all(_line_of(holder) in cuts for holder in holders):
+    if _are_equal(map(_line_of, holders)):
+        line = first.advice  # such as ``mock.reset_mock()``
+    elif all(_line_of(holder) in cuts for holder in holders):
         line = statement_of(removed)  # of several containers
     if line:
         cuts[line] = removed
@@ -163,17 +166,37 @@ def _devices_of(rows: Sequence[RetainedArray]) -> str:
 # -- groups ---------------------------------------------------------------------------------------
 
 
+class _Moved(NamedTuple):
+    """The identities of containers in which removing a row moves what other rows name by position."""
+
+    containers: set[int]
+    """Those from which rows are removed."""
+    registries: set[int]
+    """Lists with a call that removes an item, such as a logger's handlers, from which rows are
+    removed, and through which the lines of other rows lead.
+    """
+
+    @classmethod
+    def of(cls, rows: Sequence[_Removable]) -> _Moved:
+        """Return those of some rows."""
+        containers, called, passed = set[int](), set[int](), set[int]()
+        for row in rows:
+            for cut in row.cuts:
+                if _is_in_container(row, cut):
+                    containers.add(cut.owner_id)
+                if cut.kind is Kind.CALL and cut.owner_id:
+                    called.add(cut.owner_id)
+                passed.update(outer.owner_id for outer in _outer(cut) if outer.kind is Kind.CALL)
+        return cls(containers, called & passed)
+
+
 def _groups(rows: Sequence[_Removable]) -> list[list[_Removable]]:
     """Return the rows in groups that one line may free."""
-    emptied = set[int]()
-    for row in rows:
-        for cut in row.cuts:
-            if _is_in_container(row, cut):
-                emptied.add(cut.owner_id)
+    moved = _Moved.of(rows)
     group_of = dict[object, list[_Removable]]()
     for row in rows:
         group = [row]
-        for place in _places(row, emptied):
+        for place in _places(row, moved):
             other = group_of.setdefault(place, group)
             if other is not group:
                 other += group
@@ -196,19 +219,17 @@ def _replace(
             group_of[place] = other
 
 
-def _places(row: _Removable, emptied: set[int]) -> Iterator[object]:
-    """Yield the keys of the groups to which a row belongs.
-
-    Args:
-        row: the row.
-        emptied: identities of the containers from which rows are removed.
-    """
+def _places(row: _Removable, moved: _Moved) -> Iterator[object]:
+    """Yield the keys of the groups to which a row belongs."""
     yield row.cuts  # one line frees both
     for cut in row.cuts:
         if _is_in_container(row, cut):
             yield cut.owner_id
+        for other in (cut, *_outer(cut)):
+            if other.kind is Kind.CALL and other.owner_id in moved.registries:
+                yield other.owner_id
         for outer in _outer(cut):
-            if outer.kind is Kind.ITEM and outer.owner_id in emptied:
+            if outer.kind is Kind.ITEM and outer.owner_id in moved.containers:
                 yield outer.owner_id  # another row's removal moves the items of this list
         container = cut.outer
         if container is not None and container.kind is Kind.ITEM and not row.row.name:

@@ -372,7 +372,7 @@ class _SearchAtEnd:
                 listed.append(item)
         sizes.leave_out(listed)
         in_arrays = sum(item.size_bytes for item in self.alive)
-        remaining = find(
+        return find(
             heap,
             self._names(),
             baseline.contents,
@@ -383,7 +383,6 @@ class _SearchAtEnd:
             smallest=self.smallest,
             size_bytes=growth.size_bytes - in_arrays,
         )
-        return remaining
 
     def _cell_of(self, name: str) -> int | None:
         """Return the cell that bound a name, before later cells rebind it."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from ipygpumem.introspect import type_name
+
 _MOST_KEYS = 4
 """Maximum number of items that a statement names one by one."""
 _MOST_POSITIONS = 40
@@ -116,6 +118,22 @@ class Cut:
                 return f"{imports}{code}"
             case _:
                 return f"{imports}del {code}"
+
+
+def condition_of(item: object, items: Sequence[object], variable: str) -> str:
+    """Return the expression that is true for one of several objects in a registry.
+
+    A position would be that of another object once a line has removed an earlier one.
+
+    Args:
+        item: the object.
+        items: all objects in the registry.
+        variable: the name of a loop's variable that refers to each of them.
+    """
+    name = type_name(item)
+    if [type_name(other) for other in items].count(name) == 1:
+        return f'type({variable}).__name__ == "{name}"'
+    return f"id({variable}) == {id(item)}"
 
 
 def with_repeated(cuts: Sequence[Cut]) -> Cut | None:

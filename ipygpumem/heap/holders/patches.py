@@ -69,7 +69,7 @@ def _condition(patch: object, patches: Sequence[object]) -> str:
     return f"id(patch) == {id(patch)}"
 
 
-def _name_of_target(target: object) -> str:
+def _name_of_target(target: Any) -> str:
     """Return the name of a module or class; empty for another object."""
     if is_instance(target, ModuleType):
         return text_of(module_dict(target).get("__name__"))

@@ -8,8 +8,9 @@ from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.holders.cuts import Cut, Kind, split, with_repeated
+from ipygpumem.heap.holders.loggers import is_filterer, went_into_logger
 from ipygpumem.heap.holders.path import Path
-from ipygpumem.heap.holders.references_of import attribute_text, position_of
+from ipygpumem.heap.holders.references_of import position_of
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,
@@ -32,8 +33,8 @@ def went_into_registry(path: Path, steps: Sequence[object], names: Mapping[str, 
     if len(steps) < 3 or not path.code:
         return 0
     parent, child, item = steps[:3]
-    if is_exactly(child, list) and is_of_library(parent, "logging", "Filterer"):
-        return _went_into_logger(path, parent, child, item)
+    if is_exactly(child, list) and is_filterer(parent):
+        return went_into_logger(path, parent, child, item)  # type: ignore[arg-type]  # a list
     if is_exactly(child, dict) and parent is library_type("weakref", "finalize"):
         return _went_into_finalizers(path, child, item)
     is_manager = is_of_library(parent, "IPython.core.events", "EventManager")
@@ -94,23 +95,6 @@ def _went_into_connection(path: Path, steps: Sequence[object]) -> int:
         path.enter(".row_factory", target, cut)
         return 1
     return 0
-
-
-def _went_into_logger(path: Path, owner: object, items: Any, item: object) -> int:
-    """Append a handler or filter of a logger."""
-    name = attribute_text(owner, items)
-    method = {".handlers": "removeHandler", ".filters": "removeFilter"}.get(name)
-    if method is None:
-        return 0
-    position = position_of(items, item)
-    imports, code = split(path.code)
-    call = f"{imports}{code}.{method}({code}{name}[{position}])"
-    path.enter(
-        f"{name}[{position}]",
-        f"{path.code}{name}[{position}]",
-        Cut(Kind.CALL, id(items), path.code, call),
-    )
-    return 2
 
 
 def _went_into_finalizers(path: Path, registry: Any, info: object) -> int:

@@ -7,26 +7,21 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import compress
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import library_type
-from ipygpumem.heap.bulk import kinds_of
 from ipygpumem.heap.holders import widgets
 from ipygpumem.heap.holders.cuts import Cut, Kind, split
+from ipygpumem.heap.holders.loggers import handlers_and_filters, loggers
 from ipygpumem.heap.holders.patches import started_patches
 from ipygpumem.heap.holders.roots import OF_MODULE, Root
 from ipygpumem.heap.holders.tasks import event_loops, scheduled_on, timers_of
 from ipygpumem.introspect import (
     attribute_of,
-    instance_dict,
-    is_exactly,
     is_instance,
     loaded_object,
-    target_of,
-    text_of,
 )
 
 _RANK = 1
@@ -41,8 +36,8 @@ class Registered(NamedTuple):
 
 
 def kept_by_registries(names: Mapping[str, object]) -> list[list[Registered]]:
-    """Return the objects that registries keep alive without a name, by registry: the handlers and
-    filters of each logger, the figures of pyplot, the widgets.
+    """Return the objects that registries keep alive without a name, in groups that have one row:
+    each handler and filter of a logger, the figures of pyplot, the widgets.
 
     Args:
         names: the user's names, to write code.
@@ -50,15 +45,8 @@ def kept_by_registries(names: Mapping[str, object]) -> list[list[Registered]]:
     registry = widgets.WidgetRegistry.of_process(names)
     figures = _Figures.of_process(names, registry)
     by_registry = list[list[Registered]]()
-    for logger, root in _loggers(names):
-        attributes = instance_dict(logger) or {}
-        objects = list[object]()
-        for name in ("handlers", "filters"):
-            items: Any = attributes.get(name)
-            if is_exactly(items, list):  # the iterator of a subclass would run the user's code
-                objects += items
-        if objects:
-            by_registry.append([Registered(root, objects)])
+    for item, root in handlers_and_filters(names):
+        by_registry.append([Registered(root, [item])])
     if figures is not None and figures.managers:
         by_registry.append(figures.registered())
     if registry is not None and registry.by_model:
@@ -96,7 +84,7 @@ class Registries:
 
     def _add_loggers(self, names: Mapping[str, object]) -> None:
         """Add the loggers: the logging module keeps each one, with its handlers and filters."""
-        for logger, root in _loggers(names):
+        for logger, root in loggers(names):
             self.kept[id(logger)] = root
 
     def _add_signal_handlers(self) -> None:
@@ -165,33 +153,6 @@ class Registries:
             self.kept[id(document)] = root
 
 
-def _loggers(names: Mapping[str, object]) -> Iterator[tuple[object, Root]]:
-    """Yield the loggers that the logging module keeps, each with its root."""
-    kind: Any = library_type("logging", "Logger")
-    if kind is None:
-        return
-    named = _names_of_instances(names, kind)
-    root_code = named.get(id(kind.root), "import logging; logging.getLogger()")
-    yield kind.root, _of_logger("root logger", root_code)
-    loggers = instance_dict(kind.manager) or {}
-    for name, logger in list(loggers.get("loggerDict", {}).items()):
-        if is_instance(logger, kind):  # else a placeholder
-            text = text_of(name)
-            code = f"import logging; logging.getLogger({text!r})".replace("'", '"')
-            code = named.get(id(logger), code)
-            yield logger, _of_logger(f'logger "{text}"', code)
-
-
-def _names_of_instances(names: Mapping[str, object], kind: type) -> dict[int, str]:
-    """Return the code of the names of a class's instances, by their identities; there may be
-    100,000 names.
-    """
-    now = dict(names)
-    kinds = kinds_of(list(now.values()), kind)
-    is_wanted = map(kinds.__contains__, map(id, map(type, now.values())))
-    return {id(value): target_of(name) for name, value in compress(now.items(), is_wanted)}
-
-
 class OpenFigures(NamedTuple):
     """The figures that pyplot keeps open."""
 
@@ -207,20 +168,6 @@ def open_figures(names: Mapping[str, object]) -> OpenFigures | None:
     if figures is None or not figures.managers:
         return None
     return OpenFigures(figures.managers, figures.closing_all())
-
-
-def _of_logger(name: str, code: str) -> Root:
-    cut = Cut(Kind.CALL, 0, "", f"{code}.handlers.clear()")
-    # A logger with a name stays in the logging module, too, and leads to all loggers.
-    return Root(
-        f"the logging module, {name}",
-        _RANK,
-        "",
-        code,
-        cut=cut,
-        is_only_place=True,
-        is_permanent=True,
-    )
 
 
 class _Figures:

@@ -1,0 +1,156 @@
+"""Reads the loggers, which the logging module keeps, and their handlers and filters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
+from typing import Any
+
+from ipygpumem.heap.arrays import is_of_library, library_type
+from ipygpumem.heap.bulk import kinds_of
+from ipygpumem.heap.holders.cuts import Cut, Kind, condition_of, split
+from ipygpumem.heap.holders.path import Path
+from ipygpumem.heap.holders.references_of import attribute_text, position_of
+from ipygpumem.heap.holders.roots import Root
+from ipygpumem.introspect import (
+    attribute_of,
+    class_dict,
+    instance_dict,
+    is_exactly,
+    is_instance,
+    mro_of,
+    target_of,
+    text_of,
+)
+
+_RANK = 1
+_METHODS = {"handlers": "removeHandler", "filters": "removeFilter"}
+"""The method that removes an item from a list of a logger or handler, by the list's name."""
+
+
+def loggers(names: Mapping[str, object]) -> Iterator[tuple[object, Root]]:
+    """Yield the loggers that the logging module keeps, each with its root.
+
+    Args:
+        names: the user's names, to write code.
+    """
+    kind: Any = library_type("logging", "Logger")
+    if kind is None:
+        return
+    named = _names_of_instances(names, kind)
+    root_code = named.get(id(kind.root), "import logging; logging.getLogger()")
+    yield kind.root, _of_logger(kind.root, "root logger", root_code)
+    attributes = instance_dict(kind.manager) or {}
+    for name, logger in list(attributes.get("loggerDict", {}).items()):
+        if is_instance(logger, kind):  # else a placeholder
+            text = text_of(name)
+            code = f"import logging; logging.getLogger({text!r})".replace("'", '"')
+            code = named.get(id(logger), code)
+            yield logger, _of_logger(logger, f'logger "{text}"', code)
+
+
+def handlers_and_filters(names: Mapping[str, object]) -> Iterator[tuple[object, Root]]:
+    """Yield the handlers and filters of all loggers, each with the root that removes only it.
+
+    A filter of a handler comes before the handler, which leads to it.
+
+    Args:
+        names: the user's names, to write code.
+    """
+    for logger, root in loggers(names):
+        yield from _items_of(logger, "filters", root.text, root.code)
+        for handler, root_of_handler in _items_of(logger, "handlers", root.text, root.code):
+            yield from _items_of(handler, "filters", root_of_handler.text, root_of_handler.code)
+            yield handler, root_of_handler
+
+
+def went_into_logger(path: Path, owner: object, items: Sequence[object], item: object) -> int:
+    """Append a handler or filter of a logger or handler; return the number of references, 0 if it
+    is neither.
+    """
+    name = attribute_text(owner, items).removeprefix(".")
+    if name not in _METHODS:
+        return 0
+    position = position_of(items, item)
+    place = f".{name}[{position}]"
+    call = _removal(path.code, name, items, item)
+    path.enter(place, f"{path.code}{place}", Cut(Kind.CALL, id(items), path.code, call, position))
+    return 2
+
+
+def is_filterer(item: object) -> bool:
+    """Return True for a logger or handler."""
+    return is_of_library(item, "logging", "Filterer")
+
+
+def _items_of(owner: object, name: str, text: str, code: str) -> Iterator[tuple[object, Root]]:
+    """Yield the handlers or filters of a logger or handler, each with its root.
+
+    Args:
+        owner: the logger or handler.
+        name: ``handlers`` or ``filters``.
+        text: the path to the owner.
+        code: its code.
+    """
+    items = _list_of(owner, name)
+    for position, item in enumerate(items):
+        place = f".{name}[{position}]"
+        cut = Cut(Kind.CALL, id(items), code, _removal(code, name, items, item), position)
+        yield item, Root(f"{text}{place}", _RANK, "", f"{code}{place}", cut=cut)
+
+
+def _list_of(owner: object, name: str) -> Sequence[object]:
+    """Return the handlers or filters of a logger or handler."""
+    if any(name in class_dict(kind) for kind in mro_of(type(owner))):
+        return ()  # a property of a subclass would run the user's code
+    items = attribute_of(owner, name)
+    if is_exactly(items, list):  # the iterator of a subclass would run it, too
+        return items  # type: ignore[no-any-return]  # a list
+    return ()
+
+
+def _removal(code: str, name: str, items: Sequence[object], item: object) -> str:
+    """Return the statement that removes a handler or filter.
+
+    It names no position if there are several: a line of another one may have run before.
+
+    Args:
+        code: the code of the logger or handler.
+        name: ``handlers`` or ``filters``.
+        items: all of them.
+        item: the handler or filter.
+    """
+    imports, owner = split(code)
+    method = _METHODS[name]
+    if len(items) == 1:
+        return f"{imports}{owner}.{method}({owner}.{name}[0])"
+    condition = condition_of(item, items, "item")
+    return f"{imports}[{owner}.{method}(item) for item in {owner}.{name}[:] if {condition}];"
+
+
+def _of_logger(logger: object, name: str, code: str) -> Root:
+    """Return the root of a logger, whose line removes all of its handlers and filters."""
+    emptied = [name for name in _METHODS if _list_of(logger, name)] or ["handlers"]
+    imports, expression = split(code)
+    calls = "; ".join(f"{expression}.{list_name}.clear()" for list_name in emptied)
+    cut = Cut(Kind.CALL, 0, "", f"{imports}{calls}")
+    # A logger with a name stays in the logging module, too, and leads to all loggers.
+    return Root(
+        f"the logging module, {name}",
+        _RANK,
+        "",
+        code,
+        cut=cut,
+        is_only_place=True,
+        is_permanent=True,
+    )
+
+
+def _names_of_instances(names: Mapping[str, object], kind: type) -> dict[int, str]:
+    """Return the code of the names of a class's instances, by their identities; there may be
+    100,000 names.
+    """
+    now = dict(names)
+    kinds = kinds_of(list(now.values()), kind)
+    is_wanted = map(kinds.__contains__, map(id, map(type, now.values())))
+    return {id(value): target_of(name) for name, value in compress(now.items(), is_wanted)}
