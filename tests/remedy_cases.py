@@ -33,6 +33,7 @@ _AXES = (
     "fig, ax = plt.subplots()"
 )
 _BOKEH = "from tests.stand_ins import install; install('bokeh'); import bokeh"
+_ACCELERATE = "from tests.stand_ins import install; install('accelerate')"
 _ZARR = "from tests.stand_ins import install; install('zarr'); import zarr"
 
 CASES: dict[str, Case] = {
@@ -992,6 +993,30 @@ CASES: dict[str, Case] = {
         "assert list(outer) == ['a']",
     ),
     "a private attribute": Case("outer._data = x", "class Outer: pass\nouter = Outer()"),
+    "a private attribute of a library": Case(
+        "add_hook_to_module(outer['model'], ModelHook({'weight': x}));",
+        f"""
+        {_ACCELERATE}
+        from accelerate.hooks import ModelHook, add_hook_to_module
+        class Model: pass
+        outer = {{'model': Model()}}; model = outer['model']
+        """,
+        "assert model._hf_hook._weights['weight'] is not None",
+        sentences=("let accelerate remove it",),
+    ),
+    "a private attribute of a library on a library's object": Case(
+        "add_hook_to_module(outer, ModelHook(x));",
+        f"""
+        {_ACCELERATE}
+        from accelerate.hooks import ModelHook, add_hook_to_module
+        import json; outer = json.JSONEncoder()
+        """,
+        "outer._hf_hook",
+        sentences=("let accelerate remove it",),
+    ),
+    "a private attribute with a container": Case(
+        "outer._cache = {'a': x}", "class Outer: pass\nouter = Outer()"
+    ),
     "a registry of a class": Case(
         "Outer(x)",
         """
@@ -1065,6 +1090,16 @@ CASES: dict[str, Case] = {
         "model.register_buffer('kept', x, persistent=False)",
         "import torch; model = torch.nn.Linear(2, 2)",
         "model(torch.ones(1, 2)); model.state_dict()",
+        kinds=("tensor",),
+    ),
+    "a buffer of a part called state": Case(
+        "model.state.register_buffer('kept', x, persistent=False)",
+        """
+        import torch
+        model = torch.nn.Module()
+        model.state = torch.nn.Linear(2, 2)
+        """,
+        "model.state(torch.ones(1, 2))",
         kinds=("tensor",),
     ),
     "a list of a model": Case(

@@ -138,10 +138,20 @@ class Group:
     def __setitem__(self, key, value):
         self._async_group.store._store_dict[key] = value
 """
+_ACCELERATE = """
+class ModelHook:
+    def __init__(self, weights=None):
+        self._weights = weights
+
+def add_hook_to_module(module, hook):
+    module._hf_hook = hook
+    return module
+"""
 _LIBRARIES = {
     "ipywidgets": {"widgets": "", "widgets.widget": _WIDGETS},
     "matplotlib": {"_pylab_helpers": _FIGURES, "pyplot": _PYPLOT},
     "bokeh": {"models": "", "models.sources": _SOURCES, "io": "", "io.state": _DOCUMENT},
+    "accelerate": {"hooks": _ACCELERATE},
     "zarr": {"core": "", "core.group": _GROUP},
 }
 """The source of each module of a library, the outer modules first."""

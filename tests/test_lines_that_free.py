@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import sys
+import threading
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -16,6 +18,7 @@ from ipygpumem.heap.holders import containers
 from ipygpumem.heap.holders.cuts import Cut, Kind, statement_of
 from ipygpumem.heap.holders.patches import started_patches, stopping
 from ipygpumem.heap.holders.path import Way, joined
+from ipygpumem.heap.holders.registries import Registries
 from ipygpumem.heap.holders.roots import Root, Roots
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.introspect import is_ours
@@ -139,3 +142,24 @@ def calls_to_explain(number: int) -> int:
 def test_calls_grow_with_the_places_of_an_object_not_their_square() -> None:
     calls_to_explain(10)
     assert calls_to_explain(800) < 2.2 * calls_to_explain(400)
+
+
+def test_no_line_switches_a_debugger_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = contextlib.nullcontext().__exit__  # a library's function that takes any arguments
+    for name in ("trace", "profile"):
+        for owner, attribute in ((sys, f"get{name}"), (threading, f"_{name}_hook")):
+            value = (lambda: tool) if owner is sys else tool
+            monkeypatch.setattr(owner, attribute, value)
+        root = Root.of_module("threading", f"_{name}_hook", "threading")
+        assert root.cut is None
+    assert id(tool) not in Registries.read({}).kept
+
+
+def test_a_users_own_tracer_gets_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def profile(*arguments: object) -> None:
+        pass
+
+    monkeypatch.setattr(sys, "getprofile", lambda: profile)
+    root = Registries.read({}).kept[id(profile)]
+    assert root.cut is not None
+    assert root.cut.statement == "import sys; sys.setprofile(None)"

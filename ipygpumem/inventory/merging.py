@@ -167,10 +167,10 @@ def _devices_of(rows: Sequence[RetainedArray]) -> str:
 
 
 class _Moved(NamedTuple):
-    """The identities of containers in which removing a row moves what other rows name by position."""
+    """The identities of containers whose other items move when a row is removed."""
 
     containers: set[int]
-    """Those from which rows are removed."""
+    """Containers from which rows are removed."""
     registries: set[int]
     """Lists with a call that removes an item, such as a logger's handlers, from which rows are
     removed, and through which the lines of other rows lead.
@@ -178,7 +178,7 @@ class _Moved(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[_Removable]) -> _Moved:
-        """Return those of some rows."""
+        """Return the containers and lists to which the lines of some rows lead."""
         containers, called, passed = set[int](), set[int](), set[int]()
         for row in rows:
             for cut in row.cuts:

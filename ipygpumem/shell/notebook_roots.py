@@ -154,7 +154,7 @@ def _attribute_of_shell(shell: object, key: object) -> Root:
     if name == "CustomTB":
         call = Cut(Kind.CALL, id(shell), "", "get_ipython().set_custom_exc((), None)")
         return Root(code, OF_IPYTHON, "", is_all=True, cut=call)
-    if is_added(shell, name):
+    if is_added(shell, name, None):
         cut = Cut(Kind.MADE, id(shell), "get_ipython()", code)
         return Root(code, OF_IPYTHON, "", code, cut=cut)
     return Root(code, OF_IPYTHON, "", code)

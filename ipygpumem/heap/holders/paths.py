@@ -44,6 +44,7 @@ from ipygpumem.heap.holders.references_of import (
     is_added,
     items_of,
     kind_of_attribute,
+    library_that_keeps,
     owns,
     position_of,
 )
@@ -58,7 +59,11 @@ from ipygpumem.heap.holders.roots import (
     module_code,
 )
 from ipygpumem.heap.holders.tasks import is_pending
-from ipygpumem.heap.holders.torch_steps import advice_for_graph, went_into_torch
+from ipygpumem.heap.holders.torch_steps import (
+    advice_for_graph,
+    is_in_optimizer_state,
+    went_into_torch,
+)
 from ipygpumem.heap.libraries import is_segment
 from ipygpumem.introspect import (
     instance_dict,
@@ -141,7 +146,8 @@ class PathWriter:
         if path.is_own and not path.advice:
             # A parameter may be older than its new memory, and optimizers need their state.
             advice = ""
-            is_needed = is_of_library(steps[-1], "torch.nn", "Parameter") or ".state" in path.text
+            is_parameter = is_of_library(steps[-1], "torch.nn", "Parameter")
+            is_needed = is_parameter or is_in_optimizer_state(steps)
             if self._of_leaks and not is_needed and way.holder.advice not in ("", REMOVE):
                 advice = f"{way.holder.advice}{_UNLESS_NEEDED}"
             way = Way(replace(way.holder, advice=advice))
@@ -333,7 +339,7 @@ class PathWriter:
         path.say(f": function {self._code_name(function)}")
         kind = Kind.ATTRIBUTE
         if not is_users(function.__code__.co_filename):
-            if not is_added(function, attribute[1:]):
+            if not is_added(function, attribute[1:], value):
                 path.fixed(attribute)
                 return
             path.is_of_library = False
@@ -344,7 +350,7 @@ class PathWriter:
         target = code and f"{code}{attribute}"
         cuts = list[Cut]()
         for name in attribute_names(function, value):
-            if kind is Kind.ATTRIBUTE or is_added(function, name):
+            if kind is Kind.ATTRIBUTE or is_added(function, name, value):
                 cuts.append(Cut(kind, id(function), code, f"{code}.{name}"))
         path.enter(attribute, target, with_repeated(cuts) if code else None)
 
@@ -428,9 +434,14 @@ class PathWriter:
         target = ""
         if path.code and name.startswith("."):
             target = f"{path.code}{name}"
+        library = library_that_keeps(parent, name[1:], child)
+        if library:
+            path.advise("", f"let {library} remove it from there")
+            path.fixed(name, target)
+            return 1
         shown = name or f" ({type_name(parent)})"
         kind = kind_of_attribute(parent, name[1:], child)
-        if (kind is None or path.is_of_library) and is_added(parent, name[1:]):
+        if (kind is None or path.is_of_library) and is_added(parent, name[1:], child):
             path.is_of_library = False
             kind = Kind.MADE
         if kind is None and not self._guarded(path, parent, child, name):
@@ -464,7 +475,7 @@ def _cut_of_attributes(owner: object, child: object, code: str) -> Cut | None:
     cuts = list[Cut]()
     for name in attribute_names(owner, child):
         kind = kind_of_attribute(owner, name, child)
-        if kind is None and is_added(owner, name):
+        if kind is None and is_added(owner, name, child):
             kind = Kind.MADE
         if kind is not None:
             cuts.append(Cut(kind, id(owner), code, f"{code}.{name}"))

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from types import (
+    CodeType,
     FunctionType,
     MethodType,
     ModuleType,
@@ -25,6 +26,7 @@ from ipygpumem.introspect import (
     is_descriptor,
     is_instance,
     is_name,
+    is_users,
     is_users_class,
     module_dict,
     module_of,
@@ -77,6 +79,8 @@ def kind_of_attribute(owner: object, name: str, child: object) -> Kind | None:
     may need it.
     """
     if not is_name(name) or is_instance(owner, functools.partial) or is_of_pandas(owner):
+        return None
+    if library_that_keeps(owner, name, child):
         return None
     if is_instance(owner, type):
         return Kind.MADE if is_descriptor(child) else Kind.ATTRIBUTE
@@ -137,9 +141,14 @@ def owns(owner: object, names: dict[str, object]) -> bool:
     return type(owner) is not FunctionType and instance_dict(owner) is names
 
 
-def is_added(owner: object, name: str) -> bool:
+def is_added(owner: object, name: str, child: object) -> bool:
     """Return True for an attribute that a user has added to an object, class or function of a
     library: the sources of its classes do not have the name.
+
+    Args:
+        owner: the object, class or function.
+        name: the name of the attribute.
+        child: its value.
     """
     if type(owner) is FunctionType:
         modules = {text_of(owner.__module__)}
@@ -149,10 +158,73 @@ def is_added(owner: object, name: str) -> bool:
     modules -= {"", "builtins"}
     if not is_name(name) or name.startswith("__") or not modules:
         return False
+    if library_that_keeps(owner, name, child):
+        return False
     for module in map(sys.modules.get, modules):
         if not is_instance(module, ModuleType) or is_in_source(module, name):  # type: ignore[arg-type]  # is_instance says so
             return False
     return True
+
+
+def is_users_callable(item: object) -> bool:
+    """Return True for a function of the user, or an object of a class of the user."""
+    function = item.__func__ if type(item) is MethodType else item
+    if type(function) is FunctionType:
+        return is_users(function.__code__.co_filename)
+    return is_users_class(type(function))
+
+
+def library_that_keeps(owner: object, name: str, child: object) -> str:
+    """Return the library that has put its own object into a private attribute of an object of the
+    user or of another library, which breaks without it; empty if the attribute is another one.
+
+    An example is ``model._hf_hook``, in which accelerate keeps the hook that moves the weights: its
+    code has the name. A user's ``model._cache`` with a tensor is the user's, although torch uses
+    such a name, too.
+    """
+    if not name.startswith("_") or is_array(child) or is_of_pandas(child):
+        return ""
+    kind = child if is_instance(child, type) else type(child)
+    package = text_of(class_dict(kind).get("__module__")).partition(".")[0]
+    if package in sys.stdlib_module_names or package == "__main__" or is_users_class(kind):
+        return ""
+    kind_of_owner = owner if is_instance(owner, type) else type(owner)
+    for base in mro_of(kind_of_owner):
+        if text_of(class_dict(base).get("__module__")).partition(".")[0] == package:
+            return ""  # the library's own object
+    return package if _is_in_code_of_package(package, name, len(sys.modules)) else ""
+
+
+@functools.lru_cache(maxsize=1000)
+def _is_in_code_of_package(package: str, name: str, number_of_modules: int) -> bool:
+    """Return True if the loaded code of a package has a name; a further loaded module may have
+    it.
+    """
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition(".")[0] != package or not is_instance(module, ModuleType):
+            continue
+        if is_in_code(module, name):
+            return True
+    return False
+
+
+def is_in_code(module: ModuleType, name: str) -> bool:
+    """Return True if a function or method of a module uses a name, or has it as text."""
+    values = list(module_dict(module).values())
+    functions = [value for value in values if type(value) is FunctionType]
+    for kind in [value for value in values if type(value) is type]:
+        methods = list(class_dict(kind).values())
+        functions += [method for method in methods if type(method) is FunctionType]
+    codes = [function.__code__ for function in functions]
+    for code in codes:  # the list grows
+        if name in code.co_names:
+            return True
+        for constant in code.co_consts:
+            if type(constant) is str and constant == name:
+                return True
+            if type(constant) is CodeType:
+                codes.append(constant)
+    return False
 
 
 def is_in_source(module: ModuleType, name: str) -> bool:

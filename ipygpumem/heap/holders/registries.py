@@ -16,8 +16,10 @@ from ipygpumem.heap.holders import widgets
 from ipygpumem.heap.holders.cuts import Cut, Kind, split
 from ipygpumem.heap.holders.loggers import handlers_and_filters, loggers
 from ipygpumem.heap.holders.patches import started_patches
+from ipygpumem.heap.holders.references_of import is_users_callable
 from ipygpumem.heap.holders.roots import OF_MODULE, Root
 from ipygpumem.heap.holders.tasks import event_loops, scheduled_on, timers_of
+from ipygpumem.interrupts import original_handler
 from ipygpumem.introspect import (
     attribute_of,
     is_instance,
@@ -91,18 +93,22 @@ class Registries:
         """Add the functions that handle signals; only the interpreter refers to them."""
         for number in signal.Signals:
             handler = signal.getsignal(number)
-            if not callable(handler) or isinstance(handler, signal.Handlers):
-                continue
+            if not is_users_callable(original_handler(handler)):
+                continue  # a library's handler does its work until the library removes it
             call = f"import signal; signal.signal(signal.{number.name}, signal.SIG_DFL);"
             cut = Cut(Kind.CALL, 0, "", call)
             root = Root(f"handler of {number.name}", _RANK, call, cut=cut, is_only_place=True)
             self.kept[id(handler)] = root
 
     def _add_tracers(self) -> None:
-        """Add the functions that trace or profile the code; only the interpreter refers to them."""
+        """Add the user's functions that trace or profile the code; only the interpreter refers to
+        them.
+
+        Those of debuggers and of coverage would end their work without a word.
+        """
         for name in ("trace", "profile"):
             function = getattr(sys, f"get{name}")()
-            if function is None:
+            if not is_users_callable(function):
                 continue
             cut = Cut(Kind.CALL, 0, "", f"import sys; sys.set{name}(None)")
             text = f"the function of sys.set{name}"

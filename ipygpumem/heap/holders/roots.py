@@ -8,15 +8,14 @@ import builtins
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from ipygpumem.heap.holders.cuts import Cut, Kind, split
 from ipygpumem.heap.holders.patches import patch_of, stopping
-from ipygpumem.heap.holders.references_of import is_in_source
+from ipygpumem.heap.holders.references_of import is_in_code, is_in_source, is_users_callable
 from ipygpumem.heap.holders.tasks import ContextValue
 from ipygpumem.introspect import (
-    class_dict,
     is_instance,
     is_name,
     is_users_module,
@@ -68,39 +67,31 @@ class Root:
 
     @classmethod
     def of_module(cls, module: str, key: object, code: str = "") -> Root:
-        """Return the root of a module's global name; ``code`` is the user's expression for the
-        module.
+        """Return the root of a module's global name.
+
+        Args:
+            module: the name of the module.
+            key: the global name; None for what the module holds without one.
+            code: the user's expression for the module; empty if there is none.
         """
-        if (module, text_of(key)) in _LAST_ERROR:
+        name = text_of(key)
+        if (module, name) in _LAST_ERROR:
             return LAST_ERROR
         if key is None:
             return cls(f"module {module}", OF_MODULE, REMOVE)
-        where = f"module {module}, global {text_of(key)}"
-        target = f"{code}.{key}" if code and is_name(text_of(key)) else ""
-        if not target:
+        where = f"module {module}, global {name}"
+        if not code or not is_name(name):
             return cls(where, OF_MODULE, REMOVE)
-        owner: Any = sys.modules.get(module)
-        patch = patch_of(owner, text_of(key))
+        patch = patch_of(sys.modules.get(module), name)
         if patch is not None:
             return cls.of_patch(patch)
-        if (module, text_of(key)) in _CACHES:
-            cut = Cut(Kind.CALL, id(owner), code, _CACHES[module, text_of(key)])
-            return cls(where, OF_MODULE, "", target, is_all=True, cut=cut)
-        if (module, text_of(key)) in _OPEN or _is_of_hooks(module, text_of(key)):
+        target = f"{code}.{name}"
+        if (module, name) in _OPEN or _is_of_hooks(module, name):
             return cls(where, OF_MODULE, "", target)
-        if is_users_module(owner):
-            return cls(
-                where, OF_MODULE, "", target, cut=Cut(Kind.ATTRIBUTE, id(owner), code, target)
-            )
-        if _is_added(owner, text_of(key)):
-            return cls(where, OF_MODULE, "", target, cut=Cut(Kind.MADE, id(owner), code, target))
-        original = f"__{text_of(key)}__"
-        if is_instance(owner, ModuleType) and original in module_dict(
-            owner
-        ):  # such as sys.excepthook
-            call = f"{target} = {split(code)[1]}.{original}"
-            return cls(where, OF_MODULE, "", target, cut=Cut(Kind.CALL, id(owner), code, call))
-        return cls(where, OF_MODULE, REMOVE, target)
+        cut = _cut_of_global(module, name, code)
+        if cut is None:
+            return cls(where, OF_MODULE, REMOVE, target)
+        return cls(where, OF_MODULE, "", target, is_all=(module, name) in _CACHES, cut=cut)
 
     @classmethod
     def of_context(cls, found: ContextValue) -> Root:
@@ -123,6 +114,35 @@ class Root:
         return cls(where, 1, "let the function return")
 
 
+def _cut_of_global(module: str, name: str, code: str) -> Cut | None:
+    """Return the reference of a module's global name; None if a library's code may need it.
+
+    Args:
+        module: the name of the module.
+        name: the global name.
+        code: the expression for the module.
+    """
+    owner: Any = sys.modules.get(module)
+    names: Mapping[str, object] = {}
+    if is_instance(owner, ModuleType):
+        names = module_dict(owner)
+    is_users_function = is_users_callable(names.get(name))
+    target = f"{code}.{name}"
+    if (module, name) in _FUNCTIONS and not is_users_function:
+        return None  # that of a debugger, or of another library
+    if (module, name) in _CACHES:
+        return Cut(Kind.CALL, id(owner), code, _CACHES[module, name])
+    if is_users_module(owner):
+        return Cut(Kind.ATTRIBUTE, id(owner), code, target)
+    if _is_added(owner, name):
+        return Cut(Kind.MADE, id(owner), code, target)
+    original = f"__{name}__"  # such as sys.__excepthook__
+    if original in names and is_users_function:
+        call = f"{target} = {split(code)[1]}.{original}"
+        return Cut(Kind.CALL, id(owner), code, call)
+    return None
+
+
 LAST_ERROR = Root("the last error", 1, "%gpumem free")
 _LAST_ERROR = {("sys", name) for name in ("last_value", "last_traceback", "last_exc")}
 
@@ -141,6 +161,12 @@ _CACHES = {
 }
 """The call that empties a library's cache, or resets a function in it, by its module and name.
 """
+_FUNCTIONS = {
+    ("threading", "_trace_hook"),
+    ("threading", "_profile_hook"),
+    ("logging", "_logRecordFactory"),
+}
+"""Functions among these names, which a debugger or another library may have set."""
 _OPEN = {
     ("gc", "callbacks"),
     ("warnings", "filters"),
@@ -177,14 +203,8 @@ def _is_added(module: Any, name: str) -> bool:
     elif is_in_source(module, name):
         return False
     names = module_dict(module)
-    functions = [value for value in names.values() if type(value) is FunctionType]
-    for kind in [value for value in names.values() if type(value) is type]:
-        functions += [value for value in class_dict(kind).values() if type(value) is FunctionType]
-    codes = [function.__code__ for function in functions]
-    for code in codes:  # the list grows
-        if name in code.co_names:
-            return False
-        codes += [constant for constant in code.co_consts if type(constant) is CodeType]
+    if is_in_code(module, name):
+        return False
     return f"__{name}__" not in names
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -98,6 +99,15 @@ def went_into_torch(path: Path, steps: Sequence[object], names: Mapping[str, obj
         if name == ".state":
             path.advise(_clearing_state(parent, child, path), "")
     return 0
+
+
+def is_in_optimizer_state(steps: Sequence[object]) -> bool:
+    """Return True if a chain leads through the state of an optimizer, which its next step needs."""
+    for owner, child in itertools.pairwise(steps):
+        is_optimizer = is_of_library(owner, "torch.optim", "Optimizer")
+        if is_optimizer and attribute_text(owner, child) == ".state":
+            return True
+    return False
 
 
 def _went_into_hooks(
