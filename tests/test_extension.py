@@ -368,3 +368,16 @@ inner("two")
     )
     (experiment,) = app_of(loaded).experiments.open
     assert experiment.name == "two"
+
+
+def test_functions_know_the_notebook_in_the_cell_that_loads(bare_kernel: Kernel) -> None:
+    works(
+        bare_kernel,
+        """
+        %load_ext ipygpumem
+        import ipygpumem
+        with ipygpumem.trace("step", silent=True):
+            data = bytearray(1 << 20)
+        """,
+    )
+    assert bare_kernel.value("len(ipygpumem.traces())") == 1

@@ -29,13 +29,14 @@ def loaded_app() -> App | None:
     """Return the extension's state in the current shell; None in a script, or without the
     extension.
     """
-    # not imported for this: a script needs no IPython
-    module = sys.modules.get("ipygpumem.shell.app")
+    # Not imported for this: a script needs no IPython. Loading the extension imports it.
+    options = sys.modules.get("ipygpumem.shell.config")
     shell = current_shell()
-    if module is None or shell is None:
+    config = None if options is None or shell is None else options.config_of(shell)
+    if config is None:
         return None
-    found: App | None = module.find_app(shell)
-    return found
+    app: App = config.extension.app  # builds it in the cell that loads the extension
+    return app
 
 
 def current_traces() -> Traces:

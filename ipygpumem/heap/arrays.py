@@ -24,8 +24,8 @@ from ipygpumem.introspect import (
     instance_dict,
     is_atom,
     is_instance,
-    loaded_object,
     module_of,
+    read_module_dict,
     type_name,
 )
 
@@ -111,7 +111,11 @@ def library_type(module: str, name: str) -> type | None:
     """Return a class of a library that the user's code has loaded; None if it is not loaded, or is
     a stand-in.
     """
-    kind = loaded_object(module, name)
+    loaded_module: Any = sys.modules.get(module)
+    # As ``loaded_object``, without more calls, since it is asked for each of many tensors.
+    if not type.__subclasscheck__(types.ModuleType, type(loaded_module)):
+        return None
+    kind = read_module_dict(loaded_module).get(name)
     return kind if type.__subclasscheck__(type, type(kind)) else None
 
 
