@@ -18,6 +18,7 @@ from ipygpumem.extras.lines.statements import Cost, Run
 from ipygpumem.extras.panel import snapshot
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow
 from ipygpumem.extras.peak.report import peak_report
+from ipygpumem.features import all_features
 from ipygpumem.records import Reading, Usage
 from ipygpumem.report import text
 from ipygpumem.report.content import freed_report
@@ -28,6 +29,7 @@ from tests.alone import ROOT
 from tests.steps import fails, kernel_with, ok
 
 notebook = kernel_with("%load_ext ipygpumem")
+MAGICS = sorted(all_features().commands.magics)
 
 
 def code(text: str) -> str:
@@ -82,6 +84,16 @@ def test_help_of_a_command_shows_its_options(notebook: Kernel) -> None:
     assert "--force" in text
     assert "::" not in text
     assert "--keep" in ok(notebook, "%%isolate --help\nno code runs").stdout
+
+
+@pytest.mark.parametrize("word", ["-h", "--help"])
+@pytest.mark.parametrize("magic", MAGICS)
+def test_every_magic_answers_a_call_for_help(notebook: Kernel, magic: str, word: str) -> None:
+    body = "\n1 / 0" if magic.startswith("%%") else ""
+    for cell in {f"{magic} {word}", f"{magic} {word}{body}"}:
+        reply = ok(notebook, cell)
+        assert magic in reply.stdout
+        assert "UsageError" not in reply.stderr
 
 
 @pytest.mark.parametrize("command", ["top", "tensors"])

@@ -30,6 +30,8 @@ _BELOW_GPUMEM = re.compile(
 """Matches ``%gpumem`` in a first line such as ``%gpumem peak``, which means ``%%peak``."""
 _ON = re.compile(r"(?:^|\s)--on(?:[\s=]|$)")
 """Matches ``--on``: the cell runs on engines of a cluster, so it stays text."""
+_HELP_LINE = re.compile(rf"%%({_NEED_A_CELL}|experiment|gpumemit)[ \t]+(-h|--help)[ \t]*\r?\n?")
+"""Matches a first line that asks for help: the cell stays text, so that its body does not run."""
 _STRUCK = "__ipygpumem_struck__"
 """Name of the exception that a cell's code raises."""
 _MARK = "%%"
@@ -46,6 +48,9 @@ def rewrite_cell(lines: list[str]) -> list[str]:
     if not lines:
         return lines
     lines = [_first_line(lines[0]), *lines[1:]]
+    if _HELP_LINE.fullmatch(lines[0]):
+        # Only a line: IPython refuses a cell magic without any body.
+        return lines if len(lines) > 1 else [lines[0].rstrip() + "\n", "\n"]
     match = _FIRST_LINE.fullmatch(lines[0])
     if match is None:
         return lines
