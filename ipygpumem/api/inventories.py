@@ -113,20 +113,26 @@ def _check_names(names: Sequence[object], function: str, example: str) -> None:
             )
 
 
-def inventory_at(frame: FrameType, storages: Storages | None = None) -> Inventory:
-    """Return an inventory with the names visible to code at ``frame``; ``storages``
-    as in a survey.
+def inventory_at(
+    frame: FrameType, storages: Storages | None = None, *, has_arrays: bool = True
+) -> Inventory:
+    """Return an inventory with the names visible to code at ``frame``; ``storages`` and
+    ``has_arrays`` as in a survey.
     """
     shell = current_shell()
     if shell is None:
         code = frame.f_code
         return survey.take(
-            survey.names_in(frame), file=code.co_filename, line=frame.f_lineno, storages=storages
+            survey.names_in(frame),
+            file=code.co_filename,
+            line=frame.f_lineno,
+            storages=storages,
+            has_arrays=has_arrays,
         )
 
     from ipygpumem.magics.tensors import take  # no script needs IPython
 
-    return take(shell, frame, storages)
+    return take(shell, frame, storages, has_arrays=has_arrays)
 
 
 def diff(before: Inventory, after: Inventory) -> InventoryDiff:

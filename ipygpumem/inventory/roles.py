@@ -7,7 +7,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import Kinds, kinds_of, of_types
-from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.heap import Heap, TrackedInstances
 from ipygpumem.heap.tensors import Reader
 from ipygpumem.introspect import instance_dict, is_instance
 from ipygpumem.inventory.records import Role
@@ -19,7 +19,7 @@ _MOST_PER_STATE = 1_000_000
 
 
 def roles_of(
-    reader: Reader, heap: Heap, tensors: Sequence[Any], gradients: Sequence[Any]
+    reader: Reader, heap: Heap | TrackedInstances, tensors: Sequence[Any], gradients: Sequence[Any]
 ) -> dict[int, Role]:
     """Return the roles of storages, by ``Reader.keys``; the missing ones have the role "other"."""
     in_optimizers = [tensor for _, tensor in optimizer_states(heap, reader.base)]
@@ -69,7 +69,7 @@ def _parameters(tensors: Sequence[Any]) -> Iterator[Any]:
             yield tensor  # torch's mark on a subclass's parameters
 
 
-def _buffers(reader: Reader, heap: Heap) -> Iterator[Any]:
+def _buffers(reader: Reader, heap: Heap | TrackedInstances) -> Iterator[Any]:
     for module in heap.modules:
         attributes = instance_dict(module) or {}
         buffers: Any = attributes.get("_buffers")
@@ -78,7 +78,7 @@ def _buffers(reader: Reader, heap: Heap) -> Iterator[Any]:
             yield from (item for item in values if is_instance(item, reader.base))
 
 
-def optimizer_states(heap: Heap, base: Any) -> Iterator[tuple[object, Any]]:
+def optimizer_states(heap: Heap | TrackedInstances, base: Any) -> Iterator[tuple[object, Any]]:
     """Yield each tensor in a live optimizer's state, with its key in the state, usually a
     parameter.
     """

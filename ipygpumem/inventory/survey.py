@@ -17,7 +17,13 @@ from typing import Any
 
 from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import Kinds, Progress, kinds_of, no_progress, of_types
-from ipygpumem.heap.heap import Heap, HeapObserver, refuse_while_traced, undisturbed
+from ipygpumem.heap.heap import (
+    Heap,
+    HeapObserver,
+    TrackedInstances,
+    refuse_while_traced,
+    undisturbed,
+)
 from ipygpumem.heap.holders.frames import peek
 from ipygpumem.heap.named_arrays import NamedArrays
 from ipygpumem.heap.tensors import Storages
@@ -43,15 +49,26 @@ def take(
     cell: int | None = None,
     storages: Storages | None = None,
     progress: Progress = no_progress,
+    has_arrays: bool = True,
 ) -> Inventory:
     """Return all live tensors and arrays, the largest first.
+
+    Args:
+        roots: names and their values.
+        cell_of: returns the cell that bound a name.
+        file: the calling script.
+        line: its running line.
+        cell: the running cell.
+        storages: gets torch's storages.
+        progress: is called with the part that is done.
+        has_arrays: False if only tensors of torch are asked for, which needs no pass over the heap.
 
     Raises:
         GpuMemError: torch traces the calling code.
     """
     refuse_while_traced("list tensors")
     with undisturbed():
-        survey = _Survey(roots, cell_of, progress)
+        survey = _Survey(roots, cell_of, progress, has_arrays=has_arrays)
         try:
             records = tuple(survey.records(storages))
         finally:
@@ -71,6 +88,19 @@ def roles_of_objects(observer: HeapObserver | None = None) -> list[tuple[object,
     refuse_while_traced("list tensors")
     with undisturbed():
         survey = _Survey((), lambda root: None, observer=observer)
+        try:
+            return survey.roles()
+        finally:
+            survey.drop()
+
+
+def roles_of_tensors() -> list[tuple[object, Role]]:
+    """Return all live tensors of torch with their roles, as ``roles_of_objects`` does, without a
+    pass over the heap.
+    """
+    refuse_while_traced("list tensors")
+    with undisturbed():
+        survey = _Survey((), lambda root: None, has_arrays=False)
         try:
             return survey.roles()
         finally:
@@ -108,10 +138,12 @@ class _Survey:
         cell_of: CellOf,
         progress: Progress = no_progress,
         observer: HeapObserver | None = None,
+        *,
+        has_arrays: bool = True,
     ) -> None:
         self.notes: list[str] = []
         roots = list(roots)  # before the heap is listed: ``peek`` counts references
-        self._heap = Heap(observer)
+        self._heap = Heap(observer) if has_arrays else TrackedInstances()
         progress(0.25)
         names = NamedArrays()
         self._named = names.arrays_behind(roots)

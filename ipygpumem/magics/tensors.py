@@ -252,8 +252,17 @@ def _deletion_of(shell: Any, names: Sequence[str]) -> str:
     return "; ".join([f"del {targets}", *kept_by_run(shell, plain)])
 
 
-def take(shell: Any, frame: FrameType | None = None, storages: Storages | None = None) -> Inventory:
-    """Return an inventory with the notebook's names, and the local names of ``frame`` if given."""
+def take(
+    shell: Any,
+    frame: FrameType | None = None,
+    storages: Storages | None = None,
+    *,
+    has_arrays: bool = True,
+) -> Inventory:
+    """Return an inventory with the notebook's names, and the local names of ``frame`` if given.
+
+    With ``has_arrays=False`` it lists tensors of torch only, which needs no pass over the heap.
+    """
     local: dict[str, object] = {}
     file: str | None = None
     line: int | None = None
@@ -275,6 +284,7 @@ def take(shell: Any, frame: FrameType | None = None, storages: Storages | None =
             cell=cell,
             storages=storages,
             progress=progress,
+            has_arrays=has_arrays,
         )
 
 

@@ -29,7 +29,7 @@ from ipygpumem.heap.tensors import answers_itself
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance
 from ipygpumem.inventory.records import Inventory
-from ipygpumem.inventory.survey import roles_of_objects
+from ipygpumem.inventory.survey import roles_of_tensors
 
 _SET = torch.ops.aten.set_
 _device_name = functools.lru_cache(64)(str)
@@ -98,6 +98,11 @@ class Follower(StorageFollower):
         """Torch's snapshot of the CUDA allocator at the end; None without CUDA."""
         return self._recording.snapshot
 
+    @property
+    def has_storages(self) -> bool:
+        """True if any storage was alive since the start, so that names are needed."""
+        return bool(self.log.lives or self._timelines)
+
     # -- start and end -----------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -116,7 +121,7 @@ class Follower(StorageFollower):
 
     def _see_existing(self) -> None:
         """Log the storages of all plain tensors, with their roles and names."""
-        for item, role in roles_of_objects():
+        for item, role in roles_of_tensors():
             if is_exactly(item, torch.Tensor, torch.nn.Parameter):
                 life = self._see(item, before=True)
                 if life is not None:

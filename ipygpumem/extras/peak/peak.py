@@ -199,10 +199,11 @@ class Peak:
         self, follower: Any, inventory: Callable[[], Inventory], error: BaseException | None
     ) -> list[DevicePeak]:
         tensors = None
-        try:
-            tensors = inventory()
-        except GpuMemError as problem:
-            self._notes.append(f"no names: {problem}")
+        if follower.has_storages:
+            try:
+                tensors = inventory()
+            except GpuMemError as problem:
+                self._notes.append(f"no names: {problem}")
         ran_out = error is not None and classify(error).kind == "oom"
         devices: list[DevicePeak] = follower.read(tensors, ran_out=ran_out)
         self._notes += follower.notes
@@ -332,7 +333,7 @@ class PeakBlock(Block):
         """Stop, and make the record."""
         frame = _users_frame()
         if self._peak is not None:
-            self._peak.stop(lambda: inventory_at(frame), error)
+            self._peak.stop(lambda: inventory_at(frame, has_arrays=False), error)
 
     def _after_failed_end(self) -> None:
         """Stop following after a failed end."""

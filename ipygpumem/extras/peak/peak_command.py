@@ -45,7 +45,7 @@ def of_cell(app: App, options: Options) -> list[Report]:
 
     def finish() -> list[Report]:
         error = shown_since(cell.last_error)
-        record = peak.stop(lambda: take(app.context.shell), error)
+        record = peak.stop(lambda: take(app.context.shell, has_arrays=False), error)
         if app.context.display.has_images and any(device.curve for device in record.devices):
             try:
                 with growth_for("%%peak"):
