@@ -162,3 +162,33 @@ def test_what_a_name_leads_to_is_no_leak(notebook: Kernel) -> None:
     ok(notebook, _LOGGER, "handler = log.handlers[0]")
     assert left(notebook) == []
     ok(notebook, _OF_MINE)
+
+
+_AXES = """
+import matplotlib
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+import numpy as np
+fig, ax = plt.subplots()
+line, = ax.plot([1, 2])
+numbers = np.arange(200_000)
+"""
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        "ax.errorbar(numbers, numbers / 2);",
+        "ax.stem([1, 2]); ax.errorbar(numbers, numbers / 2, label='second');",
+        "ax.bar([1, 2], [3, 4], yerr=1); ax.errorbar(numbers, numbers / 2);",
+    ],
+)
+def test_no_list_of_axes_keeps_a_removed_artist(notebook: Kernel, draw: str) -> None:
+    needs("matplotlib")
+    ok(notebook, _AXES, f"%%experiment drawing\n{draw}")
+    lines = left(notebook, least=1)
+    assert lines
+    for _, _, line in lines:
+        ok(notebook, line)
+    assert [row for row in left(notebook, least=1) if "ax" in row[1]] == []
+    ok(notebook, "fig.canvas.draw(); plt.close('all')")
