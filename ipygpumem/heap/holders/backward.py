@@ -24,11 +24,15 @@ from ipygpumem.heap.holders.roots import OF_IPYTHON, REMOVE, Root, Roots
 from ipygpumem.heap.holders.tasks import wakes_task
 from ipygpumem.heap.knowledge.text_keys import referents_with_keys
 from ipygpumem.introspect import (
+    class_dict,
     instance_dict,
     is_exactly,
     is_instance,
     is_users_class,
+    loaded_object,
     module_of,
+    name_of,
+    text_of,
     type_name,
 )
 
@@ -210,6 +214,10 @@ class BackwardSearch:
             return [key for key in children if key in self._targets]
         if type_name(referrer).startswith("hamt"):  # part of a context
             return [key for key in children if key not in self._finder.values]
+        kind = type(referrer)
+        if id(kind) in children and _is_in_its_module(kind):
+            # ``del finalizer`` does not free what the class ``weakref.finalize`` keeps.
+            return [key for key in children if key != id(kind)]
         return children
 
     def _is_ours(self, referrer: object) -> bool:
@@ -396,6 +404,12 @@ def _order(root: Root) -> tuple[int, bool, bool, str]:
     such as ``warnings.filters`` before ``_warnings.filters``.
     """
     return (root.rank, root.advice == REMOVE, root.text.startswith("module _"), root.text)
+
+
+def _is_in_its_module(kind: type) -> bool:
+    """Return True for a class that a module keeps, so that it outlives its instances."""
+    module = text_of(class_dict(kind).get("__module__"))
+    return loaded_object(module, name_of(kind)) is kind
 
 
 def _with_own_dict(referrer: object, children: list[int]) -> Iterator[tuple[object, list[int]]]:

@@ -29,6 +29,7 @@ from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.holders.containers import (
     CANCEL,
     cuts_of_repeated,
+    literal,
     removal_of_repeated,
     went_into,
 )
@@ -440,6 +441,10 @@ class PathWriter:
             path.fixed(name, target)
             return 1
         shown = name or f" ({type_name(parent)})"
+        odd = _code_of_odd_attribute(parent, child, path.code) if path.code and not target else ""
+        if odd:
+            path.enter(shown, odd, Cut(Kind.KEY, id(parent), path.code, odd))
+            return 1
         kind = kind_of_attribute(parent, name[1:], child)
         if (kind is None or path.is_of_library) and is_added(parent, name[1:], child):
             path.is_of_library = False
@@ -465,6 +470,20 @@ class PathWriter:
             cuts.append(Cut(Kind.CALL, id(parent), path.code, call))
         path.enter(name, f"{path.code}{name}", with_repeated(cuts))
         return True
+
+
+def _code_of_odd_attribute(owner: object, child: object, code: str) -> str:
+    """Return the code of an attribute that has no name as Python writes names, such as
+    ``vars(m)["a b"]``; an empty text if it is another one, or not a user's.
+    """
+    names = attribute_names(owner, child)
+    if not names or is_name(names[0]) or not is_users_class(type(owner)):
+        return ""
+    key = literal(names[0])
+    if not key or names[0] not in (instance_dict(owner) or {}):
+        return ""
+    imports, expression = split(code)
+    return f"{imports}vars({expression})[{key}]"
 
 
 def _cut_of_attributes(owner: object, child: object, code: str) -> Cut | None:

@@ -14,6 +14,7 @@ from types import (
     FunctionType,
     MethodType,
     ModuleType,
+    SimpleNamespace,
 )
 from typing import Any
 
@@ -24,6 +25,7 @@ from ipygpumem.introspect import (
     class_dict,
     instance_dict,
     is_descriptor,
+    is_exactly,
     is_instance,
     is_name,
     is_users,
@@ -86,6 +88,8 @@ def kind_of_attribute(owner: object, name: str, child: object) -> Kind | None:
         return Kind.MADE if is_descriptor(child) else Kind.ATTRIBUTE
     kind = type(owner)
     if type(_class_attribute(kind, name)) is functools.cached_property:
+        return Kind.MADE
+    if is_exactly(owner, SimpleNamespace):  # has a ``__setattr__`` of its own, which does the same
         return Kind.MADE
     if _class_attribute(kind, "__setattr__") is not object.__setattr__ and not is_of_library(
         owner, "torch.nn", "Module"

@@ -1,0 +1,58 @@
+"""A printed line frees the row's memory, and leaves alone what else its holder has."""
+
+import textwrap
+
+import pytest
+
+from benchmarks.harness.kernel import Kernel
+from tests.steps import tidied_kernel, works
+from tests.test_holders import _ASK, _LEFT, alive, left_by_experiment
+
+shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", _ASK)
+
+HOLDERS = {
+    "a namespace": (
+        """
+        import types
+        outer = types.SimpleNamespace(rate=1)
+        """,
+        "outer.buffer = np.ones(2**20); keep(outer.buffer)",
+        "vars(outer) == {'rate': 1}",
+    ),
+    "an attribute with a blank": (
+        """
+        class Outer:
+            pass
+        outer = Outer()
+        outer.rate = 1
+        """,
+        "vars(outer)['a b'] = np.ones(2**20); keep(vars(outer)['a b'])",
+        "vars(outer) == {'rate': 1}",
+    ),
+    "a finalizer next to another": (
+        """
+        import weakref
+        class Owner:
+            pass
+        owner, outer = Owner(), []
+        other = weakref.finalize(owner, print, 1)
+        """,
+        """
+        data = np.ones(2**20); keep(data)
+        outer.append(weakref.finalize(owner, len, data)); outer[0].atexit = False
+        """,
+        "other.alive",
+    ),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_line_frees_its_row_and_nothing_else(notebook: Kernel, holder: str) -> None:
+    before, leave, is_whole = HOLDERS[holder]
+    works(notebook, _LEFT, "def keep(data): watched.append(weakref.ref(data))", before)
+    works(notebook, f"%%experiment e\n{textwrap.dedent(leave).strip()}")
+    assert alive(notebook) == 1
+    (row,) = left_by_experiment(notebook)
+    works(notebook, row[2])
+    assert alive(notebook) == 0
+    assert notebook.value(is_whole) is True
