@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ipygpumem.extras.panel import panel as panel_module
 from tests.frontends.conftest import needs
 from tests.frontends.lab import DARK, LIGHT, Notebook, Server
 from tests.frontends.looks import Pictures, contrasts, misfits
 from tests.notebooks import notebook
 
 if TYPE_CHECKING:
-    from playwright.sync_api import BrowserContext, Locator
+    from playwright.sync_api import BrowserContext, Locator, Page
 
 pytestmark = [pytest.mark.frontends, pytest.mark.timeout(600)]
 
@@ -165,6 +166,88 @@ def test_it_works_in_notebook_7(browser: BrowserContext, tmp_path: Path) -> None
         server.close()
 
 
+_ROW = {
+    "RAM": {"own": 2**30, "total": 2**34},
+    "cuda:0": {"allocated": 2**31, "reserved": 2**32, "used": 2**33, "total": 2**34, "load": 40},
+}
+_PAGE = """<style>body {{ margin: 8px }} {css}</style><div id="el"></div>
+<script type="module">
+{script}
+const now = Date.now() / 1000;
+const rows = Array.from({{ length: 60 }}, (_, index) => (
+  {{ time: now - 60 + index, cell: 3, devices: {devices} }}
+));
+const names = [{{ name: "hold", size: 2 ** 28, at_least: false, devices: "RAM" }}];
+const state = {{ time: now, seconds: 2, cell: 3, message: "", largest: {{ cell: 3, names }} }};
+window.sent = [];
+const send = (message) => window.sent.push(message);
+const model = {{ get: () => ({{ rows, state }}), on: () => 0, send }};
+const widget = make_widget();
+widget.initialize({{ model }});
+widget.render({{ model, el: document.getElementById("el") }});
+</script>"""
+
+
+@pytest.fixture
+def alone(browser: BrowserContext) -> Iterator[Page]:
+    """A page with only a panel of two devices, whose model has no kernel."""
+    folder = Path(panel_module.__file__).parent
+    script = (folder / "panel.js").read_text("utf-8")
+    content = _PAGE.format(
+        css=(folder / "panel.css").read_text("utf-8"),
+        script=script.replace("export default", "const make_widget ="),
+        devices=json.dumps(_ROW),
+    )
+    page = browser.new_page()
+    page.set_content(content)
+    page.locator(PANEL).wait_for()
+    yield page
+    page.close()
+
+
+def test_it_names_its_parts_for_screen_readers(alone: Page) -> None:
+    panel = alone.get_by_role("region", name="live memory")
+    assert panel.get_by_role("region", name="memory of RAM").count() == 1
+    assert panel.get_by_role("listitem").all_inner_texts()[0].startswith("hold")
+    text = panel.get_by_role("slider").nth(1).get_attribute("aria-valuetext")
+    assert text == (
+        "now: allocated 2.00 GiB, reserved 4.00 GiB, used by all 8.00 GiB, 50 % of 16.00 GiB"
+    )
+    labels = [text.split("\n")[0] for text in panel.locator(".key").all_inner_texts()]
+    assert labels[0] == "RAM"
+
+
+def test_it_works_by_keyboard(alone: Page) -> None:
+    names = []
+    for _ in range(4):
+        alone.keyboard.press("Tab")
+        names.append(alone.evaluate("document.activeElement.getAttribute('aria-label') ?? ''"))
+    assert [name.partition(":")[0] for name in names] == ["", "Close the panel", "RAM", "cuda"]
+    alone.keyboard.press("ArrowLeft")
+    alone.keyboard.press("PageUp")
+    alone.get_by_text("11.0 s ago · cell 3").wait_for()
+    slider = alone.get_by_role("slider").nth(1)
+    assert (slider.get_attribute("aria-valuenow"), slider.get_attribute("aria-valuemin")) == (
+        "-11",
+        "-60",
+    )
+    alone.keyboard.press("Escape")
+    alone.get_by_text("cell 3 · took").wait_for()
+    alone.locator("button").first.focus()
+    alone.keyboard.press("Enter")
+    assert alone.evaluate("window.sent.at(-1).kind") == "free"
+
+
+@pytest.mark.parametrize(("width", "columns"), [(900, 2), (600, 2), (330, 1)])
+def test_devices_fill_the_width_next_to_each_other(alone: Page, width: int, columns: int) -> None:
+    alone.set_viewport_size({"width": width, "height": 700})
+    charts = [chart.bounding_box() for chart in alone.locator(".curves").all()]
+    assert len({chart["y"] for chart in charts if chart}) == 3 - columns
+    assert sum(chart["width"] for chart in charts if chart) > 0.85 * width
+    assert min(chart["height"] for chart in charts if chart) >= 110
+    assert misfits(alone.locator(PANEL)) == []
+
+
 TRAINING = (
     LOAD,
     "import ipygpumem\n\nipygpumem.panel()",
@@ -238,6 +321,6 @@ def test_a_card_while_it_trains_in_both_themes(simulated: Notebook, pictures: Pi
         simulated.theme(theme)
         pictures.take(panel, name)
     labels = [text.split("\n")[0] for text in panel.locator(".key").all_inner_texts()]
-    assert labels == ["RSS", "allocated", "reserved", "used by all"]
+    assert labels == ["RAM", "allocated", "reserved", "used by all"]
     (simulated._server.folder / "go").touch()
     simulated.wait(3)

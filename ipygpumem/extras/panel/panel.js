@@ -7,6 +7,7 @@ const WIDTH = 240;
 const HEIGHT = 100;
 const SERIES = ["used", "reserved", "allocated", "own"]; // from back to front
 const LABELS = { used: "used by all", own: "in use" };
+const STEPS = { ArrowLeft: 1, ArrowRight: -1, PageUp: 10, PageDown: -10 }; // keys, in seconds back in time
 const UNITS = [["TiB", 2 ** 40, 2], ["GiB", 2 ** 30, 2], ["MiB", 2 ** 20, 1], ["KiB", 2 ** 10, 1]];
 
 function bytes(count) {
@@ -63,12 +64,19 @@ class Device {
   constructor(parent, name) {
     this.name = name;
     this.block = make(parent, "section", "device");
+    this.block.setAttribute("aria-label", `memory of ${name}`);
     const head = make(this.block, "div", "head");
     make(head, "b", "", name);
     this.total = make(head, "span", "faint");
     this.bar = make(this.block, "div", "bar");
+    this.bar.setAttribute("aria-hidden", "true"); // the text above says the same
     this.pieces = SERIES.map((series) => make(this.bar, "i", series));
     const chart = make(this.block, "div", "chart");
+    this.chart = chart;
+    chart.tabIndex = 0; // a slider over time: the arrow keys move it as the pointer does
+    chart.setAttribute("role", "slider");
+    chart.setAttribute("aria-label", `${name}: memory over time; arrow keys choose a moment`);
+    chart.setAttribute("aria-valuemax", "0"); // now; earlier moments are negative
     const lines = SERIES.flatMap((series) => [`area ${series}`, `line ${series}`]);
     this.curves = draw(chart, "curves", ["cells", ...lines, "cursor"]);
     this.top = make(chart, "span", "top faint");
@@ -96,7 +104,7 @@ class Device {
     this.keys.replaceChildren();
     for (const series of known.toReversed()) {
       const key = make(this.keys, "span", `key ${series}`);
-      make(key, "span", "", this.name === "RAM" ? "RSS" : (LABELS[series] ?? series));
+      make(key, "span", "", this.name === "RAM" ? "RAM" : (LABELS[series] ?? series));
       make(key, "span", "figure", series in figures ? bytes(figures[series]) : "–");
     }
     for (const series of SERIES) {
@@ -106,8 +114,14 @@ class Device {
     }
     this.curves.cells.setAttribute("d", bands(rows, now, place));
     this.curves.cursor.setAttribute("d", at === null ? "" : `M${place(now - at)} 0V${HEIGHT}`);
-    const label = known.map((series) => `${series} ${bytes(figures[series] ?? 0)}`).join(", ");
-    this.curves.svg.setAttribute("aria-label", `${this.name}: ${label} ${this.total.textContent}`);
+    const sizes = known.toReversed().filter((series) => series in figures);
+    const parts = sizes.map((series) => `${LABELS[series] ?? series} ${bytes(figures[series])}`);
+    const label = [...parts, this.total.textContent].filter(Boolean).join(", ");
+    const moment = at === null ? "now" : `${Math.round(at)} s ago`;
+    this.curves.svg.setAttribute("aria-label", `${this.name}: ${label}`);
+    this.chart.setAttribute("aria-valuemin", `${-Math.round(span)}`);
+    this.chart.setAttribute("aria-valuenow", `${-Math.round(at ?? 0)}`);
+    this.chart.setAttribute("aria-valuetext", `${moment}: ${label}`);
     this.pieces.forEach((piece, index) => {
       piece.style.width = total ? `${Math.min(100, (100 * (figures[SERIES[index]] ?? 0)) / total)}%` : "0";
     });
@@ -158,6 +172,8 @@ export default () => {
 
   function render({ model, el }) {
     const root = make(el, "div", "ipygpumem-panel");
+    root.setAttribute("role", "region");
+    root.setAttribute("aria-label", "live memory");
     const head = make(root, "header");
     const cell = make(head, "span", "cell");
     const message = make(head, "span", "message faint");
@@ -170,10 +186,12 @@ export default () => {
     close.setAttribute("aria-label", close.title);
     close.onclick = () => model.send({ kind: "close" });
     const grid = make(root, "div", "grid");
+    const blocks = make(grid, "div", "devices");
     const devices = new Map();
     const names = make(grid, "section", "names");
+    names.setAttribute("aria-label", "largest names");
     let span = SECONDS[0];
-    let at = null; // seconds before now under the pointer
+    let at = null; // seconds before now under the pointer, or chosen by keyboard
     let listed = null;
 
     function show() {
@@ -183,10 +201,7 @@ export default () => {
       const shown = rows.slice(Math.max(0, first));
       const chosen = at === null ? shown.at(-1) : (shown.findLast((row) => row.time <= now - at) ?? shown[0]);
       for (const name of new Set(shown.flatMap((row) => Object.keys(row.devices)))) {
-        if (!devices.has(name)) {
-          devices.set(name, new Device(grid, name));
-          if (devices.size === 1) grid.append(names);
-        }
+        if (!devices.has(name)) devices.set(name, new Device(blocks, name));
         devices.get(name).show(shown, chosen, now, span, at);
       }
       const running = state.is_running;
@@ -213,8 +228,11 @@ export default () => {
       names.hidden = !rest.length;
       make(make(names, "div", "head"), "b", "", "largest names").parentElement
         .append(make(names, "span", "faint", `after cell ${largest.cell}`));
+      const items = make(names, "div", "list");
+      items.setAttribute("role", "list");
       for (const { name, size, at_least: isAtLeast, devices: where } of rest) {
-        const row = make(names, "div", "name");
+        const row = make(items, "div", "name");
+        row.setAttribute("role", "listitem");
         const shown = isAtLeast ? `at least ${bytes(size)}` : bytes(size);
         row.title = `${name}: ${shown} in ${where}`;
         make(row, "code", "", name);
@@ -230,6 +248,22 @@ export default () => {
       show();
     };
     grid.onpointerleave = () => {
+      at = null;
+      show();
+    };
+    grid.onkeydown = (event) => {
+      if (!event.target.matches(".chart") || event.altKey || event.ctrlKey || event.metaKey) return;
+      const step = STEPS[event.key];
+      if (step) at = Math.min(span, Math.max(0, (at ?? 0) + step));
+      else if (event.key === "Home") at = span;
+      else if (event.key === "End" || event.key === "Escape") at = null;
+      else return;
+      if (at === 0) at = null;
+      event.preventDefault();
+      event.stopPropagation(); // else the notebook moves to another cell
+      show();
+    };
+    grid.onfocusout = () => {
       at = null;
       show();
     };
