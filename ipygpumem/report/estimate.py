@@ -10,7 +10,8 @@ from ipygpumem.report.showing import shows
 from ipygpumem.units import format_bytes, format_change, format_in, format_seconds
 
 _GUESSES_SHOWN = 5
-_CONTEXT = {"cpu": "other memory of this process"}
+_ADDED, _VERDICT = "added to the peak", "verdict"
+"""Headings of the second and the third group."""
 
 
 @shows(Estimate)
@@ -22,12 +23,12 @@ def estimate_report(estimate: Estimate, size: str = "") -> Report:
     is_bound = bool(estimate.upper_bounds)
     has_titles = len(estimate.devices) > 1
     segments = ["estimate"]
-    tables = []
+    tables = list[Table]()
     for device in estimate.devices:
         segments.append(_verdict(device, size, is_bound=is_bound))
         if device.peak_bytes:
             title = device_label(device.device) if has_titles else ""
-            tables.append(_parts(device, title))
+            tables += _tables(device, title)
     if not estimate.devices:
         segments.append("no tensor was made")
     segments.append(f"made in {format_seconds(estimate.duration_seconds)}, nothing ran on a device")
@@ -64,27 +65,57 @@ def _verdict(device: DeviceEstimate, size: str, *, is_bound: bool) -> str:
     return f"{text}, {verdict}: needs {needed} of {room}"
 
 
-def _parts(device: DeviceEstimate, title: str) -> Table:
-    """Return the memory at a device's peak by purpose, with the sums below."""
-    rows = share_rows(device.parts, device.peak_bytes)
-    for name, size in _sizes(device).items():
-        rows.append({"size": format_bytes(size), "at the peak": name})
-    rows.append({"size": format_change(device.kept_bytes), "at the peak": "kept"})
-    return Table.of(rows, {"size", "share"}, title)
+def _tables(device: DeviceEstimate, title: str) -> list[Table]:
+    """Return a device's three groups: the memory at the peak by purpose, the memory that the device
+    needs in addition, and whether all of it fits.
+    """
+    parts = share_rows(device.parts, device.peak_bytes)
+    parts.append({"size": format_bytes(device.peak_bytes), "at the peak": "sum: the peak"})
+    return [
+        Table.of(parts, {"size", "share"}, title),
+        Table.of(_added_rows(device), {"size"}),
+        Table.of(_verdict_rows(device), {"size"}),
+    ]
 
 
-def _sizes(device: DeviceEstimate) -> dict[str, int]:
-    """Return the sums below the purposes, by name."""
-    sizes = {"peak": device.peak_bytes}
+def _added_rows(device: DeviceEstimate) -> list[dict[str, str]]:
+    """Return a row for each size that the device needs in addition to the peak, and their sum with
+    the peak; no rows if it needs only the peak.
+    """
+    is_host = device.device == "cpu"
+    context = "other memory of this process" if is_host else "set aside for a CUDA context"
+    added = {
+        "gaps that the allocator cannot use": device.needed_bytes - device.peak_bytes,
+        "set aside for buffers of GPU kernels": device.spare_bytes,
+        context: device.context_bytes,
+    }
+    rows = []
+    for name, size in added.items():
+        if size:
+            rows.append({"size": format_change(size), _ADDED: name})
+    if rows:
+        rows.append({"size": format_bytes(device.required_bytes), _ADDED: "sum: needed in all"})
+    return rows
+
+
+def _verdict_rows(device: DeviceEstimate) -> list[dict[str, str]]:
+    """Return the memory allocated before, kept afterwards and reserved, and last whether the needed
+    memory is there.
+    """
+    sizes = dict[str, str]()
+    if device.before_bytes:
+        sizes["allocated before, part of the peak"] = format_bytes(device.before_bytes)
+    if device.kept_bytes:
+        sizes["kept afterwards"] = format_change(device.kept_bytes)
     if device.device != "cpu":
-        sizes["reserved by the allocator"] = device.reserved_bytes
-        sizes["minimum to run"] = device.needed_bytes
-    if device.spare_bytes:
-        sizes["set aside for kernels"] = device.spare_bytes
-    if device.context_bytes:
-        sizes[_CONTEXT.get(device.device, "set aside for a context")] = device.context_bytes
-    sizes["already allocated"] = device.before_bytes
-    return sizes
+        reserved = "reserved by the allocator if there is room, cache included"
+        sizes[reserved] = format_bytes(device.reserved_bytes)
+    if device.room_bytes is not None:
+        sizes[f"available: {device.verdict}"] = format_bytes(device.room_bytes)
+    rows = []
+    for name, size in sizes.items():
+        rows.append({"size": size, _VERDICT: name})
+    return rows
 
 
 def share_rows(parts: Mapping[str, int], peak_bytes: int) -> list[dict[str, str]]:
