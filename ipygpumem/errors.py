@@ -1,12 +1,67 @@
-"""The exceptions of ipygpumem; in a notebook each is shown as one line without a traceback."""
+"""The exceptions of ipygpumem; in a notebook each is shown without our own frames."""
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+_OUR_FOLDER = f"{Path(__file__).parent}{os.sep}"
+_BETWEEN = ("IPython.core.interactiveshell", "IPython.core.magic", "decorator", "contextlib")
+"""Modules whose frames lie between a cell and our code, or within that."""
 
 
 class GpuMemError(Exception):
     """Base class of all exceptions of ipygpumem."""
+
+    is_usage = True
+    """False if the user's line is right, but a package that it needs is missing."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the traceback that IPython shows: only the user's frames, since the message says
+        what is wrong.
+        """
+        traceback = _without_our_frames(self.__traceback__)
+        shell = _shell()
+        if traceback is None or shell is None:
+            return [f"{type(self).__name__}: {self}"]
+        context = self.__context__
+        if context is not None and _begins_in_ours(context.__traceback__):
+            self.__suppress_context__ = True  # such as the KeyError of a file's missing field
+        lines: list[str] = shell.InteractiveTB.structured_traceback(
+            type(self), self, traceback, tb_offset=0
+        )
+        return lines
+
+
+def _shell() -> Any:
+    """Return the IPython shell of this process; None if there is none."""
+    module = sys.modules.get("IPython.core.getipython")
+    return None if module is None else module.get_ipython()
+
+
+def _without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """Return a copy of a traceback without frames of this package and of IPython's magics."""
+    steps = []
+    while traceback is not None:
+        frame = traceback.tb_frame
+        is_between = frame.f_globals.get("__name__") in _BETWEEN
+        if not is_between and not frame.f_code.co_filename.startswith(_OUR_FOLDER):
+            steps.append(traceback)
+        traceback = traceback.tb_next
+    shown: TracebackType | None = None
+    for step in reversed(steps):
+        shown = TracebackType(shown, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    return shown
+
+
+def _begins_in_ours(traceback: TracebackType | None) -> bool:
+    """Return True if an error was caught by our code, and is not the user's."""
+    if traceback is None:
+        return False
+    return traceback.tb_frame.f_code.co_filename.startswith(_OUR_FOLDER)
 
 
 NOT_LOADED = "ipygpumem is not loaded here: run %load_ext ipygpumem first"
@@ -98,6 +153,16 @@ def how_to_install(requirement: str) -> str:
     if shells is not None and shells.initialized():
         return f"%pip install {requirement}"
     return f"{sys.executable} -m pip install {requirement}"
+
+
+def not_installed(kind: type[GpuMemError], what: str, requirement: str) -> GpuMemError:
+    """Return the error of a ``kind`` that says what needs a missing package, and how to install
+    it.
+    """
+    line = how_to_install(requirement)
+    error = kind(f"{what} {requirement}, which is not installed: {line}")
+    error.is_usage = False
+    return error
 
 
 def ellipsize(text: object, most: int = 160) -> str:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ipygpumem.errors import DeviceError, EstimateError, describe_error, how_to_install
+from ipygpumem.errors import DeviceError, EstimateError, describe_error, not_installed
 from ipygpumem.estimating import FOR_FAKES
 from ipygpumem.meter.own_growth import growth_for
 
@@ -21,8 +21,7 @@ def loaded() -> Any:
     """
     with growth_for(FOR_FAKES), _torch_may_be_broken():
         if importlib.util.find_spec("torch") is None:
-            line = how_to_install("torch")
-            raise EstimateError(f"an estimate needs torch, which is not installed: {line}")
+            raise not_installed(EstimateError, "an estimate needs", "torch")
         from ipygpumem.estimating import running  # imports torch
 
         return running
@@ -39,7 +38,9 @@ def estimation(*args: Any) -> Any:
 def _torch_may_be_broken() -> Iterator[None]:
     try:
         yield
-    except (EstimateError, DeviceError) as error:
+    except EstimateError:
+        raise
+    except DeviceError as error:
         raise EstimateError(str(error)) from None
     except Exception as error:
         torch = f"torch {getattr(sys.modules.get('torch'), '__version__', '')}".rstrip()

@@ -14,7 +14,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from ipygpumem.errors import DeviceError, describe_error, how_to_install
+from ipygpumem.errors import DeviceError, describe_error, not_installed
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import has_mps, loaded_torch
 from ipygpumem.probes.host import HostProbe
@@ -52,8 +52,7 @@ def preload(meter: Meter) -> TraceRecord | None:
     accelerator.
     """
     if importlib.util.find_spec("torch") is None:
-        line = how_to_install("torch")
-        raise DeviceError(f"preload needs torch, which is not installed: {line}")
+        raise not_installed(DeviceError, "preload needs", "torch")
     if why_none():
         return None
     torch: Any = importlib.import_module("torch")

@@ -9,16 +9,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ipygpumem.errors import PlotError, how_to_install
+from ipygpumem.errors import PlotError, not_installed
 from ipygpumem.units import format_bytes
 
 try:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MultipleLocator
 except ImportError:
-    raise PlotError(
-        f"pictures need matplotlib, which is not installed: {how_to_install('matplotlib')}"
-    ) from None
+    raise not_installed(PlotError, "pictures need", "matplotlib") from None
 
 _DPI = 96
 LEGEND: dict[str, Any] = {"fontsize": "small", "frameon": False}

@@ -47,6 +47,17 @@ _LOST = {"experiment": "it runs without this scope"}
 """The work that is not done if a magic fails, where that is more than the magic's own."""
 
 
+class MissingPackageError(UsageError):
+    """A command needs a package that is not installed.
+
+    IPython shows ``UsageError:`` before the message of that class alone, not of this one, because
+    the user's line is right.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
 @magics_class
 class GpuMemMagics(Magics):
     """All magics of the table of commands, for one shell."""
@@ -135,7 +146,9 @@ class GpuMemMagics(Magics):
         except GpuMemError as error:
             from ipygpumem.report.layout import clean  # the App has imported it
 
-            raise UsageError(clean(str(error))) from None
+            message = clean(str(error))
+            kind = UsageError if error.is_usage else MissingPackageError
+            raise kind(message) from None
         except KeyboardInterrupt as error:
             if not runs_users_code:  # otherwise IPython would show our frames
                 line = f"KeyboardInterrupt: {error}".rstrip(": ")

@@ -370,13 +370,17 @@ def _error(cell: Cell, result: Any) -> BaseException | None:
     return error_of(result) or shown_since(cell.last_error)
 
 
+_MESSAGES = ("UsageError", "MissingPackageError")
+"""Errors whose message a command shows; it has run none of the cell's code."""
+
+
 def _is_ours(cell: Cell, record: CellRecord) -> bool:
     """Return True if a cell has only our commands, whose reports say what they did.
 
     Its line would be noise, and so would its row in the history. An error other than a command's
     message is worth a line.
     """
-    if record.error not in (None, "UsageError") or record.recovery is not None:
+    if record.error not in (None, *_MESSAGES) or record.recovery is not None:
         return False
     source = text_of(getattr(cell.info, "raw_cell", None))
     return "%" in source and has_only_our_commands(source)
@@ -384,7 +388,7 @@ def _is_ours(cell: Cell, record: CellRecord) -> bool:
 
 def _code_that_ran(source: str, error: BaseException | None) -> str:
     """Return a cell's source; only the line of a magic that rejected it, and has run no code."""
-    if source.startswith("%%") and type_name(error) == "UsageError":
+    if source.startswith("%%") and type_name(error) in _MESSAGES:
         return source.partition("\n")[0]
     return source
 

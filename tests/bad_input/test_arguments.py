@@ -14,6 +14,11 @@ from ipygpumem.shell.commands.parsing import parse
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 WRONG = [
     ("%experiment", "a command is missing"),
+    ("%experiment", "or write %%experiment as the first line of a cell"),
+    ("%gpumem memory", "did you mean status?"),
+    ("%gpumem clear", "did you mean free?"),
+    ("%gpumem variables", "did you mean top?"),
+    ("%experiment stop", "did you mean end?"),
     ("%experiment bogus", "bogus"),
     ("%experiment end", "no experiment is open"),
     ("%experiment start", "name"),

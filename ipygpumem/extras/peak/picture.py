@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipygpumem.errors import PlotError, how_to_install
+from ipygpumem.errors import PlotError, not_installed
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord
 from ipygpumem.extras.peak.words import headline, title
 from ipygpumem.report.picture import LEGEND, NO_FORMULAS, Picture, count_bytes
@@ -12,9 +12,7 @@ try:
     from matplotlib import rc_context
     from matplotlib.axes import Axes
 except ImportError:
-    raise PlotError(
-        f"pictures need matplotlib, which is not installed: {how_to_install('matplotlib')}"
-    ) from None
+    raise not_installed(PlotError, "pictures need", "matplotlib") from None
 
 _ROLES = (
     "parameters",

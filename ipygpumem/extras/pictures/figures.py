@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from ipygpumem.errors import PlotError, UnitError, how_to_install
+from ipygpumem.errors import PlotError, UnitError, not_installed
 from ipygpumem.inventory.breakdown import Part, Reconciliation
 from ipygpumem.probes.accelerators import parse_device
 from ipygpumem.records import CellRecord, ExperimentRecord, Usage, devices_of, usage_on
@@ -22,9 +22,7 @@ try:
     from matplotlib import colormaps, rc_context
     from matplotlib.axes import Axes
 except ImportError:
-    raise PlotError(
-        f"pictures need matplotlib, which is not installed: {how_to_install('matplotlib')}"
-    ) from None
+    raise not_installed(PlotError, "pictures need", "matplotlib") from None
 
 T = TypeVar("T")
 

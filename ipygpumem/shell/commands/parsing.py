@@ -6,6 +6,7 @@ import argparse
 import functools
 import re
 import shlex
+from collections.abc import Collection
 from typing import NoReturn
 
 from IPython.core.error import UsageError
@@ -61,12 +62,37 @@ def _command_and_options(table: CommandTable, magic: str, line: str) -> tuple[Co
 
 def _no_command(table: CommandTable, group: Group, words: list[str]) -> str:
     problem = "a command is missing"
+    also = ""
+    if not words and f"%{group.name}" in table.magics:
+        also = f", or write %{group.name} as the first line of a cell"
     if words:
         magic = _how_to_write(table, words[0])
         if magic:
             return f"{group.name}: write {magic}"
-        problem = f"no such command {quoted(words[0])}{did_you_mean(words[0], group.names)}"
-    return f"{group.name}: {problem}; use {', '.join(group.names)}"
+        problem = f"no such command {quoted(words[0])}{_meant(words[0], group.names)}"
+    return f"{group.name}: {problem}; use {', '.join(group.names)}{also}"
+
+
+_MEANINGS = {
+    "status": ("memory", "mem", "usage", "info", "show", "report", "ram", "gpu", "devices"),
+    "top": ("names", "variables", "vars", "who", "whos", "largest", "biggest", "objects"),
+    "free": ("clear", "clean", "cleanup", "empty", "gc", "collect", "release", "reset"),
+    "tensors": ("arrays", "ls"),
+    "history": ("cells", "log"),
+    "plot": ("graph", "picture", "chart"),
+    "panel": ("live", "watch", "monitor", "dashboard"),
+    "end": ("stop", "finish", "close"),
+    "start": ("begin", "new", "open", "run"),
+}
+"""Words that users try for commands whose names are not similar."""
+
+
+def _meant(word: str, names: Collection[str]) -> str:
+    """Return a suggestion of the command that a word means or resembles, or an empty text."""
+    for name, words in _MEANINGS.items():
+        if name in names and word.lower() in words:
+            return f" (did you mean {name}?)"
+    return did_you_mean(word, names)
 
 
 def _how_to_write(table: CommandTable, name: str) -> str:
