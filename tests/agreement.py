@@ -42,12 +42,6 @@ SIZE_BYTES = 8 * MIB
 """Size of each object, roughly."""
 LEFT = 'outer["x"]'
 """The place in which a cell of an experiment leaves an object."""
-_KEPT_ROW = re.compile(
-    r"^(at least )?(?P<size>[\d.]+ (?:[KMG]i)?B) on \S+ · (?P<what>.*?) · (?P<remedy>.*)$"
-)
-"""A row of ``%gpumem leaks`` about memory that is kept by mistake: it is no record of the report.
-"""
-
 _TOTAL = re.compile(r"(^\d+ leaks?.* · |but )(at least )?(?P<size>[\d.]+ (?:[KMG]i)?B)")
 """The sum of all rows in the headline."""
 
@@ -172,12 +166,19 @@ class Asker:
         ]
         total = _TOTAL.search(report.headline)
         size = parse_bytes(total["size"]) if total else 0
-        for line in report.lines:
-            if match := _KEPT_ROW.match(line):
-                kept = parse_bytes(match["size"])
-                answers.append(
-                    Answer("leaks", kept, "at least" in line, match["what"], match["remedy"])
-                )
+        for table in report.tables:
+            for texts in table.rows:
+                row = dict(zip(table.columns, texts, strict=True))
+                if not row.get("held by"):  # kept by mistake: it is no record of the report
+                    size_text = row["size"].removeprefix("at least ")
+                    answer = Answer(
+                        "leaks",
+                        parse_bytes(size_text),
+                        size_text != row["size"],
+                        row["what"],
+                        row.get("to free it", ""),
+                    )
+                    answers.append(answer)
         return [replace(answer, size_bytes=size) for answer in _sum_of("leaks", answers)]
 
     def survivors(self) -> list[Answer]:

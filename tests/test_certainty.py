@@ -168,7 +168,7 @@ keeper["z"] = [zlib.compressobj(), bytearray(2 << 20)]
 
 def test_leaks_say_at_least_where_memory_is_not_counted(kernel: Kernel) -> None:
     works(kernel, "import zlib; keeper = {}", LEAK)
-    (text,) = works(kernel, "%gpumem leaks").reports("leaks")
+    (text,) = works(kernel, "%gpumem leaks").leaks()
     headline, row = text.splitlines()
     assert headline == "1 leak · at least 2 MiB"
     assert row.strip().startswith("at least 2 MiB · list")

@@ -56,7 +56,7 @@ def test_what_grew_is_named_with_its_growth(notebook: Kernel, case: str) -> None
     ok(notebook, before)
     (text,) = ok(notebook, f"%%experiment grows\n{inside}").reports("experiment")
     if case == "a stream of bytes" and VISITS_BUFFER:
-        assert "bytes on cpu · held by notebook variable buf" in text
+        assert "bytes · held by notebook variable buf" in text
         return
     found = re.search(GREW, text, re.MULTILINE)
     assert found is not None, text

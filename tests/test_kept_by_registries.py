@@ -76,7 +76,7 @@ for _ in range(8):
 
 def left(kernel: Kernel, least: float = 3) -> list[tuple[float, str, str]]:
     """Return the MiB, the holder and the line of each large row of ``%gpumem leaks``."""
-    (text,) = ok(kernel, "%gpumem leaks").reports("leaks")
+    (text,) = ok(kernel, "%gpumem leaks").leaks()
     rows = re.findall(r"^ +([\d.]+) MiB · .* held by (.*) · to free it: (.*)$", text, re.MULTILINE)
     return [(float(row[0]), row[1], row[2]) for row in rows if float(row[0]) >= least]
 

@@ -176,11 +176,9 @@ def test_free_drops_what_cells_printed(notebook: Kernel) -> None:
 
 def test_leaks_lists_what_cells_printed_with_its_cells(notebook: Kernel) -> None:
     ok(notebook, 'print("x" * 40_000_000)')
-    (text,) = ok(notebook, "%gpumem leaks").reports("leaks")
+    (text,) = ok(notebook, "%gpumem leaks").leaks()
     (row,) = [line for line in text.splitlines() if "printed" in line]
-    assert re.search(
-        r"38\.\d MiB on cpu · printed and displayed by cell \d+, kept by IPython", row
-    ), text
+    assert re.search(r"38\.\d MiB · printed and displayed by cell \d+, kept by IPython", row), text
     assert row.endswith("to free it: %gpumem free"), row
     assert " other row" in text or "kept by what is listed below" in text
 
@@ -195,10 +193,10 @@ def test_status_has_a_row_for_what_cells_printed(notebook: Kernel) -> None:
 
 def test_a_users_own_text_is_not_counted_as_printed(notebook: Kernel) -> None:
     ok(notebook, 'text = "x" * 40_000_000', "print(text)")
-    (text,) = ok(notebook, "%gpumem leaks").reports("leaks")
+    (text,) = ok(notebook, "%gpumem leaks").leaks()
     assert "printed" not in text, text
     ok(notebook, "del text")
-    (text,) = ok(notebook, "%gpumem leaks").reports("leaks")
+    (text,) = ok(notebook, "%gpumem leaks").leaks()
     assert "printed" in text, text
 
 
@@ -211,15 +209,15 @@ for line in range(10):
 """,
         "del cap",
     )
-    (text,) = ok(notebook, "%gpumem leaks").reports("leaks")
-    assert re.search(r"38\.\d MiB on cpu · printed and displayed by ", text), text
+    (text,) = ok(notebook, "%gpumem leaks").leaks()
+    assert re.search(r"38\.\d MiB · printed and displayed by ", text), text
     ok(notebook, "%gpumem free")
     assert kept(notebook) == 0
 
 
 def test_a_large_message_of_an_error_is_in_one_row(notebook: Kernel) -> None:
     fails(notebook, 'raise ValueError("x" * 5_000_000)', "ValueError")
-    (text,) = ok(notebook, "%gpumem leaks").reports("leaks")
+    (text,) = ok(notebook, "%gpumem leaks").leaks()
     rows = text.splitlines()[1:]
     assert len([row for row in rows if "printed and displayed" in row]) == 1, text
     assert not [row for row in rows if "IPython's shell" in row], text

@@ -84,7 +84,7 @@ def test_the_report_of_an_experiment_in_each_style() -> None:
         "  freed by: names (RAM 88 MiB, cuda:0 reserved 2 MiB)",
         "  keep: no name matches 'q'",
         "  still alive, because something outside the experiment refers to it:",
-        "  32 MiB · b: Tensor float32 8 × 1024 × 1024 on cpu",
+        "  32 MiB · b: Tensor float32 8 × 1024 × 1024",
     ]
     (report,) = content.experiment_reports(
         experiment(name="n" * 500, freed={"cpu": -2 * MIB}), "compact"
@@ -325,6 +325,12 @@ def leak(path: str, *, name: str = "", size: int = MIB) -> RetainedArray:
     )
 
 
+def rows_of(report: Report) -> list[str]:
+    """Return the filled cells of each row of a report's only table, with separators."""
+    (table,) = report.tables
+    return [" · ".join(filter(None, row)) for row in table.rows]
+
+
 def test_leaks_in_one_container_are_one_line_and_the_largest_comes_first() -> None:
     graph = ": its autograd graph (ReluBackward0)"
     found = [
@@ -338,19 +344,19 @@ def test_leaks_in_one_container_are_one_line_and_the_largest_comes_first() -> No
     found += [leak('runs["a[1]"]'), leak('runs["a[2]"]')]
     report = content.leaks_report(found, MIB)
     assert report.headline == "6 leaks · 12 MiB"
-    assert report.lines == [
-        "4 MiB · Tensor f 4 on cpu · held by x · to free it: del it",
-        "3 MiB · 3 × Tensor f 4 on cpu · held by cache[…] · to free it: del it",
-        f"2 MiB · 8 × Tensor f 4 on cpu · held by losses[…]{graph} · to free it: del it",
-        "1 MiB · Tensor f 4 on cpu · held by other[0] · to free it: del it",
-        '1 MiB · Tensor f 4 on cpu · held by runs["a[1]"] · to free it: del it',
-        '1 MiB · Tensor f 4 on cpu · held by runs["a[2]"] · to free it: del it',
+    assert rows_of(report) == [
+        "4 MiB · Tensor f 4 · x · del it",
+        "3 MiB · 3 × Tensor f 4 · cache[…] · del it",
+        f"2 MiB · 8 × Tensor f 4 · losses[…]{graph} · del it",
+        "1 MiB · Tensor f 4 · other[0] · del it",
+        '1 MiB · Tensor f 4 · runs["a[1]"] · del it',
+        '1 MiB · Tensor f 4 · runs["a[2]"] · del it',
     ]
     holders = [ReferencePath(f"Out[{n}]", f"%xdel _{n}") for n in (3, 5)]
     found = [
         RetainedArray("", "Tensor", (4,), "f", "cpu", MIB, holder=holder) for holder in holders
     ]
-    assert [line.split("%")[1] for line in content.leaks_report(found, MIB).lines] == [
+    assert [row.split("%")[1] for row in rows_of(content.leaks_report(found, MIB))] == [
         "xdel _3",
         "xdel _5",
     ]
@@ -364,16 +370,15 @@ def test_the_largest_row_of_leaks_comes_first_whatever_found_it() -> None:
     output = (1 << 20, "cpu", "Out[3]", "%xdel _3", 1 << 20)
     report = content.leaks_report([leak], 1 << 20, kept=[output, graphs])
     assert report.headline == "1 leak and 2 other rows · 9 MiB"
-    assert [line.partition(" ")[0] for line in report.lines] == ["5", "3", "1"]
+    assert [row.partition(" ")[0] for row in rows_of(report)] == ["5", "3", "1"]
 
 
 def test_a_row_of_leaks_shows_only_what_no_row_above_counts() -> None:
     graphs = (5 << 20, "cpu", "losses keep their graphs", "losses.clear()", 2 << 20)
     report = content.leaks_report([leak("x", size=3 * MIB)], MIB, kept=[graphs])
     assert report.headline == "1 leak and 1 other row · 5 MiB"
-    assert report.lines[1] == (
-        "2 MiB on cpu · losses keep their graphs (3 MiB more of it in the rows of leaks) · "
-        "losses.clear()"
+    assert rows_of(report)[1] == (
+        "2 MiB · losses keep their graphs (3 MiB more of it in the rows of leaks) · losses.clear()"
     )
 
 
@@ -381,16 +386,15 @@ def test_leaks_say_at_least_where_memory_is_not_counted() -> None:
     index = dataclasses.replace(leak("x"), is_at_least=True, uncounted=("faiss",))
     report = content.leaks_report([index, leak("y")], MIB)
     assert report.headline == "2 leaks · at least 2 MiB"
-    assert report.lines[0] == (
-        "at least 1 MiB · Tensor f 4 on cpu · faiss keeps memory that is not counted · held by x · "
-        "to free it: del it"
+    assert rows_of(report)[0] == (
+        "at least 1 MiB · Tensor f 4; faiss keeps memory that is not counted · x · del it"
     )
     output = content.Kept(MIB, "cpu", "Out[3]", "%xdel _3", MIB, is_at_least=True)
     report = content.leaks_report([], MIB, kept=[output])
     assert report.headline == (
         "no leak of at least 1 MiB, but at least 1 MiB are kept by what is listed below"
     )
-    assert report.lines == ["at least 1 MiB on cpu · Out[3] · %xdel _3"]
+    assert rows_of(report) == ["at least 1 MiB · Out[3] · %xdel _3"]
 
 
 def test_objects_of_several_types_are_counted_with_their_types() -> None:
@@ -403,9 +407,8 @@ def test_objects_of_several_types_are_counted_with_their_types() -> None:
         objects=89,
         parts={"Figure": MIB, "ndarray": MIB // 2},
     )
-    assert content.leaks_report([mixed], MIB).lines == [
-        "1 MiB · fig: 89 objects (Figure 1 MiB, ndarray 512 KiB) on cpu · held by x · "
-        "to free it: del it"
+    assert rows_of(content.leaks_report([mixed], MIB)) == [
+        "1 MiB · fig: 89 objects (Figure 1 MiB, ndarray 512 KiB) · x · del it"
     ]
 
 
@@ -415,11 +418,11 @@ def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
         "it again"
     )
     found = content.leaks_report([leak("a\x1b[2Jb", name="x\ny")], MIB, [leak("y"), leak("z")])
-    assert (found.headline, found.lines[1:]) == ("1 leak and 2 other rows · 3 MiB", [line])
-    assert found.lines[0].isprintable()
+    assert (found.headline, found.lines) == ("1 leak and 2 other rows · 3 MiB", [line])
+    assert rows_of(found)[0].isprintable()
     assert content.leaks_report([], MIB, [leak("y"), leak("z")]).lines == [line]
-    lines = content.leaks_report([leak(f"x{n}") for n in range(23)], MIB).lines
-    assert (len(lines), lines[-1]) == (21, "and 3 more: 3 MiB")
+    rows = rows_of(content.leaks_report([leak(f"x{n}") for n in range(23)], MIB))
+    assert (len(rows), rows[-1]) == (21, "3 MiB · and 3 more")
     kept = [((1 + n) * MIB, "cpu", f"losses{n}", "del it", (1 + n) * MIB) for n in range(23)]
     assert (
         content.leaks_report([leak("x")], MIB, (), kept).headline
@@ -429,9 +432,23 @@ def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
     assert (
         found.headline == "no leak of at least 1 MiB, but 276 MiB are kept by what is listed below"
     )
-    lines = found.lines
-    assert lines[0] == "23 MiB on cpu · losses22 · del it"
-    assert lines[-2:] == ["and 3 more: 6 MiB", "a note"]
+    rows = rows_of(found)
+    assert (rows[0], rows[-1]) == ("23 MiB · losses22 · del it", "6 MiB · and 3 more")
+    assert found.lines == ["a note"]
+
+
+def test_leaks_are_a_table_with_a_column_for_the_line_that_frees() -> None:
+    output = content.Kept(MIB, "cuda:0", "Out[3]", "to free it: %xdel _3", MIB)
+    report = content.leaks_report(
+        [dataclasses.replace(leak("x", name="a"), cell=7)], MIB, (), [output]
+    )
+    (table,) = report.tables
+    assert table.columns == ("size", "what", "device", "cell", "held by", "to free it")
+    assert set(table.rows) == {
+        ("1 MiB", "a: Tensor f 4", "", "7", "x", "del it"),
+        ("1 MiB", "Out[3]", "cuda:0", "", "", "%xdel _3"),
+    }
+    assert "in every row" not in text.render([content.leaks_report([leak("x"), leak("y")], MIB)])
 
 
 TENSORS = tuple(

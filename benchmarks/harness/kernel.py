@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import unescape
 from typing import Any
 
 from jupyter_client.manager import KernelManager
@@ -55,6 +56,61 @@ class Reply:
             if kinds and (kind is None or kind in kinds) and "text/plain" in display["data"]:
                 found.append(display["data"]["text/plain"])
         return found
+
+    def leaks(self) -> list[str]:
+        """Return the reports of ``%gpumem leaks``, with each row of their tables in one line, which
+        the texts fold.
+        """
+        texts = []
+        for display in self.displays:
+            kinds = display["metadata"].get("ipygpumem", {}).get("reports", [])
+            if "leaks" not in kinds:
+                continue
+            text = display["data"]["text/plain"]
+            rows = table_rows(display["data"]["text/html"])
+            if rows:
+                text = "\n  ".join([text.splitlines()[0], *map(_line_of_leak, rows)])
+            texts.append(text)
+        return texts
+
+
+_EQUAL = re.compile(r"in every row: (.*?)</div>")
+_TEXT_COLUMNS = ("name", "what", "type", "shape", "dtype", "device", "kind", "grad", "held by")
+_BEGINS_COLUMN = re.compile(f", (?=(?:{'|'.join(_TEXT_COLUMNS)}) )")
+_CELLS = re.compile(r"<t[hd] [^>]*>(.*?)</t[hd]>")
+
+
+def table_rows(html: str) -> list[dict[str, str]]:
+    """Return the rows of the tables of a report, as texts by heading."""
+    rows = list[dict[str, str]]()
+    headings = list[str]()
+    for line in re.findall(r"<tr .*?</tr>", html):
+        cells = list(map(unescape, _CELLS.findall(line)))
+        if "<th " in line:
+            headings = cells
+        else:
+            rows.append(dict(zip(headings, cells, strict=True)))
+    equal = _EQUAL.search(html)
+    if equal:
+        for part in _BEGINS_COLUMN.split(unescape(equal[1])):
+            heading = next(name for name in _TEXT_COLUMNS if part.startswith(f"{name} "))
+            for row in rows:
+                row[heading] = part.removeprefix(f"{heading} ")
+    return rows
+
+
+def _line_of_leak(row: dict[str, str]) -> str:
+    """Return a row of leaks in one line."""
+    parts = [row["size"], row["what"]]
+    if row.get("device"):
+        parts[-1] += f" on {row['device']}"
+    if row.get("cell"):
+        parts.append(f"cell {row['cell']}")
+    if row.get("held by"):
+        parts.append(f"held by {row['held by']}")
+    if row.get("to free it"):
+        parts.append(f"to free it: {row['to free it']}")
+    return " · ".join(parts)
 
 
 class Kernel:

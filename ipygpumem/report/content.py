@@ -557,6 +557,12 @@ def _freed_label(device: str, size: int, steps: Iterable[FreeingStep]) -> str:
 # -- leaks --------------------------------------------------------------------------------------
 
 
+TO_FREE = "to free it"
+"""Heading of the column with the lines that free memory."""
+_SizedRow = tuple[int, dict[str, str]]
+"""The bytes and the texts of a row of leaks."""
+
+
 class Kept(NamedTuple):
     """Memory that is probably kept by mistake, but is no leak."""
 
@@ -570,7 +576,8 @@ class Kept(NamedTuple):
     """True if it is more than its bytes."""
 
 
-_LAST_INDEX = re.compile(r"\[\d+\](?=[^\[\]]*$)")
+LAST_INDEX = re.compile(r"\[\d+\](?=[^\[\]]*$)")
+"""The index of an item in the path of its holder."""
 
 
 def leaks_report(
@@ -585,14 +592,16 @@ def leaks_report(
     """
     kept_items = [Kept(*item) for item in kept]
     headline = _leaks_headline(held, smallest, beyond, kept_items)
-    rows = _leak_rows(held) + _kept_rows(kept_items)
-    rows.sort(key=itemgetter(0), reverse=True)
-    lines = [line for _, line in rows]
+    sized_rows = _leak_rows(held) + _kept_rows(kept_items)
+    sized_rows.sort(key=itemgetter(0), reverse=True)
+    rows = [row for _, row in sized_rows]
+    table = Table.of(rows, {"size", "cell"}, code={TO_FREE}, whole={TO_FREE})
+    lines = list(notes)
     if beyond:
         number = count(len(beyond), "smaller storage")
         hint = "free larger ones first, then run it again"
-        lines.append(f"{number}, {_total(beyond)} in all: too many to examine; {hint}")
-    return Report("leaks", headline, [*lines, *notes], records=held)
+        lines.insert(0, f"{number}, {_total(beyond)} in all: too many to examine; {hint}")
+    return Report("leaks", headline, lines, [table], records=held)
 
 
 def _leaks_headline(
@@ -622,28 +631,41 @@ def _leaks_headline(
     return f"{none} was found"
 
 
-def _kept_rows(kept: Sequence[Kept]) -> list[tuple[int, str]]:
-    """Return the bytes and the line of each memory that is kept by mistake, and one line for the
-    rest.
-    """
+def _kept_rows(kept: Sequence[Kept]) -> list[_SizedRow]:
+    """Return a row for each memory that is kept by mistake, and one for the rest."""
     ordered = sorted(kept, key=attrgetter("new_bytes"), reverse=True)
-    rows = [(item.new_bytes, _kept_line(item)) for item in ordered[:_ROWS_SHOWN]]
+    rows = [(item.new_bytes, _kept_row(item)) for item in ordered[:_ROWS_SHOWN]]
     more = ordered[_ROWS_SHOWN:]
     if more:
         size = sum(item.new_bytes for item in more)
-        rows.append((0, f"and {len(more)} more: {format_bytes(size)}"))
+        rows.append((0, _row_of_more(len(more), size)))
     return rows
 
 
-def _kept_line(item: Kept) -> str:
-    """Return the line of memory that is kept by mistake, with the bytes that only it counts."""
-    size = _at_least(item.new_bytes, is_at_least=item.is_at_least)
+def _kept_row(item: Kept) -> dict[str, str]:
+    """Return the row of memory that is kept by mistake, with the bytes that only it counts."""
     what = item.what
     if item.new_bytes < item.size_bytes:
         in_leaks = format_bytes(item.size_bytes - item.new_bytes)
         what = f"{what} ({in_leaks} more of it in the rows of leaks)"
-    parts = [f"{size} on {item.device}", clean(what), clean(item.remedy)]
-    return SEPARATOR.join(parts)
+    return {
+        "size": _at_least(item.new_bytes, is_at_least=item.is_at_least),
+        "what": clean(what),
+        "device": _accelerator(item.device),
+        "cell": "",
+        "held by": "",
+        TO_FREE: clean(item.remedy.removeprefix(f"{TO_FREE}: ")),
+    }
+
+
+def _accelerator(device: str) -> str:
+    """Return a device's name; an empty text for the host, where most objects are."""
+    return "" if device == "cpu" else clean_name(device)
+
+
+def _row_of_more(number: int, size_bytes: int) -> dict[str, str]:
+    """Return the last row, which sums up what has no row of its own."""
+    return {"size": format_bytes(size_bytes), "what": f"and {number:,} more"}
 
 
 def _at_least(size_bytes: int, *, is_at_least: bool) -> str:
@@ -655,20 +677,33 @@ def _at_least(size_bytes: int, *, is_at_least: bool) -> str:
 
 def leak_lines(held: Sequence[RetainedArray]) -> list[str]:
     """Return one line per leak, those in one container together, and one line for the rest."""
-    return [line for _, line in _leak_rows(held)]
+    return [_line_of_row(row) for _, row in _leak_rows(held)]
 
 
-def _leak_rows(held: Sequence[RetainedArray]) -> list[tuple[int, str]]:
-    """Return the bytes and the line of each group of leaks, the largest first, and one line for the
-    rest.
-    """
+def _line_of_row(row: Mapping[str, str]) -> str:
+    """Return a row of leaks as a line, in which words say what the columns' headings would."""
+    what = row["what"]
+    if row.get("device"):
+        what = f"{what} on {row['device']}"
+    parts = [row["size"], what]
+    if row.get("cell"):
+        parts.append(f"cell {row['cell']}")
+    if row.get("held by"):
+        parts.append(f"held by {row['held by']}")
+    if row.get(TO_FREE):
+        parts.append(f"{TO_FREE}: {row[TO_FREE]}")
+    return SEPARATOR.join(parts)
+
+
+def _leak_rows(held: Sequence[RetainedArray]) -> list[_SizedRow]:
+    """Return a row for each group of leaks, the largest first, and one for the rest."""
     groups = _groups_of_leaks(held)
-    rows = [(_sum(group), _leak_line(group)) for group in groups[:_ROWS_SHOWN]]
+    rows = [(_sum(group), _leak_row(group)) for group in groups[:_ROWS_SHOWN]]
     remaining = list[RetainedArray]()
     for group in groups[_ROWS_SHOWN:]:
         remaining += group
     if remaining:
-        rows.append((0, f"and {len(remaining)} more: {_total(remaining)}"))
+        rows.append((0, _row_of_more(len(remaining), _sum(remaining))))
     return rows
 
 
@@ -685,7 +720,7 @@ def _group_of(item: RetainedArray) -> tuple[object, ...]:
     kind = (item.name, item.type_name, item.dtype, item.shape, item.device, item.cell)
     if item.holder is None:
         return kind
-    container = _LAST_INDEX.sub("", item.holder.path)
+    container = LAST_INDEX.sub("", item.holder.path)
     return (*kind, container, item.holder.advice)
 
 
@@ -697,28 +732,37 @@ def _sum(held: Iterable[RetainedArray]) -> int:
     return sum(item.size_bytes for item in held)
 
 
-def _leak_line(group: Sequence[RetainedArray]) -> str:
-    """Return the line of leaks of the same kind in one container."""
+def _leak_row(group: Sequence[RetainedArray]) -> dict[str, str]:
+    """Return the row of leaks of the same kind in one container."""
     first = group[0]
     is_at_least = any(item.is_at_least for item in group)
-    parts = [_at_least(_sum(group), is_at_least=is_at_least), _leaked_objects(group)]
-    libraries = set[str]()
-    for item in group:
-        libraries.update(item.uncounted)
-    if libraries:
-        names = clean(", ".join(sorted(libraries)))
-        verb = "keeps" if len(libraries) == 1 else "keep"
-        parts.append(f"{names} {verb} memory that is not counted")
-    if first.cell is not None:
-        parts.append(f"cell {first.cell}")
+    row = {
+        "size": _at_least(_sum(group), is_at_least=is_at_least),
+        "what": _leaked_objects(group) + _uncounted_text(group),
+        "device": _accelerator(first.device),
+        "cell": layout.number_text(first.cell),
+        "held by": "",
+        TO_FREE: "",
+    }
     if first.holder is not None:
         path = first.holder.path
         if len(group) > 1:
-            path = _LAST_INDEX.sub("[…]", path)
-        parts.append(f"held by {clean(path)}")
-        if first.holder.advice:
-            parts.append(f"to free it: {clean(first.holder.advice)}")
-    return SEPARATOR.join(parts)
+            path = LAST_INDEX.sub("[…]", path)
+        row["held by"] = clean(path)
+        row[TO_FREE] = clean(first.holder.advice)
+    return row
+
+
+def _uncounted_text(group: Sequence[RetainedArray]) -> str:
+    """Return a sentence about libraries whose memory is not counted; empty if there are none."""
+    libraries = set[str]()
+    for item in group:
+        libraries.update(item.uncounted)
+    if not libraries:
+        return ""
+    names = clean(", ".join(sorted(libraries)))
+    verb = "keeps" if len(libraries) == 1 else "keep"
+    return f"; {names} {verb} memory that is not counted"
 
 
 def _leaked_objects(group: Sequence[RetainedArray]) -> str:
@@ -734,7 +778,7 @@ def _leaked_objects(group: Sequence[RetainedArray]) -> str:
         if contents:
             kind = f"{kind} with {contents}"
     shape = " × ".join(map(str, first.shape or ()))
-    words = [kind, first.dtype, shape, f"on {first.device}"]
+    words = [kind, first.dtype, shape]
     text = " ".join(clean_name(word) for word in words if word)
     if first.name:
         text = f"{clean_name(first.name)}: {text}"

@@ -102,12 +102,15 @@ class Table:
     def split(self) -> tuple[Table, str]:
         """Return the table without columns of texts that are equal in all rows, and these texts in
         one line.
+
+        Columns of code to paste stay in the table.
         """
         places = list[int]()
         equal_texts = list[str]()
         for place, name in enumerate(self.columns):
             texts = {row[place] for row in self.rows}
-            if name in self.numbers or len(self.rows) < 2 or len(texts) > 1:
+            stays = name in self.numbers or name in self.whole
+            if stays or len(self.rows) < 2 or len(texts) > 1:
                 places.append(place)
             else:
                 equal_texts.append(f"{name} {self.rows[0][place]}")

@@ -32,7 +32,7 @@ def next_cell(kernel: Kernel) -> int:
 
 
 def leaks(kernel: Kernel, options: str = "") -> str:
-    (report,) = works(kernel, f"%gpumem leaks {options}").reports("leaks")
+    (report,) = works(kernel, f"%gpumem leaks {options}").leaks()
     return report
 
 
@@ -40,7 +40,7 @@ def test_a_survivor_is_reported_at_the_end_of_its_experiment_and_later(notebook:
     works(notebook, "cache = {}", "%experiment start a", f"x = {BIG}; cache['run3'] = [x]")
     (report,) = works(notebook, "%experiment end").reports("experiment")
     line = (
-        "8 MiB · x: ndarray float64 1048576 on cpu · cell 5 · held by notebook variable "
+        "8 MiB · x: ndarray float64 1048576 · cell 5 · held by notebook variable "
         'cache["run3"][0] · '
         'to free it: del cache["run3"][0]'
     )
@@ -90,7 +90,7 @@ def test_a_surviving_array_without_a_name_is_reported_once(
     (report,) = works(notebook, f"%%experiment a\n{functions}{code}").reports("experiment")
     lines = [line for line in report.splitlines() if "held by" in line]
     assert len(lines) == 1
-    start = "64 MiB · ndarray float64 8388608 on cpu · held by notebook variable"
+    start = "64 MiB · ndarray float64 8388608 · held by notebook variable"
     assert any(f"{start} {path.format(number)} · " in lines[0] for number in numbers)
     (report,) = works(notebook, "%%experiment b\nx = 1").reports("experiment")
     assert "held by" not in report
@@ -163,7 +163,7 @@ def test_an_array_that_a_running_function_owns_is_not_blamed_on_cpp(
         "thread = threading.Thread(target=work, name='worker'); thread.start(); ready.wait()",
     )
     try:
-        assert f"sent: list with 1 array float64 on cpu · held by {holder}" in leaks(notebook)
+        assert f"sent: list with 1 array float64 · held by {holder}" in leaks(notebook)
     finally:
         works(notebook, "go_on.set()")
 

@@ -227,13 +227,11 @@ def test_an_allocators_cache_is_told_with_what_frees_it(monkeypatch: pytest.Monk
 
 
 def test_leaks_tells_findings_below_its_usual_line(kernel: Kernel) -> None:
-    (report,) = works(
-        kernel, SETUP, "losses = [step() for _ in range(3)]", "%gpumem leaks"
-    ).reports("leaks")
+    (report,) = works(kernel, SETUP, "losses = [step() for _ in range(3)]", "%gpumem leaks").leaks()
     assert report.splitlines() == [
         "no leak of at least 1 MiB, but 3 MiB are kept by what is listed below",
-        "  3 MiB on cpu · losses: 3 tensors keep their autograd graphs · "
-        "unless you still call backward(): losses.append(loss.item())",
+        "  3 MiB · losses: 3 tensors keep their autograd graphs · "
+        "to free it: unless you still call backward(): losses.append(loss.item())",
     ]
     works(
         kernel,
@@ -241,18 +239,18 @@ def test_leaks_tells_findings_below_its_usual_line(kernel: Kernel) -> None:
         "[torch.ones(1 << 17) for _ in range(4)]",
     )
     number = kernel.value("get_ipython().execution_count - 1")
-    (report,) = works(kernel, "%gpumem leaks").reports("leaks")
+    (report,) = works(kernel, "%gpumem leaks").leaks()
     assert (
-        f"2 MiB on cpu · Out[{number}]: list that only IPython holds · to free it: %xdel _{number}"
+        f"2 MiB · Out[{number}]: list that only IPython holds · to free it: %xdel _{number}"
         in report
     )
-    (report,) = works(kernel, f"%xdel _{number}", "%gpumem leaks").reports("leaks")
+    (report,) = works(kernel, f"%xdel _{number}", "%gpumem leaks").leaks()
     assert report == "no leak of at least 1 MiB was found"
     # The graphs of leaks keep the leaks: the same bytes.
     scope = (
         "%%experiment a\nx = torch.ones(1 << 18, requires_grad=True); losses[:] = [x.exp() for _ "
         "in range(3)]"
     )
-    (report,) = works(kernel, scope, "%gpumem leaks").reports("leaks")
+    (report,) = works(kernel, scope, "%gpumem leaks").leaks()
     assert "losses: 3 tensors keep their autograd graphs" in report
     assert report.splitlines()[0] == "2 leaks · 4 MiB"

@@ -123,26 +123,22 @@ def test_what_the_notebooks_own_optimizer_needs_is_no_leak_and_that_of_a_model_t
         "experiment"
     )
     assert (
-        "8 MiB · 2 × Tensor float32 1024 × 1024 on cpu · held by notebook variable adam.state "
+        "8 MiB · 2 × Tensor float32 1024 × 1024 · held by notebook variable adam.state "
         "(under" in text
     )
-    assert works(notebook, "%gpumem leaks").reports("leaks") == [
-        "no leak of at least 1 MiB was found"
-    ]
+    assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
     make = (
         "model = nn.Linear(1024, 1024); other = torch.optim.Adam(model.parameters()); "
         "adams.append(other)"
     )
     works(notebook, f"%%experiment leaky\n{make}\n{step.format('model', 'other')}")
-    (text,) = works(notebook, "%gpumem leaks").reports("leaks")
+    (text,) = works(notebook, "%gpumem leaks").leaks()
     assert text.startswith("2 leaks · 16 MiB")
     assert all(word in text for word in (" other, model: ", "Adam 8 MiB", "Linear 4 MiB", ".grad"))
     assert not any(word in text for word in ("ours", " adam."))
     assert "del adams[0]" in text
     works(notebook, "del adams[0]")
-    assert works(notebook, "%gpumem leaks").reports("leaks") == [
-        "no leak of at least 1 MiB was found"
-    ]
+    assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
     works(notebook, "del ours, adam, adams")
 
 

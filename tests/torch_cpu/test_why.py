@@ -355,10 +355,10 @@ def test_a_script_that_has_run_holds_its_names_too(notebook: Kernel, tmp_path: P
     (report,) = works(notebook, "%gpumem top rows").reports("top")
     assert re.search(r"del rows;\s+get_ipython\(\)\._main_mod_cache", report), report
     works(notebook, "del rows")
-    (report,) = works(notebook, "%gpumem leaks").reports("leaks")
+    (report,) = works(notebook, "%gpumem leaks").leaks()
     (leak,) = [line for line in report.splitlines() if "made.py" in line]
     works(notebook, leak.rpartition("to free it: ")[2])
-    (report,) = works(notebook, "%gpumem leaks").reports("leaks")
+    (report,) = works(notebook, "%gpumem leaks").leaks()
     assert "made.py" not in report
 
 
