@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from benchmarks.harness.kernel import Kernel, plain
+from benchmarks.harness.kernel import Kernel, plain, table_rows
 from ipygpumem.errors import how_to_install
 from ipygpumem.extras.lines import memlines
 from ipygpumem.extras.lines.lines import LineCost, LinesRecord
@@ -26,7 +26,7 @@ from ipygpumem.report.layout import sizes
 from ipygpumem.report.status import status_report
 from ipygpumem.units import GIB, KIB, MIB
 from tests.alone import ROOT
-from tests.steps import fails, kernel_with, ok
+from tests.steps import fails, kernel_with, needs, ok
 
 notebook = kernel_with("%load_ext ipygpumem")
 MAGICS = sorted(all_features().commands.magics)
@@ -355,6 +355,91 @@ def test_a_traceback_shows_no_call_of_ours(notebook: Kernel, first_line: str) ->
     traceback = fails(notebook, f"{first_line}\n1 / 0", "ZeroDivisionError").traceback
     assert "run_line_magic" not in traceback
     assert "1 / 0" in plain(traceback)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "ipygpumem.load('missing.json')",
+        "ipygpumem.top(5)",
+        "ipygpumem.estimate(print, device='nothing:0')",
+        "ipygpumem.export('no/such/folder/x.json')",
+        "ipygpumem.trace('a', devices=3)",
+        "with ipygpumem.expect(ram='1KiB'): block = bytearray(8 << 20)",
+    ],
+)
+def test_a_traceback_of_our_own_error_has_only_the_users_frames(
+    notebook: Kernel, call: str
+) -> None:
+    cell = code(
+        f"""
+        import ipygpumem
+        def mine():
+            {call}
+        mine()
+        """
+    )
+    shown = plain(notebook.run(cell).traceback)
+    if not shown:
+        return  # this call is right
+    assert "mine()" in shown
+    if "TypeError" not in shown:
+        assert "ipygpumem/" not in shown
+        assert "contextlib" not in shown
+
+
+def test_an_error_that_the_user_handles_stays_in_the_traceback(notebook: Kernel) -> None:
+    cell = code(
+        """
+        import ipygpumem
+        try:
+            1 / 0
+        except ZeroDivisionError:
+            ipygpumem.load('missing.json')
+        """
+    )
+    shown = plain(fails(notebook, cell, "FileError").traceback)
+    assert "ZeroDivisionError" in shown
+    assert "FileNotFoundError" not in shown
+
+
+@pytest.mark.parametrize("cell", ["%%estimate\n1", "%gpumem preload"])
+def test_a_missing_package_is_no_wrong_usage(notebook: Kernel, cell: str) -> None:
+    ok(notebook, "import importlib.util; real = importlib.util.find_spec")
+    hide = "lambda name, *more: None if name == 'torch' else real(name, *more)"
+    ok(notebook, f"importlib.util.find_spec = {hide}")
+    reply = fails(notebook, cell, "MissingPackageError")
+    ok(notebook, "importlib.util.find_spec = real")
+    assert plain(reply.traceback).strip().endswith("not installed: %pip install torch")
+    assert "UsageError" not in reply.stderr + reply.traceback
+    if not cell.startswith("%%"):  # which runs the user's code
+        assert reply.reports("cell") == []
+
+
+# -- tensors without a name ------------------------------------------------------------------------
+
+
+def test_equal_tensors_without_a_name_are_one_row_with_their_holder(notebook: Kernel) -> None:
+    needs("numpy")
+    ok(
+        notebook,
+        code(
+            """
+            import functools, numpy
+            @functools.lru_cache
+            def load(number): return numpy.ones(1 << 18)
+            for number in range(30): load(number);
+            named = numpy.ones(1 << 19)
+            """
+        ),
+    )
+    (shown,) = ok(notebook, "%gpumem tensors").displays
+    rows = [row for row in table_rows(shown["data"]["text/html"]) if "ndarray" in row["type"]]
+    (row,) = [row for row in rows if "(no name)" in row["name"]]
+    assert (row["size"], row["name"]) == ("60 MiB", "30 × (no name)")
+    assert "lru_cache of function load" in row["held by"]
+    assert [row["held by"] for row in rows if row["name"] == "named"] == [""]
+    ok(notebook, "load.cache_clear(); del named")
 
 
 # -- rows in bytes ---------------------------------------------------------------------------------

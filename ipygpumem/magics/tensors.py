@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 from IPython.core.error import UsageError
 
 from ipygpumem.errors import quoted
+from ipygpumem.heap.arrays import StorageKey
 from ipygpumem.heap.bulk import Progress, no_progress
+from ipygpumem.heap.heap import Heap, undisturbed
+from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.tensors import Storages
 from ipygpumem.introspect import is_name, target_of
 from ipygpumem.inventory import records, survey
@@ -31,6 +34,7 @@ from ipygpumem.report.inventory import top_report
 from ipygpumem.report.layout import Report, clean
 from ipygpumem.shell import other_places
 from ipygpumem.shell.app import App, find_app
+from ipygpumem.shell.array_holders import MOST_EXPLAINED
 from ipygpumem.shell.commands.declarations import (
     Options,
     argument,
@@ -93,9 +97,26 @@ def tensors(app: App, options: Options) -> list[Report]:
     if not inventory.tensors:
         _check_names(app, "%gpumem tensors", names)
     if options.by is None:
-        return [reports.tensors_report(inventory, top=rows)]
+        holders = _holders_without_name(app, inventory)
+        return [reports.tensors_report(inventory, top=rows, holders=holders)]
     groups = records.group(inventory.tensors, options.by)
     return [reports.groups_report(inventory, options.by, groups, top=rows)]
+
+
+def _holders_without_name(app: App, inventory: Inventory) -> dict[StorageKey, str]:
+    """Return the holders of the largest tensors without a name, by storage; none if all of them
+    are small together, because the search takes another pass over the heap.
+    """
+    nameless = [row for row in inventory.tensors if row.name is None]
+    if sum(row.size_bytes for row in nameless) < app.context.config.min_held_bytes:
+        return {}
+    storages = [(row.library, row.storage) for row in nameless[:MOST_EXPLAINED]]
+    with app.context.display.working("holders") as progress, undisturbed():
+        heap = Heap()
+        progress(0.5)
+        holders = explain(storages, heap, app.experiments.survivors.roots())
+        heap.drop()
+    return {storage: holder.path for storage, holder in holders.items()}
 
 
 @command(

@@ -5,7 +5,8 @@ would free.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from itertools import compress, islice, repeat
+from operator import attrgetter, is_
 from typing import NamedTuple
 
 from ipygpumem.heap.holders.roots import NOTEBOOK
@@ -17,7 +18,7 @@ from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, T
 from ipygpumem.inventory.top import LargestNames, NamedSize
 from ipygpumem.records import OUTSIDE, RetainedArray
 from ipygpumem.report import layout
-from ipygpumem.report.content import leak_lines
+from ipygpumem.report.content import LAST_INDEX, leak_lines
 from ipygpumem.report.layout import (
     SEPARATOR,
     Report,
@@ -35,6 +36,8 @@ from ipygpumem.units import format_bytes, format_change
 
 _NOTES_SHOWN = 10
 """Maximum number of the largest tensors whose notes are shown."""
+_MOST_GROUPED = 10_000
+"""Maximum number of the largest tensors that are compared with each other."""
 _PARTS_SHOWN, _HOLDERS_SHOWN = 3, 10
 _LEAST_SHARE = 0.01
 """Parts and holders with a smaller share of the object are not shown."""
@@ -50,9 +53,14 @@ _NEARLY_ALL = 0.99
 
 
 @shows(Inventory)
-def tensors_report(inventory: Inventory, *, top: int = 20) -> Report:
-    """Return the ``top`` largest tensors, and the sum of the rest."""
-    return _report(inventory, _table("", inventory.tensors, top))
+def tensors_report(
+    inventory: Inventory, *, top: int = 20, holders: Mapping[tuple[str, int], str] | None = None
+) -> Report:
+    """Return the ``top`` largest tensors, and the sum of the rest.
+
+    ``holders`` has the holders of tensors without a name, by library and storage.
+    """
+    return _report(inventory, _table("", inventory.tensors, top, holders or {}))
 
 
 def groups_report(
@@ -64,14 +72,14 @@ def groups_report(
     if remaining:
         number = sum(group.tensors for group in remaining)
         size = sum(group.size_bytes for group in remaining)
-        sums = TensorGroup(_and_more(remaining), number, size)
+        sums = TensorGroup(_and_more(len(remaining)), number, size)
         rows.append(_group_row(sums, by))
     return _report(inventory, Table.of(rows, {"tensors", "size"}))
 
 
-def _and_more(remaining: Sequence[object]) -> str:
+def _and_more(number: int) -> str:
     """Return the name of the last row, which sums up what is too small to be shown."""
-    return f"and {len(remaining):,} more"
+    return f"and {number:,} more"
 
 
 def _group_row(group: TensorGroup, by: str) -> dict[str, str]:
@@ -119,25 +127,85 @@ def changed_tables(difference: InventoryDiff, top: int) -> list[Table]:
     return tables
 
 
-def _table(title: str, tensors: Sequence[TensorRecord], top: int) -> Table:
-    rows = list(map(_tensor_row, tensors[:top]))
-    remaining = tensors[top:]
-    if remaining:
-        size = format_bytes(sum(row.size_bytes for row in remaining))
-        rows.append({"size": size, "name": _and_more(remaining)})
+def _table(
+    title: str,
+    tensors: Sequence[TensorRecord],
+    top: int,
+    holders: Mapping[tuple[str, int], str] | None = None,
+) -> Table:
+    """Return the table of the ``top`` largest rows, with one row for equal tensors without a
+    name.
+    """
+    names = list(map(attrgetter("name"), tensors))  # in C: there may be a million
+    are_nameless = list(map(is_, names, repeat(None)))
+    nameless = list(islice(compress(tensors, are_nameless), _MOST_GROUPED))
+    named = islice(compress(tensors, names), top)
+    groups = [_EqualTensors([tensor], "") for tensor in named]
+    groups += _groups_of_equal(nameless, holders or {})
+    groups.sort(key=attrgetter("size_bytes"), reverse=True)
+    rows = []
+    number = len(tensors)
+    size_bytes = sum(map(attrgetter("size_bytes"), tensors))
+    for group in groups[:top]:
+        rows.append(_tensor_row(group))
+        number -= len(group.tensors)
+        size_bytes -= group.size_bytes
+    if number:
+        rows.append({"size": format_bytes(size_bytes), "name": _and_more(number)})
     return Table.of(rows, {"cell", "size"}, title)
 
 
-def _tensor_row(row: TensorRecord) -> dict[str, str]:
-    size = format_bytes(row.size_bytes)
+class _EqualTensors(NamedTuple):
+    """Tensors that a table shows in one row: equal ones without a name, or one with a name."""
+
+    tensors: list[TensorRecord]
+    holder: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all of them."""
+        return sum(tensor.size_bytes for tensor in self.tensors)
+
+
+def _groups_of_equal(
+    nameless: Sequence[TensorRecord], holders: Mapping[tuple[str, int], str]
+) -> list[_EqualTensors]:
+    """Return the rows of tensors without a name: those in one container together."""
+    groups: dict[object, _EqualTensors] = {}
+    for tensor in nameless:
+        holder = holders.get((tensor.library, tensor.storage), "")
+        container = LAST_INDEX.sub("[…]", holder) if holder else ""
+        equal = (container, *tensor[_TYPE:_STORAGE], tensor.note)
+        group = groups.get(equal)
+        if group is None:
+            groups[equal] = _EqualTensors([tensor], holder)
+            continue
+        if len(group.tensors) == 1:
+            group = groups[equal] = _EqualTensors(group.tensors, container)
+        group.tensors.append(tensor)
+    return list(groups.values())
+
+
+_TYPE = TensorRecord._fields.index("type_name")
+_STORAGE = TensorRecord._fields.index("storage")
+"""Equal tensors have the same fields from the first of these to the second."""
+
+
+def _tensor_row(group: _EqualTensors) -> dict[str, str]:
+    """Return the row of a tensor, or of equal ones without a name."""
+    row = group.tensors[0]
+    size = format_bytes(group.size_bytes)
     if row.note.startswith("could not"):  # be read
         size = "?"
     shape = ""
     if row.shape is not None:
         shape = layout.shape_label(row.shape)
+    name = _tensor_name(row)
+    if len(group.tensors) > 1:
+        name = f"{len(group.tensors):,} × {name}"
     return {
         "size": size,
-        "name": _tensor_name(row),
+        "name": name,
         "type": clean(row.type_name),
         "shape": shape,
         "dtype": clean(row.dtype),
@@ -145,6 +213,7 @@ def _tensor_row(row: TensorRecord) -> dict[str, str]:
         "kind": row.kind,
         "grad": _gradient_label(row),
         "cell": number_text(row.cell),
+        "held by": clean(group.holder),
     }
 
 
@@ -177,7 +246,7 @@ def top_report(names: LargestNames, *, top: int = 20) -> Report:
     remaining = shares[top:]
     if remaining:
         size = format_bytes(sum(share.size_bytes for share in remaining))
-        rows.append({"size": size, "name": _and_more(remaining)})
+        rows.append({"size": size, "name": _and_more(len(remaining))})
     rows += _rows_without_name(names)
     lines = list(map(clean, names.notes))
     for row in names.names[:top]:
