@@ -268,8 +268,8 @@ def test_runs_measured_as_one_keep_their_memory_and_peak() -> None:
     assert max(peaks) >= 70_000
     assert lab.figures(5) == (1, 10, 10)
     assert lab.figures(2)[0] == 3 * MOST_RUNS
-    *_, note = lines_report(lab.record, "line").lines
-    assert f"after the first {MOST_RUNS:,} was not measured alone" in note
+    notes = "\n".join(lines_report(lab.record, "line").lines)
+    assert f"after the first {MOST_RUNS:,} was not measured alone" in notes
 
 
 def test_long_lines_are_measured_however_often_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
