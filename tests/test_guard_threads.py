@@ -24,7 +24,7 @@ shared_kernel, notebook = tidied_kernel(
 )
 
 DEFINITIONS = """
-parts = []
+parts, started = [], []
 def fill():
     while True: parts.append(bytearray(b'1') * 2**16)
 def fill_with_text():
@@ -43,18 +43,23 @@ def fill_again_and_again():
         try: fill()
         except MemoryError: print('full')
 def start(work, count):
-    threads = []
     for _ in range(count):
         thread = threading.Thread(target=work)
         try: thread.start()
         except (RuntimeError, MemoryError): break  # nothing is left for its stack
-        threads.append(thread)
-    for thread in threads: thread.join()
+        started.append(thread)
+    for thread in started: thread.join()
 """
 
 
 def lives_on(kernel: Kernel) -> None:
     """Check that the kernel has kept its names and runs further cells and threads."""
+    # The guard may have stopped the cell that waits for its threads, and they fill memory again.
+    wait_for(
+        lambda: (
+            not kernel.value("sum(thread.is_alive() for thread in globals().get('started', []))")
+        )
+    )
     works(kernel, "assert kept == [1, 2]", "parts.clear(); parts = []")
     # On a busy machine malloc may still have the pages, and the guard counts them.
     works(kernel, "%gpumem free")
