@@ -169,11 +169,17 @@ class Kernel:
 
         No time will do for that: how far a cell is by then depends on the machine. ``answers`` are
         typed where the cell asks for input, "q" after them.
+
+        Raises:
+            TimeoutError: After ``timeout`` seconds.
+            RuntimeError: The kernel died.
         """
         message_id = self._client.execute(code, **{"allow_stdin": bool(answers), **options})
         outputs, typed = Reply(""), iter(answers)
         deadline = time.monotonic() + timeout
         while not self._take(message_id, outputs):
+            if not self._manager.is_alive():
+                raise RuntimeError(f"the kernel died: {code}")
             if answers:
                 with contextlib.suppress(queue.Empty):
                     self._client.get_stdin_msg(timeout=0)
