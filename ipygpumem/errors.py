@@ -170,7 +170,9 @@ def ellipsize(text: object, most: int = 160) -> str:
     distinguish names.
     """
     whole = str(text)
-    return whole if len(whole) <= most else f"{whole[: most // 2]}…{whole[-(most // 2) :]}"
+    if len(whole) <= most:
+        return whole
+    return f"{whole[: most // 2]}…{whole[-(most // 2) :]}"
 
 
 def describe_error(error: BaseException) -> str:

@@ -106,7 +106,9 @@ class Block:
 
     def __str__(self) -> str:
         record = self._record_to_show()
-        return repr(self) if record is None else str(record)
+        if record is None:
+            return repr(self)
+        return str(record)
 
     def _repr_mimebundle_(self, **_: object) -> MimeBundle:
         from ipygpumem.records import mimebundle  # there is a block, so it was imported

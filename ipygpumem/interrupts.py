@@ -197,7 +197,9 @@ def _code_of(handler: Any) -> CodeType | None:
         handler = inspect.getattr_static(type(handler), "__call__", None)
     if type(handler) is MethodType:
         handler = handler.__func__
-    return handler.__code__ if type(handler) is FunctionType else None
+    if type(handler) is FunctionType:
+        return handler.__code__
+    return None
 
 
 class _Noting:

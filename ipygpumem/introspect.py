@@ -193,7 +193,9 @@ def target_of(name: str) -> str:
     """Return the source text of a global name, as in a ``del`` statement; ``globals()["a b"] =
     ...`` made some.
     """
-    return name if is_name(name) else f"globals()[{name!r}]"
+    if is_name(name):
+        return name
+    return f"globals()[{name!r}]"
 
 
 def module_dict(module: ModuleType) -> dict[str, Any]:

@@ -631,7 +631,9 @@ class History(list[CellRecord]):
 
     def __getitem__(self, index: Any) -> Any:  # typed as a list's
         item = super().__getitem__(index)
-        return History(item) if isinstance(index, slice) else item
+        if isinstance(index, slice):
+            return History(item)
+        return item
 
     def __repr__(self) -> str:
         """Return one line: there may be ten thousand cells."""
@@ -758,4 +760,6 @@ class SessionRecord(Record):
 def _count(records: Sequence[Record], thing: str) -> str:
     """Return a number of records in words, such as ``3 cells``."""
     number = len(records)
-    return f"1 {thing}" if number == 1 else f"{number} {thing}s"
+    if number == 1:
+        return f"1 {thing}"
+    return f"{number} {thing}s"

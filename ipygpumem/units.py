@@ -38,9 +38,9 @@ def format_bytes(count: int) -> str:
         if size >= unit - unit // 20480:
             shown = f"{size / unit:.2f}" if unit >= GIB else f"{size / unit:.1f}".removesuffix(".0")
             return f"{sign}{shown} {name}"
-    return (
-        f"{sign}{size / KIB:.1f}".removesuffix(".0") + " KiB" if size >= KIB else f"{sign}{size} B"
-    )
+    if size >= KIB:
+        return f"{sign}{size / KIB:.1f}".removesuffix(".0") + " KiB"
+    return f"{sign}{size} B"
 
 
 def format_in(count: int, size: str) -> str:
@@ -55,7 +55,10 @@ def format_in(count: int, size: str) -> str:
     match = _SIZE.fullmatch(size)
     if match is None or not match[2]:
         return format_bytes(count)
-    base, ending = (1000, "B") if match[3].lower() == "b" else (1024, "iB")
+    if match[3].lower() == "b":
+        base, ending = 1000, "B"
+    else:
+        base, ending = 1024, "iB"
     power = _LETTERS.index(match[2].lower())
     while power and abs(count) < base**power / 10:
         power -= 1
@@ -70,7 +73,9 @@ def format_change(count: int) -> str:
     """Return a change in bytes with its sign, such as ``+512 MiB``, ``-1.20 GiB`` or ``+0``."""
     if count == 0:
         return "+0"
-    return format_bytes(count) if count < 0 else f"+{format_bytes(count)}"
+    if count < 0:
+        return format_bytes(count)
+    return f"+{format_bytes(count)}"
 
 
 def format_share(used: int, total: int) -> str:
@@ -178,13 +183,17 @@ def finite(value: object, least: float = 0.001, most: float = 1e9) -> float:
 def number_in(text: str) -> int | float | str:
     """Return the number in a text, or the text itself if it is not a number."""
     with contextlib.suppress(ValueError):
-        return int(text) if _WHOLE.fullmatch(text) else float(text)
+        if _WHOLE.fullmatch(text):
+            return int(text)
+        return float(text)
     return text
 
 
 def format_short_seconds(seconds: float) -> str:
     """Return a duration like ``format_seconds``, but less than a millisecond as ``12 µs``."""
-    return f"{seconds * 1e6:.0f} µs" if seconds < 0.001 else format_seconds(seconds)
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f} µs"
+    return format_seconds(seconds)
 
 
 def format_seconds(seconds: float) -> str:

@@ -8,5 +8,5 @@ from benchmarks.harness.kernel import Kernel
 
 
 def test_a_cell_that_ends_its_kernel_fails_at_once() -> None:
-    with Kernel() as kernel, pytest.raises(RuntimeError, match="the kernel died: .*_exit"):
+    with Kernel() as kernel, pytest.raises(RuntimeError, match=r"the kernel died: .*_exit"):
         kernel.run("import os; os._exit(1)", timeout=10**6)

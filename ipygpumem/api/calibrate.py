@@ -174,7 +174,9 @@ def budget(*, gpu: int | str | None = None, **devices: int | str) -> Budget:
     try:
         sizes = budgets.checked({"gpu": gpu, **devices})
         app = loaded_app()
-        return Budget(sizes) if app is None else Budget(sizes, leaving=app.recovery.leaves_budget)
+        if app is None:
+            return Budget(sizes)
+        return Budget(sizes, leaving=app.recovery.leaves_budget)
     except Exception as error:
         if not is_own_failure(error):
             raise

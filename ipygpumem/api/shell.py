@@ -42,13 +42,17 @@ def loaded_app() -> App | None:
 def current_traces() -> Traces:
     """Return the traces of the notebook, or of the script."""
     app = loaded_app()
-    return traces.of_script() if app is None else app.traces
+    if app is None:
+        return traces.of_script()
+    return app.traces
 
 
 def garbage_here() -> Garbage:
     """Return the notebook's garbage collection, or a new one in a script."""
     app = loaded_app()
-    return Garbage() if app is None else app.context.garbage
+    if app is None:
+        return Garbage()
+    return app.context.garbage
 
 
 def show(report: Report, **where: Any) -> None:

@@ -260,11 +260,10 @@ def _code_of(function: Any) -> Any:
     """Return the function that runs when ``function`` is called, maybe its class's ``__call__``."""
     while is_instance(function, functools.partial):
         function = function.func
-    call = (
-        function
-        if inspect.isroutine(function)
-        else inspect.getattr_static(type(function), "__call__", function)
-    )
+    if inspect.isroutine(function):
+        call = function
+    else:
+        call = inspect.getattr_static(type(function), "__call__", function)
     return getattr(call, "__func__", call)  # of a method, also a static one
 
 

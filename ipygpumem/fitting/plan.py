@@ -81,13 +81,17 @@ class _Variable:
     def between(self, low: Number, high: Number) -> Number | None:
         """Return the value in the middle, or None if it is not worth trying."""
         if not self.is_whole:
-            return (low + high) / 2 if high > low * _FINE else None
+            if high > low * _FINE:
+                return (low + high) / 2
+            return None
         if self.is_batch and low >= _ROWS:
             return self._batch_between(int(low), int(high))
         middle = (int(low) + int(high)) // 2
         if self.is_batch and middle > _ROWS:
             middle -= middle % _ROWS
-        return type(self.start)(middle) if middle > low else None
+        if middle > low:
+            return type(self.start)(middle)
+        return None
 
     def _batch_between(self, low: int, high: int) -> Number | None:
         """Return the size of a batch in the middle, or None if none is worth trying."""
@@ -268,7 +272,9 @@ class Plan:
         self._failures.append(dict(self.values))
         if self.best == self.values:
             self.best = None  # it fitted earlier, but no longer does
-        return self._below() if self.best is None else self._above()
+        if self.best is None:
+            return self._below()
+        return self._above()
 
     def _below(self) -> Values | None:
         """Return the values with the next reducible variable reduced, or None."""

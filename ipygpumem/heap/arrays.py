@@ -116,7 +116,9 @@ def library_type(module: str, name: str) -> type | None:
     if not type.__subclasscheck__(types.ModuleType, type(loaded_module)):
         return None
     kind = read_module_dict(loaded_module).get(name)
-    return kind if type.__subclasscheck__(type, type(kind)) else None
+    if type.__subclasscheck__(type, type(kind)):
+        return kind
+    return None
 
 
 def is_of_library(value: object, module: str, name: str) -> bool:
@@ -252,7 +254,9 @@ def elements(array: Any) -> list[Any] | None:
         if is_from_signal(error):
             raise
         return None
-    return items if type(items) is list else [items]
+    if type(items) is list:
+        return items
+    return [items]
 
 
 def holding_objects(arrays: Sequence[Any]) -> list[bool]:
@@ -338,7 +342,9 @@ def memory_of(array: Any) -> object:
         return owner
     viewed = _viewed_by(owner)
     is_memory = is_atom(viewed) or is_of_library(viewed, "mmap", "mmap")
-    return viewed if viewed is not None and is_memory else owner
+    if viewed is not None and is_memory:
+        return viewed
+    return owner
 
 
 def inside_pandas(item: object) -> list[object]:
@@ -382,7 +388,9 @@ def _viewed_by(array: Any) -> Any:
     if type_name(viewed) == "DummyArray":  # between an array of ``as_strided`` and its base
         attributes = instance_dict(viewed) or {}
         viewed = attributes.get("base")
-    return viewed.obj if type(viewed) is memoryview else viewed
+    if type(viewed) is memoryview:
+        return viewed.obj
+    return viewed
 
 
 Span = tuple[int, int, int]

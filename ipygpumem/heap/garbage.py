@@ -191,7 +191,10 @@ class Garbage:
         progress = _progress_of_others() if known is not None else {}
         if known is not None:
             new = self._new_instances()
-            known = None if new is None else [*known, *map(Known, new)] if new else known
+            if new is None:
+                known = None
+            elif new:
+                known = [*known, *map(Known, new)]
             del new  # the list keeps them alive
             if known is not None and len(known) > self._MOST_KNOWN:
                 known = None  # most have died: nothing has asked for instances since
@@ -213,9 +216,10 @@ class Garbage:
             last = GcMark(self._watch)
             instances = live_instances(*bases)
             self._bases, self.last = bases, last
-            self._known = (
-                list(map(Known, instances)) if len(instances) <= self._MOST_KNOWN else None
-            )
+            if len(instances) <= self._MOST_KNOWN:
+                self._known = list(map(Known, instances))
+            else:
+                self._known = None
             return instances
         older = [item for reference in self._known if (item := reference()) is not None]
         if len(older) < len(self._known):
@@ -233,7 +237,9 @@ class Garbage:
         unknown.
         """
         young = objects_since(self.last)
-        return None if young is None else of_types(kinds_of(young, *self._bases), young)
+        if young is None:
+            return None
+        return of_types(kinds_of(young, *self._bases), young)
 
     # -- collecting ------------------------------------------------------------------------------
 
@@ -258,11 +264,9 @@ class Garbage:
         del young
         died = self._make_old()
         # Objects that a finaliser freed may be old.
-        return (
-            died + self._collect_all()
-            if any(reference() is None for reference in run_code)
-            else died
-        )
+        if any(reference() is None for reference in run_code):
+            return died + self._collect_all()
+        return died
 
     def _collect_all(self) -> int:
         total = 0
@@ -373,7 +377,9 @@ def objects_since(mark: GcMark | None) -> list[object] | None:
     if mark is None or not gc.isenabled():
         return None
     young = young_objects()
-    return young if any(map(is_, young, repeat(mark))) and mark.is_last() else None
+    if any(map(is_, young, repeat(mark))) and mark.is_last():
+        return young
+    return None
 
 
 def young_objects() -> list[object]:

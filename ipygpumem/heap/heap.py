@@ -323,12 +323,16 @@ class Heap:
         """The tracked containers that are large by themselves, by identity; also our own lists,
         to which no object refers.
         """
-        return {} if self._large is None else self._large.containers
+        if self._large is None:
+            return {}
+        return self._large.containers
 
     @property
     def large_leaves(self) -> Collection[object]:
         """The untracked objects that are large by themselves, and objects of libraries."""
-        return [] if self._large is None else self._large.found.values()
+        if self._large is None:
+            return []
+        return self._large.found.values()
 
     def is_referred(self, item: object) -> bool:
         """Return True if an object refers to ``item``, not only one of our running functions."""

@@ -639,7 +639,9 @@ def behind_object(item: Any, read: Behind) -> BehindObject:
 def pieces_behind(item: Any) -> list[Piece]:
     """Return the memory behind an object."""
     read = behind(type(item))
-    return [] if read is None else behind_object(item, read).pieces
+    if read is None:
+        return []
+    return behind_object(item, read).pieces
 
 
 def library_of(kind: type) -> str:

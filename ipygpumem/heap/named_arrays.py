@@ -291,4 +291,6 @@ def _attribute(name: object) -> str:
     text = text_of(name)
     if is_name(text):
         return f".{text}"
-    return f"[{text}]" if text.isdecimal() else f".<{text!r}>"
+    if text.isdecimal():
+        return f"[{text}]"
+    return f".<{text!r}>"

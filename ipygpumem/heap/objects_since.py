@@ -74,7 +74,9 @@ class ObjectsSince:
             return None
         old = _position(tracked, self._old)
         mark = _position(tracked, self._mark)
-        return tracked[mark + 1 :] if 0 <= old < mark else None
+        if 0 <= old < mark:
+            return tracked[mark + 1 :]
+        return None
 
 
 def _position(items: list[Any], wanted: object) -> int:

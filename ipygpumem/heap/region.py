@@ -241,14 +241,18 @@ class Region:
     def tensors(self, keys: Collection[NodeKey] | None = None) -> list[Any]:
         """Return the tensors among the nodes, all or those with some identities."""
         tensors = of_types(self.reader.types.tensors, list(self.objects.values()))
-        return tensors if keys is None else [tensor for tensor in tensors if id(tensor) in keys]
+        if keys is None:
+            return tensors
+        return [tensor for tensor in tensors if id(tensor) in keys]
 
     def node_of(self, piece: Piece, otherwise: int) -> NodeKey:
         """Return the node of some memory: a piece, or the array or bytes that own it."""
         if piece.key in self.graph.pieces:
             return piece.key
         key = piece.key[1] if len(piece.key) == 2 else None
-        return key if type(key) is int and key in self.objects else otherwise
+        if type(key) is int and key in self.objects:
+            return key
+        return otherwise
 
     @property
     def may_share(self) -> bool:

@@ -107,7 +107,9 @@ def _bytes_of_writer(fields: Sequence[int]) -> int:
     """Return the bytes of the string in CPython's ``_PyUnicodeWriter``."""
     text, _, kind_and_largest, length = fields
     bytes_of_character = kind_and_largest & 7
-    return _HEADER_OF_TEXT + bytes_of_character * length if text else 0
+    if text:
+        return _HEADER_OF_TEXT + bytes_of_character * length
+    return 0
 
 
 def _bytes_of_texts(address: int) -> int:
@@ -257,7 +259,9 @@ def _deserialized(library: Any, database: int) -> tuple[int, int] | None:
         return None
     place = _IN_MEMORY.fullmatch(ctypes.string_at(name.value))
     library.sqlite3_free(name)
-    return None if place is None else (int(place[1], 16), int(place[2]))
+    if place is None:
+        return None
+    return int(place[1], 16), int(place[2])
 
 
 # -- NumPy's StringDType ------------------------------------------------------------------------

@@ -285,7 +285,9 @@ class Reader:
 
     def device(self, tensor: object) -> str:
         """Return a tensor's device; an empty text if reading it might run the class's own code."""
-        return "" if self.is_foreign(tensor) else self.text(self.read("device", tensor))
+        if self.is_foreign(tensor):
+            return ""
+        return self.text(self.read("device", tensor))
 
     def shape(self, tensor: object) -> tuple[int, ...] | None:
         """Return a tensor's shape; None if it has no single one, or if reading it might run user

@@ -121,7 +121,9 @@ class ObjectCount:
     def _new_keys(self, objects: Batch[object]) -> list[object]:
         """Return the text keys of dicts that were not counted yet, each once."""
         dicts = objects.of_types(self._own_bytes.dicts)
-        return self._new(text_keys(dicts, self._own_bytes.dicts)) if dicts else []
+        if dicts:
+            return self._new(text_keys(dicts, self._own_bytes.dicts))
+        return []
 
     def _new(self, untracked: Sequence[object]) -> list[object]:
         """Return the objects that were not counted yet, each once.

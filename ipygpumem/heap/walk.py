@@ -443,7 +443,9 @@ def _types_not_entered() -> frozenset[int]:
     An event loop is one: each task leads to it, and it leads to all tasks.
     """
     loop = library_type("asyncio", "AbstractEventLoop")
-    return _NOT_ENTERED if loop is None else _NOT_ENTERED | {id(loop)}
+    if loop is None:
+        return _NOT_ENTERED
+    return _NOT_ENTERED | {id(loop)}
 
 
 def _bases_of_kinds(names: Iterable[str]) -> list[tuple[type, str]]:

@@ -28,7 +28,9 @@ def watch(item: object) -> Callable[[], bool]:
                 return storages.any_alive
     if is_array(item):
         item = owner_of(item)
-        return WatchedArray(item) if is_array(item) else watch(item)
+        if is_array(item):
+            return WatchedArray(item)
+        return watch(item)
     reference = weakref.ref(item)
     return lambda: reference() is not None
 
@@ -48,7 +50,9 @@ class WatchedArray:
 
     def __call__(self) -> bool:
         """Return True if the memory is still alive."""
-        return self._is_alive if self._reference is None else self._reference() is not None
+        if self._reference is None:
+            return self._is_alive
+        return self._reference() is not None
 
     def detach(self, places: Container[Span]) -> None:
         """Drop the weak reference before user code runs, if ``update`` can find the array at one of

@@ -70,7 +70,9 @@ def start(app: App, options: Options) -> list[Report]:
     experiment = new(app, options)
     app.experiments.begin(experiment)
     budget = experiment.budget
-    return [] if budget is None else [note(text) for text in budget.notes]
+    if budget is None:
+        return []
+    return [note(text) for text in budget.notes]
 
 
 @command(

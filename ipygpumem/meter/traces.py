@@ -72,11 +72,10 @@ def why_none() -> str:
     """Return why there is no accelerator, without importing torch, which takes long; empty if torch
     must be asked.
     """
-    spec = (
-        None
-        if loaded_torch() is not None or sys.platform == "darwin"
-        else importlib.util.find_spec("torch")
-    )
+    if loaded_torch() is not None or sys.platform == "darwin":
+        spec = None
+    else:
+        spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return ""
     with contextlib.suppress(OSError):
@@ -91,4 +90,6 @@ def why_none() -> str:
 
 def _is_available(torch: Any, name: str) -> bool:
     module = getattr(torch, name, None)
-    return has_mps(torch) if name == "mps" else module is not None and bool(module.is_available())
+    if name == "mps":
+        return has_mps(torch)
+    return module is not None and bool(module.is_available())

@@ -259,7 +259,9 @@ class Kills:
             kills = _KILLS.search(content)
         except OSError:  # the group is gone
             return None
-        return None if kills is None else int(kills[1])
+        if kills is None:
+            return None
+        return int(kills[1])
 
     def new(self) -> int:
         """Return the number of kills since the last call."""

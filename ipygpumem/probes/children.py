@@ -94,7 +94,9 @@ class EndedChildren(NamedTuple):
         was: until a child executes its program, it has this process's pages.
         """
         highest_of_others = max(before.peak_bytes, own_peak_bytes + _STARTUP_BYTES)
-        return self.peak_bytes if self.peak_bytes > highest_of_others else None
+        if self.peak_bytes > highest_of_others:
+            return self.peak_bytes
+        return None
 
 
 class Child(NamedTuple):

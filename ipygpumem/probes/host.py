@@ -233,7 +233,9 @@ def total_bytes(root: Path = cgroup.ROOT) -> int:
     else:
         total = int(_psutil().virtual_memory().total)
     group = cgroup.tightest(root)
-    return total if group is None else min(total, group.limit_bytes)
+    if group is None:
+        return total
+    return min(total, group.limit_bytes)
 
 
 def available_bytes(root: Path = cgroup.ROOT) -> int:

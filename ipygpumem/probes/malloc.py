@@ -54,7 +54,9 @@ def free_heap_bytes() -> int | None:
     unknown.
     """
     ask = mallinfo()
-    return None if ask is None else int(ask().fordblks)
+    if ask is None:
+        return None
+    return int(ask().fordblks)
 
 
 def free_blocks_bytes() -> int:

@@ -286,7 +286,9 @@ def _number_of_card(word: str, uuids: list[str]) -> int | None:
     if not word.startswith("GPU-"):
         return None
     fitting = [number for number, uuid in enumerate(uuids) if uuid.startswith(word)]
-    return fitting[0] if len(fitting) == 1 else None
+    if len(fitting) == 1:
+        return fitting[0]
+    return None
 
 
 def _mig_enabled(library: Any, handle: Any) -> bool:

@@ -42,7 +42,9 @@ def bound(name: str) -> int | None:
     if resource is None or not hasattr(resource, name):
         return None
     size = int(resource.getrlimit(getattr(resource, name))[0])
-    return None if size in (resource.RLIM_INFINITY, -1) else size
+    if size in (resource.RLIM_INFINITY, -1):
+        return None
+    return size
 
 
 def used_bytes(name: str) -> int:

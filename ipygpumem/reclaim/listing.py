@@ -149,7 +149,9 @@ def _own_bytes(value: object) -> int:
     """Return the bytes of a built-in container, text or bytes object without its items; 0 for any
     other object.
     """
-    return sys.getsizeof(value) if id(type(value)) in _WITH_OWN_BYTES else 0
+    if id(type(value)) in _WITH_OWN_BYTES:
+        return sys.getsizeof(value)
+    return 0
 
 
 @dataclass

@@ -235,9 +235,13 @@ def key_code(key: object) -> str:
     if key is None or is_exactly(key, int, bool):
         return repr(key)
     if type(key) is float:
-        return repr(key) if math.isfinite(key) else ""
+        if math.isfinite(key):
+            return repr(key)
+        return ""
     if type(key) is str:
-        return repr(key) if len(key) <= _LONGEST_KEY else ""
+        if len(key) <= _LONGEST_KEY:
+            return repr(key)
+        return ""
     if type(key) is tuple and 0 < len(key) <= _LONGEST_TUPLE:
         codes = list(map(key_code, key))
         if not all(codes):

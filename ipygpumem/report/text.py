@@ -314,7 +314,9 @@ class _Layout(NamedTuple):
     @property
     def bar_width(self) -> int:
         """Columns of a bar and of the gap before it."""
-        return self.gap + BAR_COLUMNS if self.bars else 0
+        if self.bars:
+            return self.gap + BAR_COLUMNS
+        return 0
 
 
 class _Grid:

@@ -62,7 +62,8 @@ def explained(
         may_divide = number < _MOST_PLACES - 1
         waiting = []
         for item, arrays in search.alive:
-            first, *further = search.parts(item, arrays, smallest) if may_divide else [item]
+            parts = search.parts(item, arrays, smallest) if may_divide else [item]
+            first, *further = parts
             waiting += further
             row = _row_of(first, search.holder(arrays, is_divided=bool(further)))
             if row is not None:

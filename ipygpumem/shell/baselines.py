@@ -70,7 +70,9 @@ class Baseline:
 
     def mark_if_nothing_lingers(self) -> GcMark | None:
         """Return the start mark, or None if objects named at the start may have become garbage."""
-        return None if self._names.some_may_live_on(self._namespace) else self._mark
+        if self._names.some_may_live_on(self._namespace):
+            return None
+        return self._mark
 
     def forget(self) -> None:
         """Drop the recorded arrays."""

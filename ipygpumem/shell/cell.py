@@ -54,7 +54,9 @@ class CellCode:
 
     def bindings(self) -> Bindings:
         """Return the bindings of the code that runs last."""
-        return self.seen[-1].bindings() if self.seen else Bindings()
+        if self.seen:
+            return self.seen[-1].bindings()
+        return Bindings()
 
 
 class CellScopes:

@@ -114,4 +114,6 @@ def _plain(name: str, value: object) -> int | float | str:
 
 def plain_number(value: float) -> float | str:
     """Return a value that JSON can store: infinity and NaN become text."""
-    return value if math.isfinite(value) else str(value)
+    if math.isfinite(value):
+        return value
+    return str(value)

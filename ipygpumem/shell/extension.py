@@ -248,7 +248,10 @@ class Extension:
         if len(transformers) == 1 and transformers[0] is self._last:
             return
         foreign = self._transformers_of_others()
-        transformers[:] = [self._first, *foreign, self._last] if foreign else [self._last]
+        if foreign:
+            transformers[:] = [self._first, *foreign, self._last]
+        else:
+            transformers[:] = [self._last]
 
     def _stop_observing(self) -> None:
         self._shell.ast_transformers[:] = self._transformers_of_others()

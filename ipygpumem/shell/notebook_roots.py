@@ -113,7 +113,9 @@ def _variable(key: object) -> Root:
 
 
 def _variable_or_kept(keepers: Container[str], key: object) -> Root:
-    return KEPT if text_of(key) in keepers else _variable(key)
+    if text_of(key) in keepers:
+        return KEPT
+    return _variable(key)
 
 
 def _output(key: object) -> Root:

@@ -124,7 +124,9 @@ class DeviceRuns:
         least_sum = _share_of(usage, _SUM_SHARE, _SUM_LEAST_BYTES, _SUM_ENOUGH_BYTES)
         if self.small.runs < _SMALL_RUNS or self.small.sum_bytes < least_sum:
             return None
-        return self.small if self.small.goes_on(last_two_bytes) else None
+        if self.small.goes_on(last_two_bytes):
+            return self.small
+        return None
 
 
 def _share_of(usage: Usage, share: float, least: int, most: int) -> float:

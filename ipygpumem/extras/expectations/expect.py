@@ -77,13 +77,12 @@ class Expectation(Block):
 
     def _exceeded(self, record: TraceRecord) -> Iterator[str]:
         for usage in record.usages:
-            limit = (
-                self._ram
-                if usage.device == "cpu"
-                else None
-                if usage.device in OUTSIDE
-                else self._gpu
-            )
+            if usage.device == "cpu":
+                limit = self._ram
+            elif usage.device in OUTSIDE:
+                limit = None
+            else:
+                limit = self._gpu
             if limit is not None and usage.peak_delta_bytes > limit:
                 used, expected = format_bytes(usage.peak_delta_bytes), format_bytes(limit)
                 yield (

@@ -166,7 +166,9 @@ class MemoryGuard:
             return ()
         self._buffers.allocate()
         cause = self._causes.take()
-        return [self._report(cause)] if cause else ()
+        if cause:
+            return [self._report(cause)]
+        return ()
 
     def _report(self, cause: str) -> Report:
         """Return why the guard acted, what is free now, and the largest names with the lines that

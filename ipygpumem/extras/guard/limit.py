@@ -70,9 +70,10 @@ class AllocationLimit:
         self._data_bytes, self._renew = data_bytes, renew
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         """Threads that were started under this limit."""
-        self._users = (
-            NO_LIMIT if resource is None else int(resource.getrlimit(resource.RLIMIT_DATA)[0])
-        )
+        if resource is None:
+            self._users = NO_LIMIT
+        else:
+            self._users = int(resource.getrlimit(resource.RLIMIT_DATA)[0])
         """The limit before ours."""
         self._room_bytes = 0
         """Added for an error and its traceback."""

@@ -43,7 +43,9 @@ def refusal_in(error: BaseException) -> Refusal | None:
         return Refusal("internal") if is_internal else None
     if is_instance(error, OSError):
         number = vars(OSError)["errno"].__get__(error)
-        return Refusal("system") if number == errno.ENOMEM and not _is_raised(error) else None
+        if number == errno.ENOMEM and not _is_raised(error):
+            return Refusal("system")
+        return None
     if args == ("can't start new thread",):
         return Refusal("system")
     if not _is_about_host_memory(error, message):

@@ -156,7 +156,9 @@ def _is_code(value: object) -> bool:
 
 def _home(code: Any) -> object:
     """Return the name of the module that defines a function or class."""
-    return code.__module__ if type(code) is FunctionType else class_dict(code).get("__module__")
+    if type(code) is FunctionType:
+        return code.__module__
+    return class_dict(code).get("__module__")
 
 
 def _pickler(file: Any, code_names: Mapping[int, str]) -> Any:

@@ -200,4 +200,6 @@ def _in_one_line(source: str) -> str:
 def _range(values: Sequence[T], shown: Callable[[T], str]) -> str:
     """Return the least and the greatest value, or nothing if they look the same."""
     least, most = shown(min(values)), shown(max(values))
-    return "" if least == most else f"{least} to {most}"
+    if least == most:
+        return ""
+    return f"{least} to {most}"

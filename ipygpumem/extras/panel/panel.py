@@ -149,7 +149,9 @@ class Feed:
 
         def state() -> dict[str, Any]:
             feed = reference()
-            return {} if feed is None else {"rows": list(feed._rows), "state": feed._state}
+            if feed is None:
+                return {}
+            return {"rows": list(feed._rows), "state": feed._state}
 
         def receive(content: Any) -> None:
             feed = reference()

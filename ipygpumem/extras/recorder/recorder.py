@@ -53,7 +53,9 @@ class Recorder:
     @property
     def path(self) -> Path | None:
         """The recording that is written now, if it is on."""
-        return None if self._writer is None else self._writer.path
+        if self._writer is None:
+            return None
+        return self._writer.path
 
     def names(self) -> list[str]:
         """Return the names of this profile's recordings, the newest first."""

@@ -261,7 +261,9 @@ def state(kernel: Kernel | None) -> Literal["alive", "dead", "unknown"]:
     """
     if kernel is None or kernel.place != host.process_space():
         return "unknown"
-    return "alive" if host.is_running(kernel.pid, kernel.started) else "dead"
+    if host.is_running(kernel.pid, kernel.started):
+        return "alive"
+    return "dead"
 
 
 def ended(folder: Path, notebook: str = "") -> list[Recording]:

@@ -164,7 +164,9 @@ class _Position(NamedTuple):
             place = f"{self.file}:{self.line}"
         elif self.cell is not None:
             place = f"cell {self.cell}, line {self.line}"
-        return f"{place} in {self.function}" if self.function else place
+        if self.function:
+            return f"{place} in {self.function}"
+        return place
 
 
 def _position(caller: FrameType | None, cell: int | None) -> _Position:

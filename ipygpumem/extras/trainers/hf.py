@@ -43,7 +43,9 @@ def _epochs_before(state: Any) -> int:
     """
     loop = next((frame for frame in stack(sys._getframe(1)) if frame.f_code.co_name == _LOOP), None)
     number = None if loop is None else peek(loop).get("epoch")
-    return number if type(number) is int else int(state.epoch or 0)
+    if type(number) is int:
+        return number
+    return int(state.epoch or 0)
 
 
 def _log(figures: dict[str, float]) -> None:

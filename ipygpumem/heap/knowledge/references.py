@@ -213,7 +213,9 @@ def _objects_in_array(array: Any) -> list[Any] | None:
     viewed = read_array("base", array)
     dtype = read_array("dtype", array)
     if viewed is not None:
-        return [viewed, dtype] if dtype.kind == STRING_KIND else [viewed]
+        if dtype.kind == STRING_KIND:
+            return [viewed, dtype]
+        return [viewed]
     if dtype.kind == STRING_KIND:
         return [dtype]
     if not dtype.hasobject:

@@ -113,5 +113,7 @@ def _shape(shape: Sequence[int]) -> str:
     if not shape:
         return "1 value"
     if len(shape) == 1:
-        return f"{shape[0]:,} values" if shape[0] != 1 else "1 value"
+        if shape[0] != 1:
+            return f"{shape[0]:,} values"
+        return "1 value"
     return " × ".join(map(str, shape))

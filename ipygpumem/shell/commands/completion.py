@@ -28,7 +28,9 @@ def complete(
         return [] if words else place.names
     argument, needs_value = _argument_at_end(place, words)
     offered = _offered(argument, app, begun)
-    return offered if needs_value else [*offered, *place.options]
+    if needs_value:
+        return offered
+    return [*offered, *place.options]
 
 
 def _argument_at_end(command: Command, words: Iterable[str]) -> tuple[Argument | None, bool]:

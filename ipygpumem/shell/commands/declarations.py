@@ -341,7 +341,9 @@ class CommandTable:
             if not isinstance(place, Group) or word not in place.names:
                 break
             place = place.load(word)
-        return self.complete(place) if isinstance(place, Command) else place
+        if isinstance(place, Command):
+            return self.complete(place)
+        return place
 
     def complete(self, command: Command) -> Command:
         """Return a command with the options that optional features add."""

@@ -81,7 +81,9 @@ def _commands(table: CommandTable, group: Group) -> Iterator[Command]:
 
 def usage_of(argument: Argument) -> str:
     """Return an argument as a usage line has it: in brackets if it is optional."""
-    return argument.usage if argument.missing else f"[{argument.usage}]"
+    if argument.missing:
+        return argument.usage
+    return f"[{argument.usage}]"
 
 
 Row = tuple[str, list[str]]

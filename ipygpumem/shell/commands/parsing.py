@@ -42,7 +42,9 @@ def parse(table: CommandTable, magic: str, line: str) -> tuple[Command, Options]
 def _after_words(line: str, number: int) -> str:
     """Return a line without its first words."""
     parts = line.split(None, number)
-    return parts[number] if len(parts) > number else ""
+    if len(parts) > number:
+        return parts[number]
+    return ""
 
 
 def _command_and_options(table: CommandTable, magic: str, line: str) -> tuple[Command, Options]:

@@ -144,7 +144,9 @@ def kept_by_run(shell: Any, names: Iterable[str]) -> list[str]:
 def cell_of_output(label: str) -> int | None:
     """Return the number in ``Out[5]``; None for any other name."""
     match = _LABEL.fullmatch(label)
-    return None if match is None else int(match[1])
+    if match is None:
+        return None
+    return int(match[1])
 
 
 StoredMark = dict[Any, float]

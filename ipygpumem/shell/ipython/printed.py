@@ -139,11 +139,10 @@ class Printed:
             return []
         cells = list(self.by_cell())
         numbers = ", ".join(map(str, sorted(cells[:_CELLS_NAMED])))
-        more = (
-            f" and {count(len(cells) - _CELLS_NAMED, 'smaller one')}"
-            if len(cells) > _CELLS_NAMED
-            else ""
-        )
+        if len(cells) > _CELLS_NAMED:
+            more = f" and {count(len(cells) - _CELLS_NAMED, 'smaller one')}"
+        else:
+            more = ""
         word = "cell" if len(cells) == 1 else "cells"
         what = f"printed and displayed by {word} {numbers}{more}, kept by IPython for %notebook"
         return [(size, "cpu", what, f"to free it: {REMEDY}", size)]

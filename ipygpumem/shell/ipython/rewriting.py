@@ -50,7 +50,9 @@ def rewrite_cell(lines: list[str]) -> list[str]:
     lines = [_first_line(lines[0]), *lines[1:]]
     if _HELP_LINE.fullmatch(lines[0]):
         # Only a line: IPython refuses a cell magic without any body.
-        return lines if len(lines) > 1 else [lines[0].rstrip() + "\n", "\n"]
+        if len(lines) > 1:
+            return lines
+        return [lines[0].rstrip() + "\n", "\n"]
     match = _FIRST_LINE.fullmatch(lines[0])
     if match is None:
         return lines
@@ -85,7 +87,9 @@ def show_as_written(name: str, line: str) -> None:
 def _first_line(line: str) -> str:
     """Return a cell's first line with ``%%peak`` for ``%gpumem peak``, which new users try."""
     below = _BELOW_GPUMEM.match(line)
-    return line if below is None else f"%%{line[below.end() :]}"
+    if below is None:
+        return line
+    return f"%%{line[below.end() :]}"
 
 
 def our_magic(statement: ast.stmt) -> str | None:
@@ -183,7 +187,9 @@ def _statement_that_shows(body: list[ast.stmt], interactivity: str) -> list[ast.
     last: Any = body[-1]
     if interactivity == "last_expr_or_assign" and type(last) is ast.Assign:
         target = last.targets[0]
-        return [_at(target.id, last)] if type(target) is ast.Name else []
+        if type(target) is ast.Name:
+            return [_at(target.id, last)]
+        return []
     shows_last = interactivity in ("last_expr", "last_expr_or_assign", "last", "all")
     if not shows_last or type(last) is not ast.Expr:
         return []
