@@ -64,7 +64,8 @@ class reraise_swallowed:  # noqa: N801  # reads as part of the "with" statement
         ):  # Python calls handlers in no other thread
             return
         try:
-            self._earlier_hook, self._hook = sys.unraisablehook, self._note
+            self._earlier_hook = sys.unraisablehook
+            self._hook = self._note
             sys.unraisablehook = self._hook
             if not self._around_users_code:
                 self._listen()
@@ -220,7 +221,8 @@ def deferred() -> Iterator[list[int]]:
     A nested block shares the outer block's list.
     """
     here = threading.current_thread() is threading.main_thread()
-    handler, own = signal.getsignal(signal.SIGINT), _Noting()
+    handler = signal.getsignal(signal.SIGINT)
+    own = _Noting()
     original = original_handler(handler)
     if not here or original is not signal.default_int_handler:
         yield original.struck if here and isinstance(original, _Noting) else own.struck

@@ -142,7 +142,8 @@ def named_objects(namespace: dict[str, Any]) -> Iterator[tuple[str, object]]:
     those.
     """
     now = dict(namespace)  # one object, where a list of pairs would be one per name
-    names, values = list(now), list(now.values())
+    names = list(now)
+    values = list(now.values())
     for start in range(0, len(values), _NAMES_AT_ONCE):
         part = values[start : start + _NAMES_AT_ONCE]
         kind = type(part[0])

@@ -125,7 +125,8 @@ Decode = Callable[[Any], Any]
 @functools.cache
 def _decoder(hint: Any) -> Decode:
     """Return the function that converts a plain value to a field declared as ``hint``."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    inner = typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _decoder_of_union(inner)
     if origin is tuple and inner[1:] != (...,):
@@ -161,7 +162,8 @@ def _decoder_of_tuple(hints: tuple[Any, ...]) -> Decode:
 
 
 def _decoder_of_sequence(hint: Any) -> Decode:
-    decode_item, most = _decoder(hint), getattr(hint, "_most", 0)
+    decode_item = _decoder(hint)
+    most = getattr(hint, "_most", 0)
     return lambda value: tuple(map(decode_item, _bounded(_checked(value, list, tuple), most)))
 
 
@@ -583,7 +585,8 @@ it.
 """
 _MOST_PACKED = 256 * 1024
 """Maximum bytes of the records in an output's metadata, as JSON."""
-_ENCODER, _DECODER = json.JSONEncoder(ensure_ascii=False), json.JSONDecoder(parse_constant=str)
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+_DECODER = json.JSONDecoder(parse_constant=str)
 
 
 def is_kind(kind: object) -> bool:
@@ -602,7 +605,8 @@ def packed(records: Iterable[Record]) -> dict[str, Any]:
     """Return records in the form stored in an output's metadata; those that are too large are only
     counted.
     """
-    packed_records, room = list[Any](), _MOST_PACKED
+    packed_records = list[Any]()
+    room = _MOST_PACKED
     left_out: dict[str, int] = {}
     for record in records:
         kind = type(record).__name__

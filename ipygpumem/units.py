@@ -56,9 +56,11 @@ def format_in(count: int, size: str) -> str:
     if match is None or not match[2]:
         return format_bytes(count)
     if match[3].lower() == "b":
-        base, ending = 1000, "B"
+        base = 1000
+        ending = "B"
     else:
-        base, ending = 1024, "iB"
+        base = 1024
+        ending = "iB"
     power = _LETTERS.index(match[2].lower())
     while power and abs(count) < base**power / 10:
         power -= 1

@@ -83,7 +83,8 @@ def top(*names: str, device: str | None = None, min_bytes: float | str = 0) -> L
     """
     _check_names(names, "top", "'log*'")
     least = checked_bytes(min_bytes)
-    frame, shell = sys._getframe(1), current_shell()
+    frame = sys._getframe(1)
+    shell = current_shell()
     if shell is None:
         all_names = _in_script(frame)
     else:
@@ -178,7 +179,8 @@ def why(obj: object) -> Ownership:
     >>> found.held[0].holder.advice
     'del last'
     """
-    frame, holding = sys._getframe(1), [obj]
+    frame = sys._getframe(1)
+    holding = [obj]
     del obj
     named = [*survey.locals_of(frame).items(), *frame.f_globals.items()]
     name = next((name for name, value in named if value is holding[0]), "")

@@ -139,14 +139,16 @@ class _Loop:
     def begins(self) -> None:
         """Note that an iteration begins."""
         self._number += 1
-        self._started_at, self._started = time.time(), time.perf_counter()
+        self._started_at = time.time()
+        self._started = time.perf_counter()
 
     def ended(self) -> None:
         """Record an iteration."""
         if not self._is_measured:
             return
         try:
-            usages, seconds = self._span.lap(), time.perf_counter() - self._started
+            usages = self._span.lap()
+            seconds = time.perf_counter() - self._started
             record = TraceRecord(self._label, self._started_at, seconds, None, usages, self._number)
             self._records.append(record)
             self._traces.finished.append(record)

@@ -73,7 +73,8 @@ class Trace(Block):
             raise TraceError("this trace is already running: stop() it first, or make a new one")
         self.record = None
         self._traces = current_traces()
-        self._started_at, self._started = time.time(), time.perf_counter()
+        self._started_at = time.time()
+        self._started = time.perf_counter()
         self._span = self._traces.meter.span()
         return self
 
@@ -130,7 +131,8 @@ class Trace(Block):
     def _lap(self) -> TraceRecord:
         _, span = self._open()
         record = self._record(span.lap())
-        self._started_at, self._started = time.time(), time.perf_counter()
+        self._started_at = time.time()
+        self._started = time.perf_counter()
         return record
 
     def _open(self) -> tuple[Traces, Span]:

@@ -268,7 +268,8 @@ def refusal(message: str) -> Refusal | None:
         return None
     if failed.limit >= failed.total or failed.free < failed.requested:
         return None
-    device, limit = failed.device, failed.limit
+    device = failed.device
+    limit = failed.limit
     budget = _budget_of(device, limit)
     if budget is None:
         limiter = f"the limit of {format_bytes(limit)} on torch's allocator"
@@ -338,7 +339,8 @@ def allocate(size: int | str, device: object = "cuda") -> MemoryReservation:
     ...     reservation.size_bytes
     16777216
     """
-    size_bytes, name = checked_bytes(size), checked_device(device)
+    size_bytes = checked_bytes(size)
+    name = checked_device(device)
     text = f"{format_bytes(size_bytes)} reserved until free()"
     if name != "cpu":
         return _tensor(_torch_with(name), name, size_bytes, text)
@@ -368,7 +370,8 @@ def leave_free(size: int | str, device: object = "cuda") -> MemoryReservation:
     ...     reservation.device
     'cpu'
     """
-    leave_bytes, name = checked_bytes(size), checked_device(device)
+    leave_bytes = checked_bytes(size)
+    name = checked_device(device)
     left = format_bytes(leave_bytes)
     if name == "cpu":
         return MemoryReservation(
@@ -395,7 +398,8 @@ def _free_for_torch(torch: Any, name: str) -> int:
     empty.
     """
     torch.empty(0, device=name)  # create the context before reading the free memory
-    cuda, index = torch.cuda, _index_of(name)
+    cuda = torch.cuda
+    index = _index_of(name)
     with cuda.device(name):
         cuda.synchronize()
         cuda.empty_cache()
@@ -421,7 +425,8 @@ def _torch_with(name: str) -> Any:
 
 def _tensor(torch: Any, name: str, size_bytes: int, text: str) -> MemoryReservation:
     """Reserve memory of a device by a tensor."""
-    tensors, reason = [], ""
+    tensors = []
+    reason = ""
     try:
         tensors.append(torch.empty(size_bytes, dtype=torch.uint8, device=name))
     except RuntimeError as error:  # torch's OutOfMemoryError is one

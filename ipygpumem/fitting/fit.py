@@ -185,7 +185,8 @@ class Fit:
         self._ran_out(error)
         with interrupts.reraise_swallowed():
             release(error)
-        outcome, limit_bytes = OUT_OF_MEMORY, None
+        outcome = OUT_OF_MEMORY
+        limit_bytes = None
         refusal = budgets.refusal(failure.message)
         if refusal is not None:
             limit_bytes = refusal.limit_bytes

@@ -205,7 +205,8 @@ class Folder:
                 return (), ()
         is_single = list(map(self._once.__ge__, counts))
         if all(is_single):
-            singles, shared = items, list[Any]()
+            singles = items
+            shared = list[Any]()
         else:
             singles = list(compress(items, is_single))
             constants = constants_among(items, counts)

@@ -39,7 +39,9 @@ class Frontier:
 
     def begin(self) -> None:
         """Begin with a new reading."""
-        self.waiting, self.new, self.met = [], [], set()
+        self.waiting = []
+        self.new = []
+        self.met = set()
 
     def end(self) -> None:
         """Keep what is still waiting for a later reading."""

@@ -187,7 +187,8 @@ class Garbage:
         if not _YOUNG or not gc.isenabled():
             self.last = self._known = None
             return 0
-        last, known = self.last, self._known
+        last = self.last
+        known = self._known
         progress = _progress_of_others() if known is not None else {}
         if known is not None:
             new = self._new_instances()
@@ -215,7 +216,8 @@ class Garbage:
         if new is None or self._known is None:
             last = GcMark(self._watch)
             instances = live_instances(*bases)
-            self._bases, self.last = bases, last
+            self._bases = bases
+            self.last = last
             if len(instances) <= self._MOST_KNOWN:
                 self._known = list(map(Known, instances))
             else:
@@ -324,7 +326,8 @@ class Garbage:
         short cells need not be timed, but at most the duration of the cell, because a cell that
         only waited has made no garbage.
         """
-        cpu, earlier = time.process_time(), self._cpu_seen
+        cpu = time.process_time()
+        earlier = self._cpu_seen
         self._cpu_seen = cpu
         worked = min(cell_seconds, cpu - earlier)
         if worked < self.SHORTEST_SECONDS or not gc.isenabled():

@@ -118,7 +118,8 @@ class Spans:
         """Claim the bytes from ``start`` to ``end``; return those that other nodes have claimed
         before.
         """
-        first, last = bisect_right(self._ends, start), bisect_left(self._starts, end)
+        first = bisect_right(self._ends, start)
+        last = bisect_left(self._starts, end)
         overlaps = []
         free: list[tuple[int, int]] = []
         position = start

@@ -464,7 +464,9 @@ _BYTES_OF_PART = (114, 137, 137, 200, 114, 137, 200, 137)
 """Bytes without coordinates: a point, line, ring, polygon, and each part of a collection of points,
 lines, polygons, or of all of these.
 """
-_FIRST_COLLECTION, _BYTES_OF_COLLECTION, _BYTES_OF_RING = 4, 235, 140
+_FIRST_COLLECTION = 4
+_BYTES_OF_COLLECTION = 235
+_BYTES_OF_RING = 140
 
 _IN_BULK: tuple[tuple[str, str, Callable[[Sequence[Any]], int]], ...] = (
     ("shapely.lib", "Geometry", _shapely_bytes),

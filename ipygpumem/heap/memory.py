@@ -54,7 +54,8 @@ class MemoryReader:
 
     def begin(self) -> None:
         """Begin with a new reading."""
-        self.new, self.met = [], set()
+        self.new = []
+        self.met = set()
 
     def add(self, pieces: Sequence[Piece]) -> None:
         """Add memory of a library to which no object leads yet."""
@@ -176,7 +177,8 @@ class MemoryReader:
                 continue
             graph.pieces[piece.key] = piece
             self.new.append(piece.key)
-            size, note = piece.size_bytes, piece.note
+            size = piece.size_bytes
+            note = piece.note
             if piece.address and size >= _LARGE:
                 in_ram = self._files.in_ram(piece.address, size)
                 if in_ram is not None:

@@ -143,7 +143,8 @@ class GraphReader:
         self._frontier.begin()
         self.memory.begin()
         self.limits.begin()
-        self.new, self.met = self._frontier.new, self._frontier.met
+        self.new = self._frontier.new
+        self.met = self._frontier.met
 
     def _read_waiting(self) -> None:
         """Read nodes until none is waiting."""

@@ -202,7 +202,8 @@ def _try_databases() -> bool:
 def _sqlite() -> Any:
     """Return SQLite's C functions, as the module ``_sqlite3`` has loaded them."""
     library = ctypes.CDLL(getattr(sys.modules["_sqlite3"], "__file__", None))
-    pointer, integer = ctypes.c_void_p, ctypes.c_int
+    pointer = ctypes.c_void_p
+    integer = ctypes.c_int
     to_integer = ctypes.POINTER(integer)
     library.sqlite3_db_mutex.restype = pointer
     library.sqlite3_db_mutex.argtypes = [pointer]
@@ -237,7 +238,8 @@ def _memory_of_database(library: Any, database: int) -> Iterator[tuple[int, int]
 
 def _used(library: Any, database: int, question: int) -> int:
     """Return one of the figures of a connection in bytes; 0 if this SQLite does not have it."""
-    now, highest = ctypes.c_int(), ctypes.c_int()
+    now = ctypes.c_int()
+    highest = ctypes.c_int()
     if library.sqlite3_db_status(database, question, now, highest, 0):
         return 0
     # SQLite counts in C's int, which becomes negative from 2 GiB on.

@@ -59,7 +59,8 @@ class WatchedArray:
         ``places``.
         """
         if self.place in places:
-            self._is_alive, self._reference = self(), None
+            self._is_alive = self()
+            self._reference = None
 
     def update(self, places: Container[Span]) -> None:
         """Check whether the array is still at one of ``places``; a new array at the same place is

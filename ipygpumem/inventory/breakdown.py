@@ -182,7 +182,8 @@ class _Cover:
         end = block.address + block.size_bytes
         first = bisect.bisect_left(self._starts, block.address)
         last = bisect.bisect_left(self._starts, end)
-        covered, reached = 0, block.address
+        covered = 0
+        reached = block.address
         for item in self._storages[first:last]:
             stop = min(item.address + item.size_bytes, end)
             fresh = max(0, stop - max(item.address, reached))
@@ -234,9 +235,11 @@ def _with_the_rest(
     them.
     """
     reserved = sum(part.size_bytes or 0 for part in parts)
-    total, used = reading.total_bytes, reading.used_bytes
+    total = reading.total_bytes
+    used = reading.used_bytes
     if wide is not None and wide.used_bytes is not None:
-        total, used = wide.total_bytes, wide.used_bytes
+        total = wide.total_bytes
+        used = wide.used_bytes
     why = reading.note
     if not why and wide is not None:
         why = wide.note
@@ -371,7 +374,8 @@ def host_parts(
             notes.append(f"{format_bytes(not_named)} of this process are not named: {UNACCOUNTED}")
     if figures.children_bytes is None:
         notes.append(f"child processes are not known separately here: they are among the {_OTHERS}")
-    shared, files = claims.shared, claims.files
+    shared = claims.shared
+    files = claims.files
     if shared < MIB:  # semaphores of libraries, which no user asks about
         shared, files = 0, files + shared
     parts = [

@@ -95,7 +95,8 @@ def _bytes_to_limit(shortage: Shortage, figures: FailedAllocation | None) -> int
 
 def _on_host(requested: int | None) -> Shortage:
     """Return the figures of the machine's memory and of the limits on this process."""
-    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    memory = psutil.virtual_memory()
+    swap = psutil.swap_memory()
     bounds = list[Bound]()
     for limit in own_limits.limits():
         size = format_bytes(limit.limit_bytes)

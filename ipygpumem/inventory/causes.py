@@ -98,14 +98,16 @@ def _cause_on_device(found: Shortage, asked: int, free: int) -> Cause | None:
 
 
 def _full(found: Shortage) -> Cause:
-    free, total = format_bytes(found.free_bytes or 0), format_bytes(found.total_bytes or 0)
+    free = format_bytes(found.free_bytes or 0)
+    total = format_bytes(found.total_bytes or 0)
     text = f"{free} of the {total} of shared memory ({MOUNT}) were left: too little"
     remedy = "start the container with a larger --shm-size, or use fewer DataLoader workers"
     return Cause("shm", "shm", text, remedy)
 
 
 def _limit(found: Shortage, bound: Bound) -> Cause:
-    asked, free = found.requested_bytes, found.free_bytes or 0
+    asked = found.requested_bytes
+    free = found.free_bytes or 0
     if asked is None:
         text = f"almost nothing was left of {bound.words}"
         return Cause("limit", found.device, text, bound.remedy)

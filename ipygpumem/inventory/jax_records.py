@@ -60,7 +60,8 @@ def _live_of_jax() -> list[Any]:
 
 def _record(array: Any, labels: Labels) -> TensorRecord:
     devices = sorted(array.devices(), key=lambda device: int(device.id))
-    note, storage = "", id(array)
+    note = ""
+    storage = id(array)
     if len(devices) > 1:
         note = f"on {len(devices)} devices: the bytes of all"
     elif array.is_ready():

@@ -47,7 +47,8 @@ _LEAST_BYTES = 1 << 12
 _MOST_PLACES = 4
 """Maximum number of places in one variable to name."""
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
-_PARTS_SHOWN, _LEAST_SHARE = 5, 0.01
+_PARTS_SHOWN = 5
+_LEAST_SHARE = 0.01
 _SMALL = ReferencePath("smaller objects, which something else uses too", "")
 _NOT_REACHED = ReferencePath("something that the search did not reach within its limits", "")
 _UNSEEN = ReferencePath(
@@ -248,9 +249,11 @@ def _ended_by_name(groups: _Groups, target: str, item: object, roots: Roots) -> 
     """
     root = roots.kept.get(id(item))
     if is_pending(item):  # it is deleted, too, because a done task keeps its error
-        start, ending = EVENT_LOOP, "cancel()"
+        start = EVENT_LOOP
+        ending = "cancel()"
     elif root is not None and root.cut is not None and root.cut.kind is Kind.CLOSED:
-        start, ending = root.text, root.cut.ending
+        start = root.text
+        ending = root.cut.ending
     else:
         return groups
     ended = _Groups()
@@ -280,7 +283,8 @@ def _parts(region: Region, groups: _Groups, held: set[int]) -> tuple[list[HeldPa
         if not is_large and not is_shared:
             holder = _SMALL
         if holder is _SMALL:
-            is_shared, shared_bytes = False, 0
+            is_shared = False
+            shared_bytes = 0
         earlier = parts.get(holder, HeldPart(holder, 0, {}))
         added.update(earlier.device_bytes)
         objects = earlier.objects + len(keys)
@@ -560,7 +564,8 @@ def _named(
         may_delete: True if the line deletes the variables among the roots.
     """
     first = roots[0]
-    variables, aliases = dict[str, None](), dict[str, None]()
+    variables = dict[str, None]()
+    aliases = dict[str, None]()
     for root in roots:
         if root.rank == 0 and root.code:
             variables[root.code] = None

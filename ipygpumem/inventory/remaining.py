@@ -176,7 +176,8 @@ class _Search:
             name: the name that leads to them; empty if there is none.
             chain: the name's object, and the objects from it to the container of the items.
         """
-        small, size_of_small = list[object](), 0
+        small = list[object]()
+        size_of_small = 0
         unique = list(by_identity(items).values())
         for key in types_of(unique):
             same = of_types({key}, unique)
@@ -231,7 +232,8 @@ class _Search:
             return False
         row = self.remaining[rows[0]]
         items = (*row.items, *group)
-        name, chain_of_row = row.name, row.chain
+        name = row.name
+        chain_of_row = row.chain
         if list(map(id, chain)) != list(map(id, row.chain)):
             name, chain_of_row = "", ()  # the search for holders finds each of them
         together = {"cpu": row.held.size_bytes + size.size_bytes}

@@ -113,7 +113,8 @@ class Retained:
         inside_outputs: Collection[int],
     ) -> None:
         self.complete = True
-        self._paths, self._outputs = paths, outputs
+        self._paths = paths
+        self._outputs = outputs
         self._inside_outputs = inside_outputs
         self._graphs_of_outputs: dict[str, list[StorageKey]] = {}
         with torch_reader() as reader:
@@ -283,7 +284,8 @@ def _at_rest(modules: Iterable[object]) -> set[int]:
     """Return the identities of the parameters of modules in eval mode that no module in training
     has.
     """
-    in_training, in_evaluation = set[int](), set[int]()
+    in_training = set[int]()
+    in_evaluation = set[int]()
     for module in modules:
         attributes = instance_dict(module) or {}
         parameters: Any = attributes.get("_parameters")
@@ -458,7 +460,8 @@ class _Nodes:
         """Return the nodes reachable from ``first``, inclusive, and the ``known`` ones where the
         search stopped.
         """
-        new, ends = dict[int, Any](), list[Any]()
+        new = dict[int, Any]()
+        ends = list[Any]()
         waiting = [node for node in first if node is not None]
         while waiting:
             node = waiting.pop()
@@ -480,7 +483,8 @@ class _Nodes:
         does.
         """
         first = self._past_single_steps(node)
-        waiting, counted = [first], set[int]()
+        waiting = [first]
+        counted = set[int]()
         kinds_of_terms = set[frozenset[str]]()
         terms = 0
         begins_with_number = False

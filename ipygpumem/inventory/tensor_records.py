@@ -71,7 +71,8 @@ class TensorList:
     """Torch tensors by their storages."""
 
     def __init__(self, reader: Reader, tensors: Sequence[Any], labels: Labels) -> None:
-        self._reader, self._labels = reader, labels
+        self._reader = reader
+        self._labels = labels
         plain, complex_tensors = reader.plain(tensors)
         self._memories: list[tuple[Any, Memory]] = []
         """The tensors that may share a storage, or have several or none."""
@@ -171,8 +172,11 @@ class TensorList:
             if not self._is_part(memory):  # otherwise it is listed with the whole
                 keys = tuple(memory.storages) or (id(tensor),)
                 together.setdefault(keys, []).append((tensor, memory))
-        tensors, memories = list[Any](), list[Memory]()
-        devices, sizes, aliases = list[str](), list[int](), list[int]()
+        tensors = list[Any]()
+        memories = list[Memory]()
+        devices = list[str]()
+        sizes = list[int]()
+        aliases = list[int]()
         for keys, sharers in together.items():
             tensor, memory = sharers[0]
             if len(sharers) > 1:
@@ -263,7 +267,8 @@ class TensorList:
         """Return for each storage the library that owns its memory, and the key in that library."""
         if not self._owners:
             return repeat("torch", len(keys)), keys
-        libraries, storages = list[str](), list[int]()
+        libraries = list[str]()
+        storages = list[int]()
         for key in keys:
             owner_id = self._owners.get(key)
             if owner_id is None:

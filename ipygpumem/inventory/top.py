@@ -30,7 +30,8 @@ _FEW = 300
 """Number of names that are always measured one by one; of more, groups that hold little memory are
 skipped.
 """
-_GROUP, _LITTLE = 1000, 1 << 20
+_GROUP = 1000
+_LITTLE = 1 << 20
 _SMALLEST = 1 << 10
 """Smallest size in bytes of a listed name."""
 _SMALLEST_CLASS = 1 << 16
@@ -175,7 +176,8 @@ def take(
 
 def _with_remedy(row: NamedSize, named: Mapping[str, object], deletion: str) -> NamedSize:
     """Return a row with the line that frees its memory; ``deletion`` deletes its names."""
-    value, target = named[row.name], target_of(row.name)
+    value = named[row.name]
+    target = target_of(row.name)
     if is_pending(value) and deletion.startswith("del "):
         return row._replace(remedy=f"{target}.cancel(); {deletion}")
     if is_pending(value) or _has_pending(value):  # the event loop keeps them

@@ -26,7 +26,8 @@ from ipygpumem.units import MIB, format_bytes
 
 _MAPPED = 32 * MIB
 """Size from which malloc maps each block on its own, so that freeing it returns address space."""
-_MOST_NAMES, _MOST_FOLLOWED = 3, 100_000
+_MOST_NAMES = 3
+_MOST_FOLLOWED = 100_000
 _OUT_OF_SIGHT = {
     "globals",
     "locals",
@@ -96,7 +97,8 @@ def unused_names(
 
 def _holder(chosen: Sequence[tuple[NamedSize, str]], size: int, room: int) -> Holder:
     """Return the words for some names, and the line that deletes them."""
-    held_by, deleted = list[str](), list[str]()
+    held_by = list[str]()
+    deleted = list[str]()
     for row, cell in chosen:
         held_by.append(f"{row.name}{cell}")
         deleted += [row.name, *row.same]

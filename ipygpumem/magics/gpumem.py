@@ -206,7 +206,8 @@ def _headline(app: App) -> tuple[str, str, str]:
     lines_shown = "off"
     if config.report:
         lines_shown = "on, quiet" if config.quiet else "on"
-    cells, experiments = len(app.session.history), len(app.experiments.finished)
+    cells = len(app.session.history)
+    experiments = len(app.experiments.finished)
     measured = f"{count(cells, 'cell')} and {count(experiments, 'experiment')} measured"
     return f"ipygpumem · reports {lines_shown}", RELEASED[config.release_frames], measured
 

@@ -216,7 +216,8 @@ class _Named(NamedTuple):
         """Collect the objects of a shell, and of the local names of a frame if given."""
         named = named_objects(shell)
         local = {} if frame is None else survey.locals_of(frame)
-        items, places = dict[str, object](), dict[str, Place]()
+        items = dict[str, object]()
+        places = dict[str, Place]()
         for place in other_places.places(shell, named):
             items[place.text] = place.item
             places[place.text] = place._replace(item=None)
@@ -258,7 +259,8 @@ def _remedy_of(shell: Any, elsewhere: Mapping[str, str], names: Sequence[str]) -
 
 def _deletion_of(shell: Any, names: Sequence[str]) -> str:
     """Return the line that deletes names; ``del`` would leave IPython's copies of an output."""
-    numbers, plain = list[int](), list[str]()
+    numbers = list[int]()
+    plain = list[str]()
     for name in names:
         number = cell_of_output(name)
         if number is None:
@@ -295,7 +297,8 @@ def take(
         filename = frame.f_code.co_filename
         cell = cell_of_file(shell, filename)
         if cell is None and not filename.startswith("<"):  # a script
-            file, line = filename, frame.f_lineno
+            file = filename
+            line = frame.f_lineno
     with _working(find_app(shell), "tensors and arrays") as progress:
         return survey.take(
             [*local.items(), *named_objects(shell).items()],

@@ -29,7 +29,8 @@ from ipygpumem.shell.ipython.sources import cell_that_bound
 )
 def why(app: App, options: Options) -> list[Report]:
     """Return the report on a name, an expression, or a deleted name."""
-    expression, names = options.expression, app.context.namespace
+    expression = options.expression
+    names = app.context.namespace
     is_name = expression in names
     try:
         # the list is the only reference to the object here

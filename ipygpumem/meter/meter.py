@@ -129,7 +129,8 @@ class Meter:
         # Weak: a span lost to a Ctrl-C before its assignment closes itself.
         # A set of references, because a WeakSet is as slow as a probe.
         self._open: set[weakref.ref[Span]] = set()
-        self._own_lock, self._pid = threading.RLock(), os.getpid()
+        self._own_lock = threading.RLock()
+        self._pid = os.getpid()
         self._sampling = self._is_closed = False
         self.worker = Worker()
 
@@ -137,7 +138,8 @@ class Meter:
     def lock(self) -> threading.RLock:
         """Held while spans are read or changed."""
         if os.getpid() != self._pid:  # our thread may have held it when the process forked
-            self._own_lock, self._pid = threading.RLock(), os.getpid()
+            self._own_lock = threading.RLock()
+            self._pid = os.getpid()
         return self._own_lock
 
     def span(self) -> Span:

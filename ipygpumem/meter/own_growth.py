@@ -24,7 +24,8 @@ def growth_for(what: str) -> Iterator[None]:
 
     Free pages that it leaves in the heap are freed.
     """
-    before, trim = _unnamed_bytes(), malloc_trim()
+    before = _unnamed_bytes()
+    trim = malloc_trim()
     try:
         yield
     finally:

@@ -59,7 +59,8 @@ def preload(meter: Meter) -> TraceRecord | None:
     name = next((name for name in ("cuda", "xpu", "mps") if _is_available(torch, name)), None)
     if name is None:
         return None
-    started_at, started = time.time(), time.perf_counter()
+    started_at = time.time()
+    started = time.perf_counter()
     with meter.span() as span:
         try:
             torch.ones(1, device=name).add_(1).cpu()

@@ -228,7 +228,8 @@ class CachingAllocatorProbe(Probe):
         total = self._totals.get(index)
         if total is None:
             total = self._totals[index] = module.get_device_properties(index).total_memory
-        has_context, note = index in self._with_context, ""
+        has_context = index in self._with_context
+        note = ""
         if not wide or (wide != "all" and not has_context):
             return total, None, None, note
         if self._nvml is not None:
@@ -302,7 +303,8 @@ class _SharedPeaks:
         """Return the shared peaks of a backend; None if this build of torch has no such
         counters.
         """
-        stats, reset = f"_{backend}_memoryStats", f"_{backend}_resetPeakMemoryStats"
+        stats = f"_{backend}_memoryStats"
+        reset = f"_{backend}_resetPeakMemoryStats"
         if not hasattr(library, stats) or not hasattr(library, reset):
             return None
         return cls(library, stats, reset)

@@ -76,7 +76,8 @@ class Segment:
         """
         start = block.address - self.blocks[0].address
         end = start + block.size_bytes
-        first_page, end_of_pages = -(-start // page_bytes), end // page_bytes
+        first_page = -(-start // page_bytes)
+        end_of_pages = end // page_bytes
         if first_page >= end_of_pages:
             yield block.size_bytes, False
             return
@@ -255,7 +256,8 @@ def expandable_setting() -> str:
     is_rocm = getattr(getattr(torch, "version", None), "hip", None) is not None
     if tuple(map(int, numbers[:2])) < (2, 1) or is_rocm or sys.platform != "linux":
         return ""
-    setting, in_force = "expandable_segments:True", settings()
+    setting = "expandable_segments:True"
+    in_force = settings()
     if setting in in_force:
         return ""
     reads_newest = hasattr(torch._C, "_accelerator_setAllocatorSettings")

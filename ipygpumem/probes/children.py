@@ -128,7 +128,8 @@ def children() -> list[Child]:
         with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
             size, is_shared_out = size_of(process.pid) or (int(process.memory_info().rss), False)
             # torchrun starts its workers seconds after the cell that started torchrun.
-            ancestor, parent = process, by_pid.get(process.ppid())
+            ancestor = process
+            parent = by_pid.get(process.ppid())
             while parent is not None:
                 ancestor, parent = parent, by_pid.get(parent.ppid())
             started_at = _started_at(ancestor.pid) or ancestor.create_time()

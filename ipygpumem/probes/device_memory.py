@@ -98,7 +98,8 @@ def memory(device: object = "cpu") -> DeviceMemory:
 
 def _memory_of_host() -> DeviceMemory:
     """Return the memory of the host."""
-    total, available = host.total_bytes(), host.available_bytes()
+    total = host.total_bytes()
+    available = host.available_bytes()
     with contextlib.closing(host.HostProbe(exact=False)) as probe:
         (reading,) = probe.read(peak=False)
     used = max(0, total - available)

@@ -87,7 +87,8 @@ class HostProbe(Probe):
 
     def _open(self, *, exact: bool) -> None:
         forked = self._pid != os.getpid()
-        self._exact, self._pid = exact, os.getpid()
+        self._exact = exact
+        self._pid = os.getpid()
         self._status = open_file("/proc/self/status", os.O_RDONLY)
         self._marks = open_file("/proc/self/clear_refs", os.O_WRONLY) if exact else None
         self.note = ""
@@ -196,8 +197,10 @@ def fall_during(call: functools.partial[T]) -> tuple[T, int | None]:
     except OSError:
         return call(), None
     try:
-        text_before, text_after = _TEXT(), _TEXT()
-        read_before, read_after = _reading(file, text_before), _reading(file, text_after)
+        text_before = _TEXT()
+        text_after = _TEXT()
+        read_before = _reading(file, text_before)
+        read_after = _reading(file, text_after)
         run: Any = functools.partial.__call__  # in C, as map is
         _, result, _ = map(run, (read_before, call, read_after))
     finally:

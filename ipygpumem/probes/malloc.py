@@ -69,7 +69,8 @@ def free_blocks_bytes() -> int:
     report = getattr(ctypes.pythonapi, "_PyObject_DebugMallocStats", None)
     if libc is None or report is None:
         return 0
-    text, length = ctypes.c_char_p(), ctypes.c_size_t()
+    text = ctypes.c_char_p()
+    length = ctypes.c_size_t()
     stream = libc.open_memstream(ctypes.byref(text), ctypes.byref(length))
     if not stream:
         return 0

@@ -90,7 +90,8 @@ class Nvml:
         """Return every card for a process that uses none; empty without a driver. May raise
         NVMLError.
         """
-        library, cards = self._load(), list[Card]()
+        library = self._load()
+        cards = list[Card]()
         for index, handle in enumerate(_handles(library)):
             model = library.nvmlDeviceGetName(handle)
             try:
@@ -301,7 +302,8 @@ def _mig_enabled(library: Any, handle: Any) -> bool:
 def _wide(library: Any, handle: Any, *, processes: bool, has_context: bool) -> DeviceWide:
     """Return the driver's figures of a card, with its processes' on request."""
     memory = library.nvmlDeviceGetMemoryInfo(handle)
-    total, used = int(memory.total), int(memory.used)
+    total = int(memory.total)
+    used = int(memory.used)
     if not processes:
         return DeviceWide(total, used)
     # NVMLLibraryMismatchError, which is no NVMLError, means that the driver is older than the

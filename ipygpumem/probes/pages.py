@@ -66,7 +66,8 @@ def _in_pagemap(ranges: Iterable[tuple[int, int]], table: bytes) -> list[int]:
 
 def _counted_bytes(descriptor: int, address: int, size: int, table: bytes) -> int:
     """Return the bytes of a range in pages that count by ``table``."""
-    first, last = address // PAGE_BYTES, -(-(address + size) // PAGE_BYTES)
+    first = address // PAGE_BYTES
+    last = -(-(address + size) // PAGE_BYTES)
     pages = 0
     for start in range(first, last, _AT_ONCE):
         entries = os.pread(descriptor, min(_AT_ONCE, last - start) * _ENTRY, start * _ENTRY)

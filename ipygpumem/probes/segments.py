@@ -56,7 +56,8 @@ class Segments:
             if mapped is not None and inode not in mapped:
                 self._left[self._names[inode]] = size
         sizes.update(left)
-        in_files, in_memfds = sum(sizes.values()), sum(memfd_sizes.values())
+        in_files = sum(sizes.values())
+        in_memfds = sum(memfd_sizes.values())
         other_bytes = max(0, used_bytes - in_files)
         if other_bytes:  # other processes', or mapped ones whose file is closed
             if mapped is None:

@@ -93,7 +93,8 @@ def trim_host_heap() -> AtMost | bool:
     """Ask glibc to free unused heap pages; return the heap's unused bytes, or False if no page was
     freed.
     """
-    trim, free_bytes = malloc_trim(), free_heap_bytes()
+    trim = malloc_trim()
+    free_bytes = free_heap_bytes()
     if trim is None or not trim(0):
         return False
     return True if free_bytes is None else AtMost(free_bytes)

@@ -75,7 +75,8 @@ def holder_of(name: str, container: Any, path: Path) -> Holder:
         if id(type(container)) in CLEARABLE_TYPES:
             return Holder(name, f"{_code_of(name)}.clear()", loses=loses)
         return Holder(name, _deletion(name), loses=loses)
-    steps, inner = "", container
+    steps = ""
+    inner = container
     for key in path:
         code = key_code(key)
         if not code or not has_places(inner):  # the item that leads here is removed as a whole

@@ -51,7 +51,8 @@ def find(
     """
     reachable = list(islice(_reachable(last, named, allowance), _MOST_ERRORS))
     groups = _grouped(reachable)
-    places, errors = list[Place](), list[BaseException]()
+    places = list[Place]()
+    errors = list[BaseException]()
     for number, group in enumerate(groups):
         errors += group.errors.values()
         for place in _places_in(list(group.errors.values())):

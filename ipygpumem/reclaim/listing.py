@@ -86,7 +86,8 @@ def _places_in_frames(error: BaseException, allowance: Allowance) -> tuple[list[
     """Return the locals of the frames that can be released, and the number of locals that were not
     read.
     """
-    places, unread = list[Place](), 0
+    places = list[Place]()
+    unread = 0
     reading = allowance.share(2)
     for frame, line in finished(error):
         if reading.is_spent() and (reading.reason == "time" or len(places) > _MOST_UNTIMED):
@@ -260,7 +261,8 @@ class _PlaceSearch:
         if max(self.own_bytes, default=0) >= _LEAST:
             return list(every_position)
         sizes = self._new_sizes(self.allowance.share(3))
-        total_bytes, candidates = 0, list[int]()
+        total_bytes = 0
+        candidates = list[int]()
         for positions in chunks(every_position, _MEASURED_TOGETHER):
             size_bytes = sizes.together([self.places[position].value for position in positions])
             total_bytes += size_bytes
@@ -277,15 +279,18 @@ class _PlaceSearch:
         """Add the row of a place; a large container that was not counted in full has at least its
         own bytes.
         """
-        place, own_bytes = self.places[position], self.own_bytes[position]
+        place = self.places[position]
+        own_bytes = self.own_bytes[position]
         if not size.complete and position in self.alone and size.size_bytes < own_bytes:
             size = Size({"cpu": own_bytes}, complete=False)
         if not size.device_bytes:
             return
         row = self.rows.get(place.key)
-        array_bytes, arrays = 0, 0
+        array_bytes = 0
+        arrays = 0
         if row is not None:
-            array_bytes, arrays = row.size_bytes, row.arrays
+            array_bytes = row.size_bytes
+            arrays = row.arrays
         if size.size_bytes < array_bytes + _LEAST:
             return
         self.rows[place.key] = replace(
@@ -324,7 +329,8 @@ class _FrameSearch(ArraySearch):
 
     def begin(self, allowance: Allowance) -> None:
         """Begin with another object, which has its own allowance."""
-        self.allowance, self.complete = allowance, True
+        self.allowance = allowance
+        self.complete = True
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
         """Collect the tensors: one without memory of its own may have a graph."""

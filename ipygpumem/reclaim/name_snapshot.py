@@ -109,7 +109,8 @@ def _may_lead_on(kinds: Kinds) -> bytearray:
 
     Of 100,000 names most have objects of the same few types, so that one answer is enough for many.
     """
-    with_references, always_tracked = set[int](), set[int]()
+    with_references = set[int]()
+    always_tracked = set[int]()
     for type_id, example in kinds.examples.items():
         flags = flags_of(type(example))
         if flags & HAS_REFERENCES:

@@ -78,7 +78,8 @@ def _credit(
             freed["cpu"] = min(freed["cpu"], outcome.size_bytes)
         return freed
     for device, size in freed.items():
-        mapped_before, mapped_after = before[device].mapped_bytes, after[device].mapped_bytes
+        mapped_before = before[device].mapped_bytes
+        mapped_after = after[device].mapped_bytes
         if size > 0 and mapped_before is not None and mapped_after is not None:
             freed[device] = min(size, max(0, mapped_before - mapped_after))
     return freed
@@ -123,7 +124,8 @@ def free_now(
     """Run ``first``, then all steps that free memory; return the steps, and each
     device's decrease.
     """
-    steps, before = list[FreeingStep](), current(meter.now())
+    steps = list[FreeingStep]()
+    before = current(meter.now())
     run_steps(meter, [*first, *steps_that_free(garbage)], steps)
     return steps, decrease(before, current(meter.now()))
 

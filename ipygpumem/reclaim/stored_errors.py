@@ -135,7 +135,8 @@ class _Contents:
         self, keys: Sequence[object], items: Sequence[Any], error_types: set[int]
     ) -> None:
         """Add the errors among the items, and the small containers among them."""
-        all_keys, all_items = chunks(keys, _ITEMS_AT_ONCE), chunks(items, _ITEMS_AT_ONCE)
+        all_keys = chunks(keys, _ITEMS_AT_ONCE)
+        all_items = chunks(items, _ITEMS_AT_ONCE)
         for some_keys, some in zip(all_keys, all_items, strict=True):
             if not _may_hold_errors(some, error_types):
                 continue  # without a step for each of many items
@@ -150,7 +151,8 @@ class _Contents:
 
     def add_inner_errors(self, allowance: Allowance) -> None:
         """Add the errors in the small containers."""
-        all_keys, all_inner = chunks(self.inner_keys, _AT_ONCE), chunks(self.inner, _AT_ONCE)
+        all_keys = chunks(self.inner_keys, _AT_ONCE)
+        all_inner = chunks(self.inner, _AT_ONCE)
         for keys, containers in zip(all_keys, all_inner, strict=True):
             if len(self.errors) >= _MOST_STORED or allowance.is_spent():
                 break
@@ -222,7 +224,8 @@ def items_of(container: Any) -> list[Any]:
 
 # -- keys ---------------------------------------------------------------------------------------
 
-_LONGEST_KEY, _LONGEST_TUPLE = 80, 8
+_LONGEST_KEY = 80
+_LONGEST_TUPLE = 8
 
 
 def has_places(container: Any) -> bool:

@@ -277,7 +277,8 @@ def _in_two_forms(
     if not bound:
         return instrumented
     choice: Any = _at(loop, f"if {BINDING_RECORDER}.needs_no({sorted(bound)}): pass\nelse: pass")
-    choice.body, choice.orelse = [loop], instrumented
+    choice.body = [loop]
+    choice.orelse = instrumented
     return [choice]
 
 

@@ -51,7 +51,8 @@ class Baseline:
                 remarks.append(f"objects still alive will not be listed, {why}")
         self._names = NameSnapshot(context.namespace, names)
         self.contents = Contents(context.namespace)
-        self._made, self._garbage = ObjectsSince(), context.garbage
+        self._made = ObjectsSince()
+        self._garbage = context.garbage
         self._threads = frozenset(sys._current_frames())
         self._in_context = frozenset(map(id, copy_context().values()))
         self._mark = context.garbage.mark()

@@ -61,9 +61,11 @@ class OpenExperiments(list[T]):
         if not self:
             return []
         if like is None:
-            thread, client = get_ident(), client_of(self._shell)
+            thread = get_ident()
+            client = client_of(self._shell)
         else:
-            thread, client = like.thread, like.client
+            thread = like.thread
+            client = like.client
         return [item for item in self if item.thread == thread and item.client == client]
 
     def saved_elsewhere(self, thread: int, client: str | None) -> list[dict[str, Any]]:

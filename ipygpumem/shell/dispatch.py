@@ -234,10 +234,8 @@ def _expanded(shell: Any, line: str) -> str:
     if "{" not in line and "$" not in line:
         return line
     # from here: our magic, and the function of IPython that called it
-    depth, frame = (
-        2,
-        sys._getframe(2),
-    )
+    depth = 2
+    frame = sys._getframe(2)
     while (
         frame.f_back is not None
         and frame.f_code.co_name in _CALLERS

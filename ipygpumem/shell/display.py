@@ -149,7 +149,8 @@ class Display:
 
     def _for_terminal(self, reports: Sequence[Report]) -> str:
         """Return the text in the style and encoding of stdout."""
-        stream, has_width = sys.stdout, is_terminal(sys.stdout)
+        stream = sys.stdout
+        has_width = is_terminal(sys.stdout)
         width = shutil.get_terminal_size().columns if has_width else None
         style = text.Style(width, wants_colour(stream, self._shell), has_width and self._config.bar)
         encoding = getattr(stream, "encoding", None) or "utf-8"

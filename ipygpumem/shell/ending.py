@@ -140,7 +140,8 @@ class ExperimentEnd:
         self.record: ExperimentRecord | None = None
 
     def _all_steps(self) -> list[EndStep]:
-        never, until_done = Again.NEVER, Again.UNTIL_DONE
+        never = Again.NEVER
+        until_done = Again.UNTIL_DONE
         not_measured = "the memory freed by deleting its names was not measured"
         return [
             EndStep(self._find_slip, "misspelt names to keep were not found", never),
@@ -192,7 +193,8 @@ class ExperimentEnd:
 
     def _find_slip(self) -> None:
         """Keep all names if a name in ``keep`` is misspelt: it may mean the trained model."""
-        scope, keep = self._scope.names, self._options.keep
+        scope = self._scope.names
+        keep = self._options.keep
         misspelt = scope.misspelt_keep()
         if not misspelt:
             return
@@ -323,7 +325,8 @@ class ExperimentEnd:
         """Return the rows of the objects that are still alive."""
         from ipygpumem.shell.survivors import EndedExperiment, HostGrowth  # loading stays fast
 
-        namespace, baseline = self._context.namespace, self._scope.baseline
+        namespace = self._context.namespace
+        baseline = self._scope.baseline
         keepers = self._kept_names()
         search = ArraySearch()
         kept_arrays = [array for name in keepers for _, array in search.find(namespace.get(name))]
@@ -374,7 +377,8 @@ class ExperimentEnd:
             self._scope.drop_measurement()
 
     def _make_record(self) -> None:
-        scope, progress = self._scope.names, self._progress
+        scope = self._scope.names
+        progress = self._progress
         at_end = self._contents.usages
         usages = self._scope.measurement.stop()
         after_freeing = self._usages_after or usages
@@ -448,8 +452,10 @@ class ExperimentEnd:
         """Return notes on containers that grew, and on RAM without a name."""
         from ipygpumem.inventory import leftover, remaining  # most experiments leave less
 
-        namespace, contents = self._context.namespace, self._scope.baseline.contents
-        least, roots = self._context.config.min_held_bytes, self._survivors.roots()
+        namespace = self._context.namespace
+        contents = self._scope.baseline.contents
+        least = self._context.config.min_held_bytes
+        roots = self._survivors.roots()
         grown = remaining.grown(namespace, contents, least, roots)
         notes = list(map(_note_on_growth, grown[:_MOST_GROWN]))
         named = {
@@ -457,7 +463,8 @@ class ExperimentEnd:
             "kept": leftover.ram_of(contents.unknown(namespace)),
             "in what grew": sum(row.size_bytes for row in grown),
         }
-        at_start, after = self._scope.ram_at_start, self._ram_after
+        at_start = self._scope.ram_at_start
+        after = self._ram_after
         assert at_start is not None
         assert after is not None
         knows_new = self._scope.baseline.knows_new_objects

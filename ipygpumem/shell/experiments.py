@@ -194,7 +194,8 @@ class ExperimentManager:
 
     def end_with_cell(self, experiment: Experiment) -> None:
         """End ``experiment`` when the running cell ends."""
-        running, missed = self._cells.running(), self._cells.missed
+        running = self._cells.running()
+        missed = self._cells.missed
         is_missed = missed is not None and not (running and running[-1].info is missed)
         if is_missed or (not running and is_in_cell()):
             raise RuntimeError("the start of this cell was missed, so its end would be missed too")
@@ -368,7 +369,8 @@ class Experiment(Block):
         self.options = ExperimentOptions.checked(
             name, keep, drop_imports, seed, report, note, budget
         )
-        self._experiments, self._context = experiments, experiments.context
+        self._experiments = experiments
+        self._context = experiments.context
         self.report = report
         """Style of its report; None means as configured."""
         self.record: ExperimentRecord | None = None
@@ -560,7 +562,8 @@ class Experiment(Block):
 
     def ends_with(self, cell: Cell) -> None:
         """Let the end of a cell end it."""
-        self.cell, self.ends_by_itself = cell, True
+        self.cell = cell
+        self.ends_by_itself = True
 
     def enter(self) -> None:
         """Open the scope and start measuring; if this fails, ``abandon`` undoes it."""

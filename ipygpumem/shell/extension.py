@@ -131,7 +131,8 @@ class Extension:
         """Give instrumented code the mapping in which it looks up events."""
         from ipygpumem.scope.instrumenting import BINDING_RECORDER  # with the App, not at loading
 
-        code, trap = app.experiments.code, self._shell.builtin_trap
+        code = app.experiments.code
+        trap = self._shell.builtin_trap
         recorder = code.binding_recorder
         recorder.note = self._guarded(
             "names", recorder.note, code.event_missed, "names of the running code are kept"

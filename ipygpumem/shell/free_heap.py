@@ -46,7 +46,8 @@ class FreeHeap:
         if in_ram - self._mentioned_bytes < least:
             self._mentioned_bytes = min(self._mentioned_bytes, in_ram)
             return []
-        self._mentioned_bytes, self._rss_bytes = in_ram, usage.after_bytes
+        self._mentioned_bytes = in_ram
+        self._rss_bytes = usage.after_bytes
         return [f"{format_bytes(in_ram)} free in the heap: %gpumem free"]
 
     def _free_pages(self, least: int) -> int:

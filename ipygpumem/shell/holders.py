@@ -159,7 +159,8 @@ def _holders_of_growth(
         run: the word for a run, such as ``iteration``.
         roots: returns the notebook's objects, where paths to holders begin.
     """
-    earlier, keeper = (before.names, before.arrays), functools.partial(_keeper_of, roots=roots)
+    earlier = (before.names, before.arrays)
+    keeper = functools.partial(_keeper_of, roots=roots)
     holders = list[str]()
     for growth in growing.growths:
         if growth.device == "children":  # ``note_processes`` finds them
@@ -288,7 +289,8 @@ def _keeper_of(array: TensorRecord, roots: Callable[[], Roots]) -> str:
     """Describe the holder of an array that no name refers to directly, as ``%gpumem
     leaks`` does.
     """
-    notebook, key = roots(), (array.library, array.storage)
+    notebook = roots()
+    key = (array.library, array.storage)
     with undisturbed():
         heap = Heap()
         holder = explain([key], heap, notebook)[key]

@@ -290,8 +290,10 @@ class _Objects:
         smallest: int,
         listed: Container[StorageKey],
     ) -> None:
-        self._context, self._heap = context, heap
-        self._names, self._outputs = names, outputs
+        self._context = context
+        self._heap = heap
+        self._names = names
+        self._outputs = outputs
         self._smallest = smallest
         self._large = large
         self._listed = listed
@@ -409,7 +411,8 @@ class _Objects:
         """
         large = self._heap.large(self._smallest)
         sizes.leave_out(_with_storage(self._heap, self._listed, large.keys()))
-        items, arrays = list[Any](), list[Any]()
+        items = list[Any]()
+        arrays = list[Any]()
         for (library, _), same in large.items():
             items += same
             if library == "numpy":

@@ -55,7 +55,8 @@ class Progress:
 
     def begin(self) -> None:
         """Start the clock; errors that were shown before are not the experiment's."""
-        self.started, self.started_at = perf_counter(), time()
+        self.started = perf_counter()
+        self.started_at = time()
         self._seen_error = last_error()
 
     def saw_error(self, identity: int) -> None:

@@ -75,7 +75,8 @@ def roots_of_notebook(
 
 def _namespaces(context: ShellContext, keepers: Container[str]) -> dict[int, RootOf]:
     """Return the functions that name the roots in IPython's namespaces, by the identity of each."""
-    shell, namespace = context.shell, context.namespace
+    shell = context.shell
+    namespace = context.namespace
     of_name: RootOf = functools.partial(_variable_or_kept, keepers) if keepers else _variable
     namespaces: dict[int, RootOf] = {
         id(namespace): of_name,

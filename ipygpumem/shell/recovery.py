@@ -228,7 +228,8 @@ class Recovery:
 
         freeing = steps_that_free(self._garbage, self._since, devices=not failure.poisoned)
         reclaim.run_steps(self._meter, [("frames", release), *freeing], steps)
-        self._named, self._mark = None, self._garbage.last
+        self._named = None
+        self._mark = self._garbage.last
         with contextlib.suppress(MemoryError):
             self._named = NameSnapshot(self._shell.user_ns)
         return sum(frames)

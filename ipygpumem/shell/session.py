@@ -88,11 +88,13 @@ class Session:
             parts.append((watch, "what stays alive of deleted objects will not be found"))
         context.guard.each("pre_run_cell", *parts)
         # Our own work may have taken long.
-        cell.measured.started_at, cell.measured.started = time(), perf_counter()
+        cell.measured.started_at = time()
+        cell.measured.started = perf_counter()
 
     def cell_ends(self, result: Any) -> None:
         """Free, record and report the cell that ``result`` ends."""
-        ended_at, self._waits_to_be_shown = perf_counter(), True
+        ended_at = perf_counter()
+        self._waits_to_be_shown = True
         cell, lost = self._context.cells.pop(result)
         for other in lost:  # their end events never came
             self._drop(other)
@@ -128,7 +130,8 @@ class Session:
 
     def _finish(self, cell: Cell, result: Any, seconds: float) -> None:
         """Free memory that ends with the cell, then create the records, so that they agree."""
-        guard, reports = self._context.guard, cell.above
+        guard = self._context.guard
+        reports = cell.above
         parts: list[Part] = [
             (partial(self._free_memory, cell), "memory that ends with this cell was not freed"),
             (partial(self._add_record, cell, seconds), "this cell's memory was not measured"),
@@ -348,7 +351,8 @@ def _note_ended_children(cell: Cell, usages: Sequence[Usage]) -> None:
     """Set the peak of the largest child process that has ended in a cell; if it is unknown, the
     pages touched.
     """
-    before, ended = cell.children.ended_before, EndedChildren.now()
+    before = cell.children.ended_before
+    ended = EndedChildren.now()
     if before is None or ended is None or ended == before:
         return
     own_peak = 0

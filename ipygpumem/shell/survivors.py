@@ -122,7 +122,9 @@ class Survivors:
         waiting: Callable[[], Iterable[tuple[str, object]]],
         ours: object,
     ) -> None:
-        self._context, self._waiting, self._ours = context, waiting, ours
+        self._context = context
+        self._waiting = waiting
+        self._ours = ours
         self.known: list[WatchedName] = []
         self._known_others: list[tuple[tuple[int, ...], RetainedArray]] = []
         """The identities of objects without arrays, and their rows."""
@@ -313,7 +315,8 @@ class _SearchAtEnd:
         """Return an upper bound of the memory without arrays that the experiment leaves."""
         baseline = self._ended.baseline
         with undisturbed():
-            made, elsewhere = baseline.objects_since(), baseline.elsewhere()
+            made = baseline.objects_since()
+            elsewhere = baseline.elsewhere()
             return most_bytes(self._names(), baseline.contents, made, elsewhere)
 
     # -- rows -------------------------------------------------------------------------------------
@@ -361,7 +364,8 @@ class _SearchAtEnd:
 
     def _remaining(self, heap: Heap) -> list[Remaining]:
         """Return the memory that is in none of the arrays."""
-        baseline, growth = self._ended.baseline, self._ended.growth
+        baseline = self._ended.baseline
+        growth = self._ended.growth
         counted = storages_of(self.alive)
         sizes = Sizes(limit=MOST_OLD)
         on_heap = described([*heap.tensors, *heap.ndarrays])

@@ -109,11 +109,13 @@ class DeviceRuns:
         """Count one more run, and return the series to report, if any."""
         freed = self.after_bytes - usage.before_bytes  # since the last run, by any code
         if freed > self.grown_bytes // 2 or not success:  # a traceback keeps an error's memory
-            self.large, self.small = _Streak(), _Streak()
+            self.large = _Streak()
+            self.small = _Streak()
         self.is_suspect = False
         grown = usage.delta_bytes
         last_two_bytes = self.grown_bytes + grown
-        self.after_bytes, self.grown_bytes = usage.after_bytes, grown
+        self.after_bytes = usage.after_bytes
+        self.grown_bytes = grown
         if not success:
             return None
         self.large.add(grown, _share_of(usage, _LEAST_SHARE, _LEAST_BYTES, _ENOUGH_BYTES))
@@ -183,7 +185,8 @@ class Growing:
     def add(self, usages: Sequence[Usage], *, success: bool = True) -> None:
         """Count a run."""
         self.runs += 1
-        self.growths, self.process_lines = [], []
+        self.growths = []
+        self.process_lines = []
         is_suspect = False
         for usage in usages:
             runs = self.devices.get(usage.device)
@@ -197,7 +200,9 @@ class Growing:
                     Growth(usage.device, streak.runs, streak.least_bytes, streak.most_bytes)
                 )
         if not is_suspect:
-            self.before, self.processes, self.held = None, None, []
+            self.before = None
+            self.processes = None
+            self.held = []
         self.wants_look = is_suspect and not self.held and self._is_time_to_look()
         if self.wants_look:
             self._looks += 1

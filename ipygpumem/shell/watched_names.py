@@ -44,7 +44,8 @@ class WatchedName:
         if tensors:
             with sys.modules["torch"]._C.DisableTorchFunction():
                 storages.add_of(Reader(sys.modules["torch"]), tensors)
-        watched, stored = list[tuple[Callable[[], bool], Array]](), list[Array]()
+        watched = list[tuple[Callable[[], bool], Array]]()
+        stored = list[Array]()
         for item, array in pairs:
             library, key = array.storage
             if library == "torch" and key in storages:

@@ -24,7 +24,10 @@ from ipygpumem.report.layout import (
 )
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
-TIME, PEAK, KEPT, FREE = "time", "peak", "kept", "free"
+TIME = "time"
+PEAK = "peak"
+KEPT = "kept"
+FREE = "free"
 _TOTALLED = (KEPT, "in use", "freed")
 """Figures whose sum is meaningful: peaks come at different times, and engines share the free
 memory.
@@ -260,7 +263,8 @@ def _figure_row(
     """
     name, device = key
     sizes = values.values()
-    lowest, highest = min(sizes), max(sizes)
+    lowest = min(sizes)
+    highest = max(sizes)
     row = {
         "device": device_label(device),
         "figure": name,

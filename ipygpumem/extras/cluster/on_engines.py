@@ -454,9 +454,11 @@ def _engines_of(shell: Any, words: str) -> Engines:
     """Return the engines selected by ``all``, ``0-3,5`` or the name of a view."""
     view = shell.user_ns.get(words)
     if is_exactly(view, _library("DirectView"), _library("BroadcastView")):
-        client, numbers = view.client, _targets(view)
+        client = view.client
+        numbers = _targets(view)
     else:
-        client, numbers = _client(shell), _numbers(words)
+        client = _client(shell)
+        numbers = _numbers(words)
     if _is_closed(client):
         raise ClusterError(f"--on {words}: the client of that view is closed")
     existing = client.ids

@@ -84,7 +84,8 @@ class Expectation(Block):
             else:
                 limit = self._gpu
             if limit is not None and usage.peak_delta_bytes > limit:
-                used, expected = format_bytes(usage.peak_delta_bytes), format_bytes(limit)
+                used = format_bytes(usage.peak_delta_bytes)
+                expected = format_bytes(limit)
                 yield (
                     f"{device_label(usage.device)}: the peak was {used} above the start, expected "
                     f"{expected}"

@@ -55,10 +55,12 @@ class ErrorRoom:
         """Make room when IPython looks for the handlers of an error: it stores the error next, in
         new memory.
         """
-        name, kind = "custom_exceptions", type(shell)
+        name = "custom_exceptions"
+        kind = type(shell)
         if name not in vars(shell) or hasattr(kind, name):
             return
-        spare, watch = self._memory.spare, self._watch
+        spare = self._memory.spare
+        watch = self._watch
 
         def find(this: Any) -> Any:
             spare.blocks = None  # nothing can be created before this
@@ -77,7 +79,9 @@ class ErrorRoom:
 
         In other threads than the cell's the raise lasts until the next check.
         """
-        cell, limit, bounds = self._watch.cell, self._memory.limit, self._memory.bounds
+        cell = self._watch.cell
+        limit = self._memory.limit
+        bounds = self._memory.bounds
         with limit.lock:
             if cell is None or cell.thread != threading.get_ident():
                 if not limit.is_failing:

@@ -174,7 +174,8 @@ class MemoryGuard:
         """Return why the guard acted, what is free now, and the largest names with the lines that
         free them.
         """
-        figures, names = self._memory.now(), None
+        figures = self._memory.now()
+        names = None
         limit_bytes = (figures.data_bytes or 0) + figures.available_bytes // 2
         try:
             with self._memory.limit.bounded(limit_bytes):

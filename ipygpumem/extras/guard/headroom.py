@@ -75,7 +75,8 @@ class Headroom:
     def now(self) -> Figures:
         """Return the current figures."""
         if self._statm is None or self._meminfo is None:
-            memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+            memory = psutil.virtual_memory()
+            swap = psutil.swap_memory()
             return Figures(
                 int(memory.available + swap.free), int(psutil.Process().memory_info().rss), None
             )

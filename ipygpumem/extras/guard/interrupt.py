@@ -89,7 +89,8 @@ class CellInterrupt:
         """Raise the error in a cell's thread; a signal also ends its wait for threads and
         processes.
         """
-        self.is_pending, self.left_bytes = True, left_bytes
+        self.is_pending = True
+        self.left_bytes = left_bytes
         if self._listens() and thread == threading.main_thread().ident:
             signal.pthread_kill(thread, signal.SIGURG)
         elif _runs_code(sys._current_frames().get(thread)):

@@ -67,7 +67,8 @@ class AllocationLimit:
         """True from an error of the cell until it was shown; the room for it stays until then."""
         self.wanted_bytes = NO_LIMIT
         """The limit for the cell's code."""
-        self._data_bytes, self._renew = data_bytes, renew
+        self._data_bytes = data_bytes
+        self._renew = renew
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         """Threads that were started under this limit."""
         if resource is None:
@@ -117,7 +118,8 @@ class AllocationLimit:
         Threads that fill the memory end at their next allocation, because it is refused.
         """
         end = time.monotonic() + _SETTLE_SECONDS
-        last_state, unchanged_looks = (0, 0), 0
+        last_state = (0, 0)
+        unchanged_looks = 0
         while unchanged_looks < _SETTLED_LOOKS and time.monotonic() < end:
             try:
                 state = self._alive_count(), self._data_bytes() or 0
@@ -132,8 +134,10 @@ class AllocationLimit:
     def begin(self) -> None:
         """Begin to limit a cell's code at the next ``set_bounds``."""
         with self.lock:
-            self.is_on, self.is_failing = True, False
-            self._room_bytes, self._raised_until = 0, 0.0
+            self.is_on = True
+            self.is_failing = False
+            self._room_bytes = 0
+            self._raised_until = 0.0
 
     def end(self) -> None:
         """Restore the user's limit: our own work, and callbacks between cells, are not limited."""
@@ -152,7 +156,8 @@ class AllocationLimit:
     def set_bounds(self, wanted_bytes: int, cushion_bytes: int) -> None:
         """Set the limit for the cell's code, and what is added while the limit is raised."""
         with self.lock:
-            self.wanted_bytes, self._cushion_bytes = wanted_bytes, cushion_bytes
+            self.wanted_bytes = wanted_bytes
+            self._cushion_bytes = cushion_bytes
             if not self.is_failing:
                 self._room_bytes = 0
             if self.is_on:

@@ -121,7 +121,8 @@ class Watch:
                 return None
             figures = self._memory.now()
         self._memory.renew(figures)
-        bounds, limit = self._memory.bounds, self._memory.limit
+        bounds = self._memory.bounds
+        limit = self._memory.limit
         left = bounds.until_interrupt_bytes(figures)
         shortest_pause = self._memory.counting.shortest_pause_seconds(figures)
         pause = min(

@@ -87,7 +87,9 @@ def _separate(task: Task, parent: int) -> None:
 
 def _run(task: Task, pid: int) -> None:
     """Run the cell in this process, whose number is ``pid``, and send all that comes of it."""
-    app, shell, send = task.app, task.app.context.shell, task.connection.send
+    app = task.app
+    shell = task.app.context.shell
+    send = task.connection.send
     before = dict(shell.user_ns)
     errors = _Errors(task)
     _redirect(task, errors)
@@ -259,13 +261,15 @@ def _stream(name: str, earlier: Any, send: Callable[..., None]) -> Any:
     """Return the stream that replaces ``earlier``, to which log handlers may still write."""
     stream = _Stream(name, earlier, send)
     if type(earlier).__module__ == "ipykernel.iostream":
-        earlier.write, earlier.flush = stream.write, stream.flush
+        earlier.write = stream.write
+        earlier.flush = stream.flush
     return stream
 
 
 def _redirect_displays(shell: Any, send: Callable[..., None]) -> None:
     """Send what the cell displays, and its results."""
-    publisher, hook = shell.display_pub, shell.displayhook
+    publisher = shell.display_pub
+    hook = shell.displayhook
 
     def publish(data: Any, metadata: Any = None, source: Any = None, **more: Any) -> None:
         send("publish", "publish", {"data": data, "metadata": metadata, **more})

@@ -145,7 +145,8 @@ class _Consumed(io.FileIO):
     def readinto(self, buffer: Any) -> int:
         """Read a piece."""
         size = super().readinto(memoryview(buffer)[:_PIECE_BYTES])
-        start, length = ctypes.c_longlong(0), ctypes.c_longlong(self.tell())
+        start = ctypes.c_longlong(0)
+        length = ctypes.c_longlong(self.tell())
         ctypes.CDLL(None).fallocate(self.fileno(), _KEEP_SIZE | _PUNCH_HOLE, start, length)
         return size
 

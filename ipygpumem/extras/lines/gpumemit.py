@@ -99,7 +99,8 @@ def _statements(shell: Any, cell: str) -> list[Statement]:
         tree = ast.parse(source, "<gpumemit>")
     spans: list[tuple[int, int]] = []  # first and last lines
     for node in tree.body:
-        first, last = _first_line(node), node.end_lineno or node.lineno
+        first = _first_line(node)
+        last = node.end_lineno or node.lineno
         if spans and first <= spans[-1][1]:
             spans[-1] = (spans[-1][0], last)  # after a semicolon
         else:
@@ -199,7 +200,8 @@ def _in_one_line(source: str) -> str:
 
 def _range(values: Sequence[T], shown: Callable[[T], str]) -> str:
     """Return the least and the greatest value, or nothing if they look the same."""
-    least, most = shown(min(values)), shown(max(values))
+    least = shown(min(values))
+    most = shown(max(values))
     if least == most:
         return ""
     return f"{least} to {most}"

@@ -141,7 +141,8 @@ class Tracer:
         try:
             lines, first = inspect.getsourcelines(code)
         except (OSError, TypeError):  # made by exec, or its file is gone
-            lines, first = [], code.co_firstlineno
+            lines = []
+            first = code.co_firstlineno
         self.record.blocks.append(CodeBlock(title, first, tuple(line.rstrip() for line in lines)))
 
     def start(self) -> None:

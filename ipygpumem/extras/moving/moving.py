@@ -240,7 +240,8 @@ class Offload:
         with interrupts.deferred() as struck, _quiet():
             strays = self._strays(pieces)
             self._ended = [weakref.ref(item) for item in (*self._modules, *self._optimizers)]
-            self._modules, self._optimizers = [], []
+            self._modules = []
+            self._optimizers = []
             try:
                 for piece in pieces:
                     piece.fill()
@@ -601,7 +602,9 @@ def _point(tensor: Any, storage: Any) -> None:
     torch: Any = sys.modules["torch"]
     base = torch.Tensor
     dtype = base.dtype.__get__(tensor)
-    offset, size, strides = base.storage_offset(tensor), base.size(tensor), base.stride(tensor)
+    offset = base.storage_offset(tensor)
+    size = base.size(tensor)
+    strides = base.stride(tensor)
     with torch.inference_mode(base.is_inference(tensor)):  # else its inference flag would change
         view = torch.empty(0, dtype=dtype, device=storage.device)
         base.data.__set__(tensor, view.set_(storage, offset, size, strides))

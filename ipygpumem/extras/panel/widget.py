@@ -31,7 +31,8 @@ class PanelWidget(anywidget.AnyWidget):
 
     def close(self) -> None:
         """Close the widget and its layout, which ipywidgets would keep."""
-        layout, self.state = self.layout if self.comm is not None else None, dict
+        layout = self.layout if self.comm is not None else None
+        self.state = dict
         super().close()
         if layout is not None:
             layout.close()

@@ -57,7 +57,8 @@ def session(
     spans = _spans(last_cells)
     seconds = spans[-1].end
     title = ["memory over the session", number, f"{format_seconds(seconds)} of computing"]
-    headlines, uses_of_devices = [], []
+    headlines = []
+    uses_of_devices = []
     for name in _devices(last_cells, device):
         uses = _uses_of(spans, name)
         uses_of_devices.append(uses)
@@ -287,7 +288,9 @@ def _draw_times(
 
 def _draw_experiments(axes: Axes, shown: Sequence[ExperimentRecord], device: str) -> None:
     """Draw peaks as wide bars, and on them the memory that was kept and that the end freed."""
-    peaks, kept_bytes, freed_bytes = [], [], []
+    peaks = []
+    kept_bytes = []
+    freed_bytes = []
     labels = []
     for record in shown:
         usage = usage_on(record.usages, device)
@@ -317,7 +320,8 @@ def devices(reconciliations: Sequence[Reconciliation], *, device: str | None = N
     names = [reconciliation.device for reconciliation in reconciliations]
     wanted = _wanted(names, device, "is not known")
     shown = [item for item in reconciliations if item.device in wanted]
-    headlines, summary = [], ["parts of the memory"]
+    headlines = []
+    summary = ["parts of the memory"]
     heights: list[float] = []
     for item in shown:
         size = format_bytes(item.total_bytes)
@@ -331,7 +335,8 @@ def devices(reconciliations: Sequence[Reconciliation], *, device: str | None = N
     with rc_context(NO_FORMULAS):
         figure = Picture(height, summary)
         grid = figure.subplots(len(heights), height_ratios=heights, squeeze=False)
-        bars, legends = grid[::2, 0], grid[1::2, 0]
+        bars = grid[::2, 0]
+        legends = grid[1::2, 0]
         for axes, legend, item, headline in zip(bars, legends, shown, headlines, strict=True):
             axes.set_title(shorten(headline, 120), loc="left", fontsize="small")
             _draw_parts(axes, item)

@@ -116,7 +116,8 @@ def _listings(moments: Sequence[Moment]) -> list[Listing]:
     """Return the source of the last cell, with its time and how it ended."""
     if not moments or moments[0].kind != "cell":
         return []
-    cell, last = moments[0], moments[-1]
+    cell = moments[0]
+    last = moments[-1]
     end = f" {clean(last.error)}" if last.kind == "cell end" else " until its last entry"
     title = f"cell {cell.cell}, ran {format_seconds(max(0.0, last.time - cell.time))}{end}"
     source = [clean(f"  {line.expandtabs(4)}") for line in cell.source.split("\n")[:_LINES_SHOWN]]

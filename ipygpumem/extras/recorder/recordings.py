@@ -33,7 +33,8 @@ TAIL_BYTES = 64 * 2**10
 _HEAD_BYTES = 8192
 _LATEST = 1e11
 """Maximum time in a recording, in Unix seconds."""
-_LINES_KEPT, _LETTERS_KEPT = 12, 160
+_LINES_KEPT = 12
+_LETTERS_KEPT = 160
 _CLOCK_SECONDS = 2.0
 """Maximum difference of the system log's clock."""
 _ROOT_NAMESPACE = "pid:[4026531836]"

@@ -33,7 +33,9 @@ class Epochs:
         report to callbacks.
         """
         self.close()
-        traces, started_at, started = current_traces(), time.time(), time.perf_counter()
+        traces = current_traces()
+        started_at = time.time()
+        started = time.perf_counter()
         self._open = traces, traces.meter.span(), number, started_at, started
 
     def end(self) -> dict[str, float]:

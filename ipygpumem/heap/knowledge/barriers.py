@@ -40,7 +40,8 @@ from ipygpumem.introspect import (
     text_of,
 )
 
-_FUNCTION, _FRAME = {id(FunctionType)}, {id(FrameType)}
+_FUNCTION = {id(FunctionType)}
+_FRAME = {id(FrameType)}
 
 
 class Barriers:

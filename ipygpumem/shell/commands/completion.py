@@ -35,7 +35,8 @@ def complete(
 
 def _argument_at_end(command: Command, words: Iterable[str]) -> tuple[Argument | None, bool]:
     """Return the argument to which a next word would belong, and whether it must be its value."""
-    options, positional = command.options, command.positional
+    options = command.options
+    positional = command.positional
     option: Argument | None = None
     needs_value = False
     for word in words:

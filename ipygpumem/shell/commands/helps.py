@@ -108,11 +108,13 @@ def _aligned(rows: Iterable[Row]) -> list[str]:
 def _wrapped(pieces: list[str], start: str, indent: str) -> list[str]:
     """Return lines that begin with ``start``, then with ``indent``."""
     lines = list[str]()
-    line, is_empty = start, True
+    line = start
+    is_empty = True
     for piece in pieces:
         if not is_empty and len(line) + 1 + len(piece) > _WIDTH:
             lines.append(line)
-            line, is_empty = indent, True
+            line = indent
+            is_empty = True
         line += piece if is_empty else f" {piece}"
         is_empty = False
     return [*lines, line.rstrip()]

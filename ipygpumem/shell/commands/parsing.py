@@ -135,7 +135,8 @@ def _with_joined_sizes(command: Command, words: list[str]) -> list[str]:
     ``8 GiB`` is two words, and argparse takes ``-8GiB`` for an option.
     """
     sizes = {name for name, item in command.options.items() if "SIZE" in item.value}
-    joined, option = list[str](), ""
+    joined = list[str]()
+    option = ""
     for word in words:
         previous = joined[-1] if joined else ""
         is_negative = previous == option and re.match(r"-[0-9.]", word)

@@ -48,7 +48,8 @@ def kept_outputs(shell: Any) -> tuple[dict[int, Any], set[int]]:
     """Return the outputs that ``%xdel _5`` would free, and the identities of the objects that hold
     them.
     """
-    cache, namespace = shell.user_ns.get("_oh"), shell.user_ns
+    cache = shell.user_ns.get("_oh")
+    namespace = shell.user_ns
     if type(cache) is not dict:
         return {}, set()
     keepers = {id(cache), id(namespace), id(shell.user_ns_hidden)}
@@ -188,9 +189,11 @@ class Outputs:
 
     def mark(self) -> OutputMark:
         """Return the current outputs."""
-        namespace, hook = self._shell.user_ns, self._shell.displayhook
+        namespace = self._shell.user_ns
+        hook = self._shell.displayhook
         last = list(self._cache().items())[: -2 * len(_LATEST) : -1]
-        users, latest = dict[str, Any](), dict[str, LatestOutput]()
+        users = dict[str, Any]()
+        latest = dict[str, LatestOutput]()
         for name in _LATEST:
             # %reset removes them from the namespace.
             if name in namespace and namespace[name] is not getattr(hook, name, None):
@@ -247,7 +250,8 @@ class Outputs:
 
         The user deleted or rebound the names, or ran `%reset -f out`.
         """
-        namespace, hidden = self._shell.user_ns, self._shell.user_ns_hidden
+        namespace = self._shell.user_ns
+        hidden = self._shell.user_ns_hidden
         hook = self._shell.displayhook
         for match in _names_in(hidden):
             name = match["output"]
@@ -263,7 +267,8 @@ class Outputs:
 
     def _forget_culled(self) -> None:
         """Drop hidden copies of outputs that IPython removed from a full cache."""
-        hidden, cache = self._shell.user_ns_hidden, self._cache()
+        hidden = self._shell.user_ns_hidden
+        cache = self._cache()
         for match in _names_in(hidden):
             if match["number"] and int(match["number"]) not in cache:
                 hidden.pop(match[0], None)
@@ -289,7 +294,8 @@ class Outputs:
         each frame in which it displays something; and the warning registry, which IPython drops
         before each cell.
         """
-        shell, stored = self._shell, self._stored()
+        shell = self._shell
+        stored = self._stored()
         for path in [path for path, (_, time) in stored.items() if mark.get(path) != time]:
             del stored[path]
         shell.clear_main_mod_cache()

@@ -56,7 +56,8 @@ def rewrite_cell(lines: list[str]) -> list[str]:
     match = _FIRST_LINE.fullmatch(lines[0])
     if match is None:
         return lines
-    name, arguments = match[1], match[2] or ""
+    name = match[1]
+    arguments = match[2] or ""
     if arguments.endswith("?") or is_for_engines(arguments):
         return lines
     return [_call_of(name, f"{_MARK} {arguments}"), *cell_magic(rewrite_cell(lines[1:]))]
