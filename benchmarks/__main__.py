@@ -75,7 +75,8 @@ def main() -> None:
         _run_estimates([options.only] if options.only else list(_ESTIMATES), quick=options.quick)
         return
     names = [options.only] if options.only else list(_BENCHMARKS)
-    started, load = time.perf_counter(), os.getloadavg()[0]
+    started = time.perf_counter()
+    load = os.getloadavg()[0]
     facts = [*environment.describe(), f"Load average before the run: {load:.2f}"]
     sections = [_timed(name, _BENCHMARKS[name], quick=options.quick) for name in names]
     minutes = (time.perf_counter() - started) / 60
@@ -100,7 +101,8 @@ def _run_estimates(names: list[str], *, quick: bool) -> None:
 
 def _timed(name: str, run: Callable[..., Section], *, quick: bool) -> str:
     """Run and print a benchmark; return its text."""
-    started, cpu = time.perf_counter(), sum(os.times()[:4])
+    started = time.perf_counter()
+    cpu = sum(os.times()[:4])
     text = _section(run(quick=quick))
     print(text, flush=True)
     took, cpu = time.perf_counter() - started, sum(os.times()[:4]) - cpu

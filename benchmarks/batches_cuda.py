@@ -118,7 +118,9 @@ def _in_child(name: str, batch: int = 0) -> Any:
 
 def _true_maximum(name: str, found: int) -> int:
     """Return the largest batch that runs, from the one that was found on."""
-    low, high, width = 0, 0, 1
+    low = 0
+    high = 0
+    width = 1
     if _in_child(name, found):
         low = found
         while not high:

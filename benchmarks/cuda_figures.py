@@ -37,7 +37,8 @@ import ipygpumem
 import ipygpumem.estimating.running
 from benchmarks.cuda_steps import STEPS, Step
 
-_MIB, _GIB = 2**20, 2**30
+_MIB = 2**20
+_GIB = 2**30
 _LARGEST_MIB = 160 * 1024
 _TAKEN_MIB = 412 + 256
 """What a context and the driver take on the simulated card."""

@@ -128,12 +128,15 @@ def _diffusion() -> Step:
 
 
 def _adversaries() -> Step:
-    make, judge = generator(), discriminator()
-    first, second = torch.optim.Adam(judge.parameters()), torch.optim.Adam(make.parameters())
+    make = generator()
+    judge = discriminator()
+    first = torch.optim.Adam(judge.parameters())
+    second = torch.optim.Adam(make.parameters())
 
     def run() -> None:
         for _ in range(2):
-            real, noise = _images(512, 32), torch.randn(512, 100, 1, 1, device=_DEVICE)
+            real = _images(512, 32)
+            noise = torch.randn(512, 100, 1, 1, device=_DEVICE)
             first.zero_grad()
             fake = make(noise)
             (
@@ -254,10 +257,8 @@ def _latent_diffusion() -> Step:
 
     def run() -> None:
         for _ in range(2):
-            x, text = (
-                torch.randn(4, 4, 64, 64, device=_DEVICE),
-                torch.randn(4, 77, 768, device=_DEVICE),
-            )
+            x = torch.randn(4, 4, 64, 64, device=_DEVICE)
+            text = torch.randn(4, 77, 768, device=_DEVICE)
             with torch.autocast("cuda", dtype=_bf16):
                 loss = functional.mse_loss(model(x, _labels(4), text).sample.float(), x)
             loss.backward()
@@ -307,10 +308,8 @@ def _with_average(name: str, batch: int) -> Step:
     import timm
 
     model = timm.create_model(name, num_classes=1000)
-    average, optimizer = (
-        deepcopy(model).requires_grad_(False),
-        _momentum(model.parameters(), nesterov=True),
-    )
+    average = deepcopy(model).requires_grad_(False)
+    optimizer = _momentum(model.parameters(), nesterov=True)
 
     def run() -> None:
         for _ in range(2):
@@ -372,10 +371,8 @@ def _graph(kind: str, wide: int, deep: int, nodes: int, edges: int, **options: A
     model = getattr(layers, kind)(128, wide, deep, 40, **options)
 
     def loss() -> Any:
-        x, edge = (
-            torch.randn(nodes, 128, device=_DEVICE),
-            torch.zeros(2, edges, dtype=torch.long, device=_DEVICE),
-        )
+        x = torch.randn(nodes, 128, device=_DEVICE)
+        edge = torch.zeros(2, edges, dtype=torch.long, device=_DEVICE)
         return functional.cross_entropy(model(x, edge), _labels(nodes))
 
     return _train(loss, torch.optim.Adam(model.parameters()))
@@ -453,11 +450,9 @@ def _experts(how: str) -> Step:
 
 
 def _recurrent(kind: Any, optimizer: Any) -> Step:
-    embedding, layer, head = (
-        nn.Embedding(20_000, 1024),
-        kind(1024, 1024, 2, batch_first=True),
-        nn.Linear(1024, 20_000),
-    )
+    embedding = nn.Embedding(20_000, 1024)
+    layer = kind(1024, 1024, 2, batch_first=True)
+    head = nn.Linear(1024, 20_000)
     model = nn.ModuleList([embedding, layer, head])
 
     def loss() -> Any:
@@ -603,9 +598,13 @@ def _trainer() -> Step:
     return run
 
 
-_bf16, _fp16 = torch.bfloat16, torch.float16
-_AdamW, _SGD, _Adafactor = torch.optim.AdamW, torch.optim.SGD, torch.optim.Adafactor
-_loop, _fused = partial(_AdamW, foreach=False), partial(_AdamW, fused=True)
+_bf16 = torch.bfloat16
+_fp16 = torch.float16
+_AdamW = torch.optim.AdamW
+_SGD = torch.optim.SGD
+_Adafactor = torch.optim.Adafactor
+_loop = partial(_AdamW, foreach=False)
+_fused = partial(_AdamW, fused=True)
 _momentum = partial(_SGD, lr=0.1, momentum=0.9)
 _BERT = {
     "of": "BertConfig",

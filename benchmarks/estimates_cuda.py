@@ -52,8 +52,11 @@ _THEIRS = [
 ]
 _THEIRS += ["frozendict", "loguru"]
 _GIB = 2**30
-_MEDIAN, _LOW, _REFUSED = 0.001, -0.02, 5
-_QUICK, _AT_ONCE = 4, 2
+_MEDIAN = 0.001
+_LOW = -0.02
+_REFUSED = 5
+_QUICK = 4
+_AT_ONCE = 2
 _OTHERS = ("MemTracker", "accelerate", "DeepSpeed", "torchinfo")
 _WAYS = {"card": "with a card", "hidden": "CUDA hidden"}
 

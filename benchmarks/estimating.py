@@ -10,7 +10,8 @@ from benchmarks.report import Row, Section
 
 _MIB = 2**20
 _TOLERANCE = 0.02
-_MOST_SECONDS, _MOST_GIB = 20, 2
+_MOST_SECONDS = 20
+_MOST_GIB = 2
 
 _METHOD = """\
 Two training steps of small networks, estimated with fake tensors, and then run on the CPU while every real storage is
@@ -62,7 +63,8 @@ def _row(model: str, optimizer: str, options: dict[str, object], title: str = ""
     from benchmarks.harness.networks import MODELS, OPTIMIZERS, RealStorages, training
 
     make, data = MODELS[model]
-    network, x = make(), data()
+    network = make()
+    x = data()
     steps = OPTIMIZERS[optimizer](network.parameters())
     estimated = ipygpumem.estimate(training, network, steps, x, **options).peak_bytes
     with RealStorages(*network.parameters(), *network.buffers(), x) as real:

@@ -130,7 +130,8 @@ def _more(errors: dict[str, list[float]], tolerance: float) -> bool | None:
     many.
     """
     within = {name: sum(error <= tolerance for error in those) for name, those in errors.items()}
-    ours, theirs = within[OURS.name], within.get(PEER.name)
+    ours = within[OURS.name]
+    theirs = within.get(PEER.name)
     return None if theirs is None or ours == theirs else ours > theirs
 
 

@@ -190,7 +190,8 @@ def main() -> int:
             "it with"
         )
         return 1
-    code, log = options.quickstart_exit, options.quickstart_log
+    code = options.quickstart_exit
+    log = options.quickstart_log
     quickstart = f"**failed**, exit code {code}" if code.isdecimal() else f"not run: {code}"
     quickstart = "passed" if code == "0" else quickstart
     if code == "0" and not (log.exists() and "cuda:0" in log.read_text(encoding="utf-8")):

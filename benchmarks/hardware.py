@@ -24,8 +24,12 @@ from benchmarks import environment
 from benchmarks.report import table
 
 _PAGE = Path(__file__).parent.parent / "docs" / "measured" / "hardware.md"
-_SECONDS, _AT_ONCE, _ROUNDS, _STEPS = 60, 5, 3, 5
-_MIB, _GIB = 2**20, 2**30
+_SECONDS = 60
+_AT_ONCE = 5
+_ROUNDS = 3
+_STEPS = 5
+_MIB = 2**20
+_GIB = 2**30
 _ESTIMATED = (
     "LLaMA 8B, LoRA (peft), checkpointing, 1 × 4096",
     "ResNet-50, batch 128, AMP float16, SGD",

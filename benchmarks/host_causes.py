@@ -77,7 +77,8 @@ class _State:
     """A random state, staged in a kernel."""
 
     def __init__(self, choose: random.Random, kernel: _Kernel, *, in_group: bool) -> None:
-        self._kernel, self._in_group = kernel, in_group
+        self._kernel = kernel
+        self._in_group = in_group
         self._names = [f"name_{number}" for number in range(choose.randint(0, 3))]
         self._cells = [
             choose.choice(_HELD).format(name=name, mib=choose.randrange(20, 160, 4))
@@ -206,7 +207,8 @@ def main() -> None:
     parser.add_argument("--states", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    found, wrong = Counter[str](), 0
+    found = Counter[str]()
+    wrong = 0
     numbers = [*range(options.seed, options.seed + options.states)]
     while numbers:
         in_group = bool(numbers[0] % 2)

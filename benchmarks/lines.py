@@ -10,7 +10,8 @@ from benchmarks.kernel import Kernel
 from benchmarks.report import Row, Section
 from benchmarks.tools import OURS
 
-_MOST_TIMES, _MOST_ADDED_US = 3.0, 300.0
+_MOST_TIMES = 3.0
+_MOST_ADDED_US = 300.0
 _METHOD = """\
 The thread's CPU time of a function called plainly and under `%%memlines -f`, {pairs} pairs in turn, first one to warm
 up: median (least to most) of with / without, or of the difference for each line; control: a second plain call against

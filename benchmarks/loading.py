@@ -44,7 +44,8 @@ def run(*, quick: bool) -> Section:
             answers[tool.name].append(_load(tool))
     # the first may compile, and fills the file cache
     answers = {name: runs[1:] for name, runs in answers.items()}
-    ours, peer = answers[OURS.name], answers.get(PEER.name)
+    ours = answers[OURS.name]
+    peer = answers.get(PEER.name)
     times = [run["tool"] for run in ours]
     rows = (
         Row(

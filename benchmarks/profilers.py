@@ -116,7 +116,8 @@ def run(*, quick: bool) -> Section:
     repeats = 1 if quick else 3
     rows: list[Row] = []
     with ExitStack() as stack:
-        bare, ours = stack.enter_context(Kernel()), stack.enter_context(Kernel())
+        bare = stack.enter_context(Kernel())
+        ours = stack.enter_context(Kernel())
         bare.run(_SETUP.format(size=_SIZE))
         _load(ours, _OURS)
         for profiler in _PROFILERS:

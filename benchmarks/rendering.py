@@ -21,7 +21,8 @@ from ipygpumem.report import content, html, text
 from ipygpumem.report.layout import Report
 
 _GIB = 2**30
-_COMPACT_MS, _FULL_MS = 0.3, 5.0
+_COMPACT_MS = 0.3
+_FULL_MS = 5.0
 _TERMINAL = text.Style(width=100, colour=True, bars=True)
 
 _METHOD = """\

@@ -145,7 +145,8 @@ _DRAWN = "\n\n![milliseconds of CPU by number](../img/scale.png)"
 
 def run(*, quick: bool) -> Section:
     """Return what each thing costs at each number, and draw it."""
-    rows, found = [], {}
+    rows = []
+    found = {}
     for growth in _GROWTHS:
         numbers = growth.numbers[:2] if quick else growth.numbers
         found[growth.title] = measure(growth, numbers)

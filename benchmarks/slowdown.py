@@ -10,7 +10,8 @@ from benchmarks.kernel import Kernel
 from benchmarks.report import NOT_INSTALLED, Row, Section, lower
 from benchmarks.tools import OURS, PEER, Tool, installed_tools
 
-_OFF, _OFF_AGAIN = "off", "off again"
+_OFF = "off"
+_OFF_AGAIN = "off again"
 _SLEEP_TARGET_MS = 10.0
 _CALIBRATION_SECONDS = 0.2
 _MOST_NOISE = 0.1

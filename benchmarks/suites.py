@@ -207,7 +207,8 @@ def differences(before: dict[str, str], after: dict[str, str]) -> dict[str, str]
     """Return the tests whose outcome differs, with both outcomes."""
     different = dict[str, str]()
     for test in sorted({*before, *after}):
-        outcome, other = before.get(test, "not run"), after.get(test, "not run")
+        outcome = before.get(test, "not run")
+        other = after.get(test, "not run")
         if outcome != other:
             different[test] = f"{outcome}, then {other}"
     return different
@@ -241,7 +242,8 @@ def measured(suite: Suite) -> Outcome:
 
 def page(results: dict[str, dict[str, object]]) -> str:
     """Return the page with a row for each suite, and the tests that differ."""
-    rows, details = list[str](), list[str]()
+    rows = list[str]()
+    details = list[str]()
     for suite in SUITES:
         if suite.name not in results:
             continue

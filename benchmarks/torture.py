@@ -61,7 +61,8 @@ def main() -> int:
 
 
 def _run(way: Way, scenarios: list[Scenario]) -> dict[str, Result]:
-    runner, results = Runner(way), {}
+    runner = Runner(way)
+    results = {}
     for scenario in scenarios:
         if way.serves(scenario):
             result = results[scenario.name] = runner.run(scenario)

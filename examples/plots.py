@@ -16,7 +16,8 @@ from ipygpumem.inventory.breakdown import Part, Reconciliation
 from ipygpumem.records import CellRecord, ExperimentRecord, Usage
 from ipygpumem.units import GIB, MIB
 
-RAM, CARD = 31 * GIB, 24 * GIB
+RAM = 31 * GIB
+CARD = 24 * GIB
 
 # Per cell: pause before it and its length in seconds; experiment; RAM after it and at its peak in
 # MiB; the card's allocated bytes after it and at their peak in GiB; error.
@@ -60,7 +61,10 @@ PARTS = (
 
 def made_up_cells() -> list[CellRecord]:
     records = []
-    moment, ram, card, reserved = 1.8e9, 180, 0.0, 0.0
+    moment = 1.8e9
+    ram = 180
+    card = 0.0
+    reserved = 0.0
     for number, (pause, seconds, name, ram_after, ram_peak, after, peak, error) in enumerate(
         CELLS, start=1
     ):
@@ -81,14 +85,14 @@ def made_up_cells() -> list[CellRecord]:
 
 def made_up_experiment(name: str, cells: list[CellRecord]) -> ExperimentRecord:
     own = [cell for cell in cells if cell.experiment == name]
-    usages, consumed, freed = [], {}, {}
+    usages = []
+    consumed = {}
+    freed = {}
     for index, first in enumerate(own[0].usages):
         series = [cell.usages[index] for cell in own]
-        before, after, peak = (
-            first.before_bytes,
-            series[-1].after_bytes,
-            max(usage.peak_bytes for usage in series),
-        )
+        before = first.before_bytes
+        after = series[-1].after_bytes
+        peak = max(usage.peak_bytes for usage in series)
         usages.append(Usage(first.device, before, after, peak, first.total_bytes, first.method))
         freed[first.device] = max(0, series[-1].before_bytes - after)
         consumed[first.device] = after - before + freed[first.device]

@@ -105,7 +105,8 @@ def main(arguments: list[str]) -> int:
     if len(arguments) not in (1, 2):
         print("usage: python examples/run_demo.py OUT_DIR [NOTEBOOK]", file=sys.stderr)
         return 2
-    out_dir, name = Path(arguments[0]), (arguments[1:] or ["quickstart"])[0]
+    out_dir = Path(arguments[0])
+    name = (arguments[1:] or ["quickstart"])[0]
     out_dir.mkdir(parents=True, exist_ok=True)
     notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
     problem = execute(notebook)

@@ -78,7 +78,8 @@ def words(outputs: list[Any]) -> str:
 
 def are_alike(old: list[Any], new: list[Any]) -> bool:
     """Return True if two runs of a cell show the same words and nearly the same numbers."""
-    before, now = words(old), words(new)
+    before = words(old)
+    now = words(new)
     if "".join(_NUMBER.sub("0", before).split()) != "".join(_NUMBER.sub("0", now).split()):
         return False
     numbers = [

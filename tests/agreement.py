@@ -133,7 +133,8 @@ class Asker:
         report = self.report(f"why {expression}")
         (found,) = [record for record in report.records if isinstance(record, Ownership)]
         own = "|".join(re.findall(r"\w+", expression))
-        size, others = found.size_bytes, re.compile(rf"notebook variable (?!({own})\b)")
+        size = found.size_bytes
+        others = re.compile(rf"notebook variable (?!({own})\b)")
         for part in found.held:
             if others.match(part.holder.path):
                 size -= part.size_bytes
@@ -282,7 +283,8 @@ def _about_object(kind: str, case: Case) -> dict[str, Question]:
     """Return the questions about an object with a name, and about one that an experiment has left
     in a dict.
     """
-    setup, code = textwrap.dedent(case.setup), textwrap.dedent(case.code)
+    setup = textwrap.dedent(case.setup)
+    code = textwrap.dedent(case.code)
     experiment = f"%%experiment e\n{code}\n{LEFT} = x"
     return {
         f"named {case.library}: {kind}": Question(case.library, (setup, code), "x", is_left=False),

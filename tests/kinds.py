@@ -478,9 +478,11 @@ def mixed(seed: int) -> tuple[int, int]:
     size = generator.uniform(70, 160) * MIB / sum(shares.values())
     for name in chosen:
         kinds[name](200_000)
-    before, free = settle(), own_pages().free_heap_bytes
+    before = settle()
+    free = own_pages().free_heap_bytes
     named = {name: kinds[name](int(share * size)) for name, share in shares.items()}
-    grown, freed = settle() - before, own_pages().free_heap_bytes - free
+    grown = settle() - before
+    freed = own_pages().free_heap_bytes - free
     return grown, top.take(named, {}).device_bytes["cpu"] + freed
 
 

@@ -70,7 +70,8 @@ def outcome(case: Case, kind: str) -> Outcome:
     code = textwrap.dedent(case.code)
     ask.run(f"%%experiment e\n{MAKERS[kind]}\n{code}\nwatched.append(weakref.ref(x))")
     survivors, answers = rows(ask, "survivors"), rows(ask, "leaks")
-    sentences, failures = list[str](), list[str]()
+    sentences = list[str]()
+    failures = list[str]()
     for _, _, advice in answers:
         if not is_code(shell, advice):
             sentences.append(advice)

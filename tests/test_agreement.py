@@ -137,7 +137,8 @@ ALIKE = {
 
 def is_quick(name: str, question: Question) -> bool:
     """Return True for a question that `make test` asks."""
-    situation, kind = name.partition(" ")[0], name.partition(": ")[2]
+    situation = name.partition(" ")[0]
+    kind = name.partition(": ")[2]
     if question.library not in ("", "numpy") or kind in SLOW | ALIKE:
         return False
     if situation == "left":
@@ -207,7 +208,8 @@ def test_commands_name_the_same_size(question: str, answers_to: Callable[[str], 
 @linux
 @pytest.mark.parametrize("question", each(KNOWN_HOLDERS))
 def test_commands_name_the_same_holder(question: str, answers_to: Callable[[str], Answers]) -> None:
-    expression, is_left = questions()[question].expression, questions()[question].is_left
+    expression = questions()[question].expression
+    is_left = questions()[question].is_left
     commands = ("survivors", "leaks", f"why {expression}") if is_left else ("leaks",)
     holders = {
         answer.command: answer.holder

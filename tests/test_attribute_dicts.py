@@ -93,7 +93,9 @@ def test_only_objects_on_the_way_to_an_array_are_read() -> None:
 
 def test_names_are_found_with_and_without_a_dict() -> None:
     table = {"a": numpy.ones(1)}
-    plain, read, copied = Item(table), Item({"a": numpy.ones(2)}), Item({"a": numpy.ones(3)})
+    plain = Item(table)
+    read = Item({"a": numpy.ones(2)})
+    copied = Item({"a": numpy.ones(3)})
     assert vars(read)
     vars(copied).update(copied.content)  # type: ignore[call-overload]  # a dict
     assert paths(plain=plain, read=read, copied=copied) == [

@@ -147,7 +147,9 @@ def test_a_search_of_several_variables_makes_one_after_the_other_larger() -> Non
         step="search",
         max_tries=20,
     )
-    down, batch, length = values[:5], values[5:7], values[7:]
+    down = values[:5]
+    batch = values[5:7]
+    length = values[7:]
     assert down == [(8, 64), (4, 64), (4, 32), (2, 32), (2, 16)]
     assert batch == [(5, 16), (3, 16)]  # 3 × 16 is too much, so 2 stays
     assert length == [(2, 24), (2, 20), (2, 22), (2, 21), (2, 20)]  # 32 failed beside 2 before

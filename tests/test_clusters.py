@@ -138,7 +138,8 @@ Engines.NAME = struck
 """
 
 
-CELL, SPAN = "%%experiment a --on all\nx = 1", "%experiment start a --on all"
+CELL = "%%experiment a --on all\nx = 1"
+SPAN = "%experiment start a --on all"
 MOMENTS = [(CELL, "run"), (SPAN, "replies")]
 REST = [(CELL, place) for place in ("ask", "wait", "replies", "forget")] + [
     (SPAN, "ask"),

@@ -69,7 +69,9 @@ def test_new_objects_are_known_until_a_foreign_full_collection(ending: str) -> N
 
 class Store:
     def __init__(self) -> None:
-        self.text, self.cache, self.items = "old", dict[str, object](), list[object]()
+        self.text = "old"
+        self.cache = dict[str, object]()
+        self.items = list[object]()
 
 
 def received(change: str) -> list[tuple[str, list[str], list[object]]]:
@@ -127,7 +129,8 @@ def test_objects_added_to_old_ones_are_found(
 
 
 def test_a_new_object_at_the_address_of_an_old_one_is_new_if_the_collector_knows() -> None:
-    kept, new = list[Made](), Made()
+    kept = list[Made]()
+    new = Made()
     # as if the old one had died, and this one were made there
     names: dict[str, object] = {
         "kept": kept,

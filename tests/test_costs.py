@@ -61,7 +61,8 @@ without bytecode caches compiles each of them. A commit that raises one says why
 SLACK = 1.1
 """Python's own functions call each other in another way in each version."""
 MANY = 40_000
-FEW, TENSORS = 100, 1_000
+FEW = 100
+TENSORS = 1_000
 FRAMES = 20
 DEEP = """
 def deep(left):
@@ -75,7 +76,8 @@ EMPTY = """\
 %%experiment empty
 pass
 """
-RECOVERY, TOP = "raise MemoryError", "%gpumem top"
+RECOVERY = "raise MemoryError"
+TOP = "%gpumem top"
 LOOK = """
 from ipygpumem.meter.meter import Meter
 from ipygpumem.shell import holders, trends

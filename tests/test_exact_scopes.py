@@ -138,8 +138,10 @@ def visible(namespace: dict[str, Any]) -> dict[str, Any]:
 
 def notebook(source: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the names after ``source`` was a scope, and those that Python's own bindings leave."""
-    ours, namespace = started(), started()
-    scope, recorder = Scope(ours), Recorder(namespace)
+    ours = started()
+    namespace = started()
+    scope = Scope(ours)
+    recorder = Recorder(namespace)
     run(scope, ours, source)
     scope.close(None)
     exec(compile(source, "cell", "exec"), namespace, recorder)
@@ -480,7 +482,8 @@ class Model:
 
 def cell(source: random.Random, model: Model) -> str:
     """Return a random cell, and do to the model what it will do."""
-    kind, depth = source.random(), len(model.scopes)
+    kind = source.random()
+    depth = len(model.scopes)
     if kind < 0.15 and depth < 3:
         model.open()
         return f"%experiment start s{depth}"
@@ -515,7 +518,8 @@ before a timeout.
 
 @pytest.mark.parametrize("cells", [150, *THOROUGH])
 def test_random_cells_leave_the_names_that_scopes_should_leave(kernel: Kernel, cells: int) -> None:
-    source, model = random.Random(cells), Model()
+    source = random.Random(cells)
+    model = Model()
     ok(kernel, "%config IPyGpuMem.experiment_report = 'none'", "%config IPyGpuMem.report = False")
     ok(kernel, "import ipygpumem\n" + HELPERS + NAMES)
     run = []

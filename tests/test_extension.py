@@ -102,7 +102,8 @@ def test_a_failure_as_a_cell_ends_loses_no_record(
     others inside it.
     """
     app = app_of(loaded)
-    cells, pop = app.context.cells, app.context.cells.pop
+    cells = app.context.cells
+    pop = app.context.cells.pop
 
     def struck(*_: Any) -> Any:
         monkeypatch.setattr(cells, "pop", pop)

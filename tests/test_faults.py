@@ -286,7 +286,8 @@ class World:
     """One shell, with the extension loaded anew for each program."""
 
     def __init__(self, shell: InteractiveShell, out: pytest.CaptureFixture[str]) -> None:
-        self.shell, self.out = shell, out
+        self.shell = shell
+        self.out = out
 
     def begin(self, program: Program) -> None:
         run = self.shell.run_cell
@@ -322,7 +323,9 @@ class World:
 
     def strike(self, call: Call, error: type[BaseException]) -> str | None:
         """Run the program of ``call``, which raises ``error``; return what is wrong then."""
-        program, left, results = PROGRAMS[call.program], call.number, list[Any]()
+        program = PROGRAMS[call.program]
+        left = call.number
+        results = list[Any]()
         self.begin(program)
 
         def seen(code: CodeType) -> None:
@@ -351,11 +354,9 @@ class World:
         """Check that the code has run, that names are as they should be, and that one line says
         what failed.
         """
-        program, names, struck = (
-            PROGRAMS[call.program],
-            self.shell.user_ns,
-            error is KeyboardInterrupt,
-        )
+        program = PROGRAMS[call.program]
+        names = self.shell.user_ns
+        struck = error is KeyboardInterrupt
         has_scope = re.search(r"%%experiment|experiment\(\"e", program.target)
         has_scope = has_scope and not re.search(
             "without this scope|rewriting failed|could not be ended", text
@@ -393,7 +394,8 @@ class World:
 
     def goes_on(self, program: Program) -> None:
         """Run the program again after what a fault has left: names and reports must be right."""
-        shell, names = self.shell, self.shell.user_ns
+        shell = self.shell
+        names = self.shell.user_ns
         for experiment in list(self.app.experiments.open):
             shell.run_cell(f"%experiment end {experiment.name}")
         assert not self.app.experiments.open, "cannot be ended"
@@ -705,7 +707,8 @@ def test_code_that_was_not_read_may_bind_any_name(
     """Neither the look at the code nor the note that it has failed could be made."""
     shell.run_cell("%load_ext ipygpumem\nold = 1")
     cells = app_of(shell).context.cells
-    answers, running = iter([0, 0]), cells.running
+    answers = iter([0, 0])
+    running = cells.running
     monkeypatch.setattr(cells, "running", lambda *given: 1 / next(answers, 1) and running(*given))
     shell.run_cell("%%experiment e\nold = new = 2")
     assert (shell.user_ns["old"], shell.user_ns.get("new"), next(answers, None)) == (1, None, None)

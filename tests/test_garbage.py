@@ -46,7 +46,8 @@ def work(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 @alone
 def test_a_full_collection_leaves_no_garbage_of_ours_for_the_next() -> None:
-    collector, rounds = Garbage(), list[int]()
+    collector = Garbage()
+    rounds = list[int]()
     for _ in range(2):
         collector.made.append(ObjectsSince())
         collector.made[-1].start()
@@ -274,7 +275,8 @@ def test_garbage_since_a_mark_goes_and_older_garbage_waits() -> None:
     collector = Garbage()
     old = Made()
     mark = collector.mark()
-    new, kept = Made(), Made()
+    new = Made()
+    kept = Made()
     alive = {name: weakref.ref(item) for name, item in (("old", old), ("new", new), ("kept", kept))}
     del old, new
     assert collector.collect(mark) >= 1
@@ -296,7 +298,8 @@ def test_what_code_that_garbage_runs_lets_go_of_is_collected_too(how: str) -> No
         def __del__(self) -> None:
             holder.clear()
 
-    collector, holder = Garbage(), [Made()]
+    collector = Garbage()
+    holder = [Made()]
     old = weakref.ref(holder[0])
     mark = collector.mark()
     if how == "slots":
@@ -317,7 +320,8 @@ class Cycle(Made):
     """An object that only a collection frees, with another one."""
 
     def __init__(self, other: object) -> None:
-        self.me, self.other = self, other
+        self.me = self
+        self.other = other
 
 
 def finished() -> Any:
@@ -335,7 +339,8 @@ def iter_once() -> Any:
 @pytest.mark.parametrize("how", ["finished generator", "new generator", "callback of a set"])
 def test_garbage_that_runs_no_code_frees_nothing_old(how: str) -> None:
     """IPython's finished context managers made each recovery collect the whole heap twice."""
-    collector, watching = Garbage(), set[weakref.ref[Any]]()
+    collector = Garbage()
+    watching = set[weakref.ref[Any]]()
     mark = collector.mark()
     if how == "callback of a set":
         cycle = Cycle(None)
@@ -358,7 +363,8 @@ def test_a_suspended_generator_that_dies_may_free_old_objects() -> None:
         finally:
             holder.clear()
 
-    collector, holder = Garbage(), [Made()]
+    collector = Garbage()
+    holder = [Made()]
     old = weakref.ref(holder[0])
     mark = collector.mark()
     generator = suspended(holder)
@@ -377,7 +383,8 @@ def test_a_collection_in_another_thread_prevents_none(monkeypatch: pytest.Monkey
             begun.set()
             go_on.wait()
 
-    begun, go_on = threading.Event(), threading.Event()
+    begun = threading.Event()
+    go_on = threading.Event()
     thread = threading.Thread(target=gc.collect)
     monkeypatch.setattr(garbage.time, "sleep", lambda _: (go_on.set(), thread.join()))
     collector = Garbage()
@@ -402,7 +409,9 @@ def test_a_collection_in_another_thread_prevents_none(monkeypatch: pytest.Monkey
 @alone  # it takes the more cells, the more is alive
 def test_python_collects_all_by_itself_however_short_the_cells_are() -> None:
     # Seen: each collection after a cell began the count anew, and no full one came in 600 cells.
-    collector, kept, old = Garbage(), list[object](), Made()
+    collector = Garbage()
+    kept = list[object]()
+    old = Made()
     lost = weakref.ref(old)
     thresholds = gc.get_threshold()
     gc.collect()
@@ -458,7 +467,9 @@ def test_the_instances_are_those_that_a_walk_finds_with_increments() -> None:
 
 def compare_instances() -> None:
     for seed in range(10):
-        random, collector, held = Random(seed), Garbage(), list[Made]()
+        random = Random(seed)
+        collector = Garbage()
+        held = list[Made]()
         for _ in range(15):
             for _ in range(random.randrange(5)):
                 walk(random, collector, held)
@@ -477,7 +488,8 @@ def test_an_interrupt_at_any_line_loses_nothing() -> None:
         collector = Garbage()
         collector.instances(Made)
         mark = collector.mark()
-        held, lost = Made(), Made()
+        held = Made()
+        lost = Made()
         alive = weakref.ref(lost)
         del lost
         collecting = functools.partial(collector.collect, mark)

@@ -378,7 +378,8 @@ def test_an_error_takes_back_the_interrupt_before_it(
     loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
     (guard,) = MemoryGuard._in_force
     app_of(loaded).context.meter.worker.remove(guard._watch._tick)
-    thread, raised = threading.get_ident(), list[tuple[int | None, object]]()
+    thread = threading.get_ident()
+    raised = list[tuple[int | None, object]]()
     monkeypatch.setattr(
         ctypes.pythonapi,
         "PyThreadState_SetAsyncExc",
@@ -422,7 +423,8 @@ def test_a_look_that_was_due_at_off_reads_no_closed_file(
     loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
     (guard,) = MemoryGuard._in_force
     app_of(loaded).context.meter.worker.remove(guard._watch._tick)
-    figures, held = guard._memory.headroom.now(), []
+    figures = guard._memory.headroom.now()
+    held = []
     monkeypatch.setattr(
         guard._memory.headroom, "now", lambda: (held.append(guard._watch.lock.locked()), figures)[1]
     )
@@ -460,7 +462,8 @@ def test_ipython_stores_a_cells_source_without_the_limit(
     """It starts its history thread again after a fork: the stack may be larger than what is left
     for the cell.
     """
-    found, before = [], resource.getrlimit(resource.RLIMIT_DATA)
+    found = []
+    before = resource.getrlimit(resource.RLIMIT_DATA)
     loaded.user_ns["look"] = look = lambda *_: found.append(
         resource.getrlimit(resource.RLIMIT_DATA)
     )
@@ -636,7 +639,8 @@ def test_a_guard_that_cannot_start_leaves_nothing_behind(
     def fail(interrupt: object) -> None:
         raise OSError("no such call")
 
-    show, observers = loaded.showtraceback, list(OBSERVERS)
+    show = loaded.showtraceback
+    observers = list(OBSERVERS)
     monkeypatch.setattr("ipygpumem.extras.guard.interrupt.CellInterrupt.listen", fail)
     with pytest.raises(UsageError, match="no such call"):
         loaded.run_line_magic("gpumem", "guard on --limit 8GiB")

@@ -50,7 +50,8 @@ def test_a_heap_is_no_cycle_and_keeps_no_memory_once_it_is_dropped() -> None:
     target = [object()]
     gc.disable()
     try:
-        heap, maker = Heap(), Maker()
+        heap = Heap()
+        maker = Maker()
         references = [weakref.ref(heap), weakref.ref(maker)]
         del heap
         maker.heap = Heap()
@@ -114,7 +115,8 @@ def test_looks_of_several_threads_take_turns() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_process_that_is_forked_during_a_look_may_look_and_collects_garbage() -> None:
-    looking, enough = threading.Event(), threading.Event()
+    looking = threading.Event()
+    enough = threading.Event()
 
     def look() -> None:
         with undisturbed():

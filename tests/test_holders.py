@@ -427,7 +427,8 @@ def test_leaks_list_the_arrays_that_an_experiment_has_listed(
         """,
         f"%%experiment e\n{code}",
     )
-    at_the_end, later = left_by_experiment(kernel), left(kernel)
+    at_the_end = left_by_experiment(kernel)
+    later = left(kernel)
     assert sum(row[0] for row in at_the_end) == pytest.approx(size, rel=0.02)
     assert {row[1:] for row in later} == {row[1:] for row in at_the_end}
     assert sum(row[0] for row in later) == pytest.approx(size, rel=0.02)

@@ -107,7 +107,8 @@ def late_imports(module: str) -> set[int]:
 
 def reaches(knows: dict[str, set[str]], start: str) -> set[str]:
     """Return all that ``start`` knows, directly or not."""
-    seen, waiting = set[str](), [start]
+    seen = set[str]()
+    waiting = [start]
     while waiting:
         new = knows[waiting.pop()] - seen
         seen |= new
@@ -137,7 +138,8 @@ def test_each_import_inside_a_function_says_why() -> None:
     for module in TREES:
         lines = SOURCES[module].splitlines()
         for number in late_imports(module):
-            import_line, line_above = lines[number - 1], lines[number - 2]
+            import_line = lines[number - 1]
+            line_above = lines[number - 2]
             follows_another = "import" in line_above  # one reason for several in a row
             if not follows_another and "#" not in import_line:
                 without_reason.append(f"{module}:{number}")

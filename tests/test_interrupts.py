@@ -51,7 +51,8 @@ def files(stems: str) -> frozenset[str]:
     return frozenset(str(path) for path in PACKAGE.rglob("*.py") if path.stem in stems.split())
 
 
-FILES, LAST_FILES = files(ENTERING), files(LEAVING)
+FILES = files(ENTERING)
+LAST_FILES = files(LEAVING)
 
 
 @pytest.fixture
@@ -101,7 +102,8 @@ def test_no_measurement_is_left_open_by_an_interrupt_while_a_cell_begins(app: Ap
 
 def test_an_experiment_whose_start_is_interrupted_is_not_open(app: App, cuda: KnowingCuda) -> None:
     app.context.namespace["shadowed"] = object()
-    experiment, meta_path = None, list(sys.meta_path)
+    experiment = None
+    meta_path = list(sys.meta_path)
 
     def start() -> None:
         nonlocal experiment
@@ -131,7 +133,8 @@ def test_an_interrupted_end_can_be_finished(
 ) -> None:
     monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
     monkeypatch.setattr("ipygpumem.reclaim.reclaim.steps_that_free", lambda *_, **__: [])
-    opened, space = app_of(loaded).experiments.open, loaded.user_ns
+    opened = app_of(loaded).experiments.open
+    space = loaded.user_ns
     app_of(loaded).context.config.report = False
     for line in itertools.count(first, step):
         space.update(t_old="old", t_keep="old")

@@ -82,7 +82,8 @@ def test_what_only_an_outer_functions_variable_holds_is_listed(tmp_path: Path) -
 
 def test_views_of_one_memory_count_once() -> None:
     data = bytearray(1000)
-    one, two = numpy.frombuffer(data, numpy.uint8), numpy.frombuffer(data, numpy.uint8)
+    one = numpy.frombuffer(data, numpy.uint8)
+    two = numpy.frombuffer(data, numpy.uint8)
     array = numpy.ones(100)
     rows = take(one=one, two=two, array=array, view=array[5:])
     assert {name: (row.size_bytes, row.aliases) for name, row in rows.items()} == {
@@ -98,7 +99,8 @@ def test_paths_are_the_shortest_and_read_like_python() -> None:
     class Plain:
         pass
 
-    slotted, plain = Holder(), Plain()
+    slotted = Holder()
+    plain = Plain()
     slotted.x, plain.inner = numpy.ones(1), {"run3": [numpy.ones(2)], 7: (numpy.ones(3),)}
 
     def function(default: Any = numpy.ones(4)) -> Any:  # noqa: B008  # the point of the test
@@ -147,7 +149,8 @@ def test_a_first_look_stops_in_a_huge_container_that_leads_to_no_array(
 ) -> None:
     # what pytest and the tests have is no part of it
     monkeypatch.setattr(baseline, "users_modules", dict)
-    beside, deep = numpy.ones(1), numpy.ones(2)
+    beside = numpy.ones(1)
+    deep = numpy.ones(2)
     plain = [{"a": i, "b": []} for i in range(30_000)]
     found, complete = baseline.within_reach({"plain": plain, "beside": {"x": [beside]}})
     assert [array is beside for array in found] == [True]
@@ -163,7 +166,8 @@ def test_a_first_look_stops_in_a_huge_container_that_leads_to_no_array(
 
 
 def test_objects_with_hostile_attributes_are_never_asked() -> None:
-    strange, lazy = hostile.made(hostile.Slotted, numpy.ones(3)), hostile.made(hostile.Lazy)
+    strange = hostile.made(hostile.Slotted, numpy.ones(3))
+    lazy = hostile.made(hostile.Lazy)
     with hostile.untouched():
         assert names(strange=strange, lazy=lazy) == ["strange.content"]
 
@@ -185,7 +189,8 @@ def test_a_dict_that_another_thread_changes_stops_nothing() -> None:
             changing[number % 50_000] = [number]
             changing.pop((number * 7) % 50_000, None)
 
-    thread, interval = threading.Thread(target=change), sys.getswitchinterval()
+    thread = threading.Thread(target=change)
+    interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     thread.start()
     try:
@@ -237,7 +242,8 @@ def test_an_inventory_holds_no_object_of_the_users() -> None:
     class Key:
         pass
 
-    key, arrays = Key(), [numpy.ones(3) for _ in range(10)]
+    key = Key()
+    arrays = [numpy.ones(3) for _ in range(10)]
     box = {key: arrays[:5], 1: arrays[5:]}
     found = survey.take([("box", box), ("arrays", arrays)])
     references = [weakref.ref(key), *map(weakref.ref, arrays)]

@@ -367,7 +367,8 @@ def test_large_values_are_not_in_memory_twice() -> None:
     """The file is freed while it is loaded."""
     with os.fdopen(os.memfd_create("test"), "w+b") as file:
         dump(file, {"large": bytearray(b"1") * (48 << 20), "small": list(range(10_000))}, {})
-        blocks, values = os.fstat(file.fileno()).st_blocks, dict[str, object]()
+        blocks = os.fstat(file.fileno()).st_blocks
+        values = dict[str, object]()
         load(file, values, 1)
         assert os.fstat(file.fileno()).st_blocks < blocks // 8
         assert values.keys() == {"large"}

@@ -97,7 +97,8 @@ def test_workers_that_a_launcher_starts_later_are_of_the_cell_that_started_it(
     launcher = kernel.value("run.pid")
     wait_for(lambda: len(ready(folder) - before) == 2)
     works(kernel, "1 + 1")
-    found, workers = listed(kernel), ready(folder) - before
+    found = listed(kernel)
+    workers = ready(folder) - before
     assert {psutil.Process(pid).ppid() for pid in workers} == {launcher}
     assert {found[pid][1] for pid in (launcher, *workers)} == {cell}
 

@@ -30,9 +30,11 @@ MOST_WORDS = {"report": 1}
 
 
 def test_no_room_gets_more_clauses_or_people() -> None:
-    clauses, words = Counter[str](), Counter[str]()
+    clauses = Counter[str]()
+    words = Counter[str]()
     for path in sorted(PACKAGE.rglob("*.py")):
-        room, source = path.relative_to(PACKAGE).parts[0], path.read_text()
+        room = path.relative_to(PACKAGE).parts[0]
+        source = path.read_text()
         for node in ast.walk(ast.parse(source)):
             if (
                 isinstance(node, ast.Expr)

@@ -151,7 +151,8 @@ def test_the_trace_function_of_somebody_else_rests_and_is_back() -> None:
     def work() -> None:
         lab.add(1)
 
-    lab, before = Lab(work), sys.gettrace()
+    lab = Lab(work)
+    before = sys.gettrace()
     sys.settrace(theirs)
     try:
         with lab.watching():
@@ -186,7 +187,9 @@ def test_the_heap_is_trimmed_before_each_look_while_that_is_cheap(
         held = 1
         assert held
 
-    clock, took, trimmed = [0.0], [0.0], [0]
+    clock = [0.0]
+    took = [0.0]
+    trimmed = [0]
 
     def trim() -> None:
         trimmed[0] += 1
@@ -487,7 +490,9 @@ notebook = kernel_with(_SETUP, _FUNCTIONS)
 
 def line_sizes(reply: Reply) -> dict[str, tuple[int, int]]:
     (report,) = reply.reports("memlines")
-    found, block, head = {}, "", ""
+    found = {}
+    block = ""
+    head = ""
     for line in report.splitlines()[1:]:
         if not line.startswith(" "):
             break  # the next report
@@ -497,10 +502,8 @@ def line_sizes(reply: Reply) -> dict[str, tuple[int, int]]:
             block = line.strip()
         elif head and line[: head.index("time")].split()[1:2]:
             middle = head.index("RAM kept") + len("RAM kept")
-            kept, peak = (
-                line[head.index("time") + 4 : middle],
-                line[middle : head.index("   source")],
-            )
+            kept = line[head.index("time") + 4 : middle]
+            peak = line[middle : head.index("   source")]
             found[f"{block}:{line.split()[0]}"] = (_mib(kept), _mib(peak))
     return found
 

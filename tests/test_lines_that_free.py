@@ -66,7 +66,8 @@ def test_a_list_that_contains_itself_in_an_array_is_not_entered() -> None:
 
 def patches_of(kind: str) -> list[Any]:
     """Return patches that replace attributes, two of which are alike in some way."""
-    one, other = Item(), Item()
+    one = Item()
+    other = Item()
     settings = {"a": 1}
     patches: dict[str, list[Any]] = {
         "of different names": [mock.patch("json.dumps"), mock.patch("json.loads")],
@@ -106,7 +107,8 @@ def test_lines_that_stop_patches_work_in_any_order(kind: str, is_reversed: bool)
 
 
 def test_a_line_stops_only_the_patches_of_its_attribute() -> None:
-    first, second = mock.patch("json.dumps"), mock.patch("json.loads")
+    first = mock.patch("json.dumps")
+    second = mock.patch("json.loads")
     first.start()
     second.start()
     exec(stopping(first), {})

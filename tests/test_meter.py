@@ -36,7 +36,8 @@ def test_a_device_that_is_first_used_inside_the_span_began_empty() -> None:
 def test_sampling_sees_what_lasts_and_its_thread_ends_with_the_last_span() -> None:
     probe = FakeProbe(sampled=True)
     meter = Meter([probe], sample_seconds=0.001)
-    outer, inner = meter.span(), meter.span()
+    outer = meter.span()
+    inner = meter.span()
     probe.set(300)
     wait_for(lambda: outer.peaks["cpu"] >= 300)
     probe.set(10)
@@ -120,7 +121,9 @@ def threads() -> list[str]:
 
 
 def test_jobs_run_when_they_are_due_in_one_thread_that_ends_with_the_last_of_them() -> None:
-    worker, often, seldom = Worker(), [0], [0]
+    worker = Worker()
+    often = [0]
+    seldom = [0]
 
     def every_millisecond() -> float:
         often[0] += 1
@@ -144,7 +147,8 @@ def test_jobs_run_when_they_are_due_in_one_thread_that_ends_with_the_last_of_the
 def test_a_thread_that_could_not_start_is_started_with_the_next_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    worker, ran = Worker(), threading.Event()
+    worker = Worker()
+    ran = threading.Event()
     with monkeypatch.context() as patch:
         patch.setattr(
             threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread"))
@@ -158,7 +162,8 @@ def test_a_thread_that_could_not_start_is_started_with_the_next_job(
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signal masks on this system")
 def test_signals_are_left_to_the_main_thread() -> None:
-    worker, blocked = Worker(), threading.Event()
+    worker = Worker()
+    blocked = threading.Event()
 
     def job() -> None:
         if {signal.SIGINT, signal.SIGTERM, signal.SIGALRM} <= signal.pthread_sigmask(
@@ -174,7 +179,8 @@ def test_signals_are_left_to_the_main_thread() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_has_an_empty_clock_that_works_even_if_the_lock_was_held() -> None:
-    worker, started = Worker(), threading.Event()
+    worker = Worker()
+    started = threading.Event()
 
     def job() -> float:
         started.set()
@@ -205,7 +211,8 @@ def test_a_probe_that_failed_at_the_start_gives_no_figure(monkeypatch: pytest.Mo
     """Its devices' growth since then is unknown; a device that the code first uses then was empty
     before.
     """
-    probe, more = FakeProbe("cuda:0"), list[FakeProbe]()
+    probe = FakeProbe("cuda:0")
+    more = list[FakeProbe]()
     probe.set(500)
     meter = Meter([probe], find_more=lambda: [more.pop()] if more else [])
     with monkeypatch.context() as patch:

@@ -40,7 +40,8 @@ class Look(NamedTuple):
 
     @classmethod
     def at(cls, kernel: Kernel) -> "Look":
-        rss, names = kernel.value(_RSS), kernel.value(_TOP)
+        rss = kernel.value(_RSS)
+        names = kernel.value(_TOP)
         _, parts = host_table(kernel)
         return cls(rss, names, _sum_of(parts, IN_OBJECTS), _sum_of(parts, BETWEEN))
 

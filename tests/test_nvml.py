@@ -141,7 +141,8 @@ def test_loads_are_those_of_the_visible_cards_in_cudas_order(
 
     monkeypatch.setattr(driver, "nvmlDeviceGetUtilizationRates", rates, raising=False)
     monkeypatch.setattr(driver, "nvmlDeviceGetName", lambda handle: "one model")
-    nvml, used = Nvml(), cuda_with("b", "gone")
+    nvml = Nvml()
+    used = cuda_with("b", "gone")
     used.device_count = lambda: 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     for _ in range(2):  # the second time with the handles of the first
@@ -224,7 +225,8 @@ def test_the_deprecated_package_of_that_name_does_not_warn_in_the_users_cell(
 def test_a_processs_name_is_reported_only_where_its_number_is_the_systems(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own, name = os.getpid(), psutil.Process().name()
+    own = os.getpid()
+    name = psutil.Process().name()
     monkeypatch.setattr(nvml, "_FIRST_NAMESPACE", os.readlink("/proc/self/ns/pid"))  # noqa: PTH115  # as text
     assert nvml.process_label(own) == f"process {own} ({name})"
     assert nvml.process_label(-1) == "process -1"

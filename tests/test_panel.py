@@ -33,7 +33,8 @@ class FakeWidget:
     """Stands for the widget, so that no test here needs anywidget: keeps the messages."""
 
     def __init__(self, state: Callable[[], Any], receive: Callable[[Any], None]) -> None:
-        self.state, self.click = state, receive
+        self.state = state
+        self.click = receive
         self.sent: list[Any] = []
         self.is_open = True
         self.comm: Any = self

@@ -74,7 +74,8 @@ def load_jax(load: Callable[..., None], library: Library) -> None:
 
 def load_cupy(load: Callable[..., None], library: Library, *, capturing: bool = False) -> None:
     pool = SimpleNamespace(used_bytes=lambda: library.in_use, total_bytes=lambda: library.reserved)
-    pool.get_limit, pool.free_all_blocks = lambda: 0, library.free_all_blocks
+    pool.get_limit = lambda: 0
+    pool.free_all_blocks = library.free_all_blocks
     pinned = SimpleNamespace(free_all_blocks=lambda: library.called.append("free pinned"))
     cuda = SimpleNamespace(
         is_available=lambda: library.is_begun, runtime=SimpleNamespace(getDevice=lambda: 1)
@@ -118,7 +119,8 @@ LOAD = {"jax:0": load_jax, "cupy:1": load_cupy, "rmm": load_rmm, "tensorflow:0":
 def test_a_library_is_found_once_it_is_loaded_and_read_once_it_has_begun(
     device: str, loaded: Any
 ) -> None:
-    library, find = Library(is_begun=False), finder()
+    library = Library(is_begun=False)
+    find = finder()
     assert [probe for probe in find() if hasattr(probe, "name")] == []
     LOAD[device](loaded, library)
     (probe,) = [probe for probe in find() if hasattr(probe, "name")]
@@ -350,7 +352,8 @@ def test_a_name_that_is_ours_or_none_is_refused(name: Any) -> None:
 
 
 def test_a_second_probe_of_a_name_takes_the_first_ones_place(meter: Meter) -> None:
-    first, second = Toy(), Toy("toy:1")
+    first = Toy()
+    second = Toy("toy:1")
     meter.add(PluginProbe("toy", first))
     span = meter.span()
     first.spike(500)

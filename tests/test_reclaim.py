@@ -92,7 +92,8 @@ def test_a_step_is_credited_with_what_it_unmapped_and_a_trim_with_all_that_falls
 @alone
 def test_garbage_is_credited_with_what_collections_free() -> None:
     """Another thread frees memory between two of them."""
-    of_thread, garbage = [touched(64 << 20)], [touched(32 << 20)]
+    of_thread = [touched(64 << 20)]
+    garbage = [touched(32 << 20)]
 
     class Disturbed(Garbage):
         def _make_old(self) -> int:
@@ -102,7 +103,8 @@ def test_garbage_is_credited_with_what_collections_free() -> None:
 
     gc.set_threshold(10**9)  # else Python might collect it before we do
     garbage.append(garbage)  # type: ignore[arg-type]  # a cycle
-    meter, steps = Meter([HostProbe()]), reclaim.steps_that_free(Disturbed())[:1]
+    meter = Meter([HostProbe()])
+    steps = reclaim.steps_that_free(Disturbed())[:1]
     del garbage
     (step,) = run(meter, steps)
     assert step.freed["cpu"] / (1 << 20) == pytest.approx(32, abs=4)

@@ -175,7 +175,8 @@ STATES = st.sampled_from(["allocated", "pending", "inactive"])
 
 @st.composite
 def snapshots(draw: st.DrawFn) -> Snapshot:
-    address, segments = 0, []
+    address = 0
+    segments = []
     for _ in range(draw(st.integers(0, 4))):
         address += draw(st.integers(0, 50))
         blocks = []
@@ -187,7 +188,8 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     return Snapshot(tuple(segments))
 
 
-PLACES, ROLES = st.sampled_from([DEVICE, "cpu"]), st.sampled_from(["parameter", "other", "new"])
+PLACES = st.sampled_from([DEVICE, "cpu"])
+ROLES = st.sampled_from(["parameter", "other", "new"])
 EACH = st.builds(Storage, PLACES, st.integers(0, 600), st.integers(0, 120), ROLES)
 STORAGES = st.none() | st.lists(EACH, max_size=12)
 MAYBE = st.none() | st.integers(0, 4000)
@@ -196,7 +198,9 @@ NOTES = st.sampled_from(["", "hidden"])
 WIDE = st.none() | st.builds(DeviceWide, MAYBE, MAYBE, st.none(), NOTES, MAYBE, PROCESSES)
 
 
-Held, Driver, Size = list[Storage] | None, DeviceWide | None, int | None
+Held = list[Storage] | None
+Driver = DeviceWide | None
+Size = int | None
 
 
 @given(snapshots(), STORAGES, WIDE, MAYBE, MAYBE)

@@ -411,7 +411,8 @@ def test_a_kernel_that_its_memory_limit_has_killed_before_its_first_tick_is_said
 
 
 def test_a_shutdown_while_a_cell_runs_is_no_death(start: Start, folder: Path) -> None:
-    busy, other = start(ON), start(ON)
+    busy = start(ON)
+    other = start(ON)
     for kernel in (busy, other):
         kernel.run("%load_ext ipygpumem")
     busy._client.execute("import time; time.sleep(600)")

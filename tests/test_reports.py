@@ -689,7 +689,8 @@ def test_every_theme_variable_has_a_plain_value_to_fall_back_on() -> None:
 def test_jupyterlab_keeps_elements_words_folding_and_bars_of_a_notebook_that_is_not_trusted() -> (
     None
 ):
-    before, after = Page(PAGE), Page(Sanitizer(PAGE).kept)
+    before = Page(PAGE)
+    after = Page(Sanitizer(PAGE).kept)
     assert after.elements == before.elements
     assert "".join(after.texts) == "".join(before.texts)
     assert {name for name, _ in after.attributes} == LAB_ATTRIBUTES

@@ -40,7 +40,8 @@ def work(
     monkeypatch: pytest.MonkeyPatch, *shares: float, seconds: float = 0.0, report: bool = True
 ) -> str:
     """Return what a terminal gets of work that reports ``shares``."""
-    stream, config = Terminal(), SimpleNamespace(report=report)
+    stream = Terminal()
+    config = SimpleNamespace(report=report)
     monkeypatch.setattr(display, "_WORK_SECONDS", seconds)
     monkeypatch.setattr(sys, "stderr", stream)
     with Display(SimpleNamespace(), config).working("leaks") as progress:
@@ -203,7 +204,8 @@ def test_a_terminal_gets_colour_and_bars(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [len(line) for line in printed(monkeypatch, Stream()).splitlines()] == [72, 62]
 
 
-NONE, FORCED = {"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}
+NONE = {"NO_COLOR": "1"}
+FORCED = {"FORCE_COLOR": "1"}
 SHOWN = [
     ({}, True, True),
     ({}, False, False),

@@ -66,7 +66,8 @@ def probe() -> FakeProbe:
 
 def app_in(shell: InteractiveShell, config: IPyGpuMem, probe: FakeProbe) -> tuple[App, Recorder]:
     """Return an App without the extension around it, and the recorder of its reports."""
-    app, recorder = App(shell, config, probes=[probe]), Recorder()
+    app = App(shell, config, probes=[probe])
+    recorder = Recorder()
     vars(app.context)["display"] = recorder
     return app, recorder
 
@@ -311,7 +312,8 @@ def test_a_cells_time_begins_after_our_own_work(
     """A busy machine makes that work long: processes that the cell starts would begin after its
     end.
     """
-    begun, own = list[float](), ExperimentManager.cell_begins
+    begun = list[float]()
+    own = ExperimentManager.cell_begins
     monkeypatch.setattr(
         ExperimentManager, "cell_begins", lambda *args: (own(*args), begun.append(time.time()))
     )

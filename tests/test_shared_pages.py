@@ -24,7 +24,8 @@ def on_github(report: Report) -> Sanitized:
 
 @pytest.mark.parametrize("report", REPORTS, ids=lambda report: report.kind)
 def test_github_keeps_elements_words_and_folding(report: Report) -> None:
-    before, after = Page(html.render([report])), Page(on_github(report).page)
+    before = Page(html.render([report]))
+    after = Page(on_github(report).page)
     assert after.elements == before.elements
     assert "".join(after.texts) == "".join(before.texts)
     lost = {name for name, _ in before.attributes} - {name for name, _ in after.attributes}
@@ -79,7 +80,8 @@ def test_nbviewers_template_keeps_reports_as_they_are(tmp_path: Path) -> None:
     write(notebook(shown), tmp_path / "shared.ipynb")
     options = ("--to", "html", "--template", "basic", "--stdout")
     converted = printed("-m", "nbconvert", *options, tmp_path / "shared.ipynb")
-    before, after = Everything(page), Everything(converted)
+    before = Everything(page)
+    after = Everything(converted)
     # nbconvert writes the attributes of an element in another order
     assert before.tags <= after.tags
     assert "".join(before.texts) in "".join(after.texts)

@@ -59,7 +59,8 @@ class Ringing:
         self, action: Callable[[], object], number: int, handler: Any = None
     ) -> BaseException | None:
         """Run ``action`` and return the exception that left it."""
-        self.calls, self.has_rung = 0, False
+        self.calls = 0
+        self.has_rung = False
 
         def profile(frame: FrameType, event: str, argument: object) -> None:
             if (

@@ -120,7 +120,8 @@ class User:
 
 
 def test_memory_that_several_objects_share_is_counted_once() -> None:
-    text, sizes = "x" * (1 << 20), Sizes()
+    text = "x" * (1 << 20)
+    sizes = Sizes()
     both = [text, [text], {"again": text}, User(text)]
     assert 1 << 20 < sizes.measure(both).size_bytes < (1 << 20) + 2000
     assert sizes.measure({"again": text}).size_bytes < 2000
@@ -388,7 +389,8 @@ def test_no_function_is_called_for_each_object(code: str) -> None:
 
 def calls_for(value: object) -> tuple[Size, int]:
     """Return an object's size, and how many Python functions were called."""
-    calls, sizes = 0, Sizes()
+    calls = 0
+    sizes = Sizes()
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
         nonlocal calls

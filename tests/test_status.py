@@ -103,7 +103,8 @@ def test_a_snapshot_is_read_for_each_device_from_new_and_old_versions(
     torch.cuda.memory_snapshot = lambda: SEGMENTS
     monkeypatch.setitem(sys.modules, "torch", torch)
     found = allocator.snapshots("cuda")
-    first, second = found["cuda:0"], found["cuda:1"]
+    first = found["cuda:0"]
+    second = found["cuda:1"]
     assert (first.reserved_bytes, first.allocated_bytes, first.requested_bytes) == (640, 512, 500)
     assert (first.pending_bytes, sum(first.fragments), first.cached_bytes) == (28, 100, 0)
     assert [block.address for block in second.segments[0].blocks] == [7000, 7064]
@@ -130,7 +131,8 @@ def expandable(kind: str, *blocks: tuple[float, str]) -> dict[str, Any]:
     }
 
 
-USED, FREE = "active_allocated", "inactive"
+USED = "active_allocated"
+FREE = "inactive"
 
 
 @pytest.mark.parametrize(
@@ -308,7 +310,8 @@ def test_a_failure_is_named_and_the_rest_is_shown(
         raise ValueError("out of order")
 
     monkeypatch.setattr(findings, name, fail)
-    host, probe = HostProbe(), CachingAllocatorProbe("cuda", Nvml())
+    host = HostProbe()
+    probe = CachingAllocatorProbe("cuda", Nvml())
     readings = {**read(probe), "cpu": host.read(detail=True)[0]}
     result = findings.reconcile(lambda: readings)
     host.close()

@@ -88,7 +88,8 @@ def test_connections_that_share_a_cache_have_one_piece() -> None:
 
 
 def test_a_closed_database_or_stream_has_no_memory() -> None:
-    database, stream = sqlite3.connect(":memory:"), io.StringIO("text")
+    database = sqlite3.connect(":memory:")
+    stream = io.StringIO("text")
     fill(database)
     database.close()
     stream.close()
@@ -96,7 +97,8 @@ def test_a_closed_database_or_stream_has_no_memory() -> None:
 
 
 def test_a_database_in_use_by_a_thread_is_not_waited_for(database: sqlite3.Connection) -> None:
-    started, go_on = threading.Event(), threading.Event()
+    started = threading.Event()
+    go_on = threading.Event()
 
     def wait(value: object) -> object:
         started.set()
@@ -145,7 +147,8 @@ def test_a_row_leads_to_its_array_or_its_own_objects() -> None:
     numpy = pytest.importorskip("numpy")
     data = [b"x" * 100_000, b"y" * 100_000]
     array = numpy.array([(data[0],), (data[1],)], [("data", object)])
-    shown, copied = array[0], array[0].copy()
+    shown = array[0]
+    copied = array[0].copy()
     for row, expected in ((shown, data), (copied, data[:1])):
         reached = Region([row]).objects
         assert {id(item) for item in data if id(item) in reached} == set(map(id, expected))

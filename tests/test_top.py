@@ -79,7 +79,8 @@ def test_shared_memory_is_freed_by_its_remedy_after_arrays_on_it() -> None:
     unlinked = SharedMemory(create=True, size=MIB)
     unlinked.unlink()
     assert take(unlinked=unlinked)["unlinked"].remedy == "del unlinked"
-    left, inside = names["segment"].name, names["box"][0]
+    left = names["segment"].name
+    inside = names["box"][0]
     exec(f"{rows['segment'].remedy}; box[0].close(); box[0].unlink()", names)
     for name in (left, inside.name):
         with pytest.raises(FileNotFoundError):

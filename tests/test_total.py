@@ -83,7 +83,8 @@ def test_free_blocks_between_objects_are_counted() -> None:
 
 @alone
 def test_locals_of_running_threads_count() -> None:
-    ready, go_on = threading.Event(), threading.Event()
+    ready = threading.Event()
+    go_on = threading.Event()
 
     def work() -> None:
         text = "x" * MIB
@@ -91,7 +92,8 @@ def test_locals_of_running_threads_count() -> None:
         go_on.wait()
         del text
 
-    before, thread = total().objects_bytes, threading.Thread(target=work)
+    before = total().objects_bytes
+    thread = threading.Thread(target=work)
     thread.start()
     ready.wait()
     assert total().objects_bytes - before == pytest.approx(MIB, rel=0.1)
@@ -111,7 +113,8 @@ def test_buffers_of_libraries_count_once() -> None:
     pyarrow = pytest.importorskip("pyarrow")
     before = {piece.key for _, piece in total().pieces}  # of other tests in this process
     table = pyarrow.table({"a": pyarrow.array(range(1 << 20))})
-    column, part = table["a"], table.slice(5)
+    column = table["a"]
+    part = table.slice(5)
     large = [
         (library, piece.size_bytes)
         for library, piece in total().pieces
@@ -123,11 +126,10 @@ def test_buffers_of_libraries_count_once() -> None:
 
 def map_as_another_allocator(size: int) -> None:
     """Fill private pages that begin where one of malloc's arenas could."""
-    libc, arena = ctypes.CDLL(None), 64 * MIB
-    libc.mmap.restype, libc.mmap.argtypes = (
-        ctypes.c_void_p,
-        [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long],
-    )
+    libc = ctypes.CDLL(None)
+    arena = 64 * MIB
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     libc.mprotect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     start = (
         -(-libc.mmap(None, 4 * arena, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0) // arena)

@@ -45,7 +45,8 @@ class Notebook:
 
 
 def test_growth_is_said_from_the_fourth_run_on_whatever_runs_between() -> None:
-    notebook, told = Notebook(), []
+    notebook = Notebook()
+    told = []
     for grows in (900, 300, 300, 300, 310):
         told.append(notebook.run("leak", grows))
         assert not notebook.run("other", 5)
@@ -60,7 +61,8 @@ def test_growth_is_said_from_the_fourth_run_on_whatever_runs_between() -> None:
 def test_a_cell_is_known_by_its_source_where_it_has_no_id_and_by_its_id_when_its_source_changes() -> (  # noqa: E501
     None
 ):
-    by_source, by_id = Notebook(), Notebook()
+    by_source = Notebook()
+    by_id = Notebook()
     for number in range(3):
         assert not by_source.run(None, 300, source="x")
         assert not by_id.run("id", 300, source=f"x{number}")
@@ -113,7 +115,8 @@ def test_one_smaller_run_takes_nothing_back_that_was_said() -> None:
 
 
 def test_no_alarm_for_what_is_freed_between_runs_or_for_runs_that_fail() -> None:
-    freed, failing = Notebook(), Notebook()
+    freed = Notebook()
+    failing = Notebook()
     for _ in range(8):
         assert not freed.run("load", 300)
         freed.now -= 290 * MIB
@@ -140,7 +143,8 @@ def test_names_are_measured_only_where_growth_is_near_or_reported(
 
 
 def test_few_cells_keep_what_they_saw() -> None:
-    notebook, cells = Notebook(), []
+    notebook = Notebook()
+    cells = []
     for name in map(str, range(10)):
         for grows in (900, 20, 20):
             notebook.run(name, grows)
@@ -161,7 +165,8 @@ class Device:
     def __init__(self, name: str = "cpu") -> None:
         self.growing, self.probe, self.now = Growing(), FakeProbe(name), 1000 * MIB
         self.meter = Meter([self.probe])
-        self.name, self.looks = name, 0
+        self.name = name
+        self.looks = 0
 
     def run(self, grows: int = 20) -> list[Growth]:
         before, self.now = self.now, self.now + grows * MIB
@@ -399,7 +404,8 @@ def child(pid: int, mib: int, ends_by: str = "") -> Child:
 def test_a_process_in_a_list_or_dict_has_a_line_and_a_name_a_shorter_one() -> None:
     started = [object.__new__(subprocess.Popen) for _ in range(3)]
     for pid, process in enumerate(started, 1):
-        process.pid, process.returncode = pid, 0
+        process.pid = pid
+        process.returncode = 0
     names: dict[str, Any] = {
         "processes": [None, started[0]],
         "by": {"a b": started[1], 7: started[2]},

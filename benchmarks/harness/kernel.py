@@ -175,7 +175,8 @@ class Kernel:
             RuntimeError: The kernel died.
         """
         message_id = self._client.execute(code, **{"allow_stdin": bool(answers), **options})
-        outputs, typed = Reply(""), iter(answers)
+        outputs = Reply("")
+        typed = iter(answers)
         deadline = time.monotonic() + timeout
         while not self._take(message_id, outputs):
             if not self._manager.is_alive():
@@ -225,7 +226,8 @@ class Kernel:
             ) is not None:  # else another cell's
                 outputs.displays[place] = content
         elif kind == "error":
-            outputs.error, outputs.message = content["ename"], content["evalue"]
+            outputs.error = content["ename"]
+            outputs.message = content["evalue"]
             outputs.traceback = "\n".join(content["traceback"])
         return _is_end(message, message_id)
 

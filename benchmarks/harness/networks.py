@@ -37,7 +37,8 @@ class RealStorages(TorchDispatchMode):
 
     def _see(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, -(-storage.nbytes() // 512) * 512
+        key = storage._cdata
+        size = -(-storage.nbytes() // 512) * 512
         if key not in self._alive:
             self._alive[key] = weakref.ref(storage, lambda _: self._gone(key, size))
             self.now += size
@@ -66,7 +67,8 @@ class Residual(nn.Module):
 class Transformer(nn.Module):
     def __init__(self, *, causal: bool = False, checkpointed: bool = False) -> None:
         super().__init__()
-        self.causal, self.checkpointed = causal, checkpointed
+        self.causal = causal
+        self.checkpointed = checkpointed
         self.embedding = nn.Embedding(500, 64)
         self.layers = nn.ModuleList(
             [nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(3)]

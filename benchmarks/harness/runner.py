@@ -147,7 +147,8 @@ class Runner:
         return self._kernel
 
     def _try(self, scenario: Scenario) -> Result:
-        way, kernel = self._way, self._ready(scenario)
+        way = self._way
+        kernel = self._ready(scenario)
         kernel.value(f"{_BLOCKS}.begin(get_ipython().user_ns)")
         before = _measure(kernel)
         _ok(kernel, way.start)

@@ -500,7 +500,9 @@ def _parsed(text: str) -> Scenario:
     others: dict[str, str] = dict(
         field.partition(" ")[::2] for field in fields.rstrip("]").split("; ")
     )
-    before, cells, on_gpu = "", [], []
+    before = ""
+    cells = []
+    on_gpu = []
     for block in blocks:
         line, _, code = block.partition("\n")
         marks = dict(mark.partition(" ")[::2] for mark in line.strip().split("; "))

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
         ViewportSize,
     )
 
-LIGHT, DARK = "JupyterLab Light", "JupyterLab Dark"
+LIGHT = "JupyterLab Light"
+DARK = "JupyterLab Dark"
 CHROMIUM = (
     "--no-sandbox",
     "--disable-gpu",

@@ -111,7 +111,8 @@ def test_the_film_of_the_readme(lab: Notebook, pictures: Pictures) -> None:
         seen, edge = (index, "start") if index == 2 else (index + 1, "end")
         lab.cell(seen).evaluate(f"cell => cell.scrollIntoView({{block: '{edge}'}})")
         film.take((1, 2.5, 4, 4.5)[index])
-    failure, experiment = lab.reports(2).last, lab.reports(3).last
+    failure = lab.reports(2).last
+    experiment = lab.reports(3).last
     assert "centred" in failure.inner_text()
     assert "deleted: sharp" in experiment.inner_text()
     assert misfits(failure) == misfits(experiment) == []

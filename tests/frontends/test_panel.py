@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.frontends, pytest.mark.timeout(600)]
 
-LOAD, OPEN = "%load_ext ipygpumem", "import ipygpumem\n\nshown = ipygpumem.panel()\nshown"
+LOAD = "%load_ext ipygpumem"
+OPEN = "import ipygpumem\n\nshown = ipygpumem.panel()\nshown"
 BUSY = """import pathlib, time
 
 hold = bytearray(300 * 2**20)

@@ -292,7 +292,8 @@ def transformer_block(random: Random, width: int, heads: int, *, causal: bool) -
     groups = random.choice([heads, heads, 1, heads // 2])
     kind = random.choice(["sdpa", "sdpa", "sdpa", "plain", "dropout"])
     attention = f"Attention({width}, {heads}, {groups}, {kind!r}, {causal})"
-    first, second = norm(random, width), norm(random, width)
+    first = norm(random, width)
+    second = norm(random, width)
     return f"nn.Sequential(Residual({first}, {attention}), Residual({second}, {forward}))"
 
 
@@ -606,10 +607,12 @@ def compare(seed: int) -> Figures:
     clean()
     estimate = Estimation().of_call(train, (), {}, (names,))
     (device,) = (device for device in estimate.devices if device.device.startswith("cuda"))
-    figures.peak_bytes, figures.reserved_bytes = device.peak_bytes, device.reserved_bytes
+    figures.peak_bytes = device.peak_bytes
+    figures.reserved_bytes = device.reserved_bytes
     required_bytes = device.needed_bytes + device.spare_bytes
     device = replace(device, context_bytes=0, room_bytes=required_bytes)
-    figures.required_bytes, figures.verdict = required_bytes, device.verdict
+    figures.required_bytes = required_bytes
+    figures.verdict = device.verdict
     clean()
     train()
     figures.true_peak_bytes = torch.cuda.max_memory_allocated()

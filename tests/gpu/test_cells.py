@@ -74,7 +74,8 @@ def test_other_allocators(setting: str, card: Card) -> None:
             64 * MIB,
             128 * MIB,
         )
-        live, used = allocated(kernel), card.settle()
+        live = allocated(kernel)
+        used = card.settle()
         reply = kernel.run("""
             def fail():
                 kept = mib(1024)

@@ -187,7 +187,8 @@ def test_torchs_statistics_are_the_same_after_every_cell(machine: Callable[..., 
     OOM gives back.
     """
     machine(gib=8)
-    bare, ours = _statistics(""), _statistics("%load_ext ipygpumem")
+    bare = _statistics("")
+    ours = _statistics("%load_ext ipygpumem")
     failed = CELLS.index(OOM)
     assert len(bare[2]) == len(ours[2]) > 0
     for number, (cell, without, with_us) in enumerate(zip(CELLS, bare, ours, strict=True)):

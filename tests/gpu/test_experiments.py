@@ -27,14 +27,17 @@ def test_the_exit_gives_memory_back(
     run_ok(
         gpu_kernel, "a = torch.ones(4096, 4096, device='cuda'); b = a @ a; del a, b\n%gpumem free"
     )
-    live, idle = allocated(gpu_kernel), card.settle()
+    live = allocated(gpu_kernel)
+    idle = card.settle()
     run_ok(gpu_kernel, "%experiment start big", "model = [mib(256) for _ in range(4)]")
     run_ok(gpu_kernel, "for size in range(40, 520, 36): block = mib(size)", "del block")
     run_ok(gpu_kernel, "a = torch.ones(4096, 4096, device='cuda'); b = a @ a")
     assert allocated(gpu_kernel) > live + GIB + 128 * MIB, "cuBLAS has no workspace"
-    reserved, used = gpu_kernel.value(_RESERVED), card.memory.used
+    reserved = gpu_kernel.value(_RESERVED)
+    used = card.memory.used
     run_ok(gpu_kernel, "%experiment end")
-    fallen, returned = used - card.memory.used, reserved - gpu_kernel.value(_RESERVED)
+    fallen = used - card.memory.used
+    returned = reserved - gpu_kernel.value(_RESERVED)
     assert returned >= GIB + 512 * MIB
     assert abs(fallen - returned) <= ROUNDING
     assert abs(card.memory.used - idle) <= ROUNDING

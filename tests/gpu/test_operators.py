@@ -184,7 +184,8 @@ def test_the_memory_inside_kernels_is_counted_with_a_card_and_without(
     card is visible.
     """
     code = f"OPERATORS = {json.dumps(OPERATORS)}\n{CODE}"
-    here, hidden = script(code), script(code, env={"CUDA_VISIBLE_DEVICES": ""})
+    here = script(code)
+    hidden = script(code, env={"CUDA_VISIBLE_DEVICES": ""})
     errors = {
         name: (estimated / real - 1, hidden[name][0] / real - 1)
         for name, (estimated, real) in here.items()

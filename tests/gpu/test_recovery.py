@@ -49,7 +49,8 @@ def test_an_out_of_memory_error(
     as NVML told it; all that the failed call held is back, in the allocator and on the device.
     """
     run_ok(gpu_kernel, f"%gpumem free\n{FUNCTIONS}")
-    live, used = allocated(gpu_kernel), card.settle()
+    live = allocated(gpu_kernel)
+    used = card.settle()
     reply = gpu_kernel.run("out = train(4096)")
     assert reply.error == "OutOfMemoryError"
     text = recovery(reply)

@@ -37,7 +37,8 @@ def made_up(number: int, names: tuple[str | None, ...] = (None,)) -> list[CellRe
         usages = tuple(
             Usage(name, before, after, peak, 9 * GIB, "kernel", peak) for name in ("cpu", "cuda:0")
         )
-        error, name = None if index % 9 else "OutOfMemoryError", names[index // 3 % len(names)]
+        error = None if index % 9 else "OutOfMemoryError"
+        name = names[index // 3 % len(names)]
         records.append(
             CellRecord(
                 index, None, name, 9.0 * index, chance.random(), error is None, error, usages
@@ -69,7 +70,8 @@ def texts(figure: figures.Picture) -> list[str]:
 @pytest.fixture(autouse=True)
 def nothing_of_the_users_is_touched() -> Iterator[None]:
     """No picture is in pyplot's registry, and neither settings nor the backend have changed."""
-    settings, backend = dict(mpl.rcParams), mpl.get_backend()
+    settings = dict(mpl.rcParams)
+    backend = mpl.get_backend()
     yield
     assert plt.get_fignums() == []
     assert dict(mpl.rcParams) == settings

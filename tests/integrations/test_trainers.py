@@ -50,7 +50,8 @@ class Card(FakeProbe):
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
     """A card whose memory the test sets; it and the host are all that is measured."""
-    host, card = FakeProbe(), Card("cuda:0")
+    host = FakeProbe()
+    card = Card("cuda:0")
     host.set(100 << 20)
     card.move(0)
     traces = Traces(Meter([host, card]))
@@ -85,7 +86,8 @@ class Optimizer(torch.optim.SGD):
 
     def __init__(self, parameters: Any, card: Card, lr: float = 0.1) -> None:
         super().__init__(parameters, lr=lr)
-        self.take, self.steps = card.move, 0
+        self.take = card.move
+        self.steps = 0
 
     def step(self, closure: Any = None) -> Any:
         loss = super().step(closure)
@@ -113,11 +115,9 @@ def failing(base: type, hook: str, error: type[BaseException]) -> Any:
 
 
 class HuggingFace:
-    base, kind, before_step = (
-        transformers.TrainerCallback,
-        hf.HfMemoryCallback,
-        "on_pre_optimizer_step",
-    )
+    base = transformers.TrainerCallback
+    kind = hf.HfMemoryCallback
+    before_step = "on_pre_optimizer_step"
     highest = 20  # its validation comes after the epoch
 
     class Model(Network):
@@ -139,10 +139,8 @@ class HuggingFace:
         data = [{"x": x, "labels": y} for x, y in rows()]
         model = self.Model(card)
         sets = {"train_dataset": data, "eval_dataset": data[:1], "callbacks": list(callbacks)}
-        options, step = (
-            transformers.TrainingArguments(str(folder), **usual),
-            Optimizer(model.parameters(), card),
-        )
+        options = transformers.TrainingArguments(str(folder), **usual)
+        step = Optimizer(model.parameters(), card)
         self.trainer: Any = trainer(model, options, optimizers=(step, None), **sets)
 
     def train(self) -> HuggingFace:
@@ -167,7 +165,8 @@ class HuggingFace:
 class Module(lightning.LightningModule):
     def __init__(self, card: Card) -> None:
         super().__init__()
-        self.network, self.card = Network(card), card
+        self.network = Network(card)
+        self.card = card
 
     def training_step(self, batch: Any, number: int) -> torch.Tensor:
         return mse_loss(self.network(batch[0]), batch[1])
@@ -189,11 +188,9 @@ class Log(lightning.loggers.logger.DummyLogger):
 
 
 class Lightning:
-    base, kind, before_step = (
-        lightning.Callback,
-        ours_of_lightning.LightningMemoryCallback,
-        "on_before_optimizer_step",
-    )
+    base = lightning.Callback
+    kind = ours_of_lightning.LightningMemoryCallback
+    before_step = "on_before_optimizer_step"
     highest = 32
 
     def __init__(self, card: Card, folder: Path, *callbacks: Any) -> None:
@@ -256,7 +253,8 @@ def test_each_epoch_is_exact_in_the_trainers_log_and_in_the_records(
     card: Card, tmp_path: Path, library: Any
 ) -> None:
     trained = library(card, tmp_path, library.kind()).train()
-    first, second = ((1.0, library.highest + 1.0), (0.0, float(library.highest)))
+    first = (1.0, library.highest + 1.0)
+    second = (0.0, float(library.highest))
     assert [(row["kept_mib"], row["peak_mib"]) for row in trained.logged()] == [first, second]
     assert records() == [("epoch", 1, library.highest + 1), ("epoch", 2, library.highest)]
 
@@ -354,7 +352,9 @@ class Endless(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
 def test_a_callback_added_in_a_training_numbers_its_epochs(
     card: Card, tmp_path: Path, hook: str, case: str
 ) -> None:
-    ours, added, before = hf.HfMemoryCallback(), list[int](), 0
+    ours = hf.HfMemoryCallback()
+    added = list[int]()
+    before = 0
     if case == "used before":
         HuggingFace(card, tmp_path, ours).train()
         before = len(records())

@@ -186,7 +186,8 @@ def test_the_notebooks_names_do_not_take_the_time_either(
 def test_a_walk_copies_no_long_container_as_a_whole(
     make: Callable[[], Any], search: Callable[[object], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lengths, read = [0], gc.get_referents
+    lengths = [0]
+    read = gc.get_referents
 
     def noted(*items: object) -> list[object]:
         found = read(*items)

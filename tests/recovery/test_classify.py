@@ -310,10 +310,12 @@ def test_a_stand_in_shows_the_same_and_refers_to_no_frame(tmp_path: Path) -> Non
     file.write_text(SOURCE)
     with pytest.raises(IndexError) as caught:
         exec(compile(SOURCE, str(file), "exec"), {"__name__": "failing", "_" * 90: 0})
-    real, made = caught.tb.tb_next, copy_without_frames(caught.tb.tb_next)
+    real = caught.tb.tb_next
+    made = copy_without_frames(caught.tb.tb_next)
     assert traceback.format_tb(made) == traceback.format_tb(real)
     for entry, shown in zip(entries(made), entries(real), strict=True):
-        frame, real_frame = entry.tb_frame, shown.tb_frame
+        frame = entry.tb_frame
+        real_frame = shown.tb_frame
         # some show the one, some the other
         assert frame.f_lineno == entry.tb_lineno == shown.tb_lineno
         assert frame.f_globals.keys() <= {"__name__"}

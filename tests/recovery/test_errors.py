@@ -440,7 +440,8 @@ def test_names_are_deleted_again_after_tracebacks(
     loaded.run_cell("%experiment start a")
     loaded.run_cell("y = 1")
     scope = app_of(loaded).experiments.open[-1].scope
-    close, tries = scope.close, iter([_no_memory])
+    close = scope.close
+    tries = iter([_no_memory])
     monkeypatch.setattr(
         scope, "close", lambda *given, **options: next(tries, close)(*given, **options)
     )

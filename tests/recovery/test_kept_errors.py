@@ -536,7 +536,8 @@ def test_a_search_in_many_small_containers_stops_too(monkeypatch: pytest.MonkeyP
 
 
 def test_the_search_for_cycles_reads_no_long_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths, read = [0], gc.get_referents
+    lengths = [0]
+    read = gc.get_referents
 
     def noted(*items: object) -> list[object]:
         found = read(*items)

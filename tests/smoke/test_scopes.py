@@ -13,7 +13,8 @@ from IPython.core.inputtransformer2 import TransformerManager
 from benchmarks.harness.kernel import Kernel
 from tests.steps import ANNOUNCE, exist, fails, ok, open_now, plain, run
 
-START, END = "%experiment start a", "%experiment end"
+START = "%experiment start a"
+END = "%experiment end"
 WAYS = {
     "cell": ("%%experiment a\n{}",),
     "start": (START, "{}", END),
@@ -660,10 +661,8 @@ def test_a_traceback_shows_what_it_shows_without_the_extension(
         "a, x = 5",
     ):
         error = "TypeError" if "5" in body else "ZeroDivisionError"
-        ours, bare = (
-            fails(kernel, f"y = 1\n{body}", error),
-            fails(bare_kernel, f"y = 1\n{body}", error),
-        )
+        ours = fails(kernel, f"y = 1\n{body}", error)
+        bare = fails(bare_kernel, f"y = 1\n{body}", error)
         # IPython 7 names a cell after the kernel's process.
         shown = [re.sub(r"kernel_\d+", "", reply.traceback) for reply in (ours, bare)]
         if sys.version_info < (

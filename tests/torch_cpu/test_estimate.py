@@ -47,7 +47,8 @@ REAL = [
 )
 def test_the_peak_is_that_of_a_real_run(name: str, optimizer: str, options: dict[str, Any]) -> None:
     make, data = MODELS[name]
-    model, x = make(), data()
+    model = make()
+    x = data()
     steps = OPTIMIZERS[optimizer](model.parameters())
     held_against_a_real_run(
         lambda: training(model, steps, x, **options), *model.parameters(), *model.buffers(), x
@@ -86,7 +87,8 @@ def test_a_recurrent_network_is_estimated_as_it_runs(kind: str, sizes: tuple[int
 
 
 def test_the_history_of_lbfgs_is_counted_as_long_as_its_iterations_make_it() -> None:
-    model, x = nn.Linear(256, 256, bias=False), torch.randn(512, 256)
+    model = nn.Linear(256, 256, bias=False)
+    x = torch.randn(512, 256)
     y = x @ torch.randn(256, 256)
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, tolerance_grad=0, tolerance_change=0)
 
@@ -106,7 +108,8 @@ def test_the_history_of_lbfgs_is_counted_as_long_as_its_iterations_make_it() -> 
 
 def test_what_code_lets_go_of_is_gone() -> None:
     """Gradients of an earlier step, and tensors that a cast replaces, are not counted for good."""
-    model, x = nn.Linear(512, 512, bias=False), torch.randn(8, 512)
+    model = nn.Linear(512, 512, bias=False)
+    x = torch.randn(8, 512)
     model(x).sum().backward()
 
     def train() -> None:
@@ -138,10 +141,8 @@ def test_the_parts_of_a_linear_layers_training_are_exact() -> None:
 
 
 def test_a_forward_pass_without_gradients_has_temporaries_only() -> None:
-    model, x = (
-        nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)),
-        torch.randn(1024, 512),
-    )
+    model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
+    x = torch.randn(1024, 512)
     (found,) = ipygpumem.estimate(torch.no_grad()(model), x).devices
     assert (found.parts["activations"], found.parts["gradients"]) == (0, 0)
     assert found.parts["temporaries"] == 4 * MIB  # what goes into a layer, and what comes out
@@ -177,8 +178,10 @@ def test_gradients_are_added_up_as_autograd_does(
 def test_copies_have_their_originals_ties_and_layout(capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Sequential(nn.Linear(256, 256, bias=False), nn.Linear(256, 256, bias=False))
     model[1].weight = model[0].weight
-    rows, odd = torch.zeros(512, 512), torch.zeros(4, 6, dtype=torch.float16)[1:, ::2].T
-    first, names = rows[0], [rows, rows.T]
+    rows = torch.zeros(512, 512)
+    odd = torch.zeros(4, 6, dtype=torch.float16)[1:, ::2].T
+    first = rows[0]
+    names = [rows, rows.T]
 
     def show() -> Any:
         print(odd.shape, odd.stride(), odd.storage_offset(), odd.dtype)
@@ -192,7 +195,8 @@ def test_copies_have_their_originals_ties_and_layout(capsys: pytest.CaptureFixtu
 
 
 def test_functional_transforms_and_a_meta_model_can_be_estimated() -> None:
-    x, weights = torch.randn(64, 128), torch.randn(128)
+    x = torch.randn(64, 128)
+    weights = torch.randn(128)
     found = ipygpumem.estimate(lambda: torch.func.grad(lambda w: (x @ w).sum())(weights))
     assert found.devices[0].before_bytes == 64 * 128 * 4 + 512
     with torch.device("meta"):
@@ -334,7 +338,8 @@ def test_every_optimizer_steps_on_a_named_card_and_with_every_option() -> None:
 
 
 def test_the_value_of_a_number_on_the_host_is_known() -> None:
-    count, weight = torch.tensor(1000), nn.Parameter(torch.tensor(2.0))
+    count = torch.tensor(1000)
+    weight = nn.Parameter(torch.tensor(2.0))
 
     def step() -> Any:
         count.add_(24)
@@ -362,7 +367,8 @@ def test_an_optimizer_of_an_accelerator_steps_as_torch_does_there(name: str) -> 
             getattr(torch.optim, name)(weights, **options).step, device=CARD
         ).peak_bytes
 
-    each, together = peak(foreach=False), peak(foreach=True)
+    each = peak(foreach=False)
+    together = peak(foreach=True)
     assert together - each >= 3 * MIB
     assert peak() == (together if name == "Adam" else each)
 
@@ -374,10 +380,8 @@ def kept(code: Any, device: str) -> int:
 
 def test_dropout_and_attention_keep_what_they_keep_on_a_card() -> None:
     """On a card, dropout keeps a byte for each number, and attention no matrix of weights."""
-    x, heads = (
-        torch.ones(MIB // 4, requires_grad=True),
-        torch.ones(1, 4, 1024, 64, requires_grad=True),
-    )
+    x = torch.ones(MIB // 4, requires_grad=True)
+    heads = torch.ones(1, 4, 1024, 64, requires_grad=True)
 
     def attend() -> Any:
         return functional.scaled_dot_product_attention(

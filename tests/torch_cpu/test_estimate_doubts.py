@@ -97,7 +97,8 @@ class Doubling(nn.Module):
 def test_code_that_was_compiled_before_fits_perhaps(
     options: dict[str, Any], verdict: str, kind: str
 ) -> None:
-    model, x = Doubling(), torch.ones(4)
+    model = Doubling()
+    x = torch.ones(4)
     if kind == "compiled in place":
         model.compile(**options)
         compiled: Any = model
@@ -110,7 +111,8 @@ def test_code_that_was_compiled_before_fits_perhaps(
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("kind", ["scripted", "traced", "function"])
 def test_code_that_was_scripted_before_fits_perhaps(kind: str) -> None:
-    model, x = nn.Linear(4, 4), torch.ones(4)
+    model = nn.Linear(4, 4)
+    x = torch.ones(4)
     if kind == "scripted":
         scripted = torch.jit.script(model)
     else:

@@ -193,7 +193,9 @@ def test_a_product_of_matrices_takes_a_workspace_once_for_each_thread_and_one_fo
 
 
 def test_what_is_assumed_of_a_device_that_nobody_knows_is_reported() -> None:
-    x, layer, images = torch.ones(8, 8), nn.Conv2d(3, 8, 3), torch.ones(1, 3, 16, 16)
+    x = torch.ones(8, 8)
+    layer = nn.Conv2d(3, 8, 3)
+    images = torch.ones(1, 3, 16, 16)
     note, size = ipygpumem.estimate(lambda: x @ x, device=CARD).notes
     assert note.startswith("cuda:0 is assumed to be a Hopper: 32 MiB of cuBLAS workspace")
     assert size == "cuda:0: device memory size unknown, pass --device-memory (device_memory=)"
@@ -221,7 +223,8 @@ def test_code_is_told_the_capability_that_the_workspaces_are_those_of(
 def test_a_recurrent_layer_on_a_card_that_is_not_here_is_noted(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer, x = getattr(nn, kind)(4, 4), torch.ones(2, 2, 4)
+    layer = getattr(nn, kind)(4, 4)
+    x = torch.ones(2, 2, 4)
 
     def estimate(**options: Any) -> tuple[bool, str]:
         found = ipygpumem.estimate(layer, x, **options)
@@ -236,7 +239,8 @@ def test_a_recurrent_layer_on_a_card_that_is_not_here_is_noted(
 
 
 def test_inference_mode_counts_what_composite_operators_allocate() -> None:
-    x, labels = torch.ones(256, 1024), torch.zeros(256, dtype=torch.long)
+    x = torch.ones(256, 1024)
+    labels = torch.zeros(256, dtype=torch.long)
 
     def peak(mode: Any) -> int:
         def step() -> None:
@@ -267,7 +271,8 @@ def test_without_cudnn_a_convolution_takes_columns_of_one_sample(
 
 def test_the_verdict_sets_a_context_aside_on_a_cuda_device() -> None:
     figures = DeviceEstimate(CARD, 0, GIB, 0, reserved_bytes=2 * GIB, needed_bytes=GIB)
-    context, spare = 768 * MIB, GIB // 50
+    context = 768 * MIB
+    spare = GIB // 50
 
     def verdict(room_bytes: int, device: str = CARD) -> tuple[int, bool | None, str]:
         found = with_room(replace(figures, device=device), 0, room_bytes)

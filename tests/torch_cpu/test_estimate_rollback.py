@@ -375,7 +375,8 @@ FRAMES: dict[str, Callable[[pandas.DataFrame], Any]] = {
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_dataframe_that_code_changes_is_put_back() -> None:
-    tables, column = {change: frame() for change in FRAMES}, frame()["b"]
+    tables = {change: frame() for change in FRAMES}
+    column = frame()["b"]
 
     def step() -> None:
         for change, table in tables.items():
@@ -397,9 +398,13 @@ def test_a_dataframe_that_code_changes_is_put_back() -> None:
 def test_buffers_and_files_are_put_back(tmp_path: Path) -> None:
     path = tmp_path / "rows"
     path.write_bytes(bytes(range(100)))
-    counter, anonymous = multiprocessing.get_context("spawn").Value("i", 1), mmap.mmap(-1, 4096)
-    data, numbers, memory = bytearray(b"ab"), array.array("i", [1, 2]), io.BytesIO(b"hello")
-    objects, mapped = np.array([[1], None], dtype=object), np.memmap(path, mode="r+")
+    counter = multiprocessing.get_context("spawn").Value("i", 1)
+    anonymous = mmap.mmap(-1, 4096)
+    data = bytearray(b"ab")
+    numbers = array.array("i", [1, 2])
+    memory = io.BytesIO(b"hello")
+    objects = np.array([[1], None], dtype=object)
+    mapped = np.memmap(path, mode="r+")
     with path.open("rb") as rows:
 
         def step() -> None:
@@ -539,7 +544,8 @@ def test_holders_of_fake_tensors_and_too_large_arrays_are_named(
 
 
 def test_one_thing_that_cannot_be_put_back_does_not_keep_the_rest() -> None:
-    kept, closed = [1], io.BytesIO(b"x")
+    kept = [1]
+    closed = io.BytesIO(b"x")
 
     def step() -> None:
         kept.append(2)
@@ -637,7 +643,8 @@ def test_code_that_takes_too_much_host_memory_is_stopped(monkeypatch: pytest.Mon
 
 
 def test_a_ctrl_c_during_the_rollback_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    put_back, kept = rollback.Rollback.put_back, [1]
+    put_back = rollback.Rollback.put_back
+    kept = [1]
 
     def struck(self: rollback.Rollback) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -674,7 +681,8 @@ def test_locks_and_other_objects_of_c_have_no_copies() -> None:
         iter([1]),
         time.struct_time,
     ]
-    with_partial, base = functools.partial(torch.ones, 3), sqlite3.connect(":memory:")
+    with_partial = functools.partial(torch.ones, 3)
+    base = sqlite3.connect(":memory:")
 
     def step() -> None:
         with held[0], held[1]:
@@ -687,7 +695,8 @@ def test_locks_and_other_objects_of_c_have_no_copies() -> None:
 
 
 def test_a_container_that_a_thread_changes_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    items, copied = collections.deque([[1], [2]]), FakeCopies.of
+    items = collections.deque([[1], [2]])
+    copied = FakeCopies.of
 
     def of(self: FakeCopies, value: Any) -> Any:
         if value is items[0]:
@@ -703,7 +712,8 @@ SHARED.put(1)
 
 
 def test_a_queue_keeps_changes_by_another_thread() -> None:
-    asked, done = threading.Event(), threading.Event()
+    asked = threading.Event()
+    done = threading.Event()
 
     def work() -> None:
         asked.wait()
@@ -720,11 +730,14 @@ class Counts:
     total = 0
 
 
-ROWS, SEEN, OTHER = [1], {"last": 1}, [1]
+ROWS = [1]
+SEEN = {"last": 1}
+OTHER = [1]
 
 
 def test_a_running_thread_keeps_its_containers_and_is_noted() -> None:
-    asked, done = threading.Event(), threading.Event()
+    asked = threading.Event()
+    done = threading.Event()
 
     def work() -> None:
         asked.wait()
@@ -748,7 +761,8 @@ def test_a_running_thread_keeps_its_containers_and_is_noted() -> None:
 
 
 def test_a_users_error_is_raised_as_it_is() -> None:
-    x, save = torch.randn(2, 3), torch.save
+    x = torch.randn(2, 3)
+    save = torch.save
     with pytest.raises(RuntimeError, match="reduction dim"):
         ipygpumem.estimate(lambda: x @ x)
     assert ipygpumem.estimate(lambda: x @ x.T).devices  # and no mode is left on

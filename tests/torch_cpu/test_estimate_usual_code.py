@@ -529,7 +529,8 @@ class Unpacking(nn.Module):
 
 
 def test_parameters_of_a_librarys_own_kind_are_estimated() -> None:
-    there, moved = Unpacking(), Unpacking()
+    there = Unpacking()
+    moved = Unpacking()
     moved.weight.cuda = functools.partial(Packed.cuda, moved.weight)  # type: ignore[method-assign]
     moved.weight.scale, moved.weight.data = torch.ones(()), torch.zeros(256, 128, dtype=torch.uint8)
 
@@ -621,8 +622,10 @@ def test_compiled_code_is_estimated_as_eager_code_and_that_is_said(tmp_path: Pat
     """torch wraps what its compiler leaves alone, such as checkpointing from its first call on: no
     word of that.
     """
-    model, x = nn.Linear(128, 512), torch.randn(4, 128)
-    compiled, disabled = torch.compile(model), torch._dynamo.disable(model)
+    model = nn.Linear(128, 512)
+    x = torch.randn(4, 128)
+    compiled = torch.compile(model)
+    disabled = torch._dynamo.disable(model)
     found = ipygpumem.estimate(lambda: compiled(x).sum().backward())
     eager = ipygpumem.estimate(
         lambda: (model(x), disabled(x), checkpoint(model, x, use_reentrant=False))
@@ -634,10 +637,8 @@ def test_compiled_code_is_estimated_as_eager_code_and_that_is_said(tmp_path: Pat
 
 def test_a_data_loader_starts_no_processes_and_a_checkpoint_is_not_written(tmp_path: Path) -> None:
     data = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.arange(64))
-    loader, path = (
-        torch.utils.data.DataLoader(data, 32, shuffle=True, num_workers=2),
-        tmp_path / "model.pt",
-    )
+    loader = torch.utils.data.DataLoader(data, 32, shuffle=True, num_workers=2)
+    path = tmp_path / "model.pt"
     seen: list[Any] = []
 
     def read() -> None:
@@ -784,7 +785,9 @@ class Counter:
 
 
 def test_iterators_that_code_consumes_are_named(tmp_path: Path) -> None:
-    batches, numbers, counter = iter([torch.ones(3)]), (n for n in range(3)), Counter()
+    batches = iter([torch.ones(3)])
+    numbers = (n for n in range(3))
+    counter = Counter()
     path = tmp_path / "rows"
     path.write_text("a\nb\n")
     with path.open() as rows:

@@ -58,10 +58,8 @@ for _ in range(2):
     optimizer.step()
     optimizer.zero_grad()
 """
-ADAM, LOSS = (
-    "torch.optim.AdamW(model.parameters())",
-    "functional.cross_entropy(model(x).flatten(0, 1), y)",
-)
+ADAM = "torch.optim.AdamW(model.parameters())"
+LOSS = "functional.cross_entropy(model(x).flatten(0, 1), y)"
 PART = "functional.cross_entropy(model(a).flatten(0, 1), b) / 2"
 PLAIN = CELL.format("", ADAM, f"loss = {LOSS}; loss.backward()")
 BY_HAND = {
@@ -348,7 +346,8 @@ def test_combinations_have_each_change_that_lowers_the_needed_memory(
     assert found.best.title == "checkpoint + Adafactor + plain loop"
 
 
-RNG, DICE = np.random.default_rng(0), torch.Generator()
+RNG = np.random.default_rng(0)
+DICE = torch.Generator()
 
 
 class Base(nn.Module):
@@ -457,7 +456,8 @@ def test_a_named_batch_is_made_smaller_wherever_it_is_set() -> None:
 
 def test_a_named_batch_may_be_a_tensor() -> None:
     found = search(PLAIN, "950MiB", batch="x", run=False)
-    (base, change) = (found.tried(found.first), next(parts(found.findings, "x")))
+    base = found.tried(found.first)
+    change = next(parts(found.findings, "x"))
     (device,) = estimated(BY_HAND["batch 4 instead of 8"]).devices
     assert change.title == "x 4 instead of 8"
     assert found.tried(change).device.peak_bytes == pytest.approx(device.peak_bytes, rel=0.01)

@@ -78,7 +78,8 @@ def test_release_frees_a_trainer_with_cycles_and_says_which_parts_went() -> None
 
 
 def test_what_something_else_holds_stays_as_it_is_and_is_listed_with_its_holder() -> None:
-    learner, other = Learner(), nn.Linear(256, 256)
+    learner = Learner()
+    other = nn.Linear(256, 256)
     other.weight = learner.model.weight  # tied
     values = other.weight.detach().clone()
     record = ipygpumem.release(learner)
@@ -241,7 +242,8 @@ def test_every_storage_is_moved_and_comes_back_as_it_was(trained: Trained) -> No
     trained.model.first.weight.register_hook(lambda gradient: gradient)
     homes = [item.untyped_storage() for item in trained.all()]
     sizes = {storage._cdata: storage.nbytes() for storage in homes}
-    values, shared = trained.values(), trained.shared()
+    values = trained.values()
+    shared = trained.shared()
     for error in (None, ValueError, KeyboardInterrupt):
         with contextlib.suppress(ValueError, KeyboardInterrupt), trained.offload():
             assert {storage.nbytes() for storage in homes} == {0}
@@ -256,8 +258,10 @@ def test_every_storage_is_moved_and_comes_back_as_it_was(trained: Trained) -> No
 def test_a_model_that_does_not_fit_back_works_on_the_host(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values, shared = trained.values(), trained.shared()
-    fill, tries = moving._Piece.fill, list[int]()
+    values = trained.values()
+    shared = trained.shared()
+    fill = moving._Piece.fill
+    tries = list[int]()
 
     def fails(self: Any) -> None:
         fill(self)

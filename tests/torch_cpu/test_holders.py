@@ -338,7 +338,8 @@ def test_a_cycle_in_cpp_is_reported_where_everything_was_seen(names: dict[str, A
     gc.unfreeze()  # what the interpreter itself holds is asked for
     leaf = torch.ones(100, requires_grad=True)
     leaf.exp().sum().backward(create_graph=True)
-    key, alive = storage_key(leaf.grad), weakref.ref(leaf)
+    key = storage_key(leaf.grad)
+    alive = weakref.ref(leaf)
     del leaf
     assert key is not None
     (holder,) = explain([key], Heap(), Roots({id(names): Root.of_variable})).values()
@@ -354,7 +355,8 @@ def test_an_object_whose_dict_the_first_of_several_searches_has_made_is_still_fo
 ) -> None:
     layer = torch.nn.Linear(10, 10)
     layer(torch.zeros(1, 10)).sum().backward()
-    weight, gradient = storage_key(layer.weight), storage_key(layer.weight.grad)
+    weight = storage_key(layer.weight)
+    gradient = storage_key(layer.weight.grad)
     assert weight is not None
     assert gradient is not None
     names["trainer"] = Thing()
@@ -378,7 +380,8 @@ def test_explaining_leaves_nothing_behind_even_before_garbage_is_collected(
     gc.collect()
     gc.disable()
     try:
-        before, frozen = (sys.getrefcount(array), gc.get_threshold()), gc.get_freeze_count()
+        before = (sys.getrefcount(array), gc.get_threshold())
+        frozen = gc.get_freeze_count()
         explain([key], Heap(), Roots({id(names): Root.of_variable}))
         assert (sys.getrefcount(array), gc.get_threshold()) == before
         # what was frozen of other tests may die meanwhile
@@ -429,7 +432,8 @@ def test_the_order_of_the_collectors_list_changes_no_path(
     del module
     del shared
     roots = Roots(hidden=frozenset({id(sys._getframe())}))
-    found, referrers = set(), Heap.referrers
+    found = set()
+    referrers = Heap.referrers
     for step in (1, -1):
         monkeypatch.setattr(
             Heap, "referrers", lambda *args, step=step: iter(list(referrers(*args))[::step])
@@ -449,7 +453,8 @@ def test_a_hostile_holder_is_not_asked(path: Callable[..., str], names: dict[str
 
 
 def test_the_graph_that_a_loop_grows_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    weight, total = torch.ones(1 << 22, requires_grad=True), torch.zeros(1)
+    weight = torch.ones(1 << 22, requires_grad=True)
+    total = torch.zeros(1)
     for step in ipygpumem.track(range(6)):
         total = total + (weight * step).exp().mean()
     assert re.search(

@@ -52,12 +52,10 @@ def test_sparse_tensors_count_their_indices_and_values() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         eye = torch.eye(100)
-        coo, csr, csc, bsr = (
-            eye.to_sparse(),
-            eye.to_sparse_csr(),
-            eye.to_sparse_csc(),
-            eye.to_sparse_bsr((10, 10)),
-        )
+        coo = eye.to_sparse()
+        csr = eye.to_sparse_csr()
+        csc = eye.to_sparse_csc()
+        bsr = eye.to_sparse_bsr((10, 10))
         found = sizes(values=coo._values(), coo=coo, csr=csr, csc=csc, bsr=bsr)
     assert found == {
         "coo": 2 * 100 * 8 + 100 * 4,
@@ -125,7 +123,8 @@ def test_shared_memory_is_marked() -> None:
 
 
 def test_memory_shared_with_numpy_counts_once() -> None:
-    array, tensor = numpy.ones(1000), torch.ones(1000)
+    array = numpy.ones(1000)
+    tensor = torch.ones(1000)
     # What tensor.numpy() gives shows a second tensor, which torch made for it: two more share that
     # storage.
     rows = take(
@@ -210,7 +209,8 @@ def test_a_wrapper_counts_what_is_inside_it_and_is_not_asked(policy: str) -> Non
 def test_a_broken_device_leaves_the_rest_readable_and_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    broken, well = torch.ones(100), torch.ones(200)
+    broken = torch.ones(100)
+    well = torch.ones(200)
     real = torch.Tensor.untyped_storage
     address = broken.data_ptr()
 
@@ -306,6 +306,7 @@ def test_a_tensor_of_another_class_is_measured_without_its_code() -> None:
 
 
 def test_all_objects_include_those_of_torchs_own_code() -> None:
-    before, count = total().objects_bytes, 5000
+    before = total().objects_bytes
+    count = 5000
     kept = [torch.zeros(1) for _ in range(count)]
     assert total().objects_bytes - before > 400 * len(kept)  # Python's have 80 bytes

@@ -101,7 +101,8 @@ def test_a_process_survives_looks_at_a_long_graph(forks: Forks, look: list[str],
 
 @pytest.mark.parametrize("code", LONG.values(), ids=LONG)
 def test_a_process_survives_experiments_with_a_long_graph(forks: Forks, code: str) -> None:
-    kept, dropped = f"%%experiment a --keep x\n{code}", f"%%experiment a\n{code}"
+    kept = f"%%experiment a --keep x\n{code}"
+    dropped = f"%%experiment a\n{code}"
     assert forks.failures(LOAD, kept, DELETE, dropped, DELETE) == 0
 
 
@@ -118,7 +119,8 @@ for _ in range(2_000):
 
 
 def test_a_process_survives_looks_at_parts_of_a_graph(forks: Forks) -> None:
-    take, drop = "a, b, c = steps[0], steps[4_000], steps[6_500]", "a = b = c = None"
+    take = "a, b, c = steps[0], steps[4_000], steps[6_500]"
+    drop = "a = b = c = None"
     assert forks.failures(LOAD, EACH_STEP, take, *PARTS, DELETE, drop) == 0
 
 

@@ -142,7 +142,8 @@ def test_a_tensor_with_a_graph_is_told_without_reading_it() -> None:
 
 
 def test_a_view_of_a_changed_tensor_has_a_graph() -> None:
-    base, weight = torch.zeros(4), torch.ones(1, requires_grad=True)
+    base = torch.zeros(4)
+    weight = torch.ones(1, requires_grad=True)
     view = base[0]
     base.mul_(weight)
     assert nodes.has_graph(view)

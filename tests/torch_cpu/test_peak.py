@@ -52,10 +52,8 @@ def ram(found: Any) -> DevicePeak:
 
 
 def test_a_training_steps_peak_is_split_by_role() -> None:
-    model, data = (
-        nn.Sequential(nn.Linear(256, 1024, bias=False), nn.Linear(1024, 256, bias=False)),
-        torch.ones(512, 256),
-    )
+    model = nn.Sequential(nn.Linear(256, 1024, bias=False), nn.Linear(1024, 256, bias=False))
+    data = torch.ones(512, 256)
     with ipygpumem.peak() as found:
         optimizer = train(model, data)
     device = ram(found)
@@ -76,10 +74,8 @@ def test_a_training_steps_peak_is_split_by_role() -> None:
 
 def test_each_block_of_a_transformer_has_a_row() -> None:
     block = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
-    model, data = (
-        nn.TransformerEncoder(block, 12, enable_nested_tensor=False),
-        torch.ones(8, 32, 64),
-    )
+    model = nn.TransformerEncoder(block, 12, enable_nested_tensor=False)
+    data = torch.ones(8, 32, 64)
     with ipygpumem.peak() as found:
         train(model, data)
     groups = layers(ram(found).rows, 20)
@@ -187,7 +183,8 @@ def test_no_pass_over_the_heap_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
 
     get_referents = gc.get_referents
     monkeypatch.setattr(gc, "get_referents", note)
-    model, data = nn.Linear(256, 256), torch.ones(64, 256)
+    model = nn.Linear(256, 256)
+    data = torch.ones(64, 256)
     train(model, data)
     with ipygpumem.peak() as found:
         optimizer = train(model, data)
@@ -218,7 +215,8 @@ def test_memory_without_a_name_has_its_module_operation_and_line() -> None:
 def test_loaded_and_listed_numbers_are_followed(tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(2 * MIB)}, tmp_path / "state.pt")
     with ipygpumem.peak() as found:
-        loaded, listed = torch.load(tmp_path / "state.pt"), torch.tensor([1.0] * 2000)
+        loaded = torch.load(tmp_path / "state.pt")
+        listed = torch.tensor([1.0] * 2000)
     sizes = {row.name: row.size_bytes for row in ram(found).rows}
     assert (sizes['loaded["weight"]'], sizes["listed"]) == (8 * MIB, 8192)
     assert len(loaded) == listed.dim()
@@ -324,7 +322,8 @@ def test_operators_that_take_functions_run() -> None:
 
 def test_storages_that_an_operation_grows_are_followed() -> None:
     with ipygpumem.peak() as found:
-        resized, out = torch.empty(0), torch.empty(0)
+        resized = torch.empty(0)
+        out = torch.empty(0)
         resized.resize_(1 << 20)
         torch.cat([torch.ones(1 << 20)] * 2, out=out)
     assert ram(found).size_bytes >= 16 << 20
@@ -494,7 +493,8 @@ def test_blocks_may_end_in_any_order_and_modes_of_others_stay() -> None:
             yield found
         yield found
 
-    kept, theirs = list[Any](), Passing()
+    kept = list[Any]()
+    theirs = Passing()
     jobs = [job() for _ in range(3)]
     blocks = [next(job) for job in jobs]
     theirs.__enter__()
@@ -516,7 +516,8 @@ def test_blocks_may_end_in_any_order_and_modes_of_others_stay() -> None:
 def test_a_block_that_ends_in_another_thread_says_so_and_keeps_nothing() -> None:
     with ThreadPoolExecutor(1) as thread:
         held = nn.Linear(1, 1)
-        kept, block = weakref.ref(held), ipygpumem.peak()
+        kept = weakref.ref(held)
+        block = ipygpumem.peak()
         thread.submit(lambda _: block.__enter__(), held).result()
         block.__exit__(None, None, None)
         thread.submit(torch.ones, 1).result()

@@ -165,7 +165,8 @@ def stored() -> Iterator[dict[str, Finding]]:
 def test_a_graph_that_is_stored_is_told_with_its_size_and_a_remedy(
     name: str, stored: dict[str, Finding]
 ) -> None:
-    case, root = STORED[name], f"it{list(STORED).index(name)}"
+    case = STORED[name]
+    root = f"it{list(STORED).index(name)}"
     found = stored[root]
     assert found.what.replace(root, "it").removesuffix(", of a model in eval mode") == case.what
     assert found.remedy.replace(root, "it") == f"unless you still call backward(): {case.remedy}"
@@ -199,7 +200,9 @@ def test_too_many_graphs_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_output_is_told_if_only_ipython_holds_it() -> None:
     with namespace(["it = [0]"]) as names:
-        array, shared, mine = numpy.ones(MIB), numpy.ones(MIB), torch.ones(MIB)
+        array = numpy.ones(MIB)
+        shared = numpy.ones(MIB)
+        mine = torch.ones(MIB)
         of_numpy = torch.from_numpy(shared)
         several = [torch.ones(MIB // 8) for _ in range(8)]
         outputs = {1: several, 2: array, 3: names["step"](), 4: mine, 5: shared, 6: "text"}
@@ -212,7 +215,8 @@ def test_an_output_is_told_if_only_ipython_holds_it() -> None:
 
 
 def test_an_allocators_cache_is_told_with_what_frees_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    free, used = Block(0, 3 * MIB, 0, "inactive"), Block(0, MIB, MIB, "allocated")
+    free = Block(0, 3 * MIB, 0, "inactive")
+    used = Block(0, MIB, MIB, "allocated")
     snapshot = Snapshot((Segment((free,)), Segment((used, free))))
 
     def snapshots(backend: str) -> dict[str, Snapshot]:

@@ -38,7 +38,8 @@ def rows(
 
 
 def test_a_tensor_replaced_by_its_like_is_one_that_went_and_one_that_came() -> None:
-    track, x = tracker(), torch.zeros(MIB)
+    track = tracker()
+    x = torch.zeros(MIB)
     track()
     y = x
     x = torch.ones(MIB)
@@ -66,8 +67,10 @@ def test_a_storage_that_takes_the_place_of_a_dead_one_is_another() -> None:
 
 
 def test_it_keeps_nothing_alive() -> None:
-    track, x = tracker(), torch.zeros(1000)
-    sparse, wrapped = torch.eye(10).to_sparse(), nn.Parameter(torch.ones(2))
+    track = tracker()
+    x = torch.zeros(1000)
+    sparse = torch.eye(10).to_sparse()
+    wrapped = nn.Parameter(torch.ones(2))
     track()
     references = [weakref.ref(item) for item in (x, sparse, wrapped)]
     del x, sparse, wrapped
@@ -76,7 +79,9 @@ def test_it_keeps_nothing_alive() -> None:
 
 
 def test_weak_references_of_ours_stop_no_tensor_from_being_swapped() -> None:
-    track, x, y = tracker(), torch.zeros(3), torch.ones(3)
+    track = tracker()
+    x = torch.zeros(3)
+    y = torch.ones(3)
     track()
     torch.utils.swap_tensors(x, y)
     assert rows(track()) == ([], [])
@@ -84,8 +89,10 @@ def test_weak_references_of_ours_stop_no_tensor_from_being_swapped() -> None:
 
 
 def test_a_ctrl_c_inside_it_loses_no_call() -> None:
-    track, x = tracker(), torch.zeros(1000)
-    line, count = 1, 0
+    track = tracker()
+    x = torch.zeros(1000)
+    line = 1
+    count = 0
 
     def ours(frame: Any) -> bool:
         return "/ipygpumem/" in frame.f_code.co_filename
@@ -123,7 +130,8 @@ def test_it_may_be_made_before_the_extension_and_live_on_after_it(bare_kernel: K
 def test_a_loop_names_the_list_that_keeps_a_graph(
     script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    net, losses = nn.Sequential(nn.Linear(256, 2048), nn.Sigmoid()), list[Any]()
+    net = nn.Sequential(nn.Linear(256, 2048), nn.Sigmoid())
+    losses = list[Any]()
     for number in ipygpumem.track(range(6)):
         losses.append(net(torch.zeros(1024, 256)).mean())
         script_memory.set((number + 1) * 8 * MIB)
