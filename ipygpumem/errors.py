@@ -139,7 +139,9 @@ def quoted(value: object) -> str:
         return f"an object of type {type(value).__name__}"
     if type(value) is int and value.bit_length() > 64:
         return f"a number of {value.bit_length()} bits"  # Python refuses to print very long ones
-    return repr(value[:60] + "…" if type(value) is str and len(value) > 60 else value)
+    if type(value) is str and len(value) > 60:
+        return repr(value[:60] + "…")
+    return repr(value)
 
 
 def how_to_install(requirement: str) -> str:
@@ -183,4 +185,5 @@ def describe_error(error: BaseException) -> str:
     """
     if isinstance(error, GpuMemError):
         return str(error)
-    return f"{type(error).__name__}: {ellipsize(str(error).partition(chr(10))[0], 600)}"
+    first_line, _, _ = str(error).partition("\n")
+    return f"{type(error).__name__}: {ellipsize(first_line, 600)}"

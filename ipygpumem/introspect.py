@@ -313,7 +313,9 @@ def is_users_module(module: Any) -> bool:
 
 def is_users_class(kind: Any) -> bool:
     """Return True for a class of the notebook, a script, or a user's module."""
-    module = text_of(class_dict(kind).get("__module__")) if is_instance(kind, type) else ""
+    module = ""
+    if is_instance(kind, type):
+        module = text_of(class_dict(kind).get("__module__"))
     return module == "__main__" or is_users_module(sys.modules.get(module))
 
 

@@ -212,7 +212,10 @@ def _note_processes(growing: Growing, frame: FrameType) -> None:
 
 def _outside_tqdm(frame: FrameType) -> FrameType:
     """Return the innermost frame that is not tqdm's."""
-    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("tqdm."):
+    while frame.f_back is not None:
+        module_name = str(frame.f_globals.get("__name__", ""))
+        if not module_name.startswith("tqdm."):
+            break
         frame = frame.f_back
     return frame
 

@@ -223,11 +223,8 @@ def _traced(function: F, label: str, *, silent: bool) -> F:
             "trace cannot decorate classes or async generators: write with ipygpumem.trace(...): "
             "inside"
         )
-    name = (
-        label
-        or text_of(getattr(function, "__qualname__", "")).replace(".<locals>", "")
-        or type_name(function)
-    )
+    qualified_name = text_of(getattr(function, "__qualname__", "")).replace(".<locals>", "")
+    name = label or qualified_name or type_name(function)
     return run_inside(function, lambda: Trace(name, silent=silent))
 
 

@@ -216,23 +216,21 @@ class Fit:
             self.plan.expect_estimates()
         outcome = estimate.verdict
         usable_share = 1 - self.plan.headroom
-        if outcome == FITS and any(
-            device.required_bytes > _room_bytes(device) * usable_share
-            for device in estimate.devices
-        ):
-            outcome = CROWDED
+        for device in estimate.devices:
+            usable_bytes = _room_bytes(device) * usable_share
+            if outcome == FITS and device.required_bytes > usable_bytes:
+                outcome = CROWDED
         fullest = max(
             estimate.devices, key=lambda device: device.required_bytes - _room_bytes(device)
         )
-        self.tries.append(
-            replace(
-                measured,
-                outcome=outcome,
-                usages=tuple(map(_estimated_usage, estimate.devices)),
-                device=fullest.device,
-                required_bytes=fullest.required_bytes,
-            )
+        estimated = replace(
+            measured,
+            outcome=outcome,
+            usages=tuple(map(_estimated_usage, estimate.devices)),
+            device=fullest.device,
+            required_bytes=fullest.required_bytes,
         )
+        self.tries.append(estimated)
         self.more = self.plan.note(fits=outcome == FITS)
 
     def free_memory(self) -> None:

@@ -92,7 +92,9 @@ def refuse_while_traced(what: str) -> None:
     """
     tracing = getattr(getattr(loaded_torch(), "_C", None), "_get_tracing_state", None)
     compiling = loaded_object("torch._C._dynamo.eval_frame", "get_eval_frame_callback")
-    if any(state is not None and state() not in (None, False) for state in (tracing, compiling)):
+    for state in (tracing, compiling):
+        if state is None or state() in (None, False):
+            continue
         raise GpuMemError(
             f"torch is tracing this code (torch.jit.trace, torch.compile): {what} outside of it"
         )

@@ -219,9 +219,11 @@ def _note_on_numba(kinds: Sequence[object]) -> str:
     """Return the note of a container of anything but numbers: its items may have memory of their
     own.
     """
-    numbers = [library_type("numba.core.types", name) for name in ("Number", "Boolean")]
+    number = library_type("numba.core.types", "Number")
+    boolean = library_type("numba.core.types", "Boolean")
+    bases = [base for base in (number, boolean) if base is not None]
     for kind in kinds:
-        if not any(base is not None and is_instance(kind, base) for base in numbers):
+        if not any(is_instance(kind, base) for base in bases):
             return UNREAD
     return ""
 
@@ -304,7 +306,8 @@ def _polars_categories(column: Any, categories: Any) -> Iterator[object]:
         number = texts.len()
     else:
         identity = categories.name(), categories.namespace()
-        largest_code = series._from_pyseries(column).to_physical().max() or 0
+        codes = series._from_pyseries(column).to_physical()
+        largest_code = codes.max() or 0
         number = largest_code + 1  # the column uses at least as many
     yield Piece(("polars", *identity), number * _CATEGORY, note=_BY_CATEGORIES)
 

@@ -84,7 +84,8 @@ def cached(cache: object) -> list[object]:
 def _of_dict(value: Any) -> Iterator[ObjectPart]:
     length = dict.__len__(value)
     if length > MOST_PARTS:
-        yield from _by_type(list(islice(dict.values(value), _MOST_ITEMS)), length)
+        first_items = list(islice(dict.values(value), _MOST_ITEMS))
+        yield from _by_type(first_items, length)
         return
     for key, item in list(dict.items(value)):
         name = key_text(key) or f"<{type_name(key)}>"
@@ -94,14 +95,13 @@ def _of_dict(value: Any) -> Iterator[ObjectPart]:
 def _by_type(items: list[object], length: int) -> Iterator[ObjectPart]:
     kinds = one_of_each(items)
     if len(kinds) == 1 or length > len(items) or len(kinds) > MOST_PARTS:
-        names = ", ".join(map(type_name, islice(kinds.values(), _MOST_TYPES_SHOWN)))
+        examples = islice(kinds.values(), _MOST_TYPES_SHOWN)
+        names = ", ".join(map(type_name, examples))
         yield ObjectPart("items", [names], None, length)
         return
-    groups = [
-        (type_name(example), of_types({type_id}, items)) for type_id, example in kinds.items()
-    ]
-    for name, group in groups:
-        yield ObjectPart("items", [name], group, len(group))
+    for type_id, example in kinds.items():
+        group = of_types({type_id}, items)
+        yield ObjectPart("items", [type_name(example)], group, len(group))
 
 
 def _attributes(value: object) -> Iterator[ObjectPart]:

@@ -154,11 +154,12 @@ class Region:
         """
         arrays = of_types(self.reader.types.arrays, list(self.objects.values()))
         with_objects = list(compress(arrays, holding_objects(arrays)))
-        return {
-            id(array)
-            for array in with_objects
-            if id(array) in self.reach(self.graph.edges.get(id(array), ()))
-        }
+        in_cycles = set[int]()
+        for array in with_objects:
+            reached = self.reach(self.graph.edges.get(id(array), ()))
+            if id(array) in reached:
+                in_cycles.add(id(array))
+        return in_cycles
 
     def bytes_of(self, keys: Iterable[NodeKey]) -> Counter[str]:
         """Return the bytes by device of some nodes with the objects that are folded into them."""
@@ -262,12 +263,12 @@ class Region:
         libraries = {piece.key[0] for piece in self.graph.pieces.values()}
         counts_tensors = hasattr(loaded_object("torch", "_C"), "_storage_Use_Count")
         counted_libraries = {"torch", "object"} if counts_tensors else {"object"}
-        is_foreign = bool(
-            libraries - counted_libraries
-            or self.graph.of_other_libraries
-            or self.graph.has_autograd
-        )
-        return is_foreign or bool(of_types(self.reader.types.segments, list(self.objects.values())))
+        if libraries - counted_libraries:
+            return True
+        if self.graph.of_other_libraries or self.graph.has_autograd:
+            return True
+        segments = of_types(self.reader.types.segments, list(self.objects.values()))
+        return bool(segments)
 
     def _add_references_in_torch(self, beyond: dict[int, int]) -> None:
         """Correct the references from outside for those in torch's C++ code, which Python's counts

@@ -422,6 +422,8 @@ _MOST_SHOWN = 3
 def row_of(items: Sequence[object], size: Size) -> RetainedArray:
     """Return the row of some objects."""
     kinds = {name_of(type(item)) for item in one_of_each(items).values()}
+    kind = kinds.pop() if len(kinds) == 1 else SEVERAL_TYPES
+    devices = ", ".join(sorted(size.device_bytes)) or "cpu"
     shape: tuple[int, ...] | None = None
     dtype = ""
     parts: dict[str, int] = {}
@@ -434,10 +436,10 @@ def row_of(items: Sequence[object], size: Size) -> RetainedArray:
             dtype = array.dtype
     return RetainedArray(
         "",
-        kinds.pop() if len(kinds) == 1 else SEVERAL_TYPES,
+        kind,
         shape,
         dtype,
-        ", ".join(sorted(size.device_bytes)) or "cpu",
+        devices,
         size.size_bytes,
         arrays=0,
         objects=len(items),

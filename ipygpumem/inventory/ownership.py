@@ -152,18 +152,9 @@ def take(
         region = Region(namespaces=roots.namespaces, keeps_folded=True)
         size = Sizes(region=region).measure(holding[0])
         every = region.reach([id(holding[0])])
-        held_outside = region.held_from_outside({id(holding[0]): references}) & every
-        groups: _Groups = {}
-        if _worth_naming(region, held_outside, every) or region.may_share:
-            ours = {id(region.objects), id(region.folded), id(holding)}
-            outside = replace(roots, hidden=roots.hidden | ours)
-            groups, held_outside = _holders(
-                name, holding, region, held_outside, outside, is_name=is_name
-            )
-        cycles = region.in_hidden_cycles()
-        if cycles:
-            target = target_of(name) if is_name else ""
-            groups[_hidden_cycle(target, holding, region, cycles)] = set(cycles)
+        groups, held_outside = _other_holders(
+            name, holding, references, region, every, roots, is_name=is_name
+        )
         held_parts, counted = _parts(region, groups, held_outside)
         freed = region.bytes_of(every - counted)
     device_bytes = Counter(freed)
@@ -185,6 +176,39 @@ def take(
     )
 
 
+_Groups = dict[ReferencePath, set[NodeKey]]
+"""The nodes that each holder keeps alive."""
+
+
+def _other_holders(
+    name: str,
+    holding: list[object],
+    references: int,
+    region: Region,
+    every: Collection[NodeKey],
+    roots: Roots,
+    *,
+    is_name: bool,
+) -> tuple[_Groups, set[int]]:
+    """Return the nodes that something other than the name keeps alive by their holders, and all
+    nodes that are held from outside.
+    """
+    groups = _Groups()
+    held_outside = region.held_from_outside({id(holding[0]): references}).intersection(every)
+    if _worth_naming(region, held_outside, every) or region.may_share:
+        # Our own containers refer to the object, too.
+        ours = {id(region.objects), id(region.folded), id(holding)}
+        without_ours = replace(roots, hidden=roots.hidden | ours)
+        groups, held_outside = _holders(
+            name, holding, region, held_outside, without_ours, is_name=is_name
+        )
+    cycles = region.in_hidden_cycles()
+    if cycles:
+        target = target_of(name) if is_name else ""
+        groups[_hidden_cycle(target, holding, region, cycles)] = set(cycles)
+    return groups, held_outside
+
+
 def _hidden_cycle(
     target: str, holding: list[object], region: Region, cycles: set[int]
 ) -> ReferencePath:
@@ -198,10 +222,6 @@ def _hidden_cycle(
     if not lines:
         return HIDDEN_CYCLE
     return ReferencePath(HIDDEN_CYCLE.path, "; ".join(lines))
-
-
-_Groups = dict[ReferencePath, set[NodeKey]]
-"""The nodes that each holder keeps alive."""
 
 
 def _holders(
@@ -549,7 +569,9 @@ def _is_users(item: object) -> bool:
 
 
 def _is_container(item: object) -> bool:
-    return module_of(item) == "collections" or any(is_instance(item, kind) for kind in _CONTAINERS)
+    if module_of(item) == "collections":
+        return True
+    return any(is_instance(item, kind) for kind in _CONTAINERS)
 
 
 def _named(

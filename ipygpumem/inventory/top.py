@@ -166,7 +166,8 @@ def take(
         deletion = remedy_of((row.name, *row.same))
         if row.name in measured.ends_of_cycles:
             deletion = f"{measured.ends_of_cycles[row.name]}; {deletion}"
-        rows.append(_with_remedy(row._replace(cell=cell_of(row.name)), named, deletion))
+        row_with_cell = row._replace(cell=cell_of(row.name))
+        rows.append(_with_remedy(row_with_cell, named, deletion))
     notes = () if measured.complete else (_INCOMPLETE,)
     unnamed = Counter(used_bytes) - _total(rows)
     return LargestNames(
@@ -251,7 +252,8 @@ def _sizeable_objects(
 ) -> dict[str, object]:
     """Return the objects that may hold much memory, each by the first of its names."""
     objects = {names[0]: named[names[0]] for names in names_by_object.values()}
-    chosen = set(map(id, sizeable(list(objects.values()))))
+    large_objects = sizeable(list(objects.values()))
+    chosen = set(map(id, large_objects))
     return {name: value for name, value in objects.items() if id(value) in chosen}
 
 
@@ -261,7 +263,11 @@ def _with_holders(rows: Sequence[NamedSize]) -> list[NamedSize]:
     for row in rows:
         for name in row.holds:
             holders_by_name.setdefault(name, []).append(row.name)
-    return [row._replace(held_by=tuple(holders_by_name.get(row.name, ()))) for row in rows]
+    rows_with_holders = list[NamedSize]()
+    for row in rows:
+        holders = holders_by_name.get(row.name, ())
+        rows_with_holders.append(row._replace(held_by=tuple(holders)))
+    return rows_with_holders
 
 
 def _is_listed(row: NamedSize, value: object) -> bool:

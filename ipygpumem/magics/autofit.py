@@ -211,7 +211,8 @@ def _bindings_in(cell: Cell, source: str) -> Bindings:
         body = re.sub(r"\A(?:%%.*\n)+", "", source)
         # the body of %%bash, or an error that the magic will show
         with contextlib.suppress(SyntaxError):
-            bindings = bindings_of(ast.parse(TransformerManager().transform_cell(body)))
+            code = TransformerManager().transform_cell(body)
+            bindings = bindings_of(ast.parse(code))
     return bindings
 
 
@@ -222,8 +223,9 @@ class CellFit:
         self._context = app.context
         self._experiments = app.experiments
         self._namespace = namespace = app.context.namespace
+        variables = dict(_variable(word, namespace) for word in options.variables)
         plan = Plan(
-            dict(_variable(word, namespace) for word in options.variables),
+            variables,
             smallest=_minima(options.min),
             step=options.step,
             headroom=options.headroom,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -91,15 +91,17 @@ def of_cell(app: App, options: Options) -> list[Report]:
 
 def new(app: App, options: Options) -> Experiment:
     """Return a new experiment, not started yet; invalid options raise an error."""
+    name = _checked_name(app, options.name)
+    budget = parse_budget(",".join(options.budget)) if options.budget else None
     return Experiment(
         app.experiments,
-        _checked_name(app, options.name),
+        name,
         patterns_of("--keep", options.keep),
         options.drop_imports,
         options.seed,
         options.report,
         parse_parameters(options.note),
-        parse_budget(",".join(options.budget)) if options.budget else None,
+        budget,
     )
 
 
@@ -120,9 +122,8 @@ def _checked_name(app: App, name: str) -> str:
         fix = " ".join([f"write {word} --{option[0]}", *values])
     else:
         fix = f"write {'-'.join([word, *more])}; --keep goes before names to keep"
-    raise UsageError(
-        clean(f"an experiment's name is one word, not {quoted(name)}: {ellipsize(fix)}")
-    )
+    message = f"an experiment's name is one word, not {quoted(name)}: {ellipsize(fix)}"
+    raise UsageError(clean(message))
 
 
 def _option_names(app: App) -> Iterable[str]:
@@ -270,8 +271,8 @@ def _description(experiment: Experiment, names: list[str]) -> str:
     parts.append(f"names: {listed(names) or 'none yet'}")
     waiting = experiment.waiting()
     if waiting:
-        items = ", ".join(f"{item.name} {format_bytes(item.size_bytes)}" for item in waiting)
-        parts.append(f"restored at the end: {items}")
+        items = [f"{item.name} {format_bytes(item.size_bytes)}" for item in waiting]
+        parts.append(f"restored at the end: {', '.join(items)}")
     return " · ".join(parts)
 
 
@@ -297,13 +298,15 @@ def compare(app: App, options: Options) -> list[Report]:
         raise ExperimentError("no experiment has finished yet: there is nothing to compare")
     for pattern in options.names:
         if not any(_fits(run, pattern) for run in runs):
-            raise ExperimentError(
-                f"no finished experiment matches {quoted(pattern)}; "
-                f"{there_are([run.name for run in runs])}"
-            )
+            existing = there_are([run.name for run in runs])
+            raise ExperimentError(f"no finished experiment matches {quoted(pattern)}; {existing}")
     if options.names:
-        runs = [run for run in runs if any(_fits(run, pattern) for pattern in options.names)]
+        runs = [run for run in runs if _fits_one_of(run, options.names)]
     return [reports.comparison_report(runs)]
+
+
+def _fits_one_of(run: reports.NumberedRun, patterns: Sequence[str]) -> bool:
+    return any(_fits(run, pattern) for pattern in patterns)
 
 
 def _fits(run: reports.NumberedRun, pattern: str) -> bool:

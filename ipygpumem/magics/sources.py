@@ -43,7 +43,14 @@ def finished_experiments(app: App, begun: str = "") -> list[str]:
 def files(app: App, begun: str) -> list[str]:
     """Return the files and folders whose paths begin with a text."""
     paths = sorted(glob(f"{begun}*"))  # noqa: PTH207  # keeps the typed form
-    return [f"{path}/" if Path(path).is_dir() else path for path in paths]
+    return [_with_slash(path) for path in paths]
+
+
+def _with_slash(path: str) -> str:
+    """Return a path, with a slash at its end if it is a folder, so that Tab goes on in it."""
+    if Path(path).is_dir():
+        return f"{path}/"
+    return path
 
 
 def _values(app: App) -> dict[str, object]:

@@ -161,9 +161,11 @@ def _check_names(app: App, command_name: str, patterns: Sequence[str]) -> None:
     """
     names = list(named_objects(app.context.shell))
     for pattern in patterns:
-        if not any(records.matcher([pattern])(name) for name in names):
+        matches = records.matcher([pattern])
+        if not any(map(matches, names)):
             hint = did_you_mean(pattern, names)
-            raise UsageError(clean(f"{command_name}: no name matches {quoted(pattern)}{hint}"))
+            message = f"{command_name}: no name matches {quoted(pattern)}{hint}"
+            raise UsageError(clean(message))
 
 
 def largest(

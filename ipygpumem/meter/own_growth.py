@@ -45,7 +45,10 @@ def growth_line(usages: Sequence[Usage]) -> str:
     """Return the line that names our part of what a cell kept, if it has one, and forget it."""
     usage = usage_on(usages, "cpu")
     grown = 0 if usage is None else usage.delta_bytes
-    parts = [f"{format_bytes(min(size, grown))} for {what}" for what, size in waiting.items()]
+    parts = list[str]()
+    for what, size in waiting.items():
+        at_most = min(size, grown)
+        parts.append(f"{format_bytes(at_most)} for {what}")
     waiting.clear()
     if not parts or grown < _LEAST_BYTES:
         return ""

@@ -57,7 +57,8 @@ def size_of(pid: int) -> tuple[int, bool] | None:
     has ended.
     """
     with contextlib.suppress(OSError):
-        pss = _PSS.search(Path(f"/proc/{pid}/smaps_rollup").read_bytes())
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_bytes()
+        pss = _PSS.search(rollup)
         if pss:
             return int(pss[1]) * KIB, True
     with contextlib.suppress(OSError, IndexError):
@@ -143,7 +144,8 @@ def _started_at(pid: int) -> float | None:
     Linux.
     """
     try:
-        _, _, fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        status = Path(f"/proc/{pid}/stat").read_text()
+        _, _, fields = status.rpartition(")")  # the name before may have spaces
         ticks = int(fields.split()[19])
         # The shortest of several readings: other processes may run between the two clocks.
         boot = min(-time.clock_gettime(time.CLOCK_BOOTTIME) + time.time() for _ in range(3))

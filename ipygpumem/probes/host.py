@@ -286,7 +286,8 @@ def _rss_by_kind() -> tuple[int, int, int]:
         shared = own_limits.figure(status, b"\nRssShmem:")
         return private, shared, own_limits.figure(status, b"\nRssFile:")
     except (OSError, ValueError):  # not Linux, or before 4.5
-        return int(_psutil().Process().memory_info().rss), 0, 0
+        memory = _psutil().Process().memory_info()
+        return int(memory.rss), 0, 0
 
 
 class RamFigures(NamedTuple):

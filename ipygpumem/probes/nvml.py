@@ -242,14 +242,15 @@ def _find(library: Any, properties: Any) -> Any:
 def _visible(library: Any) -> list[Any]:
     """Return the handles of the cards selected by ``CUDA_VISIBLE_DEVICES``, as CUDA reads it."""
     cards = _handles(library)
-    all_numbers = ",".join(map(str, range(len(cards))))
+    all_numbers = ",".join(str(number) for number in range(len(cards)))
     text = os.environ.get("CUDA_VISIBLE_DEVICES", all_numbers)
     words = [word.strip() for word in text.split(",")]
     if words[0].startswith("MIG-"):
         return [library.nvmlDeviceGetHandleByUUID(words[0])]  # as in _find
     if any(_mig_enabled(library, card) for card in cards):
         raise LookupError("a card is split by MIG and CUDA_VISIBLE_DEVICES does not name the slice")
-    if any(word.isdecimal() for word in words) and not _has_known_order(library, cards):
+    has_numbers = any(word.isdecimal() for word in words)
+    if has_numbers and not _has_known_order(library, cards):
         raise LookupError(
             "the order of different cards is unknown before CUDA is used, unless "
             "CUDA_DEVICE_ORDER=PCI_BUS_ID"

@@ -61,7 +61,8 @@ def notebook_of(pid: int) -> str:
     if not _is_same_user(pid):
         return ""
     with contextlib.suppress(OSError):  # it has ended
-        for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        for variable in environment.split(b"\0"):
             if variable.startswith(_SESSION):
                 return os.fsdecode(variable.removeprefix(_SESSION))
     return ""
@@ -79,5 +80,6 @@ def _is_same_user(pid: int) -> bool:
 def _words_of(pid: int) -> list[str]:
     """Return the words of a process's command line; none if it has ended."""
     with contextlib.suppress(OSError):
-        return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")
+        command_line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return os.fsdecode(command_line).split("\0")
     return []

@@ -200,7 +200,7 @@ class PluginProbe(Probe):
             raise ProbeError(self._too_slow)
         started = perf_counter()
         readings: tuple[Reading, ...] = self._isolated(
-            lambda: tuple(map(self._checked, self._probe.read(detail=detail, peak=peak)))
+            lambda: self._checked_readings(detail=detail, peak=peak)
         )
         self.sampled = self._isolated(lambda: bool(getattr(self._probe, "sampled", False)))
         seconds = perf_counter() - started
@@ -224,6 +224,10 @@ class PluginProbe(Probe):
                 text = describe_error(error)
             raise ProbeError(text) from None
 
+    def _checked_readings(self, *, detail: bool, peak: bool) -> tuple[Reading, ...]:
+        readings = self._probe.read(detail=detail, peak=peak)
+        return tuple(map(self._checked, readings))
+
     def _checked(self, reading: Any) -> Reading:
         """Return a reading of the user's code; ``ProbeError`` says what is wrong with it."""
         if type(reading) is not Reading:
@@ -236,10 +240,8 @@ class PluginProbe(Probe):
         if not all(map(_is_size, _sizes_in(reading))):
             raise ProbeError("bytes must be non-negative integers, or None where allowed")
         if reading.method not in get_args(Method) or type(reading.note) is not str:
-            raise ProbeError(
-                f"method must be one of {', '.join(sorted(get_args(Method)))}, and note must be a "
-                f"string"
-            )
+            methods = ", ".join(sorted(get_args(Method)))
+            raise ProbeError(f"method must be one of {methods}, and note must be a string")
         has_more_than_all = (
             reading.total_bytes is not None and reading.current_bytes > reading.total_bytes
         )

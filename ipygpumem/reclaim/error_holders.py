@@ -49,7 +49,8 @@ def line_that_removes(holders: Iterable[Holder], *, collects: bool) -> str:
     targets = [holder.target for holder in ordered if holder.target]
     statements = [holder.statement for holder in ordered if not holder.target]
     if targets:
-        statements.insert(0, f"{' = '.join(dict.fromkeys(targets))} = None")
+        unique_targets = " = ".join(dict.fromkeys(targets))
+        statements.insert(0, f"{unique_targets} = None")
     if collects:
         statements.append(COLLECT)
     statements = list(dict.fromkeys(statements))

@@ -75,19 +75,23 @@ def _kept_error(
 ) -> KeptError:
     """Return the record of a group of errors, whose memory the rows list."""
     collects = any(_keeps_itself(error, own) for error in group.errors.values())
+    places = [holder.place for holder in group.holders]
+    losses = [holder.loses for holder in group.holders]
+    names = [row.name for row in rows[:_NAMES_SHOWN]]
     return KeptError(
-        place=", ".join(_each_once(holder.place for holder in group.holders)),
+        place=_each_once(places),
         size_bytes=sum(row.size_bytes for row in rows),
-        names=tuple(row.name for row in rows[:_NAMES_SHOWN]),
+        names=tuple(names),
         remedy=line_that_removes(group.holders, collects=collects),
         is_complete=is_complete,
-        loses=", ".join(_each_once(holder.loses for holder in group.holders)),
+        loses=_each_once(losses),
     )
 
 
-def _each_once(texts: Iterable[str]) -> Iterable[str]:
-    """Return the texts that are not empty, in order, each once."""
-    return dict.fromkeys(text for text in texts if text)
+def _each_once(texts: Iterable[str]) -> str:
+    """Return the texts that are not empty, in order, each once, separated by commas."""
+    unique = dict.fromkeys(text for text in texts if text)
+    return ", ".join(unique)
 
 
 # -- the errors that can be reached -------------------------------------------------------------

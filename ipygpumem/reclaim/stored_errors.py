@@ -180,7 +180,9 @@ class _Contents:
 
     def can_be_removed_from(self, container: Any) -> bool:
         """Return True if one statement for each item removes the errors from a container."""
-        return has_places(container) and all(key_code(path[0]) for path, _ in self.errors)
+        if not has_places(container):
+            return False
+        return all(key_code(path[0]) for path, _ in self.errors)
 
 
 def _may_hold_errors(items: Sequence[Any], error_types: set[int]) -> bool:
@@ -200,9 +202,9 @@ def _errors_in(container: Any) -> list[tuple[object, BaseException]]:
     keys: Sequence[object] = range(len(items))
     if id(type(container)) in DICT_TYPES:
         keys = list(container)
-    return [
-        (key, item) for key, item in zip(keys, items, strict=False) if id(type(item)) in error_types
-    ]
+    # not strict: another thread may have changed the container since
+    keyed_items = zip(keys, items, strict=False)
+    return [(key, item) for key, item in keyed_items if id(type(item)) in error_types]
 
 
 def _is_plain_otherwise(container: Any, errors: int) -> bool:

@@ -219,7 +219,8 @@ def _assignment(statement: Any, names: frozenset[str], *, shown: bool) -> list[a
     if not bound or statement.value is None:
         return [statement]
     in_place = isinstance(statement, ast.AugAssign) and not shown  # the operator may fail
-    if all(isinstance(target, ast.Name) for target in targets) and not in_place:
+    binds_only_names = all(isinstance(target, ast.Name) for target in targets)
+    if binds_only_names and not in_place:
         statement.value = _followed(statement.value, BINDS, bound)
         return [statement]
     statement.value = _followed(statement.value, MAY_BIND, bound)

@@ -249,7 +249,8 @@ class CodeObserver:
         running = self._cells.running()
         # In other threads than the main one, functions run.
         is_silent = not running and experiment.thread == main_thread().ident
-        if is_silent or any(cell.code.has_unseen or not cell.code.seen for cell in running):
+        ran_unseen = any(cell.code.has_unseen or not cell.code.seen for cell in running)
+        if is_silent or ran_unseen:
             experiment.scope.save_all()
         for cell in self._cells.of_others(experiment.thread):
             self._note_names(cell)

@@ -116,7 +116,8 @@ class GpuMemMagics(Magics):
         source = f"%%{name} {line}\n{cell}"
         # the inner one is a retry by the run_cell below
         cells = self.app.context.cells.running()[-2:]
-        texts = [text_of(getattr(running.info, "raw_cell", None)).split() for running in cells]
+        sources = [text_of(getattr(running.info, "raw_cell", None)) for running in cells]
+        texts = [text.split() for text in sources]
         if texts == [source.split()] * 2:
             source = cell
             # the reason was reported before

@@ -120,9 +120,8 @@ class Display:
         if self.has_images:
             if not _is_kernels(self._bar_stream) or os.getpid() != self._pid:
                 return False
-            return bool(
-                self._shell.kernel.get_parent("shell").get("content", {}).get("allow_stdin")
-            )
+            request = self._shell.kernel.get_parent("shell")
+            return bool(request.get("content", {}).get("allow_stdin"))
         return is_terminal(self._bar_stream)
 
     @property
@@ -184,7 +183,10 @@ def wants_colour(stream: Any, shell: Any) -> bool:
     """Return True if ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and IPython's colours allow colour on
     ``stream``.
     """
-    if os.environ.get("NO_COLOR") or str(getattr(shell, "colors", "")).lower() == "nocolor":
+    if os.environ.get("NO_COLOR"):
+        return False
+    colours = str(getattr(shell, "colors", ""))
+    if colours.lower() == "nocolor":
         return False
     forced = os.environ.get("FORCE_COLOR")
     if forced is not None:

@@ -81,7 +81,5 @@ class Subscribers:
 def _name(subscriber: object) -> str:
     """Return a callable's name without running the user's code."""
     function = subscriber.__func__ if type(subscriber) is MethodType else subscriber
-    return (
-        f"subscriber "
-        f"{clean(function.__qualname__ if type(function) is FunctionType else type_name(function))}"
-    )
+    name = function.__qualname__ if type(function) is FunctionType else type_name(function)
+    return f"subscriber {clean(name)}"

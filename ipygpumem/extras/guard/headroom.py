@@ -58,12 +58,13 @@ class Headroom:
                         for name in (version.limit, version.used, "memory.stat")
                     )
                     self._groups.append((version, limit, used, stat))
-        sizes = [
-            (int(_read(limit, _LINE_BYTES)), "the control group") for _, limit, _, _ in self._groups
-        ]
-        self.machine_bytes = int(psutil.virtual_memory().total + psutil.swap_memory().total)
+        ram_bytes = int(psutil.virtual_memory().total)
+        self.machine_bytes = ram_bytes + int(psutil.swap_memory().total)
         """A larger request is refused by Linux itself."""
-        self.total_bytes, name = min([*sizes, (int(psutil.virtual_memory().total), "the machine")])
+        owners_by_size = [(ram_bytes, "the machine")]
+        for _, limit, _, _ in self._groups:
+            owners_by_size.append((_number(limit), "the control group"))
+        self.total_bytes, name = min(owners_by_size)
         self.name = f"{name}'s {format_bytes(self.total_bytes)}"
         """The memory that may run out, in words."""
 
@@ -77,21 +78,19 @@ class Headroom:
         if self._statm is None or self._meminfo is None:
             memory = psutil.virtual_memory()
             swap = psutil.swap_memory()
-            return Figures(
-                int(memory.available + swap.free), int(psutil.Process().memory_info().rss), None
-            )
+            rss_bytes = int(psutil.Process().memory_info().rss)
+            return Figures(int(memory.available + swap.free), rss_bytes, None)
         _, rss, shared, _, _, data = _read(self._statm, _LINE_BYTES).split()[:6]
         machine = _read(self._meminfo)
-        free = [sum(_figure(machine, name) for name in (b"\nMemAvailable:", b"\nSwapFree:")) * KIB]
+        available_kib = _figure(machine, b"\nMemAvailable:") + _figure(machine, b"\nSwapFree:")
+        free = [available_kib * KIB]
         with contextlib.suppress(OSError, ValueError):  # a group without its limit now
             for version, limit, used, stat in self._groups:
-                caches = _read(stat)
-                size = sum(
-                    _figure(b"\n" + caches, b"\n%b " % name.encode()) for name in version.cache
-                )
-                free.append(
-                    max(0, int(_read(limit, _LINE_BYTES)) - int(_read(used, _LINE_BYTES)) + size)
-                )
+                caches = b"\n" + _read(stat)
+                cache_bytes = 0
+                for name in version.cache:
+                    cache_bytes += _figure(caches, b"\n%b " % name.encode())
+                free.append(max(0, _number(limit) - _number(used) + cache_bytes))
         return Figures(min(free), (int(rss) - int(shared)) * PAGE_BYTES, int(data) * PAGE_BYTES)
 
     def data_bytes(self) -> int | None:
@@ -110,6 +109,15 @@ def _read(descriptor: int, most_bytes: int = _FILE_BYTES) -> bytes:
     return os.pread(descriptor, most_bytes, 0)
 
 
+def _number(descriptor: int) -> int:
+    """Return the number that is a file's only line."""
+    return int(_read(descriptor, _LINE_BYTES))
+
+
 def _figure(lines: bytes, label: bytes) -> int:
     """Return the number behind a label; 0 without it."""
-    return int((lines.partition(label)[2].split(None, 1) or (0,))[0])
+    _, _, after = lines.partition(label)
+    words = after.split(None, 1)
+    if not words:
+        return 0
+    return int(words[0])

@@ -57,7 +57,8 @@ def run(task: Task, parent: int) -> NoReturn:
         _run(task, pid)
     except BaseException as error:  # the kernel's code must not go on in this process
         with contextlib.suppress(BaseException):
-            task.connection.send("failed", *_described(error, traceback.format_exc().splitlines()))
+            lines = traceback.format_exc().splitlines()
+            task.connection.send("failed", *_described(error, lines))
             task.connection.send("done", 0)
     finally:
         os._exit(0)
@@ -130,8 +131,10 @@ def _limit_memory(app: App, memory_bytes: int) -> None:
 
 def _is_limit_reached(app: App) -> bool:
     """Return True if the memory guard has refused memory to the cell, or to one inside it."""
-    texts = [cell.guarded for cell in app.context.cells.running()]
-    return any(text and not text.startswith("perhaps") for text in texts)
+    for cell in app.context.cells.running():
+        if cell.guarded and not cell.guarded.startswith("perhaps"):
+            return True
+    return False
 
 
 def _peak_bytes(span: Span) -> int:
@@ -228,13 +231,20 @@ def _described(
     process.
     """
     name = type_name(error)
-    base = next(
-        name_of(kind) for kind in mro_of(type(error)) if vars(builtins).get(name_of(kind)) is kind
-    )
+    base = _built_in_name(error)
     text = ""
     with contextlib.suppress(Exception):  # any of the user's classes may fail
         text = str(error)
     return name, base, text, list(lines) or [f"{name}: {text}"]
+
+
+def _built_in_name(error: BaseException | None) -> str:
+    """Return the name of an error's nearest built-in base."""
+    for kind in mro_of(type(error)):
+        name = name_of(kind)
+        if vars(builtins).get(name) is kind:
+            return name
+    return "Exception"
 
 
 # -- output -------------------------------------------------------------------------------------

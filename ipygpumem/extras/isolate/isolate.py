@@ -462,7 +462,8 @@ def _pause_openmp() -> list[Any]:
 
     They start again when needed.
     """
-    paths = set(_OPENMP.findall(Path("/proc/self/maps").read_text("utf-8", "replace")))
+    maps = Path("/proc/self/maps").read_text("utf-8", "replace")
+    paths = set(_OPENMP.findall(maps))
     libraries = [ctypes.CDLL(path) for path in paths if Path(path).exists()]
     without_pause = []
     for library in libraries:

@@ -140,7 +140,8 @@ def _one_line(source: str) -> Iterator[None]:
                 "gpumemit cannot measure await: run it in a plain cell and read the line below"
             ) from None
         line = getattr(error, "text", None) or source
-        raise UsageError(f"gpumemit: {problem}: {clean(' '.join(line.split()))!r}") from None
+        words = " ".join(line.split())
+        raise UsageError(f"gpumemit: {problem}: {clean(words)!r}") from None
 
 
 def statements_report(costs: Sequence[Cost], nothing: Cost) -> Report:
@@ -169,14 +170,16 @@ def _noise_text(nothing: Cost) -> str:
 def _memory_of(cost: Cost, device: str) -> dict[str, str]:
     """Return the columns of a statement's memory on a device; its code is in the first row only."""
     usages = cost.usages(device)
+    changes = [usage.delta_bytes for usage in usages]
     peaks = [usage.peak_delta_bytes for usage in usages]
     label = device_label(device)
     if any(usage.method == "sampled" for usage in usages):
         label += " (sampled)"
+    is_first_row = device == cost.devices[0]
     return {
-        "statement": _in_one_line(cost.text) if device == cost.devices[0] else "",
+        "statement": _in_one_line(cost.text) if is_first_row else "",
         "device": label,
-        "kept": format_change(round(median(usage.delta_bytes for usage in usages))),
+        "kept": format_change(round(median(changes))),
         "peak": format_change(round(median(peaks))),
         "all peaks": _range(peaks, format_bytes),
     }

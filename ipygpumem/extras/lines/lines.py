@@ -143,7 +143,8 @@ class Tracer:
         except (OSError, TypeError):  # made by exec, or its file is gone
             lines = []
             first = code.co_firstlineno
-        self.record.blocks.append(CodeBlock(title, first, tuple(line.rstrip() for line in lines)))
+        source = tuple(line.rstrip() for line in lines)
+        self.record.blocks.append(CodeBlock(title, first, source))
 
     def start(self) -> None:
         """Trace the calls of this thread."""

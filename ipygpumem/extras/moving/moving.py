@@ -276,11 +276,11 @@ class Offload:
         storages = _storages_of(own_tensors, reader)
         kinds = {storage.device.type for storage in storages.values()}
         _refuse_other_devices(kinds)
-        on_devices = {
-            key: storage
-            for key, storage in storages.items()
-            if storage.device.type in DEVICES and storage.nbytes()
-        }
+        on_devices = dict[Any, Any]()
+        for key, storage in storages.items():
+            is_on_device = storage.device.type in DEVICES
+            if is_on_device and storage.nbytes():
+                on_devices[key] = storage
         tensors = {id(tensor): tensor for tensor in own_tensors}
         if on_devices:  # other tensors may share their memory
             tensors |= {id(tensor): tensor for tensor in live_tensors(garbage_here())}
@@ -587,7 +587,9 @@ def _synchronize(pieces: Iterable[_Piece]) -> None:
 
 def _first_words(error: Exception) -> str:
     """Return the first sentence of an error, or its type."""
-    return str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
+    first_line, _, _ = str(error).partition("\n")
+    sentence, _, _ = first_line.partition(". ")
+    return sentence or type(error).__name__
 
 
 def _as_bytes(storage: Any) -> Any:

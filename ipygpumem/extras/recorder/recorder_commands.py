@@ -43,7 +43,8 @@ def recorder_status(app: App, options: Options) -> list[Report]:
     folder = app.recorder.folder
     sizes = [recording.stat().st_size for recording in recordings.listed(folder)]
     number = count(len(sizes), "recording")
-    return [note(f"recording is {state} · {number}, {format_bytes(sum(sizes))}, in {folder}")]
+    size = format_bytes(sum(sizes))
+    return [note(f"recording is {state} · {number}, {size}, in {folder}")]
 
 
 RECORDER = Group(
@@ -100,13 +101,16 @@ def postmortem_report(recording: Recording, verdict: Verdict) -> Report:
     lines = list[str]()
     if recording.skipped:
         unread = f"{count(recording.skipped, 'line')} of the recording could not be read"
-        lines.append(f"{unread}: its end may be among them" if verdict.grade else unread)
+        if verdict.grade:
+            unread += ": its end may be among them"
+        lines.append(unread)
+    evidence = [clean(verdict.evidence)] if verdict.evidence else []
     return Report(
         "postmortem",
         _headline(recording, verdict),
         lines,
         [_memory_table(recording.cell)],
-        [Fact("evidence", [clean(verdict.evidence)] if verdict.evidence else [])],
+        [Fact("evidence", evidence)],
         _listings(recording.cell),
         is_trouble=bool(verdict.grade),
     )
@@ -119,8 +123,10 @@ def _listings(moments: Sequence[Moment]) -> list[Listing]:
     cell = moments[0]
     last = moments[-1]
     end = f" {clean(last.error)}" if last.kind == "cell end" else " until its last entry"
-    title = f"cell {cell.cell}, ran {format_seconds(max(0.0, last.time - cell.time))}{end}"
-    source = [clean(f"  {line.expandtabs(4)}") for line in cell.source.split("\n")[:_LINES_SHOWN]]
+    seconds = max(0.0, last.time - cell.time)
+    title = f"cell {cell.cell}, ran {format_seconds(seconds)}{end}"
+    lines = cell.source.split("\n")[:_LINES_SHOWN]
+    source = [clean(f"  {line.expandtabs(4)}") for line in lines]
     return [Listing(title, source, code=True)]
 
 

@@ -41,10 +41,12 @@ def _epochs_before(state: Any) -> int:
     """Return the number of finished epochs, from the trainer's loop: its state counts fractions of
     some data sets.
     """
-    loop = next((frame for frame in stack(sys._getframe(1)) if frame.f_code.co_name == _LOOP), None)
-    number = None if loop is None else peek(loop).get("epoch")
-    if type(number) is int:
-        return number
+    for frame in stack(sys._getframe(1)):
+        if frame.f_code.co_name == _LOOP:
+            number = peek(frame).get("epoch")
+            if type(number) is int:
+                return number
+            break
     return int(state.epoch or 0)
 
 

@@ -181,7 +181,8 @@ def is_left_out(item: Any) -> bool:
     refers to it.
     """
     if is_instance(item, ModuleType):
-        return item is sys.modules.get(text_of(module_dict(item).get("__name__")))
+        name = text_of(module_dict(item).get("__name__"))
+        return item is sys.modules.get(name)
     if is_instance(item, type):
         return not (is_users_class(item) or _is_made_at_run_time(item))
     is_foreign = is_of_library(item, "asyncio", "AbstractEventLoop") or is_instance(item, CodeType)

@@ -180,8 +180,10 @@ class OwnBytes:
         """
         if bulk_reader(kind) is not None or behind(kind, self._loaded_readers) is not None:
             return True
-        array_types = (library_type("numpy", "ndarray"), library_type("torch", "Tensor"))
-        return any(base is not None and type.__subclasscheck__(base, kind) for base in array_types)
+        for base in (library_type("numpy", "ndarray"), library_type("torch", "Tensor")):
+            if base is not None and type.__subclasscheck__(base, kind):
+                return True
+        return False
 
     def _of_special(self, items: Sequence[Any]) -> int:
         """Return the bytes of objects that have more than one block of memory, or a size of their

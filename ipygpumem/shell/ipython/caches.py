@@ -227,7 +227,8 @@ class Outputs:
 
     def since(self, mark: OutputMark) -> dict[int, Any]:
         """Return the outputs created after ``mark``, by cell number."""
-        return {key: value for key, value in list(self._cache().items()) if key not in mark.keys}
+        outputs = list(self._cache().items())
+        return {key: value for key, value in outputs if key not in mark.keys}
 
     def forget_since(self, mark: OutputMark) -> None:
         """Remove the outputs created after ``mark`` everywhere in IPython."""
