@@ -35,6 +35,30 @@ _AXES = (
 _BOKEH = "from tests.stand_ins import install; install('bokeh'); import bokeh"
 _ACCELERATE = "from tests.stand_ins import install; install('accelerate')"
 _ZARR = "from tests.stand_ins import install; install('zarr'); import zarr"
+_KEEPING = """
+import logging
+class Keeping(logging.Handler):
+    def __init__(self, data=None):
+        super().__init__()
+        self.data = data
+    def emit(self, record): pass
+lg = logging.getLogger("mine")
+"""
+"""A handler of a logger that keeps data."""
+
+
+def _in_handler(logger: str) -> Case:
+    """Return the case of data that a logger's handler has."""
+    code = f"""
+        class Keeping(logging.Handler):
+            def emit(self, record): pass
+        handler = Keeping()
+        handler.data = x
+        {logger}.addHandler(handler)
+        """
+    works = "logging.getLogger('mine').error('goes on')"
+    return Case(code, "import logging", works, sees_libraries=True)
+
 
 CASES: dict[str, Case] = {
     "a list": Case(
@@ -64,13 +88,36 @@ CASES: dict[str, Case] = {
     "a frozenset": Case("outer.append(frozenset([x, 3]))", "outer = []", kinds=("object",)),
     "a deque": Case("outer.append(x)", "import collections; outer = collections.deque([1, 2])"),
     "a deque alone": Case("outer.append(x)", "import collections; outer = collections.deque()"),
-    "an attribute": Case("outer.data = x", "class Outer: pass\nouter = Outer()"),
-    "a nested attribute": Case(
-        "outer.inner.data = x", "class Outer: pass\nouter = Outer(); outer.inner = Outer()"
+    "an attribute": Case(
+        "outer.data = x",
+        """
+        class Outer: pass
+        outer = Outer()
+        """,
     ),
-    "a slot": Case("outer.data = x", "class Outer:\n    __slots__ = ('data',)\nouter = Outer()"),
+    "a nested attribute": Case(
+        "outer.inner.data = x",
+        """
+        class Outer: pass
+        outer = Outer(); outer.inner = Outer()
+        """,
+    ),
+    "a slot": Case(
+        "outer.data = x",
+        """
+        class Outer:
+            __slots__ = ('data',)
+        outer = Outer()
+        """,
+    ),
     "a class": Case("Outer.data = x", "class Outer: pass"),
-    "a list of a class": Case("Outer.data.append(x)", "class Outer:\n    data = []"),
+    "a list of a class": Case(
+        "Outer.data.append(x)",
+        """
+        class Outer:
+            data = []
+        """,
+    ),
     "a default argument": Case(
         """
         def outer(data=x):
@@ -88,10 +135,21 @@ CASES: dict[str, Case] = {
         "registry = {}",
     ),
     "a mutable default": Case(
-        "outer(x)", "def outer(item, seen=[]):\n    seen.append(item)", "outer(1)"
+        "outer(x)",
+        """
+        def outer(item, seen=[]):
+            seen.append(item)
+        """,
+        "outer(1)",
     ),
     "a closure": Case(
-        "outer(x)", "def make():\n    data = []\n    return data.append\nouter = make()"
+        "outer(x)",
+        """
+        def make():
+            data = []
+            return data.append
+        outer = make()
+        """,
     ),
     "a closure in a list": Case(
         """
@@ -128,7 +186,12 @@ CASES: dict[str, Case] = {
     ),
     "a cached function's argument": Case(
         "load(x)",
-        "import functools\n@functools.lru_cache\ndef load(item):\n    return 1",
+        """
+        import functools
+        @functools.lru_cache
+        def load(item):
+            return 1
+        """,
         kinds=("object",),
     ),
     "a cached method": Case(
@@ -180,7 +243,10 @@ CASES: dict[str, Case] = {
     ),
     "a finalizer": Case(
         "weakref.finalize(owner, print, x).atexit = False",
-        "class Owner: pass\nowner = Owner()",
+        """
+        class Owner: pass
+        owner = Owner()
+        """,
         sees_libraries=True,
     ),
     "a context variable": Case(
@@ -212,30 +278,8 @@ CASES: dict[str, Case] = {
         """,
         "outer = []",
     ),
-    "a logging handler": Case(
-        """
-        class Keeping(logging.Handler):
-            def emit(self, record): pass
-        handler = Keeping()
-        handler.data = x
-        logging.getLogger("mine").addHandler(handler)
-        """,
-        "import logging",
-        "logging.getLogger('mine').error('goes on')",
-        sees_libraries=True,
-    ),
-    "a root handler": Case(
-        """
-        class Keeping(logging.Handler):
-            def emit(self, record): pass
-        handler = Keeping()
-        handler.data = x
-        logging.getLogger().addHandler(handler)
-        """,
-        "import logging",
-        "logging.getLogger('mine').error('goes on')",
-        sees_libraries=True,
-    ),
+    "a logging handler": _in_handler("logging.getLogger('mine')"),
+    "a root handler": _in_handler("logging.getLogger()"),
     "a handler's buffer": Case(
         """
         record = logging.makeLogRecord({"args": (x,)})
@@ -250,31 +294,14 @@ CASES: dict[str, Case] = {
     ),
     "a handler next to a small one": Case(
         "lg.addHandler(Keeping(x))",
-        """
-        import logging
-        class Keeping(logging.Handler):
-            def __init__(self, data=None):
-                super().__init__()
-                self.data = data
-            def emit(self, record): pass
-        lg = logging.getLogger("mine")
-        lg.addHandler(Keeping())
-        """,
+        f"{_KEEPING}lg.addHandler(Keeping())",
         "assert len(lg.handlers) == 1; lg.error('goes on')",
         kinds=("object",),
         sees_libraries=True,
     ),
     "two handlers with data": Case(
         "lg.addHandler(Keeping(x)); lg.addHandler(Keeping(np.ones(1 << 18)))",
-        """
-        import logging
-        class Keeping(logging.Handler):
-            def __init__(self, data=None):
-                super().__init__()
-                self.data = data
-            def emit(self, record): pass
-        lg = logging.getLogger("mine")
-        """,
+        _KEEPING,
         "lg.error('goes on')",
         sees_libraries=True,
     ),
@@ -290,7 +317,10 @@ CASES: dict[str, Case] = {
     ),
     "an atexit callback": Case(
         "atexit.register(keep, x)",
-        "import atexit\ndef keep(data): pass",
+        """
+        import atexit
+        def keep(data): pass
+        """,
         sentences=("end ",),
         is_out_of_reach=True,
     ),
@@ -431,7 +461,13 @@ CASES: dict[str, Case] = {
     ),
     "a data class": Case(
         "outer.append(Row(x))",
-        "import dataclasses\n@dataclasses.dataclass\nclass Row:\n    data: object\nouter = []",
+        """
+        import dataclasses
+        @dataclasses.dataclass
+        class Row:
+            data: object
+        outer = []
+        """,
     ),
     "a namespace": Case("outer.data = x", "import types; outer = types.SimpleNamespace()"),
     "a queue": Case("outer.put(x)", "import queue; outer = queue.Queue()"),
@@ -465,7 +501,11 @@ CASES: dict[str, Case] = {
     ),
     "a singledispatch registry": Case(
         "show.register(str, lambda item, data=x: 1)",
-        "import functools\n@functools.singledispatch\ndef show(item): return 0",
+        """
+        import functools
+        @functools.singledispatch
+        def show(item): return 0
+        """,
         is_out_of_reach=True,
     ),
     "a map": Case("outer.append(map(len, [x]))", "outer = []"),
@@ -473,7 +513,14 @@ CASES: dict[str, Case] = {
     "a mapping proxy": Case(
         "outer['p'] = types.MappingProxyType({'a': x})", "import types; outer = {}"
     ),
-    "an enum": Case("Kind.A.data = x", "import enum\nclass Kind(enum.Enum):\n    A = 1"),
+    "an enum": Case(
+        "Kind.A.data = x",
+        """
+        import enum
+        class Kind(enum.Enum):
+            A = 1
+        """,
+    ),
     "a property": Case(
         """
         def get(self, data=x):
@@ -600,14 +647,26 @@ CASES: dict[str, Case] = {
         "outer.update({number: x if number % 2 else 1 for number in range(100)})", "outer = {}"
     ),
     "two attributes": Case(
-        "outer.a = x; outer.b = x", "class Outer: pass\nouter = Outer(); outer.c = 1"
+        "outer.a = x; outer.b = x",
+        """
+        class Outer: pass
+        outer = Outer(); outer.c = 1
+        """,
     ),
     "two attributes with one list": Case(
-        "outer.a = outer.b = [x]", "class Outer: pass\nouter = Outer()"
+        "outer.a = outer.b = [x]",
+        """
+        class Outer: pass
+        outer = Outer()
+        """,
     ),
     "two slots": Case(
         "outer.a = x; outer.b = x",
-        "class Outer:\n    __slots__ = ('a', 'b')\nouter = Outer()",
+        """
+        class Outer:
+            __slots__ = ('a', 'b')
+        outer = Outer()
+        """,
     ),
     "two attributes of a class": Case("Outer.a = x; Outer.b = x", "class Outer: pass"),
     "two attributes of a function": Case("outer.a = x; outer.b = x", "def outer(): pass"),
@@ -833,7 +892,11 @@ CASES: dict[str, Case] = {
         "assert outer.data is None",
     ),
     "a partial method": Case(
-        "Outer.show = functools.partialmethod(print, x)", "import functools\nclass Outer: pass"
+        "Outer.show = functools.partialmethod(print, x)",
+        """
+        import functools
+        class Outer: pass
+        """,
     ),
     "a descriptor": Case(
         "outer.data = x",
@@ -909,7 +972,10 @@ CASES: dict[str, Case] = {
         def reduce(item, data=x): pass
         copyreg.pickle(Outer, reduce)
         """,
-        "import copyreg\nclass Outer: pass",
+        """
+        import copyreg
+        class Outer: pass
+        """,
         is_out_of_reach=True,
         sees_libraries=True,
     ),
@@ -952,7 +1018,11 @@ CASES: dict[str, Case] = {
     ),
     "a kept finalizer": Case(
         "outer.append(weakref.finalize(owner, print, x)); outer[0].atexit = False",
-        "import weakref\nclass Owner: pass\nowner = Owner(); outer = []",
+        """
+        import weakref
+        class Owner: pass
+        owner = Owner(); outer = []
+        """,
         sees_libraries=True,
     ),
     "a list of a thread's local": Case(
@@ -992,7 +1062,13 @@ CASES: dict[str, Case] = {
         "import pandas as pd; outer = pd.DataFrame({'a': [1]})",
         "assert list(outer) == ['a']",
     ),
-    "a private attribute": Case("outer._data = x", "class Outer: pass\nouter = Outer()"),
+    "a private attribute": Case(
+        "outer._data = x",
+        """
+        class Outer: pass
+        outer = Outer()
+        """,
+    ),
     "a private attribute of a library": Case(
         "add_hook_to_module(outer['model'], ModelHook({'weight': x}));",
         f"""
@@ -1015,7 +1091,11 @@ CASES: dict[str, Case] = {
         sentences=("let accelerate remove it",),
     ),
     "a private attribute with a container": Case(
-        "outer._cache = {'a': x}", "class Outer: pass\nouter = Outer()"
+        "outer._cache = {'a': x}",
+        """
+        class Outer: pass
+        outer = Outer()
+        """,
     ),
     "a registry of a class": Case(
         "Outer(x)",

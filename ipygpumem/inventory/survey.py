@@ -85,22 +85,20 @@ def roles_of_objects(observer: HeapObserver | None = None) -> list[tuple[object,
     Args:
         observer: sees all objects during the pass over the heap.
     """
-    refuse_while_traced("list tensors")
-    with undisturbed():
-        survey = _Survey((), lambda root: None, observer=observer)
-        try:
-            return survey.roles()
-        finally:
-            survey.drop()
+    return _roles(observer, has_arrays=True)
 
 
 def roles_of_tensors() -> list[tuple[object, Role]]:
     """Return all live tensors of torch with their roles, as ``roles_of_objects`` does, without a
     pass over the heap.
     """
+    return _roles(has_arrays=False)
+
+
+def _roles(observer: HeapObserver | None = None, *, has_arrays: bool) -> list[tuple[object, Role]]:
     refuse_while_traced("list tensors")
     with undisturbed():
-        survey = _Survey((), lambda root: None, has_arrays=False)
+        survey = _Survey((), lambda root: None, observer=observer, has_arrays=has_arrays)
         try:
             return survey.roles()
         finally:
