@@ -330,12 +330,29 @@ def forked(work: Callable[[], object]) -> Any:
 
 
 def import_late_modules() -> None:
-    """Import what reports need, so that forked processes do not import it one by one."""
-    for module in ("numpy", "ipygpumem.shell.leak_search"):
-        importlib.import_module(module)
+    """Import what shells and reports need: each forked process would import it again, for as long
+    as its reports take.
+    """
+    importlib.import_module("numpy")
     for package in (ipygpumem.heap, ipygpumem.inventory):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
+    for name in forked(modules_of_a_notebook):
+        with suppress(ImportError):
+            importlib.import_module(name)
+
+
+def modules_of_a_notebook() -> list[str]:
+    """Return the modules that a shell, an experiment and reports import."""
+    before = set(sys.modules)
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    shell.run_line_magic("load_ext", "ipygpumem")
+    ask = Asker(shell)
+    ask.run("outer = []")
+    ask.run("%%experiment e\nouter.append(bytes(1 << 20))")
+    for line in ("", "top", "why outer", "leaks"):
+        ask.report(line)
+    return sorted(set(sys.modules) - before)
 
 
 def prepare(library: str) -> None:
