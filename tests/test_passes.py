@@ -133,12 +133,10 @@ class Passes:
         return self._real["collect"](generation)
 
 
-def least(shell: InteractiveShell, cell: str) -> tuple[int, int]:
-    """Return the passes and visits of a cell, the least of some runs: the first ones import
-    modules.
-    """
+def least(shell: InteractiveShell, cell: str, runs: int) -> tuple[int, int]:
+    """Return the passes and visits of a cell, the least of some runs."""
     found = list[tuple[int, int]]()
-    for _ in range(4):
+    for _ in range(runs):
         with contextlib.redirect_stdout(io.StringIO()), Passes() as passes:
             shell.run_cell(cell)
         found.append((passes.passes, passes.visits))
@@ -157,12 +155,13 @@ def measure() -> None:
     for cell in (SETUP, LEAK):
         assert shell.run_cell(cell).success
     cells = LOOKS | QUIET
-    few = {name: least(shell, cell) for name, cell in cells.items()}
+    # the first runs import modules
+    few = {name: least(shell, cell, runs=4) for name, cell in cells.items()}
     json.hidden = [{"number": number, "list": []} for number in range(MANY // 2)]  # type: ignore[attr-defined]
     gc.collect()
     found = {}
     for name, cell in cells.items():
-        passes, visits = least(shell, cell)
+        passes, visits = least(shell, cell, runs=2)
         found[name] = passes, round((visits - few[name][1]) / MANY, 2)
     print(json.dumps(found))
 
