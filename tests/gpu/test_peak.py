@@ -2,9 +2,15 @@
 goes on.
 """
 
+import json
+import os
+from pathlib import Path
+
 import pytest
 
 from benchmarks.harness.kernel import Kernel
+from ipygpumem.units import MIB
+from tests.alone import ROOT, printed
 from tests.gpu.support import fails, ready, run_ok, script
 
 _STEPS = """
@@ -129,3 +135,55 @@ def test_the_history_is_saved_for_torchs_viewer(kernel: Kernel) -> None:
     )
     run_ok(kernel, "os.remove('steps.pickle')")
     assert "alloc" in kernel.value("[event['action'] for event in snapshot['device_traces'][0]]")
+
+
+_BACKWARD = """
+import json, torch, ipygpumem
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(256, 1024)
+    def forward(self, x):
+        x = self.inner(x)
+        return x.relu().sigmoid()
+
+model = Net().cuda()
+data = torch.randn(4096, 256, device="cuda")
+found = []
+for run in (model, lambda x: checkpoint(model, x, use_reentrant=True)):
+    x = data.clone().requires_grad_()
+    with ipygpumem.peak() as peak:
+        for _ in range(2):
+            result = run(x)
+            loss = nn.functional.cross_entropy(result, torch.zeros(4096, 1024, device="cuda"))
+            loss.backward()
+    device = next(device for device in peak.record.devices if device.device == "cuda:0")
+    found.append([(row.size_bytes, row.operation, row.line) for row in device.rows if not row.name])
+print(json.dumps(found))
+"""
+
+
+def test_memory_of_backward_has_the_line_of_the_forward_pass(tmp_path: Path) -> None:
+    """autograd's thread of a card runs no line of the user's code. The rows have the line whose
+    node runs, and memory inside an operation has it, too.
+    """
+    file = tmp_path / "step.py"
+    file.write_text(_BACKWARD)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    plain, checkpointed = json.loads(printed(file, env=environment).splitlines()[-1])
+    for rows in (plain, checkpointed):
+        without_line = [
+            (size, operation)
+            for size, operation, line in rows
+            if size >= MIB and operation != "existed before" and not line
+        ]
+        assert without_line == []
+    lines = {operation: line for _, operation, line in plain if "backward" in operation}
+    relu = [
+        line for operation, line in lines.items() if "of Net" in operation or "model" in operation
+    ]
+    assert relu
+    assert all("return x.relu().sigmoid()" in line or "self.inner(x)" in line for line in relu)

@@ -6,10 +6,12 @@ import contextlib
 import gc
 import importlib.util
 import json
+import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +19,12 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _python_dispatch as dispatch
+from torch.utils.checkpoint import checkpoint
 
 import ipygpumem
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.extras.peak import following
+from ipygpumem.extras.peak import following, graph, places
+from ipygpumem.extras.peak.places import Call
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow
 from ipygpumem.extras.peak.report import layers, peak_report
 from ipygpumem.units import KIB, MIB, format_bytes
@@ -210,6 +214,128 @@ def test_memory_without_a_name_has_its_module_operation_and_line() -> None:
     lines = {row.operation: row.line for row in ram(found).rows}
     assert lines["pow"].endswith("return x.clone() ** 2")
     assert "model(torch.ones(MIB))" in lines["ones"]
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return x.sigmoid() * 2
+
+
+def in_backward(found: Any, least: int = MIB) -> dict[str, str]:
+    """Return the lines by the operations of the backward pass that allocated large memory."""
+    rows = [row for row in ram(found).rows if row.size_bytes >= least and not row.module]
+    return {row.operation: row.line for row in rows if "backward" in row.operation}
+
+
+def test_memory_of_backward_has_the_line_of_the_forward_pass() -> None:
+    model, data = Layers(), torch.ones(2**14, 64)
+    with ipygpumem.peak() as found:
+        model(data).sum().backward()
+    lines = in_backward(found)
+    assert lines["mul in backward of model"].endswith("return x.sigmoid() * 2")
+    assert lines["sigmoid_backward of model"].endswith("return x.sigmoid() * 2")
+
+
+def test_a_graph_of_an_earlier_cell_has_the_line_that_runs_backward() -> None:
+    loss = Layers()(torch.ones(2**14, 64)).sum()
+    with ipygpumem.peak() as found:
+        loss.backward()
+    rows = {row.operation: row.line for row in ram(found).rows}
+    assert rows["sigmoid_backward"].endswith("loss.backward()")
+
+
+class OfLibrary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        tripled = gradient * 3
+        return tripled + 1
+
+
+def test_a_custom_function_has_the_line_of_its_own_backward_pass() -> None:
+    x = torch.ones(MIB, requires_grad=True)
+    with ipygpumem.peak() as found:
+        OfLibrary.apply(x).sum().backward()
+    rows = {row.operation: row.line for row in ram(found).rows}
+    assert rows["mul"].endswith("tripled = gradient * 3")
+
+
+def test_a_librarys_custom_function_has_the_line_that_called_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(places, "is_users", lambda file: file == "users.py")
+    run = compile("y = OfLibrary.apply(x)\ny.sum().backward()", "users.py", "exec")
+    x = torch.ones(MIB, requires_grad=True)
+    with ipygpumem.peak() as found:
+        exec(run, {"OfLibrary": OfLibrary, "x": x})  # noqa: S102  # code of a file of its own
+    (line,) = [row.line for row in ram(found).rows if row.operation == "mul in backward"]
+    assert line.startswith("line 1")
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoints_memory_has_the_line_of_the_checkpointed_code(reentrant: bool) -> None:
+    model = Layers()
+    x = torch.ones(2**14, 64, requires_grad=True)
+    with ipygpumem.peak() as found:
+        checkpoint(model, x, use_reentrant=reentrant).sum().backward()
+    lines = in_backward(found)
+    assert lines["mul in backward of model"].endswith("return x.sigmoid() * 2")
+
+
+def test_a_second_derivative_has_the_line_of_the_forward_pass() -> None:
+    x = torch.ones(MIB, requires_grad=True)
+    with ipygpumem.peak() as found:
+        y = x.sigmoid().sum()
+        (slope,) = torch.autograd.grad(y, x, create_graph=True)
+        slope.sum().backward()
+    lines = in_backward(found)
+    assert {line.endswith("y = x.sigmoid().sum()") for line in lines.values()} == {True}
+
+
+def test_nodes_of_equal_numbers_of_two_threads_are_told_apart() -> None:
+    """Each thread counts its nodes from 0 on; autograd has a thread for each card."""
+    nodes, own = graph.Graph(), Call(line=("own.py", 1))
+    nodes._numbers[nodes._thread] = 8
+    nodes.note(torch.ops.aten.mul.Tensor, own)
+    with ThreadPoolExecutor(1) as pool:
+        number = pool.submit(torch._C._autograd._get_sequence_nr).result()
+        thread = pool.submit(threading.get_ident).result()
+        nodes._nodes[thread, 7] = graph.Node("mul", "", ("other.py", 1), is_by_engine=False)
+        nodes._numbers[thread] = number
+
+        def found(name: str, *, is_in_engine: bool) -> Any:
+            running = SimpleNamespace(name=lambda: name, _sequence_nr=lambda: 7)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(graph, "_running_node", lambda: running)
+                call = Call(is_in_engine=is_in_engine)
+                return nodes.place(torch.ops.aten.mul.Tensor, call).line
+
+        in_other = pool.submit(found, "MulBackward0", is_in_engine=True).result()
+        assert in_other == ("other.py", 1)
+        assert pool.submit(found, "MulBackward0", is_in_engine=False).result() == ("own.py", 1)
+        # no addition has made a node of this number: the line that waits for the backward pass
+        assert pool.submit(found, "AddBackward0", is_in_engine=False).result() != ("own.py", 1)
+
+
+def test_old_nodes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "_MOST_NODES", 10)
+    x = torch.ones(MIB, requires_grad=True)
+    with ipygpumem.peak() as found:
+        y = x
+        for _ in range(40):
+            y = y * 2
+        late = y.sigmoid()
+        late.sum().backward()
+    lines = in_backward(found)
+    assert lines["sigmoid_backward"].endswith("late = y.sigmoid()")
 
 
 def test_loaded_and_listed_numbers_are_followed(tmp_path: Path) -> None:

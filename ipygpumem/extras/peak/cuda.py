@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -12,26 +15,84 @@ import torch
 from ipygpumem.errors import describe_error
 from ipygpumem.estimating.caching_allocator import FreePieces, block_bytes, most_split_bytes
 from ipygpumem.estimating.storages import StorageLife
+from ipygpumem.extras.peak.places import Line, Place
 from ipygpumem.extras.peak.timeline import Clock
 from ipygpumem.introspect import is_users
 from ipygpumem.probes.allocator import Segment, snapshots
 
 _MOST_ENTRIES = 500_000
 """Number of events that torch keeps, of about 200 bytes each."""
+_MOST_OPERATIONS = 100_000
+"""Number of operations of backward passes after which the events so far are replayed."""
+_MOST_NESTED = 8
+"""Number of operations that may run at once, in the threads of several devices."""
 
 
 class Block(NamedTuple):
     """Where a block came from: the tensor's storage in it, if it is known, and the user's line."""
 
     storage: StorageLife | None
-    line: tuple[str, int] | None
+    line: Line | None
+    operation: str = ""
+    """The operation of a backward pass that allocated the block, if it is known."""
+
+
+def now_us() -> int:
+    """Return the time on the clock of the allocator's events."""
+    return time.time_ns() // 1000
+
+
+@dataclass(slots=True)
+class Operation:
+    """An operation of a backward pass, from its start to its end."""
+
+    place: Place
+    began_us: int
+    ended_us: int | None = None
+    """None while it runs, and if it has failed."""
+
+
+class Operations:
+    """The operations of backward passes, to which blocks without a line belong."""
+
+    def __init__(self) -> None:
+        self._operations: list[Operation] = []
+
+    def __len__(self) -> int:
+        return len(self._operations)
+
+    def begin(self, place: Place) -> Operation:
+        """Return a new operation that starts now."""
+        operation = Operation(place, now_us())
+        self._operations.append(operation)
+        return operation
+
+    def at(self, time_us: int) -> Place | None:
+        """Return the place of the only operation that ran at a time; None if there is none, or
+        several.
+        """
+        last = bisect_right(self._operations, time_us, key=attrgetter("began_us"))
+        places = set[Place]()
+        for operation in self._operations[max(0, last - _MOST_NESTED) : last]:
+            if operation.ended_us is None or time_us <= operation.ended_us:
+                places.add(operation.place)
+        return places.pop() if len(places) == 1 else None
+
+    def clear(self) -> None:
+        """Forget the operations that have ended."""
+        self._operations = [
+            operation for operation in self._operations if operation.ended_us is None
+        ]
 
 
 class Blocks:
     """The blocks of one device: those of ``segments``, and those of the events that follow."""
 
-    def __init__(self, device: str, segments: Iterable[Segment], began_us: int) -> None:
+    def __init__(
+        self, device: str, segments: Iterable[Segment], began_us: int, operations: Operations
+    ) -> None:
         self.device = device
+        self._operations = operations
         self.clock = Clock()
         self.tick = 0
         self.lives: list[StorageLife] = []
@@ -56,7 +117,7 @@ class Blocks:
             self._free.segments[segment.blocks[0].address] = size_bytes
         for block in segment.blocks:
             if block.state == "allocated":
-                self._born(block.address, block.size_bytes, None)
+                self._born(block.address, block.size_bytes, Block(None, None))
             elif block.state == "inactive":
                 self._free.free(block.address, block.size_bytes)
             else:
@@ -64,8 +125,7 @@ class Blocks:
 
     def saw(self, storage: StorageLife) -> None:
         """Note the storage of a tensor, which its block belongs to."""
-        now_us = time.time_ns() // 1000
-        self._unmatched.setdefault(storage.address, []).append((now_us, storage))
+        self._unmatched.setdefault(storage.address, []).append((now_us(), storage))
 
     def replay(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Replay the events of a history."""
@@ -81,7 +141,7 @@ class Blocks:
         match event["action"]:
             case "alloc":
                 size = self._free.take_if_free(address, block_bytes(size))
-                self._born(address, size, event.get("frames"))
+                self._born(address, size, self._origin(event))
             case "free_requested":
                 self._died(address, time_us)
             case "free_completed":
@@ -115,9 +175,16 @@ class Blocks:
             _, storage = storages.pop(0)
             block.place = Block(storage, None)
 
-    def _born(self, address: int, size: int, frames: Any) -> None:
+    def _origin(self, event: Mapping[str, Any]) -> Block:
+        """Return the origin of an allocation: the operation of a backward pass, else the line."""
+        place = self._operations.at(event["time_us"])
+        if place is not None:
+            return Block(None, place.line, place.operation)
+        return Block(None, _users_line(event.get("frames") or ()))
+
+    def _born(self, address: int, size: int, origin: Block) -> None:
         life = StorageLife(self.device, size, self.tick, self.tick == 0, address=address)
-        life.place = Block(None, _users_line(frames or ()))
+        life.place = origin
         self._alive[address] = life
         self.lives.append(life)
 
@@ -140,12 +207,13 @@ def _users_line(frames: Iterable[Mapping[str, Any]]) -> tuple[str, int] | None:
 class History:
     """torch's history of CUDA allocations, from the first use of CUDA on."""
 
-    def __init__(self, began_us: int, *, keep: bool) -> None:
+    def __init__(self, began_us: int, operations: Operations, *, keep: bool) -> None:
         self._is_ours = not torch._C._cuda_isHistoryEnabled()
         self._keeps = keep
         self._began_us = began_us
+        self._operations = operations
         self.devices = {
-            device: Blocks(device, snapshot.segments, began_us)
+            device: Blocks(device, snapshot.segments, began_us, operations)
             for device, snapshot in snapshots("cuda").items()
         }
         self._switch(on=True)
@@ -156,7 +224,7 @@ class History:
 
     def _blocks(self, device: str) -> Blocks:
         if device not in self.devices:
-            self.devices[device] = Blocks(device, (), self._began_us)
+            self.devices[device] = Blocks(device, (), self._began_us, self._operations)
         return self.devices[device]
 
     def replay(self, *, last: bool) -> Any:
@@ -168,6 +236,7 @@ class History:
                 self._blocks(f"cuda:{index}").replay(events)
         for blocks in self.devices.values():
             blocks.settle()
+        self._operations.clear()
         if not last:
             self._switch(on=True)
         return snapshot
@@ -191,6 +260,7 @@ class CudaRecording:
     def __init__(self, *, keep: bool) -> None:
         self._keeps = keep
         self._history: History | None = None
+        self._operations = Operations()
         self.is_possible = True
         """False once it has failed to start."""
         self.snapshot: Any = None
@@ -213,9 +283,9 @@ class CudaRecording:
             began: when the code began, on ``time.perf_counter``.
             lives: the storages that exist.
         """
-        began_us = time.time_ns() // 1000 - int((time.perf_counter() - began) * 1e6)
+        began_us = now_us() - int((time.perf_counter() - began) * 1e6)
         try:
-            self._history = History(began_us, keep=self._keeps)
+            self._history = History(began_us, self._operations, keep=self._keeps)
             for life in lives:
                 if life.address and life.device != "cpu":
                     self._history.saw(life)
@@ -232,6 +302,15 @@ class CudaRecording:
         """Note the storage of a tensor."""
         if self._history is not None:
             self._history.saw(storage)
+
+    @property
+    def is_full(self) -> bool:
+        """True if the events so far are to be replayed."""
+        return not self._keeps and len(self._operations) > _MOST_OPERATIONS
+
+    def begin_operation(self, place: Place) -> Operation:
+        """Note the start of an operation of a backward pass, and return it."""
+        return self._operations.begin(place)
 
     def replay(self) -> None:
         """Replay the events so far, unless torch is to keep them for the snapshot."""

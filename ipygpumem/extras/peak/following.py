@@ -19,10 +19,18 @@ from ipygpumem.errors import describe_error
 from ipygpumem.estimating import users_part
 from ipygpumem.estimating.storage_follower import StorageFollower
 from ipygpumem.estimating.storages import GRADIENTS, PARAMETERS, StorageLife, tensors_in
-from ipygpumem.extras.peak.cuda import CudaRecording
+from ipygpumem.extras.peak.cuda import CudaRecording, Operation, now_us
+from ipygpumem.extras.peak.graph import Graph
 from ipygpumem.extras.peak.origins import BUFFERS, ROLES, Origins
 from ipygpumem.extras.peak.pages import PagesLog
-from ipygpumem.extras.peak.places import Modules, Names, Place, is_owned, operation_name
+from ipygpumem.extras.peak.places import (
+    Call,
+    Modules,
+    Names,
+    Place,
+    is_owned,
+    operation_name,
+)
 from ipygpumem.extras.peak.records import DevicePeak
 from ipygpumem.extras.peak.timeline import Clock, Lives, Timeline, alive_at
 from ipygpumem.heap.tensors import answers_itself
@@ -83,6 +91,7 @@ class Follower(StorageFollower):
         self.notes: dict[str, None] = {}
         self.began = time.perf_counter()
         self._modules = Modules(names, self._know_module)
+        self._graph = Graph()
         self._origins = Origins(self.log)
         self._recording = CudaRecording(keep=keep_history)
         self._timelines: dict[str, Timeline] = {}
@@ -243,25 +252,70 @@ class Follower(StorageFollower):
         parts = self.decomposed(func, args, kwargs)
         if parts is not NotImplemented:
             return parts
+        call, operation = self._begin_operation(func)
         try:
             result = func(*args, **kwargs)
         except Exception as error:
             self._raised(func)
             error.__traceback__ = users_part(error.__traceback__)
             raise
+        finally:
+            if operation is not None:
+                operation.ended_us = now_us()
         may_grow = func is _RESIZE or "out" in kwargs
         is_in_place = bool(args) and result is args[0]
         if not is_in_place or may_grow or func in _FROM_ELSEWHERE:
-            self._followed(func, args, kwargs, result, may_grow=may_grow)
+            self._followed(func, args, kwargs, result, call, may_grow=may_grow)
         return result
 
     @_guarded
     def _raised(self, func: Any) -> None:
-        place, _ = self._modules.place(sys._getframe(1), func)
+        place = self._place_of(func, self._modules.call(sys._getframe(1)))
         self.failed = self.log.clock, time.perf_counter() - self.began, place
 
+    def _place_of(self, func: Any, call: Call) -> Place:
+        """Return the place of an operation that runs now."""
+        if torch._C._current_graph_task_id() != -1:
+            return self._graph.place(func, call)
+        return Place("", call.module, operation_name(func), call.line)
+
+    def _begin_operation(self, func: Any) -> tuple[Call | None, Operation | None]:
+        """Note the node that autograd has made for an operation, and the time of an operation of a
+        backward pass, by which CUDA's blocks without a line are found.
+
+        Returns:
+            The code that asks for the operation, and the operation, as far as they were needed.
+        """
+        if self.error:
+            return None, None
+        try:
+            has_node = self._graph.has_new_node(func)
+            is_timed = self._recording.is_on and torch._C._current_graph_task_id() != -1
+            if not has_node and not is_timed:
+                return None, None
+            call = self._modules.call(sys._getframe(1))
+            if has_node:
+                self._graph.note(func, call)
+            if not is_timed:
+                return call, None
+            return call, self._recording.begin_operation(self._place_of(func, call))
+        except Exception as error:
+            if is_from_signal(error):
+                raise
+            self.error = describe_error(error)
+            return None, None
+
     @_guarded
-    def _followed(self, func: Any, args: Any, kwargs: Any, result: Any, *, may_grow: bool) -> None:
+    def _followed(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        result: Any,
+        call: Call | None,
+        *,
+        may_grow: bool,
+    ) -> None:
         """Log the storages of an operation's results."""
         in_backward = self.backward_is_running()
         for tensor in _plain_tensors(result):
@@ -272,20 +326,22 @@ class Follower(StorageFollower):
                     self.log.note_address(life, tensor)
             if life is not None:
                 self.clock.note(self.log.clock, time.perf_counter() - self.began)
-                self._place(life, func, (args, kwargs))
-        if len(self.log.lives) > self._most_lives:
+                self._place(life, func, (args, kwargs), call)
+        if len(self.log.lives) > self._most_lives or self._recording.is_full:
             self._fold()
             self._most_lives = len(self.log.lives) + _MOST_LIVES
 
-    def _place(self, life: StorageLife, func: Any, inputs: Any) -> None:
+    def _place(self, life: StorageLife, func: Any, inputs: Any, call: Call | None) -> None:
         """Note where a storage was allocated, and if it was while autograd recorded."""
         life.place = Place(operation=operation_name(func))
         is_recording = torch.is_grad_enabled()
         if life.size_bytes >= _LEAST_PLACED:
-            life.place, functions_inputs = self._modules.place(sys._getframe(1), func)
+            if call is None:
+                call = self._modules.call(sys._getframe(1))
+            life.place = self._place_of(func, call)
             # In a custom function's forward method gradients are disabled; its call is recorded.
-            if functions_inputs:
-                inputs = functions_inputs
+            if call.functions and call.functions[-1].arguments:
+                inputs = call.functions[-1].arguments
                 is_recording = True
         life.recorded = is_recording and any(item.requires_grad for item in tensors_in(inputs))
 

@@ -81,5 +81,7 @@ class Origins:
     def _row_of_block(self, life: StorageLife, block: Block) -> Origin:
         if block.storage is not None:
             return self.row(block.storage)
-        operation = "held by C++" if life.before else "inside an operation"
+        operation = f"inside {block.operation or 'an operation'}"
+        if life.before:
+            operation = "held by C++"
         return self.role(life), "", "", operation, block.line

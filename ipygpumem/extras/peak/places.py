@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from ipygpumem.estimating.storages import StorageLife
 from ipygpumem.estimating.transients import operator_name
 from ipygpumem.heap.holders.frames import peek, stack
-from ipygpumem.introspect import instance_dict, is_users, type_name
+from ipygpumem.introspect import instance_dict, is_users, name_of, type_name
 
 Names = Callable[[], Iterable[tuple[str, object]]]
 """Returns the names that the user's code sees now."""
@@ -23,6 +25,8 @@ Line = tuple[str, int]
 operation_name = functools.lru_cache(4096)(operator_name)
 _MODULE_CALL = torch.nn.Module._call_impl.__code__
 _FUNCTION_CALL = torch.autograd.Function.apply.__func__.__code__
+_ENGINE_CALLS = {id(torch.autograd.backward.__code__), id(torch.autograd.grad.__code__)}
+"""Identities of the code of functions that run a backward pass. Code is slow to hash."""
 
 
 class Place(NamedTuple):
@@ -37,6 +41,33 @@ class Place(NamedTuple):
 
 
 BEFORE = Place(operation="existed before")
+
+
+@dataclass
+class FunctionCall:
+    """A running call of a custom function (``torch.autograd.Function``)."""
+
+    name: str
+    arguments: Any
+    module: str = ""
+    """The path of the module that calls it."""
+    line: Line | None = None
+    """The user's line that calls it."""
+
+
+class Call(NamedTuple):
+    """The Python code that asks for an operation."""
+
+    module: str = ""
+    """The path of the innermost running module."""
+    line: Line | None = None
+    """The innermost line of the user's code; not one that only started the backward pass."""
+    functions: tuple[FunctionCall, ...] = ()
+    """The custom functions that run, the innermost first."""
+    is_in_engine: bool = False
+    """True if this thread runs a backward pass that asks for the operation."""
+    backward_line: Line | None = None
+    """The line that started that backward pass."""
 
 
 def is_owned(life: StorageLife) -> bool:
@@ -80,32 +111,58 @@ class Modules:
                 return name
         return type_name(module)
 
-    def place(self, frame: FrameType, func: Any) -> tuple[Place, Any]:
-        """Return the place of an operation that runs now, and a custom function's arguments.
+    def call(self, frame: FrameType) -> Call:
+        """Return the code that asks for the operation that runs now.
 
         Args:
             frame: the innermost frame to look at.
-            func: the operation.
         """
         line: Line | None = None
-        innermost_call: FrameType | None = None
-        outermost_call: FrameType | None = None
-        arguments = None
+        backward_line: Line | None = None
+        module_calls = list[FrameType]()
+        # the custom functions, and how many modules run inside each
+        functions = list[tuple[FunctionCall, int]]()
+        is_in_engine = False
         for caller in stack(frame):
             code = caller.f_code
-            if code is _MODULE_CALL:
-                innermost_call = innermost_call or caller
-                outermost_call = caller
+            if id(code) in _ENGINE_CALLS:
+                is_in_engine = True
+            elif is_in_engine:
+                if is_users(code.co_filename):
+                    backward_line = code.co_filename, caller.f_lineno
+                    break
+            elif code is _MODULE_CALL:
+                module_calls.append(caller)
             elif code is _FUNCTION_CALL:
-                arguments = peek(caller)["args"]
-            elif line is None and is_users(code.co_filename):
-                line = code.co_filename, caller.f_lineno
+                values = peek(caller)
+                name = name_of(cast(type, values["cls"]))
+                functions.append((FunctionCall(name, values["args"]), len(module_calls)))
+            elif is_users(code.co_filename):
+                users = code.co_filename, caller.f_lineno
+                line = line or users
+                for function, _ in functions:
+                    function.line = function.line or users
             if not code.co_flags & inspect.CO_OPTIMIZED:  # the cell or script
                 break
-        path = ""
-        if innermost_call is not None and outermost_call is not None:
-            path = self.path(peek(innermost_call)["self"], peek(outermost_call)["self"])
-        return Place("", path, operation_name(func), line), arguments
+        for function, inner_modules in functions:
+            function.module = self._innermost_path(module_calls[inner_modules:])
+        running = tuple(function for function, _ in functions)
+        module = self._innermost_path(module_calls)
+        return Call(module, line, running, is_in_engine, backward_line)
+
+    def _innermost_path(self, calls: Sequence[FrameType]) -> str:
+        """Return the path of the module whose call is the first of ``calls``."""
+        if not calls:
+            return ""
+        return self.path(peek(calls[0])["self"], peek(calls[-1])["self"])
+
+
+def users_line(thread: int) -> Line | None:
+    """Return the line that the user's code in a thread runs now."""
+    for frame in stack(sys._current_frames().get(thread)):
+        if is_users(frame.f_code.co_filename):
+            return frame.f_code.co_filename, frame.f_lineno
+    return None
 
 
 def _modules_in(whole: Any, label: str) -> list[tuple[str, Any]]:

@@ -1,0 +1,164 @@
+"""Finds the line of the forward pass that made a node of autograd's graph.
+
+autograd runs the backward pass of a CUDA device in a thread of its own, without a line of the
+user's code. Each node has a number, which its thread counts up. An operation of the forward pass is
+dispatched after its node was made, so the thread's last number is that of the operation's node.
+Nothing is added to the graph, in contrast to torch's anomaly mode.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+
+from ipygpumem.extras.peak.places import Call, Line, Place, operation_name, users_line
+
+# An old torch may lack these two: then operations of a backward pass have the line that started it.
+_next_number: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
+_running_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
+_MOST_NODES = 100_000
+"""Number of nodes whose places are kept, of some 150 bytes each; beyond it, the older half goes."""
+_COPY_SLICES = "torch::autograd::CopySlices"
+"""Node of an operation in place on a view. It is made after the operation's own node, which it
+runs.
+"""
+_ATEN = torch.ops.aten
+_WITHOUT_MEMORY = set(
+    map(
+        id,
+        [
+            _ATEN.t.default,
+            _ATEN.view.default,
+            _ATEN._unsafe_view.default,
+            _ATEN._reshape_alias.default,
+            _ATEN.transpose.int,
+            _ATEN.permute.default,
+            _ATEN.squeeze.dim,
+            _ATEN.unsqueeze.default,
+            _ATEN.alias.default,
+            _ATEN.detach.default,
+        ],
+    )
+)
+"""Identities of operations whose backward passes only make views. A third of the operations of a
+transformer are of these. Operators are slow to hash.
+"""
+Key = tuple[int, int]
+"""A thread and the number of a node that it made."""
+
+
+class Node(NamedTuple):
+    """Origin of a node of the graph."""
+
+    operation: str
+    """The operation, or the class of a custom function."""
+    module: str
+    line: Line | None
+    is_by_engine: bool
+    """True if no Python code asked for the operation: a backward pass with ``create_graph``."""
+
+
+class Graph:
+    """The nodes that the followed code has made."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        """The thread that runs the followed code."""
+        self._nodes: dict[Key, Node] = {}
+        self._same: dict[Node, Node] = {}
+        """Equal nodes, so that a loop keeps one of each."""
+        self._numbers: dict[int, int] = {self._thread: _next_number()}
+        """By thread: the number of its next node, at its last operation."""
+
+    def has_new_node(self, func: Any) -> bool:
+        """Return True if this thread has made a node since its last operation, whose backward pass
+        may allocate memory.
+        """
+        number, thread = _next_number(), threading.get_ident()
+        last_number = self._numbers.get(thread, number)
+        self._numbers[thread] = number
+        return number != last_number and id(func) not in _WITHOUT_MEMORY
+
+    def note(self, func: Any, call: Call) -> None:
+        """Note the origin of this thread's last node."""
+        thread = threading.get_ident()
+        operation, module, line = operation_name(func), call.module, call.line
+        if call.functions:  # the function's node was made before its operations
+            function = call.functions[0]
+            operation, module, line = function.name, function.module, function.line
+        is_by_engine = line is None and not module and torch._C._current_graph_task_id() != -1
+        if is_by_engine:
+            line = self._own_line(call)
+        node = Node(operation, module, line, is_by_engine)
+        if len(self._nodes) >= _MOST_NODES:
+            self._drop_older_half()
+        self._nodes[thread, self._numbers[thread] - 1] = self._same.setdefault(node, node)
+
+    def _drop_older_half(self) -> None:
+        self._nodes = dict(islice(self._nodes.items(), len(self._nodes) // 2, None))
+        self._same = {node: node for node in self._nodes.values()}
+
+    def place(self, func: Any, call: Call) -> Place:
+        """Return the place of an operation that autograd runs now.
+
+        That is the line of a hook or of a custom function, if one asked for the operation; else the
+        line of the forward pass that made the running node; else the line that started the backward
+        pass.
+        """
+        operation = operation_name(func)
+        if call.line is not None:
+            return Place("", call.module, operation, call.line)
+        node = self._origin_of_running_node(call)
+        if node is None:
+            return Place("", call.module, operation, self._backward_line(call))
+        if "backward" not in operation:
+            operation += " in backward"
+        if node.module:
+            operation += f" of {node.module}"
+        return Place("", "", operation, node.line)
+
+    def _own_line(self, call: Call) -> Line | None:
+        node = self._origin_of_running_node(call)
+        return self._backward_line(call) if node is None else node.line
+
+    def _backward_line(self, call: Call) -> Line | None:
+        """Return the line that started the backward pass, whose thread waits for the end of it."""
+        return call.backward_line or users_line(self._thread)
+
+    def _origin_of_running_node(self, call: Call) -> Node | None:
+        """Return the origin of the node that runs now; None if it is unknown or not certain."""
+        running = _running_node()
+        if running is None:
+            return None
+        name, number = running.name(), running._sequence_nr()
+        if name == _COPY_SLICES:
+            number -= 1
+        thread = self._thread
+        if call.is_in_engine:
+            # A backward pass of this thread, as in a checkpoint, whose graph this thread has made.
+            thread = threading.get_ident()
+        node = self._nodes.get((thread, number))
+        if node is not None and _made(node.operation, name):
+            return node
+        candidates = set[Node]()
+        for other_thread in self._numbers:
+            node = self._nodes.get((other_thread, number))
+            if node is not None and node.is_by_engine and _made(node.operation, name):
+                candidates.add(node)
+        return candidates.pop() if len(candidates) == 1 else None
+
+
+@functools.lru_cache(4096)
+def _made(operation: str, node: str) -> bool:
+    """Return True if an operation can have made a node, by their names: ``nll_loss_forward`` makes
+    ``NllLossBackward0``.
+    """
+    if node == _COPY_SLICES:
+        return True
+    made_by = node.partition("Backward")[0].lower()
+    return operation.replace("_", "").lower().startswith(made_by.replace("_", ""))
