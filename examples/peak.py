@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/memory.md: ``python examples/peak.py docs/img``. It runs the page's
+"""Makes the picture of ``%%peak`` in docs/memory.md: ``python examples/peak.py docs/img``. It runs the page's
 example.
 """
 
@@ -7,7 +7,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import torch
 from torch import nn
 
@@ -25,7 +24,4 @@ with ipygpumem.peak() as found:
         loss.backward()
         optimizer.step()
 
-folder = Path(sys.argv[1])
-found.record.picture().savefig(folder / "peak.png")
-with plt.style.context("dark_background"):
-    found.record.picture().savefig(folder / "peak-dark.png")
+found.record.picture().savefig(Path(sys.argv[1]) / "peak.png")

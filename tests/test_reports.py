@@ -17,6 +17,7 @@ from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, T
 from ipygpumem.probes.children import Child
 from ipygpumem.records import FreeingStep, ReferencePath, RetainedArray, Usage
 from ipygpumem.report import content, html, inventory, text
+from ipygpumem.report.colours import PEAK
 from ipygpumem.report.html import html_bar
 from ipygpumem.report.layout import Bar, Report, Scales, Table
 from ipygpumem.report.status import status_report
@@ -698,5 +699,5 @@ def test_jupyterlab_keeps_elements_words_folding_and_bars_of_a_notebook_that_is_
     assert re.findall(r'width: ([\d.]+)%; background: (.+?)"', bar) == [
         ("50.0", "rgba(128, 128, 128, 0.6)"),
         ("8.4", "#1e88e5"),
-        ("13.6", "#64b5f6"),
+        ("13.6", PEAK),
     ]

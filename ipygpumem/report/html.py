@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 
 from ipygpumem.report import text
+from ipygpumem.report.colours import IN_USE, PEAK
 from ipygpumem.report.layout import SEPARATOR, Bar, Fact, Listing, Report, Table, clean, listed
 
 _TOGETHER = re.compile(
@@ -49,7 +50,7 @@ _PART = (
 )
 _FIRST = '<{0} style="min-width: 0; overflow-wrap: anywhere; margin-right: 1.3em{1}">{2}</{0}>'
 
-_ACCENT = ("#1e88e5", "var(--jp-brand-color1, var(--vscode-focusBorder, #1e88e5))")
+_ACCENT = (IN_USE, f"var(--jp-brand-color1, var(--vscode-focusBorder, {IN_USE}))")
 _TROUBLE = ("#e67e22", "var(--jp-warn-color1, var(--vscode-editorWarning-foreground, #e67e22))")
 _FRAME = (
     f'<details open style="{_SANS}; font-size: 0.9em; line-height: 1.5; border-left: 3px solid '
@@ -114,7 +115,7 @@ _PIECE = (
 )
 # The peak is past, so it is half as high. The shades of "in use before" and "kept" differ in grey,
 # too.
-_PIECES = ((8, "rgba(128, 128, 128, 0.6)"), (8, "#1e88e5"), (4, "#64b5f6"))
+_PIECES = ((8, "rgba(128, 128, 128, 0.6)"), (8, IN_USE), (4, PEAK))
 
 
 def render(reports: Iterable[Report], *, bars: bool = True) -> str:

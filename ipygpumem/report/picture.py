@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ipygpumem.errors import PlotError, not_installed
+from ipygpumem.report.colours import TEXT
 from ipygpumem.units import format_bytes
 
 try:
+    from matplotlib import rcParams, rcParamsDefault
     from matplotlib.figure import Figure
     from matplotlib.ticker import MultipleLocator
 except ImportError:
@@ -20,7 +22,25 @@ except ImportError:
 
 _DPI = 96
 LEGEND: dict[str, Any] = {"fontsize": "small", "frameon": False}
-NO_FORMULAS: Any = {"text.parse_math": False, "text.usetex": False}  # a name may be $x$
+_NO_FORMULAS = {"text.parse_math": False, "text.usetex": False}  # a name may be $x$
+_ON_ANY_PAGE = {
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "text.color": TEXT,
+    "axes.edgecolor": TEXT,
+    "axes.labelcolor": TEXT,
+    "xtick.color": TEXT,
+    "ytick.color": TEXT,
+}
+"""Settings with which a picture is readable on a light and on a dark page."""
+
+
+def style() -> Any:
+    """Return the settings of matplotlib for a picture: the user's style, if one was chosen, else
+    one for light and dark pages.
+    """
+    is_default = all(rcParams[name] == rcParamsDefault[name] for name in _ON_ANY_PAGE)
+    return {**_NO_FORMULAS, **(_ON_ANY_PAGE if is_default else {})}
 
 
 class Picture(Figure):

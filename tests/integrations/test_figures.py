@@ -1,5 +1,6 @@
 """Pictures: they say the right figures, leave nothing behind, and change nothing of the user's."""
 
+import io
 import itertools
 import random
 import runpy
@@ -8,17 +9,23 @@ from collections.abc import Iterator
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
+from matplotlib.artist import Artist
+from matplotlib.colors import to_hex, to_rgb, to_rgba
 from matplotlib.text import Text
 
 import ipygpumem
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.errors import NotLoadedError, PlotError
 from ipygpumem.extras import pictures
+from ipygpumem.extras.peak.records import DevicePeak, PeakPoint, PeakRecord
+from ipygpumem.extras.peak.report import peak_report  # noqa: F401  # registers the picture
 from ipygpumem.extras.pictures import figures
 from ipygpumem.inventory.breakdown import Part, Reconciliation
 from ipygpumem.records import CellRecord, SessionRecord, Usage
+from ipygpumem.report.colours import IN_USE, OUT_OF_MEMORY, PEAK
 from ipygpumem.units import GIB
 from tests.alone import ROOT
 from tests.test_export import HOSTILE, experiment
@@ -90,6 +97,57 @@ def test_hostile_names_are_cleaned_and_are_no_formulas() -> None:
             line.isprintable() and len(line) <= 200 for text in shown for line in text.splitlines()
         )
     assert any(text.startswith(r"$\frac") for text in texts(found[0]))
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of WCAG."""
+    parts = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+        for part in to_rgb(colour)
+    ]
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+
+def contrast(colour: str, page: str) -> float:
+    low, high = sorted([luminance(colour), luminance(page)])
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("page", ["#ffffff", "#111111"])
+def test_a_picture_is_readable_on_a_light_and_on_a_dark_page(page: str) -> None:
+    figure = figures.session(made_up(20, ("run",)))
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    buffer.seek(0)
+    assert plt.imread(buffer)[0, 0, 3] == 0  # the page shows through
+    for text in figure.findobj(Text):
+        assert contrast(text.get_color(), page) > 4
+    assert min(contrast(colour, page) for colour in (PEAK, IN_USE, OUT_OF_MEMORY)) > 3
+
+
+def test_a_style_of_the_users_is_kept() -> None:
+    with plt.style.context("dark_background"):
+        figure = figures.session(made_up(20))
+    assert figure.get_facecolor() == to_rgba("black")
+    assert {to_rgba(text.get_color()) for text in figure.texts} <= {to_rgba("white")}
+
+
+def test_the_peak_has_one_colour_everywhere() -> None:
+    session = figures.session(made_up(20)).axes[-1]
+    runs = figures.experiments([experiment()]).axes[-1]
+    points = (PeakPoint(0.0, {"data": 1}), PeakPoint(1.0, {"data": GIB}))
+    device = DevicePeak("cpu", "storages", GIB, 1.0, curve=points)
+    of_peak = PeakRecord((device,), 1.0).picture().axes[0]
+    found = set()
+    for axes in (session, runs):
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            if label.startswith("peak"):
+                patch = handle if isinstance(handle, Artist) else handle[0]
+                found.add(to_hex(np.ravel(patch.get_facecolor())[:3]))
+    found.update(to_hex(text.get_color()) for text in of_peak.texts)
+    assert found == {PEAK}
+    roles = {to_hex(np.ravel(area.get_facecolor())[:3]) for area in of_peak.collections}
+    assert PEAK not in roles
 
 
 @pytest.mark.parametrize("number", [1, 5, 2500])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ipygpumem.errors import PlotError, not_installed
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord
 from ipygpumem.extras.peak.words import headline, title
-from ipygpumem.report.picture import LEGEND, NO_FORMULAS, Picture, count_bytes
+from ipygpumem.report.colours import OUT_OF_MEMORY, PEAK
+from ipygpumem.report.picture import LEGEND, Picture, count_bytes, style
 from ipygpumem.units import format_bytes, format_seconds
 
 try:
@@ -14,17 +15,19 @@ try:
 except ImportError:
     raise not_installed(PlotError, "pictures need", "matplotlib") from None
 
-_ROLES = (
-    "parameters",
-    "buffers",
-    "gradients",
-    "optimizer state",
-    "activations",
-    "temporaries",
-    "cuBLAS workspaces",
-    "data",
-)
-"""From the bottom to the top: memory that stays, then memory that comes and goes."""
+_ROLE_COLOURS = {
+    "parameters": "tab:blue",
+    "buffers": "tab:brown",
+    "gradients": "tab:green",
+    "optimizer state": "tab:purple",
+    "activations": "tab:cyan",
+    "temporaries": "tab:olive",
+    "cuBLAS workspaces": "tab:pink",
+    "data": "tab:gray",
+}
+"""From the bottom to the top: memory that stays, then memory that comes and goes. None has the
+colour of the peak.
+"""
 
 
 def draw(record: PeakRecord) -> Picture:
@@ -32,7 +35,7 @@ def draw(record: PeakRecord) -> Picture:
     devices = [device for device in record.devices if device.curve and device.size_bytes]
     if not devices:
         raise PlotError("there is nothing to draw: no tensor was followed")
-    with rc_context(NO_FORMULAS):
+    with rc_context(style()):
         lines = [f"memory over {format_seconds(record.duration_seconds)}", *map(headline, devices)]
         figure = Picture(2.4 * len(devices) + 0.8, lines)
         panels = figure.subplots(len(devices), squeeze=False)[:, 0]
@@ -43,28 +46,31 @@ def draw(record: PeakRecord) -> Picture:
             for axes in panels
             for one, label in zip(*axes.get_legend_handles_labels(), strict=True)
         }
-        handles = {role: found[role] for role in _ROLES if role in found}
+        handles = {role: found[role] for role in _ROLE_COLOURS if role in found}
         figure.legend(handles.values(), handles, loc="outside lower center", ncol=4, **LEGEND)
     return figure
 
 
 def _draw(axes: Axes, device: DevicePeak) -> None:
-    roles = [role for role in _ROLES if any(point.parts.get(role) for point in device.curve)]
+    roles = [role for role in _ROLE_COLOURS if any(point.parts.get(role) for point in device.curve)]
     times = [point.seconds for point in device.curve]
     sizes = [[point.parts.get(role, 0) for point in device.curve] for role in roles]
-    colors = [f"C{_ROLES.index(role)}" for role in roles]
+    colors = [_ROLE_COLOURS[role] for role in roles]
     axes.stackplot(times, sizes, labels=roles, colors=colors, step="post", linewidth=0, alpha=0.8)
     at, size = device.at_seconds or 0.0, device.size_bytes
-    axes.axvline(at, color="tab:red", linestyle="--", linewidth=1)
+    label, colour = "peak", PEAK
+    if device.ran_out:
+        label, colour = "out of memory", OUT_OF_MEMORY
+    axes.axvline(at, color=colour, linestyle="--", linewidth=1)
     is_late = at > max(times) / 2
     axes.annotate(
-        f"{'out of memory' if device.ran_out else 'peak'} {format_bytes(size)}",
+        f"{label} {format_bytes(size)}",
         (at, size),
         (-4 if is_late else 4, 2),
         textcoords="offset points",
         ha="right" if is_late else "left",
         fontsize="small",
-        color="tab:red",
+        color=colour,
     )
     axes.set_title(title(device), loc="left", fontsize="small")
     axes.set(

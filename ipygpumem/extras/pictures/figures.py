@@ -13,9 +13,10 @@ from ipygpumem.errors import PlotError, UnitError, not_installed
 from ipygpumem.inventory.breakdown import Part, Reconciliation
 from ipygpumem.probes.accelerators import parse_device
 from ipygpumem.records import CellRecord, ExperimentRecord, Usage, devices_of, usage_on
+from ipygpumem.report.colours import IN_USE, OUT_OF_MEMORY, PEAK
 from ipygpumem.report.history import numbered
 from ipygpumem.report.layout import SEPARATOR, clean, count, device_label, in_use, shorten
-from ipygpumem.report.picture import LEGEND, NO_FORMULAS, Picture, count_bytes
+from ipygpumem.report.picture import LEGEND, Picture, count_bytes, style
 from ipygpumem.units import format_bytes, format_change, format_seconds, whole
 
 try:
@@ -63,7 +64,7 @@ def session(
         uses = _uses_of(spans, name)
         uses_of_devices.append(uses)
         headlines.append(_use_headline(name, uses))
-    with rc_context(NO_FORMULAS):
+    with rc_context(style()):
         panel_height = 1.8 if len(headlines) == 1 else 1.4
         heights = [0.4, *[panel_height] * len(headlines)]
         height = sum(heights) + 0.4 * len(headlines) + 1.2
@@ -118,6 +119,8 @@ def _tick(seconds: float, _place: float) -> str:
 
 _LETTER = 0.01
 """Upper bound of a letter's share of the width."""
+_CELL_SHADES = [(0.5, 0.5, 0.5, 0.2), (0.5, 0.5, 0.5, 0.08)]
+"""Alternating greys, which show on light and dark pages."""
 _STRIP_TEXT: dict[str, Any] = {
     "va": "center",
     "fontsize": "x-small",
@@ -134,7 +137,7 @@ def _draw_experiment_strip(axes: Axes, spans: Sequence[CellSpan]) -> None:
         spans_of_experiment = list(group)
         begin = spans_of_experiment[0].begin
         width = spans_of_experiment[-1].end - begin
-        (bar,) = axes.barh(0.5, width, 0.8, begin, facecolor="C4", alpha=0.3, edgecolor="white")
+        (bar,) = axes.barh(0.5, width, 0.8, begin, facecolor="C4", alpha=0.3, linewidth=0)
         letters = int(width / _letter_width(axes)) - 1
         if letters > 2:
             label = shorten(name, letters)
@@ -155,7 +158,7 @@ def _draw_cell_strip(axes: Axes, spans: Sequence[CellSpan]) -> None:
     a cross.
     """
     pieces = [(span.begin, span.end - span.begin) for span in spans]
-    axes.broken_barh(pieces, (1, 1), facecolors=["0.875", "0.95"])
+    axes.broken_barh(pieces, (1, 1), facecolors=_CELL_SHADES)
     least = 3 * _letter_width(axes)
     for cell, begin, end in spans:
         if end - begin > least:
@@ -177,16 +180,16 @@ def _draw_uses(axes: Axes, uses: Sequence[CellUse]) -> None:
         places += [span.begin, span.begin, span.end, span.end]
         sizes += [earlier, usage.before_bytes, usage.before_bytes, usage.after_bytes]
         peaks += [earlier, usage.peak_bytes, usage.peak_bytes, usage.after_bytes]
-    axes.fill_between(places, sizes, color="C0", alpha=0.35, linewidth=0, label="in use")
-    axes.plot(places, sizes, color="C0", linewidth=1.2)
+    axes.fill_between(places, sizes, color=IN_USE, alpha=0.5, linewidth=0, label="in use")
+    axes.plot(places, sizes, color=IN_USE, linewidth=1.2)
     axes.fill_between(
-        places, sizes, peaks, color="C1", alpha=0.5, linewidth=0, label="peak within a cell"
+        places, sizes, peaks, color=PEAK, alpha=0.75, linewidth=0, label="peak within a cell"
     )
     _draw_reserved(axes, uses)
     for span, _ in uses:
         if _is_out_of_memory(span.cell):
             axes.axvline(
-                span.end, color="tab:red", linestyle="--", linewidth=1, label="out of memory"
+                span.end, color=OUT_OF_MEMORY, linestyle="--", linewidth=1, label="out of memory"
             )
     axes.set_ylim(0, 1.1 * max(peaks) or 1)
     count_bytes(axes.yaxis)
@@ -246,7 +249,7 @@ def experiments(
     columns = ["time", *map(_label, devices)]
     height = 0.5 * len(shown) + 1.3
     width = max(9, 2.5 * len(columns))
-    with rc_context(NO_FORMULAS):
+    with rc_context(style()):
         figure = Picture(height, [title, *lines], width)
         panels = figure.subplots(1, len(columns), sharey=True)
         _draw_times(panels[0], shown, names, times)
@@ -299,9 +302,9 @@ def _draw_experiments(axes: Axes, shown: Sequence[ExperimentRecord], device: str
         freed_bytes.append(max(0, record.freed.get(device, 0)))
         labels.append(_peak_and_kept(record, device).replace(", ", "\n"))
     rows = range(len(shown))
-    bars = axes.barh(rows, peaks, 0.7, color="C1", alpha=0.5, label="peak above the start")
+    bars = axes.barh(rows, peaks, 0.7, color=PEAK, alpha=0.75, label="peak above the start")
     axes.barh(rows, freed_bytes, 0.35, kept_bytes, color="C2", label="freed at the end")
-    axes.barh(rows, kept_bytes, 0.35, color="C0", label="kept after the end")
+    axes.barh(rows, kept_bytes, 0.35, color=IN_USE, label="kept after the end")
     axes.bar_label(bars, labels, padding=3, fontsize="x-small")
 
 
@@ -332,7 +335,7 @@ def devices(reconciliations: Sequence[Reconciliation], *, device: str | None = N
         legend_lines = math.ceil(max(1, len(labels)) / 2)  # of two columns
         heights += [0.4, 0.18 * legend_lines]
     height = sum(heights) + 0.9 * len(shown) + 0.4
-    with rc_context(NO_FORMULAS):
+    with rc_context(style()):
         figure = Picture(height, summary)
         grid = figure.subplots(len(heights), height_ratios=heights, squeeze=False)
         bars = grid[::2, 0]
