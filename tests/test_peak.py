@@ -4,6 +4,8 @@ used.
 
 import mmap
 import re
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.harness.kernel import Kernel
+from ipygpumem.errors import FileError
 from ipygpumem.extras.peak.bound import HostSpan, HostUse, bounded, unused_growth
 from ipygpumem.extras.peak.peak import Peak
 from ipygpumem.extras.peak.records import DevicePeak, PeakPoint, PeakRecord, PeakRow
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.records import Usage
 from ipygpumem.units import GIB, MIB, parse_bytes
+from tests.alone import printed
 from tests.steps import kernel_with, needs, works
 
 
@@ -143,6 +147,136 @@ def test_the_report_names_what_is_reserved_and_not_used() -> None:
     assert text.count("at most: the memory in use") == 1
     assert PeakRecord.from_dict(PeakRecord((device,), 1.0).to_dict()).devices[0] == device
     assert "reserved" not in str(PeakRecord((outside(row(3)),), 1.0))
+
+
+def test_the_device_with_the_most_memory_comes_first() -> None:
+    small = outside(row(3, line="line 1: small"))
+    large = DevicePeak("cpu", "storages", 9 * MIB, rows=(row(9, line="line 2: large"),))
+    text = str(PeakRecord((small, large), 1.0))
+    order = [
+        "RAM of tensors highest",
+        "RAM outside torch highest",
+        "line 2: large",
+        "line 1: small",
+    ]
+    assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
+
+
+def test_rows_below_a_thousandth_are_folded_into_one() -> None:
+    rows = [row(2000, line="line 1: large"), *(row(1, line=f"line {n}: x") for n in range(2, 9))]
+    text = str(PeakRecord((outside(*rows),), 1.0))
+    assert "line 1: large" in text
+    assert "7 MiB                   7 smaller rows" in text
+    assert "line 2: x" not in text
+
+
+def test_without_memray_and_torch_the_processs_own_peak_is_shown() -> None:
+    printed_text = printed(
+        "-c",
+        """
+import sys
+sys.modules["memray"] = sys.modules["torch"] = None
+import ipygpumem
+with ipygpumem.peak() as found:
+    held = b"x" * 2**26
+print(found.record.ram.peak_delta_bytes)
+print(found.record)
+""",
+    )
+    size, *report = printed_text.splitlines()
+    assert 64 * MIB <= int(size) < 72 * MIB
+    text = "\n".join(report)
+    shown = re.search(r"RAM of the process \+([\d.]+ MiB)", text)
+    assert shown is not None, text
+    assert parse_bytes(shown[1]) == pytest.approx(int(size), rel=0.01)
+    assert "the lines that allocated RAM are not known: " in text
+    assert "install memray" in text
+
+
+def test_the_processs_own_peak_is_not_repeated_next_to_memrays_rows() -> None:
+    ram = Usage("cpu", 0, 5 * MIB, 9 * MIB, None, "kernel")
+    assert "of the process" not in str(PeakRecord((outside(row(3)),), 1.0, ram=ram))
+    record = PeakRecord((), 1.0, ram=ram)
+    assert "RAM of the process +9 MiB at its peak, 9 MiB in use" in str(record)
+    assert PeakRecord.from_dict(record.to_dict()) == record
+
+
+# -- memray's flame graph -----------------------------------------------------------------------
+
+
+def test_memrays_flame_graph_is_written_and_replaced(tmp_path: Path) -> None:
+    needs("memray")
+    page = tmp_path / "flame.html"
+    code = f"""
+import ipygpumem
+for _ in range(2):
+    with ipygpumem.peak(flame={str(page)!r}) as found:
+        held = bytearray(2**25)
+print(found.record)
+"""
+    text = printed("-c", code)
+    assert f"saved: {page}" in text
+    assert "RAM outside torch highest with 32" in text
+    html = page.read_text()
+    assert "memray - flamegraph report" in html
+    scripts = re.findall(r"<script[^>]* src=\"([^\"]*)|<link[^>]* href=\"([^\"]*)", html)
+    assert scripts == []  # the page loads nothing
+
+
+def test_a_flame_graph_replaces_no_other_file(tmp_path: Path) -> None:
+    page = tmp_path / "notes.html"
+    page.write_text("my notes")
+    with pytest.raises(FileError, match="not a flame graph"):
+        Peak(list, flame=page)
+    with pytest.raises(FileError, match=r"ends in \.html"):
+        Peak(list, flame=tmp_path / "flame.txt")
+    with pytest.raises(FileError, match="not a folder"):
+        Peak(list, flame=tmp_path / "none" / "flame.html")
+    assert page.read_text() == "my notes"
+
+
+class FakeHost:
+    def __init__(self, page: str | Exception) -> None:
+        self.page = page
+
+    def stop(self) -> None:
+        pass
+
+    def flame_graph(self) -> str:
+        if isinstance(self.page, Exception):
+            raise self.page
+        return self.page
+
+    def read(self, _: object) -> DevicePeak:
+        return outside(row(3))
+
+
+@pytest.mark.parametrize(
+    ("page", "note"),
+    [
+        (TypeError("no_web"), "too old"),
+        (LookupError("ours"), "no flame graph was written: LookupError: ours"),
+    ],
+)
+def test_a_flame_graph_that_fails_is_a_note(page: Exception, note: str, tmp_path: Path) -> None:
+    peak = Peak(list, flame=tmp_path / "flame.html")
+    peak._host, peak._began = FakeHost(page), 0.0
+    record = peak.stop(lambda: Inventory(()))
+    assert [text for text in record.notes if note in text]
+    assert [device.size_bytes for device in record.devices] == [3 * MIB]
+
+
+def test_a_flame_graph_says_that_cards_are_not_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peak = Peak(list, flame=tmp_path / "flame.html")
+    card = DevicePeak("cuda:0", "allocator", 9 * MIB, rows=(row(9),))
+    peak._host, peak._began = FakeHost("memray"), 0.0
+    peak._follower = SimpleNamespace(stop=lambda: None)
+    monkeypatch.setattr(peak, "_read", lambda *_: [card])
+    record = peak.stop(lambda: Inventory(()))
+    (note,) = record.notes
+    assert note.endswith("It has RAM only; cuda:0 has a table here")
 
 
 @pytest.mark.parametrize("broken", ["start", "stop"])

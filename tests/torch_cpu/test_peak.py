@@ -275,7 +275,7 @@ def test_a_librarys_custom_function_has_the_line_that_called_it(
     run = compile("y = OfLibrary.apply(x)\ny.sum().backward()", "users.py", "exec")
     x = torch.ones(MIB, requires_grad=True)
     with ipygpumem.peak() as found:
-        exec(run, {"OfLibrary": OfLibrary, "x": x})  # noqa: S102  # code of a file of its own
+        exec(run, {"OfLibrary": OfLibrary, "x": x})  # code of a file of its own
     (line,) = [row.line for row in ram(found).rows if row.operation == "mul in backward"]
     assert line.startswith("line 1")
 

@@ -5,6 +5,7 @@ is installed.
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 import tempfile
 from collections import Counter
@@ -55,6 +56,28 @@ class HostTracker:
         """Stop following."""
         self._tracker.__exit__(*sys.exc_info())
 
+    def flame_graph(self) -> str:
+        """Return memray's own flame graph of the high-water mark, as a page of HTML that loads
+        nothing.
+        """
+        reporters: Any = importlib.import_module("memray.reporters.flamegraph")
+        with self._memray.FileReader(self._file) as reader:
+            graph = reporters.FlameGraphReporter.from_snapshot(
+                reader.get_high_watermark_allocation_records(merge_threads=True),
+                memory_records=tuple(reader.get_memory_snapshots()),
+                native_traces=False,
+            )
+            page = io.StringIO()
+            graph.render(
+                page,
+                reader.metadata,
+                show_memory_leaks=False,
+                merge_threads=True,
+                inverted=False,
+                no_web=True,  # with its scripts in the page
+            )
+        return page.getvalue()
+
     def read(self, use: HostUse | None) -> DevicePeak:
         """Return the memory at the high-water mark that torch did not allocate, by the user's line.
 
@@ -98,7 +121,7 @@ class HostTracker:
         if stack and stack[0][1].startswith(_torch_folder()):
             # by an operation, whose storages are followed
             return PeakRow(record.size, OF_TORCH, allocator=allocator)
-        operation = stack[0][0] if stack else ""
+        operation = stack[0][0] if stack else "a thread without Python code"
         line = line_text(*stack[user][1:]) if stack[user:] else ""
         return PeakRow(record.size, OUTSIDE, operation=operation, line=line, allocator=allocator)
 

@@ -40,6 +40,7 @@ from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.reclaim.failure import classify
 from ipygpumem.records import open_plain
 from ipygpumem.report.export import place_of, write
+from ipygpumem.report.layout import listed
 from ipygpumem.units import format_bytes
 
 _SAMPLED = (
@@ -65,19 +66,22 @@ def _host_tracker() -> Any:
 
 class Peak:
     """Follows the memory of code between ``start`` and ``stop``; torch's snapshot goes to the file
-    ``save``.
+    ``save``, and memray's flame graph to ``flame``.
     """
 
     def __init__(
         self,
         names: Callable[[], Iterable[tuple[str, object]]],
         save: str | os.PathLike[str] | None = None,
+        flame: str | os.PathLike[str] | None = None,
     ) -> None:
         self._names, self._place = names, None if save is None else _checked(save)
+        self._flame = None if flame is None else _checked_page(flame)
         self._follower: Any = None
         self._host: Any = None
         self._span: HostSpan | None = None
         self._notes: list[str] = []
+        self._lacks_memray = False
         self._waiting: AfterImport | None = None
         self.record: PeakRecord | None = None
         """Its record, once the code has ended."""
@@ -113,8 +117,7 @@ class Peak:
             follower.start()
         except ModuleNotFoundError as error:
             if error.name == "memray":
-                line = f"{how_to_install('memray')} (Linux and macOS)"
-                self._notes.append(f"memory outside torch is not shown: {line}")
+                self._lacks_memray = True
             else:
                 self._notes.append(f"tensors: {describe_error(error)}")
         except Exception as error:  # an old torch, another tracker of memray
@@ -142,13 +145,47 @@ class Peak:
                         for device in self._read(follower, inventory, error)
                     ]
                 if host is not None:
+                    self._write_flame_graph(host, devices)
                     devices.append(host.read(self._comparable(use)))
             except Exception as problem:  # must not hide the code's own error
                 if is_from_signal(problem):
                     raise
                 self._notes.append(f"the record is not complete: {describe_error(problem)}")
-        self.record = PeakRecord(tuple(devices), seconds, tuple(self._notes))
+        if self._lacks_memray:
+            self._notes.append(self._without_memray(has_tensors=bool(devices)))
+        usage = None if use is None else use.usage
+        self.record = PeakRecord(tuple(devices), seconds, tuple(self._notes), usage)
         return self.record
+
+    def _without_memray(self, *, has_tensors: bool) -> str:
+        """Return what the report lacks, and the line that installs it."""
+        line = f"{how_to_install('memray')} (Linux and macOS)"
+        if self._flame is not None:
+            return f"no flame graph was written, and memory outside torch is not shown: {line}"
+        if has_tensors:
+            return f"memory outside torch is not shown: {line}"
+        return f"the lines that allocated RAM are not known: {line}"
+
+    def _write_flame_graph(self, host: Any, devices: Iterable[DevicePeak]) -> None:
+        """Write memray's flame graph, if it was asked for; a failure becomes a note."""
+        if self._flame is None:
+            return
+        try:
+            size = write(self._flame, host.flame_graph(), is_ours=_is_flame_graph, force=False)
+        except TypeError:  # it has no option ``no_web``
+            self._notes.append("no flame graph was written: this version of memray is too old")
+            return
+        except Exception as error:
+            if is_from_signal(error):
+                raise
+            self._notes.append(f"no flame graph was written: {describe_error(error)}")
+            return
+        note = f"saved: {self._flame} ({format_bytes(size)}); a browser shows it"
+        cards = [device.device for device in devices if device.device != "cpu"]
+        if cards:
+            verb = "has a table" if len(cards) == 1 else "have tables"
+            note += f". It has RAM only; {listed(cards, 4)} {verb} here"
+        self._notes.append(note)
 
     def _start_span(self) -> None:
         """Measure the process's own peak from now on; the user's code runs all the same if that
@@ -278,19 +315,46 @@ def _checked(save: str | os.PathLike[str]) -> Path:
     place, name = place_of(save), quoted(os.fsdecode(save))
     if place.suffix.lower() not in (".pickle", ".pkl"):
         raise FileError(f"{name}: name a file that ends in .pickle, for torch's memory viewer")
-    if not os.access(place.parent, os.W_OK | os.X_OK):
-        raise FileError(f"{ellipsize(place.parent)!r} is not a folder, or cannot be written")
+    _check_folder(place)
     if place.exists():
-        try:
-            with open_plain(place) as file:
-                head = file.read(4096)
-        except OSError as error:
-            raise FileError(f"{name}: {ellipsize(error.strerror or error)}") from None
+        head = _head(place, name)
         if head and not (head[:1] == b"\x80" and (b"segments" in head or b"device_traces" in head)):
             raise FileError(
                 f"{name} is not a snapshot of allocations, so it is not replaced: name another"
             )
     return place
+
+
+def _checked_page(flame: str | os.PathLike[str]) -> Path:
+    """Return the path of a file for memray's flame graph; an existing file must be one."""
+    place, name = place_of(flame), quoted(os.fsdecode(flame))
+    if place.suffix.lower() not in (".html", ".htm"):
+        raise FileError(f"{name}: name a file that ends in .html, for memray's flame graph")
+    _check_folder(place)
+    if place.exists():
+        head = _head(place, name)
+        if head and not _is_flame_graph(head.decode("utf-8", "replace")):
+            raise FileError(f"{name} is not a flame graph, so it is not replaced: name another")
+    return place
+
+
+def _is_flame_graph(beginning: str) -> bool:
+    """Return True for the beginning of a page that memray has made."""
+    return "memray" in beginning
+
+
+def _check_folder(place: Path) -> None:
+    if not os.access(place.parent, os.W_OK | os.X_OK):
+        raise FileError(f"{ellipsize(place.parent)!r} is not a folder, or cannot be written")
+
+
+def _head(place: Path, name: str) -> bytes:
+    """Return the beginning of a file that exists."""
+    try:
+        with open_plain(place) as file:
+            return file.read(4096)
+    except OSError as error:
+        raise FileError(f"{name}: {ellipsize(error.strerror or error)}") from None
 
 
 class PeakBlock(Block):
@@ -299,8 +363,11 @@ class PeakBlock(Block):
     _block_name = "peak"
     _lost_at_start = _lost_at_end = "the memory of this block was not followed"
 
-    def __init__(self, save: str | os.PathLike[str] | None) -> None:
+    def __init__(
+        self, save: str | os.PathLike[str] | None, flame: str | os.PathLike[str] | None
+    ) -> None:
         self._save = save
+        self._flame = flame
         self._peak: Peak | None = None
 
     @property
@@ -321,7 +388,7 @@ class PeakBlock(Block):
     def _open_block(self) -> PeakBlock:
         """Start following the memory."""
         frame = _users_frame()
-        self._peak = Peak(lambda: names_in(frame), self._save)
+        self._peak = Peak(lambda: names_in(frame), self._save, self._flame)
         try:
             self._peak.start()
         except BaseException:  # an interrupt, too
@@ -346,7 +413,11 @@ def _users_frame() -> FrameType:
     return sys._getframe(3)
 
 
-def peak(*, save: str | os.PathLike[str] | None = None) -> PeakBlock:
+def peak(
+    *,
+    save: str | os.PathLike[str] | None = None,
+    flame: str | os.PathLike[str] | None = None,
+) -> PeakBlock:
     """Return a ``with`` block that follows the memory of its code; ``record`` then shows its
     highest moment.
 
@@ -356,13 +427,15 @@ def peak(*, save: str | os.PathLike[str] | None = None) -> PeakBlock:
     Args:
         save: a .pickle file for torch's history of the CUDA devices, which pytorch.org/memory_viz
             shows.
+        flame: an .html file for memray's flame graph of RAM, which needs memray.
 
     Raises:
-        FileError: when the block begins: ``save`` cannot be written, or is another file.
+        FileError: when the block begins: ``save`` or ``flame`` cannot be written, or is another
+            file.
 
     >>> with ipygpumem.peak() as found:
     ...     total = sum(range(1000))
     >>> found.record.duration_seconds > 0
     True
     """
-    return PeakBlock(save)
+    return PeakBlock(save, flame)

@@ -30,6 +30,12 @@ from ipygpumem.shell.ipython.rewriting import first_lines
         "write torch's history of CUDA allocations, for pytorch.org/memory_viz",
         offers=sources.files,
     ),
+    option(
+        "--flame",
+        "FILE",
+        "write memray's flame graph of RAM, an .html page (needs memray)",
+        offers=sources.files,
+    ),
     details="After an out-of-memory error it shows the moment of the failure.",
 )
 def of_cell(app: App, options: Options) -> list[Report]:
@@ -41,7 +47,8 @@ def of_cell(app: App, options: Options) -> list[Report]:
         raise UsageError(
             "%%peak: the cell is empty: write the code to measure below the line with %%peak"
         )
-    cell, peak = running[-1], Peak(lambda: list(app.context.namespace.items()), options.save)
+    cell = running[-1]
+    peak = Peak(lambda: list(app.context.namespace.items()), options.save, options.flame)
 
     def finish() -> list[Report]:
         error = shown_since(cell.last_error)

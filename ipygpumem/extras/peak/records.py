@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ipygpumem.errors import PlotError
-from ipygpumem.records import Record
+from ipygpumem.records import Record, Usage
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,9 @@ class PeakRecord(Record):
     devices: tuple[DevicePeak, ...]
     duration_seconds: float
     notes: tuple[str, ...] = field(default=())
+    ram: Usage | None = None
+    """RAM of the whole process while the code ran, with its own peak; None if it was not measured.
+    """
 
     def picture(self) -> Any:
         """Return a matplotlib figure of the bytes over time, by role.

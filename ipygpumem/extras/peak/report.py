@@ -7,8 +7,17 @@ from typing import Any
 
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow, draw
 from ipygpumem.extras.peak.words import LEAST_MISSED_BYTES, headline, title
+from ipygpumem.records import Usage
 from ipygpumem.report.estimate import share_rows
-from ipygpumem.report.layout import Fact, Report, Table, clean, clean_name, count
+from ipygpumem.report.layout import (
+    Fact,
+    Report,
+    Table,
+    clean,
+    clean_name,
+    count,
+    peak_label,
+)
 from ipygpumem.report.showing import shows
 from ipygpumem.units import KIB, MIB, format_bytes, format_seconds
 
@@ -32,12 +41,12 @@ def peak_report(record: PeakRecord, *, top: int = _ROWS_SHOWN) -> Report:
     """Return the report: for each device the memory at the moment, by role, and by layer, name or
     origin.
     """
-    segments = [
-        "peak",
-        *map(headline, record.devices),
-        f"in {format_seconds(record.duration_seconds)}",
-    ]
-    tables = [table for device in record.devices for table in _tables(device, top)]
+    devices = sorted(record.devices, key=lambda device: -device.size_bytes)
+    segments = ["peak", *map(headline, devices)]
+    if record.ram is not None and not devices:
+        segments.append(_ram_text(record.ram))
+    segments.append(f"in {format_seconds(record.duration_seconds)}")
+    tables = [table for device in devices for table in _tables(device, top)]
     notes = list(map(clean, record.notes))
     if any(device.is_bound for device in record.devices):
         notes.append(_AT_MOST)
@@ -45,6 +54,12 @@ def peak_report(record: PeakRecord, *, top: int = _ROWS_SHOWN) -> Report:
     for device in record.devices:
         facts += [*_reserved_facts(device), *_missed_facts(device)]
     return Report("peak", segments, notes, tables, facts, records=[record])
+
+
+def _ram_text(ram: Usage) -> str:
+    """Return the peak of the whole process, which is known without memray and torch."""
+    most = f"RAM of the process {peak_label(ram)} at its peak"
+    return f"{most}, {format_bytes(ram.peak_bytes)} in use"
 
 
 @draw.register
