@@ -1,5 +1,5 @@
-"""Makes the picture of ``%%peak`` in docs/memory.md: ``python examples/peak.py docs/img``. It runs the page's
-example.
+"""Makes the picture of ``%%peak`` in docs/memory.md: ``python examples/peak.py docs/img``. It runs
+the page's example.
 """
 
 from __future__ import annotations

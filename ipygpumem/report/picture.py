@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from ipygpumem.errors import PlotError, not_installed
 from ipygpumem.report.colours import TEXT
@@ -39,7 +39,9 @@ def style() -> Any:
     """Return the settings of matplotlib for a picture: the user's style, if one was chosen, else
     one for light and dark pages.
     """
-    is_default = all(rcParams[name] == rcParamsDefault[name] for name in _ON_ANY_PAGE)
+    used: Mapping[str, Any] = cast(Any, rcParams)
+    default: Mapping[str, Any] = cast(Any, rcParamsDefault)
+    is_default = all(used[name] == default[name] for name in _ON_ANY_PAGE)
     return {**_NO_FORMULAS, **(_ON_ANY_PAGE if is_default else {})}
 
 

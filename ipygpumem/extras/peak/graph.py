@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ipygpumem.extras.peak.places import Call, Line, Place, operation_name, users_line
+from ipygpumem.extras.peak.places import Call, Line, Place, line_of_thread, operation_name
 
 # An old torch may lack these two: then operations of a backward pass have the line that started it.
 _next_number: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
@@ -73,7 +73,7 @@ class Graph:
         self._same: dict[Node, Node] = {}
         """Equal nodes, so that a loop keeps one of each."""
         self._numbers: dict[int, int] = {self._thread: _next_number()}
-        """By thread: the number of its next node, at its last operation."""
+        """The number of each thread's next node, at its last operation."""
 
     def has_new_node(self, func: Any) -> bool:
         """Return True if this thread has made a node since its last operation, whose backward pass
@@ -128,7 +128,7 @@ class Graph:
 
     def _backward_line(self, call: Call) -> Line | None:
         """Return the line that started the backward pass, whose thread waits for the end of it."""
-        return call.backward_line or users_line(self._thread)
+        return call.backward_line or line_of_thread(self._thread)
 
     def _origin_of_running_node(self, call: Call) -> Node | None:
         """Return the origin of the node that runs now; None if it is unknown or not certain."""

@@ -158,7 +158,7 @@ class Peak:
         return self.record
 
     def _without_memray(self, *, has_tensors: bool) -> str:
-        """Return what the report lacks, and the line that installs it."""
+        """Return a note on the rows that the report lacks, with the line that installs memray."""
         line = f"{how_to_install('memray')} (Linux and macOS)"
         if self._flame is not None:
             return f"no flame graph was written, and memory outside torch is not shown: {line}"

@@ -117,38 +117,21 @@ class Modules:
         Args:
             frame: the innermost frame to look at.
         """
-        line: Line | None = None
-        backward_line: Line | None = None
-        module_calls = list[FrameType]()
-        # the custom functions, and how many modules run inside each
-        functions = list[tuple[FunctionCall, int]]()
-        is_in_engine = False
+        callers = _Callers()
+        engine: FrameType | None = None
         for caller in stack(frame):
             code = caller.f_code
             if id(code) in _ENGINE_CALLS:
-                is_in_engine = True
-            elif is_in_engine:
-                if is_users(code.co_filename):
-                    backward_line = code.co_filename, caller.f_lineno
-                    break
-            elif code is _MODULE_CALL:
-                module_calls.append(caller)
-            elif code is _FUNCTION_CALL:
-                values = peek(caller)
-                name = name_of(cast(type, values["cls"]))
-                functions.append((FunctionCall(name, values["args"]), len(module_calls)))
-            elif is_users(code.co_filename):
-                users = code.co_filename, caller.f_lineno
-                line = line or users
-                for function, _ in functions:
-                    function.line = function.line or users
+                engine = caller
+                break
+            callers.add(caller)
             if not code.co_flags & inspect.CO_OPTIMIZED:  # the cell or script
                 break
-        for function, inner_modules in functions:
-            function.module = self._innermost_path(module_calls[inner_modules:])
-        running = tuple(function for function, _ in functions)
-        module = self._innermost_path(module_calls)
-        return Call(module, line, running, is_in_engine, backward_line)
+        for function, inner_modules in callers.functions:
+            function.module = self._innermost_path(callers.module_calls[inner_modules:])
+        functions = tuple(function for function, _ in callers.functions)
+        module = self._innermost_path(callers.module_calls)
+        return Call(module, callers.line, functions, engine is not None, _users_line(engine))
 
     def _innermost_path(self, calls: Sequence[FrameType]) -> str:
         """Return the path of the module whose call is the first of ``calls``."""
@@ -157,11 +140,42 @@ class Modules:
         return self.path(peek(calls[0])["self"], peek(calls[-1])["self"])
 
 
-def users_line(thread: int) -> Line | None:
+class _Callers:
+    """Collects the modules, functions and lines of an operation's callers, the innermost first."""
+
+    def __init__(self) -> None:
+        self.line: Line | None = None
+        """The user's innermost line."""
+        self.module_calls: list[FrameType] = []
+        self.functions: list[tuple[FunctionCall, int]] = []
+        """The custom functions, and how many modules run inside each."""
+
+    def add(self, caller: FrameType) -> None:
+        """Add the frame of the next caller."""
+        code = caller.f_code
+        if code is _MODULE_CALL:
+            self.module_calls.append(caller)
+        elif code is _FUNCTION_CALL:
+            values = peek(caller)
+            name = name_of(cast(type, values["cls"]))
+            self.functions.append((FunctionCall(name, values["args"]), len(self.module_calls)))
+        elif is_users(code.co_filename):
+            line = code.co_filename, caller.f_lineno
+            self.line = self.line or line
+            for function, _ in self.functions:
+                function.line = function.line or line
+
+
+def line_of_thread(thread: int) -> Line | None:
     """Return the line that the user's code in a thread runs now."""
-    for frame in stack(sys._current_frames().get(thread)):
-        if is_users(frame.f_code.co_filename):
-            return frame.f_code.co_filename, frame.f_lineno
+    return _users_line(sys._current_frames().get(thread))
+
+
+def _users_line(frame: FrameType | None) -> Line | None:
+    """Return the user's innermost line in a frame and its callers."""
+    for caller in stack(frame):
+        if is_users(caller.f_code.co_filename):
+            return caller.f_code.co_filename, caller.f_lineno
     return None
 
 

@@ -353,6 +353,10 @@ def _parts_drawn(reconciliation: Reconciliation) -> list[Part]:
     return [part for part in reconciliation.parts if part.size_bytes != 0]
 
 
+_PART_COLOURS = [place for place in range(20) if place not in (2, 3, 6, 7)]
+"""Places in matplotlib's colours of parts, except the oranges and reds: peaks and failures."""
+
+
 def _draw_parts(axes: Axes, reconciliation: Reconciliation) -> None:
     """Draw the parts of a device as one stacked bar."""
     left = 0
@@ -370,7 +374,7 @@ def _part_style(part: Part, index: int) -> dict[str, Any]:
         return {"facecolor": "none", "edgecolor": "gray", "hatch": ""}
     if part.name.startswith("unknown"):
         return {"facecolor": "none", "edgecolor": "gray", "hatch": "xxx"}
-    return {"color": colormaps["tab20"](index % 20)}
+    return {"color": colormaps["tab20"](_PART_COLOURS[index % len(_PART_COLOURS)])}
 
 
 def _part_label(part: Part) -> str:
