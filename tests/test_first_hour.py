@@ -96,6 +96,31 @@ def test_every_magic_answers_a_call_for_help(notebook: Kernel, magic: str, word:
         assert "UsageError" not in reply.stderr
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "%%peak --top 5 -h",
+        "%%peak --help --top 5",
+        "%%estimate --device-memory 24GiB -h",
+        "%%experiment a --keep b -h",
+        "%%isolate --memory 1GiB -h",
+        "%%memlines --sort kept -h",
+        "%%autofit n=8 -h",
+        "%%gpumemit -r 3 -h",
+    ],
+)
+def test_help_may_be_asked_for_next_to_other_options(notebook: Kernel, line: str) -> None:
+    for cell in (line, f"{line}\n1 / 0"):
+        reply = ok(notebook, cell)
+        assert line.split()[0] in reply.stdout
+        assert "UsageError" not in reply.stderr
+
+
+def test_a_quoted_text_asks_for_no_help(notebook: Kernel) -> None:
+    cell = "%%experiment quoted --note 'call=ls -h x'\nran = 1\nran"
+    assert ok(notebook, cell).result == "1"
+
+
 @pytest.mark.parametrize("command", ["top", "tensors"])
 def test_a_number_is_the_number_of_rows(notebook: Kernel, command: str) -> None:
     ok(notebook, "import numpy\na, b, c = numpy.ones(2**18), numpy.ones(2**19), numpy.ones(2**20)")

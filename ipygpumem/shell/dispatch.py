@@ -25,6 +25,7 @@ from ipygpumem.shell.commands.declarations import (
 )
 from ipygpumem.shell.ipython.rewriting import (
     REWRITTEN,
+    asks_for_help,
     is_first_line,
     is_for_engines,
     show_as_written,
@@ -88,7 +89,11 @@ class GpuMemMagics(Magics):
         __tracebackhide__ = True
         magic = f"%{name}" if cell is None else f"%%{name}"
         help_text = ""
-        if line.rstrip().endswith(("help", "-h")):
+        if cell is not None and magic in self.commands.magics and asks_for_help(line):
+            from ipygpumem.shell.commands.helps import printed_help  # when it is asked for
+
+            help_text = printed_help(self.commands, magic)
+        elif line.rstrip().endswith(("help", "-h")):
             from ipygpumem.shell.commands.helps import help_asked_for  # when it is asked for
 
             help_text = help_asked_for(self.commands, magic, line)

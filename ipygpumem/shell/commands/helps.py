@@ -43,6 +43,11 @@ def help_asked_for(table: CommandTable, magic: str, line: str) -> str:
         return ""
     if last == "help" and isinstance(place, Command):  # may be a name of the user
         return ""
+    return printed_help(table, magic, words)
+
+
+def printed_help(table: CommandTable, magic: str, words: Iterable[str] = ()) -> str:
+    """Return the help text of a magic or a command as it is printed."""
     return help_of(table, magic, words).replace(f"{_BLOCK}\n\n", "", 1)
 
 

@@ -30,8 +30,12 @@ _BELOW_GPUMEM = re.compile(
 """Matches ``%gpumem`` in a first line such as ``%gpumem peak``, which means ``%%peak``."""
 _ON = re.compile(r"(?:^|\s)--on(?:[\s=]|$)")
 """Matches ``--on``: the cell runs on engines of a cluster, so it stays text."""
-_HELP_LINE = re.compile(rf"%%({_NEED_A_CELL}|experiment|gpumemit)[ \t]+(-h|--help)[ \t]*\r?\n?")
-"""Matches a first line that asks for help: the cell stays text, so that its body does not run."""
+_WORD = r"""(?:[^\s'"]|'[^']*'|"[^"]*")+"""
+"""Matches a word of a line, with the texts in quotes that it contains."""
+_WITH_HELP = re.compile(rf"(?:[ \t]+{_WORD})*?[ \t]+(?:-h|--help)(?:[ \t]+.*|[ \t]*)\r?\n?")
+"""Matches the rest of a first line that asks for help, next to other options or alone."""
+_TAKES_HELP = re.compile(rf"%%(?:{_NEED_A_CELL}|experiment|gpumemit)(?=[ \t])")
+"""Matches the name in the first line of our cell magics."""
 _STRUCK = "__ipygpumem_struck__"
 """Name of the exception that a cell's code raises."""
 _MARK = "%%"
@@ -48,8 +52,10 @@ def rewrite_cell(lines: list[str]) -> list[str]:
     if not lines:
         return lines
     lines = [_first_line(lines[0]), *lines[1:]]
-    if _HELP_LINE.fullmatch(lines[0]):
-        # Only a line: IPython refuses a cell magic without any body.
+    named = _TAKES_HELP.match(lines[0])
+    if named is not None and asks_for_help(lines[0][named.end() :]):
+        # The cell stays text, so that its body does not run. IPython refuses a cell magic without
+        # any body, so a line gets an empty one.
         if len(lines) > 1:
             return lines
         return [lines[0].rstrip() + "\n", "\n"]
@@ -61,6 +67,11 @@ def rewrite_cell(lines: list[str]) -> list[str]:
     if arguments.endswith("?") or is_for_engines(arguments):
         return lines
     return [_call_of(name, f"{_MARK} {arguments}"), *cell_magic(rewrite_cell(lines[1:]))]
+
+
+def asks_for_help(arguments: str) -> bool:
+    """Return True if ``-h`` or ``--help`` is a word of a cell magic's line, outside quotes."""
+    return _WITH_HELP.fullmatch(f" {arguments}") is not None
 
 
 def _call_of(name: str, line: str) -> str:
