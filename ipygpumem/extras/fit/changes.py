@@ -421,7 +421,7 @@ def _optimizer(findings: Observed, kind: Any) -> Change:
     lines: list[str] = []
     for name, own_kind in findings.optimizers.items():
         target = name or own_kind
-        parameters = f'[one for group in {target}.param_groups for one in group["params"]]'
+        parameters = f'[weight for group in {target}.param_groups for weight in group["params"]]'
         lines.append(f"{target} = {title}({parameters})")
     line = findings.code("; ".join(lines), "torch", owners=findings.optimizers)
     apply = functools.partial(_step_with, kind)
