@@ -54,7 +54,7 @@ CASES = {
 def test_what_grew_is_named_with_its_growth(notebook: Kernel, case: str) -> None:
     before, inside, path, size = CASES[case]
     ok(notebook, before)
-    (text,) = ok(notebook, f"%%experiment grows\n{inside}").reports("experiment")
+    (text,) = ok(notebook, f"%%experiment grows\n{inside}").survivors()
     if case == "a stream of bytes" and VISITS_BUFFER:
         assert "bytes · held by notebook variable buf" in text
         return

@@ -180,7 +180,7 @@ def test_leaks_lists_what_cells_printed_with_its_cells(notebook: Kernel) -> None
     (row,) = [line for line in text.splitlines() if "printed" in line]
     assert re.search(r"38\.\d MiB · printed and displayed by cell \d+, kept by IPython", row), text
     assert row.endswith("to free it: %gpumem free"), row
-    assert " other row" in text or "kept by what is listed below" in text
+    assert " reclaimable item" in text or "kept by what is listed below" in text
 
 
 def test_status_has_a_row_for_what_cells_printed(notebook: Kernel) -> None:

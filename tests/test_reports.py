@@ -57,15 +57,15 @@ def test_a_device_that_did_not_move_by_a_mib_is_its_size_alone_and_quiet(
     changes: dict[str, int], said: str
 ) -> None:
     record = cell(usages=(dataclasses.replace(STILL, **changes), STILL_CUDA))
-    has_moved = "peak" in said
+    has_changed = "peak" in said
     assert (
         content.cell_report(record).headline
-        == f"{'cell ' * has_moved}12 · 3.21 s · {said} · cuda:0 3.00/24.00 GiB"
+        == f"{'cell ' * has_changed}12 · 3.21 s · {said} · cuda:0 3.00/24.00 GiB"
     )
     short = content.cell_report(dataclasses.replace(record, duration_seconds=0.9)).headline
     assert (
         short == f"cell 12 · 900 ms · {said} · cuda:0 3.00/24.00 GiB"
-        if has_moved
+        if has_changed
         else f"12 · {said}"
     )
     assert content.is_quiet(record) is not bool(changes)
@@ -80,12 +80,14 @@ def test_the_report_of_an_experiment_in_each_style() -> None:
         "  device   consumed    freed        peak",
         "  ──────────────────────────────────────",
         "  RAM      +600 MiB   88 MiB   +1.31 GiB",
+        "  still alive, because something outside the experiment refers to it",
+        "    size   what",
+        "  ──────────────────────────────────────────",
+        "  32 MiB   b: Tensor float32 8 × 1024 × 1024",
         "  deleted: a, b",
         "  restored: x",
         "  freed by: names (RAM 88 MiB, cuda:0 reserved 2 MiB)",
         "  keep: no name matches 'q'",
-        "  still alive, because something outside the experiment refers to it:",
-        "  32 MiB · b: Tensor float32 8 × 1024 × 1024",
     ]
     (report,) = content.experiment_reports(
         experiment(name="n" * 500, freed={"cpu": -2 * MIB}), "compact"
@@ -370,14 +372,14 @@ def test_the_largest_row_of_leaks_comes_first_whatever_found_it() -> None:
     graphs = (5 << 20, "cpu", "losses keep their graphs", "losses.clear()", 5 << 20)
     output = (1 << 20, "cpu", "Out[3]", "%xdel _3", 1 << 20)
     report = content.leaks_report([leak], 1 << 20, kept=[output, graphs])
-    assert report.headline == "1 leak and 2 other rows · 9 MiB"
+    assert report.headline == "1 leak, 2 reclaimable items · 9 MiB"
     assert [row.partition(" ")[0] for row in rows_of(report)] == ["5", "3", "1"]
 
 
 def test_a_row_of_leaks_shows_only_what_no_row_above_counts() -> None:
     graphs = (5 << 20, "cpu", "losses keep their graphs", "losses.clear()", 2 << 20)
     report = content.leaks_report([leak("x", size=3 * MIB)], MIB, kept=[graphs])
-    assert report.headline == "1 leak and 1 other row · 5 MiB"
+    assert report.headline == "1 leak, 1 reclaimable item · 5 MiB"
     assert rows_of(report)[1] == (
         "2 MiB · losses keep their graphs (3 MiB more of it in the rows of leaks) · losses.clear()"
     )
@@ -419,7 +421,7 @@ def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
         "it again"
     )
     found = content.leaks_report([leak("a\x1b[2Jb", name="x\ny")], MIB, [leak("y"), leak("z")])
-    assert (found.headline, found.lines) == ("1 leak and 2 other rows · 3 MiB", [line])
+    assert (found.headline, found.lines) == ("1 leak, 2 unexamined storages · 3 MiB", [line])
     assert rows_of(found)[0].isprintable()
     assert content.leaks_report([], MIB, [leak("y"), leak("z")]).lines == [line]
     rows = rows_of(content.leaks_report([leak(f"x{n}") for n in range(23)], MIB))
@@ -427,7 +429,7 @@ def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
     kept = [((1 + n) * MIB, "cpu", f"losses{n}", "del it", (1 + n) * MIB) for n in range(23)]
     assert (
         content.leaks_report([leak("x")], MIB, (), kept).headline
-        == "1 leak and 23 other rows · 277 MiB"
+        == "1 leak, 23 reclaimable items · 277 MiB"
     )
     found = content.leaks_report([], MIB, (), kept, ["a note"])
     assert (

@@ -73,7 +73,30 @@ class Reply:
             texts.append(text)
         return texts
 
+    def survivors(self) -> list[str]:
+        """Return the reports of experiments, of ``release`` and of ``%gpumem why`` about a deleted
+        name, up to the table of what is still alive, with each of its rows in one line.
+        """
+        texts = []
+        for display in self.displays:
+            kinds = display["metadata"].get("ipygpumem", {}).get("reports", [])
+            if not {"experiment", "release", "why"} & set(kinds):
+                continue
+            lines = display["data"]["text/plain"].splitlines()
+            for place, line in enumerate(lines):
+                if _TITLE_OF_SURVIVORS.search(line):
+                    rows = table_rows(display["data"]["text/html"])
+                    alive = [_line_of_leak(row) for row in rows if "what" in row]
+                    del lines[place + 1 :]
+                    lines += [f"  {text}" for text in alive]
+                    break
+            texts.append("\n".join(lines))
+        return texts
 
+
+_TITLE_OF_SURVIVORS = re.compile(
+    "still alive, because|left, because something else|part of it is alive$"
+)
 _EQUAL = re.compile(r"in every row: (.*?)</div>")
 _TEXT_COLUMNS = ("name", "what", "type", "shape", "dtype", "device", "kind", "grad", "held by")
 _BEGINS_COLUMN = re.compile(f", (?=(?:{'|'.join(_TEXT_COLUMNS)}) )")

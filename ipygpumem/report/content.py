@@ -90,7 +90,7 @@ def _span_segments(
     if isinstance(record, CellRecord) and record.child_peak_bytes is not None:
         segments.append(f"child process peak +{format_bytes(record.child_peak_bytes)}")
     for usage in _in_use(record.usages):
-        if not has_moved(usage):
+        if not has_changed(usage):
             in_use = _now(usage).removesuffix(" now")
             segments.append(f"{_label(usage)} {in_use}")
             continue
@@ -118,7 +118,7 @@ def is_quiet(record: CellRecord) -> bool:
     if record.error is not None or record.recovery is not None:
         return False
     for usage in record.usages:
-        if has_moved(usage):
+        if has_changed(usage):
             return False
         if usage.device in OUTSIDE and usage.after_bytes:
             return False
@@ -130,7 +130,7 @@ def usage_parts(usages: Iterable[Usage]) -> list[str]:
     return list(map(_usage_part, _in_use(usages)))
 
 
-def has_moved(usage: Usage) -> bool:
+def has_changed(usage: Usage) -> bool:
     """Return True if kept, freed or temporary memory reaches a MiB; less is usually not caused by
     the cell.
     """
@@ -190,9 +190,9 @@ def experiment_reports(
         return [Report("experiment", head, notes, records=[record])]
     table = _devices_table(record, usages, scales)
     title = "still alive, because something outside the experiment refers to it"
-    survivors = layout.Listing(title, leak_lines(record.survivors))
+    survivors = leak_table(record.survivors, title)
     facts = _experiment_facts(record)
-    return [Report("experiment", head, notes, [table], facts, [survivors], records=[record])]
+    return [Report("experiment", head, notes, [table, survivors], facts, records=[record])]
 
 
 def _compact_part(record: ExperimentRecord, usage: Usage) -> str:
@@ -594,8 +594,7 @@ def leaks_report(
     headline = _leaks_headline(held, smallest, beyond, kept_items)
     sized_rows = _leak_rows(held) + _kept_rows(kept_items)
     sized_rows.sort(key=itemgetter(0), reverse=True)
-    rows = [row for _, row in sized_rows]
-    table = Table.of(rows, {"size", "cell"}, code={TO_FREE}, whole={TO_FREE})
+    table = _table_of_leaks(sized_rows)
     lines = list(notes)
     if beyond:
         number = count(len(beyond), "smaller storage")
@@ -610,23 +609,27 @@ def _leaks_headline(
     beyond: Sequence[RetainedArray],
     kept: Sequence[Kept],
 ) -> str:
-    """Return the number of lines of leaks and of other rows, and the bytes of all of them."""
-    other_rows = len(beyond)
+    """Return the number of leaks, of reclaimable items and of unexamined storages, and the bytes
+    of all of them.
+    """
+    reclaimable = 0
     size_bytes = _sum(held) + _sum(beyond)
     is_at_least = any(row.is_at_least for row in held)
     for item in kept:
         size_bytes += item.new_bytes
         is_at_least |= item.is_at_least
         if item.new_bytes > 0:
-            other_rows += 1
+            reclaimable += 1
     total = _at_least(size_bytes, is_at_least=is_at_least)
     if held:
-        rows = count(len(_groups_of_leaks(held)), "leak")
-        if other_rows:
-            rows += f" and {count(other_rows, 'other row')}"
-        return f"{rows}{SEPARATOR}{total}"
+        kinds = [count(len(_groups_of_leaks(held)), "leak")]
+        if reclaimable:
+            kinds.append(count(reclaimable, "reclaimable item"))
+        if beyond:
+            kinds.append(count(len(beyond), "unexamined storage"))
+        return f"{', '.join(kinds)}{SEPARATOR}{total}"
     none = f"no leak of at least {format_bytes(smallest)}"
-    if other_rows:
+    if reclaimable or beyond:
         return f"{none}, but {total} are kept by what is listed below"
     return f"{none} was found"
 
@@ -675,24 +678,19 @@ def _at_least(size_bytes: int, *, is_at_least: bool) -> str:
     return size
 
 
-def leak_lines(held: Sequence[RetainedArray]) -> list[str]:
-    """Return one line per leak, those in one container together, and one line for the rest."""
-    return [_line_of_row(row) for _, row in _leak_rows(held)]
+def leak_table(held: Sequence[RetainedArray], title: str) -> Table:
+    """Return a table with a row for each leak, those in one container together, and one for the
+    rest; without rows if there are no leaks.
+    """
+    return _table_of_leaks(_leak_rows(held), title)
 
 
-def _line_of_row(row: Mapping[str, str]) -> str:
-    """Return a row of leaks as a line, in which words say what the columns' headings would."""
-    what = row["what"]
-    if row.get("device"):
-        what = f"{what} on {row['device']}"
-    parts = [row["size"], what]
-    if row.get("cell"):
-        parts.append(f"cell {row['cell']}")
-    if row.get("held by"):
-        parts.append(f"held by {row['held by']}")
-    if row.get(TO_FREE):
-        parts.append(f"{TO_FREE}: {row[TO_FREE]}")
-    return SEPARATOR.join(parts)
+def _table_of_leaks(sized_rows: Sequence[_SizedRow], title: str = "") -> Table:
+    """Return the table of rows of leaks: size, object, holder, and the line that frees it."""
+    rows = [row for _, row in sized_rows]
+    is_long = bool(title) and len(rows) > _ROWS_OPEN
+    numbers, lines_to_paste = {"size", "cell"}, {TO_FREE}
+    return Table.of(rows, numbers, title, code=lines_to_paste, whole=lines_to_paste, folded=is_long)
 
 
 def _leak_rows(held: Sequence[RetainedArray]) -> list[_SizedRow]:

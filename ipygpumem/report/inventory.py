@@ -18,7 +18,7 @@ from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, T
 from ipygpumem.inventory.top import LargestNames, NamedSize
 from ipygpumem.records import OUTSIDE, RetainedArray
 from ipygpumem.report import layout
-from ipygpumem.report.content import LAST_INDEX, leak_lines
+from ipygpumem.report.content import LAST_INDEX, leak_table
 from ipygpumem.report.layout import (
     SEPARATOR,
     Report,
@@ -531,6 +531,7 @@ def left_report(name: str, cell: int | None, left: Sequence[RetainedArray]) -> R
     if cell is not None:
         headline += f"; cell {cell} bound it"
     if left:
-        return Report("why", f"{headline}, but part of it is alive", leak_lines(left))
+        table = leak_table(left, "")
+        return Report("why", f"{headline}, but part of it is alive", tables=[table])
     hint = "%gpumem leaks lists memory that no name leads to"
     return Report("why", f"{headline}; it is not known to have left anything", [hint])

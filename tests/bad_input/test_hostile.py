@@ -44,7 +44,7 @@ def test_names_made_of_nasty_text_are_escaped_wherever_a_report_lists_them(
         "globals()[''] = 0; globals()[5] = 'not a string'; globals()[('t', 1)] = 2",
     )
     _is_harmless(reply)
-    (text,) = reply.reports("experiment")
+    (text,) = reply.survivors()
     assert "still alive" in text
     assert "alert(1)" in text
     assert notebook.value("[n for n in globals() if 'script' in str(n) or n == '']") == []

@@ -165,7 +165,7 @@ error = ValueError(); error.batch = big()
 raise error
 """,
     )
-    (report,) = reply.reports("experiment")
+    (report,) = reply.survivors()
     assert "held by the last error" in report
     works(notebook, "import sys; sys.last_value = sys.last_exc = None")
     assert "import sys; sys.last_value = sys.last_exc = None" in report

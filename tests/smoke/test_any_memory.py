@@ -51,7 +51,7 @@ def test_shared_memory_is_freed_by_the_advice_of_each_report(notebook: Kernel) -
 segment = SharedMemory(create=True, size=9 << 20); segment.buf[:] = bytes(9 << 20)
 segments.append(segment)
 """,
-    ).reports("experiment")
+    ).survivors()
     advice = "segments[0].close(); segments[0].unlink()"
     assert f"segments[0] · to free it: {advice}" in text
     works(notebook, "view = np.ndarray(9 << 20, 'u1', segments[0].buf)")
@@ -292,7 +292,7 @@ def test_what_global_binds_belongs_to_the_notebook(notebook: Kernel, make: str) 
 
 @pytest.mark.skipif(
     sys.version_info < (3, 11),
-    reason="3.10 does not enter the frame of a coroutine: docs/memory.md",
+    reason="3.10 does not enter the frame of a coroutine: docs/memory-reference.md",
 )
 @pytest.mark.xfail(
     version("ipykernel").startswith("6.17."),
@@ -312,7 +312,7 @@ def test_no_other_task_is_blamed_for_a_new_one(notebook: Kernel) -> None:
     (text,) = works(
         notebook,
         "%%experiment tasks\ntask = asyncio.create_task(wait(bytearray(b'1') * (9 << 20)))",
-    ).reports("experiment")
+    ).survivors()
     assert re.search(r'held by the event loop(\["_ready"\])?\[0\]', text), text
     assert "poller" not in text
     works(
@@ -323,7 +323,7 @@ def test_no_other_task_is_blamed_for_a_new_one(notebook: Kernel) -> None:
 
 @pytest.mark.skipif(
     sys.version_info < (3, 11),
-    reason="3.10 does not enter the frame of a coroutine: docs/memory.md",
+    reason="3.10 does not enter the frame of a coroutine: docs/memory-reference.md",
 )
 def test_advice_about_tasks_and_context_variables_frees_them(notebook: Kernel) -> None:
     works(

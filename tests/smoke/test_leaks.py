@@ -38,7 +38,7 @@ def leaks(kernel: Kernel, options: str = "") -> str:
 
 def test_a_survivor_is_reported_at_the_end_of_its_experiment_and_later(notebook: Kernel) -> None:
     works(notebook, "cache = {}", "%experiment start a", f"x = {BIG}; cache['run3'] = [x]")
-    (report,) = works(notebook, "%experiment end").reports("experiment")
+    (report,) = works(notebook, "%experiment end").survivors()
     line = (
         "8 MiB · x: ndarray float64 1048576 · cell 5 · held by notebook variable "
         'cache["run3"][0] · '
@@ -57,7 +57,7 @@ def test_objects_that_only_kept_names_hold_are_no_leak(notebook: Kernel) -> None
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
     for also in (f"{make}\ncache.append(m1)", f"{make}[0]\ncache.append(m1[1])"):
         works(notebook, "cache.clear()")
-        (report,) = works(notebook, also).reports("experiment")
+        (report,) = works(notebook, also).survivors()
         assert "held by notebook variable cache" in report
         assert "best" not in report.partition("still alive")[2]
 
@@ -87,7 +87,7 @@ def test_a_surviving_array_without_a_name_is_reported_once(
         f"def f():\n    {big}\n    raise ValueError\ndef g():\n    {big}\n    return lambda: big\n"
     )
     functions += f"class h:\n    def keep():\n        {big}; kept.append(big)\n"
-    (report,) = works(notebook, f"%%experiment a\n{functions}{code}").reports("experiment")
+    (report,) = works(notebook, f"%%experiment a\n{functions}{code}").survivors()
     lines = [line for line in report.splitlines() if "held by" in line]
     assert len(lines) == 1
     start = "64 MiB · ndarray float64 8388608 · held by notebook variable"

@@ -66,7 +66,7 @@ def test_a_gradient_made_for_an_outer_model_is_freed_by_its_line(notebook: Kerne
     works(notebook, "outer = nn.Linear(1024, 1024)")
     (report,) = works(
         notebook, "%%experiment a\nouter(torch.ones(2, 1024)).sum().backward()"
-    ).reports("experiment")
+    ).survivors()
     (line,) = [line for line in report.splitlines() if "held by" in line]
     assert line.endswith(
         "held by notebook variable outer.weight.grad · to free it: outer.zero_grad()"
@@ -77,7 +77,7 @@ def test_a_gradient_made_for_an_outer_model_is_freed_by_its_line(notebook: Kerne
 
 def test_a_gradient_of_an_outer_tensor_is_freed_by_its_line(notebook: Kernel) -> None:
     works(notebook, "leaf = torch.ones(1 << 20, requires_grad=True)")
-    (report,) = works(notebook, "%%experiment a\n(2 * leaf).sum().backward()").reports("experiment")
+    (report,) = works(notebook, "%%experiment a\n(2 * leaf).sum().backward()").survivors()
     assert "held by notebook variable leaf.grad · to free it: leaf.grad = None" in report
     works(notebook, "leaf.grad = None")
     assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
@@ -150,7 +150,7 @@ def test_where_the_notebook_held_too_much_the_report_does_not_claim_what_it_does
     works(notebook, "rows = [[np.zeros(1 << 18)]] + [[i] for i in range(200)]; cache = []")
     new = "y = torch.ones(1 << 19); cache += [y, [z := np.ones(1 << 18)]]"
     reply = works(notebook, f"%%experiment a\nx = rows[0][0]; {new}")
-    (report,) = reply.reports("experiment")
+    (report,) = reply.survivors()
     works(notebook, "baseline.MOST_AT_START = 50_000")
     lines = sorted(
         line.partition("variable ")[2] for line in report.splitlines() if "held by" in line

@@ -43,7 +43,7 @@ leaked.append(model); leaked.append({'x': [kept]}); leaked.append(wide[:1])""",
     assert found == [
         ("model, wide, kept", "object", None, "", "cpu", size + (4 << 20) + (2 << 20), 0)
     ]
-    (report,) = reply.reports("experiment")
+    (report,) = reply.survivors()
     assert "still alive" in report
     assert "leaked.clear()" in report or "del leaked[" in report
 
@@ -119,9 +119,7 @@ def test_what_the_notebooks_own_optimizer_needs_is_no_leak_and_that_of_a_model_t
         notebook,
         "ours = nn.Linear(1024, 1024); adam = torch.optim.Adam(ours.parameters()); adams = []",
     )
-    (text,) = works(notebook, f"%%experiment own\n{step.format('ours', 'adam')}").reports(
-        "experiment"
-    )
+    (text,) = works(notebook, f"%%experiment own\n{step.format('ours', 'adam')}").survivors()
     assert (
         "8 MiB · 2 × Tensor float32 1024 × 1024 · held by notebook variable adam.state "
         "(under" in text

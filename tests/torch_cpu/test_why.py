@@ -299,7 +299,7 @@ def test_a_name_deleted_in_any_cell_says_what_holds_its_object(notebook: Kernel)
         ("rows", "2 MiB", "row"),
         ("net", "1 MiB", 'models["n"]'),
     ):
-        (report,) = works(notebook, f"%gpumem why {name}").reports("why")
+        (report,) = works(notebook, f"%gpumem why {name}").survivors()
         assert re.search(rf"{size} .* held by notebook variable {re.escape(holder)}", report), (
             report
         )

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ipygpumem.records import OUTSIDE, EngineRecord, ExperimentRecord, Usage
-from ipygpumem.report.content import has_moved, times
+from ipygpumem.report.content import has_changed, times
 from ipygpumem.report.layout import (
     Fact,
     Listing,
@@ -46,7 +46,7 @@ def is_told(usage: Usage) -> bool:
     has a nanny.
     """
     if usage.device in OUTSIDE:
-        return has_moved(usage)
+        return has_changed(usage)
     return in_use(usage)
 
 

@@ -230,9 +230,11 @@ def release_report(record: ReleaseRecord) -> Report:
     """Return the memory freed with an object, and the memory that other objects still hold."""
     names = layout.listed([clean_name(name) for name in record.names])
     notes = [*map(clean, record.notes)]
-    notes += [f"left: {line}" for line in content.leak_lines(record.left)]
     report = content.freed_report(f"released {names}", record.steps, record.freed, notes)
-    tables = [content.held_table("freed tensors and arrays", record.freed_parts)]
+    tables = [
+        content.held_table("freed tensors and arrays", record.freed_parts),
+        content.leak_table(record.left, "left, because something else refers to it"),
+    ]
     return replace(report, kind="release", tables=tables, records=[record])
 
 
