@@ -49,7 +49,7 @@ PARTS = (
     ("tensors: gradient", 1.4),
     ("tensors: optimizer state", 2.8),
     ("tensors: other", 3.1),
-    ("held by C++ or autograd", 5.6),
+    ("autograd or C++ code", 5.6),
     ("allocator cache", 1.9),
     ("fragmentation", 0.8),
     ("rounding", 0.01),

@@ -654,7 +654,7 @@ class History(list[CellRecord]):
         return mimebundle(self)
 
     def to_pandas(self) -> Any:
-        """Return a DataFrame with one row per cell; docs/traces.md lists the columns.
+        """Return a DataFrame with one row per cell and one column per field.
 
         Raises:
             GpuMemError: pandas is not installed.

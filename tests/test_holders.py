@@ -54,7 +54,7 @@ def test_a_dict_holds_its_text_keys(kernel: Kernel) -> None:
         """,
     )
     answer = why(kernel, "keys")
-    assert holders(answer) == {"notebook variable table (as a key)": "del table"}
+    assert holders(answer) == {"notebook variable table (one of its keys)": "del table"}
 
 
 @pytest.mark.parametrize(

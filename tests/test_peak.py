@@ -216,7 +216,7 @@ print(found.record)
 """
     text = printed("-c", code)
     assert f"saved: {page}" in text
-    assert "RAM outside torch highest with 32" in text
+    assert "allocated RAM highest with 32" in text
     html = page.read_text()
     assert "memray - flamegraph report" in html
     scripts = re.findall(r"<script[^>]* src=\"([^\"]*)|<link[^>]* href=\"([^\"]*)", html)
@@ -300,7 +300,7 @@ notebook = kernel_with("%load_ext ipygpumem", "import mmap, numpy as np")
 
 
 def peak_of(kernel: Kernel, code: str) -> DevicePeak:
-    """Run a cell with ``%%peak``, and return its memory outside torch; compare it with the cell's
+    """Run a cell with ``%%peak``, and return its allocations in RAM; compare it with the cell's
     own figures.
     """
     needs("memray")
@@ -316,7 +316,7 @@ def peak_of(kernel: Kernel, code: str) -> DevicePeak:
     (device,) = [item for item in PeakRecord.from_dict(record).devices if item.source == "memray"]
     (text,) = reply.reports("peak")
     assert sum(item.size_bytes for item in device.rows) == device.size_bytes
-    shown = re.search(r"RAM outside torch highest with ([\d.]+ (?:[KMG]i)?B)", text)
+    shown = re.search(r"allocated RAM highest with ([\d.]+ (?:[KMG]i)?B)", text)
     assert shown is not None, text
     assert parse_bytes(shown[1]) == pytest.approx(device.size_bytes, rel=0.1)
     assert device.size_bytes <= kernel.value(

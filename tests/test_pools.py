@@ -371,7 +371,7 @@ def test_a_second_probe_of_a_name_takes_the_first_ones_place(meter: Meter) -> No
 def test_a_probe_or_its_failure_is_in_the_status(
     shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What its line after a cell is stands in docs/memory.md, whose cells run as tests."""
+    """Its line after a cell is in docs/memory-reference.md, whose cells run as tests."""
 
     def status() -> str:
         capsys.readouterr()

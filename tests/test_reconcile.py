@@ -30,8 +30,8 @@ def block(
 IN_USE = block(10_000, 1024, requested=1000), block(11_024, 500, "inactive")
 SNAPSHOT = Snapshot(
     (
-        # Partly in use: 1000 requested of 1024, a hole of 500, 300 that a stream still uses, 176
-        # held by C++.
+        # Partly in use: 1000 requested of 1024, a gap of 500, 300 that a stream still uses, 176
+        # C++ code keeps.
         Segment((*IN_USE, block(11_524, 300, "pending"), block(11_824, 176, requested=100))),
         Segment(
             (block(50_000, 3000, "inactive"), block(53_000, 1000, "inactive"))
@@ -80,12 +80,12 @@ def test_every_byte_of_a_device_is_somebodys() -> None:
         "tensors: parameter": 1000,
         "tensors: gradient": 150,
         "tensors: other": 50,
-        "held by C++ or autograd": 176,
+        "autograd or C++ code": 176,
         "rounding": 24,
         "waiting for a stream": 300,
         "allocator cache": 4000,
         "fragmentation": 500,
-        "pools' cache": 56,
+        "cache of private pools": 56,
         "context and libraries": 7000 - 6256,
         "process -2": 1000,
         "process -1": 500,
@@ -101,7 +101,7 @@ def test_what_nobody_has_looked_for_is_live_tensors_and_not_said_to_have_no_name
     found = sizes(device_parts.device_parts(reading(), SNAPSHOT, wide(), None))
     assert found["live tensors"] == 1000 + 100 + 200
     assert found["rounding"] == 24 + 76
-    assert not [name for name in found if name.startswith(("tensors:", "held by"))]
+    assert not [name for name in found if name.startswith(("tensors:", "autograd"))]
 
 
 def test_a_view_into_a_block_leaves_the_rest_of_the_request_to_others() -> None:
@@ -109,7 +109,7 @@ def test_a_view_into_a_block_leaves_the_rest_of_the_request_to_others() -> None:
     snapshot = Snapshot((Segment((block(0, 1024, requested=1000),)),))
     held = [Storage(DEVICE, 100, 300, "buffer")]
     found = sizes(device_parts.device_parts(reading(reserved_bytes=1024), snapshot, wide(), held))
-    assert (found["tensors: buffer"], found["held by C++ or autograd"], found["rounding"]) == (
+    assert (found["tensors: buffer"], found["autograd or C++ code"], found["rounding"]) == (
         300,
         700,
         24,

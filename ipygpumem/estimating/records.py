@@ -33,7 +33,7 @@ class DeviceEstimate(Record):
     after_bytes: int
     """Memory that is alive when the code has finished."""
     reserved_bytes: int
-    """Memory that the allocator would reserve: blocks, the gaps between them and its cache."""
+    """Memory that the allocator would reserve: blocks, fragmentation and its cache."""
     needed_bytes: int
     """Approximate minimum memory to complete, with the cache freed when memory is short; more
     memory suffices too.
@@ -45,7 +45,7 @@ class DeviceEstimate(Record):
     None: unknown.
     """
     spare_bytes: int = 0
-    """Memory set aside for buffers that kernels allocate while they run, and for the gaps that
+    """Headroom for buffers that kernels allocate while they run, and for the fragmentation that
     these cause.
     """
     context_bytes: int = 0
@@ -64,7 +64,7 @@ class DeviceEstimate(Record):
 
     @property
     def required_bytes(self) -> int:
-        """Memory that the device must have: the allocator's minimum, and memory set aside."""
+        """Memory that the device must have: the allocator's minimum, headroom, context."""
         return self.needed_bytes + self.spare_bytes + self.context_bytes
 
     @property

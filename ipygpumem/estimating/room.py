@@ -20,9 +20,9 @@ They come in addition to the allocator's segments. No call reports them in advan
 are usual for torch's builds with CUDA 12 and 13.
 """
 _SPARE_SHARE = 50
-"""The minimum memory, divided by this, is set aside for buffers of kernels.
+"""The minimum memory, divided by this, is headroom for buffers of kernels.
 
-On a simulated card, training GPT-2 XL with checkpoints ran out of memory with nothing set aside,
+On a simulated card, training GPT-2 XL with checkpoints ran out of memory without headroom,
 and ran with 1.3 % more.
 """
 

@@ -66,7 +66,7 @@ def checked(sizes: Mapping[str, object]) -> dict[str, int]:
         except UnitError as error:
             raise BudgetError(f"budget: {name}: {error}") from None
     if not size_bytes:
-        raise BudgetError("budget: no device is named; write for instance gpu=8GiB")
+        raise BudgetError("budget: name a device, such as gpu=8GiB")
     return size_bytes
 
 

@@ -1,7 +1,7 @@
 """Breaks an accelerator's or the host's memory down into parts that sum exactly to the total.
 
 The blocks of torch's allocator are compared with the addresses of the storages that Python holds.
-Memory in a used block without such a storage is held by an autograd graph or a C++ library.
+Memory in a used block without such a storage belongs to an autograd graph or to C++ code.
 
 The kernel counts the host's pages by several overlapping measures. Each byte belongs to the first
 of these that claims it: free, this process (``RssAnon``, ``RssShmem``, ``RssFile``), reclaimable
@@ -135,7 +135,7 @@ def _by_blocks(snapshot: Snapshot, storages: Sequence[Storage], texts: list[str]
     kinds = dict.fromkeys(KINDS, 0) | cover.kinds
     return [
         *kind_parts("tensors", kinds),
-        Part("held by C++ or autograd", cover.unheld_bytes, _UNHELD),
+        Part("autograd or C++ code", cover.unheld_bytes, _UNHELD),
         *_overhead(snapshot, cover.rounding_bytes),
     ]
 
@@ -149,7 +149,7 @@ def _overhead(snapshot: Snapshot, rounding_bytes: int) -> list[Part]:
         Part("waiting for a stream", snapshot.pending_bytes, _PENDING),
         Part("allocator cache", snapshot.cached_bytes, _CACHED),
         Part("fragmentation", sum(snapshot.fragments), gaps),
-        Part("pools' cache", snapshot.private_bytes, _IN_POOLS),
+        Part("cache of private pools", snapshot.private_bytes, _IN_POOLS),
     ]
 
 

@@ -55,18 +55,18 @@ def off(app: App, options: Options) -> list[Report]:
 
 @command(
     "%gpumem quiet",
-    "hide the lines of cells that moved less than 1 MiB",
+    "hide the lines of cells that changed less than 1 MiB",
     argument("state", "", choices=("on", "off")),
 )
 def quiet(app: App, options: Options) -> list[Report]:
-    """Hide or show the lines of cells that moved little memory, or return which of
+    """Hide or show the lines of cells that changed little memory, or return which of
     the two is set.
     """
     config = app.context.config
     if options.state is not None:
         config.quiet = options.state == "on"
     state = "hidden" if config.quiet else "shown"
-    return [note(f"lines of cells that moved less than 1 MiB are {state}")]
+    return [note(f"lines of cells that changed less than 1 MiB are {state}")]
 
 
 @command("%gpumem free", "free memory now: printed output, tracebacks, garbage, caches")
@@ -197,7 +197,7 @@ def _changes(before: Mapping[str, int], now: Mapping[str, int]) -> str:
             changes.append((name, change))
     changes.sort(key=lambda item: abs(item[1]), reverse=True)
     texts = [f"{name} {format_change(change)}" for name, change in changes]
-    return listed(texts) or "nothing moved by a MiB"
+    return listed(texts) or "nothing changed by a MiB"
 
 
 def _headline(app: App) -> tuple[str, str, str]:

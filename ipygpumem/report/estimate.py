@@ -83,10 +83,10 @@ def _added_rows(device: DeviceEstimate) -> list[dict[str, str]]:
     the peak; no rows if it needs only the peak.
     """
     is_host = device.device == "cpu"
-    context = "other memory of this process" if is_host else "set aside for a CUDA context"
+    context = "other memory of this process" if is_host else "CUDA context"
     added = {
-        "gaps that the allocator cannot use": device.needed_bytes - device.peak_bytes,
-        "set aside for buffers of GPU kernels": device.spare_bytes,
+        "fragmentation": device.needed_bytes - device.peak_bytes,
+        "headroom for GPU kernels": device.spare_bytes,
         context: device.context_bytes,
     }
     rows = []

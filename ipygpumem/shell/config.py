@@ -44,7 +44,7 @@ class IPyGpuMem(Configurable):
     ).tag(config=True)
     quiet = Bool(
         False,
-        help="Show no line after cells that moved no device by a MiB. Errors, growth, child "
+        help="Show no line after cells that changed no device by a MiB. Errors, growth, child "
         "processes that hold memory, and every other report are shown.",
     ).tag(config=True)
     experiment_report = Enum(

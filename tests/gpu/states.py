@@ -24,12 +24,12 @@ _SIZES = (1, 500, 64 * KIB, 900 * KIB, 3 * MIB, 15 * MIB, 70 * MIB, 400 * MIB)
 _RESERVED = (
     "tensors:",
     "live tensors",
-    "held by",
+    "autograd or C++",
     "rounding",
     "waiting",
     "allocator cache",
     "fragmentation",
-    "pools",
+    "cache of private",
 )
 """How the parts begin that together are what torch's allocator has reserved."""
 

@@ -51,9 +51,9 @@ def test_what_autograd_keeps(kernel: Kernel, card: Card) -> None:
     )
     found = look(kernel)
     assert size(found, "tensors: other") >= 64 * MIB
-    assert 64 * MIB <= size(found, "held by C++ or autograd") < 80 * MIB
+    assert 64 * MIB <= size(found, "autograd or C++ code") < 80 * MIB
     run_ok(kernel, "loss = loss.item()")
-    assert size(look(kernel), "held by C++ or autograd") < 16 * MIB
+    assert size(look(kernel), "autograd or C++ code") < 16 * MIB
 
 
 def test_what_cublas_keeps(kernel: Kernel) -> None:
@@ -62,11 +62,11 @@ def test_what_cublas_keeps(kernel: Kernel) -> None:
     """
     ready(kernel)
     run_ok(kernel, "x = torch.ones(512, 512, device='cuda')\ny = x @ x")
-    (part,) = [part for part in look(kernel).parts if part.name == "held by C++ or autograd"]
+    (part,) = [part for part in look(kernel).parts if part.name == "autograd or C++ code"]
     assert (part.size_bytes or 0) >= 4 * MIB
     assert "cuBLAS" in part.advice
     run_ok(kernel, "%gpumem free")
-    assert size(look(kernel), "held by C++ or autograd") < MIB
+    assert size(look(kernel), "autograd or C++ code") < MIB
 
 
 SPREAD = """
@@ -127,11 +127,11 @@ def test_a_deleted_graphs_pool(kernel: Kernel) -> None:
             del x
         """,
     )
-    assert size(look(kernel), "pools' cache") >= 200 * MIB
+    assert size(look(kernel), "cache of private pools") >= 200 * MIB
     run_ok(kernel, "%gpumem free")
-    assert size(look(kernel), "pools' cache") >= 200 * MIB
+    assert size(look(kernel), "cache of private pools") >= 200 * MIB
     run_ok(kernel, "del graph, y", "%gpumem free")
-    assert size(look(kernel), "pools' cache") == 0
+    assert size(look(kernel), "cache of private pools") == 0
 
 
 def test_looking_changes_nothing(kernel: Kernel, card: Card) -> None:

@@ -89,7 +89,7 @@ def test_our_own_commands_and_quiet_cells_have_no_line_unless_they_moved_memory(
     assert ok(notebook, "%gpumem").reports("cell") == []
     assert len(ok(notebook, "%gpumem on\ndel block").reports("cell")) == 1
     assert ok(notebook, "%gpumem quiet on").reports() == [
-        "lines of cells that moved less than 1 MiB are hidden"
+        "lines of cells that changed less than 1 MiB are hidden"
     ]
     assert ok(notebook, "x = 1").displays == []
     assert len(ok(notebook, "block = b'x' * (64 << 20)").reports("cell")) == 1

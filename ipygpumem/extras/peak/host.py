@@ -23,7 +23,9 @@ from ipygpumem.probes.accelerators import loaded_torch
 
 _MOST_FRAMES = 100
 OUTSIDE = "outside torch"
-"""Role of the rows to report."""
+"""Role of the rows to report, if torch is loaded."""
+ALLOCATED = "allocated"
+"""Role of the rows to report without torch."""
 
 
 class HostTracker:
@@ -101,7 +103,8 @@ class HostTracker:
         whole = DevicePeak("cpu", "memray", sum(row.size_bytes for row in rows), rows=_joined(rows))
         if use is not None:
             whole = bounded(whole, use.room_bytes(self.kept_bytes, self.freed_bytes))
-        outside = tuple(row for row in whole.rows if row.role == OUTSIDE)
+        role = _role_of_others()
+        outside = tuple(row for row in whole.rows if row.role == role)
         size_bytes = sum(row.size_bytes for row in outside)
         missed_bytes = 0
         if whole.is_bound and use is not None:
@@ -123,7 +126,14 @@ class HostTracker:
             return PeakRow(record.size, OF_TORCH, allocator=allocator)
         operation = stack[0][0] if stack else "a thread without Python code"
         line = line_text(*stack[user][1:]) if stack[user:] else ""
-        return PeakRow(record.size, OUTSIDE, operation=operation, line=line, allocator=allocator)
+        return PeakRow(
+            record.size, _role_of_others(), operation=operation, line=line, allocator=allocator
+        )
+
+
+def _role_of_others() -> str:
+    """Return the role of memory that is neither torch's nor our own."""
+    return ALLOCATED if loaded_torch() is None else OUTSIDE
 
 
 def _torch_folder() -> str:

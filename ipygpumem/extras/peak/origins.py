@@ -83,5 +83,5 @@ class Origins:
             return self.row(block.storage)
         operation = f"inside {block.operation or 'an operation'}"
         if life.before:
-            operation = "held by C++"
+            operation = "autograd or C++ code"
         return self.role(life), "", "", operation, block.line

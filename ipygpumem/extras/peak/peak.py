@@ -95,7 +95,7 @@ class Peak:
             else:
                 self._follow()
             # the last one: it would see our own imports
-            self._host = self._started(_host_tracker, "memory outside torch")
+            self._host = self._started(_host_tracker, "allocations in RAM")
         self._start_span()
 
     def _follow(self) -> None:

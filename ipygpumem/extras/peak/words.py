@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from ipygpumem.extras.peak.host import ALLOCATED
 from ipygpumem.extras.peak.records import DevicePeak
 from ipygpumem.report.layout import device_label
 from ipygpumem.units import MIB, format_bytes, format_seconds
 
 LEAST_MISSED_BYTES = 8 * MIB
 """Less is not shown: pages of loaded libraries, which memray does not count."""
-_PARTS_OF_RAM = {"storages": "RAM of tensors", "memray": "RAM outside torch"}
-"""Names of RAM by the source of its figures."""
 
 
 def title(device: DevicePeak) -> str:
-    """Return a device's name; RAM has two parts."""
+    """Return a device's name; RAM has two parts if torch is loaded."""
     label = device_label(device.device)
-    return _PARTS_OF_RAM.get(device.source, label) if device.device == "cpu" else label
+    if device.device != "cpu":
+        return label
+    if device.source == "storages":
+        return f"{label} of tensors"
+    if device.source == "memray":
+        is_without_torch = any(row.role == ALLOCATED for row in device.rows)
+        return f"allocated {label}" if is_without_torch else f"{label} outside torch"
+    return label
 
 
 def headline(device: DevicePeak) -> str:

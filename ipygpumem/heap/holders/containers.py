@@ -121,10 +121,10 @@ def _value_at(owner: str, key: object, position: int, listing: Listing) -> _Entr
 def _key_at(owner: str, position: int, listing: Listing) -> _Entry:
     """Return a key of a dict, told by its position."""
     if not owner:
-        return _Entry(" (as a key)", "", "")
+        return _Entry(" (one of its keys)", "", "")
     imports, expression = split(owner)
     key = f"{listing.keys_of(expression)}[{position}]"
-    return _Entry(" (as a key)", f"{imports}{key}", f"{imports}{expression}[{key}]")
+    return _Entry(" (one of its keys)", f"{imports}{key}", f"{imports}{expression}[{key}]")
 
 
 def cuts_of_repeated(cut: Cut, parent: Any, child: object) -> list[Cut]:
