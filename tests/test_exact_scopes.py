@@ -529,6 +529,24 @@ def test_random_cells_leave_the_names_that_scopes_should_leave(kernel: Kernel, c
         assert kernel.value(_FOUND) == model.names(), "\n-----\n".join(run[-5:])
 
 
+@pytest.mark.parametrize(
+    "binding",
+    [
+        "b = refuses.x = 1",
+        "b = a, c = 1",
+        "b, refuses.x = 1, 2",
+        "target.x, [b, refuses.x] = 1, [1, 2]",
+        "for b, refuses.x in [(1, 2)]: pass",
+        "with Manager((1, 2)) as (b, refuses.x): pass",
+    ],
+)
+def test_a_failing_target_has_bound_the_names_before_it(kernel: Kernel, binding: str) -> None:
+    ok(kernel, HELPERS + "b = 1")
+    ok(kernel, f"%experiment start x\ntry:\n    {binding}\nexcept (Failure, TypeError): pass")
+    ok(kernel, "%experiment start inner\ndel b\n%experiment end", "%experiment end")
+    assert kernel.value("globals().get('b')") == 1
+
+
 HANDLER_IN_LOOP = """
 for i in range(3):
     try: 1/0

@@ -223,17 +223,35 @@ def _assignment(statement: Any, names: frozenset[str], *, shown: bool) -> list[a
     if binds_only_names and not in_place:
         statement.value = _followed(statement.value, BINDS, bound)
         return [statement]
-    statement.value = _followed(statement.value, MAY_BIND, bound)
-    after = _lookups(statement, HAS_BOUND, bound)
+    certain = _bound_first(statement) & bound
+    uncertain = bound - certain
+    statement.value = _followed(statement.value, BINDS, certain)
+    statement.value = _followed(statement.value, MAY_BIND, uncertain)
+    _report_targets(targets, uncertain)
+    after = _lookups(statement, HAS_BOUND, uncertain)
     if not _may_bind_in_part(targets):
         return [statement, *after]
-    return _checked(statement, bound, after)
+    return _checked(statement, uncertain, after)
+
+
+def _bound_first(statement: Any) -> set[str]:
+    """Return the names that an assignment binds before anything in it can fail, such as ``a`` in
+    ``a = b, c = 1``.
+    """
+    names = set[str]()
+    if isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            if not isinstance(target, ast.Name):
+                break
+            names.add(target.id)
+    return names
 
 
 def _for(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
     """Return a ``for`` loop with its look-ups."""
     bound = bindings_of(statement.target).bound & names
     statement.iter = _followed(statement.iter, MAY_BIND, bound)
+    _report_targets([statement.target], bound)
     if not _may_bind_in_part([statement.target]):
         return [statement]
     return _checked(statement, bound)
@@ -248,9 +266,30 @@ def _with(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
         item.context_expr = _preceded(item.context_expr, HAS_BOUND, bound_by_item)
         bound_by_item = _bound_by([item.optional_vars]) & names
         item.context_expr = _followed(item.context_expr, MAY_BIND, bound_by_item)
+        _report_targets([item.optional_vars], bound_by_item)
         if bound_by_item and _may_bind_in_part([item.optional_vars]):
             bound_in_part |= bound_by_item
     return _checked(statement, bound_in_part)
+
+
+def _report_targets(targets: Iterable[ast.expr | None], names: set[str]) -> None:
+    """Report the ``names`` that are bound by the time an attribute or an item is assigned.
+
+    Assigning it may fail: ``a = fixed.x = 1`` has bound ``a`` then, even if to the object that it
+    has already. Python evaluates ``fixed`` after it has bound ``a``.
+    """
+    bound = set[str]()
+    waiting = list(targets)
+    while waiting:
+        target = waiting.pop(0)
+        if isinstance(target, ast.Name):
+            bound |= {target.id} & names
+        elif isinstance(target, ast.Starred):
+            waiting.insert(0, target.value)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            waiting[:0] = target.elts
+        elif isinstance(target, (ast.Attribute, ast.Subscript)):
+            target.value = _preceded(target.value, HAS_BOUND, bound)
 
 
 def _may_bind_in_part(targets: list[Any]) -> bool:
