@@ -214,7 +214,9 @@ def left():
         get_ipython().run_line_magic("gpumem", "leaks")
     finally:
         display.show = shown
-    return rows([row for report in reports for row in report.records if hasattr(row, "holder")])
+    last_rows[:] = [row for report in reports for row in report.records if hasattr(row, "holder")]
+    return rows(last_rows)
+last_rows = []
 from ipygpumem.shell.app import app_of
 app = app_of(get_ipython())
 def left_by_experiment():
@@ -246,6 +248,16 @@ def left(kernel: Kernel) -> list[tuple[int, str, str]]:
 def left_by_experiment(kernel: Kernel) -> list[tuple[int, str, str]]:
     """Return the bytes, the holder and the line of each row of the last experiment."""
     return [tuple(row) for row in json.loads(kernel.value("left_by_experiment()"))]
+
+
+def parts_at_the_end(kernel: Kernel) -> dict[str, int]:
+    """Return the parts of the only row of the last experiment."""
+    return dict(kernel.value("app.experiments.finished[-1].survivors[0].parts"))
+
+
+def parts_later(kernel: Kernel) -> dict[str, int]:
+    """Return the parts of the only row of the last ``left``."""
+    return dict(kernel.value("last_rows[0].parts"))
 
 
 def alive(kernel: Kernel) -> int:
@@ -373,6 +385,10 @@ def test_an_object_and_its_arrays_are_one_row(kernel: Kernel, made: str) -> None
     assert at_the_end[1:] == later[1:] == ('notebook variable outer["a"]', 'del outer["a"]')
     assert later[0] == pytest.approx(at_the_end[0], rel=0.02)
     assert later[0] > 7_000_000
+    for parts in (parts_at_the_end(kernel), parts_later(kernel)):
+        if "array" not in made.partition("(")[0]:  # its elements are no parts
+            assert sum(parts.values()) == pytest.approx(later[0], rel=0.02)
+            assert min(parts.values()) > 1_000_000
     works(kernel, later[2])
     assert left(kernel) == []
 
@@ -395,9 +411,65 @@ outer["a"] = pd.DataFrame({"a": np.arange(2**20), "t": np.array(texts, dtype=obj
         ((size, path, line),) = rows
         assert (path, line) == ('notebook variable outer["a"]', 'del outer["a"]')
         assert size > 15 << 20
-    kinds = kernel.value("[row.type_name for row in app.experiments.finished[-1].survivors]")
-    assert kinds == ["DataFrame"]
+        assert sum(parts_later(kernel).values()) == pytest.approx(size, rel=0.02)
+    kinds = kernel.value(
+        "[(row.type_name, row.objects) for row in app.experiments.finished[-1].survivors]"
+    )
+    assert kinds == [("DataFrame", 1)]
     works(kernel, line)
+    assert left(kernel) == []
+
+
+def test_two_frames_are_two_objects_with_their_columns(kernel: Kernel) -> None:
+    needs("pandas")
+    works(
+        kernel,
+        _LEFT,
+        """
+        import pandas as pd
+        outer = {}
+        def frame():
+            texts = np.array([str(number) for number in range(2**18)], dtype=object)
+            return pd.DataFrame({"a": np.arange(2**18), "t": texts, "f": np.ones(2**18)})
+        """,
+        "%%experiment e\nfor number in range(2): outer[number] = frame()",
+    )
+    for rows in (left_by_experiment(kernel), left(kernel)):
+        ((size, path, line),) = rows
+        assert (path, line) == ("notebook variable outer", "outer.clear()")
+    for parts in (parts_at_the_end(kernel), parts_later(kernel)):
+        assert parts.keys() == {"a", "t", "f"}
+        assert sum(parts.values()) == pytest.approx(size, rel=0.02)
+    kinds = kernel.value(
+        "[(row.type_name, row.objects) for row in app.experiments.finished[-1].survivors]"
+    )
+    assert kinds == [("DataFrame", 2)]
+
+
+@pytest.mark.parametrize(
+    ("code", "expected_line"),
+    [
+        ("outer['a'] = x; outer['t'] = torch.from_numpy(x)", "outer.clear()"),
+        (
+            "outer['a'] = x; y = torch.as_tensor(x)[5:]; keep['t'] = y",
+            'del outer["a"]; del keep["t"]',
+        ),
+    ],
+    ids=["one dict", "a view in another dict"],
+)
+def test_an_array_and_a_tensor_on_its_memory_are_one_row(
+    kernel: Kernel, code: str, expected_line: str
+) -> None:
+    needs("torch")
+    works(kernel, _LEFT, "import torch; outer, keep = {}, {}")
+    works(kernel, f"%%experiment e\nx = np.ones(2**20); watched.append(weakref.ref(x))\n{code}")
+    for rows in (left_by_experiment(kernel), left(kernel)):
+        ((size, _, line),) = rows
+        assert size == 8 << 20
+        assert line == expected_line
+    assert alive(kernel) == 1
+    works(kernel, line)
+    assert alive(kernel) == 0
     assert left(kernel) == []
 
 

@@ -426,14 +426,13 @@ def row_of(items: Sequence[object], size: Size) -> RetainedArray:
     devices = ", ".join(sorted(size.device_bytes)) or "cpu"
     shape: tuple[int, ...] | None = None
     dtype = ""
+    array = describe(items[0]) if len(items) == 1 else None
     parts: dict[str, int] = {}
-    if len(items) == 1:
-        array = describe(items[0])
-        if array is None:
-            parts = {share.name: share.size_bytes for share in size.parts[:_MOST_SHOWN]}
-        else:
-            shape = array.shape
-            dtype = array.dtype
+    if array is not None:
+        shape = array.shape
+        dtype = array.dtype
+    elif len(items) == 1 or len(kinds) > 1:
+        parts = {share.name: share.size_bytes for share in size.parts[:_MOST_SHOWN]}
     return RetainedArray(
         "",
         kind,

@@ -58,7 +58,7 @@ def merged(rows: Sequence[RetainedArray], cuts: Mapping[str, Sequence[Cut]]) -> 
             removable.append(_Removable(row, tuple(cuts_of_row)))
         else:
             alone.append(row)
-    for group in _groups(removable):
+    for group in _groups(_with_arrays_inside(removable)):
         alone += _rows_of(group)
     return sorted(alone, key=attrgetter("size_bytes"), reverse=True)
 
@@ -136,11 +136,35 @@ def _whole_object(rows: Sequence[RetainedArray]) -> RetainedArray:
     for row in reversed(rows):
         if row.arrays:
             shown = row
+    return replace(_sum_of(rows, shown), device=_devices_of(rows), parts=_parts_of(rows))
+
+
+def _with_arrays_inside(rows: Sequence[_Removable]) -> list[_Removable]:
+    """Return the rows, those of an object and of the arrays inside it as one.
+
+    Two frames in a dict are two objects, although each of their arrays was found by itself.
+    """
+    by_cuts = dict[tuple[Cut, ...], list[_Removable]]()
+    for row in rows:
+        by_cuts.setdefault(row.cuts, []).append(row)
+    whole = list[_Removable]()
+    for group in by_cuts.values():
+        around = _object_around(group) if len(group) > 1 else None
+        if around is None:
+            whole += group
+            continue
+        of_group = [row.row for row in group]
+        joined = replace(_sum_of(of_group, around), device=_devices_of(of_group))
+        whole.append(_Removable(joined, group[0].cuts))
+    return whole
+
+
+def _parts_of(rows: Iterable[RetainedArray]) -> dict[str, int]:
+    """Return the largest parts of rows, those with equal names as one."""
     parts = Counter[str]()
     for row in rows:
         parts.update(row.parts)
-    largest_parts = dict(parts.most_common(_MOST_NAMES))
-    return replace(_sum_of(rows, shown), device=_devices_of(rows), parts=largest_parts)
+    return dict(parts.most_common(_MOST_NAMES))
 
 
 def _sum_of(rows: Sequence[RetainedArray], shown: RetainedArray) -> RetainedArray:
@@ -292,12 +316,7 @@ def _as_one(group: list[_Removable]) -> RetainedArray | None:
         holder=ReferencePath(_path(group), statement + dashes + comment),
     )
     if _are_equal(map(_look, rows)):
-        return whole
-    around = _object_around(group)
-    if around is not None:
-        path = "" if around.holder is None else around.holder.path
-        holder = ReferencePath(path, statement + dashes + comment)
-        return replace(_sum_of(rows, around), device=_devices_of(rows), holder=holder)
+        return replace(whole, parts=_parts_of(rows))
     return _of_many_kinds(whole, rows)
 
 
@@ -322,9 +341,14 @@ def _of_many_kinds(whole: RetainedArray, rows: Sequence[RetainedArray]) -> Retai
     """Return a row of objects that differ, with the bytes of each type."""
     sizes = Counter[str]()
     for row in rows:
-        sizes[row.type_name] += row.size_bytes
+        if row.type_name == SEVERAL_TYPES and row.parts:
+            sizes.update(row.parts)
+        else:
+            sizes[row.type_name] += row.size_bytes
     whole = replace(whole, shape=None, dtype="", device=_devices_of(rows), arrays=0, parts={})
     if len(sizes) == 1:
+        if all(row.parts for row in rows):
+            return replace(whole, parts=_parts_of(rows))
         return whole
     return replace(whole, type_name=SEVERAL_TYPES, parts=dict(sizes.most_common(_MOST_NAMES)))
 
@@ -350,6 +374,9 @@ def _path(group: Sequence[_Removable]) -> str:
         return _path_of_registry(group)
     if _are_equal(row.cuts for row in group):
         return path
+    owners = {cut.owner_id for row in group for cut in row.cuts}
+    if len(owners) > 1 and any(len(row.cuts) > 1 for row in group):
+        return f"{path}, and {len(group) - 1} more"  # in several containers
     if _are_equal(row.cut.owner_id for row in group):
         if all(len(row.cuts) > 1 for row in group):
             return path  # that of the container already

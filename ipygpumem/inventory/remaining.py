@@ -9,6 +9,7 @@ refers to them.
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -23,11 +24,11 @@ from ipygpumem.heap.holders.data_frames import without_old_blocks
 from ipygpumem.heap.holders.paths import PathWriter
 from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, REMOVE_THEM, Roots
 from ipygpumem.heap.holders.tasks import cancelling, is_pending, pending
-from ipygpumem.heap.sizes import Size, Sizes, row_of
-from ipygpumem.introspect import module_of
+from ipygpumem.heap.sizes import Share, Size, Sizes, row_of
+from ipygpumem.introspect import module_of, type_name
 from ipygpumem.inventory.contents import Contents, Received
 from ipygpumem.inventory.merging import holder_of_all
-from ipygpumem.records import ReferencePath, RetainedArray
+from ipygpumem.records import SEVERAL_TYPES, ReferencePath, RetainedArray
 
 _MOST_ROWS = 50
 """Maximum number of objects of one type in a container to list one by one."""
@@ -150,6 +151,8 @@ class _Search:
         """Number of measurements, each of which has its number as its label."""
         self._large: dict[str, int] = {}
         """The position in ``remaining`` of each object alone, by the label of its measurement."""
+        self._with_row = set[int]()
+        """The identities of the objects in ``remaining``."""
 
     def is_done(self) -> bool:
         """Return True if less than a row's bytes are left to find."""
@@ -157,14 +160,7 @@ class _Search:
 
     def is_in_row(self, item: object) -> bool:
         """Return True for an object that the row of another object has counted."""
-        return self._counted.label_of(item) in self._large and not self._has_row(item)
-
-    def _has_row(self, item: object) -> bool:
-        """Return True for an object that has a row, whose holders are all searched."""
-        for position in self._large.values():
-            if any(other is item for other in self.remaining[position].items):
-                return True
-        return False
+        return self._counted.label_of(item) in self._large and id(item) not in self._with_row
 
     def add_rows(
         self, items: Sequence[object], name: str = "", chain: tuple[object, ...] = ()
@@ -177,8 +173,10 @@ class _Search:
             chain: the name's object, and the objects from it to the container of the items.
         """
         small = list[object]()
-        size_of_small = 0
-        unique = list(by_identity(items).values())
+        sizes_of_small = Counter[str]()
+        # An object with one reference is found twice: in the old object that has received it, and
+        # among the new objects.
+        unique = [item for key, item in by_identity(items).items() if key not in self._with_row]
         for key in types_of(unique):
             same = of_types({key}, unique)
             groups = [[item] for item in same]
@@ -192,9 +190,9 @@ class _Search:
                     self._add(row_of(group, size), group, name, chain)
                 elif not self._shares_row(group, size, chain):
                     small += group
-                    size_of_small += size.size_bytes
-        if size_of_small >= self._smallest:
-            self._add(row_of(small, Size({"cpu": size_of_small})), small, name, chain)
+                    sizes_of_small[type_name(group[0])] += size.size_bytes
+        if sizes_of_small.total() >= self._smallest:
+            self._add(row_of(small, _size_of_types(sizes_of_small)), small, name, chain)
 
     def _measure(self, group: Sequence[object]) -> tuple[Size, str]:
         """Return the memory of some objects that nothing has counted yet, and the label of the
@@ -215,6 +213,7 @@ class _Search:
         chain: tuple[object, ...],
     ) -> None:
         self._left_bytes -= row.size_bytes
+        self._with_row.update(map(id, items))
         self.remaining.append(Remaining(row, tuple(items), name, chain, self._is_old_perhaps))
 
     def _shares_row(self, group: Sequence[object], size: Size, chain: tuple[object, ...]) -> bool:
@@ -236,18 +235,31 @@ class _Search:
         chain_of_row = row.chain
         if list(map(id, chain)) != list(map(id, row.chain)):
             name, chain_of_row = "", ()  # the search for holders finds each of them
-        together = {"cpu": row.held.size_bytes + size.size_bytes}
+        sizes = Counter({row.held.type_name: row.held.size_bytes})
+        if row.held.type_name == SEVERAL_TYPES:
+            sizes = Counter(row.held.parts)
+        sizes[type_name(group[0])] += size.size_bytes
         held = replace(
-            row_of(items, Size(together)),
+            row_of(items, _size_of_types(sizes)),
+            size_bytes=row.held.size_bytes + size.size_bytes,
             device=row.held.device,
             is_at_least=row.held.is_at_least or size.is_at_least,
             uncounted=tuple(sorted({*row.held.uncounted, *size.uncounted})),
         )
         self._left_bytes -= size.size_bytes
+        self._with_row.update(map(id, group))
         self.remaining[rows[0]] = replace(
             row, held=held, items=items, name=name, chain=chain_of_row
         )
         return True
+
+
+def _size_of_types(sizes: Counter[str]) -> Size:
+    """Return the memory of objects of several types, given the bytes of each type."""
+    parts = list[Share]()
+    for name, size_bytes in sizes.most_common():
+        parts.append(Share(name, "items", name, 1, size_bytes))
+    return Size({"cpu": sizes.total()}, tuple(parts))
 
 
 def _received(names: Mapping[str, object], contents: Contents, new: set[int]) -> list[Received]:

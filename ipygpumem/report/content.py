@@ -776,7 +776,9 @@ def _leaked_objects(group: Sequence[RetainedArray]) -> str:
         if contents:
             kind = f"{kind} with {contents}"
     shape = " × ".join(map(str, first.shape or ()))
-    words = [kind, first.dtype, shape]
+    words = [kind, shape]
+    if not first.parts:
+        words.insert(1, first.dtype)
     text = " ".join(clean_name(word) for word in words if word)
     if first.name:
         text = f"{clean_name(first.name)}: {text}"

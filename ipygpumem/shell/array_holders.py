@@ -144,6 +144,17 @@ def _row_of(item: WatchedName, holder: ReferencePath | None) -> RetainedArray | 
     return replace(item.held, size_bytes=size_of(arrays), arrays=len(arrays), holder=holder)
 
 
+def storages_beside(row: RetainedArray, explained_rows: Iterable[Explained]) -> set[StorageKey]:
+    """Return the storages of the arrays whose rows become one with an object's row: those with the
+    same holder.
+    """
+    storages = set[StorageKey]()
+    for item, of_arrays in explained_rows:
+        if of_arrays.holder == row.holder and of_arrays.name in ("", row.name):
+            storages.update(array.storage for array in item.alive())
+    return storages
+
+
 def perhaps_old(holder: ReferencePath) -> ReferencePath:
     """Return the holder of memory that may be older than the experiment: no line to free it."""
     return ReferencePath(f"{holder.path}, possibly allocated before the experiment", "")

@@ -36,10 +36,11 @@ from ipygpumem.inventory.roles import optimizer_states
 from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.report.content import Kept
 from ipygpumem.scope.ownable import ownable
-from ipygpumem.shell.array_holders import MOST_EXPLAINED, Questions
+from ipygpumem.shell.array_holders import MOST_EXPLAINED, Explained, Questions
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs
 from ipygpumem.shell.ipython.printed import Printed
+from ipygpumem.shell.shared_memory import rows_of
 from ipygpumem.shell.survivors import Survivors
 from ipygpumem.shell.watched_names import WatchedName, held_without_name
 
@@ -128,10 +129,11 @@ class LeakSearch:
         objects.leave_out(self._printed_texts)
         progress(0.7)
         questions = Questions(arrays.to_explain, objects.to_explain)
-        rows = [row for _, row in self._survivors.explained(survivors, heap, questions)]
+        of_survivors = self._survivors.explained(survivors, heap, questions)
+        rows = rows_of(of_survivors, heap, self._survivors.cuts)
         user_modules = _users_modules(self._context.namespace)
         rows += arrays.leaked(questions.holders, user_modules)
-        rows += objects.leaked(questions.holders, user_modules)
+        rows += objects.leaked(questions.holders, of_survivors, user_modules)
         rows += objects.of_registries(self._survivors.cuts)
         findings = [*graphs, *retained.outputs(heap.large(smallest))]
         kept = [*_sized(findings, smallest, listed), *objects.of_outputs()]
@@ -321,10 +323,15 @@ class _Objects:
         return alone + self._candidates
 
     def leaked(
-        self, holders: Mapping[StorageKey, ReferencePath], user_modules: Container[str]
+        self,
+        holders: Mapping[StorageKey, ReferencePath],
+        of_survivors: Sequence[Explained],
+        user_modules: Container[str],
     ) -> list[RetainedArray]:
-        """Return the rows of leaks, given the holders of the objects ``to_explain``."""
-        rows = [other.with_holder(holders) for other in self._survivors]
+        """Return the rows of leaks, given the holders of the objects ``to_explain``, and the rows
+        of the survivors' arrays.
+        """
+        rows = [other.with_holder(holders, of_survivors) for other in self._survivors]
         candidates = list[object]()
         for item in self._candidates:
             if id(item) in self._heap.large_containers and not self._heap.is_referred(item):

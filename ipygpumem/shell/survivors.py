@@ -13,6 +13,7 @@ from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.heap.holders.roots import Roots
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.sizes import Size, Sizes, row_of
+from ipygpumem.inventory.array_parts import with_arrays
 from ipygpumem.inventory.merging import merged
 from ipygpumem.inventory.remaining import Remaining, find, most_bytes
 from ipygpumem.meter.own_growth import growth_for
@@ -24,6 +25,7 @@ from ipygpumem.shell.array_holders import (
     Questions,
     explained,
     perhaps_old,
+    storages_beside,
 )
 from ipygpumem.shell.baselines import Baseline
 from ipygpumem.shell.context import ShellContext
@@ -32,6 +34,7 @@ from ipygpumem.shell.ipython.caches import cell_of_output
 from ipygpumem.shell.ipython.sources import cell_that_bound, running_cell
 from ipygpumem.shell.notebook_roots import roots_of_notebook
 from ipygpumem.shell.recovery import MUCH
+from ipygpumem.shell.shared_memory import rows_of
 from ipygpumem.shell.watched_names import (
     WatchedName,
     detach_numpy,
@@ -60,12 +63,17 @@ class OtherAlive(NamedTuple):
         """True if it is the only object of the row, so that its holder can be searched."""
         return self.held.objects == 1
 
-    def with_holder(self, holders: Mapping[StorageKey, ReferencePath]) -> RetainedArray:
-        """Return its row with the holder."""
+    def with_holder(
+        self, holders: Mapping[StorageKey, ReferencePath], arrays: Iterable[Explained]
+    ) -> RetainedArray:
+        """Return its row with the holder, given those of arrays, which may be inside it."""
         holder = self.held.holder
         if self.is_alone:
             holder = holders.get(("object", id(self.items[0])), holder)
-        return replace(self.row, name=self.held.name, cell=self.held.cell, holder=holder)
+        row = replace(self.row, name=self.held.name, cell=self.held.cell, holder=holder)
+        if not self.is_alone:
+            return row
+        return with_arrays(row, self.items[0], storages_beside(row, arrays))
 
 
 class HostGrowth(NamedTuple):
@@ -245,6 +253,8 @@ class _SearchAtEnd:
         self.smallest = context.config.min_held_bytes
         self.alive: list[WatchedName] = []
         self.unnamed_bytes = ended.growth.size_bytes
+        self._explained: list[Explained] = []
+        """The names with live arrays and their rows."""
 
     # -- arrays that are known without a look at the heap -----------------------------------------
 
@@ -325,9 +335,10 @@ class _SearchAtEnd:
         """Return the rows of arrays, with their holders; ``alive`` has the same arrays then."""
         self.alive += self._arrays_without_name(heap)
         rows_by_name = explained(self.alive, heap, roots, smallest=self.smallest)
+        self._explained = rows_by_name
         detach_numpy(self.alive, heap)
         self.alive = [item for item, _ in rows_by_name]
-        return [row for _, row in rows_by_name]
+        return rows_of(rows_by_name, heap, roots.cuts)
 
     def _arrays_without_name(self, heap: Heap) -> Iterator[WatchedName]:
         """Yield unknown NumPy arrays, largest first, as far as the host's growth can contain
@@ -359,7 +370,10 @@ class _SearchAtEnd:
             if part.is_old_perhaps:
                 holder = perhaps_old(holder)
             cell = self._cell_of(name) if name else None
-            rows.append((part, replace(part.held, name=name, holder=holder, cell=cell)))
+            row = replace(part.held, name=name, holder=holder, cell=cell)
+            if len(part.items) == 1:
+                row = with_arrays(row, part.items[0], storages_beside(row, self._explained))
+            rows.append((part, row))
         return rows
 
     def _remaining(self, heap: Heap) -> list[Remaining]:

@@ -1,0 +1,98 @@
+"""Makes one row of an array and a tensor that share memory, as after ``torch.from_numpy``.
+
+NumPy and torch each know a storage of their own; only the address tells that these are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ipygpumem.heap.arrays import StorageKey, storage_key
+from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.cuts import Cut
+from ipygpumem.heap.watching import WatchedArray
+from ipygpumem.inventory.merging import holder_of_all
+from ipygpumem.inventory.tensor_records import torch_reader
+from ipygpumem.records import RetainedArray
+from ipygpumem.shell.array_holders import Explained
+from ipygpumem.shell.watched_names import WatchedName
+
+
+def rows_of(
+    explained: Sequence[Explained], heap: Heap, cuts: dict[str, list[Cut]]
+) -> list[RetainedArray]:
+    """Return the rows of arrays, those that share all of their memory as one.
+
+    Args:
+        explained: the arrays of names and their rows.
+        heap: the live objects.
+        cuts: the references that a line removes, by the line; those of new lines are added.
+    """
+    rows = [row for _, row in explained]
+    arrays_below = _arrays_below([item for item, _ in explained], heap)
+    if not arrays_below:
+        return rows
+    position_of = dict[StorageKey, int]()
+    for position, (item, _) in enumerate(explained):
+        position_of.update(dict.fromkeys(_storages(item), position))
+    joined = set[int]()
+    for position, (item, row) in enumerate(explained):
+        storages = _storages(item)
+        positions = {position_of.get(arrays_below.get(storage, storage)) for storage in storages}
+        other = positions.pop()
+        if not positions and other is not None and other != position:
+            rows[other] = _joined(rows[other], row, cuts)
+            joined.add(position)
+    return [row for position, row in enumerate(rows) if position not in joined]
+
+
+def _storages(item: WatchedName) -> list[StorageKey]:
+    """Return the storages of a name's live arrays."""
+    return [array.storage for array in item.alive()]
+
+
+def _arrays_below(watched: Sequence[WatchedName], heap: Heap) -> dict[StorageKey, StorageKey]:
+    """Return the storage of the array on whose memory each torch storage of names is."""
+    of_torch = set[StorageKey]()
+    of_arrays = list[tuple[int, int, StorageKey]]()
+    for item in watched:
+        of_torch.update(storage for storage in _storages(item) if storage[0] == "torch")
+        for is_alive, array in item.arrays:
+            if isinstance(is_alive, WatchedArray) and is_alive():
+                _, start, end = is_alive.place
+                of_arrays.append((start, end, array.storage))
+    if not of_torch or not of_arrays:
+        return {}
+    below = dict[StorageKey, StorageKey]()
+    for key, address in _addresses(of_torch, heap).items():
+        for start, end, storage in of_arrays:
+            if start <= address < end:
+                below[key] = storage
+    return below
+
+
+def _addresses(storages: set[StorageKey], heap: Heap) -> dict[StorageKey, int]:
+    """Return the addresses of those of some torch storages that another library has allocated."""
+    addresses = dict[StorageKey, int]()
+    with torch_reader() as reader:
+        if reader is None:
+            return addresses
+        for tensor in heap.tensors:
+            key = storage_key(tensor)
+            if key not in storages or not reader.memory(tensor).is_plain:
+                continue
+            address = reader.address_of_others(tensor)
+            if key is not None and address is not None:
+                addresses[key] = address
+    return addresses
+
+
+def _joined(row: RetainedArray, other: RetainedArray, cuts: dict[str, list[Cut]]) -> RetainedArray:
+    """Return an array's row with the name and the holder of a tensor on its memory."""
+    names = [name for name in (row.name, other.name) if name]
+    holders = [item.holder for item in (row, other) if item.holder is not None]
+    holder = row.holder
+    if len(holders) == 2:
+        holder = holder_of_all(holders, cuts)
+    return replace(row, name=", ".join(names), holder=holder)
