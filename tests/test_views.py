@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ipygpumem.heap.knowledge.views import small_view
+from ipygpumem.units import format_bytes
 from tests import hostile
 
 numpy = pytest.importorskip("numpy")
@@ -63,6 +64,29 @@ def test_views_of_pandas_are_named_with_their_rows() -> None:
     assert {note: small_view(view) for note, view in notes.items()} == {
         note: note for note in notes
     }
+
+
+def test_slices_of_arrow_are_named_with_their_buffers(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table({"a": arrow.array(numpy.ones(500_000)), "t": ["text"] * 500_000})
+    note = f"10 rows of buffers of {format_bytes(table.nbytes)}: .take([*range(10)])"
+    small = table.slice(5, 10)
+    assert small_view(small) == small_view(small.to_batches()[0]) == note
+    assert small_view(small["a"].chunk(0)).startswith("10 rows of buffers of 3.8 MiB")
+    copied = small.take([*range(10)])
+    assert copied.equals(small)
+    assert {small_view(value) for value in (table, table.slice(250_000), copied)} == {""}
+    path = str(tmp_path / "table")
+    arrow.feather = pytest.importorskip("pyarrow.feather")
+    arrow.feather.write_feather(table, path, compression="uncompressed")
+    assert small_view(arrow.feather.read_table(path, memory_map=True).slice(0, 10)) == ""
+
+
+def test_a_part_of_an_xarray_is_named_with_its_block() -> None:
+    xarray = pytest.importorskip("xarray")
+    big = xarray.DataArray(numpy.ones(BIG))
+    assert small_view(big[:10]) == "10 × 4 of an array of 15.3 MiB: .copy()"
+    assert {small_view(value) for value in (big, big[:10].copy(), big.chunksizes)} == {""}
 
 
 def test_frames_and_copies_need_no_note() -> None:

@@ -18,7 +18,9 @@ from ipygpumem.heap.arrays import (
     owner_of,
     read_array,
 )
+from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import by_identity
+from ipygpumem.heap.mapped import MappedFiles
 from ipygpumem.heap.tensors import answers_itself
 from ipygpumem.units import MIB, format_bytes
 
@@ -26,6 +28,8 @@ _LEAST_UNUSED_BYTES = MIB
 """A view is worth a note from this number of bytes that it keeps and does not show."""
 _SMALL = 10
 """A small view shows at most one part in so many of the block."""
+_OF_ARROW = ("Table", "RecordBatch", "ChunkedArray", "Array")
+"""Arrow's classes, whose slices keep all buffers alive."""
 
 
 def small_view(value: object) -> str:
@@ -47,6 +51,10 @@ def small_view(value: object) -> str:
         return _of_array(value)
     if is_of_pandas(value):
         return _of_pandas(value)
+    if is_of_library(value, "xarray", "DataArray"):
+        return _of_xarray(value)
+    if any(is_of_library(value, "pyarrow", name) for name in _OF_ARROW):
+        return _of_arrow(value)
     return ""
 
 
@@ -96,6 +104,30 @@ def _of_pandas(value: object) -> str:
     rows = max(read_array("shape", view)[-1] for view in views)
     noun = "row" if rows == 1 else "rows"
     return f"{rows:,} {noun} of a block of {format_bytes(kept_bytes)}: .copy()"
+
+
+def _of_xarray(value: object) -> str:
+    """Return the note on a labelled array that shows a part of a larger one."""
+    variable = slots(value).get("_variable")
+    data = slots(variable).get("_data")
+    return _of_array(data) if is_array(data) else ""
+
+
+def _of_arrow(value: Any) -> str:
+    """Return the note on a table, batch or array of Arrow that is a slice of a larger one."""
+    kept_bytes = value.get_total_buffer_size()
+    if not _is_small(value.nbytes, kept_bytes):
+        return ""
+    columns = getattr(value, "columns", [value])
+    mapped = MappedFiles()
+    for column in columns:
+        for chunk in getattr(column, "chunks", [column]):
+            buffers = [buffer for buffer in chunk.buffers() if buffer is not None]
+            if any(mapped.contain(buffer.address, buffer.size) for buffer in buffers):
+                return ""
+    rows = len(value)
+    noun = "row" if rows == 1 else "rows"
+    return f"{rows:,} {noun} of buffers of {format_bytes(kept_bytes)}: .take([*range({rows})])"
 
 
 def _is_small(shown_bytes: int, kept_bytes: int) -> bool:
