@@ -35,7 +35,7 @@ def with_arrays(
             part_bytes += sum(array.size_bytes for _, array in search.find(item))
         for name in part.names:  # columns that share an array get equal shares
             sizes[name] += part_bytes // len(part.names)
-    return replace(row, parts=dict(sizes.most_common(_MOST_SHOWN)))
+    return replace(row, parts=dict((+sizes).most_common(_MOST_SHOWN)))
 
 
 def _parts(value: object) -> Sequence[ObjectPart]:

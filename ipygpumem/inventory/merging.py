@@ -164,7 +164,7 @@ def _parts_of(rows: Iterable[RetainedArray]) -> dict[str, int]:
     parts = Counter[str]()
     for row in rows:
         parts.update(row.parts)
-    return dict(parts.most_common(_MOST_NAMES))
+    return dict((+parts).most_common(_MOST_NAMES))
 
 
 def _sum_of(rows: Sequence[RetainedArray], shown: RetainedArray) -> RetainedArray:

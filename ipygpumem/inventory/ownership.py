@@ -517,7 +517,7 @@ class _HolderRows:
         first = steps[0]
         if len(steps) == 1 or (self._is_name and not _is_users(first)):
             return True
-        return number > 1 and _is_container(first) and number == len(gc.get_referents(first))
+        return number > 1 and _is_container(first) and number == _number_of_items(first)
 
     def _add_neighbours(self, row: _Row, steps: Sequence[object]) -> None:
         """Add the objects of a container that were not searched: it may hold many more than the one
@@ -566,6 +566,13 @@ def _is_users(item: object) -> bool:
     all of it.
     """
     return _is_container(item) or is_users_class(type(item))
+
+
+def _number_of_items(container: object) -> int:
+    """Return the number of objects in a container, without the keys of a dict."""
+    if is_instance(container, dict):
+        return dict.__len__(container)
+    return len(gc.get_referents(container))
 
 
 def _is_container(item: object) -> bool:

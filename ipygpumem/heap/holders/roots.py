@@ -153,6 +153,9 @@ _CACHES = {
     ("logging", "_logRecordFactory"): (
         "import logging; logging.setLogRecordFactory(logging.LogRecord)"
     ),
+    ("warnings", "showwarning"): (
+        "import warnings; warnings.showwarning = warnings._showwarning_orig"
+    ),
     ("re", "_cache"): "import re; re.purge()",
     ("re", "_cache2"): "import re; re.purge()",
     ("regex._main", "_cache"): "import regex; regex.purge()",
@@ -162,6 +165,7 @@ _CACHES = {
 """The call that empties a library's cache, or resets a function in it, by its module and name.
 """
 _FUNCTIONS = {
+    ("warnings", "showwarning"),
     ("threading", "_trace_hook"),
     ("threading", "_profile_hook"),
     ("logging", "_logRecordFactory"),
