@@ -430,6 +430,27 @@ def test_a_copy_costs_its_size_and_the_same_in_place_costs_nothing(shared: Kerne
     assert "MiB" not in in_place
 
 
+def test_a_statement_costs_the_same_the_fourth_time_on_a_heap_with_free_pages(
+    shared: Kernel,
+) -> None:
+    ok(
+        shared,
+        """
+        import numpy as np
+        junk = [np.ones(number % 4000 + 20) for number in range(6000)]
+        still_alive = junk[::3]
+        del junk
+        """,
+    )
+    for _ in range(4):
+        (report,) = ok(shared, "%gpumemit -r 2 np.ones(2**20)").reports("gpumemit")
+        peak = re.search(r"np\.ones\(2\*\*20\) +RAM +\+0 +\+([\d.]+ MiB)", report)
+        assert peak is not None, report
+        # the kernel's count may be behind by 256 KiB for each thread
+        assert parse_bytes(peak[1]) == pytest.approx(8 * MIB, abs=MIB)
+    ok(shared, "del still_alive")
+
+
 def test_lines_of_a_cell_are_statements_and_a_block_is_one(shared: Kernel) -> None:
     for rule, first in (("", "first = 1; first"), ("---\n", "first = 1 ⏎ first")):
         text = first.replace(" ⏎ ", "\n")
