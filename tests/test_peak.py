@@ -4,6 +4,7 @@ used.
 
 import mmap
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -160,6 +161,9 @@ def test_the_device_with_the_most_memory_comes_first() -> None:
         "line 1: small",
     ]
     assert [text.index(part) for part in order] == sorted(text.index(part) for part in order)
+    failed = replace(small, device="cuda:0", source="allocator", ran_out=True)
+    text = str(PeakRecord((large, failed), 1.0))
+    assert text.index("line 1: small") < text.index("line 2: large")  # it is about the failure
 
 
 def test_rows_below_a_thousandth_are_folded_into_one() -> None:

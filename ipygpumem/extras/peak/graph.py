@@ -79,10 +79,12 @@ class Graph:
         """Return True if this thread has made a node since its last operation, whose backward pass
         may allocate memory.
         """
+        if id(func) in _WITHOUT_MEMORY:
+            return False
         number, thread = _next_number(), threading.get_ident()
         last_number = self._numbers.get(thread, number)
         self._numbers[thread] = number
-        return number != last_number and id(func) not in _WITHOUT_MEMORY
+        return number != last_number
 
     def note(self, func: Any, call: Call) -> None:
         """Note the origin of this thread's last node."""
@@ -146,7 +148,7 @@ class Graph:
         if node is not None and _made(node.operation, name):
             return node
         candidates = set[Node]()
-        for other_thread in self._numbers:
+        for other_thread in list(self._numbers):  # other threads may add theirs
             node = self._nodes.get((other_thread, number))
             if node is not None and node.is_by_engine and _made(node.operation, name):
                 candidates.add(node)

@@ -41,7 +41,7 @@ def peak_report(record: PeakRecord, *, top: int = _ROWS_SHOWN) -> Report:
     """Return the report: for each device the memory at the moment, by role, and by layer, name or
     origin.
     """
-    devices = sorted(record.devices, key=lambda device: -device.size_bytes)
+    devices = sorted(record.devices, key=lambda device: (not device.ran_out, -device.size_bytes))
     segments = ["peak", *map(headline, devices)]
     if record.ram is not None and not devices:
         segments.append(_ram_text(record.ram))
