@@ -65,3 +65,70 @@ def test_no_page_has_people_or_translated_particles(pages: str) -> None:
     assert [
         (name, match[0]) for name, text in texts.items() for match in WORDS.finditer(text)
     ] == []
+
+
+MOST_WORDS_BY_HAND = 20_000
+"""Maximum number of words of all pages that are written by hand."""
+WRITTEN_BY_PROGRAMS = {"python.md", "measured"}
+"""Pages and folders of docs/ that programs write."""
+
+
+def pages_by_hand() -> list[Path]:
+    """Return the pages of docs/, without those that programs write."""
+    docs = ROOT / "docs"
+    pages = sorted(docs.rglob("*.md"))
+    return [page for page in pages if page.relative_to(docs).parts[0] not in WRITTEN_BY_PROGRAMS]
+
+
+def test_the_documentation_can_be_read_in_an_afternoon() -> None:
+    words = {page.name: len(page.read_text("utf-8").split()) for page in pages_by_hand()}
+    assert words["memory.md"] < 2_000  # guides; their details are on pages of reference
+    assert words["will-it-fit.md"] < 2_000
+    assert sum(words.values()) <= MOST_WORDS_BY_HAND, words
+
+
+OLD_WORDS = {
+    r"set aside for": "headroom for, or CUDA context",
+    r"gaps that the allocator": "fragmentation",
+    r"pools' cache": "cache of private pools",
+    r"held by C\+\+": "autograd or C++ code",
+    r"\bother rows?\b(?= ·)|and \d+ other rows?\b": "reclaimable items, unexamined storages",
+    r"(?:device|cells?) (?:has |that )?moved (?:by|less|no)|moved (?:a|no) device": "changed",
+    r"\(as a key\)": "one of its keys",
+    r"no device is named; write": "name a device, such as",
+}
+"""Phrases that were used in more than one meaning, and what says it now: the words of
+docs/how-it-works.md.
+"""
+
+
+def texts_of_users() -> dict[str, str]:
+    """Return all texts that users may read: the package, the pages, and the notebooks."""
+    paths = [*PACKAGE.rglob("*.py"), *pages_by_hand(), ROOT / "README.md", ROOT / "docs/python.md"]
+    paths += [*(ROOT / "examples").glob("*.py"), *(ROOT / "examples").glob("*.ipynb")]
+    texts = dict[str, str]()
+    for path in paths:
+        text = prose(path) if path.suffix == ".ipynb" else path.read_text("utf-8")
+        texts[path.name] = " ".join(text.split())  # a phrase may be broken over two lines
+    return texts
+
+
+def test_a_word_of_a_report_has_one_meaning() -> None:
+    found = []
+    for name, text in texts_of_users().items():
+        for phrase, instead in OLD_WORDS.items():
+            if re.search(phrase, text):
+                found.append(f"{name}: {phrase}: write {instead}")
+    assert found == []
+
+
+WORDS_OF_REPORTS = (
+    *("allocator cache", "cache of private pools", "fragmentation", "headroom", "CUDA context"),
+    *("autograd or C++ code", "one of its keys", "reclaimable item", "at least", "gap"),
+)
+
+
+def test_the_words_of_reports_are_explained() -> None:
+    page = (ROOT / "docs/how-it-works.md").read_text("utf-8")
+    words = re.findall(r"^\| ([^|]+) \|", page.partition("## Words")[2], re.MULTILINE)
+    assert set(WORDS_OF_REPORTS) <= set(words)

@@ -575,7 +575,10 @@ def test_a_bar_is_never_longer_than_its_cells(total: int, used: int, kept: int, 
 # - VS Code: ``NOTEBOOK_DISPLAY_ORDER`` and ``ACCESSIBLE_NOTEBOOK_DISPLAY_ORDER`` in
 #   microsoft/vscode, src/vs/workbench/contrib/notebook/common/notebookCommon.ts; all outputs of a
 # notebook share one
-#   webview, whose theme is custom properties named ``--vscode-...`` (its webview guide).
+#   webview, whose theme is custom properties named ``--vscode-...`` (its webview guide). Its
+#   renderer (extensions/notebook-renderers/src/index.ts) inserts HTML as it is, and none in a
+#   workspace that is not trusted: there the first type that is always secure is shown
+#   (notebookCommon.ts, cellOutputViewModel.ts).
 # - Colab: each output is a document of its own in a sandboxed iframe whose theme is ``--colab-...``
 #   properties and the
 #   page's own text colour; a notebook with outputs may have 20 MB.
@@ -607,6 +610,8 @@ VS_CODE_ACCESSIBLE_ORDER = (
     ),
     "text/plain",
 )
+VS_CODE_SECURE = {"text/latex", "text/markdown", "application/json", "text/plain"}
+VS_CODE_SECURE |= {"image/png", "image/jpeg"}
 LAB_ATTRIBUTES = {"style", "title", "open"}
 LAB_PROPERTIES = {
     *("align-items", "background", "border", "border-bottom", "border-collapse", "border-left"),
@@ -663,6 +668,8 @@ def test_vs_code_finds_html_first_in_every_bundle(order: tuple[str, ...], kernel
         for display in displays:
             assert set(display["data"]) <= set(order)
             assert min(display["data"], key=order.index) == "text/html"
+            secure = VS_CODE_SECURE & set(display["data"])
+            assert min(secure, key=order.index) == "text/plain"  # in a workspace without trust
 
 
 def test_nothing_reaches_beyond_its_own_output_and_text_has_the_pages_own_colour() -> None:
