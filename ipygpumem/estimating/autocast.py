@@ -112,7 +112,8 @@ class Autocast:
         """Return an argument as autocast converts it for an operator in its lower type."""
         if not self.is_enabled():
             return value
-        return _cast_inputs(value, "cpu", self.dtype())
+        is_tensor = isinstance(value, torch.Tensor)
+        return _cast_inputs(value, value.device.type if is_tensor else "cpu", self.dtype())
 
     # Replacements of torch's functions, which are called with the original function first.
 

@@ -31,13 +31,32 @@ class CardFunctions:
 
     def lstm_cell(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
         """Return the next state of an LSTM."""
-        function = fused.lstm_cell if self._is_on_card(input) else original
-        return function(input, *args, **kwargs)
+        if not self._is_on_card(input):
+            return original(input, *args, **kwargs)
+        return fused.lstm_cell(*self._converted((input, *args)), **kwargs)
 
     def gru_cell(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
         """Return the next state of a GRU."""
-        function = fused.gru_cell if self._is_on_card(input) else original
-        return function(input, *args, **kwargs)
+        if not self._is_on_card(input):
+            return original(input, *args, **kwargs)
+        return fused.gru_cell(*self._converted((input, *args)), **kwargs)
+
+    def _converted(self, values: Any) -> list[Any]:
+        """Return the arguments of a cell as autocast converts them: all before the first product.
+
+        Weights that train are left to the products, because autocast keeps their copies.
+        """
+        if not self._autocast.is_enabled():
+            return list(values)
+        converted = list[Any]()
+        for value in values:
+            if isinstance(value, (tuple, list)):
+                converted.append(self._converted(value))
+            elif isinstance(value, torch.Tensor) and not (value.is_leaf and value.requires_grad):
+                converted.append(self._autocast.cast(value))
+            else:
+                converted.append(value)
+        return converted
 
     def encoder_layer(self, original: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the output of a transformer's encoder layer."""
