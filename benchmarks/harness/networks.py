@@ -36,6 +36,10 @@ class RealStorages(TorchDispatchMode):
         return result
 
     def _see(self, tensor: torch.Tensor) -> None:
+        if tensor.layout is torch.sparse_coo:
+            self._see(tensor._indices())
+            self._see(tensor._values())
+            return
         storage = tensor.untyped_storage()
         key = storage._cdata
         size = -(-storage.nbytes() // 512) * 512

@@ -18,6 +18,13 @@ from ipygpumem.estimating.guesses import COMPARES, Guesses
 from ipygpumem.estimating.in_place import IN_PLACE, works_in_place
 from ipygpumem.estimating.largest import LARGEST, is_known, is_mask
 from ipygpumem.estimating.records import Note
+from ipygpumem.estimating.sparse import (
+    OF_PARTS,
+    has_unknown_entries,
+    is_sparse,
+    parts_of,
+    stand_in,
+)
 from ipygpumem.estimating.stand_ins import STAND_INS, with_workspace, without_channels_last
 from ipygpumem.estimating.storage_follower import StorageFollower
 from ipygpumem.estimating.storages import PARAMETERS, StorageLog, tensors_in
@@ -29,6 +36,7 @@ _ATEN = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
 _SCALAR = _ATEN._local_scalar_dense.default
 _CONVOLUTIONS = frozenset([_ATEN.convolution.default, _ATEN.convolution_backward.default])
+_COALESCE = _ATEN._coalesce.default
 _INDEX, _SELECT = _ATEN.index.Tensor, _ATEN.masked_select.default
 _EMPTY = frozenset({"empty_like", "new_empty", "new_empty_strided"})
 """Operators whose results have no values, even if those of their arguments are known."""
@@ -120,7 +128,11 @@ class AllocationTracker(StorageFollower):
             args, kwargs = self._with_fakes(arguments, args, kwargs)
         if in_backward and func in IN_PLACE and works_in_place(func, args):
             return self._changed_in_place(operator_name(func), args)
-        operator = self._operator(func, args, arguments)
+        sparse = [tensor for tensor in arguments if is_sparse(tensor)]
+        parts = list(map(parts_of, sparse))  # which an operator may replace: alive until it returns
+        operator = self._sparse_operator(func, args) if sparse else None
+        if operator is None:
+            operator = self._operator(func, args, arguments)
         try:
             with _without_values(func, args, kwargs):
                 result = operator(*args, **kwargs)
@@ -129,15 +141,21 @@ class AllocationTracker(StorageFollower):
                 return self._guesses.answer(func, args[0])
             is_unsupported = isinstance(error, fake_tensor.UnsupportedOperatorException)
             raise _refusal(_UNTOLD if is_unsupported else UNKNOWN, func) from error
+        if isinstance(result, torch.Tensor) and has_unknown_entries(func, operator, result):
+            raise _refusal("an estimate cannot follow sparse tensors", func)
         result = self._corrected(func, args, kwargs, result)
         self._guesses.values.see(func, args, kwargs, result)
         if self.observe is not None:
             self.observe(func, args, kwargs, result)
         name = operator_name(func)
-        if operator is not func or name in _EMPTY:
+        if sparse and operator is func and func not in OF_PARTS:
+            name = f"sparse {name}"
+            self._workspaces.unknown.setdefault(name)
+        if operator is not func or name in _EMPTY or not all(map(_may_be_known, arguments)):
             _forget_values(tensors_in(result))
         recorded = torch.is_grad_enabled() and any(item.requires_grad for item in arguments)
         self._log_results(name, args, result, recorded=recorded, in_backward=in_backward)
+        del parts
         return result
 
     def _changed_in_place(self, name: str, args: Any) -> Any:
@@ -221,6 +239,12 @@ class AllocationTracker(StorageFollower):
             self.upper_bounds[user_line()] = None
         return largest
 
+    def _sparse_operator(self, func: Any, args: Any) -> Any:
+        """Return the function that runs instead of an operator with a sparse argument, if any."""
+        if func is _COALESCE:
+            self.upper_bounds[user_line()] = None
+        return stand_in(func, args)
+
     def _corrected(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
         """Return a result, corrected where fake tensors differ from the device's kernels."""
         if func is _ATEN.mkldnn_rnn_layer.default:
@@ -229,8 +253,6 @@ class AllocationTracker(StorageFollower):
             return without_channels_last(result)
         if func is _ATEN.log_sigmoid_forward.default and self._devices.is_elsewhere:
             return result[0], result[1].new_empty(0)  # CUDA saves nothing for backward
-        if isinstance(result, torch.Tensor) and result.layout is torch.sparse_coo:
-            raise _refusal("an estimate cannot follow sparse tensors", func)
         return result
 
     # -- roles of storages, from torch's hooks on leaves -------------------------------------------
@@ -266,8 +288,16 @@ def _tensors_that_decide(func: Any, args: Any, arguments: list[Any]) -> list[Any
     return arguments[1:] if func is _SELECT else arguments
 
 
+def _may_be_known(argument: Any) -> bool:
+    """Return False for a fake tensor without values."""
+    return is_known(argument) or not isinstance(argument, fake_tensor.FakeTensor)
+
+
 def _forget_values(results: Iterable[Any]) -> None:
-    """Forget the values of results, which torch has read from uninitialised memory."""
+    """Forget the values of results, which torch has read from uninitialised memory.
+
+    torch's rules for some operators, such as indexing, call ``new_empty`` on known values.
+    """
     for tensor in results:
         if is_known(tensor):
             tensor.constant = None

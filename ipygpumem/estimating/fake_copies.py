@@ -28,6 +28,7 @@ from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.patches import MOST_VALUES, NO_PROCESSES, fake_parameter
 from ipygpumem.estimating.rollback import Rollback
+from ipygpumem.estimating.sparse import is_sparse, made_of, parts_of
 from ipygpumem.estimating.storages import GRADIENTS, PARAMETERS, StorageLog
 from ipygpumem.estimating.unfollowed import Unfollowed, is_script, runs_eagerly
 from ipygpumem.introspect import (
@@ -163,6 +164,8 @@ class FakeCopies:
             return tensor
         if _is_composite(type(tensor)):
             return self._wrapper(tensor)
+        if is_exactly(tensor, torch.Tensor) and is_sparse(tensor):
+            return self._sparse(tensor)
         _refuse_unfollowed(tensor)
         copy = self._fake(tensor)
         if _may_hold_sizes(tensor, copy):
@@ -214,6 +217,17 @@ class FakeCopies:
             copy.register_post_accumulate_grad_hook(
                 lambda leaf: self._log.mark(leaf.grad, GRADIENTS)
             )
+        self._remember(tensor, copy)
+        return copy
+
+    def _sparse(self, tensor: Any) -> Any:
+        """Return the copy of a sparse tensor, with copies of its indices and values."""
+        with no_dispatch():
+            parts = parts_of(tensor)
+        with torch.no_grad():
+            indices, values = map(self.of, parts)
+            with self._quietly():
+                copy = made_of(indices, values, tensor.shape, is_coalesced=tensor.is_coalesced())
         self._remember(tensor, copy)
         return copy
 
@@ -436,7 +450,7 @@ def _refuse_unfollowed(tensor: Any) -> None:
             f"an estimate cannot follow a {type_name(tensor)}: only plain tensors have fake copies"
         )
     if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise EstimateError("an estimate cannot follow sparse or quantized tensors")
+        raise EstimateError("an estimate cannot follow compressed or quantized tensors")
 
 
 def _transform_of(tensor: Any) -> str:

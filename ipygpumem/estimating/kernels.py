@@ -130,6 +130,27 @@ def _multiply(kernel: Kernel, *matrices: Any) -> None:
         kernel.workspace()
 
 
+# -- sparse gradients -----------------------------------------------------------------------------
+
+
+@_order_of("_coalesce")
+def _coalesced(kernel: Kernel, args: Any) -> None:
+    """Log a sort by index, which keeps two copies of the indices until the values are added up."""
+    count = args[0]._nnz()
+    with kernel.blocks([8 * count, 8 * count]):
+        with kernel.blocks([16 * count + count // 500 + 767]):
+            pass
+        kernel.results()
+
+
+@_order_of("sparse_mask")
+def _values_at_indices(kernel: Kernel, args: Any) -> None:
+    """Log the entries of a dense tensor, which the kernel multiplies by one."""
+    dense, mask = args
+    with kernel.blocks([dense.itemsize, mask._values().numel() * dense.itemsize]):
+        kernel.results()
+
+
 # -- attention -------------------------------------------------------------------------------------
 
 

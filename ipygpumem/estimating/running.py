@@ -100,7 +100,7 @@ class Estimation:
         )
         autocast = Autocast(self._devices)
         card = CardFunctions(self._devices, autocast)
-        self._functions = TorchFunctions(self._devices, card)
+        self._functions = TorchFunctions(self._devices, card, self._follower.upper_bounds)
         self._patches = Patches(
             self._note,
             self._unfollowed,

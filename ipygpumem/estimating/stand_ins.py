@@ -9,6 +9,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from ipygpumem.estimating.caching_allocator import rounded_up
+from ipygpumem.estimating.sparse import embedding_bag_backward
 
 _ATEN = torch.ops.aten
 _ALIGNED_BYTES = 16
@@ -70,6 +71,7 @@ STAND_INS: dict[Any, Callable[..., Any]] = {
     _ATEN._thnn_fused_lstm_cell.default: _lstm_cell,
     _ATEN._thnn_fused_gru_cell.default: _gru_cell,
     _ATEN._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+    _ATEN._embedding_bag_backward.default: embedding_bag_backward,
     _ATEN._ctc_loss_backward.Tensor: _ctc_loss_backward,
     _optional("_use_cudnn_ctc_loss", "default"): _no_other_kernel,
     _optional("_use_cudnn_ctc_loss", "Tensor"): _no_other_kernel,

@@ -186,13 +186,16 @@ class StorageLog:
 
 
 def storages_of(tensor: Any) -> Iterator[Any]:
-    """Yield the storage of a tensor, or the storages of its inner tensors."""
+    """Yield the storage of a tensor, or the storages of its inner tensors or sparse parts."""
     if hasattr(type(tensor), "__tensor_flatten__"):
         names, _ = tensor.__tensor_flatten__()
         for name in names:
             part = getattr(tensor, name)
             if isinstance(part, torch.Tensor):
                 yield from storages_of(part)
+    elif tensor.layout is torch.sparse_coo:
+        yield tensor._indices().untyped_storage()
+        yield tensor._values().untyped_storage()
     elif tensor.layout is torch.strided:  # oneDNN's layout has no storage
         yield tensor.untyped_storage()
 

@@ -17,6 +17,7 @@ from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import user_line
 from ipygpumem.estimating.card_functions import CardFunctions
 from ipygpumem.estimating.devices import Devices
+from ipygpumem.estimating.packed import PackedSequences, real_values
 from ipygpumem.heap.holders.frames import stack
 
 UNKNOWN = "this code cannot be estimated, because it needs the values of tensors"
@@ -31,14 +32,21 @@ class TorchFunctions(TorchFunctionMode):
     a function calls in turn. The estimate replaces those by patches (see ``patches.py``).
     """
 
-    def __init__(self, devices: Devices, card: CardFunctions) -> None:
+    def __init__(
+        self, devices: Devices, card: CardFunctions, upper_bounds: dict[str, None]
+    ) -> None:
         super().__init__()
         self._devices = devices
+        self._upper_bounds = upper_bounds
+        """Lines whose results are assumed to be as large as possible."""
+        packed = PackedSequences(self._assume_longest)
         self.recurrent: dict[str, None] = {}
         """Lines that call recurrent layers with other kernels on a card, such as cuDNN's."""
         self._handlers: dict[Any, Handler] = {
             **_OF_VALUES,
             torch.Tensor.pin_memory: self._pinned,
+            torch._pack_padded_sequence: packed.pack,
+            torch._pad_packed_sequence: packed.pad,
             **self._of_recurrent_layers(),
             **_of_card(card),
         }
@@ -90,7 +98,21 @@ class TorchFunctions(TorchFunctionMode):
         has_own_kernels = torch.backends.cudnn.enabled or self._devices.is_elsewhere
         if has_own_kernels and self._devices.assumed(input.device).startswith("cuda"):
             self.recurrent[user_line()] = None
+        if args and _is_batch_sizes(args[0]):  # of a packed sequence: C++ reads their memory
+            args = (real_values(args[0]), *args[1:])
         return original(input, *args, **kwargs)
+
+    def _assume_longest(self) -> None:
+        """Note a line that packs sequences of unknown lengths."""
+        self._upper_bounds[user_line()] = None
+
+
+def _is_batch_sizes(value: Any) -> bool:
+    """Return True for the second argument of a recurrent layer for packed sequences.
+
+    Otherwise it is the state: floating-point numbers, or a tuple.
+    """
+    return isinstance(value, torch.Tensor) and value.dtype is torch.long
 
 
 def _refuse_address(*_: Any) -> NoReturn:

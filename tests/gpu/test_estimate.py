@@ -286,3 +286,95 @@ card = ipygpumem.estimate(lambda: (x @ x.T).sum()).devices[0]
 print(json.dumps([card.parts["cuBLAS workspaces"], torch.cuda.memory_allocated() - before]))
 """
     assert script(code) == [workspace, workspace]
+
+
+SPARSE = """
+import gc, json, torch, ipygpumem
+from torch import nn
+from torch.nn.utils import rnn
+
+def sparse_sgd():
+    table = nn.Embedding(50000, 64, sparse=True, device="cuda")
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    for _ in range(3):
+        words = torch.randint(50000, (512, 20), device="cuda")
+        table(words).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+def sparse_adam():
+    table = nn.EmbeddingBag(50000, 64, sparse=True, device="cuda")
+    optimizer = torch.optim.SparseAdam(table.parameters(), lr=0.1)
+    for _ in range(3):
+        words = torch.randint(50000, (512, 20), device="cuda")
+        table(words).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+def packed_lstm():
+    model = nn.LSTM(64, 128, 2, batch_first=True, device="cuda")
+    optimizer = torch.optim.Adam(model.parameters())
+    lengths = torch.tensor(list(range(50, 34, -1)))
+    for _ in range(2):
+        x = torch.randn(16, 50, 64, device="cuda")
+        packed = rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        outputs, _ = model(packed)
+        padded, _ = rnn.pad_packed_sequence(outputs, batch_first=True)
+        padded.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+def packed_gru():
+    model = nn.GRU(64, 128, device="cuda")
+    parts = [torch.randn(length, 64, device="cuda") for length in (50, 40, 30)]
+    outputs, _ = model(rnn.pack_sequence(parts))
+    padded, _ = rnn.pad_packed_sequence(outputs)
+    padded.sum().backward()
+
+def part_on_the_host():
+    table = nn.Embedding(100000, 64, device="cpu")
+    model = nn.Linear(64, 256).cuda()
+    optimizer = torch.optim.Adam([*table.parameters(), *model.parameters()])
+    for _ in range(2):
+        words = torch.randint(100000, (64, 20), device="cpu")
+        model(table(words).cuda()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+def figures(step):
+    found = ipygpumem.estimate(step)
+    card = [device for device in found.devices if device.device == "cuda:0"][0]
+    places = [device.device for device in found.devices if device.peak_bytes > 1 << 20]
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    return card.peak_bytes, torch.cuda.max_memory_allocated(), places, len(found.upper_bounds)
+"""
+STEPS = {
+    "sparse_sgd": (["cuda:0"], 0),
+    "packed_lstm": (["cuda:0"], 0),
+    "packed_gru": (["cuda:0"], 0),
+    "part_on_the_host": (["cpu", "cuda:0"], 0),
+}
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("step", STEPS)
+def test_sparse_gradients_and_packed_sequences_take_what_they_are_estimated(step: str) -> None:
+    (estimated, allocated, *rest) = script(
+        f"{SPARSE}\ntorch.backends.cudnn.enabled = False\nprint(json.dumps(figures({step})))"
+    )
+    assert estimated == allocated
+    assert tuple(rest) == STEPS[step]
+
+
+@pytest.mark.simulated
+def test_sparse_gradients_count_each_index_once_for_sparse_adam() -> None:
+    """On a simulated card, whose kernels compute nothing, all indices are the same."""
+    estimated, allocated, places, bounds = script(
+        f"{SPARSE}\nprint(json.dumps(figures(sparse_adam)))"
+    )
+    assert allocated < estimated < 1.5 * allocated
+    assert (places, bounds) == (["cuda:0"], 1)
