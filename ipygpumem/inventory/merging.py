@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple
 
+from ipygpumem.heap.array_search import ArraySearch
+from ipygpumem.heap.arrays import StorageKey
 from ipygpumem.heap.holders.cuts import Cut, Kind, inside, statement_of
 from ipygpumem.heap.holders.roots import REMOVE_THEM, Root
+from ipygpumem.heap.parts import ObjectPart, parts_of
+from ipygpumem.interrupts import is_from_signal
 from ipygpumem.records import SEVERAL_TYPES, ReferencePath, RetainedArray
 
 _ITEM = re.compile(r"\[[^\[\]]*\]$")
@@ -410,3 +414,39 @@ def _text_of_registry(path: str, number: int) -> str:
     if "matplotlib figure" in path:
         return f"{number} matplotlib figures"
     return f"{path}, and {number - 1} more there"
+
+
+# -- parts -----------------------------------------------------------------------------------------
+
+
+def with_arrays(
+    row: RetainedArray, value: object, storages: Container[StorageKey]
+) -> RetainedArray:
+    """Return an object's row whose parts have the bytes of arrays that other rows list.
+
+    Args:
+        row: the row of the object without these arrays.
+        value: the object.
+        storages: the storages of the arrays.
+    """
+    sizes = Counter(row.parts)
+    search = ArraySearch(lambda _, array: array.storage not in storages)
+    for part in _parts(value):
+        items = [value] if part.objects is None else part.objects
+        part_bytes = 0
+        for item in items:
+            part_bytes += sum(array.size_bytes for _, array in search.find(item))
+        for name in part.names:  # columns that share an array get equal shares
+            sizes[name] += part_bytes // len(part.names)
+    return replace(row, parts=dict((+sizes).most_common(_MOST_NAMES)))
+
+
+def _parts(value: object) -> Sequence[ObjectPart]:
+    """Return the parts of an object, those with unknown objects last."""
+    try:
+        parts = list(parts_of(value))
+    except Exception as error:  # a thread changes it, or an unknown version of a library
+        if is_from_signal(error):
+            raise
+        return []
+    return sorted(parts, key=lambda part: part.objects is None)

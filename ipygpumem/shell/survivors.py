@@ -13,8 +13,7 @@ from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.heap.holders.roots import Roots
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.sizes import Size, Sizes, row_of
-from ipygpumem.inventory.array_parts import with_arrays
-from ipygpumem.inventory.merging import merged
+from ipygpumem.inventory.merging import merged, with_arrays
 from ipygpumem.inventory.remaining import Remaining, find, most_bytes
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.records import ReferencePath, RetainedArray
