@@ -5,15 +5,17 @@ NumPy and torch each know a storage of their own; only the address tells that th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from ipygpumem.heap.arrays import StorageKey, storage_key
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.cuts import Cut
+from ipygpumem.heap.tensors import Reader
 from ipygpumem.heap.watching import WatchedArray
 from ipygpumem.inventory.merging import holder_of_all
-from ipygpumem.inventory.tensor_records import torch_reader
 from ipygpumem.records import RetainedArray
 from ipygpumem.shell.array_holders import Explained
 from ipygpumem.shell.watched_names import WatchedName
@@ -75,9 +77,9 @@ def _arrays_below(watched: Sequence[WatchedName], heap: Heap) -> dict[StorageKey
 def _addresses(storages: set[StorageKey], heap: Heap) -> dict[StorageKey, int]:
     """Return the addresses of those of some torch storages that another library has allocated."""
     addresses = dict[StorageKey, int]()
-    with torch_reader() as reader:
-        if reader is None:
-            return addresses
+    torch: Any = sys.modules["torch"]
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        reader = Reader(torch)
         for tensor in heap.tensors:
             key = storage_key(tensor)
             if key not in storages or not reader.memory(tensor).is_plain:

@@ -33,7 +33,6 @@ from ipygpumem.shell.ipython.caches import cell_of_output
 from ipygpumem.shell.ipython.sources import cell_that_bound, running_cell
 from ipygpumem.shell.notebook_roots import roots_of_notebook
 from ipygpumem.shell.recovery import MUCH
-from ipygpumem.shell.shared_memory import rows_of
 from ipygpumem.shell.watched_names import (
     WatchedName,
     detach_numpy,
@@ -332,6 +331,8 @@ class _SearchAtEnd:
 
     def rows(self, heap: Heap, roots: Roots) -> list[RetainedArray]:
         """Return the rows of arrays, with their holders; ``alive`` has the same arrays then."""
+        from ipygpumem.shell.shared_memory import rows_of  # only if something is left
+
         self.alive += self._arrays_without_name(heap)
         rows_by_name = explained(self.alive, heap, roots, smallest=self.smallest)
         self._explained = rows_by_name
