@@ -3,12 +3,14 @@
 tests/integrations/test_uncounted_memory.py has the objects of real libraries.
 """
 
+import ast
 import ctypes
 import importlib
 import sys
 import textwrap
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -173,3 +175,16 @@ def test_leaks_say_at_least_where_memory_is_not_counted(kernel: Kernel) -> None:
     assert headline == "1 leak · at least 2 MiB"
     assert row.strip().startswith("at least 2 MiB · list")
     assert "zlib keeps memory that is not counted" in row
+
+
+def test_no_text_of_a_report_guesses() -> None:
+    """A cause is named with the figure that points to it, or not at all."""
+    guesses = list[str]()
+    for path in sorted(Path(ipygpumem.__file__).parent.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+            if is_text and id(node) not in documentation and "probably" in node.value.lower():
+                guesses.append(f"{path.name}:{node.lineno}: {node.value}")
+    assert guesses == []

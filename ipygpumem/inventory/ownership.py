@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from operator import attrgetter
+from typing import Any
 
 from ipygpumem.heap.arrays import StorageKey, storage_key
 from ipygpumem.heap.graph import NodeKey
@@ -568,7 +569,7 @@ def _is_users(item: object) -> bool:
     return _is_container(item) or is_users_class(type(item))
 
 
-def _number_of_items(container: object) -> int:
+def _number_of_items(container: Any) -> int:
     """Return the number of objects in a container, without the keys of a dict."""
     if is_instance(container, dict):
         return dict.__len__(container)
