@@ -489,7 +489,8 @@ def held_table(
     is_long = len(shown) > _ROWS_OPEN
     if is_long:
         title = f"{title}: {_total(held)}"
-    numbers, code = {"line", "size"}, {"function", "name"}
+    numbers = {"line", "size"}
+    code = {"function", "name"}
     return Table.of(rows, numbers, title, code=code, folded=is_long)
 
 

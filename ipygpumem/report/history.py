@@ -293,9 +293,11 @@ def process_lines(grown: Iterable[ProcessGrowth], growth: Growth, run: str, runs
 def _processes(item: ProcessGrowth) -> str:
     """Return processes by name and number, and the line that ends them."""
     processes = [f"{child.pid} ({clean(child.name)})" for child in item.processes]
-    noun, pronoun = "processes", "them"
+    noun = "processes"
+    pronoun = "them"
     if len(processes) == 1:
-        noun, pronoun = "process", "it"
+        noun = "process"
+        pronoun = "it"
     names = f"{noun} {listed(processes, _HOLDERS_SHOWN)}"
     if item.ends_by:
         return f"{names}; to end {pronoun}: {clean(item.ends_by)}"
@@ -330,7 +332,8 @@ def loop_report(rows: Sequence[TraceRecord], total: int | None, remarks: Sequenc
     """Return the table of a loop so far: the first iteration and the last ones, out of ``total`` if
     known.
     """
-    first, last = rows[0], rows[-1]
+    first = rows[0]
+    last = rows[-1]
     label = clean_name(last.label)
     number = str(last.iteration)
     if total is not None:

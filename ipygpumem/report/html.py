@@ -202,7 +202,9 @@ def _listing(listing: Listing) -> str:
     is_short = len(listing.lines) <= _OPEN_LINES
     if listing.code:
         look += f"; white-space: pre-wrap; {_CODE}"
-        draw, title, is_short = _escaped, listing.title, True
+        draw = _escaped
+        title = listing.title
+        is_short = True
     lines = [f'<div style="{look}">{draw(line)}</div>' for line in listing.lines]
     return _fold(title, "\n".join(lines), shown=is_short and not listing.folded)
 
@@ -302,18 +304,24 @@ def _look(letters: int, *, number: bool, code: bool, is_second: bool) -> Look:
     wanted: float = letters
     if not code:
         wanted *= 0.9  # letters are narrower than digits, by a factor that depends on the font
-    growth, most = 1, _WIDE
+    growth = 1
+    most = _WIDE
     if is_second:
-        growth, most = 9, _BESIDE
+        growth = 9
+        most = _BESIDE
     width = f"{growth} 1 {_em(min(wanted, most))}"
     style = f"; max-width: {_em(letters)}; min-width: 0; overflow-wrap: anywhere{font}"
     return width, "left", style
 
 
 def _row(row: Sequence[str], looks: Sequence[Look], indent: str, *, is_head: bool) -> str:
-    kind, heading, line = "td", "", 0.12
+    kind = "td"
+    heading = ""
+    line = 0.12
     if is_head:
-        kind, heading, line = "th", _HEADING, 0.4
+        kind = "th"
+        heading = _HEADING
+        line = 0.4
     cells = []
     for content, look in zip(row, looks, strict=True):
         width, side, style = look

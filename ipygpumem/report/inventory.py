@@ -38,7 +38,8 @@ _NOTES_SHOWN = 10
 """Maximum number of the largest tensors whose notes are shown."""
 _MOST_GROUPED = 10_000
 """Maximum number of the largest tensors that are compared with each other."""
-_PARTS_SHOWN, _HOLDERS_SHOWN = 3, 10
+_PARTS_SHOWN = 3
+_HOLDERS_SHOWN = 10
 _LEAST_SHARE = 0.01
 """Parts and holders with a smaller share of the object are not shown."""
 _LEAST_FREE_SHARE = 0.05
@@ -293,7 +294,8 @@ def _shares(names: LargestNames) -> list[_DeviceShare]:
 
 def _name_row(share: _DeviceShare, used_bytes: Mapping[str, int]) -> dict[str, str]:
     """Return the row of a name on one device, on which ``used_bytes`` are in use."""
-    row, device = share.row, share.device
+    row = share.row
+    device = share.device
     at_least = "at least " if row.is_at_least else ""
     freed = ""
     if row.freed_bytes is not None:
@@ -447,7 +449,8 @@ def why_report(ownership: Ownership) -> Report:
     least = _LEAST_SHARE * ownership.size_bytes
     # A holder with a small row may still keep nearly all of the object, as earlier rows do.
     least_shared = _NEARLY_ALL * sum(part.size_bytes for part in ownership.held)
-    holders, sharing = [], []
+    holders = []
+    sharing = []
     for part in ownership.held:
         if part.size_bytes >= least or (part.is_shared and part.shared_bytes >= least_shared):
             holders.append(part)

@@ -26,7 +26,9 @@ PLAIN = Style()
 ASCII = str.maketrans("·×─▒█░▕▏┃", "-x-=#-[]|") | str.maketrans({"…": "...", "→": "->"})
 """Replacements for our own characters on streams that cannot encode them."""
 
-_BOLD, _DIM, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
+_BOLD = "\x1b[1m"
+_DIM = "\x1b[2m"
+_RESET = "\x1b[0m"
 _COLOURS = {"▒": _DIM, "█": "\x1b[36m", "░": "\x1b[33m"}
 _BAR = re.compile("▕[▒█░ ]{8}[▏┃]")
 _PIECE = re.compile("▒+|█+|░+")
@@ -74,7 +76,8 @@ def _report(report: Report, style: Style) -> str:
 
 def _headline(report: Report, style: Style) -> list[str]:
     """Return the headline in lines, its first part in bold."""
-    plain, drawn = [], []
+    plain = []
+    drawn = []
     for text, bar in report.segments:
         part = clean(text)
         plain.append(part)
@@ -384,9 +387,11 @@ def _side_by_side(grid: _Grid, widths: Sequence[int], layout: _Layout, style: St
             lines[0] += " " * gap + layout.bars[number]
         body += lines
     rule = "─" * (sum(widths) + gap * (len(widths) - 1) + layout.bar_width)
-    start, end = "  ", ""
+    start = "  "
+    end = ""
     if style.colour:
-        start, end = f"  {_DIM}", _RESET
+        start = f"  {_DIM}"
+        end = _RESET
     top = [*grid.folded(grid.head, widths, gap), rule]
     lines_of_top = [f"{start}{line.rstrip()}{end}" for line in top]
     lines_of_body = [f"  {line.rstrip()}" for line in body]
