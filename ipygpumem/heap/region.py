@@ -278,28 +278,47 @@ class Region:
         if not tensors:
             return
         torch: Any = sys.modules["torch"]
-        count: Any = getattr(torch.Tensor, "_use_count", None)  # neither is in every torch
-        count_of_storage: Any = getattr(torch._C, "_storage_Use_Count", None)
         with torch._C.DisableTorchFunction():
-            example = torch.empty(0, device="meta")
-            alone = sys.getrefcount(example)
-            view = example[:]
-            # from torch 2.10 on, the object has one for all of C++
-            shows_one = sys.getrefcount(example) - alone
-            del view
-            storage = torch.Tensor.untyped_storage(example)
-            unnamed = sys.getrefcount(storage)
-            for tensor in tensors if count is not None else ():
-                in_torch = count(tensor) - 1
-                if in_torch:
-                    beyond[id(tensor)] -= shows_one
-                beyond[id(tensor)] += max(0, in_torch - self.graph.inside_torch.get(id(tensor), 0))
-            by_storage: dict[Any, list[Any]] = {}
-            for tensor in tensors if count_of_storage is not None else ():
-                by_storage.setdefault(storage_key(tensor), []).append(tensor)
-            by_storage.pop(None, None)
-            for same in by_storage.values():
-                storage = torch.Tensor.untyped_storage(same[0])
-                has_name = id(storage) not in self.objects and sys.getrefcount(storage) > unnamed
-                if has_name or count_of_storage(storage._cdata) > len(same) + 1:
-                    beyond[id(same[0])] = 1
+            # neither function is in every torch
+            if hasattr(torch.Tensor, "_use_count"):
+                self._add_references_to_tensors(torch, tensors, beyond)
+            if hasattr(torch._C, "_storage_Use_Count"):
+                self._add_references_to_storages(torch, tensors, beyond)
+
+    def _add_references_to_tensors(
+        self, torch: Any, tensors: Sequence[Any], beyond: dict[int, int]
+    ) -> None:
+        """Correct the references from outside to tensors, such as those of autograd's nodes."""
+        example = torch.empty(0, device="meta")
+        alone = sys.getrefcount(example)
+        view = example[:]
+        # from torch 2.10 on, the object has one for all of C++
+        shows_one = sys.getrefcount(example) - alone
+        del view
+        for tensor in tensors:
+            in_torch = torch.Tensor._use_count(tensor) - 1
+            if in_torch:
+                beyond[id(tensor)] -= shows_one
+            from_inside = self.graph.inside_torch.get(id(tensor), 0)
+            beyond[id(tensor)] += max(0, in_torch - from_inside)
+
+    def _add_references_to_storages(
+        self, torch: Any, tensors: Sequence[Any], beyond: dict[int, int]
+    ) -> None:
+        """Count a tensor as held from outside if its storage has a name there, or more tensors than
+        the region has.
+        """
+        tensors_by_storage: dict[Any, list[Any]] = {}
+        for tensor in tensors:
+            tensors_by_storage.setdefault(storage_key(tensor), []).append(tensor)
+        tensors_by_storage.pop(None, None)  # tensors without a storage of their own
+        example = torch.empty(0, device="meta")
+        storage = torch.Tensor.untyped_storage(example)
+        without_name = sys.getrefcount(storage)
+        for same in tensors_by_storage.values():
+            storage = torch.Tensor.untyped_storage(same[0])
+            references = sys.getrefcount(storage)
+            has_name = id(storage) not in self.objects and references > without_name
+            # one more is that of ``storage``
+            if has_name or torch._C._storage_Use_Count(storage._cdata) > len(same) + 1:
+                beyond[id(same[0])] = 1
