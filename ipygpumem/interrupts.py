@@ -225,7 +225,9 @@ def deferred() -> Iterator[list[int]]:
     own = _Noting()
     original = original_handler(handler)
     if not here or original is not signal.default_int_handler:
-        yield original.struck if here and isinstance(original, _Noting) else own.struck
+        is_deferred = here and isinstance(original, _Noting)  # by a block around this one
+        struck = original.struck if is_deferred else own.struck
+        yield struck
         return
     signal.signal(signal.SIGINT, own)
     try:

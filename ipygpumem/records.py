@@ -216,7 +216,8 @@ def _checked(value: Any, *types_: type) -> Any:
 
 
 def _number(value: Any) -> Any:
-    if not abs(value) < (2**63 if type(value) is int else float("inf")):  # also of NaN
+    least_refused = 2**63 if type(value) is int else float("inf")
+    if not abs(value) < least_refused:  # also of NaN
         raise ValueError("a number is too large, or NaN")
     return value
 
@@ -685,7 +686,10 @@ class History(list[CellRecord]):
     def _sizes(self) -> dict[str, list[int | None]]:
         """Return the columns of each device's bytes, without those that no cell has."""
         columns = {}
-        for device in devices_of(usage for cell in self for usage in cell.usages):
+        all_usages = list[Usage]()
+        for cell in self:
+            all_usages += cell.usages
+        for device in devices_of(all_usages):
             usages = [usage_on(cell.usages, device) for cell in self]
             for name in USAGE_BYTES:
                 sizes = [None if usage is None else getattr(usage, name) for usage in usages]

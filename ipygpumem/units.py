@@ -101,7 +101,9 @@ def parse_bytes(text: str) -> int:
         raise UnitError(
             f"{quoted(text)} has no unit: write {text.strip()}GiB, or {text.strip()} bytes"
         )
-    return int(number * (1000 if rest == "b" else 1024) ** _LETTERS.index(letter or " "))
+    base = 1000 if rest == "b" else 1024
+    power = _LETTERS.index(letter or " ")
+    return int(number * base**power)
 
 
 def as_typed(size: object) -> str:

@@ -123,7 +123,8 @@ class Trace(Block):
 
     def _stop(self, error: BaseException | None) -> TraceRecord:
         traces, span = self._open()
-        self.record = self._record(span.stop(), None if error is None else type_name(error))
+        error_type = None if error is None else type_name(error)
+        self.record = self._record(span.stop(), error_type)
         self._span = self._traces = None
         traces.finished.append(self.record)
         return self.record
@@ -156,8 +157,9 @@ class Trace(Block):
     def _close_block(self, error: BaseException | None) -> None:
         """Stop measuring at the end of a ``with`` block, and show the report."""
         if self._span is not None:  # else it was stopped inside
-            # the loop over a generator was left
-            self._stop(None if isinstance(error, GeneratorExit) else error)
+            if isinstance(error, GeneratorExit):
+                error = None  # the loop over a generator was left
+            self._stop(error)
             self.report()
 
     def _after_failed_end(self) -> None:
@@ -296,9 +298,13 @@ def run_inside(function: F, new: Callable[[], AbstractContextManager[object]]) -
 
     code = _code_of(function)
     is_awaited = any(map(inspect.iscoroutinefunction, (function, code)))  # the object may be marked
-    decorated = (
-        awaited if is_awaited else generated if inspect.isgeneratorfunction(code) else called
-    )
+    decorated: Callable[..., Any]
+    if is_awaited:
+        decorated = awaited
+    elif inspect.isgeneratorfunction(code):
+        decorated = generated
+    else:
+        decorated = called
     return functools.wraps(function)(decorated)  # type: ignore[return-value]  # it takes and gives the same
 
 

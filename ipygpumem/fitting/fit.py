@@ -293,7 +293,8 @@ def crowded_device(usages: Sequence[Usage], headroom: float) -> str | None:
     """
     if not headroom:
         return None
-    used = [usage for usage in usages if usage.peak_delta_bytes > 0 and usage.device not in OUTSIDE]
+    measured = [usage for usage in usages if usage.device not in OUTSIDE]
+    used = [usage for usage in measured if usage.peak_delta_bytes > 0]
     accelerators = [usage for usage in used if usage.device != "cpu"]
     limits = budgets.limits()
     for usage in accelerators or used:

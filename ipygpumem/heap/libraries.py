@@ -157,7 +157,9 @@ def _jax_array(array: Any) -> Iterator[object]:
         device = "cpu"
     else:
         number = getattr(first, "local_hardware_id", None)
-        device = f"jax:{first.id if number is None else number}"
+        if number is None:
+            number = first.id
+        device = f"jax:{number}"
     address = 0
     key: tuple[object, ...] = ("object", id(array))
     if array.is_ready() and not further_devices:
@@ -517,7 +519,9 @@ def behind(kind: type, readers: Sequence[LoadedReader] | None = None) -> Behind 
         kind: any type.
         readers: the result of ``loaded_readers``, which saves the search for each of many types.
     """
-    for reader in loaded_readers() if readers is None else readers:
+    if readers is None:
+        readers = loaded_readers()
+    for reader in readers:
         if type.__subclasscheck__(reader.base, kind):
             is_readable = not reader.library or library_of(kind) == reader.library
             return reader.function if is_readable else None
@@ -570,7 +574,8 @@ def _memory_of_arrays(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
         if is_array(viewed) and id(viewed) in identities:
             continue
         owner = owner_of(array)
-        _, start, end = place_of(owner if is_array(owner) else array)
+        with_place = owner if is_array(owner) else array
+        _, start, end = place_of(with_place)
         yield array, Piece(("numpy", id(owner)), end - start, address=start)
 
 

@@ -99,7 +99,8 @@ class MemoryReader:
         if not types.tensors.isdisjoint(type_ids):
             tensors = of_types(types.tensors, items)
             is_node = len(items) == 1 and id(items[0]) == key
-            size.update(self._of_tensors(tensors, edges if is_node else None))
+            edges_of_tensors = edges if is_node else None
+            size.update(self._of_tensors(tensors, edges_of_tensors))
         if not types.arrays.isdisjoint(type_ids):
             for array in of_types(types.arrays, items):
                 self._add(self._foreign_memory(array), edges)
@@ -226,9 +227,9 @@ class MemoryReader:
                 _, start, end = place_of(array)
                 spans.append((start, end, id(array)))
         numpy: Any = sys.modules.get("numpy")
-        for data in (
-            of_types(BUFFERS, objects) if library_type("numpy", "ndarray") is not None else ()
-        ):
+        can_read_buffers = library_type("numpy", "ndarray") is not None
+        buffers = of_types(BUFFERS, objects) if can_read_buffers else []
+        for data in buffers:
             if sys.getsizeof(data) >= _LARGE:
                 _, start, end = place_of(numpy.frombuffer(data, "u1"))
                 spans.append((start, end, id(data)))

@@ -180,7 +180,9 @@ class Sizes:
             return Size({}, complete=False)
         if self._is_counted(value, label):
             other = self._labels.get(id(value), label)
-            return Size({}, also_in=() if other == label else (other,))
+            if other == label:
+                return Size({})
+            return Size({}, also_in=(other,))
         self._waiting.discard(id(value))
         measurement = _Measurement(self.region)
         shares = self._measure_parts(value, measurement)

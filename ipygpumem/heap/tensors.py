@@ -240,7 +240,8 @@ class Reader:
     def _in_storage(self, storage: Any, *, foreign: bool) -> Memory:
         device = self.text(storage.device)
         if device == "meta":
-            return Memory({} if foreign else {storage._cdata: 0}, "meta")
+            storages = {} if foreign else {storage._cdata: 0}
+            return Memory(storages, "meta")
         # torch.compile may not have decided a size yet; comparing it would decide it.
         size = storage.nbytes()
         if type(size) is not int:
@@ -349,7 +350,8 @@ def _is_torchs(kind: type) -> bool:
 def _in_words(error: Exception) -> str:
     text = error.args[0] if len(error.args) == 1 else ""
     lines = text_of(text).splitlines()
-    return f"could not be read: {lines[0] if lines else type(error).__name__}"
+    reason = lines[0] if lines else type(error).__name__
+    return f"could not be read: {reason}"
 
 
 class Storages:

@@ -159,6 +159,7 @@ def take(
         held_parts, counted = _parts(region, groups, held_outside)
         freed = region.bytes_of(every - counted)
     device_bytes = Counter(freed)
+    freed_by_name = dict(freed) if region.complete else {}
     for part in held_parts:
         device_bytes += Counter(part.device_bytes)
     largest_parts = [(part.name, part.size_bytes) for part in size.parts[:_PARTS_SHOWN]]
@@ -167,7 +168,7 @@ def take(
         is_name=is_name,
         type_name=type_name(holding[0]),
         device_bytes=dict(device_bytes),
-        freed_bytes=dict(freed) if region.complete else {},
+        freed_bytes=freed_by_name,
         parts=tuple(largest_parts),
         held=tuple(sorted(held_parts, key=attrgetter("size_bytes"), reverse=True)),
         complete=region.complete,

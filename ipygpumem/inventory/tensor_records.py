@@ -320,6 +320,8 @@ def array_records(arrays: Sequence[object], labels: Labels, shown: set[int]) -> 
         if record is not None:
             records[key] = record._replace(aliases=record.aliases + 1)
             continue
+        library = "numpy" if is_array(owner) else "buffer"
+        note = _MAPPED if type_name(owner) == "mmap" else ""
         records[key] = TensorRecord(
             name=labels.paths.get(id(item)),
             type_name=array.type_name,
@@ -328,8 +330,8 @@ def array_records(arrays: Sequence[object], labels: Labels, shown: set[int]) -> 
             device="cpu",
             size_bytes=array.size_bytes,
             cell=labels.cell(item),
-            library="numpy" if is_array(owner) else "buffer",
+            library=library,
             storage=key,
-            note=_MAPPED if type_name(owner) == "mmap" else "",
+            note=note,
         )
     return list(records.values())

@@ -340,7 +340,9 @@ def _ends_of_cycles(
     """Return the lines that end cycles through arrays of objects, by the name that leads to one."""
     ends = dict[str, str]()
     arrays = [region.objects[key] for key in region.in_hidden_cycles()]
-    for row in rows if arrays else ():
+    if not arrays:
+        return ends
+    for row in rows:
         lines = list[str]()
         for array in arrays:
             lines += lines_that_end(target_of(row.name), named[row.name], [array])
@@ -388,7 +390,10 @@ def select(
 ) -> LargestNames:
     """Return the names that match a glob and hold enough memory, on one device if given."""
     if device is not None:
-        device = device_here(device, {name for row in found.names for name in row.device_bytes})
+        existing = set[str]()
+        for row in found.names:
+            existing.update(row.device_bytes)
+        device = device_here(device, existing)
         found = replace(
             found,
             names=tuple(_rows_on(device, found.names)),

@@ -187,7 +187,9 @@ def _to_end_on_engines(app: App, name: str) -> Any:
     """Return the last experiment on engines with a name; without a name, the last one if it was
     started after those here. None if there is none.
     """
-    on_engines = [item for item in app.on_cluster if not name or item.name == name]
+    on_engines = list(app.on_cluster)
+    if name:
+        on_engines = [item for item in on_engines if item.name == name]
     if not on_engines:
         return None
     here = app.experiments.here()

@@ -132,7 +132,9 @@ def _of_experiments(app: App, cells: Iterable[CellRecord], pattern: str) -> list
     if not matching:
         names = there_are([name for name, _ in experiments])
         raise ExperimentError(f"no experiment matches {quoted(pattern)}; {names}")
-    cell_ids = {id(cell) for parts in matching for cell in parts}
+    cell_ids = set[int]()
+    for parts in matching:
+        cell_ids.update(map(id, parts))
     return [cell for cell in cells if id(cell) in cell_ids]
 
 

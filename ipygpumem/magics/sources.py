@@ -56,5 +56,6 @@ def _with_slash(path: str) -> str:
 def _values(app: App) -> dict[str, object]:
     """Return the notebook's names in order, with their values."""
     namespace = app.context.namespace
-    usable = [name for name in list(namespace) if is_ownable(name) and not name.startswith("_")]
+    names = [name for name in list(namespace) if is_ownable(name)]
+    usable = [name for name in names if not name.startswith("_")]
     return {name: namespace.get(name) for name in sorted(usable)}

@@ -174,7 +174,8 @@ class Meter:
         """
         readings: dict[str, Reading] = {}
         with self.lock:
-            self._probes += self._find_more() if self._find_more is not None else ()
+            if self._find_more is not None:
+                self._probes += self._find_more()
             for probe in self._probes:
                 try:
                     readings |= {reading.device: reading for reading in probe.glance()}
@@ -207,7 +208,8 @@ class Meter:
 
     def readings(self, **how: bool) -> dict[str, Reading]:
         """Read all probes into all open spans."""
-        self._probes += self._find_more() if self._find_more is not None else ()
+        if self._find_more is not None:  # probes of libraries that were imported since
+            self._probes += self._find_more()
         return self._read(self._probes, **how)
 
     def _open_spans(self) -> list[Span]:

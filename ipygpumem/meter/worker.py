@@ -96,7 +96,8 @@ class Worker:
                 if wait <= 0:
                     self._due[job] = math.inf  # until it has run; a wake in between is not lost
                     return job
-                self._changed.wait(None if wait == math.inf else wait)
+                timeout = None if wait == math.inf else wait
+                self._changed.wait(timeout)
             self._thread = None
             return None
 

@@ -182,7 +182,9 @@ class CachingAllocatorProbe(Probe):
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         if detail:
             return self._readings("all")
-        return self._readings("used" if peak else "")
+        if peak:
+            return self._readings("used")
+        return self._readings("")
 
     def glance(self) -> tuple[Reading, ...]:
         # The counters are on the host. torch holds their lock while it allocates from the device,

@@ -160,10 +160,12 @@ def _segment(data: Mapping[str, Any]) -> Segment:
         blocks.append(block)
         address += block.size_bytes
     kind = data.get("segment_type", "")
+    pool = tuple(data.get("segment_pool_id", (0, 0)))
+    is_expandable = data.get("is_expandable")  # from torch 2.1 on
     return Segment(
         tuple(blocks),
-        private=tuple(data.get("segment_pool_id", (0, 0))) != (0, 0),
-        page_bytes=_PAGES.get(kind) if data.get("is_expandable") else None,  # torch 2.1
+        private=pool != (0, 0),
+        page_bytes=_PAGES.get(kind) if is_expandable else None,
         small=kind == "small",
         stream=int(data.get("stream", 0)),
     )

@@ -207,7 +207,8 @@ class Nvml:
 def has_driver() -> bool:
     """Return True if NVIDIA's driver is installed; creates no context."""
     with contextlib.suppress(OSError):
-        return bool(ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1"))
+        name = "nvcuda.dll" if os.name == "nt" else "libcuda.so.1"
+        return bool(ctypes.CDLL(name))
     with contextlib.closing(Nvml()) as nvml:  # libcuda may be where only torch looks for it
         return nvml._load() is not None
 
@@ -354,8 +355,11 @@ def process_label(pid: int) -> str:
         if os.getpid() in [parent.pid for parent in process.parents()]:
             words.append("started by this kernel")
         elif is_kernel(process.cmdline()):
+            words_of_kernel = "of another kernel"
             notebook = notebook_of(pid)
-            words.append(f"of another kernel: {notebook}" if notebook else "of another kernel")
+            if notebook:
+                words_of_kernel += f": {notebook}"
+            words.append(words_of_kernel)
     if not words:
         return f"process {pid}"
     return f"process {pid} ({', '.join(words)})"

@@ -181,7 +181,8 @@ def to_csv(record: SessionRecord) -> str:
     writer.writerow(COLUMNS)
     for cell in record.cells:
         values_of_cell = [getattr(cell, name) for name in _CELL]
-        values_of_cell.append(None if cell.recovery is None else cell.recovery.kind)
+        recovery = None if cell.recovery is None else cell.recovery.kind
+        values_of_cell.append(recovery)
         for usage in cell.usages or (None,):
             values_of_usage = [getattr(usage, name, None) for name in _USAGE]
             writer.writerow(map(_no_formula, values_of_cell + values_of_usage))

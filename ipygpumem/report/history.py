@@ -149,7 +149,10 @@ def _growth_since(first: TraceRecord, usage: Usage | None) -> str:
 
 def _in_use(spans: Spans) -> list[str]:
     """Return the host and the accelerators that were in use."""
-    return devices_of(usage for span in spans for usage in span.usages if in_use(usage))
+    usages = list[Usage]()
+    for span in spans:
+        usages += filter(in_use, span.usages)
+    return devices_of(usages)
 
 
 # -- what grows ---------------------------------------------------------------------------------

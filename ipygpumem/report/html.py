@@ -210,7 +210,8 @@ def _listing(listing: Listing) -> str:
 
 
 def _fold(title: str, content: str, *, shown: bool) -> str:
-    return _FOLD.format(" open" if shown else "", _escaped(title), content)
+    state = " open" if shown else ""
+    return _FOLD.format(state, _escaped(title), content)
 
 
 Look = tuple[str, str, str]

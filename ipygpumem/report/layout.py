@@ -277,8 +277,9 @@ def clean(text: str) -> str:
         return text
     letters = []
     for letter in text:
-        is_harmless = letter.isprintable()
-        letters.append(letter if is_harmless else "\N{REPLACEMENT CHARACTER}")
+        if not letter.isprintable():
+            letter = "\N{REPLACEMENT CHARACTER}"
+        letters.append(letter)
     return "".join(letters)
 
 

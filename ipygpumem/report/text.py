@@ -420,7 +420,9 @@ def _fitting(widths: Sequence[int], numeric: Sequence[bool], room: int) -> list[
     for most in range(min(max(widths), room), _NARROWEST_TEXT - 1, -1):
         narrowed = []
         for width, is_number in zip(widths, numeric, strict=True):
-            narrowed.append(width if is_number else min(width, most))
+            if not is_number:
+                width = min(width, most)
+            narrowed.append(width)
         if sum(narrowed) <= room:
             return narrowed
     return None

@@ -152,7 +152,8 @@ class Scope:
         """Save the objects of ``names`` before code may rebind them; return the names that were not
         saved yet.
         """
-        saved = [name for name in names if self._shadows(name) and name in self._namespace]
+        existing = [name for name in names if name in self._namespace]
+        saved = [name for name in existing if self._shadows(name)]
         self._unsure.update(saved)
         self._put_aside({name: self._namespace[name] for name in saved})
         return saved
@@ -228,9 +229,8 @@ class Scope:
 
     def shared(self) -> list[str]:
         """Return the names that the scope's cells have bound in the notebook by ``global``."""
-        return [
-            name for name in sorted(self._shared) if name in self._namespace and is_ownable(name)
-        ]
+        existing = [name for name in sorted(self._shared) if name in self._namespace]
+        return list(filter(is_ownable, existing))
 
     def leave_to_others(self, bound: Iterable[str], appeared: Iterable[str]) -> None:
         """Exclude the names of other code that runs at the same time, such as another subshell's.
@@ -357,7 +357,9 @@ class Scope:
             other_scopes: the open scopes of other threads over the same names.
         """
         self._leave_new_names(other_scopes)
-        for name in self.own_names() if own is None else own:
+        if own is None:
+            own = self.own_names()
+        for name in own:
             if name not in self._namespace or (name in self._outer and name not in self.waiting):
                 continue  # a thread or a finaliser was faster
             if self._matches_keep(name):

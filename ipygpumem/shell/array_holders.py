@@ -58,7 +58,8 @@ def explained(
     rows = list[Explained]()
     waiting = list(watched)
     for number in range(_MOST_PLACES):
-        search = _Search(waiting, heap, roots, questions if number == 0 else None)
+        new_questions = questions if number == 0 else None
+        search = _Search(waiting, heap, roots, new_questions)
         may_divide = number < _MOST_PLACES - 1
         waiting = []
         for item, arrays in search.alive:

@@ -235,7 +235,8 @@ class CellStack:
         """
         ended, lost = self._ended(result)
         self.missed = None
-        for cell in (ended, *lost) if ended is not None else ():
+        over = [] if ended is None else [ended, *lost]
+        for cell in over:
             cell.over = True
             cell.close()
         self._cells = [cell for cell in self._cells if not cell.over]

@@ -173,8 +173,9 @@ class GpuMemMagics(Magics):
 
         group = self.commands.find(magic)
         word = next(iter(line.split()), "")
-        is_command = isinstance(group, Group) and word in group.names
-        return growth_for(f"{magic} {word}" if is_command else magic)
+        if isinstance(group, Group) and word in group.names:
+            return growth_for(f"{magic} {word}")
+        return growth_for(magic)
 
 
 def _run_of_option(command: Command, options: Options) -> Run | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ipygpumem import interrupts
 from ipygpumem.errors import describe_error, quoted
 from ipygpumem.heap.array_search import ArraySearch
+from ipygpumem.heap.arrays import Array
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.introspect import is_atom, named_objects
 from ipygpumem.probes.children import children as children_now
@@ -329,7 +330,9 @@ class ExperimentEnd:
         baseline = self._scope.baseline
         keepers = self._kept_names()
         search = ArraySearch()
-        kept_arrays = [array for name in keepers for _, array in search.find(namespace.get(name))]
+        kept_arrays = list[Array]()
+        for name in keepers:
+            kept_arrays += [array for _, array in search.find(namespace.get(name))]
         kept_storages = {array.storage for array in kept_arrays}
         growth = self._host_growth()
         growth -= sum(array.size_bytes for array in kept_arrays if array.device == "cpu")
@@ -387,7 +390,9 @@ class ExperimentEnd:
         if at_end:
             for usage in after_freeing:
                 freed[usage.device] = consumed.get(usage.device, 0) - usage.delta_bytes
-        budget = self._options.budget
+        limits = {}
+        if self._options.budget is not None:
+            limits = dict(self._options.budget.limits)
         seconds = progress.seconds() or progress.span_seconds
         self.record = ExperimentRecord(
             name=self._options.name,
@@ -405,7 +410,7 @@ class ExperimentEnd:
             notes=tuple(self._notes(after_freeing)),
             parameters=dict(self._options.parameters),
             ooms=progress.ooms,
-            budget={} if budget is None else dict(budget.limits),
+            budget=limits,
             span_seconds=max(seconds, progress.span_seconds),
         )
 

@@ -148,11 +148,12 @@ class ExperimentManager:
 
         Those that a finaliser or another thread is ending are not among them.
         """
-        return [
-            item
-            for item in self.open
-            if item.cell is not None and item.cell.over and not item.is_ending
-        ]
+        waiting = list[Experiment]()
+        for item in self.open:
+            is_over = item.cell is not None and item.cell.over
+            if is_over and not item.is_ending:
+                waiting.append(item)
+        return waiting
 
     def shown(self) -> None:
         """End experiments whose cells ended without ending them."""
@@ -605,7 +606,8 @@ class Experiment(Block):
 
     def leave(self, surroundings: Surroundings) -> None:
         """Free everything and create the record; call it again after an interrupt."""
-        self.progress.end_requested(0.0 if self.cell is not None else self.seconds_here())
+        seconds_here = 0.0 if self.cell is not None else self.seconds_here()
+        self.progress.end_requested(seconds_here)
         if self._end is None:
             experiments = self._experiments
             self._end = ExperimentEnd(

@@ -258,11 +258,8 @@ class Extension:
         self._shell.ast_transformers[:] = self._transformers_of_others()
 
     def _transformers_of_others(self) -> list[Any]:
-        return [
-            item
-            for item in self._shell.ast_transformers
-            if item is not self._first and item is not self._last
-        ]
+        ours = {id(self._first), id(self._last)}
+        return [item for item in self._shell.ast_transformers if id(item) not in ours]
 
     # -- parts that undo themselves --------------------------------------------------------------
 

@@ -42,7 +42,7 @@ from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs
 from ipygpumem.shell.ipython.printed import Printed
 from ipygpumem.shell.shared_memory import rows_of
 from ipygpumem.shell.survivors import Survivors
-from ipygpumem.shell.watched_names import WatchedName, held_without_name
+from ipygpumem.shell.watched_names import WatchedName, held_without_name, storages_of
 
 _OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")
 _QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")
@@ -113,7 +113,7 @@ class LeakSearch:
         """Return the leaks on a heap; one search finds the holders of all of them."""
         smallest = self._smallest
         survivors = self._leaked_names(heap)
-        listed = {key for item in survivors for key in _storages(item)}
+        listed = storages_of(survivors)
         graphs = [graph for graph in retained.graphs if graph.size_bytes >= smallest]
         # Before anything is measured, because ``Sizes`` remembers an object only if several objects
         # refer to it.
@@ -147,7 +147,7 @@ class LeakSearch:
         """
         self._survivors.update(heap)
         large = [item for item in self._survivors.known if item.size_bytes >= self._smallest]
-        of_training = _of_training(heap, {key for item in large for key in _storages(item)})
+        of_training = _of_training(heap, storages_of(large))
         leaked = list[WatchedName]()
         for item in large:
             if item.held.name or not of_training.issuperset(_storages(item)):
@@ -362,7 +362,10 @@ class _Objects:
             cuts: receives the references that the row's line removes, by the line.
         """
         registries = kept_by_registries(self._names)
-        everything = [item for registry in registries for kept in registry for item in kept.objects]
+        everything = list[object]()
+        for registry in registries:
+            for kept in registry:
+                everything += kept.objects
         if self._without_arrays().together(everything) < self._smallest:
             return []  # so it need not be known what names lead to
         self._measure_names()
@@ -379,7 +382,9 @@ class _Objects:
         """Return the row of a registry; None if nothing in it is large."""
         named = set(map(id, self._names.values()))
         unnamed = [kept for kept in registry if named.isdisjoint(map(id, kept.objects))]
-        objects = [item for kept in unnamed for item in kept.objects]
+        objects = list[object]()
+        for kept in unnamed:
+            objects += kept.objects
         size = self._sizes.together(objects)
         if size < self._smallest:
             return None

@@ -301,7 +301,8 @@ class Recovery:
         running = self._cells.running()
         try:
             if error is not None:
-                self._refused(classify(error), running[-1] if running else None)
+                innermost = running[-1] if running else None
+                self._refused(classify(error), innermost)
         finally:
             budget.stop()  # it may add notes
         self._context.display.show([note(text) for text in budget.notes])

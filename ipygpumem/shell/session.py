@@ -208,6 +208,7 @@ class Session:
             cell.measured.at_end = cell.measured.span.settle()
 
     def _recover(self, cell: Cell, result: Any) -> None:
+        # no variable: this frame must not keep the error while its memory is freed
         self._recovery.cell_ended(cell, _error(cell, result) if cell.failed else None)
 
     def _report_recovery(self, cell: Cell, place: int) -> None:
@@ -289,7 +290,8 @@ class Session:
     def _remarks(self, cell: Cell, record: CellRecord, result: Any) -> list[str]:
         """Return the remarks below a cell's line."""
         remarks = self._recovery.remarks(cell, _error(cell, result) if cell.failed else None)
-        remarks += self._free_heap.remark(record, text_of(getattr(cell.info, "raw_cell", None)))
+        source = text_of(getattr(cell.info, "raw_cell", None))
+        remarks += self._free_heap.remark(record, source)
         if cell.children.touched_bytes >= _MUCH_TOUCHED:
             touched = format_bytes(cell.children.touched_bytes)
             remarks.append(
@@ -309,7 +311,8 @@ class Session:
                 reports += self._struck(result, cell.struck_after)
             try:
                 is_shown = not (cell.nested or cell.measured.is_ours)
-                self._context.display.show(reports, cell.measured.record if is_shown else None)
+                record = cell.measured.record if is_shown else None
+                self._context.display.show(reports, record)
                 break
             except BaseException as error:
                 if not interrupts.is_from_signal(error):

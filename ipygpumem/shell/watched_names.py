@@ -96,7 +96,10 @@ def watch_names(named: Iterable[tuple[str, object]], search: ArraySearch) -> lis
 
 def storages_of(watched: Iterable[WatchedName]) -> set[StorageKey]:
     """Return the storages of names' live arrays."""
-    return {array.storage for item in watched for array in item.alive()}
+    storages = set[StorageKey]()
+    for item in watched:
+        storages.update(array.storage for array in item.alive())
+    return storages
 
 
 def size_of(arrays: Iterable[Array]) -> int:
@@ -149,5 +152,9 @@ def detach_numpy(watched: Iterable[WatchedName], heap: Heap | None = None) -> No
 
 
 def _numpy_arrays(watched: Iterable[WatchedName]) -> list[WatchedArray]:
-    functions = [is_alive for item in watched for is_alive, _ in item.arrays]
-    return [is_alive for is_alive in functions if isinstance(is_alive, WatchedArray)]
+    numpy_arrays = list[WatchedArray]()
+    for item in watched:
+        for is_alive, _ in item.arrays:
+            if isinstance(is_alive, WatchedArray):
+                numpy_arrays.append(is_alive)
+    return numpy_arrays

@@ -34,9 +34,8 @@ class Expectation(Block):
                 'expect needs a limit: expect(ram="200MiB"), expect(gpu="8GiB") or both'
             )
         self._given = ram, gpu
-        self._ram, self._gpu = (
-            None if size is None else checked_bytes(size) for size in (ram, gpu)
-        )
+        self._ram = None if ram is None else checked_bytes(ram)
+        self._gpu = None if gpu is None else checked_bytes(gpu)
         self._trace = Trace("expected", silent=True)
 
     def _record_to_show(self) -> TraceRecord | None:
@@ -141,7 +140,8 @@ def measured(function: F, **limits: Any) -> F:
 @contextlib.contextmanager
 def _block(leaks: int | None = None, **limits: Any) -> Iterator[None]:
     before = None if leaks is None else tensors()
-    with expect(**limits) if limits else contextlib.nullcontext():
+    expectation = expect(**limits) if limits else contextlib.nullcontext()
+    with expectation:
         yield
     if before is not None and leaks is not None:
         gc.collect()

@@ -154,7 +154,8 @@ def shortened(error: BaseException | None) -> Iterator[None]:
     The signal handler's frame at the end is removed for good.
     """
     removed = list[tuple[TracebackType, TracebackType]]()
-    for item in () if error is None else chain(error):
+    errors = () if error is None else chain(error)
+    for item in errors:
         entries = _entries_of(item)
         if len(entries) > 1 and entries[-1].tb_frame.f_code is HANDLER_CODE:
             entries.pop()

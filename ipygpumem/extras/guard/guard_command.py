@@ -56,4 +56,6 @@ def guard(app: App, options: Options) -> list[Report]:
                 guards[0].cell_begins(cell)
     if struck:
         raise KeyboardInterrupt
-    return [note(guards[0].state if guards else "the guard is off: %gpumem guard on starts it")]
+    if not guards:
+        return [note("the guard is off: %gpumem guard on starts it")]
+    return [note(guards[0].state)]

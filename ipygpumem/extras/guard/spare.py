@@ -34,7 +34,9 @@ class Spare:
 
 
 def _allocate() -> object:
-    small: list[object] = [bytes(size) for size in range(1, 480, 16) for _ in range(100)]
+    small: list[object] = []
+    for size in range(1, 480, 16):
+        small += [bytes(size) for _ in range(100)]
     small += map(float, range(100))
     small += (object() for _ in range(100))
     return small, mmap(-1, _SPARE_BYTES, access=ACCESS_COPY)

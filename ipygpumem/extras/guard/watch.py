@@ -84,7 +84,8 @@ class Watch:
             cell, self.cell = self.cell, None
             if not self._memory.limit.has_threads():
                 self._memory.limit.end()
-            self.interrupt.cancel(None if cell is None else cell.thread)
+            thread = None if cell is None else cell.thread
+            self.interrupt.cancel(thread)
 
     def _is_used_up(self) -> bool:
         return self._memory.bounds.until_interrupt_bytes(self._memory.now()) <= 0

@@ -208,7 +208,9 @@ class IsolatedCell:
         """
         self._interrupts += 1
         if self._pid:
-            self._signal(signal.SIGINT if self._interrupts == 1 else signal.SIGKILL)
+            is_first = self._interrupts == 1
+            number = signal.SIGINT if is_first else signal.SIGKILL
+            self._signal(number)
         if self._is_loading and self._interrupts > 1:
             raise KeyboardInterrupt
 

@@ -194,7 +194,8 @@ class Tracer:
         if block is None:
             return None
         is_resumed = code.co_flags & _SUSPENDS and frame.f_lineno > code.co_firstlineno
-        self._guarded(self._enter, frame, block, frame.f_lineno if is_resumed else None)
+        line = frame.f_lineno if is_resumed else None
+        self._guarded(self._enter, frame, block, line)
         return self._line
 
     def _line(self, frame: FrameType, event: str, _: Any) -> Any:

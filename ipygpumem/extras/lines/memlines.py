@@ -127,7 +127,9 @@ def _cell_block(file: str, cell: Cell) -> CodeBlock:
     lines = []
     for place, line in enumerate(compiled):
         is_magic = line.startswith("get_ipython().") and place < len(written)
-        lines.append(written[place] if is_magic else line)
+        if is_magic:
+            line = written[place]
+        lines.append(line)
     return CodeBlock("cell", 1, tuple(lines))
 
 

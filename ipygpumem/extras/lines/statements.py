@@ -62,7 +62,10 @@ class Cost:
         """Return the runs' usages of a device: kept is memory held by names that the statement
         bound.
         """
-        return [usage for run in self.runs for usage in run.usages if usage.device == device]
+        usages = list[Usage]()
+        for run in self.runs:
+            usages += [usage for usage in run.usages if usage.device == device]
+        return usages
 
 
 def measure(

@@ -340,7 +340,9 @@ class Offload:
         for piece in pieces:
             piece.drop_replaced()
         pieces[:] = [piece for piece in pieces if piece.tensors]
-        moved = {id(tensor) for piece in pieces for tensor in piece.tensors}
+        moved = set[int]()
+        for piece in pieces:
+            moved.update(map(id, piece.tensors))
         strays: dict[int, tuple[Any, Any]] = {}
         for moved_id, item in candidates:
             if moved_id not in homes or id(item) in moved or not is_instance(item, base):
@@ -459,7 +461,8 @@ def _is_optimizer(item: object) -> bool:
 
 def _refusal(given: Sequence[Any], what: str) -> str:
     """Return the error about arguments of the wrong type, or without a module."""
-    wrong = [item for item in given if not _is_module(item) and not _is_optimizer(item)]
+    without_modules = [item for item in given if not _is_module(item)]
+    wrong = [item for item in without_modules if not _is_optimizer(item)]
     but = f", and not {type_name(wrong[0])}" if wrong else ""
     example = f"{what}(learner.model, learner.optimizer)"
     return f"{what} takes a torch module and its optimizer{but}: {example}"

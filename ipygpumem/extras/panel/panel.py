@@ -198,7 +198,9 @@ class Feed:
         if (figures, state) == self._sent:
             return
         now = time.time()
-        row = {"time": now, "cell": cell if running is not None else None, "devices": figures}
+        row = {"time": now, "cell": None, "devices": figures}
+        if running is not None:
+            row["cell"] = cell
         self._rows.append(row)
         self._state = {**state, "time": now, "seconds": seconds}
         self.widget.send({"rows": [row], "state": self._state})

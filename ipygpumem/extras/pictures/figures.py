@@ -297,8 +297,12 @@ def _draw_experiments(axes: Axes, shown: Sequence[ExperimentRecord], device: str
     labels = []
     for record in shown:
         usage = usage_on(record.usages, device)
-        peaks.append(0 if usage is None else usage.peak_delta_bytes)
-        kept_bytes.append(0 if usage is None else usage.delta_bytes)
+        if usage is None:
+            peaks.append(0)
+            kept_bytes.append(0)
+        else:
+            peaks.append(usage.peak_delta_bytes)
+            kept_bytes.append(usage.delta_bytes)
         freed_bytes.append(max(0, record.freed.get(device, 0)))
         labels.append(_peak_and_kept(record, device).replace(", ", "\n"))
     rows = range(len(shown))

@@ -168,7 +168,9 @@ def _memory_table(moments: Sequence[Moment]) -> Table:
             "lowest": format_bytes(min(sizes)),
             "highest": format_bytes(max(sizes)),
             "last": format_bytes(sizes[-1]),
-            "of": format_bytes(totals[name]) if name in totals else "",
+            "of": "",
         }
+        if name in totals:
+            row["of"] = format_bytes(totals[name])
         rows.append(row)
     return Table.of(rows, {"first", "lowest", "highest", "last", "of"})

@@ -280,7 +280,10 @@ class Group:
     @property
     def names(self) -> list[str]:
         """The words that may follow."""
-        return [name for part in self.parts for name in part.names]
+        names = list[str]()
+        for part in self.parts:
+            names += part.names
+        return names
 
     def load(self, name: str) -> Command | Group:
         """Return the command of one of the names; other modules are not imported."""

@@ -120,6 +120,8 @@ def _wrapped(pieces: list[str], start: str, indent: str) -> list[str]:
             lines.append(line)
             line = indent
             is_empty = True
-        line += piece if is_empty else f" {piece}"
+        if not is_empty:
+            line += " "
+        line += piece
         is_empty = False
     return [*lines, line.rstrip()]

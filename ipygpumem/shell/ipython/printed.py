@@ -152,7 +152,8 @@ def _length(outputs: list[Any]) -> Length:
     if not outputs:
         return Length(0, 0)
     stream = _stream(outputs[-1])
-    return Length(len(outputs), 0 if stream is None else len(stream))
+    texts = 0 if stream is None else len(stream)
+    return Length(len(outputs), texts)
 
 
 def _stream(output: Any) -> list[str] | None:
