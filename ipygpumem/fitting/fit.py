@@ -192,15 +192,14 @@ class Fit:
             limit_bytes = refusal.limit_bytes
             if refusal.budget is not None:
                 outcome = OVER
-        self.tries.append(
-            replace(
-                measured,
-                outcome=outcome,
-                device=failed_device(failure, measured.usages),
-                requested_bytes=failure.requested_bytes,
-                limit_bytes=limit_bytes,
-            )
+        failed = replace(
+            measured,
+            outcome=outcome,
+            device=failed_device(failure, measured.usages),
+            requested_bytes=failure.requested_bytes,
+            limit_bytes=limit_bytes,
         )
+        self.tries.append(failed)
         self.more = self.plan.note(fits=False)
         return True
 

@@ -142,7 +142,8 @@ class BaselineSnapshot:
         large = filter(is_array, compress(owners, are_large))
         self._large.update(map(place_of, large))
         self._spans = sorted((start, end) for _, start, end in self._large)
-        self._small = set(map(id, compress(owners, map(not_, are_large))))
+        small = compress(owners, map(not_, are_large))
+        self._small = set(map(id, small))
 
     def has(self, item: object, array: Array) -> bool:
         """Return True if the memory of a tensor or array, described by ``array``,

@@ -102,7 +102,8 @@ def _on_host(requested: int | None) -> Shortage:
         size = format_bytes(limit.limit_bytes)
         what = own_limits.WHAT[limit.name]
         words = f"the {size} of {what} that this process may use ({limit.name})"
-        bounds.append(Bound(limit.available_bytes, words, own_limits.remedy(limit.name)))
+        remedy = own_limits.remedy(limit.name)
+        bounds.append(Bound(limit.available_bytes, words, remedy))
     return Shortage(
         "cpu",
         requested,

@@ -94,7 +94,8 @@ class Contents:
         self._extents = Extents()
         self._older = max(0, len(namespace) - _MOST_NAMES)
         # From the end, so that the older ones are not touched.
-        values = list(islice(reversed(namespace.values()), _MOST_NAMES))[::-1]
+        newest_first = islice(reversed(namespace.values()), _MOST_NAMES)
+        values = list(newest_first)[::-1]
         self._add(values)
         level = _leading(values) + self._record_spaces(values)
         for _ in range(_LEVELS):

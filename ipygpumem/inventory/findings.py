@@ -170,7 +170,8 @@ def _host(
     buffers = list(held or ())
     if everything is not None:
         objects.update(of_ipython)
-        objects[PYTHON] = max(0, everything.objects_bytes - sum(of_ipython.values()))
+        without_ipython = everything.objects_bytes - sum(of_ipython.values())
+        objects[PYTHON] = max(0, without_ipython)
         for library, piece in everything.pieces:
             if piece.device == "cpu" and piece.address:
                 buffers.append(Storage("cpu", piece.address, piece.size_bytes, f"{OF}{library}"))

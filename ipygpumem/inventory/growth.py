@@ -157,4 +157,5 @@ def _numbers_bytes(item: Any, base: Any, earlier: int, length: int) -> int:
     for number in numbers.values():
         if type(number) is not int or not -5 <= number < _FIRST_MADE:
             size += sys.getsizeof(number)
-    return int(size * (length - earlier) / max(1, len(items)))
+    new_items = length - earlier
+    return int(size * new_items / max(1, len(items)))

@@ -241,7 +241,8 @@ def _holders(
     heap = Heap(types=types_to_compare())  # after counting, because it refers to every object
     shared = partners(region, heap, held_outside)
     held_outside = held_outside | _saved_by_graphs(region, shared)
-    named = _worth_naming(region, held_outside, region.reach([id(holding[0])]))
+    every = region.reach([id(holding[0])])
+    named = _worth_naming(region, held_outside, every)
     own_name = name if is_name else ""
     namespaces = {key: _without(own_name, root_of) for key, root_of in roots.namespaces.items()}
     members = region.objects.keys() | set(map(id, region.folded))  # these refer to each other

@@ -417,7 +417,8 @@ class _Groups:
         for node, item in self._nodes.saved():
             of_nodes |= {id(node), id(instance_dict(node))}  # a Function refers to saved objects
             key = storage_key(item) or ("object", id(item))
-            needed_by.setdefault(key, set()).add(self._owners[id(node)])
+            owner = self._owners[id(node)]
+            needed_by.setdefault(key, set()).add(owner)
         return needed_by, of_nodes
 
 

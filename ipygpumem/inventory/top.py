@@ -242,7 +242,8 @@ def _measure(
         value = chosen[name]
         size = sizes.measure(value, name)
         is_complete &= size.complete
-        rows.append(_row(name, value, size, names_by_object[id(value)][1:]))
+        _, *other_names = names_by_object[id(value)]
+        rows.append(_row(name, value, size, other_names))
     listed = [row for row in _with_holders(rows) if _is_listed(row, chosen[row.name])]
     return _Measured(listed, len(objects) - len(listed), is_complete, sizes)
 

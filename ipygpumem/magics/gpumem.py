@@ -155,7 +155,8 @@ def export(app: App, options: Options) -> list[Report]:
     place, size_bytes = save(options.file, record, force=options.force)
     cells = count(len(record.cells), "cell")
     experiments = count(len(record.experiments), "experiment")
-    return [note(f"wrote {cells} and {experiments} to {place} ({format_bytes(size_bytes)})")]
+    size = format_bytes(size_bytes)
+    return [note(f"wrote {cells} and {experiments} to {place} ({size})")]
 
 
 RELEASED = {
@@ -240,7 +241,8 @@ def _running_cells(app: App) -> list[CellRecord]:
     cells = app.context.cells
     records = []
     for cell in [*cells.running(), *cells.of_others(threading.get_ident())]:
-        number = number_of_input(app.context.shell, text_of(getattr(cell.info, "raw_cell", None)))
+        source = text_of(getattr(cell.info, "raw_cell", None))
+        number = number_of_input(app.context.shell, source)
         started_at = cell.measured.started_at
         seconds = time.time() - started_at
         records.append(CellRecord(number, None, None, started_at, seconds, True, None, ()))

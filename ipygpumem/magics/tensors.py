@@ -302,8 +302,9 @@ def take(
             file = filename
             line = frame.f_lineno
     with _working(find_app(shell), "tensors and arrays") as progress:
+        named = [*local.items(), *named_objects(shell).items()]
         return survey.take(
-            [*local.items(), *named_objects(shell).items()],
+            named,
             cell_of=_cell_finder(shell, local),
             file=file,
             line=line,

@@ -210,7 +210,8 @@ def plain_locals(error: BaseException) -> tuple[str, ...]:
             continue
         assignments = _plain_assignments(frame)
         if assignments:
-            lines.append(f"{frame.f_code.co_name}, line {line}: {', '.join(assignments)}")
+            values = ", ".join(assignments)
+            lines.append(f"{frame.f_code.co_name}, line {line}: {values}")
     return tuple(reversed(lines))
 
 

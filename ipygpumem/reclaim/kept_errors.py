@@ -223,7 +223,8 @@ def _places_in(errors: Sequence[BaseException]) -> Iterator[Place]:
         with_frames_listed.update(map(id, exceptions.chain(error)))
         for frame, _ in finished(error):
             for name, value in names_in(frame).items():
-                yield Place(f"{name} of {frame.f_code.co_name}()", value, str(id(frame)))
+                label = f"{name} of {frame.f_code.co_name}()"
+                yield Place(label, value, str(id(frame)))
 
 
 def _attributes(error: BaseException) -> Iterator[tuple[str, object]]:

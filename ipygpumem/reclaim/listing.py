@@ -128,9 +128,8 @@ def of_places(
     uncounted = len(search.uncounted) + unread
     if not uncounted:
         return Listing(tuple(rows))
-    return Listing(
-        tuple(rows), CutListing(search.reason or "time", uncounted, len(places) + unread)
-    )
+    cut = CutListing(search.reason or "time", uncounted, len(places) + unread)
+    return Listing(tuple(rows), cut)
 
 
 def _is_much_at_once(places: Sequence[Place]) -> bool:

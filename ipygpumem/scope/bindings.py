@@ -55,7 +55,8 @@ def _note(node: ast.AST, bindings: Bindings) -> None:
         bindings.shared.update(node.names)
     elif isinstance(node, ast.Import):
         for alias in node.names:
-            bindings.imported.add(alias.asname or alias.name.partition(".")[0])
+            package, _, _ = alias.name.partition(".")
+            bindings.imported.add(alias.asname or package)
     elif isinstance(node, ast.ImportFrom):
         for alias in node.names:
             if alias.name != "*":

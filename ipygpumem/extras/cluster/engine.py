@@ -59,7 +59,8 @@ def _loaded_app() -> App:
 
 def prepare(app: App, line: str) -> dict[str, Any]:
     """Check the options of the next cell, ``%%experiment LINE``."""
-    experiment.new(app, parse(app.commands, "%experiment", f"start {line}")[1])
+    _, options = parse(app.commands, "%experiment", f"start {line}")
+    experiment.new(app, options)
     return place()
 
 

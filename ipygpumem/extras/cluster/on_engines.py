@@ -66,7 +66,8 @@ def on_engines(app: App, call: Call) -> list[Report]:
         elif call.command.name == "%experiment end":
             reports = _end_by_name(app, options)
         else:
-            reports = _look(app, call.command.name.split()[0].lstrip("%"), line, options)
+            magic = call.command.name.split()[0].lstrip("%")
+            reports = _look(app, magic, line, options)
     return _unless(struck, app, reports)
 
 
@@ -170,7 +171,8 @@ def _end(app: App, experiment: ClusterExperiment, *, is_ours: bool = True) -> li
     """
     with app.context.display.working(f"experiment {experiment.name}") as progress:
         record = experiment.end(progress)
-    if not is_ours and not any(engine.record for engine in record.engines):
+    has_records = any(engine.record for engine in record.engines)
+    if not is_ours and not has_records:
         raise ClusterError(record.notes[0])
     return _ended(app, experiment, record)
 

@@ -289,13 +289,15 @@ class Offload:
             for key in reader.memory(tensor).storages.keys() & on_devices.keys():
                 tensors_by_storage[key].append(tensor)
         self._refuse_odd(own_tensors, tensors_by_storage, reader)
-        if any(private_pools(kind) for kind in kinds & set(DEVICES) - {"cpu"}):
+        accelerators = kinds & set(DEVICES) - {"cpu"}
+        if any(map(private_pools, accelerators)):
             raise GpuMemError("a captured CUDA graph may use these addresses: nothing was moved")
         references = _VisibleReferences(list(tensors.values()), reader)
         pieces = []
         for key, storage in on_devices.items():
-            is_shared = references.has_others(storage, tensors_by_storage[key])
-            pieces.append(_Piece(storage, storage.nbytes(), tensors_by_storage[key], is_shared))
+            sharers = tensors_by_storage[key]
+            is_shared = references.has_others(storage, sharers)
+            pieces.append(_Piece(storage, storage.nbytes(), sharers, is_shared))
         return sorted(pieces, key=lambda piece: -piece.size_bytes)
 
     def _refuse_odd(
