@@ -127,6 +127,10 @@ class EstimateError(GpuMemError):
     """The memory of code cannot be estimated without running it."""
 
 
+class CallError(GpuMemError, TypeError):
+    """A function got an argument of a wrong type."""
+
+
 class UnitError(GpuMemError, ValueError):
     """A value is not a size, or not a number that an option or argument accepts."""
 

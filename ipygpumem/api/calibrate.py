@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.api.shell import loaded_app
-from ipygpumem.errors import EstimateError, UnitError
+from ipygpumem.errors import CallError, EstimateError, UnitError
 from ipygpumem.estimating import loading
 from ipygpumem.failures import is_own_failure, tell
 from ipygpumem.fitting import budgets
@@ -64,6 +64,9 @@ def estimate(
     ('does not fit', True)
     """
     __tracebackhide__ = True  # of the function's errors
+    if not callable(function):
+        kind = type(function).__name__
+        raise CallError(f"estimate takes a function and its arguments, not {kind}")
     refuse_while_traced("estimate")
     room_bytes = None if device_memory is None else checked_bytes(device_memory, least=MIB)
     try:

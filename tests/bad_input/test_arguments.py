@@ -1,5 +1,6 @@
 """Lines and arguments that are wrong or long, and names to keep that are not there."""
 
+import re
 import sys
 
 import pytest
@@ -284,3 +285,16 @@ def test_what_is_given_in_a_notebook_is_shortened(loaded: InteractiveShell) -> N
         "%experiment start a --report {long}",
     ):
         assert len(refused(loaded, line)) < MOST, line
+
+
+@pytest.mark.parametrize("value", ["3", "None", "'train'"])
+def test_an_estimate_of_no_function_shows_only_the_users_line(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    loaded.user_ns["estimate"] = ipygpumem.estimate
+    result = loaded.run_cell(f"estimate({value})")
+    assert isinstance(result.error_in_exec, TypeError)
+    shown = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)  # without colours
+    assert "estimate takes a function and its arguments" in shown
+    assert f"estimate({value})" in shown
+    assert "calibrate.py" not in shown
