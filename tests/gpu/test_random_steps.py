@@ -13,9 +13,12 @@ from tests.alone import printed
 FEW, ALL = 25, 100
 """Steps of `make gpu-sim` in one process, and in all.
 
-Of those from 100 to 225 one is known to be wrong: 188, whose peak is 0.6 % higher.
+Of those from 100 to 200 and from 5000 to 5100 two are known to be wrong: the peak of 188 is 0.6 %
+higher, that of 5043 is 1.3 % lower.
 """
-PARTS = [(0, FEW)]
+FROZEN_CELL = 5062
+"""A step under autocast whose weights of an LSTM cell do not train."""
+PARTS = [(0, FEW), (FROZEN_CELL, FROZEN_CELL + 1)]
 PARTS += [
     pytest.param(first, first + FEW, marks=pytest.mark.thorough) for first in range(FEW, ALL, FEW)
 ]
