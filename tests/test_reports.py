@@ -99,6 +99,25 @@ def test_the_report_of_an_experiment_in_each_style() -> None:
     assert content.experiment_reports(experiment(), "none") == []
 
 
+def test_what_survives_is_a_table_that_fits_a_narrow_terminal() -> None:
+    line = 'del best["run3"][0]'
+    holder = ReferencePath("notebook variable best['run3'][0]", line)
+    array = RetainedArray("b", "Tensor", (8, 1024, 1024), "float32", "cuda:0", 32 * MIB)
+    held = dataclasses.replace(array, holder=holder, cell=7)
+    reports = content.experiment_reports(experiment(survivors=(held,)), "full")
+    _, survivors = reports[0].tables
+    assert survivors.columns == ("size", "what", "device", "cell", "held by", "to free it")
+    assert survivors.rows[0][-1] == line
+    for width in (60, 100):
+        shown = text.render(reports, text.Style(width=width))
+        assert max(map(len, shown.splitlines())) <= width
+        assert line in shown  # a line to paste is broken last
+    assert "del best[&quot;run3&quot;][0]<" in html.render(reports)
+    many = [dataclasses.replace(held, name=f"b{number}") for number in range(9)]
+    _, table = content.experiment_reports(experiment(survivors=tuple(many)), "full")[0].tables
+    assert table.folded
+
+
 def test_no_step_is_shown_to_have_given_more_than_came_back_in_all() -> None:
     def step(name: str, size: int) -> FreeingStep:
         return FreeingStep(name, {"cpu": size}, {"cuda:0": 3 * MIB}, 0.1)

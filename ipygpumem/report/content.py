@@ -565,7 +565,7 @@ _SizedRow = tuple[int, dict[str, str]]
 
 
 class Kept(NamedTuple):
-    """Memory that is probably kept by mistake, but is no leak."""
+    """A reclaimable item: memory that was probably kept by accident, but is no leak."""
 
     size_bytes: int
     device: str

@@ -27,8 +27,7 @@ than it needs.
 _RAISED_SECONDS = 1.0
 """Longest time for which one call raises the limit: a socket may wait for a message for hours."""
 _SETTLE_SECONDS, _LOOK_SECONDS, _SETTLED_LOOKS = 1.0, 0.02, 3
-"""Longest wait for a cell's threads, the time between two looks, and the looks that show no change.
-"""
+"""Longest wait for a cell's threads, time between two checks, and checks that show no change."""
 _STACK_BYTES = 8 * MIB
 """A thread's stack where the system does not limit it."""
 
