@@ -7,7 +7,7 @@ import gc
 import io
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 
@@ -93,7 +93,21 @@ def received(change: str) -> list[tuple[str, list[str], list[object]]]:
     exec(change, names, names)
     names.pop("__builtins__")
     found = contents.received(names)
-    return [(one.name, [type(item).__name__ for item in one.chain], one.items) for one in found]
+    return [(one.name, steps_of(one.chain), one.items) for one in found]
+
+
+def steps_of(chain: Sequence[object]) -> list[str]:
+    """Return the types of the objects on a path, without the dict of an instance's attributes: up
+    to Python 3.10 it is an object on the path, though no step of the line that is written.
+    """
+    steps = list[str]()
+    before: object = None
+    for item in chain:
+        is_of_attributes = type(before) is Store and item is vars(before)
+        if not is_of_attributes:
+            steps.append(type(item).__name__)
+        before = item
+    return steps
 
 
 @pytest.mark.parametrize(
