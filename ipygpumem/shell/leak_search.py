@@ -126,7 +126,8 @@ class LeakSearch:
         objects = _Objects(
             self._context, large, nameless, heap, names, outputs.values, smallest, listed
         )
-        objects.leave_out(self._printed_texts)
+        # From 30,000 names on, the namespace is a large dict itself.
+        objects.leave_out(self._printed_texts | {id(self._context.namespace)})
         progress(0.7)
         questions = Questions(arrays.to_explain, objects.to_explain)
         of_survivors = self._survivors.explained(survivors, heap, questions)
