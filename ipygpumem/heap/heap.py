@@ -30,6 +30,7 @@ from ipygpumem.heap.arrays import (
     holding_objects,
     library_type,
     places_of,
+    storage_key,
 )
 from ipygpumem.heap.bulk import (
     ROWS,
@@ -41,6 +42,7 @@ from ipygpumem.heap.bulk import (
     position,
 )
 from ipygpumem.heap.holders.frames import emptied_locals, running_locals
+from ipygpumem.heap.knowledge.text_keys import referents_of
 from ipygpumem.heap.large import LargeObjects
 from ipygpumem.heap.referrers import Referrers
 from ipygpumem.heap.tensors import Reader
@@ -109,13 +111,16 @@ class HeapObserver(Protocol):
 
     is_complete: bool
 
-    def see(self, tracked: Batch[object], untracked: Sequence[object]) -> list[object]:
+    def see(
+        self, tracked: Batch[object], untracked: Sequence[object], in_dicts: int
+    ) -> list[object]:
         """Observe some tracked objects, and the untracked ones to which they refer.
 
         Args:
             tracked: objects that it has not seen before.
             untracked: an object for each reference to it. No other list of the heap contains these
                 objects, except those of running functions.
+            in_dicts: number of references that the plain dicts among ``tracked`` report.
 
         Returns:
             The NumPy arrays among the untracked objects, and behind these, that it sees for the
@@ -183,6 +188,8 @@ class Heap:
         self._large = None if smallest is None else LargeObjects(smallest, of_libraries)
         self._large_arrays: dict[int, dict[StorageKey, list[object]]] = {}
         """Results of ``large``, by the size that was asked for."""
+        self._by_storage: dict[StorageKey, list[object]] | None = None
+        """Result of ``_arrays_by_storage``; None until it is asked for."""
         self._pass_over_all(observer)
         self._referrers = Referrers(
             self.tracked,
@@ -234,14 +241,17 @@ class Heap:
                 self._large.read_tracked(tracked)
             if self._types:
                 self._of_types.update(by_identity(tracked.of_types(self._types)))
-            references = gc.get_referents(*tracked.without_types(ROWS))  # not our own rows
-            if observer is None:  # an observer asks for no referrers
+            in_dicts = 0
+            if observer is None:
+                references = gc.get_referents(*tracked.without_types(ROWS))  # not our own rows
                 self._references.append(identities(references))
+            else:  # asks for no referrers, but for the text keys of dicts
+                references, in_dicts = referents_of(tracked, ROWS)
             untracked = list(filterfalse(gc.is_tracked, references))
             del references
-            self._see_untracked(tracked, untracked, behind, observer)
+            self._see_untracked(tracked, untracked, in_dicts, behind, observer)
         local = list(filterfalse(gc.is_tracked, self.local))
-        self._see_untracked(Batch([]), local, behind, observer)
+        self._see_untracked(Batch([]), local, 0, behind, observer)
         if observer is not None:
             observer.is_complete = True
         self._follow(behind)
@@ -250,12 +260,13 @@ class Heap:
         self,
         tracked: Batch[object],
         untracked: list[object],
+        in_dicts: int,
         behind: dict[int, object],
         observer: HeapObserver | None,
     ) -> None:
         """Add the arrays and containers among untracked objects to ``behind``."""
         if observer is not None:
-            behind.update(by_identity(observer.see(tracked, untracked)))
+            behind.update(by_identity(observer.see(tracked, untracked, in_dicts)))
             return
         behind.update(self._that_lead_on(untracked))
 
@@ -313,6 +324,23 @@ class Heap:
                     by_storage.setdefault(array.storage, []).append(item)
             self._large_arrays[smallest] = by_storage
         return self._large_arrays[smallest]
+
+    def on_storages(self, storages: Iterable[StorageKey]) -> list[object]:
+        """Return the tensors and arrays on some storages."""
+        arrays = list[object]()
+        for key in storages:
+            arrays += self._arrays_by_storage().get(key, ())
+        return arrays
+
+    def _arrays_by_storage(self) -> dict[StorageKey, list[object]]:
+        """Return the tensors and arrays of each storage, which is read once: 40 µs an array."""
+        if self._by_storage is None:
+            self._by_storage = {}
+            for item in (*self.tensors, *self.ndarrays):
+                key = storage_key(item)
+                if key is not None:
+                    self._by_storage.setdefault(key, []).append(item)
+        return self._by_storage
 
     def large_objects(self) -> list[object]:
         """Return the objects that are large by themselves, without arrays and our own lists."""

@@ -37,6 +37,7 @@ from ipygpumem.introspect import (
     instance_dict,
     is_instance,
     module_dict,
+    mro_of,
     name_of,
     solid_base,
     text_of,
@@ -521,8 +522,9 @@ def behind(kind: type, readers: Sequence[LoadedReader] | None = None) -> Behind 
     """
     if readers is None:
         readers = loaded_readers()
+    bases = set(map(id, mro_of(kind)))
     for reader in readers:
-        if type.__subclasscheck__(reader.base, kind):
+        if id(reader.base) in bases:
             is_readable = not reader.library or library_of(kind) == reader.library
             return reader.function if is_readable else None
     return None

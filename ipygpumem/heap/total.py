@@ -15,7 +15,7 @@ from ipygpumem.heap.arrays import flat_elements, holding_objects, library_type, 
 from ipygpumem.heap.bulk import Batch, by_identity, chunks
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.knowledge.own_bytes import STORAGE_BYTES, OwnBytes, of_tensors
-from ipygpumem.heap.knowledge.text_keys import text_keys
+from ipygpumem.heap.knowledge.text_keys import referents_of, text_keys
 from ipygpumem.heap.libraries import Behind, Piece, library_of
 from ipygpumem.heap.tensors import Reader
 from ipygpumem.introspect import HAS_REFERENCES, flags_of, is_instance
@@ -64,6 +64,7 @@ class ObjectCount:
         self.is_complete = False
         self._size = 0
         self._own_bytes = OwnBytes()
+        self._tensor_type = library_type("torch", "Tensor")
         self._types: set[int] = set()
         """Identities of the types that have been sorted into the next three."""
         self._leading: set[int] = set()
@@ -85,13 +86,15 @@ class ObjectCount:
         """Return the memory of the objects that it has seen."""
         return Total(self._size, tuple(self._pieces.values()))
 
-    def see(self, tracked: Batch[object], untracked: Sequence[object]) -> list[object]:
+    def see(
+        self, tracked: Batch[object], untracked: Sequence[object], in_dicts: int
+    ) -> list[object]:
         """Count tracked objects, and the untracked ones behind them; return the new arrays among
         the latter.
         """
         new = self._new(untracked)
         self._add(tracked)
-        self._add(Batch(self._new_keys(tracked)))
+        self._add(Batch(self._new_keys(tracked, in_dicts)))
         arrays = []
         while new:
             batch = Batch(new)
@@ -100,9 +103,12 @@ class ObjectCount:
             arrays += new_arrays
             leading = batch.of_types(self._leading)
             new = self._new(self._in_arrays(new_arrays))
-            for part in chunks(leading):
-                new += self._new(list(filterfalse(gc.is_tracked, gc.get_referents(*part))))
-                new += self._new_keys(Batch(part))
+            for part in map(Batch, chunks(leading)):
+                referents, in_dicts = referents_of(part)
+                untracked = list(filterfalse(gc.is_tracked, referents))
+                del referents  # another reference to each of them
+                new += self._new(untracked)
+                new += self._new_keys(part, in_dicts)
         return arrays
 
     def _in_arrays(self, arrays: Sequence[object]) -> list[object]:
@@ -118,11 +124,16 @@ class ObjectCount:
                 elements += filterfalse(gc.is_tracked, flat_elements(owner) or ())
         return elements
 
-    def _new_keys(self, objects: Batch[object]) -> list[object]:
-        """Return the text keys of dicts that were not counted yet, each once."""
+    def _new_keys(self, objects: Batch[object], in_dicts: int) -> list[object]:
+        """Return the text keys of dicts that were not counted yet, each once.
+
+        Args:
+            objects: any objects.
+            in_dicts: number of references that the plain dicts among them report.
+        """
         dicts = objects.of_types(self._own_bytes.dicts)
         if dicts:
-            return self._new(text_keys(dicts, self._own_bytes.dicts))
+            return self._new(text_keys(dicts, self._own_bytes.dicts, in_dicts))
         return []
 
     def _new(self, untracked: Sequence[object]) -> list[object]:
@@ -159,8 +170,7 @@ class ObjectCount:
     def _learn_type(self, type_id: int, example: object) -> None:
         """Sort the type of an object that the own bytes know."""
         self._types.add(type_id)
-        tensor = library_type("torch", "Tensor")
-        if tensor is not None and is_instance(example, tensor):
+        if self._tensor_type is not None and is_instance(example, self._tensor_type):
             self._tensors.add(type_id)
         may_refer = flags_of(type(example)) & HAS_REFERENCES
         if may_refer or type_id in self._own_bytes.arrays:

@@ -71,6 +71,7 @@ class OwnBytes:
         self._special: set[int] = set(_TWO_BLOCKS)
         """Types whose instances ``sys.getsizeof`` alone does not measure: all of the above."""
         self._loaded_readers = loaded_readers()
+        self._array_type = library_type("numpy", "ndarray")
         self._keepers = Keepers(self._is_read)
         self._libraries: dict[int, str] = {}
         """The library that keeps uncounted memory of a type's instances, or an empty text, by the
@@ -226,8 +227,7 @@ class OwnBytes:
             self._in_bulk[type_id] = in_bulk
         if type.__subclasscheck__(dict, kind):
             self.dicts.add(type_id)
-        array_type = library_type("numpy", "ndarray")
-        if array_type is not None and type.__subclasscheck__(array_type, kind):
+        if self._array_type is not None and type.__subclasscheck__(self._array_type, kind):
             self.arrays.add(type_id)
         if flags_of(kind) & MANAGED_DICT and container_base(kind) is None:
             self._inline.add(type_id)

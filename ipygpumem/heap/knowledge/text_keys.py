@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from itertools import chain, compress
 from operator import eq
 from typing import Any
 
-from ipygpumem.heap.bulk import chunks, kinds_of, of_types
+from ipygpumem.heap.bulk import Batch, chunks, kinds_of, of_types
 from ipygpumem.introspect import is_instance
 
 COMMON_REFERENCES = 100
@@ -18,16 +18,22 @@ COMMON_REFERENCES = 100
 _DICT = {id(dict)}
 
 
-def text_keys(objects: Sequence[Any], dicts: set[int]) -> list[Any]:
+def text_keys(
+    objects: Sequence[Any], dicts: set[int], in_plain_dicts: int | None = None
+) -> list[Any]:
     """Return the text keys of dicts, which the collector leaves out; of a dict with any other key,
     it reports all.
 
     Args:
         objects: any objects.
         dicts: the types among theirs that derive from ``dict``, by identity.
+        in_plain_dicts: number of references that their plain dicts report, if the caller has read
+            these references anyway.
     """
     plain = of_types(_DICT, objects)
-    if len(gc.get_referents(*plain)) != sum(map(len, plain)):
+    if in_plain_dicts is None:
+        in_plain_dicts = len(gc.get_referents(*plain))
+    if in_plain_dicts != sum(map(len, plain)):
         numbers_reported = map(len, map(gc.get_referents, plain))
         are_keys_missing = map(eq, numbers_reported, map(len, plain))
         plain = list(compress(plain, are_keys_missing))
@@ -39,18 +45,36 @@ def text_keys(objects: Sequence[Any], dicts: set[int]) -> list[Any]:
     return keys
 
 
+def referents_of(batch: Batch[Any], left_out: Collection[int] = ()) -> tuple[list[Any], int]:
+    """Return the references of objects, and the number of them that plain dicts report:
+    ``text_keys`` needs it, and would visit the dicts of the whole heap again.
+
+    Args:
+        batch: the objects.
+        left_out: identities of types whose objects are not visited.
+    """
+    referents = gc.get_referents(*batch.of_types(_DICT))
+    in_plain_dicts = len(referents)
+    referents += gc.get_referents(*batch.without_types(_DICT.union(left_out)))
+    return referents, in_plain_dicts
+
+
 def _unreported_keys(item: Any) -> list[Any]:
     """Return the keys of an instance of a subclass, once for each reference that is not reported.
 
     It reports its attributes and its class, too. An ``OrderedDict`` has a list of its keys besides
     the dict: it refers to each key twice, and reports a text key once.
     """
-    reported = Counter(map(id, gc.get_referents(item)))
-    reported.subtract(map(id, dict.values(item)))
     references = 2 if is_instance(item, OrderedDict) else 1
+    reported_ids = list(map(id, gc.get_referents(item)))
+    if references == 1 and set(reported_ids).isdisjoint(map(id, dict.__iter__(item))):
+        return list(dict.__iter__(item))  # nearly always; counting them takes 100 µs
+    reported = Counter(reported_ids)
+    of_values = Counter(map(id, dict.values(item)))
     keys = list[Any]()
     for key in dict.__iter__(item):
-        keys += [key] * (references - reported[id(key)])
+        reported_as_key = reported[id(key)] - of_values[id(key)]
+        keys += [key] * (references - reported_as_key)
     return keys
 
 
