@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import compress
 from types import ModuleType
@@ -200,7 +200,7 @@ class _UnnamedArrays:
         heap: Heap,
         names: Mapping[str, object],
         smallest: int,
-        listed: Container[StorageKey],
+        listed: Set[StorageKey],
     ) -> None:
         self._rows: dict[StorageKey, RetainedArray] = {}
         large = {key: same for key, same in heap.large(smallest).items() if key not in listed}
@@ -255,10 +255,10 @@ class _OtherSurvivors:
     """
 
     def __init__(
-        self, survivors: Survivors, heap: Heap, smallest: int, listed: Container[StorageKey]
+        self, survivors: Survivors, heap: Heap, smallest: int, listed: Set[StorageKey]
     ) -> None:
         self.sizes = Sizes()
-        self.sizes.leave_out(_with_storage(heap, listed, ()))
+        self.sizes.leave_out(heap.on_storages(listed))
         self.alive = survivors.others_alive(heap, self.sizes, smallest)
         self.storages = set[StorageKey]()
         search = ArraySearch()
@@ -291,7 +291,7 @@ class _Objects:
         names: Mapping[str, object],
         outputs: Mapping[str, object],
         smallest: int,
-        listed: Container[StorageKey],
+        listed: Set[StorageKey],
     ) -> None:
         self._context = context
         self._heap = heap
@@ -423,7 +423,7 @@ class _Objects:
         measurement does.
         """
         large = self._heap.large(self._smallest)
-        sizes.leave_out(_with_storage(self._heap, self._listed, large.keys()))
+        sizes.leave_out(self._heap.on_storages(self._listed - large.keys()))
         items = list[Any]()
         arrays = list[Any]()
         for (library, _), same in large.items():
@@ -442,16 +442,6 @@ class _Objects:
         namespace = self._context.namespace
         modules = [sys.modules[name] for name in _users_modules(namespace) if name in sys.modules]
         unreached.count_named(self._sizes, self._large.places, self._names.values(), modules)
-
-
-def _with_storage(
-    heap: Heap, storages: Container[StorageKey], without: Container[StorageKey]
-) -> Iterator[object]:
-    """Yield the tensors and arrays on some storages, but not ``without`` some."""
-    for item in [*heap.tensors, *heap.ndarrays]:
-        key = storage_key(item)
-        if key is not None and key in storages and key not in without:
-            yield item
 
 
 def _together(rows: Iterable[Kept]) -> list[Kept]:
