@@ -145,7 +145,9 @@ def _row_of(item: WatchedName, holder: ReferencePath | None) -> RetainedArray | 
     return replace(item.held, size_bytes=size_of(arrays), arrays=len(arrays), holder=holder)
 
 
-def storages_beside(row: RetainedArray, explained_rows: Iterable[Explained]) -> set[StorageKey]:
+def storages_with_holder_of(
+    row: RetainedArray, explained_rows: Iterable[Explained]
+) -> set[StorageKey]:
     """Return the storages of the arrays whose rows become one with an object's row: those with the
     same holder.
     """

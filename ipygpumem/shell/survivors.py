@@ -24,7 +24,7 @@ from ipygpumem.shell.array_holders import (
     Questions,
     explained,
     perhaps_old,
-    storages_beside,
+    storages_with_holder_of,
 )
 from ipygpumem.shell.baselines import Baseline
 from ipygpumem.shell.context import ShellContext
@@ -71,7 +71,7 @@ class OtherAlive(NamedTuple):
         row = replace(self.row, name=self.held.name, cell=self.held.cell, holder=holder)
         if not self.is_alone:
             return row
-        return with_arrays(row, self.items[0], storages_beside(row, arrays))
+        return with_arrays(row, self.items[0], storages_with_holder_of(row, arrays))
 
 
 class HostGrowth(NamedTuple):
@@ -372,7 +372,7 @@ class _SearchAtEnd:
             cell = self._cell_of(name) if name else None
             row = replace(part.held, name=name, holder=holder, cell=cell)
             if len(part.items) == 1:
-                row = with_arrays(row, part.items[0], storages_beside(row, self._explained))
+                row = with_arrays(row, part.items[0], storages_with_holder_of(row, self._explained))
             rows.append((part, row))
         return rows
 
