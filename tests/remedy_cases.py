@@ -1147,6 +1147,124 @@ CASES: dict[str, Case] = {
         "import sched; outer = sched.scheduler()",
         "assert outer.empty()",
     ),
+    "a queue next to others": Case(
+        "outer.put(x); outer.put(2); outer.put(x);",
+        "import queue; outer = queue.Queue(); outer.put(1)",
+        """
+        assert outer.unfinished_tasks == 2
+        assert [outer.get(), outer.get()] == [1, 2]
+        outer.task_done(); outer.task_done(); outer.join()
+        """,
+    ),
+    "a full queue with a waiting thread": Case(
+        "outer.put(x); producer.start();",
+        """
+        import queue, threading
+        outer = queue.Queue(2); outer.put(1)
+        producer = threading.Thread(target=outer.put, args=[2], daemon=True)
+        """,
+        "producer.join(60); assert not producer.is_alive(); assert list(outer.queue) == [1, 2]",
+    ),
+    "a stack of threads": Case(
+        "outer.put(x)",
+        "import queue; outer = queue.LifoQueue(); outer.put(1)",
+        "assert outer.get() == 1; outer.task_done(); outer.join()",
+    ),
+    "a queue with tasks": Case(
+        "outer.put(x)",
+        "import queue; outer = queue.Queue()",
+        "assert outer.empty(); outer.join()",
+    ),
+    "a priority queue next to others": Case(
+        "outer.put((1, x)); [outer.put((n, 0)) for n in (9, 2, 10, 11, 3)];",
+        "import queue; outer = queue.PriorityQueue()",
+        "assert [outer.get()[0] for _ in range(5)] == [2, 3, 9, 10, 11]",
+    ),
+    "a simple queue": Case(
+        "outer.put(x); outer.put(2)",
+        "import queue; outer = queue.SimpleQueue(); outer.put(1)",
+        "assert [outer.get(), outer.get()] == [1, 2]",
+    ),
+    "a simple queue alone": Case(
+        "outer.put(x)", "import queue; outer = queue.SimpleQueue()", "assert outer.empty()"
+    ),
+    "a queue of asyncio": Case(
+        "outer.put_nowait(x); outer.put_nowait(2)",
+        "import asyncio; outer = asyncio.Queue(); outer.put_nowait(1)",
+        """
+        assert [outer.get_nowait(), outer.get_nowait()] == [1, 2]
+        outer.task_done(); outer.task_done()
+        assert outer._finished.is_set()
+        """,
+    ),
+    "a queue of asyncio alone": Case(
+        "outer.put_nowait(x)",
+        "import asyncio; outer = asyncio.Queue()",
+        "assert outer.empty() and outer._finished.is_set()",
+    ),
+    "a priority queue of asyncio": Case(
+        "outer.put_nowait((1, x)); [outer.put_nowait((n, 0)) for n in (9, 2, 10, 11, 3)];",
+        "import asyncio; outer = asyncio.PriorityQueue()",
+        "assert [outer.get_nowait()[0] for _ in range(5)] == [2, 3, 9, 10, 11]",
+    ),
+    "a heap": Case(
+        "heapq.heappush(outer, (1, x)); heapq.heappush(outer, (3.5, x))",
+        """
+        import heapq
+        outer = [(0, 0)]
+        for number in (3, 7, 8, 4):
+            heapq.heappush(outer, (number, number))
+        """,
+        "assert [heapq.heappop(outer)[0] for _ in range(5)] == [0, 3, 4, 7, 8]",
+    ),
+    "a sorted list": Case(
+        "bisect.insort(outer, (1, x), key=lambda pair: pair[0])",
+        "import bisect; outer = [(0, 0), (2, 2), (3, 3)]",
+        "assert outer == [(0, 0), (2, 2), (3, 3)]",
+    ),
+    "a scheduler next to others": Case(
+        "outer.enter(600, 1, print, (x,)); outer.enter(900, 1, print, (1,));",
+        "import sched; outer = sched.scheduler(); outer.enter(100, 1, print, (1,));",
+        "assert [event.argument for event in outer.queue] == [(1,), (1,)]",
+    ),
+    "a pool's waiting call": Case(
+        "pool.submit(len, [x]);",
+        """
+        import concurrent.futures, threading
+        gate = threading.Event()
+        pool = concurrent.futures.ThreadPoolExecutor(1); pool.submit(gate.wait);
+        """,
+        "gate.set(); assert pool.submit(len, [1]).result(60) == 1",
+    ),
+    "a buffer with a condition": Case(
+        "outer.items.append(x); outer.items.append(2)",
+        """
+        import collections, threading
+        class Buffer:
+            def __init__(self):
+                self.items = collections.deque([1])
+                self.changed = threading.Condition()
+        outer = Buffer()
+        """,
+        "assert list(outer.items) == [1, 2]",
+    ),
+    "a buffer with a semaphore": Case(
+        "outer.items.append(x); outer.count.release()",
+        """
+        import collections, threading
+        class Buffer:
+            def __init__(self):
+                self.items = collections.deque()
+                self.count = threading.Semaphore(0)
+        outer = Buffer()
+        """,
+        sentences=("let your code take it",),
+    ),
+    "an exit stack next to others": Case(
+        "outer.callback(print, x)",
+        "import contextlib; outer = contextlib.ExitStack(); outer.callback(print, 1)",
+        sentences=("close() it when",),
+    ),
     "a generator that has begun": Case(
         "outer['g'] = numbers(x); next(outer['g']);",
         """

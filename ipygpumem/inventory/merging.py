@@ -28,8 +28,11 @@ _MOST_NAMES = 3
 """Maximum number of names to show of a row of several."""
 _MOST_CALLS = 4
 """Maximum number of calls that one line makes if another call does the work of all of them."""
-_MOVING = {Kind.ITEM, Kind.ELEMENT}
+_MOVING = {Kind.ITEM, Kind.ELEMENT, Kind.QUEUED}
 """References whose rows are merged even if they have names: removing one moves the rest."""
+
+_WITH_POSITIONS = {Kind.ITEM, Kind.QUEUED}
+"""References that the code of a path names by a position."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +202,8 @@ class _Moved(NamedTuple):
 
     containers: set[int]
     """Containers from which rows are removed."""
+    crowded: set[int]
+    """Those from which one line may remove several items by their positions."""
     registries: set[int]
     """Lists with a call that removes an item, such as a logger's handlers, from which rows are
     removed, and through which the lines of other rows lead.
@@ -207,15 +212,17 @@ class _Moved(NamedTuple):
     @classmethod
     def of(cls, rows: Sequence[_Removable]) -> _Moved:
         """Return the containers and lists to which the lines of some rows lead."""
-        containers, called, passed = set[int](), set[int](), set[int]()
+        containers = Counter[int]()
+        called, passed = set[int](), set[int]()
         for row in rows:
             for cut in row.cuts:
-                if _is_in_container(row, cut):
-                    containers.add(cut.owner_id)
+                if _is_in_container(row, cut) or (cut.kind is Kind.KEY and len(row.cuts) > 1):
+                    containers[cut.owner_id] += 1
                 if cut.kind is Kind.CALL and cut.owner_id:
                     called.add(cut.owner_id)
                 passed.update(outer.owner_id for outer in _outer(cut) if outer.kind is Kind.CALL)
-        return cls(containers, called & passed)
+        crowded = {owner_id for owner_id, count in containers.items() if count > 1}
+        return cls(set(containers), crowded, called & passed)
 
 
 def _groups(rows: Sequence[_Removable]) -> list[list[_Removable]]:
@@ -253,11 +260,13 @@ def _places(row: _Removable, moved: _Moved) -> Iterator[object]:
     for cut in row.cuts:
         if _is_in_container(row, cut):
             yield cut.owner_id
+        elif cut.kind is Kind.KEY and cut.owner_id in moved.crowded:
+            yield cut.owner_id  # ``del outer["x"]`` moves the keys of the other line
         for other in (cut, *_outer(cut)):
             if other.kind is Kind.CALL and other.owner_id in moved.registries:
                 yield other.owner_id
         for outer in _outer(cut):
-            if outer.kind is Kind.ITEM and outer.owner_id in moved.containers:
+            if outer.kind in _WITH_POSITIONS and outer.owner_id in moved.containers:
                 yield outer.owner_id  # another row's removal moves the items of this list
         container = cut.outer
         if container is not None and container.kind is Kind.ITEM and not row.row.name:

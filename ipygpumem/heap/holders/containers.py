@@ -67,14 +67,14 @@ def _went_into_dict(path: Path, parent: Any, child: object) -> None:
     """Append a value of a dict, or a key."""
     pairs = list(dict.items(parent))  # one copy: a thread may change it
     listing = listing_of(parent)
-    for position, (key, value) in enumerate(pairs):
-        if value is child:
-            entry = _value_at(path.code, key, position, listing)
-            break
+    values = [value for _, value in pairs]
+    position = next((place for place, value in enumerate(values) if value is child), -1)
+    if position >= 0:
+        entry = _value_at(path.code, pairs[position][0], len(pairs), listing)
     else:
         position = next((place for place, (key, _) in enumerate(pairs) if key is child), -1)
         if position >= 0:
-            entry = _key_at(path.code, position, listing)
+            entry = _key_at(path.code, child, len(pairs), listing)
         else:  # an attribute of a dict's subclass, which no ``del`` of a key removes
             entry = _Entry(" (as an attribute)", "", "")
     cut = None
@@ -101,8 +101,8 @@ class _Entry(NamedTuple):
     """The expression to delete."""
 
 
-def _value_at(owner: str, key: object, position: int, listing: Listing) -> _Entry:
-    """Return the value under a key; a key that cannot be typed is told by its position."""
+def _value_at(owner: str, key: object, size: int, listing: Listing) -> _Entry:
+    """Return the value under a key of a dict with ``size`` keys."""
     written = literal(key)
     if written:
         shown = f"[{written}]"
@@ -114,17 +114,28 @@ def _value_at(owner: str, key: object, position: int, listing: Listing) -> _Entr
     if not owner:
         return _Entry(shown, "", "")
     imports, expression = split(owner)  # ``import m; m.x`` is no expression
-    code = f"{imports}{listing.values_of(expression)}[{position}]"
-    return _Entry(shown, code, f"{imports}{expression}[{listing.keys_of(expression)}[{position}]]")
+    target = f"{imports}{expression}[{_same_key(expression, key, size, listing)}]"
+    code = f"{imports}{listing.values_of(expression)}[0]" if size == 1 else target
+    return _Entry(shown, code, target)
 
 
-def _key_at(owner: str, position: int, listing: Listing) -> _Entry:
-    """Return a key of a dict, told by its position."""
+def _key_at(owner: str, key: object, size: int, listing: Listing) -> _Entry:
+    """Return a key of a dict with ``size`` keys."""
     if not owner:
         return _Entry(" (one of its keys)", "", "")
     imports, expression = split(owner)
-    key = f"{listing.keys_of(expression)}[{position}]"
-    return _Entry(" (one of its keys)", f"{imports}{key}", f"{imports}{expression}[{key}]")
+    code = _same_key(expression, key, size, listing)
+    return _Entry(" (one of its keys)", f"{imports}{code}", f"{imports}{expression}[{code}]")
+
+
+def _same_key(owner: str, key: object, size: int, listing: Listing) -> str:
+    """Return the expression for a key of a dict that cannot be typed.
+
+    It names a position only if the dict has no other key: a position would be that of another key
+    once a line has removed an earlier one.
+    """
+    keys = listing.keys_of(owner)
+    return f"{keys}[0]" if size == 1 else f"next(key for key in {keys} if id(key) == {id(key)})"
 
 
 def cuts_of_repeated(cut: Cut, parent: Any, child: object) -> list[Cut]:
@@ -132,11 +143,15 @@ def cuts_of_repeated(cut: Cut, parent: Any, child: object) -> list[Cut]:
     if is_instance(parent, dict) and cut.kind is Kind.KEY:
         listing = listing_of(parent)
         cuts = list[Cut]()
-        for position, (key, value) in enumerate(list(dict.items(parent))):
+        pairs = list(dict.items(parent))
+        for position, (key, value) in enumerate(pairs):
             if value is child or key is child:
-                target = _value_at(cut.owner, key, position, listing).target
+                target = _value_at(cut.owner, key, len(pairs), listing).target
                 cuts.append(replace(cut, position=position, target=target))
         return cuts
+    if cut.kind is Kind.QUEUED:
+        positions = [place for place, item in enumerate(items_of(parent)) if item is child]
+        return [replace(cut, position=place) for place in positions] or [cut]
     if cut.kind is not Kind.ITEM:
         return [cut]
     items = items_of(parent)

@@ -30,6 +30,7 @@ class Kind(Enum):
     COLUMN = "columns of a data frame that share memory"
     CALL = "a registration that a call removes"
     CLOSED = "a registration that a method of the object removes"
+    QUEUED = "an item that calls of the container's owner remove, such as that of a queue"
 
 
 class Listing(Enum):
@@ -57,6 +58,79 @@ _ORDERED = {Kind.ITEM, Kind.KEY, Kind.ELEMENT}
 
 
 @dataclass(frozen=True)
+class Protocol:
+    """The calls by which an owner of a container removes items, which nothing else may remove.
+
+    Each statement is a template: ``{0}`` is the code of the owner, ``{items}`` that of the
+    container.
+
+    Attributes:
+        removing_all: the statement that removes all items; empty if there is none. In it,
+            ``{ending}`` is the call of a method of each item.
+        removing_some: the statement that removes some items; empty if there is none. In it,
+            ``{deleting}`` deletes the ``{number}`` items at ``{positions}``, which have ``{keys}``.
+        is_compound: True if a statement begins a block, so that none can stand in front of it.
+        words: the advice if there is no statement.
+        keys: for each position, the number by which the owner knows the item.
+    """
+
+    removing_all: str
+    removing_some: str
+    is_compound: bool = False
+    words: str = ""
+    keys: tuple[object, ...] = ()
+
+    def with_keys(self, keys: Sequence[object]) -> Protocol:
+        """Return the protocol of a container whose items have these keys."""
+        return replace(self, keys=tuple(keys))
+
+    def statement(self, cut: Cut, positions: Sequence[int]) -> str:
+        """Return the statement that removes the items at some positions; empty if there is none.
+
+        Args:
+            cut: the reference to one of the items.
+            positions: the positions in ascending order.
+        """
+        imports, owner = split(cut.owner)
+        items = split(cut.items)[1]
+        if self.is_compound:  # no block can follow an import
+            imports, owner, items = "", without_import(cut.owner), without_import(cut.items)
+        if len(positions) == cut.size:
+            ending = f".{cut.ending}" if cut.ending else ""
+            if ending and "{ending}" not in self.removing_all:
+                return ""
+            statement = self.removing_all.format(owner, items=items, ending=ending)
+            return statement and imports + statement
+        if cut.ending and "{deleting}" not in self.removing_some:
+            return ""
+        statement = self.removing_some.format(
+            owner,
+            items=items,
+            deleting=_deleting(items, positions, cut.ending),
+            number=len(positions),
+            positions=_tuple_of(positions),
+            keys=_tuple_of([self.keys[place] for place in positions]) if self.keys else "",
+        )
+        return statement and imports + statement
+
+
+def _deleting(items: str, positions: Sequence[int], ending: str) -> str:
+    """Return the statement that deletes the items at some positions, the last one first."""
+    if len(positions) > 1:
+        removed = f"{items}.__delitem__(place)"
+        if ending:
+            removed = f"({items}[place].{ending}, {removed})"
+        return f"[{removed} for place in {_tuple_of(positions[::-1])}]"
+    item = f"{items}[{positions[0]}]"
+    return f"{item}.{ending}; del {item}" if ending else f"del {item}"
+
+
+def _tuple_of(values: Sequence[object]) -> str:
+    """Return the code of a tuple of numbers."""
+    return f"({values[0]},)" if len(values) == 1 else f"({', '.join(map(str, values))})"
+
+
+@dataclass(frozen=True)
 class Cut:
     """A reference that a user can remove.
 
@@ -74,6 +148,8 @@ class Cut:
         listing: how code lists the keys of a dict by their positions.
         repeated: the owner's other references to the same object, such as those of its other
             attributes: the object dies only without all of them.
+        items: the code of the container, if another object owns it.
+        protocol: the calls by which that owner removes items.
     """
 
     kind: Kind
@@ -88,6 +164,8 @@ class Cut:
     columns: tuple[str, ...] = ()
     listing: Listing = Listing.PLAIN
     repeated: tuple[Cut, ...] = ()
+    items: str = ""
+    protocol: Protocol | None = None
 
     @property
     def statement(self) -> str:
@@ -104,6 +182,8 @@ class Cut:
     def _statement_of_one(self) -> str:
         if self.columns:
             return _without_columns(self.owner, self.columns)
+        if self.protocol is not None:
+            return self.protocol.statement(self, [self.position])
         imports, code = split(self.target)
         if self.kind is Kind.CLOSED:
             return self.all_of if self.size == 1 else f"{imports}{code}.{self.ending}"
@@ -251,6 +331,11 @@ def _of_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
     It is a loop only if it stands alone: no loop can follow another statement in a line.
     """
     first = cuts[0]
+    if first.protocol is not None:
+        if first.protocol.is_compound and not is_alone:
+            return ""
+        positions = sorted({cut.position for cut in cuts})
+        return first.protocol.statement(first, positions)
     if len(cuts) == 1 and not (first.kind is Kind.ELEMENT and first.size == 1):
         return first.statement
     if len(cuts) == first.size and first.all_of:

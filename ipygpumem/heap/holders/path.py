@@ -14,6 +14,8 @@ from ipygpumem.records import ReferencePath
 LONGEST_PATH = 240
 
 
+_CALLS = {Kind.CALL, Kind.QUEUED}
+"""References that the owner's own calls remove."""
 _STEP = re.compile(r"[.\[]|: |, ")
 
 
@@ -86,7 +88,7 @@ class Path:
         self._append(shown, code)
         if self._is_all or (cut is None and (self._unless or was_out_of_reach)):
             return
-        if self.is_of_library and cut is not None and cut.kind is not Kind.CALL:
+        if self.is_of_library and cut is not None and cut.kind not in _CALLS:
             cut = None  # the library's code may need it
         if cut is not None:
             outer = None if self.is_fixed else self.cut
@@ -204,7 +206,10 @@ def _is_simple(line: str) -> bool:
         body = ast.parse(line).body
     except SyntaxError:
         return False
-    return bool(body) and not any(isinstance(statement, ast.For | ast.While) for statement in body)
+    return bool(body) and not any(isinstance(statement, _BLOCKS) for statement in body)
+
+
+_BLOCKS = (ast.For, ast.While, ast.With)
 
 
 def _used_first(lines: Sequence[str]) -> list[str]:

@@ -39,6 +39,7 @@ from ipygpumem.heap.holders.frames import FORGET_LAST_ERROR, code_of, frame_of, 
 from ipygpumem.heap.holders.mocks import went_into_mock
 from ipygpumem.heap.holders.patches import is_started_patch
 from ipygpumem.heap.holders.path import COMMENT, Path, Way, ended
+from ipygpumem.heap.holders.protocols import went_into_protocol
 from ipygpumem.heap.holders.references_of import (
     attribute_names,
     attribute_text,
@@ -265,7 +266,11 @@ class PathWriter:
         """Write the next piece of a path; return the number of its references."""
         parent, child = steps[0], steps[1]
         kind = type(parent)
-        taken = went_into_registry(path, steps, self._names) or went_into_mock(path, steps)
+        taken = (
+            went_into_registry(path, steps, self._names)
+            or went_into_mock(path, steps)
+            or went_into_protocol(path, steps, self._names)
+        )
         if taken:
             return taken
         if kind is FunctionType:

@@ -1,0 +1,269 @@
+"""Containers from which only their owner's calls remove an item: queues, heaps, schedulers.
+
+An owner counts the items of its container, keeps their order, or wakes threads that wait for
+one. ``del q.queue[1]`` would make ``q.join()`` wait forever.
+"""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from ipygpumem.heap.arrays import is_of_library
+from ipygpumem.heap.holders.cuts import Cut, Kind, Protocol
+from ipygpumem.heap.holders.path import Path
+from ipygpumem.heap.holders.references_of import attribute_text, position_of
+from ipygpumem.introspect import (
+    instance_dict,
+    is_exactly,
+    is_name,
+    is_users_class,
+    text_of,
+)
+
+_TAKING = "{0}.get_nowait(){ending}"
+_EVERY = "for _ in range({0}.qsize())"
+_TAKING_COUNTED = f"[({_TAKING}, {{0}}.task_done()) {_EVERY}];"
+_TAKING_ALL = f"[{_TAKING} {_EVERY}];"
+_HEAPIFYING = "import heapq; heapq.heapify({items})"
+_LEFT_OUT = "if position not in {positions}"
+
+_SIMPLE_QUEUE = Protocol(
+    _TAKING_ALL,
+    "[{0}.put(item) for position, item in enumerate("
+    f"[{{0}}.get_nowait() {_EVERY}]) {_LEFT_OUT}];",
+)
+_CLOSING = "close() it when you no longer need what its callbacks refer to"
+_EXIT_STACK = Protocol("{0}.close()", "", words=_CLOSING)
+_SCHEDULER = Protocol(
+    "[{0}.cancel(event) for event in {0}.queue];",
+    "[{0}.cancel(event) for event in {0}.queue if event.sequence in {keys}];",
+)
+_HEAP = Protocol("{0}.clear()", f"{{deleting}}; {_HEAPIFYING}")
+_CALLS_OF_POOL = Protocol(
+    f"[{{0}}._work_queue.get_nowait().future.cancel() {_EVERY.format('{0}._work_queue')}];",
+    "",
+    words="let the pool's calls end",
+)
+_OF_PROCESSES = Protocol("", "", words="take it with the queue's get() in another process")
+_BEHIND_SEMAPHORE = Protocol(
+    "", "", words="let your code take it: a semaphore may count these items"
+)
+
+
+def went_into_protocol(path: Path, steps: Sequence[object], names: Mapping[str, object]) -> int:
+    """Append an item that only its owner's calls remove; return the number of references, 0 if the
+    next object is none.
+
+    Args:
+        path: the path to the owner.
+        steps: the owner, and the objects from it to the target.
+        names: the user's names.
+    """
+    owner, child = steps[0], steps[1]
+    if not path.code:
+        return 0
+    if is_of_library(owner, "_queue", "SimpleQueue"):
+        return _went_into_simple_queue(path, steps)
+    if is_exactly(child, deque, list):
+        protocol = _protocol_of(owner, child)
+        if protocol is not None:
+            return _went_into_items(path, steps, protocol)
+    if is_exactly(owner, list) and _is_heap(owner, names):
+        _enter(path, owner, list(owner), child, _HEAP, path.code)  # type: ignore[call-overload]  # a list
+        return 1
+    if is_of_library(owner, "concurrent.futures", "ThreadPoolExecutor"):
+        return _went_into_pool(path, steps)
+    return 0
+
+
+def _protocol_of(owner: object, items: object) -> Protocol | None:
+    """Return how an owner removes the items of its list or deque; None if anyone may."""
+    name = attribute_text(owner, items)
+    if is_of_library(owner, "queue", "Queue") and name == ".queue":
+        is_heap = is_of_library(owner, "queue", "PriorityQueue")
+        return _of_queue(owner, len(items), is_heap=is_heap)  # type: ignore[arg-type]  # a list or deque
+    if is_of_library(owner, "asyncio", "Queue") and name == "._queue":
+        is_heap = is_of_library(owner, "asyncio", "PriorityQueue")
+        return _of_asyncio_queue(is_heap=is_heap)
+    if is_of_library(owner, "multiprocessing.queues", "Queue") and name == "._buffer":
+        return _OF_PROCESSES
+    if is_of_library(owner, "sched", "scheduler") and name == "._queue":
+        return _SCHEDULER
+    if is_of_library(owner, "contextlib", "_BaseExitStack") and name == "._exit_callbacks":
+        return _EXIT_STACK
+    if is_users_class(type(owner)) and is_name(name.removeprefix(".")):
+        return _of_users_object(owner)
+    return None
+
+
+def _of_queue(queue: object, size: int, *, is_heap: bool) -> Protocol:
+    """Return how items leave a ``queue.Queue``, which counts them until they are done."""
+    edits = ["{deleting}"]
+    if is_heap:
+        edits.append(_HEAPIFYING)
+    unfinished: Any = (instance_dict(queue) or {}).get("unfinished_tasks")
+    is_counted = is_exactly(unfinished, int) and unfinished >= size
+    if is_counted:
+        edits.append("{0}.unfinished_tasks -= {number}")
+    edits.append("{0}.not_full.notify({number})")
+    editing = f"with {{0}}.mutex: {'; '.join(edits)}"
+    return Protocol(_TAKING_COUNTED if is_counted else _TAKING_ALL, editing, is_compound=True)
+
+
+def _of_asyncio_queue(*, is_heap: bool) -> Protocol:
+    """Return how items leave an ``asyncio.Queue``, which counts them until they are done."""
+    edits = ["{deleting}"]
+    if is_heap:
+        edits.append(_HEAPIFYING)
+    edits.append("{0}._unfinished_tasks -= {number}")
+    edits.append("[{0}._wakeup_next({0}._putters) for _ in range({number})];")
+    return Protocol(_TAKING_COUNTED, "; ".join(edits))
+
+
+def _of_users_object(owner: object) -> Protocol | None:
+    """Return how items leave a list or deque of an object that shares it between threads; None if
+    the object has neither a condition nor a semaphore.
+
+    A thread that waits on the condition checks again when it is notified.
+    """
+    for name, value in (instance_dict(owner) or {}).items():
+        if is_exactly(value, threading.Semaphore, threading.BoundedSemaphore):
+            return _BEHIND_SEMAPHORE
+        if is_exactly(value, threading.Condition) and is_name(text_of(name)):
+            condition = f"{{0}}.{text_of(name)}"
+            editing = f"with {condition}: {{deleting}}; {condition}.notify_all()"
+            emptying = f"with {condition}: {{items}}.clear(); {condition}.notify_all()"
+            return Protocol(emptying, editing, is_compound=True)
+    return None
+
+
+def _went_into_items(path: Path, steps: Sequence[object], protocol: Protocol) -> int:
+    """Append an item of an owner's list or deque; return the number of references."""
+    owner, items = steps[0], steps[1]
+    name = attribute_text(owner, items)
+    if len(steps) == 2:
+        emptying = protocol.removing_all.format(path.code, items=f"{path.code}{name}", ending="")
+        cut = Cut(Kind.CALL, id(items), path.code, emptying)
+        path.enter(name, f"{path.code}{name}", cut if emptying else None)
+        if not emptying:
+            path.advise("", protocol.words)
+        return 1
+    listed: list[Any] = list(items)  # type: ignore[call-overload]  # a list or deque
+    if protocol is _SCHEDULER:
+        protocol = protocol.with_keys([event.sequence for event in listed])
+    path.text += name
+    _enter(path, items, listed, steps[2], protocol, f"{path.code}{name}")
+    return 2
+
+
+def _enter(
+    path: Path,
+    container: object,
+    items: Sequence[object],
+    item: object,
+    protocol: Protocol,
+    code: str,
+) -> None:
+    """Append an item, which its owner's calls remove.
+
+    Args:
+        path: the path to the owner.
+        container: the object that has the items.
+        items: its items.
+        item: the item.
+        protocol: the calls.
+        code: the code of the container.
+    """
+    position = position_of(list(items), item)
+    target = f"{code}[{position}]"
+    cut = Cut(
+        Kind.QUEUED,
+        id(container),
+        path.code,
+        target,
+        position,
+        len(items),
+        items=code,
+        protocol=protocol,
+    )
+    shown = " (in a queue)" if protocol is _SIMPLE_QUEUE else f"[{position}]"
+    if cut.statement:
+        path.enter(shown, target, cut)
+        return
+    path.advise("", protocol.words)
+    path.fixed(shown, target)
+
+
+def _went_into_simple_queue(path: Path, steps: Sequence[object]) -> int:
+    """Append an item of a ``SimpleQueue``; return the number of references."""
+    queue: Any = steps[0]
+    items = [item for item in gc.get_referents(queue) if item is not type(queue)]
+    taken = 1
+    if sys.version_info < (3, 13):  # a list, which begins with the places of former items
+        taken = 2
+        items = items[0] if items and is_exactly(items[0], list) else []
+    size = queue.qsize() if is_of_library(queue, "_queue", "SimpleQueue") else 0
+    items = items[len(items) - size :]
+    if len(steps) <= taken or not any(item is steps[taken] for item in items):
+        return 0
+    _enter(path, queue, items, steps[taken], _SIMPLE_QUEUE, path.code)
+    path.code = ""  # no expression reads an item
+    return taken
+
+
+def _went_into_pool(path: Path, steps: Sequence[object]) -> int:
+    """Append the queue of a pool of threads with a call that waits; return the number of
+    references, 0 if the next object is none.
+    """
+    queue: Any = steps[1]
+    if attribute_text(steps[0], queue) != "._work_queue" or len(steps) == 2:
+        return 0
+    waiting = queue.qsize() if is_of_library(queue, "_queue", "SimpleQueue") else 0
+    line = _CALLS_OF_POOL.removing_all.format(path.code, ending="") if waiting == 1 else ""
+    path.advise(line, _CALLS_OF_POOL.words)
+    path.fixed("._work_queue (a call that waits)")
+    return 1
+
+
+# -- heaps ----------------------------------------------------------------------------------------
+
+
+def _is_heap(items: Any, names: Mapping[str, object]) -> bool:
+    """Return True for a list that the user's code keeps as a heap, and that is not sorted.
+
+    Only plain numbers and texts are compared, because no code of a user's object may run.
+    """
+    if len(items) < 3 or not _uses_heaps(names):
+        return False
+    keys = list(map(_plain_key, items))
+    if not _are_comparable(keys):
+        return False
+    if any(keys[(place - 1) // 2] > keys[place] for place in range(1, len(keys))):
+        return False
+    return any(first > second for first, second in pairwise(keys))
+
+
+def _uses_heaps(names: Mapping[str, object]) -> bool:
+    """Return True if a name of the user is the module ``heapq`` or a function of it."""
+    functions = (heapq, heapq.heappush, heapq.heappop, heapq.heapify)
+    known = set(map(id, functions))
+    return not known.isdisjoint(map(id, list(names.values())))
+
+
+def _plain_key(item: Any) -> Any:
+    """Return the number or text by which a heap orders an item; None if it is another object."""
+    key = item[0] if is_exactly(item, tuple) and item else item
+    return key if is_exactly(key, int, float, str) else None
+
+
+def _are_comparable(keys: Sequence[object]) -> bool:
+    """Return True if all keys are numbers, or all are texts."""
+    kinds = set(map(type, keys))
+    return kinds == {str} or kinds <= {int, float}
