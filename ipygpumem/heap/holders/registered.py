@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library, library_type
-from ipygpumem.heap.holders.cuts import Cut, Kind, split, with_repeated
+from ipygpumem.heap.holders.cuts import Cut, Kind, condition_of, split, with_repeated
 from ipygpumem.heap.holders.loggers import is_filterer, went_into_logger
 from ipygpumem.heap.holders.path import Path
 from ipygpumem.heap.holders.references_of import position_of
@@ -85,10 +85,15 @@ def _enter_artist(path: Path, axes: object, name: str, artist: object) -> None:
     """
     artists = _list_of_axes(axes, name)
     position = position_of(artists, artist)
-    code = f"{path.code}.{name}[{position}]"
+    imports, owner = split(path.code)
+    code = f"{owner}.{name}[0]"
     call = f"{code}.remove()"
-    cut = Cut(Kind.CALL, id(artists), path.code, call, position, len(artists))
-    path.enter(f".{name}[{position}]", code, cut)
+    if len(artists) > 1:  # a position would be that of another artist after its removal
+        of_artist = f"artist in {owner}.{name}[:] if {condition_of(artist, artists, 'artist')}"
+        code = f"next(artist for {of_artist})"
+        call = f"[artist.remove() for {of_artist}];"
+    cut = Cut(Kind.CALL, id(artists), path.code, f"{imports}{call}", position, len(artists))
+    path.enter(f".{name}[{position}]", f"{imports}{code}", cut)
 
 
 def _contains(container: object, artist: object) -> bool:
@@ -139,11 +144,11 @@ def _went_into_connection(path: Path, steps: Sequence[object]) -> int:
 
 def _went_into_finalizers(path: Path, registry: Any, info: object) -> int:
     """Append the arguments of a ``weakref.finalize``."""
-    pairs = list(dict.items(registry))
-    position = next((place for place, (_, value) in enumerate(pairs) if value is info), 0)
+    keys = [key for key, value in list(dict.items(registry)) if value is info]
     imports, code = split(path.code)
     # With the semicolon, IPython keeps no output: the arguments.
-    call = f"{imports}list({code}._registry)[{position}].detach();"
+    condition = f"id(item) == {id(keys[0])}" if keys else "False"
+    call = f"{imports}[item.detach() for item in list({code}._registry) if {condition}];"
     path.enter(
         "._registry (arguments of a finalizer)", "", Cut(Kind.CALL, id(registry), path.code, call)
     )
@@ -164,6 +169,11 @@ def _went_into_callbacks(
         (name for name, value in list(names.items()) if value is function and is_name(name)), ""
     )
     imports, manager = split(path.code)
-    call = f'{imports}{manager}.unregister("{event}", {name or split(code)[1]})'
+    call = f'{manager}.unregister("{event}", {name or split(code)[1]})'
+    if not name and len(functions) > 1:
+        condition = condition_of(function, functions, "item")
+        registered = f'{manager}.callbacks["{event}"][:]'
+        call = f'[{manager}.unregister("{event}", item) for item in {registered} if {condition}];'
+    call = f"{imports}{call}"
     path.enter(place, code, Cut(Kind.CALL, id(functions), path.code, call))
     return 3
