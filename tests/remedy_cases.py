@@ -1265,6 +1265,64 @@ CASES: dict[str, Case] = {
         "import contextlib; outer = contextlib.ExitStack(); outer.callback(print, 1)",
         sentences=("close() it when",),
     ),
+    "two finalizers": Case(
+        """
+        data = [np.ones(1 << 18)]; watched.append(weakref.ref(data[0]))
+        weakref.finalize(owner, print, x).atexit = False
+        weakref.finalize(owner, len, data).atexit = False
+        """,
+        """
+        import weakref
+        class Owner: pass
+        owner = Owner(); other = weakref.finalize(owner, print, 1); other.atexit = False
+        """,
+        "assert other.alive",
+        sees_libraries=True,
+    ),
+    "two callbacks of IPython": Case(
+        """
+        def first(info, data=x): pass
+        def second(info, data=np.ones(1 << 18)): pass
+        watched.append(weakref.ref(second.__defaults__[0]))
+        for function in (first, second):
+            get_ipython().events.register("pre_run_cell", function)
+        """,
+        after="1 + 1",
+        is_out_of_reach=True,
+    ),
+    "two images in axes": Case(
+        """
+        ax.imshow(x.reshape(1024, -1));
+        ax.imshow(np.ones((512, 512))); watched.append(weakref.ref(ax.images[1]))
+        """,
+        f"{_AXES}; line, = ax.plot([1, 2])",
+        "assert list(ax.lines) == [line] and not len(ax.images); fig.canvas.draw()",
+        kinds=("array",),
+    ),
+    "several odd keys": Case(
+        """
+        outer[Key()] = x
+        outer[Key()] = Big(1 << 21)
+        watched.append(weakref.ref(list(outer.values())[2]))
+        outer[Key()] = 5
+        """,
+        """
+        class Key: pass
+        outer = {Key(): 1}
+        """,
+        "assert list(outer.values()) == [1, 5]",
+    ),
+    "a named value next to other values": Case(
+        """
+        outer["a"] = x
+        for key in "bc":
+            outer[key] = np.ones(1 << 17)
+            watched.append(weakref.ref(outer[key]))
+        outer["d"] = 5
+        """,
+        "outer = {'z': 1}",
+        "assert outer == {'z': 1, 'd': 5}",
+    ),
     "a generator that has begun": Case(
         "outer['g'] = numbers(x); next(outer['g']);",
         """

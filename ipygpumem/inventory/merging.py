@@ -203,7 +203,7 @@ class _Moved(NamedTuple):
     containers: set[int]
     """Containers from which rows are removed."""
     crowded: set[int]
-    """Those from which one line may remove several items by their positions."""
+    """Containers from which one line may remove several items by their positions."""
     registries: set[int]
     """Lists with a call that removes an item, such as a logger's handlers, from which rows are
     removed, and through which the lines of other rows lead.

@@ -6,6 +6,7 @@ one. ``del q.queue[1]`` would make ``q.join()`` wait forever.
 
 from __future__ import annotations
 
+import functools
 import gc
 import heapq
 import sys
@@ -16,12 +17,14 @@ from itertools import pairwise
 from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library
+from ipygpumem.heap.holders.containers import literal
 from ipygpumem.heap.holders.cuts import Cut, Kind, Protocol
 from ipygpumem.heap.holders.path import Path
 from ipygpumem.heap.holders.references_of import attribute_text, position_of
 from ipygpumem.introspect import (
     instance_dict,
     is_exactly,
+    is_instance,
     is_name,
     is_users_class,
     text_of,
@@ -80,6 +83,8 @@ def went_into_protocol(path: Path, steps: Sequence[object], names: Mapping[str, 
         return 1
     if is_of_library(owner, "concurrent.futures", "ThreadPoolExecutor"):
         return _went_into_pool(path, steps)
+    if is_instance(owner, functools.partial) and len(steps) > 2:
+        return _went_into_arguments(path, steps)
     return 0
 
 
@@ -230,6 +235,23 @@ def _went_into_pool(path: Path, steps: Sequence[object]) -> int:
     path.advise(line, _CALLS_OF_POOL.words)
     path.fixed("._work_queue (a call that waits)")
     return 1
+
+
+def _went_into_arguments(path: Path, steps: Sequence[object]) -> int:
+    """Append an argument of a partial; return the number of references, 0 if it is none.
+
+    The argument stays, because the partial fails without it: the partial itself is removed.
+    """
+    partial, arguments, value = steps[:3]
+    name = attribute_text(partial, arguments)
+    reader: Any = functools.partial.keywords
+    if arguments is not reader.__get__(partial):
+        return 0
+    pairs = list(dict.items(arguments))
+    key = next((literal(key) for key, item in pairs if item is value), "")
+    shown = f".keywords[{key}]" if key else name
+    path.fixed(shown, f"{path.code}.keywords[{key}]" if key else "")
+    return 2
 
 
 # -- heaps ----------------------------------------------------------------------------------------
