@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dis
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import elements, is_array, is_of_library, read_array
 from ipygpumem.heap.holders.cuts import Cut, Kind, Listing, split, statement_of, with_repeated
-from ipygpumem.heap.holders.path import LONGEST_PATH, Path
+from ipygpumem.heap.holders.path import COMMENT, LONGEST_PATH, Path
 from ipygpumem.heap.holders.references_of import items_of, position_of
 from ipygpumem.heap.holders.tasks import is_pending, is_waiting_timer
 from ipygpumem.introspect import (
@@ -24,13 +26,18 @@ from ipygpumem.introspect import (
 
 def went_into(path: Path, parent: Any, child: object) -> bool:
     """Append an item and return True if ``parent`` is a container."""
+    if _refuses(parent):
+        path.advise_unless(_REFUSES, f"remove the {type_name(parent)}: {_REFUSAL}")
     if is_instance(parent, dict):
         _went_into_dict(path, parent, child)
     elif is_instance(parent, list) or type(parent) is deque:
         position = position_of(parent, child)
         code = path.code and f"{path.code}[{position}]"
         cut = Cut(Kind.ITEM, id(parent), path.code, code, position, len(parent)) if code else None
-        path.enter(f"[{position}]", code, _ended_by(child, cut))
+        if _refuses(parent):
+            path.fixed(f"[{position}]", code)
+        else:
+            path.enter(f"[{position}]", code, _ended_by(child, cut))
     elif is_instance(parent, tuple):
         position = position_of(parent, child)
         path.fixed(f"[{position}]", path.code and f"{path.code}[{position}]")
@@ -43,6 +50,39 @@ def went_into(path: Path, parent: Any, child: object) -> bool:
     else:
         return False
     return True
+
+
+_REFUSAL = "it deletes no items"
+_REFUSES = f"{COMMENT}{_REFUSAL}"
+
+
+def _refuses(container: object) -> bool:
+    """Return True for a container from which no line can remove an item: a read-only array, or an
+    object of a class whose ``__delitem__`` never deletes, because it only raises an error.
+    """
+    if elements(container) is not None:
+        return not read_array("flags", container).writeable
+    if not is_instance(container, dict) and not is_instance(container, list):
+        return False
+    for kind in mro_of(type(container)):
+        if "__delitem__" in class_dict(kind):
+            return not _may_delete(class_dict(kind)["__delitem__"])
+    return False
+
+
+def _may_delete(method: object) -> bool:
+    """Return True if a ``__delitem__`` may delete an item: its code has ``del`` or calls a method
+    that removes items. One of code in C does.
+    """
+    if type(method) is not FunctionType:
+        return method is not None
+    if not _REMOVING.isdisjoint(method.__code__.co_names):
+        return True
+    return any(step.opname == "DELETE_SUBSCR" for step in dis.get_instructions(method))
+
+
+_REMOVING = {"super", "__delitem__", "__setitem__", "pop", "popitem", "remove", "clear"}
+"""Names in code that removes items."""
 
 
 CANCEL = "cancel()"
@@ -88,7 +128,10 @@ def _went_into_dict(path: Path, parent: Any, child: object) -> None:
             len(pairs),
             listing=listing,
         )
-    path.enter(entry.shown, entry.code, _ended_by(child, cut))
+    if _refuses(parent):
+        path.fixed(entry.shown, entry.code)
+    else:
+        path.enter(entry.shown, entry.code, _ended_by(child, cut))
 
 
 class _Entry(NamedTuple):
@@ -219,7 +262,10 @@ def _went_into_array(path: Path, parent: Any, child: object) -> None:
     if places and path.code and dimensions > 0:
         target = f"{path.code}{places[0]}"
         cut = _cut_of_elements(path.code, id(parent), places)
-    path.enter(" (in an array of objects)", target, cut)
+    if _refuses(parent):
+        path.fixed(" (in an array of objects)", target)
+    else:
+        path.enter(" (in an array of objects)", target, cut)
 
 
 def _cut_of_elements(code: str, array_id: int, places: Sequence[str]) -> Cut | None:
