@@ -1323,6 +1323,77 @@ CASES: dict[str, Case] = {
         "outer = {'z': 1}",
         "assert outer == {'z': 1, 'd': 5}",
     ),
+    "an argument of a partial": Case(
+        "outer['f'].keywords['data'] = x",
+        "import functools; outer = {'f': functools.partial(print, data=1), 'kept': 1}",
+        "assert outer == {'kept': 1}",
+    ),
+    "a list in a partial": Case(
+        "outer.keywords['data'].append(x)",
+        "import functools; outer = functools.partial(len, data=[1])",
+        "assert outer.keywords == {'data': [1]}",
+    ),
+    "a dict that refuses del": Case(
+        "outer['f'] = Frozen(a=x)",
+        """
+        class Frozen(dict):
+            def __delitem__(self, key):
+                raise TypeError("frozen")
+            clear = pop = popitem = __delitem__
+        outer = {1: 1}
+        """,
+        "assert outer == {1: 1}",
+    ),
+    "a list that refuses del": Case(
+        "list.append(outer, x)",
+        """
+        class Frozen(list):
+            def __delitem__(self, position):
+                raise TypeError("frozen")
+        outer = Frozen([1])
+        """,
+        "assert outer is None",
+    ),
+    "a dict that deletes by its base": Case(
+        "outer['a'] = x",
+        """
+        class Noted(dict):
+            def __delitem__(self, key):
+                deleted.append(key)
+                super().__delitem__(key)
+        outer, deleted = Noted(b=1), []
+        """,
+        "assert outer == {'b': 1} and deleted == ['a']",
+    ),
+    "a read-only array of objects": Case(
+        "outer[1] = x; outer.flags.writeable = False",
+        "outer = np.empty(3, object)",
+        "assert outer is None",
+    ),
+    "a dict behind a mapping proxy": Case(
+        "put('a', x);",
+        """
+        import types
+        hidden = {1: 1}
+        proxy = types.MappingProxyType(hidden); put = hidden.setdefault
+        del hidden
+        """,
+        "assert dict(proxy) == {1: 1}; put(2, 2); assert proxy[2] == 2",
+    ),
+    "a mapping proxy in two places": Case(
+        "outer['p'] = outer['q'] = types.MappingProxyType({'a': x})",
+        "import types; outer = {}",
+        "assert not outer",
+    ),
+    "a list behind its method": Case(
+        "put(x)",
+        """
+        def make():
+            return [1].append
+        put = make()
+        """,
+        "assert put.__self__ == [1]; put(2)",
+    ),
     "a generator that has begun": Case(
         "outer['g'] = numbers(x); next(outer['g']);",
         """

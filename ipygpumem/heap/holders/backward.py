@@ -11,6 +11,7 @@ import itertools
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence, Set
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import elements, is_array
@@ -239,17 +240,35 @@ class BackwardSearch:
             self._referrers[key].append(id(holder))
 
     def _ways(self, kept: list[tuple[Root, int]]) -> Ways:
-        """Return the shortest way from a root to each object that roots lead to."""
+        """Return the shortest way from a root to each object that roots lead to.
+
+        A way through a mappingproxy is only taken if there is no other one: nothing can be removed
+        through it.
+        """
         ways: Ways = {}
         for root, key in sorted(kept, key=lambda pair: _order(pair[0])):
             ways.setdefault(key, (root, None))
-        waiting = list(ways)
+        proxies = list[int]()
+        self._extend(ways, list(ways), proxies)
+        self._extend(ways, proxies, None)
+        return ways
+
+    def _extend(self, ways: Ways, waiting: list[int], proxies: list[int] | None) -> None:
+        """Add the ways from some objects to the objects below them.
+
+        Args:
+            ways: the ways so far.
+            waiting: the objects.
+            proxies: receives the mappingproxies on these ways, which end there; None to go on.
+        """
         for parent in waiting:  # the list grows
+            if proxies is not None and type(self._objects[parent]) is MappingProxyType:
+                proxies.append(parent)
+                continue
             for child in self._children.get(parent, ()):
                 if child not in ways:
                     ways[child] = ways[parent][0], parent
                     waiting.append(child)
-        return ways
 
     # -- its result -------------------------------------------------------------------------------
 
@@ -349,7 +368,9 @@ class BackwardSearch:
         if is_instance(item, dict):
             if key not in self._referrers:
                 return False  # an object's own dict dies with the object: its referrers tell
-            owners = map(self._objects.__getitem__, self._referrers[key])
+            owners = [self._objects[referrer] for referrer in self._referrers[key]]
+            if owners and all(type(owner) is MappingProxyType for owner in owners):
+                return False  # only a name of the dict itself could remove an item
             return not any(owns(owner, item) for owner in owners)
         if is_exactly(item, *SUSPENDED):
             return True

@@ -12,6 +12,7 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 from types import (
     AsyncGeneratorType,
+    BuiltinMethodType,
     CellType,
     CodeType,
     CoroutineType,
@@ -19,6 +20,7 @@ from types import (
     FunctionType,
     GeneratorType,
     MethodType,
+    MethodWrapperType,
     ModuleType,
     TracebackType,
 )
@@ -281,10 +283,8 @@ class PathWriter:
             return self._traceback(steps, path)
         if kind is functools._lru_cache_wrapper:
             return self._cache(steps, path)
-        if kind is MethodType:
-            function = parent.__func__  # type: ignore[attr-defined]  # kind says so
-            path.advise(path.removal, "")
-            path.say(f": bound method {self._code_name(function)}, its object")
+        if is_exactly(parent, MethodType, BuiltinMethodType, MethodWrapperType):
+            self._bound_method(parent, path)
         elif is_of_library(parent, "asyncio", "Task"):
             self._task(parent, child, path)
         elif kind is staticmethod or kind is classmethod:
@@ -337,6 +337,14 @@ class PathWriter:
             return 2
         self._attribute_of_function(function, child, path)
         return 1
+
+    def _bound_method(self, method: Any, path: Path) -> None:
+        """Cover a method with its object; one in C, such as ``rows.append``, shows the object."""
+        if type(method) is MethodType:
+            path.advise(path.removal, "")
+            path.say(f": bound method {self._code_name(method.__func__)}, its object")
+        else:
+            path.fixed(".__self__", path.code and f"{path.code}.__self__")
 
     def _attribute_of_function(self, function: FunctionType, value: object, path: Path) -> None:
         """Append an attribute of a function, which users can remove from their own functions."""
