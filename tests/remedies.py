@@ -11,6 +11,7 @@ import gc
 import importlib
 import sys
 import textwrap
+import threading
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -79,6 +80,7 @@ def outcome(case: Case, kind: str) -> Outcome:
         result = shell.run_cell(advice, store_history=True)
         if not result.success:
             failures.append(f"{advice}: {result.error_in_exec or result.error_before_exec!r}")
+    join_cancelled_timers()
     gc.collect()
     alive = sum(reference() is not None for reference in shell.user_ns["watched"])
     after = ""
@@ -87,6 +89,13 @@ def outcome(case: Case, kind: str) -> Outcome:
         if not result.success:
             after = repr(result.error_in_exec)
     return Outcome(survivors, answers, sentences, failures, alive, after)
+
+
+def join_cancelled_timers() -> None:
+    """Wait until the threads of cancelled timers have ended."""
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer) and thread.finished.is_set():
+            thread.join()
 
 
 def rows(ask: Asker, report: str) -> list[tuple[int, str, str]]:

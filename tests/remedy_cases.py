@@ -544,7 +544,30 @@ CASES: dict[str, Case] = {
         timer.start()
         """,
         "import threading",
-        sentences=("let it end", "let the function return"),
+        "assert not any(type(thread) is threading.Timer for thread in threading.enumerate())",
+    ),
+    "a timer of threading in a list": Case(
+        """
+        timers.append(threading.Timer(600, print, [x]))
+        timers[1].daemon = True
+        timers[1].start()
+        """,
+        """
+        import threading
+        timers = [threading.Timer(600, print)]
+        timers[0].daemon = True
+        timers[0].start()
+        """,
+        "assert len(timers) == 1 and timers[0].is_alive(); timers[0].cancel()",
+    ),
+    "a timer's keyword argument": Case(
+        """
+        outer["t"] = threading.Timer(600, print, kwargs={"data": x})
+        outer["t"].daemon = True
+        outer["t"].start()
+        """,
+        "import threading; outer = {}",
+        "assert not outer",
     ),
     "a thread pool's future": Case(
         "outer.append(pool.submit(lambda data: data, x)); outer[0].result();",

@@ -14,6 +14,7 @@ from ipygpumem.heap.holders.cuts import Cut, Kind, Listing, split, statement_of,
 from ipygpumem.heap.holders.path import COMMENT, LONGEST_PATH, Path
 from ipygpumem.heap.holders.references_of import items_of, position_of
 from ipygpumem.heap.holders.tasks import is_pending, is_waiting_timer
+from ipygpumem.heap.holders.thread_timers import is_waiting_thread
 from ipygpumem.introspect import (
     class_dict,
     is_instance,
@@ -96,7 +97,7 @@ def _ended_by(item: object, cut: Cut | None) -> Cut | None:
     """
     if cut is None:
         return None
-    if is_pending(item) or is_waiting_timer(item):
+    if is_pending(item) or is_waiting_timer(item) or is_waiting_thread(item):
         return replace(cut, ending=CANCEL)
     if is_of_library(item, "weakref", "finalize"):
         return replace(cut, ending="detach()")

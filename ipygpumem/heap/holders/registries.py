@@ -19,6 +19,7 @@ from ipygpumem.heap.holders.patches import started_patches
 from ipygpumem.heap.holders.references_of import is_users_callable
 from ipygpumem.heap.holders.roots import OF_MODULE, Root
 from ipygpumem.heap.holders.tasks import event_loops, scheduled_on, timers_of
+from ipygpumem.heap.holders.thread_timers import cancelling_timer, waiting_timers
 from ipygpumem.interrupts import original_handler
 from ipygpumem.introspect import (
     attribute_of,
@@ -80,6 +81,7 @@ class Registries:
         registries._add_widgets_and_figures(names)
         registries._add_document()
         registries._add_patches()
+        registries._add_thread_timers()
         for loop, code in event_loops(names):
             registries._add_timers(loop, code)
         return registries
@@ -140,6 +142,13 @@ class Registries:
             call = f"{imports}[timer.cancel() for timer in {loop_code}._scheduled {condition}];"
             cut = Cut(Kind.CALL, 0, "", call)
             text = "a timer of the event loop"
+            self.kept[id(timer)] = Root(text, _RANK, "", is_all=True, cut=cut, is_only_place=True)
+
+    def _add_thread_timers(self) -> None:
+        """Add the timers of ``threading`` that wait; each has a thread that refers to it."""
+        for timer in waiting_timers():
+            cut = Cut(Kind.CALL, 0, "", cancelling_timer(timer))
+            text = f'the timer "{timer.name}"'
             self.kept[id(timer)] = Root(text, _RANK, "", is_all=True, cut=cut, is_only_place=True)
 
     def _add_patches(self) -> None:

@@ -11,6 +11,7 @@ from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.holders.frames import peek, running_frames
 from ipygpumem.heap.holders.roots import EVENT_LOOP, Root, Roots, module_code
 from ipygpumem.heap.holders.tasks import context_values
+from ipygpumem.heap.holders.thread_timers import is_waiting_thread
 from ipygpumem.introspect import instance_dict, is_instance, module_dict, text_of
 
 
@@ -40,7 +41,8 @@ class RootFinder:
             self.values[id(variable.value)] = Root.of_context(variable)
         for frame, thread in running_frames():
             for name, value in peek(frame).items():
-                self.values[id(value)] = Root.of_running(frame, thread, name)
+                if not is_waiting_thread(value):  # it has a line that ends it
+                    self.values[id(value)] = Root.of_running(frame, thread, name)
 
     def is_namespace(self, item: object) -> bool:
         """Return True for a dict of names, which holds no object by a key of its own."""
@@ -61,7 +63,7 @@ class RootFinder:
             return [Root.of_module(module, name, code) for name in self._keys_of(referrer, child)]
         if type(referrer) is ModuleType:
             return _of_module(referrer)
-        if id(referrer) in self._threads:
+        if id(referrer) in self._threads and not is_waiting_thread(referrer):
             name = text_of((instance_dict(referrer) or {}).get("_name"))
             return [Root(f'thread "{name}"', 1, "let it end, then join() it")]
         if is_of_library(referrer, "asyncio", "AbstractEventLoop"):
