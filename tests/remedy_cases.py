@@ -1417,6 +1417,17 @@ CASES: dict[str, Case] = {
         """,
         "assert put.__self__ == [1]; put(2)",
     ),
+    "a function of a scheduler of torch": Case(
+        "outer['s'].lr_lambdas[0] = lambda epoch, data=x: 1.0",
+        """
+        import torch
+        weight = torch.nn.Parameter(torch.ones(3)); optimizer = torch.optim.SGD([weight])
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0)
+        outer = {'s': scheduler, 'kept': 1}; del scheduler
+        """,
+        "assert outer == {'kept': 1}; weight.sum().backward(); optimizer.step()",
+        kinds=("tensor",),
+    ),
     "a generator that has begun": Case(
         "outer['g'] = numbers(x); next(outer['g']);",
         """

@@ -18,8 +18,8 @@ from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.holders.containers import literal
-from ipygpumem.heap.holders.cuts import Cut, Kind, Protocol
-from ipygpumem.heap.holders.path import Path
+from ipygpumem.heap.holders.cuts import Cut, Kind, Protocol, split
+from ipygpumem.heap.holders.path import COMMENT, Path
 from ipygpumem.heap.holders.references_of import attribute_text, position_of
 from ipygpumem.introspect import (
     instance_dict,
@@ -55,6 +55,7 @@ _CALLS_OF_POOL = Protocol(
     words="let the pool's calls end",
 )
 _OF_PROCESSES = Protocol("", "", words="take it with the queue's get() in another process")
+_OF_SCHEDULER = Protocol("", "", words="delete the learning rate's scheduler")
 _BEHIND_SEMAPHORE = Protocol(
     "", "", words="let your code take it: a semaphore may count these items"
 )
@@ -103,6 +104,8 @@ def _protocol_of(owner: object, items: object) -> Protocol | None:
         return _SCHEDULER
     if is_of_library(owner, "contextlib", "_BaseExitStack") and name == "._exit_callbacks":
         return _EXIT_STACK
+    if is_of_library(owner, "torch.optim.lr_scheduler", "LRScheduler"):
+        return _OF_SCHEDULER
     if is_users_class(type(owner)) and is_name(name.removeprefix(".")):
         return _of_users_object(owner)
     return None
@@ -153,12 +156,15 @@ def _went_into_items(path: Path, steps: Sequence[object], protocol: Protocol) ->
     """Append an item of an owner's list or deque; return the number of references."""
     owner, items = steps[0], steps[1]
     name = attribute_text(owner, items)
+    if protocol is _OF_SCHEDULER:
+        # The list has one function for each group of the optimizer.
+        path.advise_unless(f"{COMMENT}when you no longer need the scheduler", protocol.words)
+        if len(steps) > 2:
+            name += f"[{position_of(items, steps[2])}]"  # type: ignore[arg-type]  # a list
+        path.fixed(name, f"{path.code}{name}")
+        return min(2, len(steps) - 1)
     if len(steps) == 2:
-        emptying = protocol.removing_all.format(path.code, items=f"{path.code}{name}", ending="")
-        cut = Cut(Kind.CALL, id(items), path.code, emptying)
-        path.enter(name, f"{path.code}{name}", cut if emptying else None)
-        if not emptying:
-            path.advise("", protocol.words)
+        _enter_all(path, items, name, protocol)
         return 1
     listed: list[Any] = list(items)  # type: ignore[call-overload]  # a list or deque
     if protocol is _SCHEDULER:
@@ -166,6 +172,19 @@ def _went_into_items(path: Path, steps: Sequence[object], protocol: Protocol) ->
     path.text += name
     _enter(path, items, listed, steps[2], protocol, f"{path.code}{name}")
     return 2
+
+
+def _enter_all(path: Path, items: Any, name: str, protocol: Protocol) -> None:
+    """Append the list or deque of an owner, whose calls remove all items."""
+    code = f"{path.code}{name}"
+    size = len(items)
+    cut = Cut(Kind.QUEUED, id(items), path.code, code, 0, size, items=code, protocol=protocol)
+    emptying = protocol.statement(cut, range(size))
+    if emptying:
+        path.enter(name, code, Cut(Kind.CALL, id(items), path.code, emptying))
+        return
+    path.fixed(name, code)
+    path.advise("", protocol.words)
 
 
 def _enter(
@@ -202,8 +221,8 @@ def _enter(
     if cut.statement:
         path.enter(shown, target, cut)
         return
-    path.advise("", protocol.words)
     path.fixed(shown, target)
+    path.advise("", protocol.words)
 
 
 def _went_into_simple_queue(path: Path, steps: Sequence[object]) -> int:
@@ -231,7 +250,10 @@ def _went_into_pool(path: Path, steps: Sequence[object]) -> int:
     if attribute_text(steps[0], queue) != "._work_queue" or len(steps) == 2:
         return 0
     waiting = queue.qsize() if is_of_library(queue, "_queue", "SimpleQueue") else 0
-    line = _CALLS_OF_POOL.removing_all.format(path.code, ending="") if waiting == 1 else ""
+    line = ""
+    if waiting == 1:
+        imports, pool = split(path.code)
+        line = imports + _CALLS_OF_POOL.removing_all.format(pool, ending="")
     path.advise(line, _CALLS_OF_POOL.words)
     path.fixed("._work_queue (a call that waits)")
     return 1
