@@ -13,8 +13,7 @@ from ipygpumem.heap.arrays import elements, is_array, is_of_library, read_array
 from ipygpumem.heap.holders.cuts import Cut, Kind, Listing, split, statement_of, with_repeated
 from ipygpumem.heap.holders.path import COMMENT, LONGEST_PATH, Path
 from ipygpumem.heap.holders.references_of import items_of, position_of
-from ipygpumem.heap.holders.tasks import is_pending, is_waiting_timer
-from ipygpumem.heap.holders.thread_timers import is_waiting_thread
+from ipygpumem.heap.holders.tasks import is_pending, is_waiting_thread, is_waiting_timer
 from ipygpumem.introspect import (
     class_dict,
     is_instance,

@@ -18,8 +18,13 @@ from ipygpumem.heap.holders.loggers import handlers_and_filters, loggers
 from ipygpumem.heap.holders.patches import started_patches
 from ipygpumem.heap.holders.references_of import is_users_callable
 from ipygpumem.heap.holders.roots import OF_MODULE, Root
-from ipygpumem.heap.holders.tasks import event_loops, scheduled_on, timers_of
-from ipygpumem.heap.holders.thread_timers import cancelling_timer, waiting_timers
+from ipygpumem.heap.holders.tasks import (
+    cancelling_timer,
+    event_loops,
+    scheduled_on,
+    timers_of,
+    waiting_timers,
+)
 from ipygpumem.interrupts import original_handler
 from ipygpumem.introspect import (
     attribute_of,

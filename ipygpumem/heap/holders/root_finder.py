@@ -10,8 +10,7 @@ from typing import Any
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.holders.frames import peek, running_frames
 from ipygpumem.heap.holders.roots import EVENT_LOOP, Root, Roots, module_code
-from ipygpumem.heap.holders.tasks import context_values
-from ipygpumem.heap.holders.thread_timers import is_waiting_thread
+from ipygpumem.heap.holders.tasks import context_values, is_waiting_thread
 from ipygpumem.introspect import instance_dict, is_instance, module_dict, text_of
 
 

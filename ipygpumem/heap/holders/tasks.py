@@ -1,5 +1,5 @@
-"""Reads asyncio tasks and context variables: the event loop and the running code keep these out of
-Python's sight.
+"""Reads asyncio tasks, timers and context variables: the event loop, threads and the running code
+keep these out of Python's sight.
 """
 
 from __future__ import annotations
@@ -7,12 +7,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import Context, ContextVar, copy_context
 from itertools import compress, repeat
 from operator import attrgetter, is_
-from types import BuiltinFunctionType, CoroutineType, FunctionType, MethodType
+from types import BuiltinFunctionType, CoroutineType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import library_type
@@ -123,6 +124,46 @@ def without_wakeups(items: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
         return items, []
     waking = list(filter(wakes_task, items))
     return [item for item in items if not wakes_task(item)], waking
+
+
+# -- timers of threads ---------------------------------------------------------------------------
+
+
+def is_waiting_thread(item: object) -> bool:
+    """Return True for a ``threading.Timer`` that has started, and not yet called its function.
+
+    ``cancel()`` ends such a timer. It does not end the function.
+    """
+    if type(item) is not threading.Timer:
+        return False
+    frame = sys._current_frames().get(item.ident or 0)
+    while frame is not None:
+        if frame.f_code is threading.Event.wait.__code__ and _is_in_timer(frame.f_back):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_in_timer(frame: FrameType | None) -> bool:
+    return frame is not None and frame.f_code is threading.Timer.run.__code__
+
+
+def waiting_timers() -> list[threading.Timer]:
+    """Return the timers that have started, and not yet called their functions."""
+    timers = list[threading.Timer]()
+    for thread in threading.enumerate():
+        if type(thread) is threading.Timer and is_waiting_thread(thread):
+            timers.append(thread)
+    return timers
+
+
+def cancelling_timer(timer: threading.Timer) -> str:
+    """Return the line that cancels a timer and waits until its thread has ended."""
+    name = text_of(timer.name)
+    names = [thread.name for thread in threading.enumerate()]
+    condition = f"timer.name == {name!r}" if names.count(name) == 1 else f"id(timer) == {id(timer)}"
+    timers = f"timer in threading.enumerate() if {condition}"
+    return f"import threading; [(timer.cancel(), timer.join()) for {timers}];"
 
 
 # -- context variables --------------------------------------------------------------------------
