@@ -34,6 +34,7 @@ MOST = {
     "%gpumem status, each name": 0.03,
     "%gpumem leaks, each object": 0.018,
     "%gpumem leaks, each name": 0.024,
+    "%gpumem leaks, each array": 168,
     "%gpumem top, each object": 0.077,
     "%gpumem top, each name": 0.2,
     "%gpumem top, each link of a doubly linked list": 9,
@@ -342,6 +343,28 @@ def test_leaks_searches_no_holder_of_the_namespace() -> None:
         calls_in(shell, leaks)
         counts.append(least_calls_in(shell, leaks))
     calls = {"%gpumem leaks, each name": (counts[1] - counts[0]) / (2 * MANY)}
+    assert risen(calls) == {}, calls
+
+
+@alone
+def test_leaks_reads_the_storage_of_each_array_once() -> None:
+    needs("numpy")
+    shell = measured_shell()
+    leaks = STEPS["%gpumem leaks"]
+    shell.run_cell(
+        """
+        %%experiment leaky
+        import json, numpy
+        json.hidden = numpy.ones(1 << 18)
+        """
+    )
+    counts = list[int]()
+    for number in (FEW, FEW + TENSORS):
+        shell.user_ns["number"] = number
+        shell.run_cell("arrays = [numpy.ones(1) for _ in range(number)]")
+        calls_in(shell, leaks)
+        counts.append(least_calls_in(shell, leaks))
+    calls = {"%gpumem leaks, each array": (counts[1] - counts[0]) / TENSORS}
     assert risen(calls) == {}, calls
 
 
