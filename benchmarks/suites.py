@@ -87,7 +87,7 @@ class Suite:
 SUITES = (
     Suite("nbclient", "nbclient[test]", ("tests",)),
     Suite("ipykernel 6.29", "ipykernel[test]==6.29.5", ("tests",)),
-    Suite("ipykernel 7", "ipykernel[test]>=7", ("tests",), needs=("pytest-asyncio",)),
+    Suite("ipykernel 7", "ipykernel[test]>=7", ("tests",), needs=("pytest-asyncio", "flaky")),
     Suite(
         "nbconvert",
         "nbconvert[test]",

@@ -28,6 +28,8 @@ _MOST_NAMES = 3
 """Maximum number of names to show of a row of several."""
 _MOST_CALLS = 4
 """Maximum number of calls that one line makes if another call does the work of all of them."""
+_MOST_OWNERS = 12
+"""Maximum number of objects from which the line of a merged row removes something."""
 _MOVING = {Kind.ITEM, Kind.ELEMENT, Kind.QUEUED}
 """References whose rows are merged even if they have names: removing one moves the rest."""
 
@@ -316,7 +318,8 @@ def _as_one(group: list[_Removable]) -> RetainedArray | None:
         cuts += item.cuts
         rows.append(item.row)
     first = rows[0]
-    statement = statement_of(cuts)
+    # A long line is better than two, of which the first moves the items of the second.
+    statement = statement_of(cuts, most_owners=_MOST_OWNERS)
     if not statement or first.holder is None:
         return None
     _, dashes, comment = first.holder.advice.partition(_COMMENT)

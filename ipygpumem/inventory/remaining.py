@@ -17,12 +17,14 @@ from operator import attrgetter, not_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import NamedTuple
 
-from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS
+from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS, StorageKey
 from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.cuts import Cut
 from ipygpumem.heap.holders.data_frames import without_old_blocks
 from ipygpumem.heap.holders.paths import PathWriter
 from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, REMOVE_THEM, Roots
+from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.tasks import cancelling, is_pending, pending
 from ipygpumem.heap.sizes import Share, Size, Sizes, row_of
 from ipygpumem.introspect import module_of, type_name
@@ -34,6 +36,8 @@ _MOST_ROWS = 50
 """Maximum number of objects of one type in a container to list one by one."""
 _MOST_MIXED = 100
 """Maximum number of small objects of several types whose holders are all searched."""
+_MOST_SEARCHED = 2000
+"""Maximum number of objects of one row whose holders are all searched."""
 _MOST_LABELS = 200
 """Maximum number of measurements that are compared with each other."""
 _MOST_SHARED = 1_000_000
@@ -56,29 +60,56 @@ class Remaining:
     is_old_perhaps: bool = False
     """True if older objects are too many to be sure that they do not hold the memory, too."""
 
-    def holder(self, roots: Roots) -> ReferencePath:
+    def to_search(self) -> Sequence[object]:
+        """Return the objects whose holders are searched."""
+        return objects_to_search(self.items)
+
+    def row(self) -> Row:
+        """Return the row whose holder leads to all objects."""
+        return Row.of_objects(self.items)
+
+    def from_name(self, roots: Roots) -> ReferencePath:
         """Return the path from the name."""
         writer = PathWriter(roots, of_leaks=True)
         if len(self.items) == 1:
             return writer.holder_from_name(self.name, (*self.chain, self.items[0]))
         return writer.removal_of_items(self.name, self.chain, self.items)
 
-    def to_search(self) -> Sequence[object]:
-        """Return the objects whose holders are searched; of many below a name, none."""
-        if self.chain and len(self.items) > 1:
-            return ()
-        if len(self.items) > _MOST_MIXED and len(types_of(self.items)) > 1:
-            # No line removes them all, and the search takes half a minute after an import of sympy.
-            return self.items[:1]
-        return self.items
 
-    def of_many(self, holders: Sequence[ReferencePath], roots: Roots) -> ReferencePath:
-        """Return the holder of several objects without a name, given that of each."""
-        if all(map(is_pending, self.items)):
-            return ReferencePath(EVENT_LOOP, cancelling(self.items))
-        if len(holders) == len(self.items):
-            return holder_of_all(holders, roots.cuts)
-        return ReferencePath(f"{holders[0].path}, and more", REMOVE_THEM)
+def objects_to_search(items: Sequence[object]) -> Sequence[object]:
+    """Return the objects of a row whose holders are searched."""
+    if len(items) > _MOST_MIXED and len(types_of(items)) > 1:
+        # No line removes them all, and the search takes half a minute after an import of sympy.
+        return items[:1]
+    return items[:_MOST_SEARCHED]
+
+
+def holder_of_several(
+    items: Sequence[object],
+    row: Row,
+    holders: Mapping[StorageKey, ReferencePath],
+    cuts: dict[str, list[Cut]],
+) -> ReferencePath:
+    """Return the holder of several objects.
+
+    Args:
+        items: the objects.
+        row: their row, whose holder may lead to all of them.
+        holders: the holder of each object that was searched.
+        cuts: the references that a line removes, by the line.
+    """
+    if all(map(is_pending, items)):
+        return ReferencePath(EVENT_LOOP, cancelling(items))
+    first = holders["object", id(items[0])]
+    if row.is_whole and first.advice != REMOVE_THEM:
+        return first
+    of_items = list[ReferencePath]()
+    for item in items:
+        holder = holders.get(("object", id(item)))
+        if holder is None:
+            return ReferencePath(f"{first.path}, and more", REMOVE_THEM)
+        of_items.append(holder)
+    return holder_of_all(of_items, cuts)
 
 
 def find(

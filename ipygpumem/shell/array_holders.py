@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ipygpumem.heap.arrays import Array, StorageKey
@@ -31,6 +31,8 @@ class Questions:
 
     storages: Sequence[StorageKey] = ()
     objects: Sequence[object] = ()
+    rows: Mapping[StorageKey, Row] = field(default_factory=dict)
+    """The rows for which some of the objects stand."""
     holders: dict[StorageKey, ReferencePath] = field(default_factory=dict)
     """The answers; the key of an object is "object" and its identity."""
 
@@ -93,13 +95,13 @@ class _Search:
         for item, arrays in self.alive[:MOST_EXPLAINED]:
             self._rows[arrays[0].storage] = item.row(arrays)
         storages = list(self._rows)
+        rows = dict(self._rows)
         objects: Sequence[object] = ()
         if questions is not None:
             storages += questions.storages
+            rows.update(questions.rows)
             objects = questions.objects
-        self._holders = explain(
-            storages, heap, roots, more=objects, rows=self._rows, all_places=True
-        )
+        self._holders = explain(storages, heap, roots, more=objects, rows=rows, all_places=True)
         if questions is not None:
             questions.holders.update(self._holders)
 

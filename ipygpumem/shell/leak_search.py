@@ -19,6 +19,8 @@ from ipygpumem.heap.holders.cuts import Cut
 from ipygpumem.heap.holders.graphs import live_tensors, requiring_grad
 from ipygpumem.heap.holders.registries import Registered, kept_by_registries
 from ipygpumem.heap.holders.roots import NOTEBOOK
+from ipygpumem.heap.holders.rows import Row
+from ipygpumem.heap.holders.tasks import is_pending
 from ipygpumem.heap.libraries import loaded_classes
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.introspect import (
@@ -31,6 +33,7 @@ from ipygpumem.introspect import (
 )
 from ipygpumem.inventory import unreached
 from ipygpumem.inventory.merging import holder_of_registered, merged
+from ipygpumem.inventory.remaining import holder_of_several, objects_to_search
 from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
 from ipygpumem.inventory.roles import optimizer_states
 from ipygpumem.records import ReferencePath, RetainedArray
@@ -41,7 +44,7 @@ from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs
 from ipygpumem.shell.ipython.printed import Printed
 from ipygpumem.shell.shared_memory import rows_of
-from ipygpumem.shell.survivors import Survivors
+from ipygpumem.shell.survivors import OtherAlive, Survivors
 from ipygpumem.shell.watched_names import WatchedName, held_without_name, storages_of
 
 _OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")
@@ -129,7 +132,7 @@ class LeakSearch:
         # From 30,000 names on, the namespace is a large dict itself.
         objects.leave_out(self._printed_texts | {id(self._context.namespace)})
         progress(0.7)
-        questions = Questions(arrays.to_explain, objects.to_explain)
+        questions = Questions(arrays.to_explain, objects.to_explain, objects.rows_to_explain)
         of_survivors = self._survivors.explained(survivors, heap, questions)
         rows = rows_of(of_survivors, heap, self._survivors.cuts)
         user_modules = _users_modules(self._context.namespace)
@@ -251,6 +254,7 @@ class _OtherSurvivors:
     Attributes:
         sizes: has measured them.
         alive: those that are large.
+        cuts: the references that a line removes, by the line.
         storages: the storages of the arrays in them.
     """
 
@@ -260,6 +264,7 @@ class _OtherSurvivors:
         self.sizes = Sizes()
         self.sizes.leave_out(heap.on_storages(listed))
         self.alive = survivors.others_alive(heap, self.sizes, smallest)
+        self.cuts = survivors.cuts
         self.storages = set[StorageKey]()
         search = ArraySearch()
         for other in self.alive:
@@ -280,6 +285,9 @@ class _Objects:
         outputs: the outputs that IPython keeps.
         smallest: minimum bytes of each row.
         listed: storages that have rows of their own: each byte is in one row.
+
+    Attributes:
+        rows_to_explain: the rows of several survivors, by the key of the first.
     """
 
     def __init__(
@@ -301,6 +309,11 @@ class _Objects:
         self._large = large
         self._listed = listed
         self._survivors = nameless.alive
+        self._cuts = nameless.cuts
+        self.rows_to_explain: dict[StorageKey, Row] = {}
+        for other in self._survivors:
+            if len(other.items) > 1:
+                self.rows_to_explain["object", id(other.items[0])] = Row.of_objects(other.items)
         self._sizes = nameless.sizes
         self._pass_over_arrays(self._sizes)
         alone = self._without_arrays()
@@ -320,8 +333,21 @@ class _Objects:
     @property
     def to_explain(self) -> list[object]:
         """The objects whose holders are searched."""
-        alone = [other.items[0] for other in self._survivors if other.is_alone]
-        return alone + self._candidates
+        objects = list[object]()
+        for other in self._survivors:
+            objects += objects_to_search(other.items)
+        return objects + self._candidates
+
+    def _holder_of_survivor(
+        self, other: OtherAlive, holders: Mapping[StorageKey, ReferencePath]
+    ) -> ReferencePath:
+        """Return the holder of the objects of a survivor's row."""
+        key = ("object", id(other.items[0]))
+        if len(other.items) == 1:
+            return holders[key]
+        if other.held.holder is not None and all(map(is_pending, other.items)):
+            return other.held.holder  # the event loop keeps tasks, and the search ends there
+        return holder_of_several(other.items, self.rows_to_explain[key], holders, self._cuts)
 
     def leaked(
         self,
@@ -332,7 +358,10 @@ class _Objects:
         """Return the rows of leaks, given the holders of the objects ``to_explain``, and the rows
         of the survivors' arrays.
         """
-        rows = [other.with_holder(holders, of_survivors) for other in self._survivors]
+        rows = list[RetainedArray]()
+        for other in self._survivors:
+            holder = self._holder_of_survivor(other, holders)
+            rows.append(other.with_holder(holder, of_survivors))
         candidates = list[object]()
         for item in self._candidates:
             if id(item) in self._heap.large_containers and not self._heap.is_referred(item):

@@ -11,10 +11,12 @@ from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
 from ipygpumem.heap.holders.cuts import Cut
 from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.heap.holders.roots import Roots
-from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.holders.rows import Row
+from ipygpumem.heap.holders.search import NOT_REACHED, explain
+from ipygpumem.heap.holders.tasks import is_pending
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.inventory.merging import merged, with_arrays
-from ipygpumem.inventory.remaining import Remaining, find, most_bytes
+from ipygpumem.inventory.remaining import Remaining, find, holder_of_several, most_bytes
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.scope.ownable import ownable
@@ -56,20 +58,10 @@ class OtherAlive(NamedTuple):
     row: RetainedArray
     """Its size now."""
 
-    @property
-    def is_alone(self) -> bool:
-        """True if it is the only object of the row, so that its holder can be searched."""
-        return self.held.objects == 1
-
-    def with_holder(
-        self, holders: Mapping[StorageKey, ReferencePath], arrays: Iterable[Explained]
-    ) -> RetainedArray:
-        """Return its row with the holder, given those of arrays, which may be inside it."""
-        holder = self.held.holder
-        if self.is_alone:
-            holder = holders.get(("object", id(self.items[0])), holder)
+    def with_holder(self, holder: ReferencePath, arrays: Iterable[Explained]) -> RetainedArray:
+        """Return its row with the holder, given the rows of arrays, which may be inside it."""
         row = replace(self.row, name=self.held.name, cell=self.held.cell, holder=holder)
-        if not self.is_alone:
+        if self.held.objects != 1:
             return row
         return with_arrays(row, self.items[0], storages_with_holder_of(row, arrays))
 
@@ -359,14 +351,21 @@ class _SearchAtEnd:
     def other_rows(self, heap: Heap, roots: Roots) -> list[tuple[Remaining, RetainedArray]]:
         """Return the rows of all memory that is in no array, with their holders."""
         remaining = self._remaining(heap)
-        searched = [item for part in remaining for item in part.to_search()]
-        holders = explain((), heap, roots, more=searched[:MOST_EXPLAINED], all_places=True)
+        searched = list[object]()
+        objects_rows = dict[StorageKey, Row]()
+        for part in remaining:
+            searched += part.to_search()
+            if len(part.items) > 1:
+                objects_rows["object", id(part.items[0])] = part.row()
+        holders = explain(
+            (), heap, roots, more=searched[:MOST_EXPLAINED], rows=objects_rows, all_places=True
+        )
         rows = list[tuple[Remaining, RetainedArray]]()
         for part in remaining:
             name = ""
             if len(part.items) == 1:
                 name = self._ended.growth.names.get(id(part.items[0]), "")
-            holder = _holder_of(part, holders, roots)
+            holder = _holder_of(part, objects_rows, holders, roots)
             if part.is_old_perhaps:
                 holder = perhaps_old(holder)
             cell = self._cell_of(name) if name else None
@@ -420,18 +419,26 @@ def _is_old_perhaps(item: WatchedName, new: Container[int]) -> bool:
 
 
 def _holder_of(
-    part: Remaining, holders: Mapping[StorageKey, ReferencePath], roots: Roots
+    part: Remaining,
+    rows: Mapping[StorageKey, Row],
+    holders: Mapping[StorageKey, ReferencePath],
+    roots: Roots,
 ) -> ReferencePath:
-    """Return the holder of some memory, by its path from a name, unless several places hold its
-    object.
+    """Return the holder of some memory.
+
+    That of one object is its path from a name, unless several places hold it.
     """
-    searched = holders.get(("object", id(part.items[0])))
+    key = ("object", id(part.items[0]))
+    searched = holders.get(key)
+    if part.chain and all(map(is_pending, part.items)):
+        return part.from_name(roots)
+    if len(part.items) > 1:
+        if searched is None:
+            return NOT_REACHED
+        return holder_of_several(part.items, rows[key], holders, roots.cuts)
     if not part.chain and searched is not None:
-        if len(part.items) == 1:
-            return searched
-        keys = [("object", id(item)) for item in part.items]
-        return part.of_many([holders[key] for key in keys if key in holders], roots)
-    from_name = part.holder(roots)
+        return searched
+    from_name = part.from_name(roots)
     if searched is not None and searched.path.startswith(f"{from_name.path}, "):
         return searched
     return from_name

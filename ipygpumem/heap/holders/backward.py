@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -126,11 +126,13 @@ class BackwardSearch:
                 self._heap.add(instance_dict(target), target)
 
     def search_for_all(self, targets: Sequence[object], max_visits: int = MOST_VISITS) -> None:
-        """Go on until all holders of some objects that were examined are known."""
+        """Go on until all holders of some objects are known."""
         self._for_all = True
         was_cut = self.is_cut
-        examined = [id(target) for target in targets if id(target) in self._objects]
-        self._run(examined, max_visits)
+        new = [target for target in targets if id(target) not in self._objects]
+        self._add_own_dicts(new)
+        self._objects.update((id(target), target) for target in new)
+        self._run(list(map(id, targets)), max_visits)
         self.is_cut = was_cut
         self._finish()
 
@@ -307,6 +309,42 @@ class BackwardSearch:
             waiting += new
             above.update(new)
         return above
+
+    def between(self, item: object, targets: Sequence[object]) -> list[object]:
+        """Return the objects on the ways from an object to some targets inside it.
+
+        Those that lead to the object itself are no parts of it, such as its parent.
+        """
+        below = self._reached(self._children, [id(item)])
+        above = self._reached(self._referrers, map(id, targets))
+        around = self._reached(self._referrers, [id(item)])
+        return [self._objects[key] for key in below if key in above and key not in around]
+
+    def below(self, owner_id: int, item_id: int, targets: Sequence[object]) -> list[object]:
+        """Return an object to which another one refers, and its parts that lead to some targets.
+
+        Args:
+            owner_id: identity of the object that refers.
+            item_id: identity of the object; 0 for all to which the owner refers.
+            targets: the targets.
+        """
+        if item_id == 0 and owner_id in self._objects:
+            return self.between(self._objects[owner_id], targets)
+        if item_id not in self._objects:
+            return []
+        item = self._objects[item_id]
+        return [item, *self.between(item, targets)]
+
+    @staticmethod
+    def _reached(edges: Mapping[int, Sequence[int]], starts: Iterable[int]) -> dict[int, None]:
+        """Return the identities to which edges lead from some others."""
+        waiting = list(starts)
+        reached = dict[int, None]()
+        for key in waiting:  # the list grows
+            new = [end for end in edges.get(key, ()) if end not in reached]
+            waiting += new
+            reached.update(dict.fromkeys(new))
+        return reached
 
     def roots_of(self, target: object) -> list[Root]:
         """Return all roots that refer to ``target`` directly."""

@@ -33,7 +33,17 @@ def went_into(path: Path, parent: Any, child: object) -> bool:
     elif is_instance(parent, list) or type(parent) is deque:
         position = position_of(parent, child)
         code = path.code and f"{path.code}[{position}]"
-        cut = Cut(Kind.ITEM, id(parent), path.code, code, position, len(parent)) if code else None
+        cut = None
+        if code:
+            cut = Cut(
+                Kind.ITEM,
+                id(parent),
+                path.code,
+                code,
+                position,
+                len(parent),
+                has_slices=type(parent) is not deque,
+            )
         if _refuses(parent):
             path.fixed(f"[{position}]", code)
         else:

@@ -146,6 +146,7 @@ class Cut:
         ending: the call of a method that ends the object first, such as ``cancel()`` of a task.
         columns: the code of the label of each column.
         listing: how code lists the keys of a dict by their positions.
+        has_slices: False for a deque, whose items are deleted one at a time.
         repeated: the owner's other references to the same object, such as those of its other
             attributes: the object dies only without all of them.
         items: the code of the container, if another object owns it.
@@ -163,6 +164,7 @@ class Cut:
     ending: str = ""
     columns: tuple[str, ...] = ()
     listing: Listing = Listing.PLAIN
+    has_slices: bool = True
     repeated: tuple[Cut, ...] = ()
     items: str = ""
     protocol: Protocol | None = None
@@ -260,8 +262,13 @@ def in_sequence(statements: Sequence[str]) -> str:
     return "; ".join([*inner, *parts[-1:]])
 
 
-def statement_of(cuts: Sequence[Cut]) -> str:
-    """Return one statement that removes all of some references; empty if there is none."""
+def statement_of(cuts: Sequence[Cut], *, most_owners: int = _MOST_KEYS) -> str:
+    """Return one statement that removes all of some references; empty if there is none.
+
+    Args:
+        cuts: the references.
+        most_owners: maximum number of objects that refer, one statement for each.
+    """
     if not cuts:
         return ""
     of_owner = dict[int, list[Cut]]()
@@ -271,7 +278,7 @@ def statement_of(cuts: Sequence[Cut]) -> str:
     loop = _in_each(groups)
     if loop:
         return loop
-    if len(groups) > _MOST_KEYS:
+    if len(groups) > most_owners:
         return ""
     is_alone = len(groups) == 1
     statements = [_of_one_owner(group, is_alone=is_alone) for group in _inner_first(groups)]
@@ -408,6 +415,11 @@ def _of_span(cut: Cut, start: int, end: int, *, is_alone: bool) -> str:
                 loop = f"for position in range({end - 1}, {start - 1}, -1)"
                 removed = f"{in_loop}.pop(position).{cut.ending}"
                 return f"{loop}: {removed}" if is_alone else f"[{removed} {loop}];"
+            if not cut.has_slices:
+                loop = f"for position in range({end - 1}, {start - 1}, -1)"
+                if is_alone:
+                    return f"{loop}: del {in_loop}[position]"
+                return f"[{in_loop}.__delitem__(position) {loop}];"
             return f"{imports}del {owner}{span}"
         case Kind.KEY:
             loop = f"for key in {cut.listing.keys_of(in_loop)}{span}"

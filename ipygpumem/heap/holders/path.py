@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, split, statement_of
@@ -31,11 +32,21 @@ class Way:
     """True if a step on the way said how to free the object, such as that of a traceback."""
     step_ids: tuple[int, ...] = ()
     """The identities of the objects on the way, the last of which is the object itself."""
+    removed: frozenset[tuple[int, int]] = frozenset()
+    """The references that the advice removes, as the identities of both objects; 0 stands for all
+    objects to which the first one refers, such as those of a generator that is closed.
+    """
 
     @property
     def cut(self) -> Cut | None:
         """The reference, if it is only one."""
         return self.cuts[0] if len(self.cuts) == 1 else None
+
+    def is_ended_by(self, removed: Set[tuple[int, int]]) -> bool:
+        """Return True if some removed references include one of this way."""
+        if not removed.isdisjoint(itertools.pairwise(self.step_ids)):
+            return True
+        return any((step_id, 0) in removed for step_id in self.step_ids[:-1])
 
 
 class Path:
@@ -53,6 +64,8 @@ class Path:
         is_own: True if the target is a model's own part, which users do not remove.
         is_of_library: True if the target is an object of a library, whose code may need each
             reference.
+        is_ending: True if the advice ends the target of that time, such as a generator's
+            ``close()``: it refers to nothing any more.
     """
 
     def __init__(self, root: Root, text: str) -> None:
@@ -67,7 +80,9 @@ class Path:
         self._is_all = root.is_all
         self.is_of_library = root.advice == REMOVE
         self.is_own = False
+        self.is_ending = False
         self._advised_cut: Cut | None = None
+        self._advised_code = ""
         self._unless_cut: Cut | None = None
         self._unless = ""
         """Advice for a target to which no reference can be removed inside a function."""
@@ -136,7 +151,9 @@ class Path:
         if self.advice:
             return
         self.advice = advice or words
+        self.is_ending = advice != "" and line_of(advice) != self.removal
         self._advised_cut = self.cut
+        self._advised_code = self.code
 
     def advise_unless(self, comment: str, words: str) -> None:
         """Remove the current target unless the final one can be removed from an object further
@@ -147,18 +164,28 @@ class Path:
         self._unless = f"{self.removal}{comment}" if self.removal else words
         self._unless_cut = self.cut
 
-    def _advised_cuts(self) -> tuple[Cut, ...]:
-        """Return the reference that the advice removes, if it is nothing else."""
+    def _advised_cuts(self, ended_id: int) -> tuple[Cut, ...]:
+        """Return the reference that the advice removes, or the call that ends an object."""
         cut = self._advised_cut
+        if self.is_ending and self.advice and COMMENT not in self.advice:
+            return (Cut(Kind.CALL, ended_id, self._advised_code, self.advice, outer=cut),)
         if cut is None or cut.kind is Kind.NAME or line_of(self.advice) != cut.statement:
             return ()
         return (cut,)
 
-    def way(self, root: Root, *, is_root_itself: bool) -> Way:
-        """Return the path with its advice, for a root that has advice of its own."""
+    def way(self, root: Root, *, is_root_itself: bool, ended_id: int) -> Way:
+        """Return the path with its advice.
+
+        Args:
+            root: the root, which may have advice of its own.
+            is_root_itself: True if the path ends at the root's object.
+            ended_id: the identity of the object that the advice ends; 0 if it ends none.
+        """
         text = ended(self.text)
         if self.advice:
-            return Way(ReferencePath(text, self.advice), self._advised_cuts(), is_advised=True)
+            return Way(
+                ReferencePath(text, self.advice), self._advised_cuts(ended_id), is_advised=True
+            )
         if self._unless:
             cuts = () if self._unless_cut is None else (self._unless_cut,)
             return Way(ReferencePath(text, self._unless), cuts)

@@ -24,7 +24,7 @@ from types import (
     ModuleType,
     TracebackType,
 )
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import by_identity
@@ -101,6 +101,16 @@ _SUSPENSIONS = {
 """The description of each kind, and the statement that ends it."""
 
 
+class CutsInside(NamedTuple):
+    """References by which a container or its items hold some objects."""
+
+    reached: set[int]
+    """The identities of the objects."""
+    cuts: list[Cut]
+    removed: set[tuple[int, int]]
+    """The references as the identities of both objects."""
+
+
 class PathWriter:
     """Writes chains of references as text.
 
@@ -129,15 +139,7 @@ class PathWriter:
             name = library_type("asyncio", "Task").get_name(steps[0])  # type: ignore[union-attr]  # it is one of them
             task = f"task for task in asyncio.all_tasks() if task.get_name() == {name!r}"
             path.advice = f"import asyncio; next({task}).cancel()"
-        position = 0
-        while True:
-            if is_segment(steps[position]):
-                path.advise(path.statement("{0}.close(); {0}.unlink()"), "close() and unlink() it")
-            if is_started_patch(steps[position]) and path.code:
-                path.advise(in_sequence([path.statement("{}.stop()"), path.removal]), "")
-            if position == len(steps) - 1:
-                break
-            position += self._step(steps[position:], path)
+        ended_id = self._write(steps, path)
         if of_graph:
             return Way(
                 ReferencePath(ended(path.text), path.advice or advice_for_graph(steps, path))
@@ -146,7 +148,7 @@ class PathWriter:
             path.advice = (
                 FORGET_LAST_ERROR  # %gpumem free clears frames, not what the error itself refers to
             )
-        way = path.way(root, is_root_itself=len(steps) == 1)
+        way = path.way(root, is_root_itself=len(steps) == 1, ended_id=ended_id)
         if path.is_own and not path.advice:
             # A parameter may be older than its new memory, and optimizers need their state.
             advice = ""
@@ -155,7 +157,29 @@ class PathWriter:
             if self._of_leaks and not is_needed and way.holder.advice not in ("", REMOVE):
                 advice = f"{way.holder.advice}{_UNLESS_NEEDED}"
             way = Way(replace(way.holder, advice=advice))
-        return replace(way, step_ids=tuple(map(id, steps)))
+        step_ids = tuple(map(id, steps))
+        return replace(way, step_ids=step_ids, removed=_removed(way.cut, ended_id, step_ids))
+
+    def _write(self, steps: Sequence[object], path: Path) -> int:
+        """Write all steps; return the identity of the object that the advice ends, 0 if none."""
+        ended_id, position = 0, 0
+        while True:
+            parent = steps[position]
+            is_last = position == len(steps) - 1
+            self._say_how_to_end(parent, path)
+            if not is_last:
+                position += self._step(steps[position:], path)
+            if path.is_ending and ended_id == 0:
+                ended_id = id(parent)
+            if is_last:
+                return ended_id
+
+    def _say_how_to_end(self, item: object, path: Path) -> None:
+        """Record the statement that ends the path's target, if it has to be ended."""
+        if is_segment(item):
+            path.advise(path.statement("{0}.close(); {0}.unlink()"), "close() and unlink() it")
+        if is_started_patch(item) and path.code:
+            path.advise(in_sequence([path.statement("{}.stop()"), path.removal]), "")
 
     def holder_from_name(self, name: str, chain: Sequence[object]) -> ReferencePath:
         """Return the path from a notebook's name along ``chain``, which begins with the name's
@@ -183,33 +207,36 @@ class PathWriter:
 
     def cuts_inside(
         self, root: Root, chain: Sequence[object], wanted: Container[int]
-    ) -> tuple[set[int], list[Cut]]:
-        """Return the ``wanted`` objects, by identity, that the last object of a chain or its items
-        hold, and all references by which they hold these.
+    ) -> CutsInside:
+        """Return all references by which the last object of a chain or its items hold the
+        ``wanted`` objects, given by identity.
 
         The search for them ends one step below the items.
         """
+        inside = CutsInside(set(), [], set())
         items = items_of(chain[-1])
         direct = [item for item in items if id(item) in wanted]
         if direct:
-            cuts = self.cuts_of_items(root, chain, direct)
-            reached = set(map(id, direct)) if cuts else set[int]()
-            return reached, cuts
-        reached = set[int]()
-        cuts = list[Cut]()
+            inside.cuts.extend(self.cuts_of_items(root, chain, direct))
+            if inside.cuts:
+                inside.reached.update(map(id, direct))
+                inside.removed.update((id(chain[-1]), id(item)) for item in direct)
+            return inside
         for item in by_identity(items).values():
             for part in by_identity(items_of(item)).values():
                 if id(part) not in wanted:
                     continue
-                cut = self.way(root, (*chain, item, part)).cut
+                way = self.way(root, (*chain, item, part))
+                cut = way.cut
                 if cut is None:
                     continue
-                reached.add(id(part))
+                inside.reached.add(id(part))
+                inside.removed.update(way.removed)
                 if cut.owner_id == id(item):
-                    cuts += cuts_of_repeated(cut, item, part)
+                    inside.cuts.extend(cuts_of_repeated(cut, item, part))
                 else:
-                    cuts.append(cut)
-        return reached, cuts
+                    inside.cuts.append(cut)
+        return inside
 
     def cuts_of_items(
         self, root: Root, chain: Sequence[object], items: Sequence[object]
@@ -483,6 +510,22 @@ class PathWriter:
             cuts.append(Cut(Kind.CALL, id(parent), path.code, call))
         path.enter(name, f"{path.code}{name}", with_repeated(cuts))
         return True
+
+
+def _removed(cut: Cut | None, ended_id: int, step_ids: Sequence[int]) -> frozenset[tuple[int, int]]:
+    """Return the references that a line removes, as the identities of both objects.
+
+    Args:
+        cut: the only reference that it removes, if that is known.
+        ended_id: the identity of an object that it ends; 0 if there is none.
+        step_ids: the identities of the objects on the way.
+    """
+    if ended_id:
+        return frozenset({(ended_id, 0)})
+    if cut is None or cut.owner_id not in step_ids[:-1]:
+        return frozenset()
+    position = step_ids.index(cut.owner_id)
+    return frozenset({(cut.owner_id, step_ids[position + 1])})
 
 
 def _code_of_odd_attribute(owner: object, child: object, code: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from itertools import compress
 from operator import not_
 
@@ -11,12 +11,14 @@ from ipygpumem.heap.bulk import by_identity, chunks
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
-from ipygpumem.introspect import instance_dict, is_instance, type_name
+from ipygpumem.introspect import instance_dict, is_atom, is_instance, type_name
 
 _MOST_VISITED = 2_000_000
 """Maximum number of objects to look at for all rows of a report: a second of work."""
 _LITTLE = 0.1
 """Maximum share of other arrays in an object that is removed as a whole, by their bytes."""
+_MOST_PARTS = 10_000
+"""Maximum number of objects in an item that is removed as a whole."""
 _NO_OBJECT = (0,)
 """The identity of no object."""
 _OF_PANDAS = {"DataFrame", "Series", "Index"}
@@ -24,10 +26,11 @@ _OF_PANDAS = {"DataFrame", "Series", "Index"}
 
 
 class Row:
-    """The arrays of one row, the first of which is explained.
+    """The arrays or other objects of one row, the first of which is explained.
 
     Args:
-        storages: the storages of the arrays.
+        storages: the storages of the arrays; the key of another object is "object" and its
+            identity.
         object_id: identity of the object that a name of the experiment referred to; 0 if there was
             none.
     """
@@ -37,6 +40,8 @@ class Row:
         self.object_id = object_id
         self.array_ids: dict[int, StorageKey] = {}
         """The storage of each array, by the array's identity."""
+        self.arrays: dict[int, object] = {}
+        """The same arrays."""
         self.held: set[StorageKey] = set(self.storages)
         """The storages to which the holder of the first array leads."""
         self.is_inside_item = False
@@ -44,10 +49,22 @@ class Row:
         write.
         """
 
+    @classmethod
+    def of_objects(cls, items: Sequence[object]) -> Row:
+        """Return the row of some objects that are no arrays."""
+        row = cls([("object", id(item)) for item in items])
+        row.arrays = by_identity(items)
+        row.array_ids = {key: ("object", key) for key in row.arrays}
+        return row
+
     @property
     def is_whole(self) -> bool:
         """True if the holder leads to all arrays."""
         return self.held == self.storages
+
+    def held_arrays(self) -> list[object]:
+        """Return all arrays on the storages to which the holder leads."""
+        return [self.arrays[key] for key, storage in self.array_ids.items() if storage in self.held]
 
 
 class RowHolders:
@@ -78,6 +95,7 @@ class RowHolders:
             if key is not None and key in by_storage:
                 for row in by_storage[key]:
                     row.array_ids[id(item)] = key
+                    row.arrays[id(item)] = item
 
     def row(self, key: StorageKey) -> Row | None:
         """Return the row for which a storage stands; None if it stands for none."""
@@ -117,16 +135,54 @@ class RowHolders:
         of_rows = sum(size for storage, size in sizes.items() if storage in self._storages)
         return sum(sizes.values()) - of_rows <= _LITTLE * of_rows
 
-    def items_leading_to(self, row: Row, items: Sequence[object]) -> list[object]:
-        """Return the items of a container that lead to arrays of a row."""
+    def removable_items(self, row: Row, items: Sequence[object]) -> list[object]:
+        """Return the items of a container that lead to arrays of a row; nothing if one of them has
+        other objects of the user, which must stay.
+        """
         wanted = row.array_ids.keys()
+        of_row = set[int]()
+        for array in row.arrays.values():
+            self._reach(array, _NO_OBJECT, of_row)
         leading = list[object]()
         for item in items:
             if not wanted.isdisjoint(self._all_reached(item)):
                 leading.append(item)
             if self._left <= 0:
                 return []
-        return leading
+        if all(self._leads_only_to(item, wanted, of_row) for item in leading):
+            return leading
+        return []
+
+    def _leads_only_to(self, item: object, wanted: Container[int], of_row: Container[int]) -> bool:
+        """Return True if all objects of an item lead to some ``wanted`` ones, but for numbers and
+        text.
+
+        Args:
+            item: the item.
+            wanted: the identities of the arrays of a row.
+            of_row: the identities of these and of all objects in them.
+        """
+        parents = dict[int, list[int]]()
+        objects = {id(item): item}
+        waiting = [item]
+        for owner in waiting:  # the list grows
+            references = self._references.of([owner])
+            below = [*references.of_python, *(tensor for _, tensor in references.of_torch)]
+            for child in below:
+                parents.setdefault(id(child), []).append(id(owner))
+                if id(child) in objects or id(child) in of_row:
+                    continue
+                objects[id(child)] = child
+                waiting.append(child)
+            if len(waiting) > _MOST_PARTS:
+                return False
+        leading = set[int]()
+        found = [key for key in parents if key in wanted]
+        for key in found:  # the list grows
+            new = [owner for owner in parents.get(key, ()) if owner not in leading]
+            leading.update(new)
+            found += new
+        return all(key in leading or is_atom(value) for key, value in objects.items())
 
     def _all_reached(self, item: object) -> set[int]:
         """Return the identities of all objects to which an item leads."""

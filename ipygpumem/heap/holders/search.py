@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import NamedTuple
 
 from ipygpumem.heap.arrays import StorageKey, is_of_library, storage_key
+from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import MOST_VISITS, BackwardSearch, Steps, Ways, WayTo
 from ipygpumem.heap.holders.containers import cuts_of_repeated, removal_of_repeated
@@ -23,7 +25,6 @@ from ipygpumem.heap.holders.roots import (
     NOTEBOOK,
     OF_IPYTHON,
     REMOVE,
-    REMOVE_THEM,
     Root,
     Roots,
 )
@@ -43,7 +44,7 @@ _OUT_OF_SIGHT = ReferencePath(
     advice="end the function, or take the object out of the library that has it, "
     "as by atexit.unregister(function)",
 )
-_NOT_REACHED = ReferencePath(
+NOT_REACHED = ReferencePath(
     path="something that the search did not reach within its limits",
     advice="free something, then ask %gpumem leaks again",
 )
@@ -98,7 +99,7 @@ def explain(
     unknown = dict[StorageKey, ReferencePath]()
     for key in wanted | of_python:
         if is_cut:
-            unknown[key] = _NOT_REACHED
+            unknown[key] = NOT_REACHED
         else:
             unknown[key] = _OUT_OF_SIGHT if key in of_python else _NO_OBJECT
     return {**unknown, **explanation.unnamed, **holders}
@@ -144,7 +145,7 @@ def _kept_by_graphs(
         is_cut = True
     among_themselves, _ = keepers(heap.tensors, missing - kept.keys())
     if any(keeper.how == GRADIENT for keeper in among_themselves.values()):
-        holders.update(dict.fromkeys(among_themselves, _NOT_REACHED if is_cut else _CYCLE))
+        holders.update(dict.fromkeys(among_themselves, NOT_REACHED if is_cut else _CYCLE))
     return holders, is_cut
 
 
@@ -203,8 +204,7 @@ class _Explanation:
         self._kept = roots.kept
         self._cuts = roots.cuts
         self._max_visits = max_visits
-        self._removed: dict[StorageKey, tuple[object, Way]] = {}
-        """The object to remove for each storage, and the best way to it."""
+        self._removed: dict[StorageKey, _Removal] = {}
         self.named: dict[StorageKey, ReferencePath] = {}
         self.unnamed: dict[StorageKey, ReferencePath] = {}
         self.is_cut = False
@@ -276,35 +276,51 @@ class _Explanation:
         root, steps = chain
         row = None if rows is None else rows.row(key)
         if rows is None or row is None:
-            return self._remove(key, steps[-1], way)
+            return self._remove(key, steps[-1], self._objects[key], way)
         shorter = tuple(rows.shortened(key, steps))
         holder = shorter[-1]
+        arrays = row.held_arrays()
         if id(holder) == row.object_id:
-            return self._remove(key, holder, self._writer.way(root, shorter))
+            return self._remove(key, holder, arrays, self._writer.way(root, shorter))
         library_object = self._library_object(root, shorter, rows)
         if library_object is not None:
-            return self._remove(key, *library_object)
+            item, way_to_item = library_object
+            return self._remove(key, item, arrays, way_to_item)
         if len(shorter) == len(steps):
-            return self._remove(key, holder, way)
+            return self._remove(key, holder, arrays, way)
         if row.is_inside_item and is_instance(holder, dict):
             # Such as a pandas object in a dict: it is removed as a whole.
             item = steps[len(shorter)]
-            return self._remove(key, item, self._writer.way(root, (*shorter, item)))
+            return self._remove(key, item, arrays, self._writer.way(root, (*shorter, item)))
         whole = self._writer.way(root, shorter)
         if root.is_all and whole.cut is not None:
-            return self._remove(key, holder, whole)  # such as ``plt.close(1)``
+            return self._remove(key, holder, arrays, whole)  # such as ``plt.close(1)``
         is_removed_as_whole = whole.cut is None or whole.is_advised
         if is_removed_as_whole and whole.holder.advice not in ("", REMOVE):
-            return whole  # such as ``load.cache_clear()``
+            return self._remove(key, None, arrays, whole)  # such as ``load.cache_clear()``
         inner = self._way_inside(root, shorter, row, rows)
-        if not inner.cuts and whole.cut is not None and whole.cut.kind in _REGISTRATIONS:
+        if inner.cuts:
+            path = whole.holder.path
+            way = replace(inner, holder=ReferencePath(path, inner.holder.advice))
+            return self._remove(key, None, arrays, way)
+        if whole.cut is not None and whole.cut.kind in _REGISTRATIONS:
             # Such as a matplotlib figure: users close it and type nothing that is inside.
-            return self._remove(key, holder, whole)
-        return Way(ReferencePath(whole.holder.path, inner.holder.advice), cuts=inner.cuts)
+            return self._remove(key, holder, arrays, whole)
+        # Each array is removed from all places by itself.
+        return self._remove(key, None, arrays, way)
 
-    def _remove(self, key: StorageKey, item: object, way: Way) -> Way:
-        """Record the object to remove for a storage, and return the way to it."""
-        self._removed[key] = item, way
+    def _remove(self, key: StorageKey, item: object, arrays: Sequence[object], way: Way) -> Way:
+        """Record what must be removed for a storage, and return the way to it.
+
+        Args:
+            key: the storage.
+            item: the object to remove; None if it stays.
+            arrays: the arrays that must die.
+            way: the way to the object, or the one that frees the arrays in it.
+        """
+        if item is None or any(array is item for array in arrays):
+            item = None
+        self._removed[key] = _Removal(item, arrays, way)
         return way
 
     def _library_object(
@@ -331,26 +347,33 @@ class _Explanation:
 
     def _way_inside(self, root: Root, steps: Steps, row: Row, rows: RowHolders) -> Way:
         """Return the line that takes the arrays of a row out of the last object of a chain."""
-        array_ids, cuts = self._writer.cuts_inside(root, steps, row.array_ids)
-        reached = set(map(row.array_ids.__getitem__, array_ids))
+        inside = self._writer.cuts_inside(root, steps, row.array_ids)
+        cuts, removed = inside.cuts, inside.removed
+        reached = set(map(row.array_ids.__getitem__, inside.reached))
         if not row.held <= reached:
-            leading = rows.items_leading_to(row, items_of(steps[-1]))
+            leading = rows.removable_items(row, items_of(steps[-1]))
             if any(is_of_library(item, "matplotlib.artist", "Artist") for item in leading):
                 leading = []  # axes stay without the artists in them
             cuts = self._writer.cuts_of_items(root, steps, leading)
+            removed = {(id(steps[-1]), id(item)) for item in leading}
         advice = statement_of(cuts)
-        if advice:
-            return Way(ReferencePath("", advice), cuts=tuple(cuts))
-        return Way(ReferencePath("", REMOVE if len(row.storages) == 1 else REMOVE_THEM))
+        if not advice:
+            return Way(ReferencePath("", ""))
+        return Way(ReferencePath("", advice), tuple(cuts), removed=frozenset(removed))
 
     def _add_other_holders(self) -> None:
         """Name the other places that hold an object: it dies only if all of them are emptied."""
-        removable = {
-            key: (item, way) for key, (item, way) in self._removed.items() if way.cut is not None
-        }
-        self._search.search_for_all([item for item, _ in removable.values()], self._max_visits)
-        for key, (item, way) in removable.items():
-            ways = self._all_ways(item, way)
+        searched = list[object]()
+        for removal in self._removed.values():
+            searched += removal.targets
+        self._search.search_for_all(searched, self._max_visits)
+        parts_of = {key: self._parts(removal) for key, removal in self._removed.items()}
+        parts = list(itertools.chain.from_iterable(parts_of.values()))
+        if parts:
+            self._search.search_for_all(parts, self._max_visits)
+        for key, removal in self._removed.items():
+            way = removal.way
+            ways = self._all_ways([*removal.targets, *parts_of[key]], way)
             if len(ways) > 1 or len(ways[0].cuts) > 1:
                 way = joined(ways) if len(ways) > 1 else ways[0]
                 self._note_cuts(way)
@@ -358,15 +381,30 @@ class _Explanation:
             elif not way.holder.advice and way.cut is not None:
                 self.named[key] = ReferencePath(way.holder.path, statement_of([way.cut]))
 
-    def _all_ways(self, item: object, nearest: Way) -> list[Way]:
-        """Return the ways to an object from all places that hold it, one for each line."""
-        kept = self._kept.get(id(item))
+    def _parts(self, removal: _Removal) -> list[object]:
+        """Return further objects that must die, because they lead to the arrays: those that the
+        line removes, and parts of these.
+        """
+        parts = list[object]()
+        if removal.item is not None:
+            parts += self._search.between(removal.item, removal.arrays)
+        for owner_id, item_id in removal.way.removed:
+            parts += self._search.below(owner_id, item_id, removal.arrays)
+        return list(by_identity(parts).values())
+
+    def _all_ways(self, targets: Sequence[object], nearest: Way) -> list[Way]:
+        """Return the ways to some objects from all places that hold them, one for each line."""
+        kept = self._kept.get(id(targets[0]))
         if kept is not None and kept.is_only_place:
             return [nearest]
         holders = list[_Holder]()
-        for way_to in self._search.ways_to([item]):
-            if not any(step is item for step in way_to.steps[:-1]):  # else its own part
-                holders.append(self._holder(way_to))
+        target_ids = set(map(id, targets))
+        for way_to in self._search.ways_to(targets):
+            if not target_ids.isdisjoint(map(id, way_to.steps[:-1])):
+                continue  # their own part
+            if way_to.roots[0].advice == REMOVE and way_to.steps[-1] is not targets[0]:
+                continue  # a constant of a library that a part refers to
+            holders.append(self._holder(way_to))
         holders.sort(key=lambda holder: nearest not in holder.ways)
         if not holders or nearest not in holders[0].ways:
             holders.insert(0, _Holder(None, [nearest], []))
@@ -375,7 +413,7 @@ class _Explanation:
         for holder in holders:
             remaining = holder.without(removed)
             for way in remaining.ways:
-                removed.update(_removed_by(way))
+                removed.update(way.removed)
             for way in remaining.together():
                 by_advice.setdefault(way.holder.advice, way)
         return list(by_advice.values())
@@ -392,6 +430,23 @@ class _Explanation:
             ways.append(self._writer.way(root, (*to_holder, *steps)))
             items.append(steps[0])
         return _Holder(to_holder[-1], ways, items)
+
+
+class _Removal(NamedTuple):
+    """What must be removed, so that the arrays of a row die."""
+
+    item: object
+    """The object to remove as a whole; None if only the arrays are removed."""
+    arrays: Sequence[object]
+    way: Way
+    """The best way to it."""
+
+    @property
+    def targets(self) -> list[object]:
+        """All objects that must die, the one to remove first."""
+        if self.item is None:
+            return list(self.arrays)
+        return [self.item, *self.arrays]
 
 
 class _Holder(NamedTuple):
@@ -414,7 +469,7 @@ class _Holder(NamedTuple):
         """
         ways, items = list[Way](), list[object]()
         for way, item in itertools.zip_longest(self.ways, self.items):
-            if removed.isdisjoint(itertools.pairwise(way.step_ids)):
+            if not way.is_ended_by(removed):
                 ways.append(way)
                 items.append(item)
         return _Holder(self.item, ways, items)
@@ -436,17 +491,6 @@ class _Holder(NamedTuple):
             return self.ways
         path = f"{self.ways[0].holder.path}, and {len(cuts) - 1} more there"
         return [Way(ReferencePath(path, advice), tuple(cuts))]
-
-
-def _removed_by(way: Way) -> list[tuple[int, int]]:
-    """Return the identities of the two objects of the reference that a way's line removes; nothing
-    if it removes none on the way.
-    """
-    cut = way.cut
-    if cut is None or cut.owner_id not in way.step_ids[:-1]:
-        return []
-    position = way.step_ids.index(cut.owner_id)
-    return [(cut.owner_id, way.step_ids[position + 1])]
 
 
 def _order(holder: ReferencePath) -> tuple[bool, int, str]:

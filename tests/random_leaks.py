@@ -1,0 +1,249 @@
+"""Leaves data of an experiment in random places of a notebook, runs the lines that ``leaks``
+prints, and sees what died.
+
+An experiment makes a few arrays and objects, derives others from them (views, tuples, closures),
+and puts them into containers that the notebook has. Then every printed line is run. All data must
+be dead, and everything that the notebook had before must still be there. Each program runs in a
+forked process.
+
+Run by test_random_leaks in processes of its own:
+
+    python -m tests.random_leaks 0 60            # prints the seeds that fail, with their programs
+    python -m tests.random_leaks 17 --shrink     # prints the smallest program that still fails
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from tests.agreement import Asker, forked, import_late_modules
+from tests.remedies import is_code, rows
+
+_MOST_STEPS = 8
+"""Maximum number of times that ``leaks`` is asked."""
+
+PRELUDE = """
+import collections, functools, gc, weakref
+import numpy as np
+class Big(bytearray):
+    __hash__ = object.__hash__
+class Plain:
+    def __init__(self, data):
+        self.data = data
+class Slotted:
+    __slots__ = ("data", "more", "rate", "__weakref__")
+def closing_over(data):
+    def load():
+        return data
+    return load
+def generated(data):
+    yield 1
+    yield data
+watched, innocent = [], []
+def old():
+    item = Plain(len(innocent))
+    innocent.append(weakref.ref(item))
+    return item
+"""
+PLACES = """
+rows = [old(), old()]
+table = {"old": old(), 3: old()}
+runs = {"first": [old()], "second": {"old": old()}}
+owner = Plain(old()); owner.items = [old()]; owner.empty = None
+slotted = Slotted(); slotted.data = old(); slotted.more = [old()]
+queue = collections.deque([old()])
+groups = collections.defaultdict(list, old=[old()])
+class Registry:
+    entries = [old()]
+    by_name = {"old": old()}
+pairs = ([old()], {"old": old()})
+"""
+"""Containers of the notebook, which still have their items in the end."""
+
+DATA = {
+    "array": "np.ones(2**18)",
+    "rows": "np.ones((2**9, 2**9))",
+    "object": "Big(2**21)",
+    "list of arrays": "[np.ones(2**17) for _ in range(3)]",
+    "dict of arrays": "{key: np.ones(2**17) for key in 'abc'}",
+    "owner": "Plain(np.ones(2**18))",
+    "list of objects": "[Big(2**20) for _ in range(3)]",
+}
+"""Code that makes at least 1 MiB."""
+
+FORMS = {
+    "itself": "{x}",
+    "itself again": "{x}",
+    "tuple": "(1, {x})",
+    "list": "[{x}]",
+    "dict": '{{"key": {x}}}',
+    "owner": "Plain({x})",
+    "closure": "closing_over({x})",
+    "partial": "functools.partial(print, {x})",
+    "nested": '{{"inner": [1, ({x}, 2)]}}',
+    "generator": "started(generated({x}))",
+    "method": "Plain({x}).__init__",
+}
+OF_ARRAYS = {
+    "view": "{x}[:10]",
+    "view of a view": "{x}[:20][3:]",
+    "reshaped": "{x}.reshape(-1, 2)",
+    "memory": "memoryview({x})",
+}
+"""Code of an object that keeps ``{x}`` alive."""
+
+PUTS = (
+    "rows.append({x})",
+    "rows.insert(0, {x})",
+    'table["new"] = {x}',
+    "table[{number}] = {x}",
+    'runs["first"].append({x})',
+    'runs["second"]["new"] = {x}',
+    'runs["third"] = {x}',
+    "owner.new = {x}",
+    "owner.empty = {x}",
+    "owner.items.append({x})",
+    "slotted.more.append({x})",
+    "slotted.rate = {x}",
+    "queue.append({x})",
+    'groups["new"].append({x})',
+    'groups["old"].append({x})',
+    "Registry.entries.append({x})",
+    'Registry.by_name["new"] = {x}',
+    "Registry.new = {x}",
+    "pairs[0].append({x})",
+    'pairs[1]["new"] = {x}',
+)
+
+WATCH = """
+def watch(item):
+    if isinstance(item, (np.ndarray, Big)):
+        watched.append(weakref.ref(item))
+    elif isinstance(item, Plain):
+        watch(item.data)
+    elif isinstance(item, dict):
+        for value in item.values(): watch(value)
+    elif isinstance(item, list):
+        for value in item: watch(value)
+def started(generator):
+    next(generator)
+    return generator
+"""
+
+
+def program(seed: int) -> list[str]:
+    """Return the statements of an experiment."""
+    random = Random(seed)
+    statements = list[str]()
+    for number in range(random.choice([1, 1, 1, 2, 3])):
+        name = f"x{number}"
+        kind = random.choice(list(DATA))
+        statements.append(f"{name} = {DATA[kind]}; watch({name})")
+        forms = FORMS | OF_ARRAYS if kind in ("array", "rows") else FORMS
+        for _ in range(random.choice([1, 2, 2, 3, 4])):
+            form = random.choice(list(forms.values())).format(x=name)
+            put = random.choice(PUTS)
+            statements.append(put.format(x=form, number=random.randrange(4, 9)))
+    return statements
+
+
+@dataclass(frozen=True)
+class Order:
+    """How the printed lines are run."""
+
+    is_stepwise: bool = False
+    """True to run the first line only, and to ask again, until nothing is left."""
+    line: str = ""
+    """Code to run instead of each line, to see that the check can fail."""
+
+
+def failure(statements: Sequence[str], order: Order) -> str:
+    """Return what is wrong with the lines that are printed after an experiment; empty if nothing.
+
+    Args:
+        statements: the experiment's code.
+        order: how the lines are run.
+    """
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    shell.run_line_magic("load_ext", "ipygpumem")
+    ask = Asker(shell)
+    ask.run(PRELUDE)
+    ask.run(WATCH)
+    ask.run(PLACES)
+    ask.run("%%experiment e\n" + "\n".join(statements))
+    printed = list[tuple[int, str, str]]()
+    for _ in range(_MOST_STEPS):
+        left = rows(ask, "leaks")
+        if order.is_stepwise:
+            left = left[:1]
+        for size, holder, advice in left:
+            printed.append((size, holder, advice))
+            if not is_code(shell, advice):
+                return f"no code: {printed}"
+            result = shell.run_cell(order.line or advice, store_history=True)
+            if not result.success:
+                return f"{result.error_in_exec or result.error_before_exec!r}: {printed}"
+        if not left or not order.is_stepwise:
+            break
+    gc.collect()
+    alive = sum(reference() is not None for reference in shell.user_ns["watched"])
+    lost = sum(reference() is None for reference in shell.user_ns["innocent"])
+    if alive or lost:
+        return f"{alive} alive, {lost} innocent lost: {printed}"
+    return ""
+
+
+def checked(statements: Sequence[str], order: Order) -> str:
+    """Return what is wrong with a program that runs in a forked process."""
+    return str(forked(lambda: failure(statements, order)))
+
+
+def shrunk(statements: list[str], order: Order) -> list[str]:
+    """Return the fewest statements that still fail."""
+    for position in reversed(range(len(statements))):
+        fewer = [*statements[:position], *statements[position + 1 :]]
+        wrong = checked(fewer, order)
+        if wrong and "NameError" not in wrong:
+            statements = fewer
+    return statements
+
+
+def main(arguments: Sequence[str]) -> list[Any]:
+    """Return the seeds that fail, each with its program and what is wrong."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("first", type=int)
+    parser.add_argument("stop", type=int, nargs="?")
+    parser.add_argument("--shrink", action="store_true")
+    parser.add_argument("--stepwise", action="store_true")
+    parser.add_argument("--lines", default="")
+    options = parser.parse_args(arguments)
+    order = Order(options.stepwise, options.lines)
+    failures = list[Any]()
+    for seed in range(options.first, options.stop or options.first + 1):
+        statements = program(seed)
+        wrong = checked(statements, order)
+        if wrong and options.shrink:
+            statements = shrunk(statements, order)
+            wrong = checked(statements, order)
+        if wrong:
+            failures.append([seed, statements, wrong])
+    return failures
+
+
+if __name__ == "__main__":
+    importlib.import_module("zmq")  # as a kernel has it
+    import_late_modules()
+    gc.collect()
+    gc.freeze()
+    print(json.dumps(main(sys.argv[1:]), indent=1))

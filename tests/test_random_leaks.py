@@ -1,0 +1,45 @@
+"""Checks that the lines printed for random leaks free all of them, and nothing else.
+
+A failure shows the experiment's code and the printed lines. Shrink it with
+``python -m tests.random_leaks SEED --shrink``.
+"""
+
+import json
+import os
+
+import pytest
+
+from tests.alone import printed
+from tests.random_leaks import program
+from tests.test_sizes import QUIET, linux
+
+pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
+
+FEW, ALL = 40, 400
+
+
+def failures(*arguments: object) -> list[object]:
+    """Return the seeds that fail, each with its program and what is wrong."""
+    return list(json.loads(printed("-m", "tests.random_leaks", *arguments, env=os.environ | QUIET)))
+
+
+@linux
+@pytest.mark.parametrize(
+    ("first", "stop"), [(0, FEW), pytest.param(FEW, ALL, marks=pytest.mark.thorough)]
+)
+@pytest.mark.parametrize("order", ["together", "stepwise"])
+def test_printed_lines_free_all_random_leaks(first: int, stop: int, order: str) -> None:
+    options = ["--stepwise"] if order == "stepwise" else []
+    if options and stop == FEW:
+        stop = FEW // 2
+    assert failures(first, stop, *options) == []
+
+
+@linux
+def test_a_line_that_frees_nothing_fails() -> None:
+    found = failures(0, 3, "--lines", "pass")
+    assert len(found) == 3, found
+
+
+def test_a_seed_stands_for_one_program() -> None:
+    assert program(1) == program(1) != program(2)
