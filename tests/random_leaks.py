@@ -35,7 +35,9 @@ _MOST_STEPS = 8
 
 PRELUDE = """
 import collections, functools, gc, weakref
+import sys
 import numpy as np
+torch = sys.modules.get("torch")
 class Big(bytearray):
     __hash__ = object.__hash__
 class Plain:
@@ -82,6 +84,13 @@ DATA = {
 }
 """Code that makes at least 1 MiB."""
 
+DATA_OF_TORCH = {
+    "tensor": "torch.ones(2**19)",
+    "layer": "torch.nn.Linear(2**10, 2**9)",
+    "list of tensors": "[torch.ones(2**18) for _ in range(3)]",
+    "array below a tensor": "torch.from_numpy(np.ones(2**18))",
+}
+
 FORMS = {
     "itself": "{x}",
     "itself again": "{x}",
@@ -102,6 +111,12 @@ OF_ARRAYS = {
     "memory": "memoryview({x})",
 }
 """Code of an object that keeps ``{x}`` alive."""
+
+OF_TENSORS = {
+    "view": "{x}[:10]",
+    "detached": "{x}.detach()",
+    "array": "{x}.numpy()",
+}
 
 PUTS = (
     "rows.append({x})",
@@ -130,6 +145,8 @@ WATCH = """
 def watch(item):
     if isinstance(item, (np.ndarray, Big)):
         watched.append(weakref.ref(item))
+    elif type(item).__module__.startswith("torch"):
+        watched.append(weakref.ref(item))
     elif isinstance(item, Plain):
         watch(item.data)
     elif isinstance(item, dict):
@@ -142,15 +159,20 @@ def started(generator):
 """
 
 
-def program(seed: int) -> list[str]:
-    """Return the statements of an experiment."""
+def program(seed: int, *, has_torch: bool = False) -> list[str]:
+    """Return the statements of an experiment, in most of which torch has data if ``has_torch``."""
     random = Random(seed)
     statements = list[str]()
+    data = DATA | DATA_OF_TORCH if has_torch else DATA
     for number in range(random.choice([1, 1, 1, 2, 3])):
         name = f"x{number}"
-        kind = random.choice(list(DATA))
-        statements.append(f"{name} = {DATA[kind]}; watch({name})")
-        forms = FORMS | OF_ARRAYS if kind in ("array", "rows") else FORMS
+        kind = random.choice(list(data))
+        statements.append(f"{name} = {data[kind]}; watch({name})")
+        forms = FORMS
+        if kind in ("array", "rows"):
+            forms = FORMS | OF_ARRAYS
+        elif kind in ("tensor", "array below a tensor"):
+            forms = FORMS | OF_TENSORS
         for _ in range(random.choice([1, 2, 2, 3, 4])):
             form = random.choice(list(forms.values())).format(x=name)
             put = random.choice(PUTS)
@@ -227,11 +249,16 @@ def main(arguments: Sequence[str]) -> list[Any]:
     parser.add_argument("--shrink", action="store_true")
     parser.add_argument("--stepwise", action="store_true")
     parser.add_argument("--lines", default="")
+    parser.add_argument("--torch", action="store_true")
     options = parser.parse_args(arguments)
     order = Order(options.stepwise, options.lines)
+    if options.torch:
+        importlib.import_module("torch")
+    gc.collect()
+    gc.freeze()
     failures = list[Any]()
     for seed in range(options.first, options.stop or options.first + 1):
-        statements = program(seed)
+        statements = program(seed, has_torch=options.torch)
         wrong = checked(statements, order)
         if wrong and options.shrink:
             statements = shrunk(statements, order)
@@ -244,6 +271,4 @@ def main(arguments: Sequence[str]) -> list[Any]:
 if __name__ == "__main__":
     importlib.import_module("zmq")  # as a kernel has it
     import_late_modules()
-    gc.collect()
-    gc.freeze()
     print(json.dumps(main(sys.argv[1:]), indent=1))

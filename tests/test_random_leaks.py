@@ -11,6 +11,7 @@ import pytest
 
 from tests.alone import printed
 from tests.random_leaks import program
+from tests.steps import needs
 from tests.test_sizes import QUIET, linux
 
 pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
@@ -33,6 +34,15 @@ def test_printed_lines_free_all_random_leaks(first: int, stop: int, order: str) 
     if options and stop == FEW:
         stop = FEW // 2
     assert failures(first, stop, *options) == []
+
+
+@linux
+@pytest.mark.parametrize(
+    ("first", "stop"), [(0, FEW // 2), pytest.param(FEW // 2, ALL, marks=pytest.mark.thorough)]
+)
+def test_printed_lines_free_random_leaks_of_torch(first: int, stop: int) -> None:
+    needs("torch")
+    assert failures(first, stop, "--torch") == []
 
 
 @linux

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from itertools import compress
 from operator import not_
@@ -11,7 +12,7 @@ from ipygpumem.heap.bulk import by_identity, chunks
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
-from ipygpumem.introspect import instance_dict, is_atom, is_instance, type_name
+from ipygpumem.introspect import instance_dict, is_atom, is_exactly, is_instance, type_name
 
 _MOST_VISITED = 2_000_000
 """Maximum number of objects to look at for all rows of a report: a second of work."""
@@ -19,6 +20,7 @@ _LITTLE = 0.1
 """Maximum share of other arrays in an object that is removed as a whole, by their bytes."""
 _MOST_PARTS = 10_000
 """Maximum number of objects in an item that is removed as a whole."""
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque, OrderedDict)
 _NO_OBJECT = (0,)
 """The identity of no object."""
 _OF_PANDAS = {"DataFrame", "Series", "Index"}
@@ -154,8 +156,8 @@ class RowHolders:
         return []
 
     def _leads_only_to(self, item: object, wanted: Container[int], of_row: Container[int]) -> bool:
-        """Return True if all objects of an item lead to some ``wanted`` ones, but for numbers and
-        text.
+        """Return True if all objects of an item lead to some ``wanted`` ones, but for numbers,
+        text and empty containers, such as those of a module of torch.
 
         Args:
             item: the item.
@@ -182,7 +184,9 @@ class RowHolders:
             new = [owner for owner in parents.get(key, ()) if owner not in leading]
             leading.update(new)
             found += new
-        return all(key in leading or is_atom(value) for key, value in objects.items())
+        return all(
+            key in leading or is_atom(value) or _is_empty(value) for key, value in objects.items()
+        )
 
     def _all_reached(self, item: object) -> set[int]:
         """Return the identities of all objects to which an item leads."""
@@ -191,24 +195,25 @@ class RowHolders:
         return reached
 
     def _nearest(self, row: Row, chain: Sequence[object]) -> int:
-        """Return the position of the nearest holder of a row in a chain; set the row's ``held``."""
+        """Return the position of the nearest holder of a row in a chain; set the row's ``held``.
+
+        It need not lead to all arrays on a storage: further holders are found one by one.
+        """
         nearest = len(chain) - 1
-        missing = dict(row.array_ids)
+        missing = set(row.array_ids.values())
         seen = set[int]()
         for position in reversed(range(len(chain))):
-            self._reach(chain[position], missing.keys(), seen)
-            reached = missing.keys() & seen
+            wanted = {key for key, storage in row.array_ids.items() if storage in missing}
+            self._reach(chain[position], wanted, seen)
+            reached = wanted & seen
             if reached:
                 nearest = position
-            for array_id in reached:
-                del missing[array_id]
+            missing.difference_update(map(row.array_ids.__getitem__, reached))
             if not missing:
                 return nearest
             if self._left <= 0:
                 return len(chain) - 1
-        row.held = row.storages & {
-            storage for key, storage in row.array_ids.items() if key not in missing
-        }
+        row.held = row.storages & set(row.array_ids.values()) - missing
         return nearest
 
     def _reach(self, item: object, wanted: Collection[int], seen: set[int]) -> None:
@@ -229,6 +234,11 @@ class RowHolders:
                 waiting.append([tensor for _, tensor in references.of_torch])
             if all(map(seen.__contains__, wanted)):
                 return
+
+
+def _is_empty(value: object) -> bool:
+    """Return True for an empty container of a type whose length no user's code tells."""
+    return is_exactly(value, *_CONTAINERS) and not value
 
 
 def _is_inner(owner: object, item: object) -> bool:

@@ -218,7 +218,11 @@ class _Explanation:
     ) -> None:
         """Find the holders, of whole rows if there are any."""
         for key, items in self._objects.items():
-            nearest = self._nearest(self._search.named, items, of_graphs=of_graphs)
+            row = None if rows is None else rows.row(key)
+            object_id = 0 if row is None else row.object_id
+            nearest = self._nearest(
+                self._search.named, items, object_id=object_id, of_graphs=of_graphs
+            )
             if nearest is not None:
                 way = self._of_row(key, *nearest, rows)
                 self._note_cuts(way)
@@ -251,9 +255,17 @@ class _Explanation:
             self._cuts[line_of(way.holder.advice)] = list(way.cuts)
 
     def _nearest(
-        self, ways: Ways, items: Sequence[object], *, of_graphs: bool
+        self, ways: Ways, items: Sequence[object], *, object_id: int = 0, of_graphs: bool
     ) -> tuple[tuple[Root, Steps], Way] | None:
-        """Return the shortest chain from a root to one of some objects, and its text."""
+        """Return the shortest chain from a root to one of some objects, and its text.
+
+        Args:
+            ways: the ways to all objects.
+            items: the objects.
+            object_id: identity of an object through which a chain leads, if any chain does: a row
+                that stands for a model is held where the model is, not its parameters.
+            of_graphs: True if a graph keeps the objects.
+        """
         chains = list[tuple[Root, Steps]]()
         for item in items:
             chain = self._search.chain(item, ways)
@@ -261,6 +273,8 @@ class _Explanation:
                 chains.append(chain)
         if not chains:
             return None
+        through = [chain for chain in chains if object_id in map(id, chain[1])]
+        chains = through or chains
         distance = min((root.rank, len(steps)) for root, steps in chains)
         nearest = list[tuple[tuple[Root, Steps], Way]]()
         for root, steps in chains:
