@@ -249,7 +249,7 @@ def test_sizes_are_read() -> None:
     assert parse_budget("gpu=8GiB,,cuda:1=4GiB") == {"gpu": 8 * GIB, "cuda:1": 4 * GIB}
     assert parse_budget("cuda=8GiB,CUDA:1=4GiB") == {"gpu": 8 * GIB, "cuda:1": 4 * GIB}
     for text, said in (
-        ("", "no device is named"),
+        ("", "name a device, such as"),
         ("8", "'8' must be a device and a size: write for instance gpu=8GiB"),
         ("gpu=", "'' is not a size"),
         ("gpu=lots", "'lots' is not a size"),

@@ -336,7 +336,7 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
     ),
     (lambda: ipygpumem.tensors(3), "names as strings, such as"),  # type: ignore[arg-type]
     (lambda: ipygpumem.diff(ipygpumem.tensors("no such"), 2), "diff takes two inventories"),  # type: ignore[arg-type]
-    (lambda: ipygpumem.budget(), "no device is named"),
+    (lambda: ipygpumem.budget(), "name a device, such as"),
     (lambda: ipygpumem.budget(gpu=_HUGE), f"budget: gpu: {_MOST}"),
 ]
 """Numbers, sizes and devices of every kind are checked in test_units.py and test_accelerators.py.

@@ -78,15 +78,20 @@ class Remaining:
 
 def objects_to_search(items: Sequence[object]) -> Sequence[object]:
     """Return the objects of a row whose holders are searched."""
+    return items if is_searched_together(items) else items[:1]
+
+
+def is_searched_together(items: Sequence[object]) -> bool:
+    """Return True if one search finds the holders of all objects of a row of several."""
     if len(items) > _MOST_MIXED and len(types_of(items)) > 1:
         # No line removes them all, and the search takes half a minute after an import of sympy.
-        return items[:1]
-    return items[:_MOST_SEARCHED]
+        return False
+    return 1 < len(items) <= _MOST_SEARCHED
 
 
 def holder_of_several(
     items: Sequence[object],
-    row: Row,
+    row: Row | None,
     holders: Mapping[StorageKey, ReferencePath],
     cuts: dict[str, list[Cut]],
 ) -> ReferencePath:
@@ -94,13 +99,15 @@ def holder_of_several(
 
     Args:
         items: the objects.
-        row: their row, whose holder may lead to all of them.
+        row: their row, whose holder may lead to all of them; None if they are too many.
         holders: the holder of each object that was searched.
         cuts: the references that a line removes, by the line.
     """
     if all(map(is_pending, items)):
         return ReferencePath(EVENT_LOOP, cancelling(items))
     first = holders["object", id(items[0])]
+    if row is None:
+        return ReferencePath(f"{first.path}, and more", REMOVE_THEM)
     if row.is_whole and first.advice != REMOVE_THEM:
         return first
     of_items = list[ReferencePath]()

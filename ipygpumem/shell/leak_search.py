@@ -33,7 +33,11 @@ from ipygpumem.introspect import (
 )
 from ipygpumem.inventory import unreached
 from ipygpumem.inventory.merging import holder_of_registered, merged
-from ipygpumem.inventory.remaining import holder_of_several, objects_to_search
+from ipygpumem.inventory.remaining import (
+    holder_of_several,
+    is_searched_together,
+    objects_to_search,
+)
 from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
 from ipygpumem.inventory.roles import optimizer_states
 from ipygpumem.records import ReferencePath, RetainedArray
@@ -312,7 +316,7 @@ class _Objects:
         self._cuts = nameless.cuts
         self.rows_to_explain: dict[StorageKey, Row] = {}
         for other in self._survivors:
-            if len(other.items) > 1:
+            if is_searched_together(other.items):
                 self.rows_to_explain["object", id(other.items[0])] = Row.of_objects(other.items)
         self._sizes = nameless.sizes
         self._pass_over_arrays(self._sizes)
@@ -345,9 +349,12 @@ class _Objects:
         key = ("object", id(other.items[0]))
         if len(other.items) == 1:
             return holders[key]
-        if other.held.holder is not None and all(map(is_pending, other.items)):
-            return other.held.holder  # the event loop keeps tasks, and the search ends there
-        return holder_of_several(other.items, self.rows_to_explain[key], holders, self._cuts)
+        row = self.rows_to_explain.get(key)
+        # The event loop keeps tasks, and the search ends there.
+        is_fixed = row is None or all(map(is_pending, other.items))
+        if other.held.holder is not None and is_fixed:
+            return other.held.holder
+        return holder_of_several(other.items, row, holders, self._cuts)
 
     def leaked(
         self,

@@ -16,7 +16,13 @@ from ipygpumem.heap.holders.search import NOT_REACHED, explain
 from ipygpumem.heap.holders.tasks import is_pending
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.inventory.merging import merged, with_arrays
-from ipygpumem.inventory.remaining import Remaining, find, holder_of_several, most_bytes
+from ipygpumem.inventory.remaining import (
+    Remaining,
+    find,
+    holder_of_several,
+    is_searched_together,
+    most_bytes,
+)
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.scope.ownable import ownable
@@ -355,7 +361,7 @@ class _SearchAtEnd:
         objects_rows = dict[StorageKey, Row]()
         for part in remaining:
             searched += part.to_search()
-            if len(part.items) > 1:
+            if is_searched_together(part.items):
                 objects_rows["object", id(part.items[0])] = part.row()
         holders = explain(
             (), heap, roots, more=searched[:MOST_EXPLAINED], rows=objects_rows, all_places=True
@@ -430,12 +436,13 @@ def _holder_of(
     """
     key = ("object", id(part.items[0]))
     searched = holders.get(key)
-    if part.chain and all(map(is_pending, part.items)):
+    is_fixed = key not in rows or all(map(is_pending, part.items))
+    if part.chain and len(part.items) > 1 and is_fixed:
         return part.from_name(roots)
     if len(part.items) > 1:
         if searched is None:
             return NOT_REACHED
-        return holder_of_several(part.items, rows[key], holders, roots.cuts)
+        return holder_of_several(part.items, rows.get(key), holders, roots.cuts)
     if not part.chain and searched is not None:
         return searched
     from_name = part.from_name(roots)

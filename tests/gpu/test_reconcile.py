@@ -153,7 +153,14 @@ def test_looking_changes_nothing(kernel: Kernel, card: Card) -> None:
 STATES = {"": 100, "expandable_segments:True": 50, "backend:cudaMallocAsync": 50}
 """How many for each way in which torch's allocator can be set up."""
 MANAGED = {"live", "allocator", "context", "process", "free"}
-BLOCKS = MANAGED - {"live"} | {"tensors:", "held", "rounding", "waiting", "fragmentation", "pools'"}
+BLOCKS = MANAGED - {"live"} | {
+    "tensors:",
+    "autograd",
+    "rounding",
+    "waiting",
+    "fragmentation",
+    "cache",
+}
 """Words with which the parts begin that are not empty in all states: the allocator's blocks tell
 more.
 """

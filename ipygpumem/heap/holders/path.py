@@ -66,6 +66,7 @@ class Path:
             reference.
         is_ending: True if the advice ends the target of that time, such as a generator's
             ``close()``: it refers to nothing any more.
+        ended: the object that the advice ends, if it is another one; else None.
     """
 
     def __init__(self, root: Root, text: str) -> None:
@@ -81,6 +82,7 @@ class Path:
         self.is_of_library = root.advice == REMOVE
         self.is_own = False
         self.is_ending = False
+        self.ended: object = None
         self._advised_cut: Cut | None = None
         self._advised_code = ""
         self._unless_cut: Cut | None = None

@@ -170,7 +170,7 @@ class PathWriter:
             if not is_last:
                 position += self._step(steps[position:], path)
             if path.is_ending and ended_id == 0:
-                ended_id = id(parent)
+                ended_id = id(parent if path.ended is None else path.ended)
             if is_last:
                 return ended_id
 

@@ -324,7 +324,7 @@ class _Explanation:
         return self._remove(key, None, arrays, way)
 
     def _remove(self, key: StorageKey, item: object, arrays: Sequence[object], way: Way) -> Way:
-        """Record what must be removed for a storage, and return the way to it.
+        """Record the removal that frees a storage, and return the way to it.
 
         Args:
             key: the storage.
@@ -419,9 +419,7 @@ class _Explanation:
             if way_to.roots[0].advice == REMOVE and way_to.steps[-1] is not targets[0]:
                 continue  # a constant of a library that a part refers to
             holders.append(self._holder(way_to))
-        holders.sort(key=lambda holder: nearest not in holder.ways)
-        if not holders or nearest not in holders[0].ways:
-            holders.insert(0, _Holder(None, [nearest], []))
+        holders = _nearest_first(holders, nearest)
         removed = set[tuple[int, int]]()
         by_advice = dict[str, Way]()
         for holder in holders:
@@ -447,7 +445,7 @@ class _Explanation:
 
 
 class _Removal(NamedTuple):
-    """What must be removed, so that the arrays of a row die."""
+    """An object or arrays to remove, so that the memory of a row is freed."""
 
     item: object
     """The object to remove as a whole; None if only the arrays are removed."""
@@ -505,6 +503,21 @@ class _Holder(NamedTuple):
             return self.ways
         path = f"{self.ways[0].holder.path}, and {len(cuts) - 1} more there"
         return [Way(ReferencePath(path, advice), tuple(cuts))]
+
+
+def _nearest_first(holders: Sequence[_Holder], nearest: Way) -> list[_Holder]:
+    """Return holders, the one with the nearest way first.
+
+    That may have been found as the way to a part: a proxy in a dict, of which one line removes all
+    entries, leads to an array.
+    """
+    for position, holder in enumerate(holders):
+        for number, way in enumerate(holder.ways):
+            if way == nearest or (way.cuts and way.cuts == nearest.cuts):
+                ways = [*holder.ways[:number], nearest, *holder.ways[number + 1 :]]
+                first = holder._replace(ways=ways)
+                return [first, *holders[:position], *holders[position + 1 :]]
+    return [_Holder(None, [nearest], []), *holders]
 
 
 def _order(holder: ReferencePath) -> tuple[bool, int, str]:
