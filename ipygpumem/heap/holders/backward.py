@@ -337,7 +337,7 @@ class BackwardSearch:
 
     @staticmethod
     def _reached(edges: Mapping[int, Sequence[int]], starts: Iterable[int]) -> dict[int, None]:
-        """Return the identities to which edges lead from some others."""
+        """Return the identities to which edges lead from the first ones."""
         waiting = list(starts)
         reached = dict[int, None]()
         for key in waiting:  # the list grows
