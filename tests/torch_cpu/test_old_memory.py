@@ -125,7 +125,7 @@ cache.append(y)
 """
 HOLDERS = [
     ("notebook variable cache", "cache.clear()"),
-    ("notebook variable frame", "remove them from there"),  # the row has the frame's new arrays
+    ('notebook variable frame["new"]', 'del frame["new"]'),  # the row has the frame's new arrays
     ("notebook variable images.items[100]", "del images.items[100]"),
     ("notebook variable objects (in an array of objects)", "objects[1] = None"),
 ]
