@@ -189,7 +189,8 @@ def test_a_member_has_the_size_that_del_frees(
     member = MEMBERS[name]
     if member.needs:
         needs(member.needs)
-    if member.item == 4:  # in a kernel of its own: they would fill what earlier rows have left
+    # In a kernel of their own: small objects would fill free pages that earlier tests have left.
+    if member.item == 4 or name == "a module made by hand":
         notebook = request.getfixturevalue("kernel")
         works(notebook, _ASK)
     works(notebook, textwrap.dedent(member.setup), "import ipygpumem; y = 1; ipygpumem.top()")
