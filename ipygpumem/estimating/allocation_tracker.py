@@ -35,9 +35,10 @@ from ipygpumem.estimating.workspaces import Workspaces, takes_cudnn
 _ATEN = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
 _SCALAR = _ATEN._local_scalar_dense.default
-_CONVOLUTIONS = frozenset([_ATEN.convolution.default, _ATEN.convolution_backward.default])
+_CONVOLUTIONS = (_ATEN.convolution.default, _ATEN.convolution_backward.default)
 _COALESCE = _ATEN._coalesce.default
-_INDEX, _SELECT = _ATEN.index.Tensor, _ATEN.masked_select.default
+_INDEX = _ATEN.index.Tensor
+_SELECT = _ATEN.masked_select.default
 _EMPTY = frozenset({"empty_like", "new_empty", "new_empty_strided"})
 """Operators whose results have no values, even if those of their arguments are known."""
 _CONSTANTS = (_ATEN.lift_fresh.default, _ATEN.lift.default)
@@ -129,8 +130,11 @@ class AllocationTracker(StorageFollower):
         if in_backward and func in IN_PLACE and works_in_place(func, args):
             return self._changed_in_place(operator_name(func), args)
         sparse = [tensor for tensor in arguments if is_sparse(tensor)]
-        parts = list(map(parts_of, sparse))  # which an operator may replace: alive until it returns
-        operator = self._sparse_operator(func, args) if sparse else None
+        # An operator may replace them: they are alive until the results are logged.
+        replaced_parts = [parts_of(tensor) for tensor in sparse]
+        operator = None
+        if sparse:
+            operator = self._sparse_operator(func, args)
         if operator is None:
             operator = self._operator(func, args, arguments)
         try:
@@ -139,23 +143,30 @@ class AllocationTracker(StorageFollower):
         except _UNFOLLOWED as error:
             if func is _SCALAR or func in COMPARES:
                 return self._guesses.answer(func, args[0])
-            is_unsupported = isinstance(error, fake_tensor.UnsupportedOperatorException)
-            raise _refusal(_UNTOLD if is_unsupported else UNKNOWN, func) from error
-        if isinstance(result, torch.Tensor) and has_unknown_entries(func, operator, result):
-            raise _refusal("an estimate cannot follow sparse tensors", func)
-        result = self._corrected(func, args, kwargs, result)
-        self._guesses.values.see(func, args, kwargs, result)
-        if self.observe is not None:
-            self.observe(func, args, kwargs, result)
+            raise _refusal(_reason_of(error), func) from error
+        result = self._checked(func, operator, args, kwargs, result)
         name = operator_name(func)
         if sparse and operator is func and func not in OF_PARTS:
             name = f"sparse {name}"
             self._workspaces.unknown.setdefault(name)
         if operator is not func or name in _EMPTY or not all(map(_may_be_known, arguments)):
             _forget_values(tensors_in(result))
-        recorded = torch.is_grad_enabled() and any(item.requires_grad for item in arguments)
+        recorded = _is_recorded(arguments)
         self._log_results(name, args, result, recorded=recorded, in_backward=in_backward)
-        del parts
+        del replaced_parts
+        return result
+
+    def _checked(self, func: Any, operator: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        """Return the corrected result of an operation, after the observers have seen it.
+
+        ``operator`` ran for the operation ``func``.
+        """
+        if isinstance(result, torch.Tensor) and has_unknown_entries(func, operator, result):
+            raise _refusal("an estimate cannot follow sparse tensors", func)
+        result = self._corrected(func, args, kwargs, result)
+        self._guesses.values.see(func, args, kwargs, result)
+        if self.observe is not None:
+            self.observe(func, args, kwargs, result)
         return result
 
     def _changed_in_place(self, name: str, args: Any) -> Any:
@@ -182,8 +193,9 @@ class AllocationTracker(StorageFollower):
         self, name: str, args: Any, tensor: Any, *, recorded: bool, in_backward: bool
     ) -> None:
         """Log the storage of a result."""
-        is_fake = isinstance(tensor, fake_tensor.FakeTensor)
-        device = tensor.fake_device if is_fake else tensor.device
+        device = tensor.device
+        if isinstance(tensor, fake_tensor.FakeTensor):
+            device = tensor.fake_device
         if device.type == "meta":  # meta tensors have no memory
             return
         least_bytes = 0
@@ -210,7 +222,10 @@ class AllocationTracker(StorageFollower):
             return args, kwargs
 
         def fake_of(tensor: Any) -> Any:
-            _, copy = self._strays.get(id(tensor), (tensor, tensor))
+            stray = self._strays.get(id(tensor))
+            if stray is None:
+                return tensor
+            _, copy = stray
             return copy
 
         copies: tuple[Any, Any] = tree_map_only(torch.Tensor, fake_of, (args, kwargs))
@@ -220,7 +235,9 @@ class AllocationTracker(StorageFollower):
         """Make a fake copy of a real tensor, and hook its gradient."""
         if id(tensor) in self._strays:
             return
-        self._strays[id(tensor)] = tensor, self._copies.of(self._copies.share(tensor))
+        original = self._copies.share(tensor)
+        copy = self._copies.of(original)
+        self._strays[id(tensor)] = tensor, copy
         handle = self._follow(tensor)
         if handle is not None:
             self._handles.append(handle)
@@ -235,7 +252,8 @@ class AllocationTracker(StorageFollower):
         largest = LARGEST.get(func.name())
         if largest is None or all(map(is_known, arguments)):
             return STAND_INS.get(func, func)
-        if not all(map(is_known, _tensors_that_decide(func, args, arguments))):
+        deciding = _tensors_that_decide(func, args, arguments)
+        if not all(map(is_known, deciding)):
             self.upper_bounds[user_line()] = None
         return largest
 
@@ -249,10 +267,13 @@ class AllocationTracker(StorageFollower):
         """Return a result, corrected where fake tensors differ from the device's kernels."""
         if func is _ATEN.mkldnn_rnn_layer.default:
             return with_workspace(func, args, kwargs, result)
-        if func in _CONVOLUTIONS and self._devices.is_elsewhere and not takes_cudnn():
+        if not self._devices.is_elsewhere:
+            return result
+        if func in _CONVOLUTIONS and not takes_cudnn():
             return without_channels_last(result)
-        if func is _ATEN.log_sigmoid_forward.default and self._devices.is_elsewhere:
-            return result[0], result[1].new_empty(0)  # CUDA saves nothing for backward
+        if func is _ATEN.log_sigmoid_forward.default:
+            output, buffer = result
+            return output, buffer.new_empty(0)  # CUDA saves nothing for backward
         return result
 
     # -- roles of storages, from torch's hooks on leaves -------------------------------------------
@@ -276,16 +297,27 @@ class AllocationTracker(StorageFollower):
             self.log.mark(tensor, PARAMETERS)
         if not tensor.requires_grad or not tensor.is_leaf:
             return None
-        return tensor.register_post_accumulate_grad_hook(
-            lambda leaf: self.mark_gradient(leaf, leaf.grad)
-        )
+
+        def mark(leaf: Any) -> None:
+            self.mark_gradient(leaf, leaf.grad)
+
+        return tensor.register_post_accumulate_grad_hook(mark)
 
 
 def _tensors_that_decide(func: Any, args: Any, arguments: list[Any]) -> list[Any]:
     """Return the arguments whose values decide on the size of an operation's result."""
     if func is _INDEX:
         return [index for index in args[1] if is_mask(index)]
-    return arguments[1:] if func is _SELECT else arguments
+    if func is _SELECT:
+        return arguments[1:]
+    return arguments
+
+
+def _is_recorded(arguments: list[Any]) -> bool:
+    """Return True if autograd records an operation for the backward pass."""
+    if not torch.is_grad_enabled():
+        return False
+    return any(tensor.requires_grad for tensor in arguments)
 
 
 def _may_be_known(argument: Any) -> bool:
@@ -320,14 +352,25 @@ def _without_values(func: Any, args: Any, kwargs: Any) -> Iterator[None]:
 
 def _copies_values(func: Any, args: Any, kwargs: Any) -> bool:
     """Return True if an operation copies several known values to a device."""
-    if func is not _ATEN._to_copy.default or not isinstance(args[0], fake_tensor.FakeTensor):
+    if func is not _ATEN._to_copy.default:
         return False
-    constant = args[0].constant
-    if constant is None or constant.numel() < 2:
+    source = args[0]
+    if not isinstance(source, fake_tensor.FakeTensor):
         return False
-    return bool(torch.device(kwargs.get("device") or "cpu").type != "cpu")
+    if source.constant is None or source.constant.numel() < 2:
+        return False
+    device = torch.device(kwargs.get("device") or "cpu")
+    return bool(device.type != "cpu")
 
 
-def _refusal(words: str, func: Any) -> EstimateError:
-    operation = str(func).removeprefix("aten.").partition(".")[0]
-    return EstimateError(f"{words}: {operation} in {user_line()}")
+def _reason_of(error: BaseException) -> str:
+    """Return why an operation cannot be followed, from the error that torch raised."""
+    if isinstance(error, fake_tensor.UnsupportedOperatorException):
+        return _UNTOLD
+    return UNKNOWN
+
+
+def _refusal(reason: str, func: Any) -> EstimateError:
+    """Return the error of an estimate that cannot follow an operation on the current line."""
+    operation, _, _ = str(func).removeprefix("aten.").partition(".")
+    return EstimateError(f"{reason}: {operation} in {user_line()}")
