@@ -42,11 +42,13 @@ def choose_loop(optimizer: Any, devices: Devices) -> None:
     """
     if not _has_fast_loop(type(optimizer)):
         return  # such as Adafactor, which always uses the plain loop
-    is_elsewhere = (devices.named or "cpu").partition(":")[0] != "cpu"
+    device_type, _, _ = (devices.named or "cpu").partition(":")
     for group in optimizer.param_groups:
         if _is_loop_chosen(group):
             continue
-        if is_elsewhere or any(item.device.type != "cpu" for item in group["params"]):
+        device_types = {parameter.device.type for parameter in group["params"]}
+        device_types.add(device_type)
+        if device_types != {"cpu"}:
             group["foreach"] = True
 
 
@@ -99,8 +101,10 @@ def _fake_kind(kind: Any) -> Any:
         vars(made).update(vars(tensor))
         return made
 
+    make_class = type(kind)
     bases = (kind, fake_tensor.FakeTensor)
-    return type(kind)(kind.__name__, bases, {"__module__": kind.__module__, "detach": detach})
+    attributes = {"__module__": kind.__module__, "detach": detach}
+    return make_class(kind.__name__, bases, attributes)
 
 
 class Patch(NamedTuple):
@@ -122,7 +126,8 @@ class Wrapper(NamedTuple):
 
     def patch(self) -> Patch:
         """Return the replacement."""
-        original, function = getattr(self.owner, self.name), self.function
+        original = getattr(self.owner, self.name)
+        function = self.function
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -163,11 +168,10 @@ class Patches:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Replace the functions during the block."""
+        replacements = [*self._of_fake_tensors(), *self._of_effects(), *self._of_code()]
         with ExitStack() as stack:
             stack.callback(self._autocast.close)
-            self._others = _changes(
-                [*self._of_fake_tensors(), *self._of_effects(), *self._of_code()]
-            )
+            self._others = _changes(replacements)
             self._operators = _changes(self._of_operators())
             changes = [*self._others, *self._operators]
             for change in changes:
@@ -185,9 +189,11 @@ class Patches:
 
     def _of_fake_tensors(self) -> list[Patch | Wrapper]:
         """Return the replacements in torch's own fake tensors."""
-        mode, tensor = fake_tensor.FakeTensorMode, fake_tensor.FakeTensor
-        make = staticmethod(functools.partial(_make_subclass, torch.Tensor._make_subclass))
-        no_references = SimpleNamespace(getweakrefs=lambda _: [])
+        mode = fake_tensor.FakeTensorMode
+        tensor = fake_tensor.FakeTensor
+        original_make = torch.Tensor._make_subclass
+        make = staticmethod(functools.partial(_make_subclass, original_make))
+        no_references = SimpleNamespace(getweakrefs=_no_references)
         return [
             Patch(fake_tensor.log, "disabled", True, "the errors that it logs are raised, too"),
             Patch(mode, "avoid_device_init", True, "torch.tensor would allocate on a device"),
@@ -219,9 +225,12 @@ class Patches:
 
     def _of_code(self) -> list[Patch | Wrapper]:
         """Return the replacements of functions that run the code in another way."""
-        loader, context = torch.utils.data.DataLoader, _device.DeviceContext
-        scaler, autograd = torch.amp.GradScaler, torch.autograd
-        traces, run_backward = self._unfollowed.scripts, self._run_backward
+        loader = torch.utils.data.DataLoader
+        context = _device.DeviceContext
+        scaler = torch.amp.GradScaler
+        autograd = torch.autograd
+        traces = self._unfollowed.scripts
+        run_backward = self._run_backward
         items: list[Patch | Wrapper] = [
             Wrapper(loader, "__init__", _load_here, "processes get no fake tensors"),
             Wrapper(threading.Thread, "start", self._start, "modes belong to a thread"),
@@ -259,7 +268,8 @@ class Patches:
 
     def _of_autocast(self) -> list[Patch | Wrapper]:
         """Return the replacements of autocast's functions, which take no tensors."""
-        autocast, module = self._autocast, torch.amp.autocast_mode
+        autocast = self._autocast
+        module = torch.amp.autocast_mode
         why = "the CPU stands for the device"
         items: list[Patch | Wrapper] = [
             Wrapper(module.autocast, "__init__", autocast.begin, why),
@@ -269,9 +279,9 @@ class Patches:
             Wrapper(torch, "get_autocast_gpu_dtype", autocast.dtype_for, why),
             Wrapper(torch, "clear_autocast_cache", autocast.clear_cache, why),
         ]
+        supports = "_get_capturable_supported_devices"
         for name, optimizers in list(sys.modules.items()):
             if name.startswith("torch.optim."):
-                supports = "_get_capturable_supported_devices"
                 items.append(Patch(optimizers, supports, _supports_cpu, why))
         return items
 
@@ -290,10 +300,10 @@ class Patches:
         original(thread)
 
     def _compile(self, _: Any, model: Any = None, **options: Any) -> Any:
-        """Return a model, or a decorator's function, without compiling it."""
+        """Return a model, or a decorator, without compiling anything."""
         self._unfollowed.compiled(is_eager=is_eager(options))
         if model is None:
-            return lambda function: function
+            return _unchanged
         return model
 
     def _compile_module(self, *_: Any, **options: Any) -> None:
@@ -329,19 +339,23 @@ class Patches:
         kwargs: Any = None,
     ) -> Any:
         """Call a function in a ``torch.device`` context, with the device that stands for its."""
-        kwargs = kwargs or {}
-        if func in _device._device_constructors() and kwargs.get("device") is None:
-            kwargs = {**kwargs, "device": self._devices.place_for(context.device)}
-        return func(*args, **kwargs)
+        options = dict(kwargs or {})
+        is_constructor = func in _device._device_constructors()
+        if is_constructor and options.get("device") is None:
+            options["device"] = self._devices.place_for(context.device)
+        return func(*args, **options)
 
 
 def _changes(items: list[Patch | Wrapper]) -> list[Any]:
     """Return a context for each replacement of something that this version of torch has."""
     changes = []
     for item in items:
-        if hasattr(item.owner, item.name):
-            new = item.patch() if isinstance(item, Wrapper) else item
-            changes.append(patch.object(new.owner, new.name, new.value))
+        if not hasattr(item.owner, item.name):
+            continue
+        if isinstance(item, Wrapper):
+            item = item.patch()
+        change = patch.object(item.owner, item.name, item.value)
+        changes.append(change)
     return changes
 
 
@@ -375,7 +389,18 @@ class SavedFiles:
 
 
 def _key_of(file: Any) -> Any:
-    return Path(file).absolute() if isinstance(file, (str, os.PathLike)) else id(file)
+    """Return the path of a file, or the identity of a file object."""
+    if isinstance(file, (str, os.PathLike)):
+        return Path(file).absolute()
+    return id(file)
+
+
+def _unchanged(function: Any) -> Any:
+    return function
+
+
+def _no_references(_: Any) -> list[Any]:
+    return []
 
 
 def _do_nothing(*_: Any) -> None:
@@ -392,10 +417,13 @@ def _supports_cpu(*_: Any, **__: Any) -> list[str]:
 
 def _make_subclass(original: Any, kind: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
     """Make a parameter of a library's own class from a fake tensor."""
-    if isinstance(data, fake_tensor.FakeTensor) and issubclass(kind, torch.nn.Parameter):
-        requires_grad = kwargs.get("require_grad", args[0] if args else False)
-        return fake_parameter(kind, data, bool(requires_grad))
-    return original(kind, data, *args, **kwargs)
+    is_fake = isinstance(data, fake_tensor.FakeTensor)
+    if not is_fake or not issubclass(kind, torch.nn.Parameter):
+        return original(kind, data, *args, **kwargs)
+    requires_grad = kwargs.get("require_grad", False)
+    if args:
+        requires_grad = args[0]
+    return fake_parameter(kind, data, bool(requires_grad))
 
 
 def _swap(original: Any, first: Any, second: Any) -> None:
@@ -436,7 +464,8 @@ def _is_foreign(original: Any, items: Any) -> bool:
 
     Modules use their fused kernels only if there is none, and our modes must not disable these.
     """
-    return any(type(item) not in _PLAIN and original(items) for item in items)
+    has_other_class = any(type(item) not in _PLAIN for item in items)
+    return has_other_class and bool(original(items))
 
 
 @contextmanager
@@ -477,15 +506,18 @@ def _libraries_imported_without(changes: list[Any]) -> Iterator[None]:
 @contextmanager
 def _undone(changes: list[Any]) -> Iterator[None]:
     """Put torch's own functions back during the block."""
-    # Code that is being compiled may import a library: then some are undone already.
-    changes = [change for change in changes if hasattr(change, "target")]
-    # The code may have replaced a replacement.
-    current = [vars(change.target).get(change.attribute, change.new) for change in changes]
-    for change in reversed(changes):
+    applied: list[tuple[Any, Any]] = []
+    for change in changes:
+        # Code that is being compiled may import a library: then some are undone already.
+        if hasattr(change, "target"):
+            # The code may have replaced the replacement.
+            current = vars(change.target).get(change.attribute, change.new)
+            applied.append((change, current))
+    for change, _ in reversed(applied):
         change.__exit__(None, None, None)
     try:
         yield
     finally:
-        for change, replacement in zip(changes, current, strict=True):
+        for change, current in applied:
             change.__enter__()
-            setattr(change.target, change.attribute, replacement)
+            setattr(change.target, change.attribute, current)
