@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import operator
 import re
 import sys
 import threading
@@ -66,7 +67,9 @@ class FakeCopies:
     def __init__(
         self, log: StorageLog, devices: Devices, fakes: FakeTensorMode, unfollowed: Unfollowed
     ) -> None:
-        self._log, self._devices, self._fakes = log, devices, fakes
+        self._log = log
+        self._devices = devices
+        self._fakes = fakes
         self._unfollowed = unfollowed
         self.restorer: Rollback | None = None
         """Saves the state of shared objects before code can change them."""
@@ -109,10 +112,13 @@ class FakeCopies:
         look up later.
         """
         new = [key for key in self._new if key in self._memo]
+        # No name of ours may refer to an original while its references are counted.
         counts = map(sys.getrefcount, [self._originals[key] for key in new])
         for key, count in zip(new, counts, strict=True):
             if self._copied[key] >= count - _OURS:
-                del self._memo[key], self._originals[key], self._copied[key]
+                del self._memo[key]
+                del self._originals[key]
+                del self._copied[key]
         self._new.clear()
 
     def share(self, value: Any) -> Any:
@@ -135,7 +141,9 @@ class FakeCopies:
             return self.share(value)
         if is_instance(value, torch.Tensor):
             copy = _target(self._tensors.get(id(value)))
-            return self._tensor(value) if copy is None else copy
+            if copy is None:
+                copy = self._tensor(value)
+            return copy
         if id(value) not in self._memo:
             copy = _maker(value)(self, value)
             if id(value) not in self._memo:  # such as a module, which is shared
@@ -153,7 +161,8 @@ class FakeCopies:
         return copy
 
     def _keep(self, value: Any, copy: Any) -> Any:
-        self._memo[id(value)], self._originals[id(value)] = copy, value
+        self._memo[id(value)] = copy
+        self._originals[id(value)] = value
         return copy
 
     # -- tensors ---------------------------------------------------------------------------------
@@ -192,9 +201,11 @@ class FakeCopies:
         life = self._log.see(copy, self._devices.name(copy.device), before=True)
         if life is None:
             return
-        life.address = tensor.untyped_storage().data_ptr() if tensor.is_cuda else 0
+        if tensor.is_cuda:
+            life.address = tensor.untyped_storage().data_ptr()
         place = str(tensor.device)
-        self.originals_bytes[place] = self.originals_bytes.get(place, 0) + life.size_bytes
+        earlier_bytes = self.originals_bytes.get(place, 0)
+        self.originals_bytes[place] = earlier_bytes + life.size_bytes
 
     def _remember(self, tensor: Any, copy: Any) -> None:
         if isinstance(copy, torch.nn.Parameter):
@@ -208,17 +219,22 @@ class FakeCopies:
         """Return the copy of a composite tensor, such as a DTensor, with copies of its parts."""
         names, context = tensor.__tensor_flatten__()
         self.share(context)
-        inner = {name: self.of(getattr(tensor, name)) for name in names}
+        inner = {}
+        for name in names:
+            part = getattr(tensor, name)
+            inner[name] = self.of(part)
+        rebuild = type(tensor).__tensor_unflatten__
         with torch.no_grad():
-            copy = type(tensor).__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())
+            copy = rebuild(inner, context, tensor.size(), tensor.stride())
         if isinstance(tensor, torch.nn.Parameter):
             copy = torch.nn.Parameter(copy.detach(), tensor.requires_grad)
         if copy.is_leaf and copy.requires_grad:
-            copy.register_post_accumulate_grad_hook(
-                lambda leaf: self._log.mark(leaf.grad, GRADIENTS)
-            )
+            copy.register_post_accumulate_grad_hook(self._mark_gradient)
         self._remember(tensor, copy)
         return copy
+
+    def _mark_gradient(self, leaf: Any) -> None:
+        self._log.mark(leaf.grad, GRADIENTS)
 
     def _sparse(self, tensor: Any) -> Any:
         """Return the copy of a sparse tensor, with copies of its indices and values."""
@@ -244,19 +260,21 @@ class FakeCopies:
     def _quietly(self) -> Iterator[None]:
         # A copy made inside torch.func's grad or vmap must not be wrapped by it.
         with self.lock, torch._C._DisableFuncTorch(), _gradients_allowed():
-            before, self.paused = self.paused, True
+            was_paused = self.paused
+            was_caching = getattr(self._fakes, "cache_enabled", False)
+            self.paused = True
             # torch's cache of results would keep a copy's storage alive.
-            caching, self._fakes.cache_enabled = getattr(self._fakes, "cache_enabled", False), False
+            self._fakes.cache_enabled = False
             try:
                 yield
             finally:
-                self.paused, self._fakes.cache_enabled = before, caching
+                self.paused = was_paused
+                self._fakes.cache_enabled = was_caching
 
     def _strided(self, tensor: Any) -> Any:
         """Return a fake tensor with the strides and offset of ``tensor``, in the copy of its
         storage.
         """
-        size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
         device = self._devices.place(tensor.device)
         key = tensor.untyped_storage()._cdata
         storage = _target(self._storages.get(key))
@@ -264,9 +282,11 @@ class FakeCopies:
             if tensor.device == device == _HOST and _is_alone(tensor):
                 return self._number(tensor)
             size_bytes = tensor.untyped_storage().nbytes()
-            storage = torch.empty(size_bytes, dtype=torch.uint8, device=device).untyped_storage()
+            memory = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+            storage = memory.untyped_storage()
             self._storages[key] = weakref.ref(storage)
-        return torch.empty(0, dtype=tensor.dtype, device=device).set_(storage, offset, size, stride)
+        empty = torch.empty(0, dtype=tensor.dtype, device=device)
+        return empty.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
     def _number(self, tensor: Any) -> Any:
         """Return a fake tensor that keeps the value of a tensor with a single element."""
@@ -274,13 +294,15 @@ class FakeCopies:
             value = tensor.detach().clone()
         converter = self._fakes.fake_tensor_converter
         copy = converter.from_real_tensor(self._fakes, value, make_constant=True)
-        self._storages[tensor.untyped_storage()._cdata] = weakref.ref(copy.untyped_storage())
+        key = tensor.untyped_storage()._cdata
+        self._storages[key] = weakref.ref(copy.untyped_storage())
         return copy
 
     # -- containers and objects ------------------------------------------------------------------
 
     def _container(self, value: Any) -> Any:
-        copy = self._keep(value, solid_base(type(value)).__new__(type(value)))
+        copy = _new(value)
+        self._keep(value, copy)  # before its items, which may lead back to it
         # The base class's methods, because a user's class may override them.
         base = _container_class(value)
         if base is deque:
@@ -289,11 +311,15 @@ class FakeCopies:
             copy.default_factory = self.of(value.default_factory)
         if issubclass(base, dict):
             for key, item in list(base.items(value)):
-                base.__setitem__(copy, self.of(key), self.of(item))
+                key_copy = self.of(key)
+                base.__setitem__(copy, key_copy, self.of(item))
         else:
             items = list(base.__iter__(value))  # in one step: a thread may change it
-            add_all = base.update if base is set else base.extend
-            add_all(copy, map(self.of, items))
+            copies = map(self.of, items)
+            if base is set:
+                set.update(copy, copies)
+            else:
+                base.extend(copy, copies)
         self._fill(value, copy)
         return copy
 
@@ -302,9 +328,10 @@ class FakeCopies:
         base: Any = tuple if is_instance(value, tuple) else frozenset
         items = list(base.__iter__(value))
         copies = [self.of(item) for item in items]
-        if all(copy is item for copy, item in zip(copies, items, strict=True)):
+        if all(map(operator.is_, copies, items)):
             return self._keep(value, value)
-        return self._keep(value, solid_base(type(value)).__new__(type(value), copies))
+        copy = _new(value, copies)
+        return self._keep(value, copy)
 
     def _instance(self, value: Any) -> Any:
         if is_script(value):
@@ -313,13 +340,14 @@ class FakeCopies:
             return self._keep(value, self.share(value))
         model = _compiled_model(value)
         if model is not None:
-            return self._keep(value, self._without_compiling(value, model))
+            copy = self._without_compiling(value, model)
+            return self._keep(value, copy)
         try:
             copy = object.__new__(type(value))
         except TypeError:  # made in C, such as a lock
             return self._keep(value, self.share(value))
         self.share(type(value))
-        self._keep(value, copy)
+        self._keep(value, copy)  # before its attributes, which may lead back to it
         self._fill(value, copy)
         self._prepare(value, copy)
         return copy
@@ -343,7 +371,8 @@ class FakeCopies:
 
     def _forget_compiled_call(self, module: Any, copy: Any) -> None:
         """Let the copy of a module on which ``compile()`` was called run without compiling."""
-        compiled = (instance_dict(module) or {}).get("_compiled_call_impl")
+        attributes = instance_dict(module) or {}
+        compiled = attributes.get("_compiled_call_impl")
         if compiled is not None:
             self._unfollowed.compiled(is_eager=runs_eagerly(compiled))
             vars(copy)["_compiled_call_impl"] = None
@@ -355,19 +384,23 @@ class FakeCopies:
             copies = {name: self.of(item) for name, item in list(attributes.items())}
             instance_dict(copy).update(copies)  # type: ignore[union-attr]  # of the same class
         for name in copyreg._slotnames(type(value)):  # type: ignore[attr-defined]
-            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                object.__setattr__(copy, name, self.of(getattr(value, name)))
+            if name in ("__dict__", "__weakref__"):
+                continue
+            if hasattr(value, name):
+                item = getattr(value, name)
+                object.__setattr__(copy, name, self.of(item))
 
     # -- code ------------------------------------------------------------------------------------
 
     def _function(self, value: Any) -> Any:
-        compiled = value.__dict__.get("_torchdynamo_orig_callable")
+        attributes = value.__dict__
+        compiled = attributes.get("_torchdynamo_orig_callable")
         if compiled is not None:
-            if not value.__dict__.get("_torchdynamo_disable"):  # else wrapped to stay uncompiled
+            if not attributes.get("_torchdynamo_disable"):  # else wrapped to stay uncompiled
                 self._unfollowed.compiled(is_eager=runs_eagerly(value))
             return self._keep(value, self.of(compiled))
         self.share(value)
-        has_state = value.__closure__ or value.__defaults__ or value.__dict__
+        has_state = value.__closure__ or value.__defaults__ or attributes
         in_notebook = id(value.__globals__) in self._namespaces
         if not has_state and not in_notebook:
             return self._keep(value, value)
@@ -375,18 +408,22 @@ class FakeCopies:
 
     def _rebuilt(self, value: Any) -> Any:
         """Return a function with copies of its closure, its defaults and its attributes."""
-        new_cells = self._empty_cells(value.__closure__ or ())
-        cells = tuple(map(self.of, value.__closure__ or ()))
-        space = self._namespaces.get(id(value.__globals__), value.__globals__)
+        closure = value.__closure__ or ()
+        new_cells = self._empty_cells(closure)
+        cells = tuple(self.of(cell) for cell in closure)
+        original_space = value.__globals__
+        space = self._namespaces.get(id(original_space), original_space)
         copy = types.FunctionType(value.__code__, space, value.__name__, None, cells or None)
         # Cells, defaults and attributes may lead back to the function.
         self._keep(value, copy)
         for cell in new_cells:
             with suppress(ValueError):  # an empty cell
-                self._memo[id(cell)].cell_contents = self.of(cell.cell_contents)
+                contents = self.of(cell.cell_contents)
+                self._memo[id(cell)].cell_contents = contents
         copy.__defaults__ = self.of(value.__defaults__)
         copy.__kwdefaults__ = self.of(value.__kwdefaults__)
-        copy.__dict__.update(self.of(value.__dict__))
+        attributes = self.of(value.__dict__)
+        copy.__dict__.update(attributes)
         copy.__module__ = value.__module__
         copy.__qualname__ = value.__qualname__
         copy.__doc__ = value.__doc__
@@ -402,13 +439,18 @@ class FakeCopies:
         return new_cells
 
     def _method(self, value: Any) -> Any:
-        return types.MethodType(self.of(value.__func__), self._lent(value.__self__))
+        function = self.of(value.__func__)
+        bound_to = self._lent(value.__self__)
+        return types.MethodType(function, bound_to)
 
     def _weak_reference(self, value: Any) -> Any:
-        target = value() if type(value) is weakref.ref else None
+        target = None
+        if type(value) is weakref.ref:
+            target = value()
         if target is None:
             return self._keep(value, value)
-        return self._keep(value, weakref.ref(self._lent(target)))
+        copy = self._lent(target)
+        return self._keep(value, weakref.ref(copy))
 
 
 @contextmanager
@@ -428,12 +470,25 @@ def _gradients_allowed() -> Iterator[None]:
 
 def _target(reference: Any) -> Any:
     """Return the object of a weak reference; None if it is freed, or there is no reference."""
-    return None if reference is None else reference()
+    if reference is None:
+        return None
+    return reference()
+
+
+def _new(value: Any, *args: Any) -> Any:
+    """Return a new object of a container's class, made by the method of its built-in base."""
+    kind: Any = type(value)
+    return solid_base(kind).__new__(kind, *args)
 
 
 def _is_composite(kind: type) -> bool:
     """Return True for a class of tensors that consist of other tensors, such as DTensor."""
-    return any("__tensor_flatten__" in class_dict(base) for base in type.mro(kind))
+    return _defines("__tensor_flatten__", kind)
+
+
+def _defines(name: str, kind: type) -> bool:
+    """Return True if a class or one of its bases defines a name; runs no code of the class."""
+    return any(name in class_dict(base) for base in type.mro(kind))
 
 
 def _refuse_unfollowed(tensor: Any) -> None:
@@ -460,12 +515,16 @@ def _transform_of(tensor: Any) -> str:
         return "vmap"
     if functorch.is_functionaltensor(tensor):
         return "functionalize"
-    return "grad" if functorch.is_gradtrackingtensor(tensor) else ""
+    if functorch.is_gradtrackingtensor(tensor):
+        return "grad"
+    return ""
 
 
 def _may_hold_sizes(tensor: Any, copy: Any) -> bool:
     """Return True for a tensor of integers on the host: its values may be sizes or positions."""
-    if is_instance(tensor, torch.nn.Parameter) or copy.is_floating_point():
+    if is_instance(tensor, torch.nn.Parameter):
+        return False
+    if copy.is_floating_point():
         return False
     return bool(tensor.device.type == copy.device.type == "cpu")
 
@@ -488,18 +547,22 @@ def _compiled_model(value: Any) -> Any:
     if type_name(value) != "OptimizedModule":
         return None
     attributes = instance_dict(value) or {}
-    return attributes.get("_modules", {}).get("_orig_mod")
+    modules = attributes.get("_modules", {})
+    return modules.get("_orig_mod")
 
 
 def _can_be_copied(kind: type, module: str) -> bool:
     """Return True if an object's attributes are its whole state, and a copy of them is a copy of
     the object.
     """
-    if {module, module.partition(".")[0]} & _SHARED_MODULES:
+    library, _, _ = module.partition(".")
+    if module in _SHARED_MODULES or library in _SHARED_MODULES:
         return False
-    if any("__del__" in class_dict(base) for base in type.mro(kind)):
+    if _defines("__del__", kind):
         return False
-    return solid_base(kind) is object and type.__getattribute__(kind, "__new__") is object.__new__
+    if solid_base(kind) is not object:
+        return False
+    return type.__getattribute__(kind, "__new__") is object.__new__
 
 
 class Namespace(dict[str, Any]):
@@ -529,7 +592,7 @@ class Namespace(dict[str, Any]):
         with self._copies.lock:
             if not super().__contains__(name):  # another thread may have copied it
                 self[name] = self._copies.of(self._original[name])
-                self._copies.settle()
+                self._copies.settle()  # counts references: no name here may be one more
             return super().__getitem__(name)
 
     def __delitem__(self, name: str) -> None:
@@ -566,7 +629,8 @@ def loading(run: Any) -> Any:
         if space is None:
             frame = sys._getframe(1)
             space = frame.f_globals
-            names = frame.f_locals if names is None else names
+            if names is None:
+                names = frame.f_locals
         if type(space) is Namespace:
             _look_up_all(space, source)
         if names is None:
@@ -587,8 +651,9 @@ def _named(source: Any) -> Iterable[str]:
     """Return the words of a source text, or the names in a code object."""
     if is_instance(source, types.CodeType):
         return _names_in_code(source)
-    text = source if is_instance(source, str) else str(bytes(source), "utf-8", "replace")
-    return re.findall(r"\w+", text)
+    if not is_instance(source, str):
+        source = str(bytes(source), "utf-8", "replace")
+    return re.findall(r"\w+", source)
 
 
 def _names_in_code(code: types.CodeType) -> list[str]:
