@@ -50,7 +50,8 @@ from ipygpumem.introspect import (
 from ipygpumem.probes.host import available_bytes
 from ipygpumem.units import MIB, format_bytes
 
-_LARGEST_ARRAY, _MOST_NAMED = 256 * MIB, 3
+_LARGEST_ARRAY = 256 * MIB
+_MOST_NAMED = 3
 _SHARE_FOR_ARRAYS = 4
 """Copies of arrays take at most the free host memory divided by this number."""
 _FOREIGN = {
@@ -70,8 +71,10 @@ time.
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _CONTAINERS = (OrderedDict, dict, deque, list, set)
 _CACHE: Any = type(functools.lru_cache(len))
-_C_DATA, _FILE = ctypes.Structure.__mro__[1], io.FileIO.__mro__[-2]
-"""Base classes in C of all ctypes objects and of all files."""
+_C_DATA = ctypes.Structure.__mro__[1]
+"""Base class in C of all ctypes objects."""
+_FILE = io.FileIO.__mro__[-2]
+"""Base class in C of all files."""
 
 
 class Rollback(Walk):
@@ -88,14 +91,15 @@ class Rollback(Walk):
         self._note = note
         self._undo: list[Callable[[], object]] = []
         self._free_bytes = available_bytes() // _SHARE_FOR_ARRAYS
+        """Bytes that further copies of arrays may take."""
         self._spared: dict[int, object] = {}
         """Containers that are not restored, by identity."""
         self._spare_threads()
         self._modules = set(sys.modules)
         self._keep_settings()
         self._spare_libraries()
-        users_modules = filter(_is_users_module, list(sys.modules.values()))
-        self.take(*map(module_dict, users_modules))
+        modules = list(sys.modules.values())
+        self.take(*[module_dict(module) for module in modules if _is_users_module(module)])
 
     def _spare_threads(self) -> None:
         """Exclude containers that the code of the user's other threads names: rollback would undo
@@ -108,9 +112,9 @@ class Rollback(Walk):
                 if any(is_instance(value, kind) for kind in _CONTAINERS):
                     self._spared[id(value)] = value
         if threads:
+            names = ", ".join(sorted(threads))
             self._note(
-                f"threads of yours are running ({', '.join(sorted(threads))}): lists and dicts "
-                f"that their code names "
+                f"threads of yours are running ({names}): lists and dicts that their code names "
                 "are not rolled back, but other changes of theirs to modules and classes may be"
             )
 
@@ -120,17 +124,23 @@ class Rollback(Walk):
         For instance, ``vars(torch)`` has ``builtins``, whose functions a rollback itself calls.
         """
         for module in list(sys.modules.values()):
-            if is_instance(module, types.ModuleType) and not is_users_module(module):
-                space = module_dict(module)
-                self._spared[id(space)] = space
+            if not is_instance(module, types.ModuleType) or is_users_module(module):
+                continue
+            space = module_dict(module)
+            self._spared[id(space)] = space
 
     def take(self, *values: Any) -> None:
         """Save the state of ``values`` and of all objects that they lead to."""
-        deque(self.run([(values, None)]), maxlen=0)
+        steps = self.run([(values, None)])
+        deque(steps, maxlen=0)  # takes all steps
 
     def kind_of(self, item: object) -> str:
         """Return "leading" for each object, but "skip" for a plain number, text or None."""
-        return "skip" if is_atom(item) and type(item) is not bytearray else "leading"
+        if type(item) is bytearray:
+            return "leading"
+        if is_atom(item):
+            return "skip"
+        return "leading"
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
         """Save the state of some objects, and yield the objects that they hold."""
@@ -156,15 +166,16 @@ class Rollback(Walk):
         self,
         get: Callable[[], Any],
         put: Callable[[Any], object],
-        same: Callable[[Any, Any], bool] = lambda now, kept: False,
+        same: Callable[[Any, Any], bool] | None = None,
     ) -> Any:
-        """Save and return a state that ``get`` reads; rollback sets it with ``put`` unless it is
+        """Save and return a state that ``get`` reads; rollback sets it with ``put``, unless it is
         still the ``same``.
         """
         saved = get()
 
         def undo() -> None:
-            if not same(get(), saved):
+            now = get()
+            if same is None or not same(now, saved):
                 put(saved)
 
         self._undo.append(undo)
@@ -210,8 +221,10 @@ class Rollback(Walk):
 
         def fill(saved: list[Any]) -> None:
             base.clear(value)
-            add_all = base.update if base is set else base.extend
-            add_all(value, saved)
+            if base is set:
+                set.update(value, saved)
+            else:
+                base.extend(value, saved)
 
         items: list[Any] = self._state(contents, fill, _are_same)
         return items
@@ -220,43 +233,54 @@ class Rollback(Walk):
         if not _is_users_class(value):
             return []
 
-        def restore(saved: dict[str, Any]) -> None:
-            now = class_dict(value)
-            for name in [*now, *saved]:
-                if name in saved and now.get(name) is not saved[name]:
-                    type.__setattr__(value, name, saved[name])
-                elif name not in saved and name in now:
-                    type.__delattr__(value, name)
+        def attributes() -> dict[str, Any]:
+            return dict(class_dict(value))
 
-        attributes = dict(self._state(lambda: dict(class_dict(value)), restore))
-        attributes.pop("__dict__", None)  # descriptors
-        attributes.pop("__weakref__", None)
-        return [*attributes.values(), *type.mro(value)]
+        def restore(saved: dict[str, Any]) -> None:
+            now = attributes()
+            for name in now.keys() - saved.keys():
+                type.__delattr__(value, name)
+            for name, item in saved.items():
+                if now.get(name) is not item:
+                    type.__setattr__(value, name, item)
+
+        inner = dict(self._state(attributes, restore))
+        inner.pop("__dict__", None)  # descriptors
+        inner.pop("__weakref__", None)
+        return [*inner.values(), *type.mro(value)]
 
     def _function(self, value: Any) -> list[Any]:
         items = [value.__dict__, value.__defaults__, value.__kwdefaults__]
         items += value.__closure__ or ()
-        if is_users(value.__code__.co_filename) and "__file__" in value.__globals__:  # a module's
-            items.append(value.__globals__)
+        space = value.__globals__
+        is_of_module = "__file__" in space
+        if is_of_module and is_users(value.__code__.co_filename):
+            items.append(space)
         return items
 
     def _cell(self, value: Any) -> list[Any]:
-        def fill(contents: Any) -> None:
-            value.cell_contents = contents
+        def contents() -> Any:
+            return value.cell_contents
+
+        def fill(saved: Any) -> None:
+            value.cell_contents = saved
 
         with contextlib.suppress(ValueError):  # an empty cell
-            return [self._state(lambda: value.cell_contents, fill)]
+            return [self._state(contents, fill)]
         return []
 
     def _tensor(self, value: Any) -> list[Any]:
         if is_instance(value, FakeTensor):
             return []
+        gradient = None
         with torch._C.DisableTorchFunction():  # a subclass's own code must not run
-            gradient, wanted = value.grad if value.is_leaf else None, value.requires_grad
+            required_grad = value.requires_grad
+            if value.is_leaf:
+                gradient = value.grad
 
         def undo() -> None:
-            if value.is_leaf and value.requires_grad is not wanted:
-                value.requires_grad_(wanted)
+            if value.is_leaf and value.requires_grad is not required_grad:
+                value.requires_grad_(required_grad)
             if value.is_leaf and value.grad is not gradient:
                 value.grad = gradient
 
@@ -266,10 +290,13 @@ class Rollback(Walk):
     def _array(self, value: Any) -> list[Any]:
         if not value.flags.writeable or not self._fits(value, value.nbytes):
             return []
-        numpys = sys.modules["numpy"]
-        copy = functools.partial(numpys.array, value, copy=True, subok=False)
-        saved = self._state(copy, functools.partial(numpys.copyto, value))
-        return list(saved.flat) if saved.dtype.hasobject else []
+        numpy = sys.modules["numpy"]
+        copy = functools.partial(numpy.array, value, copy=True, subok=False)
+        put = functools.partial(numpy.copyto, value)
+        saved = self._state(copy, put)
+        if saved.dtype.hasobject:
+            return list(saved.flat)
+        return []
 
     def _frame(self, value: Any) -> list[Any]:
         """Save a pandas DataFrame or Series, by a shallow copy if pandas copies on write."""
@@ -278,13 +305,15 @@ class Rollback(Walk):
         size_bytes = sum(getattr(block.values, "nbytes", 0) for block in blocks)
         if not copies_on_write and not self._fits(value, size_bytes):
             return []
-        saved, attributes = value.copy(deep=not copies_on_write), dict(value.__dict__)
+        saved = value.copy(deep=not copies_on_write)
+        attributes = dict(value.__dict__)
 
         def undo() -> None:
             value.__dict__.clear()
             value.__dict__.update(attributes)
             # In older versions: columns of the other manager.
-            attributes.get("_item_cache", {}).clear()
+            cached_columns = attributes.get("_item_cache", {})
+            cached_columns.clear()
             object.__setattr__(value, "_mgr", saved._mgr)
 
         self._undo.append(undo)
@@ -305,18 +334,30 @@ class Rollback(Walk):
 
     def _buffer(self, value: Any) -> list[Any]:
         """Save the contents of a bytearray, an array or a mapped file."""
-        if not self._fits(value, len(value) * getattr(value, "itemsize", 1)):
+        itemsize = getattr(value, "itemsize", 1)
+        if not self._fits(value, len(value) * itemsize):
             return []
-        return self._leaf(lambda: value[:], functools.partial(value.__setitem__, slice(None)))
+
+        def contents() -> Any:
+            return value[:]
+
+        def fill(saved: Any) -> None:
+            value[:] = saved
+
+        return self._leaf(contents, fill)
 
     def _c_data(self, value: Any) -> list[Any]:
         """Save the contents of a ctypes object, such as that of a ``multiprocessing.Value``."""
-        place, size = ctypes.addressof(value), ctypes.sizeof(value)
+        address = ctypes.addressof(value)
+        size_bytes = ctypes.sizeof(value)
 
-        def fill(contents: bytes) -> None:
-            ctypes.memmove(place, contents, size)
+        def contents() -> bytes:
+            return ctypes.string_at(address, size_bytes)
 
-        return self._leaf(lambda: ctypes.string_at(place, size), fill)
+        def fill(saved: bytes) -> None:
+            ctypes.memmove(address, saved, size_bytes)
+
+        return self._leaf(contents, fill)
 
     def _file(self, value: Any) -> list[Any]:
         """Save the position of a file that is open for reading only, or the contents of a file in
@@ -335,19 +376,29 @@ class Rollback(Walk):
         user's classes.
         """
         items: list[Any] = []
-        for base in filter(_is_users_class, type.mro(type(value))):
+        for base in type.mro(type(value)):
+            if not _is_users_class(base):
+                continue
             members = class_dict(base).values()
             slots = [member for member in members if type(member) is types.MemberDescriptorType]
             items += [self._slot(value, slot) for slot in slots]
         return [*items, type(value), instance_dict(value)]
 
     def _slot(self, value: Any, slot: Any) -> Any:
+        """Save and return the value in an object's slot; None if the slot is empty."""
+
+        def get() -> Any:
+            return slot.__get__(value)
+
+        def put(saved: Any) -> None:
+            slot.__set__(value, saved)
+
         def empty() -> None:
             with contextlib.suppress(AttributeError):  # it is still empty
                 slot.__delete__(value)
 
         try:
-            return self._state(lambda: slot.__get__(value), functools.partial(slot.__set__, value))
+            return self._state(get, put)
         except AttributeError:  # it is empty
             self._undo.append(empty)
             return None
@@ -358,9 +409,9 @@ class Rollback(Walk):
         """Save the states of Python's, NumPy's and torch's random generators, and settings of torch
         and the process.
         """
-        numpys: Any = getattr(sys.modules.get("numpy"), "random", None)
-        if numpys is not None:
-            self._state(numpys.get_state, numpys.set_state)
+        numpy_random: Any = getattr(sys.modules.get("numpy"), "random", None)
+        if numpy_random is not None:
+            self._state(numpy_random.get_state, numpy_random.set_state)
         self._state(torch.get_rng_state, torch.set_rng_state)
         if torch.cuda.is_initialized():
             self._state(torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all)
@@ -368,16 +419,25 @@ class Rollback(Walk):
             # Suppressed: it is not in this torch, or the folder is gone.
             with contextlib.suppress(AttributeError, OSError):
                 self._state(get, put, operator.eq)
-        self.take(sys.path, getattr(random, "_inst", None))  # the one behind random.random()
+        shared_dice = getattr(random, "_inst", None)  # the object behind random.random()
+        self.take(sys.path, shared_dice)
 
     def _dice(self, value: Any) -> list[Any]:
         # Not the methods of the user's class.
         get = functools.partial(random.Random.getstate, value)
-        return self._leaf(get, functools.partial(random.Random.setstate, value))
+        put = functools.partial(random.Random.setstate, value)
+        return self._leaf(get, put)
 
     def _generator(self, value: Any) -> list[Any]:
         bits = getattr(value, "bit_generator", value)  # NumPy's Generator, or the one inside it
-        return self._leaf(lambda: bits.state, functools.partial(setattr, bits, "state"))
+
+        def state() -> Any:
+            return bits.state
+
+        def set_state(saved: Any) -> None:
+            bits.state = saved
+
+        return self._leaf(state, set_state)
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -390,22 +450,20 @@ class Rollback(Walk):
         """
         if not self.complete:
             self._fail(f"the last of more than {MOST_KEPT:,} objects")
+        steps = [*reversed(self._undo), self._undo.clear, self.drop]
+        steps += [self._forget_modules, self._name_holders]
         # An error raised here would hide the code's own error.
-        for undo in [
-            *reversed(self._undo),
-            self._undo.clear,
-            self.drop,
-            self._forget_modules,
-            self._name_holders,
-        ]:
+        for step in steps:
             try:
-                undo()
+                step()
             except Exception as error:  # noqa: PERF203  # the remaining steps still run
-                self._fail(str(error).partition("\n")[0])
+                first_line, _, _ = str(error).partition("\n")
+                self._fail(first_line)
 
     def _forget_modules(self) -> None:
         """Forget the user's modules that the code imported: they may have made fake tensors."""
-        for name in set(sys.modules) - self._modules:
+        new_modules = set(sys.modules) - self._modules
+        for name in new_modules:
             if is_users_module(sys.modules[name]):
                 _forget_module(name)
 
@@ -423,18 +481,21 @@ class Rollback(Walk):
 
 def _named_values(frame: types.FrameType) -> list[Any]:
     """Return the values that a frame's code names, and their attributes that it may name."""
-    names, space = frame.f_code.co_names, frame.f_globals
-    values = [*peek(frame).values(), *(space[name] for name in names if name in space)]
-    attributes = []
+    names = frame.f_code.co_names
+    space = frame.f_globals
+    values = list(peek(frame).values())
+    values += [space[name] for name in names if name in space]
+    items: list[Any] = []
     for value in values:
-        space = instance_dict(value) or {}
-        attributes += [space.get(name) for name in names]
-    return [*values, *attributes]
+        attributes = instance_dict(value) or {}
+        items += map(attributes.get, names)
+    return [*values, *items]
 
 
 def _pandas_copies_on_write() -> bool:
     pandas = sys.modules["pandas"]
-    if pandas.__version__.partition(".")[0] >= "3":
+    major_version, _, _ = pandas.__version__.partition(".")
+    if major_version >= "3":
         return True
     return pandas.options.mode.copy_on_write is True
 
@@ -443,24 +504,32 @@ def _forget_module(name: str) -> None:
     """Remove a module, also from its package, so that its tensors are freed."""
     module = sys.modules.pop(name)
     parent, _, last = name.rpartition(".")
-    if parent in sys.modules and module_dict(sys.modules[parent]).get(last) is module:
-        del module_dict(sys.modules[parent])[last]
+    if parent not in sys.modules:
+        return
+    space = module_dict(sys.modules[parent])
+    if space.get(last) is module:
+        del space[last]
 
 
 def _are_same(now: list[Any], saved: list[Any]) -> bool:
-    return len(now) == len(saved) and all(map(operator.is_, now, saved))
+    """Return True if two lists have the same objects; equal ones are not enough."""
+    if len(now) != len(saved):
+        return False
+    return all(map(operator.is_, now, saved))
 
 
 @contextlib.contextmanager
 def imports_undone() -> Iterator[None]:
     """Restore environment variables and warning filters that imports inside the block change."""
-    states = [get() for get, _ in _OF_IMPORTS]
+    environment = _environment()
+    filters = _filters()
     try:
         yield
     finally:
-        for state, (get, put) in zip(states, _OF_IMPORTS, strict=True):
-            if get() != state:
-                put(state)
+        if _environment() != environment:
+            _set_environment(environment)
+        if _filters() != filters:
+            _set_filters(filters)
 
 
 def _environment() -> dict[str, str]:
@@ -485,29 +554,28 @@ def _casts() -> tuple[Any, ...]:
     """Return the number of open autocast blocks, and autocast's settings."""
     nesting = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
-    kinds = [
-        (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-        for kind in ("cpu", "cuda")
-    ]
-    return nesting, torch.is_autocast_cache_enabled(), kinds
+    settings = []
+    for kind in ("cpu", "cuda"):
+        is_enabled = torch.is_autocast_enabled(kind)
+        settings.append((kind, is_enabled, torch.get_autocast_dtype(kind)))
+    return nesting, torch.is_autocast_cache_enabled(), settings
 
 
 def _set_casts(casts: tuple[Any, ...]) -> None:
-    nesting, caches, kinds = casts
-    for _ in range(_casts()[0] - nesting):
+    nesting, caches, settings = casts
+    current_nesting, *_ = _casts()
+    for _ in range(current_nesting - nesting):
         torch.autocast_decrement_nesting()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(caches)
-    for kind, enabled, dtype in kinds:
-        torch.set_autocast_enabled(kind, enabled)
+    for kind, is_enabled, dtype in settings:
+        torch.set_autocast_enabled(kind, is_enabled)
         torch.set_autocast_dtype(kind, dtype)
 
 
-_Settings = tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...]
-_OF_IMPORTS: _Settings = (
-    (_environment, _set_environment),
-    (_filters, _set_filters),
-)
+_Getter = Callable[[], Any]
+_Setter = Callable[[Any], object]
+_Setting = tuple[_Getter, _Setter]
 _CUDNN = torch.backends.cudnn
 
 
@@ -516,13 +584,16 @@ def _default_device() -> Any:
     return getattr(context, "device", None)
 
 
-def _of_cudnn(name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+def _of_cudnn(name: str) -> _Setting:
     """Return the getter and the setter of one of cuDNN's settings."""
-    return functools.partial(getattr, _CUDNN, name), functools.partial(setattr, _CUDNN, name)
+    get = functools.partial(getattr, _CUDNN, name)
+    put = functools.partial(setattr, _CUDNN, name)
+    return get, put
 
 
-_SETTINGS: _Settings = (
-    *_OF_IMPORTS,
+_SETTINGS: tuple[_Setting, ...] = (
+    (_environment, _set_environment),
+    (_filters, _set_filters),
     (os.getcwd, os.chdir),
     (torch.get_default_dtype, torch.set_default_dtype),
     (_default_device, torch.set_default_device),
@@ -544,8 +615,9 @@ def _caches() -> list[Any]:
 def _holds_fakes(cache: Any) -> bool:
     """Return True if a fake tensor is in a cache, or directly in one of its items."""
     items = gc.get_referents(cache)
-    inner = gc.get_referents(*filter(gc.is_tracked, items))
-    return any(is_instance(item, FakeTensor) for item in (*items, *inner))
+    containers = filter(gc.is_tracked, items)
+    items += gc.get_referents(*containers)
+    return any(is_instance(item, FakeTensor) for item in items)
 
 
 def _is_shared_by_threads(value: Any) -> bool:
@@ -555,24 +627,29 @@ def _is_shared_by_threads(value: Any) -> bool:
     Such objects of libraries, for example a ``queue.Queue``, have a lock. The estimated code works
     on copies of them.
     """
-    library = module_of(value).partition(".")[0]
+    library, _, _ = module_of(value).partition(".")
     if library == "torch" or _is_users_class(type(value)):
         return False
     if library in _FOREIGN:
         return True
-    attributes = list((instance_dict(value) or {}).values())
-    return any(type(item) in _LOCKS for item in attributes)
+    attributes = instance_dict(value) or {}
+    return any(type(item) in _LOCKS for item in list(attributes.values()))
 
 
 def _is_users_module(module: Any) -> bool:
-    return is_users_module(module) and module_dict(module).get("__name__") != "__main__"
+    """Return True for a module of the user's, but not for the notebook itself."""
+    if not is_users_module(module):
+        return False
+    return module_dict(module).get("__name__") != "__main__"
 
 
 def _is_users_class(kind: Any) -> bool:
     name = text_of(class_dict(kind).get("__module__"))
     if name == "__main__":
         return True
-    return name in sys.modules and _is_users_module(sys.modules[name])
+    if name not in sys.modules:
+        return False
+    return _is_users_module(sys.modules[name])
 
 
 def _alive(mode: FakeTensorMode) -> list[Any]:
@@ -580,8 +657,12 @@ def _alive(mode: FakeTensorMode) -> list[Any]:
     error's traceback.
     """
     fakes = [value for value in gc.get_objects() if type(value) is FakeTensor]
-    # half-made: none
-    return [value for value in fakes if (instance_dict(value) or {}).get("fake_mode") is mode]
+    alive = []
+    for fake in fakes:
+        attributes = instance_dict(fake) or {}  # of a half-made one: none
+        if attributes.get("fake_mode") is mode:
+            alive.append(fake)
+    return alive
 
 
 def _named_holders(mode: FakeTensorMode) -> list[str]:
@@ -591,8 +672,9 @@ def _named_holders(mode: FakeTensorMode) -> list[str]:
         return []
     names: dict[str, None] = {}
     for holder in gc.get_referrers(*fakes):
-        is_frame = type(holder) is types.FrameType
-        if holder is not fakes and not is_frame and not is_instance(holder, FakeTensor):
+        if holder is fakes or type(holder) is types.FrameType:
+            continue
+        if not is_instance(holder, FakeTensor):
             names[_name_of_holder(holder)] = None
     return list(names)[:_MOST_NAMED]
 
@@ -600,9 +682,13 @@ def _named_holders(mode: FakeTensorMode) -> list[str]:
 def _name_of_holder(holder: Any) -> str:
     """Return a module's name for a holder, or its type, or that of the object whose dict it is."""
     for module_name, module in list(sys.modules.items()):
-        space = module_dict(module) if is_instance(module, types.ModuleType) else {}
+        if not is_instance(module, types.ModuleType):
+            continue
+        space = module_dict(module)
         for name, value in list(space.items()):
-            if value is holder or (space is holder and is_instance(value, FakeTensor)):
+            if value is holder:
+                return f"{module_name}.{name}"
+            if space is holder and is_instance(value, FakeTensor):
                 return f"{module_name}.{name}"
     for owner in gc.get_referrers(holder):
         if instance_dict(owner) is holder:
@@ -635,7 +721,9 @@ def _attributes_of_thread(_: Rollback, value: Any) -> list[Any]:
 
 
 def _names_of_module(_: Rollback, value: Any) -> list[Any]:
-    return [module_dict(value)] if _is_users_module(value) else []
+    if not _is_users_module(value):
+        return []
+    return [module_dict(value)]
 
 
 def _attributes_of_cache(_: Rollback, value: Any) -> list[Any]:
