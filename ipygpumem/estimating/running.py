@@ -87,9 +87,8 @@ class Estimation:
         self._fakes = _fake_mode(self._devices)
         self.copies = FakeCopies(self.log, self._devices, self._fakes, self._unfollowed)
         self._accelerators = Accelerators(self.log, self._devices, room_bytes, self._note)
-        self._workspaces = Workspaces(
-            self.log, self._devices, self._accelerators.known_properties, self._note
-        )
+        properties = self._accelerators.known_properties
+        self._workspaces = Workspaces(self.log, self._devices, properties, self._note)
         self._follower = AllocationTracker(
             self.log,
             self._devices,
@@ -173,13 +172,10 @@ class Estimation:
         __tracebackhide__ = True  # of the user's errors
         started = time.perf_counter()
         figures = self.carry_out(lambda: self._figures(run))
-        devices = [
-            with_room(device, there_bytes, self._room_bytes) for device, there_bytes in figures
-        ]
-        self._note_all(filter(None, map(advice, devices)))
-        for device in devices:
-            if device.room_bytes is None:
-                self._note(f"{device.device}: {UNKNOWN_SIZE}")
+        devices = []
+        for device, there_bytes in figures:
+            devices.append(with_room(device, there_bytes, self._room_bytes))
+        self._note_advice(devices)
         return Estimate(
             devices=tuple(devices),
             duration_seconds=time.perf_counter() - started,
@@ -187,6 +183,16 @@ class Estimation:
             notes=tuple(self._notes),
             upper_bounds=tuple(self._follower.upper_bounds),
         )
+
+    def _note_advice(self, devices: list[DeviceEstimate]) -> None:
+        """Note what would help on the devices, and the devices whose size is unknown."""
+        for device in devices:
+            text = advice(device)
+            if text:
+                self._note(text)
+        for device in devices:
+            if device.room_bytes is None:
+                self._note(f"{device.device}: {UNKNOWN_SIZE}")
 
     def _figures(self, code: Callable[[], Any]) -> list[tuple[DeviceEstimate, int]]:
         """Run ``code``, and return each device's figures.
@@ -196,19 +202,21 @@ class Estimation:
         self.run(code)
         self._note_assumptions()
         places = dict.fromkeys(life.device for life in self.log.lives)
-        figures = [self._figures_of(place, self._unfollowed_on(place, places)) for place in places]
-        settings = unfollowed_settings()
-        if settings and any(device.device.startswith("cuda") for device, _ in figures):
-            self._note(
-                f"{', '.join(settings)}: not followed, reserved and needed are the figures without "
-                f"it"
-            )
+        figures = []
+        for place in places:
+            unfollowed = self._unfollowed_on(place, places)
+            figures.append(self._figures_of(place, unfollowed))
+        uses_cuda = any(device.device.startswith("cuda") for device, _ in figures)
+        settings = ", ".join(unfollowed_settings())
+        if settings and uses_cuda:
+            self._note(f"{settings}: not followed, reserved and needed are the figures without it")
         return figures
 
     def _unfollowed_on(self, place: str, places: Iterable[str]) -> tuple[str, ...]:
         """Return the kinds of code that ran on a device, and whose memory is not followed."""
         # Code on a card also makes tensors on the host, whose memory its compiler hardly changes.
-        if place == "cpu" and any(other != "cpu" for other in places):
+        uses_card = any(other != "cpu" for other in places)
+        if place == "cpu" and uses_card:
             return ()
         return self._unfollowed.kinds
 
@@ -230,18 +238,26 @@ class Estimation:
         """Return the figures of one device of the log, and the bytes that it holds already."""
         device, there_bytes = read(self.log, place, self._devices.named or place)
         if not there_bytes:  # no segments: count the originals and the existing workspaces
-            there_bytes = self.copies.originals_bytes.get(device.device, 0)
-            for life in self.log.lives:
-                if life.before and life.role == WORKSPACES and life.device == place:
-                    there_bytes += life.size_bytes
+            originals_bytes = self.copies.originals_bytes.get(device.device, 0)
+            there_bytes = originals_bytes + self._existing_workspaces_bytes(place)
         if device.device.startswith("cuda"):
-            device = replace(device, unknown_operators=tuple(self._workspaces.unknown))
+            unknown_operators = tuple(self._workspaces.unknown)
+            device = replace(device, unknown_operators=unknown_operators)
         return replace(device, unfollowed=unfollowed), there_bytes
+
+    def _existing_workspaces_bytes(self, place: str) -> int:
+        """Return the bytes of the workspaces that a device had before the code ran."""
+        size_bytes = 0
+        for life in self.log.lives:
+            if life.before and life.role == WORKSPACES and life.device == place:
+                size_bytes += life.size_bytes
+        return size_bytes
 
     def carry_out(self, work: Callable[[], Result]) -> Result:
         """Run ``work``, roll its changes back, and return its result."""
         __tracebackhide__ = True  # of the user's errors
-        restorer = self.copies.restorer = Rollback(self._fakes, self._note)
+        restorer = Rollback(self._fakes, self._note)
+        self.copies.restorer = restorer
         try:
             # Our callback runs inside the user's code, whenever a storage is freed.
             with self._limits, interrupts.reraise_swallowed(around_users_code=True):
@@ -259,8 +275,9 @@ class Estimation:
                 restorer.put_back()
             if struck:
                 raise KeyboardInterrupt
-        waiting = [note for note in self._notes if note.startswith(WAITS)]
-        raise EstimateError("; ".join([str(self._limits.error()), *waiting]))
+        reasons = [str(self._limits.error())]
+        reasons += [note for note in self._notes if note.startswith(WAITS)]
+        raise EstimateError("; ".join(reasons))
 
     def run(self, code: Callable[[], Any]) -> None:
         """Run ``code`` on fake tensors."""
@@ -269,16 +286,20 @@ class Estimation:
                 stack.callback(handle.remove)
             stack.enter_context(self._accelerators.standing_in())
             stack.enter_context(self._patches.applied())
-            for run in (eval, exec):
-                stack.enter_context(patch.object(builtins, run.__name__, loading(run)))
+            stack.enter_context(patch.object(builtins, "eval", loading(eval)))
+            stack.enter_context(patch.object(builtins, "exec", loading(exec)))
             stack.enter_context(self._modes())
             result = self._result_of(code)
-            for reference in self.copies.optimizers:
-                optimizer = reference()
-                if optimizer is not None:
-                    self._follower.mark_state(optimizer)
+            self._mark_states()
             self.log.close()
             del result  # kept until here, as the code's caller would keep it
+
+    def _mark_states(self) -> None:
+        """Mark the states of the copied optimizers that are still alive."""
+        for reference in self.copies.optimizers:
+            optimizer = reference()
+            if optimizer is not None:
+                self._follower.mark_state(optimizer)
 
     def _hooks_of_optimizers(self) -> list[Any]:
         """Register hooks on the steps of all optimizers, and return their handles."""
@@ -308,11 +329,12 @@ class Estimation:
 
     def _print_last_guesses(self) -> None:
         """Print the last lines that got guesses, which may be the cause of an error."""
-        lines = list(self._follower.guesses)[-_GUESSES_SHOWN:]
-        if lines:
-            shown = "".join(f"  {line}\n" for line in lines)
-            with suppress(Exception):  # the code may have replaced stderr
-                sys.stderr.write(f"ipygpumem: {_AFTER_GUESSES}:\n{shown}")
+        lines = list(self._follower.guesses)
+        if not lines:
+            return
+        shown = "".join(f"  {line}\n" for line in lines[-_GUESSES_SHOWN:])
+        with suppress(Exception):  # the code may have replaced stderr
+            sys.stderr.write(f"ipygpumem: {_AFTER_GUESSES}:\n{shown}")
 
     @contextmanager
     def _modes(self) -> Iterator[None]:
@@ -331,8 +353,9 @@ def _fake_mode(devices: Devices) -> FakeTensorMode:
     may_turn_const = mode.may_turn_const
 
     def may_keep_values(tensor: Any) -> bool:
-        is_small_or_here = tensor.numel() < 2 or tensor.device.type == "cpu"
-        return bool(may_turn_const(tensor) and is_small_or_here)
+        if tensor.numel() > 1 and tensor.device.type != "cpu":
+            return False
+        return bool(may_turn_const(tensor))
 
     mode.may_turn_const = may_keep_values
     return mode
@@ -370,9 +393,12 @@ class _Calls:
             self.begun.append(log.clock)
 
         def ends(module: Any, args: Any, output: Any) -> None:
-            self.spans.append((self.begun.pop(), log.clock))
-            first = next(tensors_in(output), None)
-            self.output_shape = None if first is None else tuple(first.shape)
+            span = (self.begun.pop(), log.clock)
+            self.spans.append(span)
+            self.output_shape = None
+            for tensor in tensors_in(output):
+                self.output_shape = tuple(tensor.shape)
+                break
 
         module.register_forward_pre_hook(begins)
         module.register_forward_hook(ends)
@@ -380,6 +406,10 @@ class _Calls:
     def allocated(self, life: StorageLife) -> bool:
         """Return True if one of the calls allocated a storage."""
         return any(began < life.born <= ended for began, ended in self.spans)
+
+    def allocated_bytes(self, lives: Iterable[StorageLife]) -> int:
+        """Return the bytes of the storages that the calls allocated."""
+        return sum(life.size_bytes for life in lives if self.allocated(life))
 
 
 def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelSummary:
@@ -391,37 +421,47 @@ def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> M
     calls: dict[str, _Calls] = {}
 
     def forward() -> Any:
-        copy = run.copies.of(model)
+        copy_of = run.copies.of
+        copy = copy_of(model)
         for name, module in copy.named_modules():
             calls[name] = _Calls()
             calls[name].listen(module, run.log)
         with torch.enable_grad():
-            return copy(*run.copies.of(args), **run.copies.of(dict(kwargs)))
+            return copy(*copy_of(args), **copy_of(dict(kwargs)))
 
     def summarized() -> ModelSummary:
         run.run(forward)
-        # Backward would need them.
-        activations = [life for life in run.log.lives if life.recorded and life.died is None]
-        rows = [
-            _row(name, module, calls[name], activations) for name, module in model.named_modules()
-        ]
-        trainable = _elements(item for item in model.parameters() if item.requires_grad)
-        return ModelSummary(tuple(rows), trainable)
+        return _summary(model, calls, run.log)
 
     return run.carry_out(summarized)
 
 
+def _summary(model: Any, calls: Mapping[str, _Calls], log: StorageLog) -> ModelSummary:
+    """Return the summary of a model, from the calls of its modules and the log of its storages."""
+    # Backward would need them.
+    activations = [life for life in log.lives if life.recorded and life.died is None]
+    rows = []
+    for name, module in model.named_modules():
+        rows.append(_row(name, module, calls[name], activations))
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return ModelSummary(tuple(rows), _elements(trainable))
+
+
 def _row(name: str, module: Any, calls: _Calls, activations: list[StorageLife]) -> ModuleRow:
-    parameters, buffers = list(module.parameters()), list(module.buffers())
+    parameters = list(module.parameters())
+    buffers = list(module.buffers())
+    depth = 0
+    if name:  # the model itself has none
+        depth = len(name.split("."))
     return ModuleRow(
         name=name,
         type_name=type_name(module),
-        depth=len(name.split(".")) if name else 0,
+        depth=depth,
         output_shape=calls.output_shape,
         parameters=_elements(parameters),
         parameter_bytes=_bytes(parameters),
         buffer_bytes=_bytes(buffers),
-        activation_bytes=sum(life.size_bytes for life in activations if calls.allocated(life)),
+        activation_bytes=calls.allocated_bytes(activations),
         calls=len(calls.spans),
     )
 
