@@ -40,24 +40,35 @@ def attention(
     if _takes_flash(items, attn_mask, is_causal=is_causal, is_grouped_allowed=enable_gqa):
         return _flash_attention(items, dropout_p, is_causal=is_causal, scale=scale)
     if _takes_efficient(items):
-        mask = None if attn_mask is None else _mask_of_efficient(attn_mask, query, key)
-        keeps_sums = torch.is_grad_enabled() and any(item.requires_grad for item in items)
-        return _ATEN._scaled_dot_product_efficient_attention(
-            *items, mask, keeps_sums, dropout_p, is_causal, scale=scale
-        )[0]
+        mask = None
+        if attn_mask is not None:
+            mask = _mask_of_efficient(attn_mask, query, key)
+        return _efficient_attention(items, mask, dropout_p, is_causal=is_causal, scale=scale)
     return attend(*items, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _efficient_attention(
+    items: Sequence[Any], mask: Any, dropout_p: float, *, is_causal: bool, scale: float | None
+) -> Any:
+    """Return memory-efficient attention, which keeps sums for the backward pass."""
+    attend = _ATEN._scaled_dot_product_efficient_attention
+    keeps_sums = torch.is_grad_enabled() and any(item.requires_grad for item in items)
+    attended, *_ = attend(*items, mask, keeps_sums, dropout_p, is_causal, scale=scale)
+    return attended
 
 
 def _is_fusible(items: Sequence[Any]) -> bool:
     """Return True if fused kernels can read query, key and value."""
     query, *_ = items
-    return query.dim() == 4 and all(item.stride(-1) == 1 for item in items)
+    if query.dim() != 4:
+        return False
+    return all(item.stride(-1) == 1 for item in items)
 
 
 def _is_grouped(items: Sequence[Any]) -> bool:
     """Return True if several heads of the query share a key and a value."""
-    query, key, value = items
-    return not query.shape[:2] == key.shape[:2] == value.shape[:2]
+    batches_and_heads = {tuple(item.shape[:2]) for item in items}
+    return len(batches_and_heads) > 1
 
 
 def _takes_flash(
@@ -65,7 +76,8 @@ def _takes_flash(
 ) -> bool:
     """Return True if torch chooses flash attention."""
     query, key, _ = items
-    if not torch.backends.cuda.flash_sdp_enabled() or not _is_fusible(items):
+    is_enabled = torch.backends.cuda.flash_sdp_enabled()
+    if not is_enabled or not _is_fusible(items):
         return False
     if mask is not None or query.itemsize != 2:
         return False
@@ -74,39 +86,49 @@ def _takes_flash(
         return False
     if _is_grouped(items) and not is_grouped_allowed:
         return False
+    if not is_causal:
+        return True
     is_square = query.shape[-2] == key.shape[-2]
-    return is_square or not is_causal
+    return bool(is_square)
 
 
 def _flash_attention(
     items: Sequence[Any], dropout_p: float, *, is_causal: bool, scale: float | None
 ) -> Any:
     """Return flash attention; heads are padded to a width that is a multiple of 8."""
+    attend = _ATEN._scaled_dot_product_flash_attention
     width = items[0].shape[-1]
+    scale = scale or width**-0.5  # of the heads before they are padded
     if width % 8:
-        items = [functional.pad(item, (0, -width % 8)) for item in items]
-    attended = _ATEN._scaled_dot_product_flash_attention(
-        *items, dropout_p, is_causal, False, scale=scale or width**-0.5
-    )[0]
+        padding = (0, -width % 8)
+        items = [functional.pad(item, padding) for item in items]
+    attended, *_ = attend(*items, dropout_p, is_causal, False, scale=scale)
     return attended[..., :width]
 
 
 def _takes_efficient(items: Sequence[Any]) -> bool:
     """Return True if torch chooses memory-efficient attention, after it has refused flash."""
+    is_enabled = torch.backends.cuda.mem_efficient_sdp_enabled()
+    if not is_enabled or not _is_fusible(items):
+        return False
+    if _is_grouped(items):
+        return False
     itemsize = items[0].itemsize
-    is_aligned = all(item.shape[-1] * itemsize % 16 == 0 for item in items)
-    is_allowed = torch.backends.cuda.mem_efficient_sdp_enabled()
-    return _is_fusible(items) and not _is_grouped(items) and is_aligned and is_allowed
+    rows_bytes = [item.shape[-1] * itemsize for item in items]
+    return all(row_bytes % 16 == 0 for row_bytes in rows_bytes)
 
 
 def _mask_of_efficient(mask: Any, query: Any, key: Any) -> Any:
     """Return a mask as memory-efficient attention reads it: numbers, with aligned rows."""
+    batch, heads, length = query.shape[:3]
     keys = key.shape[-2]
     if mask.dtype is torch.bool:
         mask = torch.where(mask, 0.0, query.new_full((), -torch.inf))
-    if any(stride % 8 for stride in mask.stride()[:-1]):
-        mask = functional.pad(mask, (0, -keys % 8))[..., :keys]
-    return mask.expand(*query.shape[:2], query.shape[-2], keys)
+    *strides_of_rows, _ = mask.stride()
+    if any(stride % 8 for stride in strides_of_rows):
+        padding = (0, -keys % 8)
+        mask = functional.pad(mask, padding)[..., :keys]
+    return mask.expand(batch, heads, length, keys)
 
 
 def multi_head_attention(
@@ -126,7 +148,9 @@ def multi_head_attention(
 ) -> Any:
     """Imitate ``torch._native_multi_head_attention``, with the allocations of its CUDA kernels."""
     is_of_itself = query is key is value
-    if is_of_itself and mask is None and not need_weights and width // heads % 8 == 0:
+    has_aligned_heads = width // heads % 8 == 0
+    takes_fused = is_of_itself and has_aligned_heads and mask is None
+    if takes_fused and not need_weights:
         joined = _attended_by_heads(query, heads, weight, bias)
         return functional.linear(joined, out_weight, out_bias), None
     packed = _packed_heads(query, heads, weight)  # the kernel keeps it until it returns
@@ -136,14 +160,19 @@ def multi_head_attention(
         return result, None
     batch, length = query.shape[:2]
     weights = weights.view(batch, heads, length, -1)
-    return result, weights.mean(1) if average else weights
+    if average:
+        weights = weights.mean(1)
+    return result, weights
 
 
 def _attended_by_heads(query: Any, heads: int, weight: Any, bias: Any) -> Any:
     """Return a sequence's attention to itself, the results of the heads side by side."""
     batch, _, width = query.shape
     parts = functional.linear(query, weight, bias).chunk(3, -1)
-    items = [part.view(batch, -1, heads, width // heads).transpose(1, 2) for part in parts]
+    items = []
+    for part in parts:
+        by_head = part.view(batch, -1, heads, width // heads)
+        items.append(by_head.transpose(1, 2))
     attended = functional.scaled_dot_product_attention(*items)
     return attended.transpose(1, 2).reshape(batch, -1, width)
 
@@ -159,10 +188,14 @@ def _packed_heads(query: Any, heads: int, weight: Any) -> Any:
 
 def _attention_weights(packed: Any, mask: Any, mask_type: int | None) -> Any:
     """Return the weights of attention, of shape (batch * heads, length, length)."""
-    weights = torch.bmm(packed[0], packed[1].transpose(1, 2))
+    queries = packed[0]
+    keys = packed[1]
+    weights = torch.bmm(queries, keys.transpose(1, 2))
     if mask is None:  # softmax is in place
         return weights
-    mask_shape = weights.shape if mask_type == 0 else (0,)
+    mask_shape = (0,)
+    if mask_type == 0:
+        mask_shape = weights.shape
     copied_mask = torch.empty(mask_shape, dtype=torch.bool, device=weights.device)
     weights = weights.softmax(-1)
     del copied_mask
@@ -213,17 +246,21 @@ def encoder_layer(
 
 def _fed_forward(source: Any, parameters: Sequence[Any], *, gelu: bool) -> Any:
     """Return the result of the two linear layers after attention."""
-    grow, grown, shrink, shrunk = parameters
+    first_weight, first_bias, second_weight, second_bias = parameters
     rows = source.view(-1, source.shape[-1])
-    hidden = torch._addmm_activation(grown, rows, grow.t(), use_gelu=gelu)
-    return torch.addmm(shrunk, hidden, shrink.t()).view(source.shape)
+    hidden = torch._addmm_activation(first_bias, rows, first_weight.t(), use_gelu=gelu)
+    result = torch.addmm(second_bias, hidden, second_weight.t())
+    return result.view(source.shape)
 
 
 def lstm_cell(source: Any, state: Any, *weights: Any) -> Any:
     """Return the next state of an LSTM, from CUDA's fused kernel."""
-    gates = _LINEAR(source, weights[0]), _LINEAR(state[0], weights[1])
-    biases = weights[2:4] if len(weights) > 3 else (None, None)
-    hidden, cell, _ = _ATEN._thnn_fused_lstm_cell(*gates, state[1], *biases)
+    hidden, cell = state
+    gates = (_LINEAR(source, weights[0]), _LINEAR(hidden, weights[1]))
+    biases = (None, None)
+    if len(weights) > 3:
+        biases = weights[2:4]
+    hidden, cell, _ = _ATEN._thnn_fused_lstm_cell(*gates, cell, *biases)
     has_projection = len(weights) % 2 == 1
     if has_projection:
         hidden = _LINEAR(hidden, weights[-1])
@@ -232,6 +269,7 @@ def lstm_cell(source: Any, state: Any, *weights: Any) -> Any:
 
 def gru_cell(source: Any, state: Any, *weights: Any) -> Any:
     """Return the next state of a GRU, from CUDA's fused kernel."""
-    gates = _LINEAR(source, weights[0]), _LINEAR(state, weights[1])
+    gates = (_LINEAR(source, weights[0]), _LINEAR(state, weights[1]))
     biases = weights[2:] or (None, None)
-    return _ATEN._thnn_fused_gru_cell(*gates, state, *biases)[0]
+    hidden, _ = _ATEN._thnn_fused_gru_cell(*gates, state, *biases)
+    return hidden
