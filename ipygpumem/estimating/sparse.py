@@ -34,36 +34,41 @@ def _copy(tensor: Any, *_: Any, **__: Any) -> Any:
     """Return a tensor with as many entries."""
     indices, values = parts_of(tensor)
     new_values = torch.empty_like(values)
-    return made_of(
-        torch.empty_like(indices), new_values, tensor.shape, is_coalesced=tensor.is_coalesced()
-    )
+    new_indices = torch.empty_like(indices)
+    is_coalesced = tensor.is_coalesced()
+    return made_of(new_indices, new_values, tensor.shape, is_coalesced=is_coalesced)
 
 
 def _coalesce(tensor: Any) -> Any:
     indices, values = parts_of(tensor)
     new_indices = torch.empty_like(indices)
-    return made_of(new_indices, torch.empty_like(values), tensor.shape, is_coalesced=True)
+    new_values = torch.empty_like(values)
+    return made_of(new_indices, new_values, tensor.shape, is_coalesced=True)
 
 
 def _sparse_mask(dense: Any, mask: Any) -> Any:
     indices, values = parts_of(mask)
     new_values = values.new_empty(values.shape, dtype=dense.dtype)
-    return made_of(torch.empty_like(indices), new_values, mask.shape, is_coalesced=True)
+    new_indices = torch.empty_like(indices)
+    return made_of(new_indices, new_values, mask.shape, is_coalesced=True)
 
 
 def _bag_backward(gradient: Any, indices: Any, *args: Any) -> Any:
     """Return the gradient of a bag of embeddings: a row for each index."""
-    rows, width = args[4], gradient.shape[-1]
+    rows = args[4]
+    width = gradient.shape[-1]
     values = gradient.new_empty((indices.numel(), width))
-    return made_of(indices.reshape(1, -1), values, (rows, width), is_coalesced=False)
+    row_of_indices = indices.reshape(1, -1)
+    return made_of(row_of_indices, values, (rows, width), is_coalesced=False)
 
 
 def _sum(first: Any, second: Any, **_: Any) -> Any:
     """Return the sum of two tensors: it has the entries of both."""
     indices, values = parts_of(first)
     count = first._nnz() + second._nnz()
+    shape_of_value = values.shape[1:]
     new_indices = indices.new_empty((len(indices), count))
-    new_values = values.new_empty((count, *values.shape[1:]))
+    new_values = values.new_empty((count, *shape_of_value))
     return made_of(new_indices, new_values, first.shape, is_coalesced=False)
 
 
@@ -118,14 +123,17 @@ OF_PARTS = frozenset(
 
 def stand_in(func: Any, args: Any) -> Callable[..., Any] | None:
     """Return the function that runs instead of an operator with a sparse argument, if any."""
-    if is_sparse(args[0]):
-        if len(args) > 1 and is_sparse(args[1]):
+    first, *further = args
+    if is_sparse(first):
+        if further and is_sparse(further[0]):
             return _OF_TWO.get(func)
         return _OF_SPARSE.get(func)
     if func is _ATEN.sparse_mask.default:
         return _sparse_mask
     # torch has no rule for a fake sparse tensor that is added to a dense one.
-    return _first if func in _ADD_IN_PLACE else None
+    if func in _ADD_IN_PLACE:
+        return _first
+    return None
 
 
 def embedding_bag_backward(*args: Any) -> Any:
@@ -146,4 +154,6 @@ def has_unknown_entries(func: Any, operator: Any, result: Any) -> bool:
     """
     if result.layout in _COMPRESSED:
         return True
-    return is_sparse(result) and operator is func and func not in _BY_TORCH
+    if not is_sparse(result) or func in _BY_TORCH:
+        return False
+    return operator is func

@@ -17,18 +17,26 @@ _ALIGNED_BYTES = 16
 
 
 def _lstm_cell(gates: Any, _: Any, state: Any, *__: Any) -> tuple[Any, Any, Any]:
-    return torch.empty_like(state), torch.empty_like(state), torch.empty_like(gates)
+    hidden = torch.empty_like(state)
+    cell = torch.empty_like(state)
+    return hidden, cell, torch.empty_like(gates)
 
 
 def _gru_cell(gates: Any, _: Any, state: Any, *__: Any) -> tuple[Any, Any]:
-    return torch.empty_like(state), state.new_empty(len(state), 5 * state.shape[1])
+    batch, width = state.shape
+    hidden = torch.empty_like(state)
+    return hidden, state.new_empty(batch, 5 * width)
 
 
 def _gru_cell_backward(gradient: Any, workspace: Any, has_bias: bool) -> tuple[Any, ...]:
-    count, wide = gradient.shape
-    gates = [gradient.new_empty(count, 3 * wide) for _ in range(2)]
-    biases = [gradient.new_empty(3 * wide) if has_bias else None for _ in range(2)]
-    return (*gates, torch.empty_like(gradient), *biases)
+    batch, width = gradient.shape
+    of_input = gradient.new_empty(batch, 3 * width)
+    of_hidden = gradient.new_empty(batch, 3 * width)
+    of_input_bias = of_hidden_bias = None
+    if has_bias:
+        of_input_bias = gradient.new_empty(3 * width)
+        of_hidden_bias = gradient.new_empty(3 * width)
+    return of_input, of_hidden, torch.empty_like(gradient), of_input_bias, of_hidden_bias
 
 
 def _ctc_loss_backward(_: Any, log_probabilities: Any, *__: Any) -> Any:
@@ -47,9 +55,13 @@ def _grouped_mm(
         groups = [len(offs)]
     elif second.dim() > 2:
         groups = list(first.shape[:-2])
-    rows, columns, dtype = first.shape[-2], second.shape[-1], out_dtype or first.dtype
-    padded = rounded_up(columns * dtype.itemsize, _ALIGNED_BYTES) // dtype.itemsize
-    return first.new_empty((*groups, rows, padded), dtype=dtype)[..., :columns]
+    rows = first.shape[-2]
+    columns = second.shape[-1]
+    dtype = out_dtype or first.dtype
+    row_bytes = rounded_up(columns * dtype.itemsize, _ALIGNED_BYTES)
+    padded_shape = (*groups, rows, row_bytes // dtype.itemsize)
+    padded = first.new_empty(padded_shape, dtype=dtype)
+    return padded[..., :columns]
 
 
 def _no_other_kernel(*_: Any) -> bool:
@@ -63,7 +75,8 @@ def _no_result(*_: Any, **__: Any) -> None:
 
 def _optional(name: str, overload: str) -> Any:
     """Return an operator; None if this version of torch does not have it."""
-    return getattr(getattr(_ATEN, name, None), overload, None)
+    overloads = getattr(_ATEN, name, None)
+    return getattr(overloads, overload, None)
 
 
 STAND_INS: dict[Any, Callable[..., Any]] = {
@@ -85,18 +98,22 @@ STAND_INS: dict[Any, Callable[..., Any]] = {
 
 # -- recurrent layers on the CPU -------------------------------------------------------------------
 
-_PAGE_BYTES, _LINE_BYTES = 4096, 64
+_PAGE_BYTES = 4096
+_LINE_BYTES = 64
+"""Bytes of a cache line."""
 
 
 def with_workspace(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     """Return the result of oneDNN's recurrent layer, with the workspace that it saves to train."""
     names = [argument.name for argument in func._schema.arguments]
-    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    arguments = dict(zip(names, args, strict=False))
+    arguments.update(kwargs)
     if not arguments["train"]:
         return result
+    output, hidden, cell, *_ = result
     size_bytes = _lstm_workspace(*args)
-    workspace = torch.empty(size_bytes, dtype=torch.uint8, device=result[0].device)
-    return (*result[:3], workspace)
+    workspace = torch.empty(size_bytes, dtype=torch.uint8, device=output.device)
+    return output, hidden, cell, workspace
 
 
 def _lstm_workspace(source: Any, *weights: Any) -> int:
@@ -105,24 +122,32 @@ def _lstm_workspace(source: Any, *weights: Any) -> int:
     It saves gates and outputs of every step, states and gradients, padded for the inputs, each on
     its own pages. The result was exact with the oneDNN of torch 2.13.
     """
-    gates, wide = weights[1].shape
-    steps, batch, given = source.shape
+    gates, width = weights[1].shape
+    steps, batch, input_width = source.shape
     itemsize = source.element_size()
-    padded = 2 * (steps + 1) * batch * _row(max(given, wide), itemsize)
-    plain = 2 * (steps + 1) * batch * wide
-    of_gates = steps * batch * _row(gates, itemsize)
-    of_outputs = steps * batch * _row(wide, itemsize)
+    rows = steps * batch
+    rows_of_states = 2 * (steps + 1) * batch  # also one before the first step; with gradients
+    padded = rows_of_states * _row(max(input_width, width), itemsize)
+    plain = rows_of_states * width
+    of_gates = rows * _row(gates, itemsize)
+    of_outputs = rows * _row(width, itemsize)
     spaces = [of_gates, of_outputs, padded, padded, padded, plain, plain]
     return sum(rounded_up(space * itemsize, _PAGE_BYTES) for space in spaces)
 
 
-def _row(wide: int, itemsize: int) -> int:
+def _row(width: int, itemsize: int) -> int:
     """Return oneDNN's row length: whole cache lines, and one more if that is a multiple of 256."""
     line = _LINE_BYTES // itemsize
-    row = rounded_up(wide, line)
-    return row + line if row % 256 == 0 else row
+    row = rounded_up(width, line)
+    if row % 256 == 0:
+        row += line
+    return row
 
 
 def without_channels_last(result: Any) -> Any:
     """Return the results of a convolution in the usual layout: the CPU keeps channels last."""
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.new_empty(tensor.shape), result)
+    return tree_map_only(torch.Tensor, _in_usual_layout, result)
+
+
+def _in_usual_layout(tensor: Any) -> Any:
+    return tensor.new_empty(tensor.shape)
