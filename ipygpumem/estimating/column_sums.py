@@ -10,8 +10,12 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-_THREADS, _WARP, _THREADS_OF_PROCESSOR = 512, 32, 2048
-_LEAST_VALUES, _MOST_VALUES = 16, 256
+_THREADS = 512
+"""Maximum number of threads of a block."""
+_WARP = 32
+_THREADS_OF_PROCESSOR = 2048
+_LEAST_VALUES = 16
+_MOST_VALUES = 256
 """Minimum and maximum number of values that a thread adds up if several blocks share one sum."""
 
 
@@ -26,58 +30,78 @@ def column_sums_bytes(
         itemsize: bytes of a partial sum.
         processors: the card's multiprocessors.
     """
-    reduced = set[int]()
-    if given.dim():
-        reduced = {dim % given.dim() for dim in dims if dim is not None}
-    moving = [dim for dim in range(given.dim()) if given.shape[dim] > 1]
-    moving.sort(key=given.stride)
-    # Only if the innermost dimension is not reduced.
-    if not reduced or not moving or moving[0] in reduced or given.stride(moving[0]) == 0:
+    if given.dim() == 0:
         return 0
-    outputs = math.prod(given.shape[dim] for dim in moving if dim not in reduced)
-    inputs = math.prod(given.shape[dim] for dim in moving if dim in reduced)
-    vector = _vector(given, moving)
-    width, height = _block(outputs // vector, inputs, _THREADS // vector)
-    shares = _blocks_of_sum(outputs // vector, inputs, width, height, processors)
+    reduced = {dim % given.dim() for dim in dims if dim is not None}
+    by_stride = [dim for dim, size in enumerate(given.shape) if size > 1]
+    by_stride.sort(key=given.stride)
+    if not reduced or not by_stride:
+        return 0
+    innermost = by_stride[0]
+    if innermost in reduced or given.stride(innermost) == 0:
+        return 0
+    outputs = inputs = 1
+    for dim in by_stride:
+        if dim in reduced:
+            inputs *= given.shape[dim]
+        else:
+            outputs *= given.shape[dim]
+    vector = _vector(given, by_stride)
+    columns = outputs // vector
+    width, height = _block(columns, inputs, _THREADS // vector)
+    shares = _blocks_of_sum(columns, inputs, width, height, processors)
     if shares <= 1:
         return 0
     return int(itemsize * outputs * shares * width * vector)
 
 
-def _vector(given: Any, moving: Sequence[int]) -> int:
-    """Return the number of neighbouring values that a thread reads at once: 1, 2 or 4."""
-    innermost = moving[0]
-    vector = 4 if given.stride(innermost) == 1 else 1
-    vector = math.gcd(vector, given.shape[innermost])
-    for dim in moving[1:]:
+def _vector(given: Any, by_stride: Sequence[int]) -> int:
+    """Return the number of neighbouring values that a thread reads at once: 1, 2 or 4.
+
+    ``by_stride``: the dimensions with more than one place, the innermost first.
+    """
+    innermost, *outer = by_stride
+    if given.stride(innermost) != 1:
+        return 1
+    vector = math.gcd(4, given.shape[innermost])
+    for dim in outer:
         vector = math.gcd(vector, given.stride(dim))
     return vector
 
 
 def _block(columns: int, inputs: int, threads: int) -> tuple[int, int]:
     """Return the threads of a block that add up different sums, and those that share a sum."""
-    width = min(_power_of_2(columns, threads), _WARP)
-    height = min(_power_of_2(inputs, threads), threads // width)
-    width = min(_power_of_2(columns, threads), threads // height)
+    most_wide = _power_of_2(columns, threads)
+    most_high = _power_of_2(inputs, threads)
+    width = min(most_wide, _WARP)
+    height = min(most_high, threads // width)
+    width = min(most_wide, threads // height)
     return width, height
 
 
 def _power_of_2(size: int, most: int) -> int:
     """Return the largest power of 2 that is not above ``size``, and at most ``most``."""
-    return most if size >= most else 1 << max(0, size.bit_length() - 1)
+    if size >= most:
+        return most
+    exponent = max(0, size.bit_length() - 1)
+    return 1 << exponent
 
 
 def _blocks_of_sum(columns: int, inputs: int, width: int, height: int, processors: int) -> int:
     """Return the number of blocks that share one sum."""
+    least_inputs = min(height * _LEAST_VALUES, _MOST_VALUES)
     values_of_thread = _divided_up(inputs, height)
-    if inputs < min(height * _LEAST_VALUES, _MOST_VALUES) or values_of_thread < _MOST_VALUES:
+    if inputs < least_inputs or values_of_thread < _MOST_VALUES:
         return 1
     blocks = _divided_up(columns, width)
-    most_blocks = processors * (_THREADS_OF_PROCESSOR // (width * height))
+    blocks_of_processor = _THREADS_OF_PROCESSOR // (width * height)
+    most_blocks = processors * blocks_of_processor
     if blocks > most_blocks:
         return 1
-    shares = min(_divided_up(most_blocks, blocks), _divided_up(values_of_thread, _LEAST_VALUES))
-    return max(shares, _divided_up(values_of_thread, _MOST_VALUES))
+    shares_of_blocks = _divided_up(most_blocks, blocks)
+    most_shares = _divided_up(values_of_thread, _LEAST_VALUES)
+    least_shares = _divided_up(values_of_thread, _MOST_VALUES)
+    return max(least_shares, min(shares_of_blocks, most_shares))
 
 
 def _divided_up(size: int, divisor: int) -> int:

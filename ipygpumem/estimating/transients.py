@@ -56,8 +56,11 @@ def operator_name(func: Any) -> str:
 
     A custom operator keeps its library's prefix.
     """
-    name = str(func.__name__.partition(".")[0].rstrip("_"))
-    return name if func.namespace in _TORCHS else f"{func.namespace}::{name}"
+    packet, _, _ = func.__name__.partition(".")
+    name = str(packet.rstrip("_"))
+    if func.namespace in _TORCHS:
+        return name
+    return f"{func.namespace}::{name}"
 
 
 def is_unknown(name: str) -> bool:
@@ -85,11 +88,7 @@ def transient_sizes(name: str, args: Any, result: Any, processors: int) -> list[
         result: its first result.
         processors: the number of the device's multiprocessors.
     """
-    sizes: list[int] = []
-    rule = _RULES.get(name)
-    if rule is not None:
-        size = rule(args, result)
-        sizes += size if isinstance(size, list) else [size]
+    sizes = _ruled_sizes(name, args, result)
     if name in _PARTIAL_BYTES:
         sizes.append(_partial_results(name, args, result, processors))
     if name in _CELLS and args[-1]:
@@ -98,13 +97,26 @@ def transient_sizes(name: str, args: Any, result: Any, processors: int) -> list[
     return [int(size) for size in sizes if size]
 
 
+def _ruled_sizes(name: str, args: Any, result: Any) -> list[int]:
+    """Return the blocks that an operator's rule says, if it has one."""
+    rule = _RULES.get(name)
+    if rule is None:
+        return []
+    sizes = rule(args, result)
+    if isinstance(sizes, list):
+        return list(sizes)
+    return [sizes]
+
+
 # -- reductions ------------------------------------------------------------------------------------
 
 _OF_OWN_TYPE = ("amax", "amin", "any", "all")
 """Operators whose partial results have the type of their argument."""
+_SUMS = ("sum", "mean", "linalg_vector_norm", "logsumexp")
+_PLACES_AND_MOMENTS = ("max", "min", "argmax", "argmin", "var", "std", "var_mean", "std_mean")
 _PARTIAL_BYTES = {
-    **dict.fromkeys(("sum", "mean", "linalg_vector_norm", "logsumexp", *_OF_OWN_TYPE), 0),
-    **dict.fromkeys(("max", "min", "argmax", "argmin", "var", "std", "var_mean", "std_mean"), 16),
+    **dict.fromkeys((*_SUMS, *_OF_OWN_TYPE), 0),
+    **dict.fromkeys(_PLACES_AND_MOMENTS, 16),
 }
 """Operators that reduce dimensions, and the bytes of a partial result.
 
@@ -119,7 +131,9 @@ Their last argument says if there is a bias.
 
 def _partial_results(name: str, args: Any, result: Any, processors: int) -> int:
     """Return the bytes of the partial results of a reduction of some dimensions."""
-    number = 2 if name == "linalg_vector_norm" else 1
+    number = 1
+    if name == "linalg_vector_norm":
+        number = 2
     if len(args) <= number:
         return 0
     dims = args[number]
@@ -220,14 +234,18 @@ def _sorted_keys(args: Any, _: Any) -> int:
 
 @_rule_of("mse_loss", "smooth_l1_loss")
 def _reduced_loss(args: Any, result: Any) -> int:
-    return _nbytes(args[0]) if result.dim() == 0 else 0
+    if result.dim():
+        return 0
+    return _nbytes(args[0])
 
 
 @_rule_of("binary_cross_entropy_with_logits")
 def _loss_of_logits(args: Any, result: Any) -> list[int]:
     """Return the bytes of two intermediate results, one of which may be the result."""
     size = _nbytes(args[0])
-    return [2 * size - _nbytes(result)] if result.dim() else [size, size]
+    if result.dim() == 0:
+        return [size, size]
+    return [2 * size - _nbytes(result)]
 
 
 @_rule_of("sum", "cumsum", "prod", "cumprod")
@@ -242,8 +260,11 @@ def _converted(args: Any, result: Any) -> int:
 
 @_rule_of("multinomial")
 def _multinomial(args: Any, _: Any) -> int:
+    weights_bytes = _nbytes(args[0])
     with_replacement = len(args) > 2 and args[2]
-    return _nbytes(args[0]) * (3 if with_replacement else 1)
+    if with_replacement:
+        return 3 * weights_bytes
+    return weights_bytes
 
 
 @_rule_of("normal")
@@ -252,14 +273,20 @@ def _deviations(args: Any, result: Any) -> int:
     means, *deviations = args
     if not isinstance(means, torch.Tensor) or result is means:
         return 0
-    has_deviations = any(isinstance(value, torch.Tensor) for value in deviations)
-    return 0 if has_deviations else _nbytes(result)
+    if any(isinstance(value, torch.Tensor) for value in deviations):
+        return 0
+    return _nbytes(result)
 
 
 @_rule_of("roll")
 def _rolled(args: Any, _: Any) -> int:
     """Return the bytes of an intermediate result if several dimensions are rolled."""
-    return _nbytes(args[0]) if len(args) > 2 and len(args[2]) > 1 else 0
+    if len(args) < 3:
+        return 0
+    source, _, dims = args[:3]
+    if len(dims) < 2:
+        return 0
+    return _nbytes(source)
 
 
 # -- copies of arguments ---------------------------------------------------------------------------
@@ -269,7 +296,12 @@ def _copies(is_readable: Callable[[Any], bool], *numbers: int) -> Rule:
     """Return a rule: copies of the numbered arguments that a kernel cannot read."""
 
     def rule(args: Any, _: Any) -> int:
-        return sum(args[number].nbytes for number in numbers if not is_readable(args[number]))
+        copied_bytes = 0
+        for number in numbers:
+            source = args[number]
+            if not is_readable(source):
+                copied_bytes += _nbytes(source)
+        return copied_bytes
 
     return rule
 
@@ -281,17 +313,22 @@ def is_contiguous(tensor: Any) -> bool:
 
 def _is_dense(tensor: Any) -> bool:
     """Return False if a tensor has gaps or is expanded, as the gradient of a sum."""
-    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}
-    layout = channels_last.get(tensor.dim(), torch.contiguous_format)
-    return bool(tensor.is_contiguous() or tensor.is_contiguous(memory_format=layout))
+    if tensor.is_contiguous():
+        return True
+    if tensor.dim() == 4:
+        return bool(tensor.is_contiguous(memory_format=torch.channels_last))
+    if tensor.dim() == 5:
+        return bool(tensor.is_contiguous(memory_format=torch.channels_last_3d))
+    return False
 
 
 def is_matrix_of_cublas(matrix: Any) -> bool:
     """Return True if cuBLAS can read a matrix: not if it is expanded, as some gradients are."""
-    (rows, columns), (down, across) = matrix.shape[-2:], matrix.stride()[-2:]
-    has_whole_rows = across == 1 and down >= max(1, columns)
-    has_whole_columns = down == 1 and across >= max(1, rows)
-    return bool(has_whole_rows or has_whole_columns)
+    rows, columns = matrix.shape[-2:]
+    row_stride, column_stride = matrix.stride()[-2:]
+    if column_stride == 1 and row_stride >= max(1, columns):
+        return True
+    return bool(row_stride == 1 and column_stride >= max(1, rows))
 
 
 _READ_ONLY_CONTIGUOUS = (
@@ -352,9 +389,11 @@ def _interpolated(args: Any, result: Any) -> int:
 def _group_norm(args: Any, _: Any) -> list[int]:
     """Return the bytes of a factor and a summand for each channel of each sample."""
     _, weight, bias, samples, channels, positions = args[:6]
-    if positions == 1 or (weight is None and bias is None):
+    is_affine = weight is not None or bias is not None
+    if positions == 1 or not is_affine:
         return []
-    return [4 * samples * channels] * 2
+    of_channels = 4 * samples * channels
+    return [of_channels, of_channels]
 
 
 @_rule_of("native_group_norm_backward")
@@ -363,7 +402,8 @@ def _group_norm_backward(args: Any, _: Any) -> list[int]:
     weight, samples, channels, positions, groups = args[4:9]
     if positions == 1:
         return []
-    of_channels, of_groups = 4 * samples * channels, 4 * samples * groups
+    of_channels = 4 * samples * channels
+    of_groups = 4 * samples * groups
     sizes = [of_channels, of_channels, of_groups, of_groups]
     if weight is not None:
         sizes.append(of_channels)
@@ -390,10 +430,14 @@ def _flash_backward(args: Any, _: Any) -> list[int]:
     """
     gradient, query, key, value, output = args[:5]
     batch, heads, length, width = query.shape
-    rows, groups = batch * heads * _up(length, 128), heads // key.shape[1]
-    sizes = [*laid_out(gradient, output), rows * 4, rows * _up(width, 32) * 4]
-    if groups > 1:
-        sizes += [key.nbytes * groups, value.nbytes * groups]
+    rows = batch * heads * _up(length, 128)
+    sizes = laid_out(gradient, output)
+    sizes.append(rows * 4)
+    sizes.append(rows * _up(width, 32) * 4)
+    heads_of_key = heads // key.shape[1]
+    if heads_of_key > 1:
+        sizes.append(key.nbytes * heads_of_key)
+        sizes.append(value.nbytes * heads_of_key)
     return sizes
 
 
@@ -419,13 +463,13 @@ def _places_of_masks(indices: Any) -> list[int]:
 
 @_rule_of("index_put", "_index_put_impl")
 def _put(args: Any, _: Any) -> list[int]:
-    values = args[2]
+    _, indices, values, *options = args
     sizes: list[int] = []
     if values.dim():  # a single value is filled in by the mask
-        sizes += _places_of_masks(args[1])
-    accumulates = len(args) > 3 and args[3]
+        sizes += _places_of_masks(indices)
+    accumulates = bool(options) and options[0]
     if accumulates:
-        counts = [index.numel() for index in args[1] if index is not None]
+        counts = [index.numel() for index in indices if index is not None]
         sizes.append(49 * max(counts, default=0))
         if not values.is_contiguous():
             sizes.append(values.nbytes)
@@ -441,16 +485,22 @@ def _sorted(args: Any, _: Any) -> int:
 
     It is a copy of keys and positions, and two copies for several rows.
     """
-    source = args[0]
+    source, *options = args
     if source.dim() == 0:
         return 0
-    dim = args[1] if len(args) > 1 and isinstance(args[1], int) else -1
-    length, count = source.shape[dim], source.numel()
+    dim = -1
+    if options and isinstance(options[0], int):
+        dim = options[0]
+    length = source.shape[dim]
+    count = source.numel()
     if length <= 4096:
         return 0
-    bytes_of_value = source.itemsize + 16 if count == length else 2 * source.itemsize + 24
+    itemsize = source.itemsize
+    bytes_of_value = 2 * itemsize + 24
+    if count == length:
+        bytes_of_value = itemsize + 16
     if source.stride(dim) != 1:
-        bytes_of_value += 2 * source.itemsize + 8
+        bytes_of_value += 2 * itemsize + 8
     return int(count * bytes_of_value + count // 5)
 
 
@@ -459,8 +509,10 @@ def _median(args: Any, _: Any) -> int:
     """Return the bytes of all values, sorted, with the results of the sort."""
     if len(args) > 1:  # along a dimension
         return 0
-    count = args[0].numel()
-    return int(count * (2 * args[0].itemsize + 24) + count // 5)
+    source = args[0]
+    count = source.numel()
+    bytes_of_value = 2 * source.itemsize + 24
+    return int(count * bytes_of_value + count // 5)
 
 
 # -- results ---------------------------------------------------------------------------------------
@@ -473,6 +525,7 @@ def loss_bytes(name: str, args: Any, result: Any) -> int:
 
     For instance, they compute all losses before they add them up.
     """
-    if name == "col2im" or (result.dim() == 0 and name in _IN_RESULT):
+    is_reduced_loss = name in _IN_RESULT and result.dim() == 0
+    if name == "col2im" or is_reduced_loss:
         return _nbytes(args[0])
     return 0
