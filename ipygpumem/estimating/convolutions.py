@@ -36,7 +36,10 @@ class Convolution:
     @property
     def is_by_depth(self) -> bool:
         """True if it is depthwise, for which torch has a kernel of its own."""
-        return bool(not self.is_transposed and self.groups == self.given.shape[1] > 1)
+        channels = self.given.shape[1]
+        if self.is_transposed or channels == 1:
+            return False
+        return bool(self.groups == channels)
 
     def log(self, kernel: Kernel) -> None:
         """Log the results and the intermediate blocks in the order of torch's kernels.
@@ -89,11 +92,12 @@ class Convolution:
 
     def _log_groups(self, kernel: Kernel) -> None:
         """Log a convolution of groups, which are convolved one by one, and joined at the end."""
+        copied_bytes = []
+        if len(self.given) > 1:  # a single sample's channels are contiguous
+            copied_bytes = [tensor.nbytes // self.groups for tensor in self._operands()]
         with kernel.copies(self.given), ExitStack() as pieces:
             for _ in range(self.groups):
-                # A single sample's channels are contiguous.
-                copied = self._operands() if len(self.given) > 1 else []
-                with kernel.blocks([tensor.nbytes // self.groups for tensor in copied]):
+                with kernel.blocks(copied_bytes):
                     self._log_group(kernel, pieces)
             kernel.results()
 
@@ -119,7 +123,9 @@ class Convolution:
             keep(self.weight)
 
     def _operands(self) -> list[Any]:
-        return [self.outer, self.given] if self.is_backward else [self.given]
+        if self.is_backward:
+            return [self.outer, self.given]
+        return [self.given]
 
     def _unfolded(self) -> int:
         """Return the bytes of one unfolded sample, with a column for each position of the kernel.
@@ -127,17 +133,21 @@ class Convolution:
         0 if the convolution is a plain product of matrices.
         """
         kernel = self.weight.shape[2:]
-        is_plain = (
-            not self.is_backward
-            and len(kernel) <= 2
-            and all(size == 1 for size in (*kernel, *self.stride))
-            and not any(self.padding)
-        )
-        if is_plain and not self.is_transposed:
-            return 0
         if self.is_transposed:
-            rows, places = self.weight.shape[1], self.given
+            rows = self.weight.shape[1]
+            places = self.given.shape[2:]
+        elif self._is_product(kernel):
+            return 0
         else:
-            rows, places = self.given.shape[1] // self.groups, self.outer
-        columns = math.prod((*kernel, *places.shape[2:]))
+            rows = self.given.shape[1] // self.groups
+            places = self.outer.shape[2:]
+        columns = math.prod((*kernel, *places))
         return int(rows * columns * self.given.element_size())
+
+    def _is_product(self, kernel: Any) -> bool:
+        """Return True if torch computes the convolution as a plain product of matrices."""
+        if self.is_backward or len(kernel) > 2:
+            return False
+        if any(self.padding):
+            return False
+        return all(size == 1 for size in (*kernel, *self.stride))

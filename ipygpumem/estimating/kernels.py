@@ -43,9 +43,10 @@ class Kernel:
 
     def result(self, number: int) -> None:
         """Log a result, unless the operation does not have it."""
-        if number < len(self._results) and number not in self._logged:
-            self._logged.add(number)
-            self._log_result(self._results[number])
+        if number in self._logged or number >= len(self._results):
+            return
+        self._logged.add(number)
+        self._log_result(self._results[number])
 
     def results(self) -> None:
         """Log the results that are not logged yet."""
@@ -67,7 +68,8 @@ class Kernel:
     @contextmanager
     def copies(self, *tensors: Any) -> Iterator[None]:
         """Copy the tensors that are not contiguous, and free the copies at the end."""
-        with self.blocks([tensor.nbytes for tensor in tensors if not is_contiguous(tensor)]):
+        sizes = [tensor.nbytes for tensor in tensors if not is_contiguous(tensor)]
+        with self.blocks(sizes):
             yield
 
 
@@ -103,7 +105,8 @@ def _layer_norm(kernel: Kernel, args: Any) -> None:
 
 @_order_of("native_layer_norm_backward", "_fused_rms_norm_backward")
 def _layer_norm_backward(kernel: Kernel, args: Any) -> None:
-    with kernel.copies(args[0], args[1]):
+    gradient, source = args[:2]
+    with kernel.copies(gradient, source):
         kernel.results()
 
 
@@ -115,12 +118,14 @@ def _fold(kernel: Kernel, args: Any) -> None:
 
 @_order_of("mm", "bmm")
 def _product(kernel: Kernel, args: Any) -> None:
-    _multiply(kernel, args[0], args[1])
+    first, second = args[:2]
+    _multiply(kernel, first, second)
 
 
 @_order_of("addmm", "baddbmm")
 def _sum_of_product(kernel: Kernel, args: Any) -> None:
-    _multiply(kernel, args[1], args[2])
+    _, first, second = args[:3]
+    _multiply(kernel, first, second)
 
 
 def _multiply(kernel: Kernel, *matrices: Any) -> None:
@@ -137,8 +142,10 @@ def _multiply(kernel: Kernel, *matrices: Any) -> None:
 def _coalesced(kernel: Kernel, args: Any) -> None:
     """Log a sort by index, which keeps two copies of the indices until the values are added up."""
     count = args[0]._nnz()
-    with kernel.blocks([8 * count, 8 * count]):
-        with kernel.blocks([16 * count + count // 500 + 767]):
+    indices_bytes = 8 * count
+    sort_bytes = 16 * count + count // 500 + 767
+    with kernel.blocks([indices_bytes, indices_bytes]):
+        with kernel.blocks([sort_bytes]):
             pass
         kernel.results()
 
@@ -147,7 +154,8 @@ def _coalesced(kernel: Kernel, args: Any) -> None:
 def _values_at_indices(kernel: Kernel, args: Any) -> None:
     """Log the entries of a dense tensor, which the kernel multiplies by one."""
     dense, mask = args
-    with kernel.blocks([dense.itemsize, mask._values().numel() * dense.itemsize]):
+    count = mask._values().numel()
+    with kernel.blocks([dense.itemsize, count * dense.itemsize]):
         kernel.results()
 
 
@@ -163,9 +171,12 @@ def _efficient_attention(kernel: Kernel, args: Any) -> None:
     kernel.on_host(2, 3)
     kernel.results()
     query, _, value = args[:3]
-    if query.itemsize == 2 and max(query.shape[-1], value.shape[-1]) > 128:
-        batch, heads, length, _ = query.shape
-        with kernel.blocks([batch * heads * length * value.shape[-1] * 4]):
+    batch, heads, length, width = query.shape
+    width_of_value = value.shape[-1]
+    is_half = query.itemsize == 2
+    if is_half and max(width, width_of_value) > 128:
+        sums_bytes = batch * heads * length * width_of_value * 4
+        with kernel.blocks([sums_bytes]):
             pass
 
 
@@ -181,12 +192,12 @@ def _efficient_attention_backward(kernel: Kernel, args: Any) -> None:
     kernel.results()
     with ExitStack() as stack:
         stack.enter_context(kernel.blocks(laid_out(gradient)))
+        sums = kernel.blocks([sums_bytes])
         if query.itemsize == 2:
-            stack.enter_context(kernel.blocks([sums_bytes]))
+            stack.enter_context(sums)
         else:
             with kernel.blocks([gradient.nbytes, sums_bytes]):
-                sums = stack.enter_context  # the sums outlive the products
-                sums(kernel.blocks([sums_bytes]))
+                stack.enter_context(sums)  # the sums outlive the products
         with kernel.blocks([_buffer_bytes(args)]):
             pass
 
@@ -195,21 +206,37 @@ def _buffer_bytes(args: Any) -> int:
     """Return the bytes of float32 sums for tiles of the query's gradient, with 16 bytes each."""
     _, query, key, value = args[:4]
     batch, heads, length, width = query.shape
-    rows, keys, width_of_value = batch * heads, key.shape[-2], value.shape[-1]
+    rows = batch * heads
+    width_of_value = value.shape[-1]
     widest = max(width, width_of_value)
     is_half = query.itemsize == 2
-    sums = _up(length, 64) * _up(width, 128 if 64 < widest <= 128 else 64)
+    is_middle = 64 < widest <= 128
+    sums_columns = 64
+    if is_middle:
+        sums_columns = 128
+    sums = _up(length, 64) * _up(width, sums_columns)
     if widest > 128 and is_half:
-        parts = max(1, min(_up(keys, 64) // 64, 200 // rows))
-        sums += parts * 64 * (_up(width, 128) + _up(width_of_value, 128))
-    tile_rows = 64 if widest <= 64 else 128
-    tile_columns = 128 if is_half and 64 < widest <= 128 else 64
-    tiles = _up(length, tile_rows) // tile_rows * (_up(width, tile_columns) // tile_columns)
+        parts_of_keys = _parts(key.shape[-2], 64)
+        parts = max(1, min(parts_of_keys, 200 // rows))
+        widths = _up(width, 128) + _up(width_of_value, 128)
+        sums += parts * 64 * widths
+    tile_rows = 128
+    if widest <= 64:
+        tile_rows = 64
+    tile_columns = 64
+    if is_half and is_middle:
+        tile_columns = 128
+    tiles = _parts(length, tile_rows) * _parts(width, tile_columns)
     return int(rows * (sums * 4 + tiles * 16))
 
 
+def _parts(size: int, step: int) -> int:
+    """Return the number of parts of a size, the last of which may be smaller than a step."""
+    return -(-size // step)
+
+
 def _up(size: int, step: int) -> int:
-    return -(-size // step) * step
+    return _parts(size, step) * step
 
 
 # -- embeddings ------------------------------------------------------------------------------------
@@ -219,8 +246,9 @@ def _up(size: int, step: int) -> int:
 def _embedding_backward(kernel: Kernel, args: Any) -> None:
     """Log the gradient of a table: many indices are sorted before it is allocated."""
     gradient, indices, rows, _, by_frequency = args[:5]
+    has_few_indices = indices.numel() <= FEW_INDICES
     with kernel.copies(gradient):
-        if indices.numel() <= FEW_INDICES and not by_frequency:
+        if has_few_indices and not by_frequency:
             kernel.results()
         else:
             _log_sorted_sums(kernel, gradient, indices, rows, by_frequency=by_frequency)
@@ -230,25 +258,32 @@ def _log_sorted_sums(
     kernel: Kernel, gradient: Any, indices: Any, rows: int, *, by_frequency: bool
 ) -> None:
     """Log the kernels that sort indices, and add up the rows of the gradient for each one."""
-    count, width = indices.numel(), gradient.shape[-1]
+    count = indices.numel()
+    width = gradient.shape[-1]
+    indices_bytes = 8 * count
     segments = min(count, rows)
-    parts = -(-count // 10) + segments  # of ten indices, or of one row's
-    with kernel.blocks([8 * count] * 2):
-        with kernel.blocks([8 * count, _sort_bytes(count)]):
+    parts = _parts(count, 10) + segments  # of ten indices, or of one row's
+    begins = [indices_bytes]
+    if by_frequency:
+        begins *= 3
+    of_segments = [8 * segments, 8 * segments]
+    of_parts = [8 * parts, 4 * parts * width]
+    with kernel.blocks([indices_bytes, indices_bytes]):
+        with kernel.blocks([indices_bytes, _sort_bytes(count)]):
             pass
         kernel.results()
-        begins = [8 * count] * (3 if by_frequency else 1)
         with kernel.blocks(begins):
-            with kernel.blocks([8 * count]):  # while it finds where each row begins
+            with kernel.blocks([indices_bytes]):  # while it finds where each row begins
                 pass
-            with kernel.blocks([8 * segments, 8 * segments, 8 * parts, 4 * parts * width]):
+            with kernel.blocks([*of_segments, *of_parts]):
                 pass
 
 
 def _sort_bytes(count: int) -> int:
     """Return the bytes with which a kernel sorts pairs of integers: copies, and 1 KiB a tile."""
-    tiles = -(-count // _PAIRS_OF_TILE)
-    return 16 * count + tiles * KIB + 16 * KIB + 512
+    copies_bytes = 16 * count
+    tiles_bytes = _parts(count, _PAIRS_OF_TILE) * KIB
+    return copies_bytes + tiles_bytes + 16 * KIB + 512
 
 
 @_order_of("_embedding_bag", "_embedding_bag_forward_only")
@@ -261,9 +296,11 @@ def _bags(kernel: Kernel, _: Any) -> None:
 @_order_of("_embedding_bag_backward", "_embedding_bag_dense_backward")
 def _bags_backward(kernel: Kernel, args: Any) -> None:
     """Log the gradient of a table that is read in bags."""
-    gradient, indices = args[:2]
-    # The first of these operators gets the offsets, too.
-    rows, by_frequency, mode = args[6:9] if len(args) > 10 else args[5:8]
+    gradient, indices, *options = args
+    gets_offsets = len(args) > 10  # the first of these operators
+    if gets_offsets:
+        options = options[1:]
+    rows, by_frequency, mode = options[3:6]
     takes_maximum = mode == 2
     if takes_maximum:
         kernel.results()
@@ -277,7 +314,9 @@ def _bags_backward(kernel: Kernel, args: Any) -> None:
 @_order_of("huber_loss")
 def _huber_loss(kernel: Kernel, args: Any) -> None:
     """Log the losses of all elements, which are then reduced."""
-    given, _, reduction = (*args, 1)[:3]
-    sizes = [given.nbytes] if reduction else []
-    with kernel.blocks(sizes):
+    source, _, reduction = (*args, 1)[:3]
+    losses_bytes = 0
+    if reduction:
+        losses_bytes = source.nbytes
+    with kernel.blocks([losses_bytes]):
         kernel.results()
