@@ -33,13 +33,15 @@ class CardFunctions:
         """Return the next state of an LSTM."""
         if not self._is_on_card(input):
             return original(input, *args, **kwargs)
-        return fused.lstm_cell(*self._converted((input, *args)), **kwargs)
+        values = self._converted((input, *args))
+        return fused.lstm_cell(*values, **kwargs)
 
     def gru_cell(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
         """Return the next state of a GRU."""
         if not self._is_on_card(input):
             return original(input, *args, **kwargs)
-        return fused.gru_cell(*self._converted((input, *args)), **kwargs)
+        values = self._converted((input, *args))
+        return fused.gru_cell(*values, **kwargs)
 
     def _converted(self, values: Any) -> list[Any]:
         """Return the arguments of a cell as autocast converts them: all before the first product.
@@ -52,7 +54,7 @@ class CardFunctions:
         for value in values:
             if isinstance(value, (tuple, list)):
                 converted.append(self._converted(value))
-            elif isinstance(value, torch.Tensor) and not (value.is_leaf and value.requires_grad):
+            elif isinstance(value, torch.Tensor) and not _is_trained(value):
                 converted.append(self._autocast.cast(value))
             else:
                 converted.append(value)
@@ -60,13 +62,15 @@ class CardFunctions:
 
     def encoder_layer(self, original: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the output of a transformer's encoder layer."""
-        function = fused.encoder_layer if self._is_on_card(source) else original
-        return function(source, *args, **kwargs)
+        if self._is_on_card(source):
+            return fused.encoder_layer(source, *args, **kwargs)
+        return original(source, *args, **kwargs)
 
     def multi_head_attention(self, original: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
         """Return attention with several heads, and its weights if they are wanted."""
-        function = fused.multi_head_attention if self._is_on_card(query) else original
-        return function(query, *args, **kwargs)
+        if self._is_on_card(query):
+            return fused.multi_head_attention(query, *args, **kwargs)
+        return original(query, *args, **kwargs)
 
     def attention(
         self, original: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any
@@ -75,8 +79,10 @@ class CardFunctions:
         if not self._devices.is_elsewhere:
             return original(query, key, value, *args, **kwargs)
 
+        backends = torch.nn.attention
+
         def by_products(*args: Any, **kwargs: Any) -> Any:
-            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            with backends.sdpa_kernel(backends.SDPBackend.MATH):
                 return original(*args, **kwargs)
 
         cast = self._autocast.cast
@@ -88,23 +94,31 @@ class CardFunctions:
 
     def softmax(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
         """Return softmax; a card converts float16 to float32 without a converted copy."""
-        return self._to_float32(torch.ops.aten._softmax, original, input, args, kwargs)
+        kernel = torch.ops.aten._softmax
+        return self._to_float32(kernel, original, input, args, kwargs)
 
     def log_softmax(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
         """Return the logarithm of softmax, in the same way."""
-        return self._to_float32(torch.ops.aten._log_softmax, original, input, args, kwargs)
+        kernel = torch.ops.aten._log_softmax
+        return self._to_float32(kernel, original, input, args, kwargs)
 
     def _to_float32(self, kernel: Any, original: Any, source: Any, args: Any, kwargs: Any) -> Any:
-        converts = source.dtype is torch.float16 and kwargs.get("dtype") is torch.float32
-        if not converts or self._autocast.is_enabled() or not self._devices.is_elsewhere:
+        """Call the kernel that converts float16 to float32, or ``original`` if none converts."""
+        is_elsewhere = self._devices.is_elsewhere
+        wants_float32 = kwargs.get("dtype") is torch.float32
+        converts = wants_float32 and source.dtype is torch.float16
+        if not is_elsewhere or not converts or self._autocast.is_enabled():
             return original(source, *args, **kwargs)
-        dim = kwargs["dim"] if "dim" in kwargs else args[0]
-        return kernel(source, dim, True)
+        if "dim" in kwargs:
+            return kernel(source, kwargs["dim"], True)
+        return kernel(source, args[0], True)
 
     def linear(self, original: Any, input: Any, weight: Any, bias: Any = None) -> Any:  # noqa: A002
         """Return a linear map; torch adds the bias in place, but not for fake tensors."""
+        if bias is None or weight.dim() != 2:
+            return original(input, weight, bias)
         is_one_product = input.dim() == 2 or input.is_contiguous()
-        if bias is None or is_one_product or weight.dim() != 2:
+        if is_one_product:
             return original(input, weight, bias)
         return original(input, weight).add_(bias)
 
@@ -117,16 +131,21 @@ class CardFunctions:
         inplace: bool = False,
     ) -> Any:
         """Return dropout; a card saves a byte for each number, the CPU a number."""
-        drops = training and 0 < p < 1 and not inplace
-        if drops and self._devices.is_elsewhere:
-            return torch.native_dropout(input, p, True)[0]
-        return original(input, p, training, inplace)
+        if inplace or not self._drops(p, training=training):
+            return original(input, p, training, inplace)
+        return torch.native_dropout(input, p, True)[0]
 
     def torchs_dropout(self, original: Any, input: Any, p: float, train: bool) -> Any:  # noqa: A002
         """Return the dropout of ``torch.dropout``, in the same way."""
-        if train and 0 < p < 1 and self._devices.is_elsewhere:
-            return torch.native_dropout(input, p, True)[0]
-        return original(input, p, train)
+        if not self._drops(p, training=train):
+            return original(input, p, train)
+        return torch.native_dropout(input, p, True)[0]
+
+    def _drops(self, p: float, *, training: bool) -> bool:
+        """Return True if dropout runs the kernel of a card for which the CPU stands."""
+        if not training or not self._devices.is_elsewhere:
+            return False
+        return 0 < p < 1
 
     def rms_norm(
         self,
@@ -141,7 +160,8 @@ class CardFunctions:
         The CPU runs several kernels.
         """
         has_kernel = hasattr(torch.ops.aten, "_fused_rms_norm")
-        fuses = has_kernel and (weight is None or weight.dtype is input.dtype)
+        has_one_type = weight is None or weight.dtype is input.dtype
+        fuses = has_kernel and has_one_type
         if self._devices.is_elsewhere and (fuses or self._autocast.is_enabled()):
             return functional.layer_norm(input, normalized_shape, weight)
         return original(input, normalized_shape, weight, eps)
@@ -160,8 +180,12 @@ class CardFunctions:
 
         For fake tensors torch takes a path that cannot read lengths on the host.
         """
-        lengths = [
-            torch.as_tensor(length, device=log_probs.device)
-            for length in (input_lengths, target_lengths)
-        ]
-        return original(log_probs, targets, *lengths, *args, **kwargs)
+        device = log_probs.device
+        input_lengths = torch.as_tensor(input_lengths, device=device)
+        target_lengths = torch.as_tensor(target_lengths, device=device)
+        return original(log_probs, targets, input_lengths, target_lengths, *args, **kwargs)
+
+
+def _is_trained(tensor: Any) -> bool:
+    """Return True for a tensor that gets a gradient, such as a weight."""
+    return bool(tensor.is_leaf and tensor.requires_grad)
