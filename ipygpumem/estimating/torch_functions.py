@@ -66,26 +66,33 @@ class TorchFunctions(TorchFunctionMode):
         return self._redirected(func, args, kwargs)
 
     def _of_recurrent_layers(self) -> dict[Any, Handler]:
-        names = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
-        return dict.fromkeys(names, self._recurrent_layer)
+        layers = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+        return dict.fromkeys(layers, self._recurrent_layer)
 
     def _redirected(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a torch function with the available device instead of other devices."""
         devices = self._devices
-        if func in (torch.Tensor.cuda, torch.Tensor.xpu):
-            devices.asked.setdefault("cuda:0" if func is torch.Tensor.cuda else "xpu:0")
+        moved_to = _MOVES.get(func)
+        if moved_to is not None:
+            devices.asked.setdefault(moved_to)
             return args[0].to(devices.target)
         if func is torch.Tensor.to and len(args) > 1:
-            args = (args[0], devices.place_for(args[1]), *args[2:])
-        if kwargs.get("device") is not None:
-            kwargs = {**kwargs, "device": devices.place_for(kwargs["device"])}
-        elif devices.label is not None and func in _device_constructors() and not devices.on_cpu:
+            tensor, place, *further = args
+            args = (tensor, devices.place_for(place), *further)
+        device = kwargs.get("device")
+        if device is not None:
+            kwargs = {**kwargs, "device": devices.place_for(device)}
+        elif devices.label is None or devices.on_cpu:
+            return func(*args, **kwargs)
+        elif func in _device_constructors():
             kwargs = {**kwargs, "device": devices.target}
         return func(*args, **kwargs)
 
     def _pinned(self, _: Any, tensor: Any, *__: Any, **___: Any) -> Any:
         """Return a copy on the host, unless host and device are counted together."""
-        return tensor.clone() if self._devices.target is None else tensor
+        if self._devices.target is None:
+            return tensor.clone()
+        return tensor
 
     def _recurrent_layer(
         self,
@@ -95,11 +102,13 @@ class TorchFunctions(TorchFunctionMode):
         **kwargs: Any,
     ) -> Any:
         """Call a recurrent layer, and note the line if a card's kernels need more memory."""
+        device = self._devices.assumed(input.device)
         has_own_kernels = torch.backends.cudnn.enabled or self._devices.is_elsewhere
-        if has_own_kernels and self._devices.assumed(input.device).startswith("cuda"):
+        if has_own_kernels and device.startswith("cuda"):
             self.recurrent[user_line()] = None
         if args and _is_batch_sizes(args[0]):  # of a packed sequence: C++ reads their memory
-            args = (real_values(args[0]), *args[1:])
+            batch_sizes, *further = args
+            args = (real_values(batch_sizes), *further)
         return original(input, *args, **kwargs)
 
     def _assume_longest(self) -> None:
@@ -112,14 +121,19 @@ def _is_batch_sizes(value: Any) -> bool:
 
     Otherwise it is the state: floating-point numbers, or a tuple.
     """
-    return isinstance(value, torch.Tensor) and value.dtype is torch.long
+    if not isinstance(value, torch.Tensor):
+        return False
+    return value.dtype is torch.long
 
 
 def _refuse_address(*_: Any) -> NoReturn:
     hint = ""
-    if any(frame.f_code.co_name == "save_pretrained" for frame in stack(sys._getframe(1))):
-        hint = "; leave out that it saves the model: save_strategy='no' for a Trainer"
-    raise EstimateError(f"{UNKNOWN}: data_ptr in {user_line()}{hint}")
+    for frame in stack(sys._getframe(1)):
+        if frame.f_code.co_name == "save_pretrained":
+            hint = "; leave out that it saves the model: save_strategy='no' for a Trainer"
+            break
+    line = user_line()
+    raise EstimateError(f"{UNKNOWN}: data_ptr in {line}{hint}")
 
 
 def _array(_: Any, tensor: Any, *__: Any, **___: Any) -> Any:
@@ -130,14 +144,17 @@ def _array(_: Any, tensor: Any, *__: Any, **___: Any) -> Any:
     guess = torch.ops.aten._local_scalar_dense(tensor)  # which records the guess
     if type(guess) is int:
         guess = 0  # it may be an index
-    kind = str(tensor.dtype).removeprefix("torch.")
-    return importlib.import_module("numpy").full(tuple(tensor.shape), guess, kind)
+    numpy = importlib.import_module("numpy")
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return numpy.full(tuple(tensor.shape), guess, dtype)
 
 
 def _formatted(original: Any, tensor: Any, format_spec: str) -> str:
     if not isinstance(tensor, FakeTensor):
         return str(original(tensor, format_spec))
-    return format(tensor.item(), format_spec) if tensor.dim() == 0 else str(tensor)
+    if tensor.dim():
+        return str(tensor)
+    return format(tensor.item(), format_spec)
 
 
 def _set_data(original: Any, tensor: Any, value: Any) -> None:
@@ -150,6 +167,8 @@ def _unchanged(_: Any, tensor: Any) -> Any:
     return tensor
 
 
+_MOVES = {torch.Tensor.cuda: "cuda:0", torch.Tensor.xpu: "xpu:0"}
+"""Functions that move a tensor to an accelerator, and the device that they name."""
 _OF_VALUES: dict[Any, Handler] = {
     torch.Tensor.data_ptr: _refuse_address,
     torch.Tensor.numpy: _array,
