@@ -20,44 +20,58 @@ def is_known(tensor: Any) -> bool:
 def _nonzero(given: Any) -> Any:
     if is_known(given):
         return _ATEN.nonzero.default(given)
-    return given.new_empty((given.dim(), given.numel()), dtype=torch.long).t()
+    shape = (given.dim(), given.numel())
+    by_dimension = given.new_empty(shape, dtype=torch.long)
+    return by_dimension.t()
 
 
 def _masked_select(given: Any, mask: Any) -> Any:
     shape = torch.broadcast_shapes(given.shape, mask.shape)
-    return given.new_empty(len(_nonzero(mask.expand(shape))))
+    positions = _nonzero(mask.expand(shape))
+    return given.new_empty(len(positions))
 
 
 def _index(given: Any, indices: Any) -> Any:
     places: list[Any] = []
     for index in indices:
-        places += _nonzero(index).unbind(1) if is_mask(index) else [index]
+        if is_mask(index):
+            places += _nonzero(index).unbind(1)
+        else:
+            places.append(index)
     return _ATEN.index.Tensor(given, places)
 
 
 def is_mask(index: Any) -> bool:
     """Return True if an index is a mask: it selects where it is true."""
-    return index is not None and index.dtype in _MASKS
+    if index is None:
+        return False
+    return index.dtype in _MASKS
 
 
 def _unique(given: Any, _: bool = True, inverse: bool = False, counts: bool = False) -> Any:
     count = given.numel()
-    return given.new_empty(count), *_positions(given, given.shape, count, inverse, counts)
+    positions, numbers = _positions(given, given.shape, count, inverse, counts)
+    return given.new_empty(count), positions, numbers
 
 
 def _unique_in(
     given: Any, dim: int, _: bool = True, inverse: bool = False, counts: bool = False
 ) -> Any:
     count = given.shape[dim]
-    return torch.empty_like(given), *_positions(given, (count,), count, inverse, counts)
+    positions, numbers = _positions(given, (count,), count, inverse, counts)
+    return torch.empty_like(given), positions, numbers
 
 
 def _positions(given: Any, shape: Any, count: int, inverse: bool, counts: bool) -> tuple[Any, Any]:
     """Return a value's position for each element, and the number of each value; empty if the code
     asks for none.
     """
-    positions = given.new_empty(shape if inverse else 0, dtype=torch.long)
-    numbers = given.new_empty(count if counts else 0, dtype=torch.long)
+    if not inverse:
+        shape = (0,)
+    if not counts:
+        count = 0
+    positions = given.new_empty(shape, dtype=torch.long)
+    numbers = given.new_empty(count, dtype=torch.long)
     return positions, numbers
 
 
@@ -94,8 +108,12 @@ def _bincount(given: Any, weights: Any = None, minlength: int = 0) -> Any:
 def _ctc_loss(log_probs: Any, targets: Any, *_: Any) -> tuple[Any, Any]:
     """Return the losses, and the scores for targets of maximum length."""
     steps = log_probs.shape[0]
-    batch = log_probs.shape[1] if log_probs.dim() > 2 else 1
-    return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * targets.shape[-1] + 1)
+    batch = 1
+    if log_probs.dim() > 2:
+        batch = log_probs.shape[1]
+    states = 2 * targets.shape[-1] + 1  # a blank between two labels, and at both ends
+    losses = log_probs.new_empty(batch)
+    return losses, log_probs.new_empty(batch, steps, states)
 
 
 def _nms(boxes: Any, *_: Any) -> Any:
@@ -119,8 +137,15 @@ LARGEST: dict[str, Callable[..., Any]] = {
 
 
 _PLACES = {
-    **dict.fromkeys(("argmax", "argmin", "max", "min", "median", "mode", "sort"), 1),
-    **dict.fromkeys(("topk", "kthvalue"), 2),
+    "argmax": 1,
+    "argmin": 1,
+    "max": 1,
+    "min": 1,
+    "median": 1,
+    "mode": 1,
+    "sort": 1,
+    "topk": 2,
+    "kthvalue": 2,
 }
 """Operators that return positions, and the number of the argument with their dimension."""
 _RANDOM = frozenset(
@@ -146,22 +171,31 @@ def largest_value(name: str, args: Any, kwargs: Any, result: Any) -> tuple[Any, 
 
 def _largest_position(name: str, args: Any, kwargs: Any, result: Any) -> tuple[Any, int] | None:
     """Return an operator's positions, and the largest of them."""
-    number, source = _PLACES[name], args[0]
-    dim = args[number] if len(args) > number else None
+    source = args[0]
+    number = _PLACES[name]
+    dim = None
+    if len(args) > number:
+        dim = args[number]
     dim = kwargs.get("dim", dim)
-    if name.startswith("arg"):
-        count = source.numel() if dim is None else _size(source, dim)
+    if name in ("argmax", "argmin"):
+        count = source.numel()
+        if dim is not None:
+            count = _size(source, dim)
         return result, count - 1
     if not isinstance(result, tuple):  # such as max() of a whole tensor: no positions
         return None
-    return result[1], _size(source, -1 if dim is None else dim) - 1
+    if dim is None:
+        dim = -1
+    return result[1], _size(source, dim) - 1
 
 
 def _largest_random_number(name: str, args: Any, result: Any) -> tuple[Any, float] | None:
     if name == "multinomial":
         return result, args[0].shape[-1] - 1
     if name in ("rand", "uniform"):
-        bound = args[2] if len(args) > 2 else 1.0
+        bound = 1.0
+        if len(args) > 2:
+            bound = args[2]
         return result, math.nextafter(bound, -math.inf)
     bounds = [number for number in args if type(number) is int]
     if not bounds:
@@ -170,4 +204,6 @@ def _largest_random_number(name: str, args: Any, result: Any) -> tuple[Any, floa
 
 
 def _size(given: Any, dim: int) -> int:
-    return int(given.shape[dim]) if given.dim() else 1
+    if given.dim() == 0:
+        return 1
+    return int(given.shape[dim])

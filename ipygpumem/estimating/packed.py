@@ -25,12 +25,14 @@ class PackedSequences:
 
     def pack(self, _: Any, input: Any, lengths: Any, batch_first: bool) -> tuple[Any, Any]:  # noqa: A002
         """Return the steps of all sequences one after the other, and the batch of each step."""
-        batch, steps = input.shape[:2] if batch_first else reversed(input.shape[:2])
+        steps, batch = input.shape[:2]
+        if batch_first:
+            batch, steps = input.shape[:2]
         values = values_of(lengths)
         if values is None:
             self._bound()
             values = [steps] * batch
-        batches = [sum(length > step for length in values) for step in range(max(values))]
+        batches = _numbers_above(values, max(values))
         data = _Packed.apply(input, batches, batch_first)
         return data, _with_values(batches)
 
@@ -45,15 +47,19 @@ class PackedSequences:
     ) -> tuple[Any, Any]:
         """Return the sequences of packed data as one tensor, and their lengths."""
         batches = values_of(batch_sizes) or []
+        largest_batch = batches[0]
         steps = max(len(batches), total_length)
-        shape = (steps, batches[0], *data.shape[1:])
+        row_shape = data.shape[1:]
+        shape = (steps, largest_batch, *row_shape)
         padded = torch.full(shape, padding_value, dtype=data.dtype, device=data.device)
         for first, stop, start, batch in _runs(batches):
-            rows = data[start : start + (stop - first) * batch]
-            padded[first:stop, :batch].copy_(rows.view(stop - first, batch, *data.shape[1:]))
+            count = stop - first
+            rows = data[start : start + count * batch]
+            place = padded[first:stop, :batch]
+            place.copy_(rows.view(count, batch, *row_shape))
         if batch_first:
             padded = padded.transpose(0, 1)
-        lengths = [sum(batch > row for batch in batches) for row in range(batches[0])]
+        lengths = _numbers_above(batches, largest_batch)
         return padded, _with_values(lengths)
 
 
@@ -62,26 +68,42 @@ class _Packed(torch.autograd.Function):  # type: ignore[misc]  # torch declares 
 
     @staticmethod
     def forward(ctx: Any, source: Any, batches: list[int], batch_first: bool) -> Any:
-        ctx.batches, ctx.batch_first, ctx.shape = batches, batch_first, source.shape
-        by_step = source.transpose(0, 1) if batch_first else source
-        parts = [
-            by_step[first:stop, :batch].contiguous().view(-1, *source.shape[2:])
-            for first, stop, _, batch in _runs(batches)
-        ]
+        ctx.batches = batches
+        ctx.batch_first = batch_first
+        ctx.shape = source.shape
+        by_step = source
+        if batch_first:
+            by_step = source.transpose(0, 1)
+        row_shape = source.shape[2:]
+        parts = []
+        for first, stop, _, batch in _runs(batches):
+            rows = by_step[first:stop, :batch].contiguous()
+            parts.append(rows.view(-1, *row_shape))
         return torch.cat(parts)
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        steps, rest = ctx.shape[:2], ctx.shape[2:]
+        first, second, *row_shape = ctx.shape
+        shape = (first, second, *row_shape)
         if ctx.batch_first:
-            steps = steps[::-1]
-        by_step = gradient.new_zeros((*steps, *rest))
+            shape = (second, first, *row_shape)
+        by_step = gradient.new_zeros(shape)
         start = 0
         for step, batch in enumerate(ctx.batches):
-            by_step[step, :batch].copy_(gradient[start : start + batch])
+            rows = gradient[start : start + batch]
+            by_step[step, :batch].copy_(rows)
             start += batch
-        found = by_step.transpose(0, 1) if ctx.batch_first else by_step
-        return found, None, None
+        if ctx.batch_first:
+            by_step = by_step.transpose(0, 1)
+        return by_step, None, None
+
+
+def _numbers_above(values: list[int], stop: int) -> list[int]:
+    """Return how many values are above 0, above 1, and so on up to ``stop`` - 1.
+
+    So lengths of sequences become the batch of each step, and batches become lengths.
+    """
+    return [sum(value > bound for value in values) for bound in range(stop)]
 
 
 def _runs(batches: list[int]) -> list[tuple[int, int, int, int]]:
@@ -90,8 +112,10 @@ def _runs(batches: list[int]) -> list[tuple[int, int, int, int]]:
     step = row = 0
     for batch, members in groupby(batches):
         count = len(list(members))
-        runs.append((step, step + count, row, batch))
-        step, row = step + count, row + count * batch
+        stop = step + count
+        runs.append((step, stop, row, batch))
+        step = stop
+        row += count * batch
     return runs
 
 
@@ -109,7 +133,9 @@ def real_values(tensor: Any) -> Any:
     """Return the real tensor with a fake tensor's values; None if they are not known."""
     if is_known(tensor):
         return tensor.constant
-    return None if hasattr(tensor, "fake_mode") else tensor
+    if hasattr(tensor, "fake_mode"):
+        return None
+    return tensor
 
 
 def _with_values(values: list[int]) -> Any:
