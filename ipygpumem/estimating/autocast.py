@@ -56,15 +56,16 @@ def _converted(value: Any, convert: Callable[[Any], Any]) -> Any:
     """Return an argument with its tensors converted; as in autocast, integers and float64 stay."""
     if isinstance(value, (list, tuple)):
         return type(value)(_converted(item, convert) for item in value)
-    return convert(value) if _is_eligible(value) else value
+    if _is_eligible(value):
+        return convert(value)
+    return value
 
 
 def _is_eligible(value: Any) -> bool:
-    return (
-        isinstance(value, torch.Tensor)
-        and value.is_floating_point()
-        and value.dtype is not torch.float64
-    )
+    """Return True if autocast converts an argument."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    return value.is_floating_point() and value.dtype is not torch.float64
 
 
 def _float32(operator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,19 +73,25 @@ def _float32(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _float32_result(operator: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
-    number = next(
-        (number for number, value in enumerate(args) if isinstance(value, torch.dtype)), None
-    )
-    if number is None and dtype is None and _is_eligible(args[0]):
+    """Call an operator whose result is in float32, unless the code names another type."""
+    source = args[0]
+    names_dtype = any(isinstance(value, torch.dtype) for value in args)
+    if dtype is None and not names_dtype and _is_eligible(source):
         dtype = torch.float32
-    if operator in _HALF_TO_FLOAT and args[0].dtype is torch.float16 and dtype is torch.float32:
-        return _HALF_TO_FLOAT[operator](args[0], args[1], True)
-    return operator(*args, **kwargs, **({} if dtype is None else {"dtype": dtype}))
+    if dtype is None:
+        return operator(*args, **kwargs)
+    converts = dtype is torch.float32 and source.dtype is torch.float16
+    if converts and operator in _HALF_TO_FLOAT:
+        return _HALF_TO_FLOAT[operator](source, args[1], True)
+    return operator(*args, **kwargs, dtype=dtype)
 
 
 def _widest(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    widest = any(_is_eligible(value) and value.dtype is torch.float32 for value in args)
-    return (_float32 if widest else _lower)(operator, *args, **kwargs)
+    """Call an operator in float32 if one of its arguments is in it, otherwise in the lower type."""
+    dtypes = {value.dtype for value in args if isinstance(value, torch.Tensor)}
+    if torch.float32 in dtypes:
+        return _float32(operator, *args, **kwargs)
+    return _lower(operator, *args, **kwargs)
 
 
 class Autocast:
@@ -100,7 +107,9 @@ class Autocast:
 
     def is_enabled(self, device_type: str = "cuda") -> bool:
         """Return True if autocast is enabled for a device, or for the CPU that stands for it."""
-        return bool(_is_enabled("cpu" if self._devices.is_elsewhere else device_type))
+        if self._devices.is_elsewhere:
+            device_type = "cpu"
+        return bool(_is_enabled(device_type))
 
     def dtype(self, device_type: str = "cuda") -> Any:
         """Return the type to which autocast converts."""
@@ -112,8 +121,10 @@ class Autocast:
         """Return an argument as autocast converts it for an operator in its lower type."""
         if not self.is_enabled():
             return value
-        is_tensor = isinstance(value, torch.Tensor)
-        return _cast_inputs(value, value.device.type if is_tensor else "cpu", self.dtype())
+        device_type = "cpu"
+        if isinstance(value, torch.Tensor):
+            device_type = value.device.type
+        return _cast_inputs(value, device_type, self.dtype())
 
     # Replacements of torch's functions, which are called with the original function first.
 
@@ -159,7 +170,9 @@ class CudaPolicies:
 
     def __init__(self) -> None:
         self._library: Any = None
+        """Holds the policies as long as it is alive; None: there are none."""
         self._weights: dict[int, tuple[Any, Any]] = {}
+        """Weights and their converted copies, by the identity of the weight."""
 
     def register(self) -> None:
         """Register the policies, once."""
@@ -169,7 +182,8 @@ class CudaPolicies:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that the CPU's policy is replaced
             for name, policy in _policies():
-                self._library.impl(name, _CPU, self._kernel(name, policy))
+                kernel = self._kernel(name, policy)
+                self._library.impl(name, _CPU, kernel)
 
     def close(self) -> None:
         """Restore the CPU's own policies."""
@@ -183,10 +197,10 @@ class CudaPolicies:
     def _kernel(self, name: str, policy: Any) -> Any:
         if policy is None:
             return torch.library.fallthrough_kernel
-        packet, _, overload = name.partition(".")
-        operator = getattr(
-            getattr(torch.ops.aten, packet), _WITH_DTYPE.get(name, overload or "default")
-        )
+        packet_name, _, overload = name.partition(".")
+        packet = getattr(torch.ops.aten, packet_name)
+        with_dtype = _WITH_DTYPE.get(name, overload)
+        operator = getattr(packet, with_dtype or "default")
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             with torch._C._ExcludeDispatchKeyGuard(_CPU_KEY):
@@ -199,21 +213,30 @@ class CudaPolicies:
     def _lowered(self, tensor: Any) -> Any:
         """Return a tensor in autocast's type; as in torch, converted weights are cached."""
         dtype = _dtype_of("cpu")
-        is_weight = tensor.dtype is torch.float32 and tensor.requires_grad and tensor.is_leaf
-        if not is_weight or tensor._is_view() or not torch.is_autocast_cache_enabled():
+        if not _is_weight(tensor) or not torch.is_autocast_cache_enabled():
             return tensor.to(dtype)
-        if id(tensor) not in self._weights:
-            self._weights[id(tensor)] = tensor, tensor.to(dtype)
-        return self._weights[id(tensor)][1]
+        key = id(tensor)
+        if key not in self._weights:
+            self._weights[key] = (tensor, tensor.to(dtype))
+        _, converted = self._weights[key]
+        return converted
+
+
+def _is_weight(tensor: Any) -> bool:
+    """Return True for a tensor whose converted copy torch caches."""
+    if tensor.dtype is not torch.float32:
+        return False
+    return tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
 
 
 def _lower(operator: Any, *args: Any, **kwargs: Any) -> Any:
     return operator(*args, **kwargs)
 
 
+_ATEN = torch.ops.aten
 _HALF_TO_FLOAT = {
-    torch.ops.aten.softmax.int: torch.ops.aten._softmax,
-    torch.ops.aten.log_softmax.int: torch.ops.aten._log_softmax,
+    _ATEN.softmax.int: _ATEN._softmax,
+    _ATEN.log_softmax.int: _ATEN._log_softmax,
 }
 """Operators that CUDA computes from float16 into float32 without a converted copy."""
 
@@ -223,21 +246,30 @@ def _policies() -> list[tuple[str, Any]]:
     """Return the operators whose policy on CUDA differs from the CPU's, and that policy; None: CUDA
     does not cast.
     """
-    found: list[tuple[str, Any]] = []
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    lists = (
-        (_LOWER, _lower),
-        (_FLOAT32, _float32),
-        (_FLOAT32_RESULT, _float32_result),
-        (_WIDEST, _widest),
-    )
-    known = {base: policy for names, policy in lists for base in names.split()}
-    for full in torch._C._dispatch_get_all_op_names():
-        library, _, name = full.partition("::")
-        base = name.partition(".")[0]
-        on_cpu, on_cuda = has(full, _CPU), has(full, _CUDA)
-        policy = known.get(base) if on_cuda else None
-        is_same = policy is _lower if on_cpu else policy is None
-        if library == "aten" and base not in _KEPT and not is_same:
-            found.append((name, policy))
-    return found
+    changes: list[tuple[str, Any]] = []
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    policies = _policies_by_packet()
+    for full_name in torch._C._dispatch_get_all_op_names():
+        library, _, name = full_name.partition("::")
+        packet, _, _ = name.partition(".")
+        if library != "aten" or packet in _KEPT:
+            continue
+        cuda_policy = None
+        if has_kernel(full_name, _CUDA):
+            cuda_policy = policies.get(packet)
+        cpu_policy = None
+        if has_kernel(full_name, _CPU):
+            cpu_policy = _lower
+        if cuda_policy is not cpu_policy:
+            changes.append((name, cuda_policy))
+    return changes
+
+
+def _policies_by_packet() -> dict[str, Any]:
+    """Return CUDA's policies by the names of operators without their overloads."""
+    return {
+        **dict.fromkeys(_LOWER.split(), _lower),
+        **dict.fromkeys(_FLOAT32.split(), _float32),
+        **dict.fromkeys(_FLOAT32_RESULT.split(), _float32_result),
+        **dict.fromkeys(_WIDEST.split(), _widest),
+    }
