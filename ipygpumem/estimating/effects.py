@@ -78,7 +78,8 @@ _REACH_OTHERS = (
     "urlopen",
     "urlretrieve",
 )
-_CALLS = frozenset((*_READ, *_WRITE, *_EXPORT, *_RECORD, *_CHANGE_FOLDERS, *_REACH_OTHERS))
+_ON_FILES = (*_READ, *_WRITE, *_EXPORT, *_RECORD, *_CHANGE_FOLDERS)
+_CALLS = frozenset((*_ON_FILES, *_REACH_OTHERS))
 """Names of functions and methods with effects outside the estimate, in any module."""
 _MODULES = frozenset(
     {
@@ -118,6 +119,8 @@ _OF_OS = frozenset(
 names.
 """
 
+_WAITING = ("get", "join", "put")
+"""Methods of a queue that may wait for another thread."""
 WAITS = (
     "other threads do not see what the estimated code puts into a queue, so these calls may never "
     "return"
@@ -132,49 +135,53 @@ def effects_of(
 
     Names are looked up in ``namespaces``; ``args`` are the arguments of the call.
     """
-    calls: set[str] = set()
-    iterators: set[str] = {f"a {type_name(value)}" for value in args if _is_consumed(value)}
-    waiting: set[str] = set()
+    calls = set[str]()
+    iterators = {f"a {type_name(value)}" for value in args if _is_consumed(value)}
+    waits = set[str]()
     for names, value, module, owner in named_by(code, namespaces):
         path = ".".join(names)
         if _reaches_out(names, module):
             calls.add(path)
         if _is_consumed(value):
             iterators.add(path)
-        if names[-1] in ("get", "join", "put") and is_of_library(owner, "queue", "Queue"):
-            waiting.add(path)
-    notes = [
-        (calls, "only tensors are fake; calls to these run for real"),
-        (iterators, "items that the code takes from these iterators are lost"),
-        (waiting, WAITS),
-    ]
-    return [f"{note}: {', '.join(sorted(paths))}" for paths, note in notes if paths]
+        if names[-1] in _WAITING and is_of_library(owner, "queue", "Queue"):
+            waits.add(path)
+    notes = {
+        "only tensors are fake; calls to these run for real": calls,
+        "items that the code takes from these iterators are lost": iterators,
+        WAITS: waits,
+    }
+    return [f"{note}: {', '.join(sorted(paths))}" for note, paths in notes.items() if paths]
 
 
 def _reaches_out(names: tuple[str, ...], module: str) -> bool:
     """Return True if a call of a dotted name has effects outside the estimate."""
     *owners, name = names
-    top = module.partition(".")[0]
-    if not top and owners:
-        top = owners[0]
-    if (top, name) == ("torch", "save"):  # replaced during the estimate
+    library, _, _ = module.partition(".")
+    if not library and owners:
+        library = owners[0]
+    if (library, name) == ("torch", "save"):  # replaced during the estimate
         return False
-    if name in _CALLS or (top in _MODULES and owners):
+    if name in _CALLS:
         return True
-    return top in ("os", "posix", "nt") and name in _OF_OS
+    if library in _MODULES and owners:
+        return True
+    return library in ("os", "posix", "nt") and name in _OF_OS
 
 
 def refuse_numpy(
     code: types.CodeType | None, namespaces: tuple[dict[str, Any], ...], args: tuple[Any, ...]
 ) -> None:
     """Raise an EstimateError if ``code`` calls NumPy and names nothing that may hold tensors."""
-    tops = {type_name(value) for value in args if not is_atom(value)}
+    origins = {type_name(value) for value in args if not is_atom(value)}
     for _, value, module, _ in named_by(code, namespaces):
         if module:
-            tops.add(module.partition(".")[0])
-        elif value is not None and not is_atom(value) and not _is_users_function(value):
-            tops.add(_module_or_type(value).partition(".")[0])
-    if "numpy" in tops and not tops - {"numpy", "ndarray", *sys.stdlib_module_names}:
+            origins.add(module)
+        elif not is_atom(value) and not _is_users_function(value):
+            origins.add(_module_or_type(value))
+    libraries = {origin.partition(".")[0] for origin in origins}
+    holds_no_tensor = libraries.issubset(("numpy", "ndarray", *sys.stdlib_module_names))
+    if "numpy" in libraries and holds_no_tensor:
         raise EstimateError(
             "NumPy arrays are not estimated: code really allocates them, and this code names no "
             "tensor"
@@ -182,7 +189,9 @@ def refuse_numpy(
 
 
 def _is_users_function(value: Any) -> bool:
-    return type(value) is types.FunctionType and is_users(value.__code__.co_filename)
+    if type(value) is not types.FunctionType:
+        return False
+    return is_users(value.__code__.co_filename)
 
 
 def _module_or_type(value: Any) -> str:
@@ -198,32 +207,40 @@ def named_by(
     """Yield the dotted names in ``code`` and in the users' functions that it names, with values,
     modules and owners.
     """
+    if code is None:
+        return
     examined: dict[int, types.CodeType] = {}
-    waiting = [(code, namespaces)] if code is not None else []
+    waiting = [(code, namespaces)]
     while waiting:
         code, spaces = waiting.pop()
         if id(code) in examined:
             continue
         examined[id(code)] = code
-        waiting += [(item, spaces) for item in code.co_consts if type(item) is types.CodeType]
+        inner_codes = [item for item in code.co_consts if type(item) is types.CodeType]
+        waiting += [(inner, spaces) for inner in inner_codes]
         for names in _paths(code):
             value, module = _at(names, spaces)
-            owner = _at(names[:-1], spaces)[0] if len(names) > 1 else None
+            owner = None
+            if len(names) > 1:
+                owner, _ = _at(names[:-1], spaces)
             yield names, value, module, owner
             # Library functions are not searched: they name many calls that they rarely make.
             if _is_users_function(value):
-                waiting.append((value.__code__, (closure_of(value), value.__globals__)))
+                spaces_of_function = (closure_of(value), value.__globals__)
+                waiting.append((value.__code__, spaces_of_function))
 
 
 def closure_of(function: Any) -> dict[str, Any]:
     """Return the variables that a function uses from enclosing functions, by name."""
     if type(function) is not types.FunctionType:
         return {}
-    names: dict[str, Any] = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+    variables: dict[str, Any] = {}
+    names = function.__code__.co_freevars
+    cells = function.__closure__ or ()
+    for name, cell in zip(names, cells, strict=True):
         with contextlib.suppress(ValueError):  # an empty cell
-            names[name] = cell.cell_contents
-    return names
+            variables[name] = cell.cell_contents
+    return variables
 
 
 def _is_consumed(value: object) -> bool:
@@ -233,11 +250,13 @@ def _is_consumed(value: object) -> bool:
     if not _is_copied(value):
         return True
     attributes = instance_dict(value) or {}
-    return any(_is_iterator(item) and not _is_copied(item) for item in attributes.values())
+    iterators = filter(_is_iterator, attributes.values())
+    return not all(map(_is_copied, iterators))
 
 
 def _is_iterator(value: object) -> bool:
-    return any("__next__" in class_dict(kind) for kind in type.mro(type(value)))
+    classes = type.mro(type(value))
+    return any("__next__" in class_dict(kind) for kind in classes)
 
 
 def _is_copied(value: object) -> bool:
@@ -254,18 +273,25 @@ _LOAD_NAME = (
     "IMPORT_NAME",
 )
 """Beginnings of CPython's instructions that load the value of a name."""
+_WITHOUT_EFFECT = ("CACHE", "PUSH_NULL", "PRECALL", "NOP", "EXTENDED_ARG")
+"""CPython's instructions that may be between a name and its attribute."""
 
 
 def _paths(code: types.CodeType) -> Iterator[tuple[str, ...]]:
     """Yield each dotted name in ``code`` in full."""
     path: list[str] = []
     for step in dis.get_instructions(code):
-        if step.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")):
+        instruction = step.opname
+        if instruction in _WITHOUT_EFFECT:
+            continue
+        if instruction.startswith(("LOAD_ATTR", "LOAD_METHOD")):
             path.append(str(step.argval))
-        elif step.opname not in ("CACHE", "PUSH_NULL", "PRECALL", "NOP", "EXTENDED_ARG"):
-            if path:
-                yield tuple(path)
-            path = [_name_loaded(step)] if step.opname.startswith(_LOAD_NAME) else []
+            continue
+        if path:
+            yield tuple(path)
+        path = []
+        if instruction.startswith(_LOAD_NAME):
+            path.append(_name_loaded(step))
     if path:
         yield tuple(path)
 
@@ -283,8 +309,8 @@ def _at(names: tuple[str, ...], namespaces: tuple[dict[str, Any], ...]) -> tuple
     """
     first, *attributes = names
     value = _value_of(first, namespaces)
-    if value is None and first in sys.modules:  # probably imported by the code itself
-        value = sys.modules[first]
+    if value is None:
+        value = sys.modules.get(first)  # probably imported by the code itself
     module = ""
     for name in attributes:
         if not is_instance(value, types.ModuleType):

@@ -67,13 +67,15 @@ class Unfollowed:
 
     def transforms(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
         """Yield owner and name of functions to wrap, and the functions that wrap them."""
-        for module, name, kind in _TRANSFORMS:
-            yield sys.modules.get(module), name, self._noting(kind)
+        for module_name, name, kind in _TRANSFORMS:
+            module = sys.modules.get(module_name)
+            yield module, name, self._noting(kind)
 
     def _noting(self, kind: str) -> Callable[..., Any]:
         def begins(original: Any, *args: Any, **kwargs: Any) -> Any:
             self._kinds[kind] = None
-            self._note(f"{user_line()}: {kind} may copy arguments, which is not counted")
+            line = user_line()
+            self._note(f"{line}: {kind} may copy arguments, which is not counted")
             return original(*args, **kwargs)
 
         return begins
@@ -81,13 +83,16 @@ class Unfollowed:
 
 def is_script(value: Any) -> bool:
     """Return True for a function or module of ``torch.jit``."""
-    return is_instance(value, torch.jit.ScriptModule) or is_exactly(value, torch.jit.ScriptFunction)
+    if is_instance(value, torch.jit.ScriptModule):
+        return True
+    return is_exactly(value, torch.jit.ScriptFunction)
 
 
 def is_eager(options: Any) -> bool:
     """Return True if the options of a call of ``torch.compile`` leave the code eager."""
-    backend = options.get("backend")
-    return bool(options.get("disable")) or backend == _KEEPS_ALL or _is_disabled()
+    if options.get("disable") or _is_disabled():
+        return True
+    return bool(options.get("backend") == _KEEPS_ALL)
 
 
 def runs_eagerly(compiled: Any) -> bool:
@@ -98,7 +103,9 @@ def runs_eagerly(compiled: Any) -> bool:
     """
     if _is_disabled():
         return True
-    values = [*(instance_dict(compiled) or {}).values(), *closure_of(compiled).values()]
+    attributes = instance_dict(compiled) or {}
+    variables = closure_of(compiled)
+    values = [*attributes.values(), *variables.values()]
     return any(map(_has_eager_backend, values))
 
 
@@ -117,5 +124,6 @@ def _is_disabled() -> bool:
     """Return True if the user has switched torch's compiler off."""
     if any(os.environ.get(name) == "1" for name in _DISABLED):
         return True
-    config = getattr(sys.modules.get("torch._dynamo"), "config", None)
+    compiler = sys.modules.get("torch._dynamo")
+    config = getattr(compiler, "config", None)
     return bool(getattr(config, "disable", False))
