@@ -53,16 +53,28 @@ class Stream:
 
     device_index = stream_id = cuda_stream = priority = 0
     wait = synchronize = record = wait_event = wait_stream = __exit__ = _does_nothing
-    query = staticmethod(lambda: True)
-    is_capturing = staticmethod(lambda: False)
-    elapsed_time = staticmethod(lambda *_: 1.0)
-    record_event = staticmethod(lambda event=None: event or Stream())
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.device = torch.device("cuda", 0)
 
     def __enter__(self) -> Stream:
         return self
+
+    @staticmethod
+    def query() -> bool:
+        return True
+
+    @staticmethod
+    def is_capturing() -> bool:
+        return False
+
+    @staticmethod
+    def elapsed_time(*_: Any) -> float:
+        return 1.0
+
+    @staticmethod
+    def record_event(event: Any = None) -> Any:
+        return event or Stream()
 
 
 class Accelerators:
@@ -79,7 +91,10 @@ class Accelerators:
         self._devices = devices
         self._room_bytes = room_bytes
         self._note = note
-        self._type = None if devices.label is None else devices.label.partition(":")[0]
+        self._type: str | None = None
+        """Type of the named device, such as ``cuda``."""
+        if devices.label is not None:
+            self._type, _, _ = devices.label.partition(":")
         self._current = 0
         self._known = _properties_from_torch()
         """Properties of the CUDA devices that torch knows, by index."""
@@ -88,7 +103,8 @@ class Accelerators:
         if not self._known:
             with closing(Nvml()) as nvml:  # which needs no context
                 for index, capability in enumerate(nvml.capabilities()):
-                    self._told[index] = _Properties(f"cuda:{index}", room_bytes, *capability)
+                    name = f"cuda:{index}"
+                    self._told[index] = _Properties(name, room_bytes, *capability)
 
     def is_available(self) -> bool:
         return self.device_count() > 0
@@ -97,14 +113,17 @@ class Accelerators:
         here = 0
         if hasattr(torch._C, "_cuda_getDeviceCount"):
             here = int(torch._C._cuda_getDeviceCount())
-        has_named_device = self._type not in (None, "cpu")
-        return max(here, 1) if has_named_device else here
+        if self._type in (None, "cpu"):
+            return here
+        return max(here, 1)
 
     def current_device(self) -> int:
         return self._current
 
     def current_accelerator(self, *_: Any, **__: Any) -> Any:
-        return torch.device(self._type or "cuda") if self.device_count() else None
+        if self.device_count() == 0:
+            return None
+        return torch.device(self._type or "cuda")
 
     def set_device(self, device: Any) -> None:
         self._current = self._index(device)
@@ -115,21 +134,26 @@ class Accelerators:
     def _index(self, device: Any) -> int:
         if device is None:
             return self._current
-        if isinstance(device, int):
-            return device if device >= 0 else self._current
-        index = torch.device(device).index
-        return self._current if index is None else int(index)
+        index = device
+        if not isinstance(device, int):
+            index = torch.device(device).index
+        if index is None or index < 0:
+            return self._current
+        return int(index)
 
     @contextmanager
     def device(self, device: Any) -> Iterator[None]:
-        before, self._current = self._current, self._index(device)
+        before = self._current
+        self._current = self._index(device)
         try:
             yield
         finally:
             self._current = before
 
     def device_of(self, tensor: Any) -> Any:
-        return self.device(tensor.device if tensor.device.type == "cuda" else None)
+        if tensor.device.type != "cuda":
+            return self.device(None)
+        return self.device(tensor.device)
 
     def get_device_name(self, device: Any = None) -> str:
         return str(self.get_device_properties(device).name)
@@ -142,21 +166,25 @@ class Accelerators:
         index = self._index(device)
         if index in self._known:
             return self._known[index]
-        if self._type in (None, "cuda") and index in self._told:
+        device_type = self._type or "cuda"
+        if device_type == "cuda" and index in self._told:
             return self._told[index]
-        name = f"{self._type or 'cuda'}:{index}"
+        name = f"{device_type}:{index}"
         self._note(f"{user_line()}: {name} is assumed to have compute capability 9.0")
         return _Properties(name, self._room_bytes)
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        properties = self._known.get(self._index(device))
+        total_bytes = self._total_bytes(device)
+        free_bytes = max(0, total_bytes - self.memory_allocated(device))
+        return free_bytes, total_bytes
+
+    def _total_bytes(self, device: Any) -> int:
         if self._room_bytes:
-            total_bytes = self._room_bytes
-        elif properties is not None:
-            total_bytes = properties.total_memory
-        else:
+            return self._room_bytes
+        properties = self._known.get(self._index(device))
+        if properties is None:
             raise EstimateError(f"{UNKNOWN_SIZE}: mem_get_info in {user_line()}")
-        return max(0, total_bytes - self.memory_allocated(device)), total_bytes
+        return int(properties.total_memory)
 
     get_memory_info = mem_get_info
 
@@ -166,13 +194,16 @@ class Accelerators:
         return SimpleNamespace(cudaMemGetInfo=self.mem_get_info, **profiler)
 
     def _logged_as(self, device: Any) -> str:
-        return str(self._devices.name(torch.device("cuda", self._index(device))))
+        place = torch.device("cuda", self._index(device))
+        return self._devices.name(place)
 
     def memory_allocated(self, device: Any = None) -> int:
-        return self._log.now.get(self._logged_as(device), 0)
+        place = self._logged_as(device)
+        return self._log.now.get(place, 0)
 
     def max_memory_allocated(self, device: Any = None) -> int:
-        return self._log.peak.get(self._logged_as(device), 0)
+        place = self._logged_as(device)
+        return self._log.peak.get(place, 0)
 
     memory_reserved = memory_cached = current_allocated_memory = driver_allocated_memory = (
         memory_allocated
@@ -180,79 +211,121 @@ class Accelerators:
     max_memory_reserved = max_memory_cached = max_memory_allocated
 
     def memory_stats(self, device: Any = None) -> dict[str, int]:
+        current_bytes = self.memory_allocated(device)
+        peak_bytes = self.max_memory_allocated(device)
         stats: dict[str, int] = defaultdict(int)
         for name in ("allocated_bytes", "reserved_bytes", "active_bytes"):
-            stats[f"{name}.all.current"] = self.memory_allocated(device)
-            stats[f"{name}.all.peak"] = self.max_memory_allocated(device)
+            stats[f"{name}.all.current"] = current_bytes
+            stats[f"{name}.all.peak"] = peak_bytes
         return stats
 
     def memory_summary(self, device: Any = None, *_: Any, **__: Any) -> str:
         return f"allocated in the estimate: {self.memory_allocated(device)}"
 
-    get_rng_state = staticmethod(lambda *_: torch.empty(16, dtype=torch.uint8, device="cpu"))
-    get_rng_state_all = staticmethod(lambda: [torch.empty(16, dtype=torch.uint8, device="cpu")])
-    current_stream = default_stream = get_stream_from_external = staticmethod(lambda *_: Stream())
+    @staticmethod
+    def get_rng_state(*_: Any) -> Any:
+        return torch.empty(16, dtype=torch.uint8, device="cpu")
+
+    def get_rng_state_all(self) -> list[Any]:
+        return [self.get_rng_state()]
+
+    @staticmethod
+    def current_stream(*_: Any) -> Any:
+        return Stream()
+
+    default_stream = get_stream_from_external = current_stream
+
+    @staticmethod
+    def stream(*_: Any) -> Any:
+        return nullcontext()
+
+    StreamContext = stream
+
+    @staticmethod
+    def is_bf16_supported(*_: Any, **__: Any) -> bool:
+        return True
+
+    is_tf32_supported = is_bf16_supported
+
+    @staticmethod
+    def is_current_stream_capturing() -> bool:
+        return False
+
+    @staticmethod
+    def initial_seed() -> int:
+        return 0
+
     Stream = ExternalStream = Event = Stream  # torch's names
-    stream = StreamContext = staticmethod(lambda *_: nullcontext())
-    is_bf16_supported = is_tf32_supported = staticmethod(lambda *_, **__: True)
-    is_current_stream_capturing = staticmethod(lambda: False)
-    initial_seed = staticmethod(lambda: 0)
 
     def known_properties(self, device: Any) -> Any:
         """Return the properties of an available CUDA device; None if they are unknown."""
         if device.type != "cuda":
             return None
         index = device.index or 0
-        return self._known.get(index, self._told.get(index))
+        if index in self._known:
+            return self._known[index]
+        return self._told.get(index)
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
         """Replace the functions and classes of torch's accelerator modules during the block."""
-        replacements: dict[int, Any] = {}
         with ExitStack() as stack:
-            for module in self._modules():
-                for name, original in list(vars(module).items()):
-                    new = replacements.get(id(original))
-                    if new is None:
-                        new = self._instead(module, name, original)
-                    if new is original:
-                        continue
-                    if not isinstance(new, type):
-                        new = _here_alone(new, original)
-                    replacements[id(original)] = new
-                    stack.enter_context(patch.object(module, name, new))
+            for module, name, replacement in self._replacements():
+                stack.enter_context(patch.object(module, name, replacement))
             if self._type == "mps":
-                stack.enter_context(patch.object(torch.backends.mps, "is_available", lambda: True))
+                mps = torch.backends.mps
+                stack.enter_context(patch.object(mps, "is_available", self.is_available))
             yield
+
+    def _replacements(self) -> list[tuple[ModuleType, str, Any]]:
+        """Return modules, names and what replaces them; one replacement for each original."""
+        by_original: dict[int, Any] = {}
+        replacements = []
+        for module in self._modules():
+            for name, original in list(vars(module).items()):
+                replacement = by_original.get(id(original))
+                if replacement is None:
+                    replacement = self._instead(module, name, original)
+                if replacement is original:
+                    continue
+                if not isinstance(replacement, type):
+                    replacement = _here_alone(replacement, original)
+                by_original[id(original)] = replacement
+                replacements.append((module, name, replacement))
+        return replacements
 
     def _modules(self) -> list[ModuleType]:
         """Return torch's modules of the device, each once."""
         names = ["cuda", "accelerator"]
         if self._type in ("xpu", "mps"):
             names.insert(1, self._type)
-        modules = [getattr(torch, name, None) for name in names]
+        modules = [getattr(torch, name) for name in names if hasattr(torch, name)]
         cuda = torch.cuda
-        modules += [cuda.memory, cuda.random, cuda.streams, cuda.nvtx, cuda.graphs]
-        return [module for module in dict.fromkeys(modules) if module is not None]
+        modules += [cuda.memory, cuda.random, cuda.streams]
+        modules += [cuda.nvtx, cuda.graphs]
+        return list(dict.fromkeys(modules))
 
     def _instead(self, module: ModuleType, name: str, original: Any) -> Any:
         """Return the replacement of a module's attribute; the attribute itself if it needs none."""
         is_private = name.startswith("_")
         is_function = type(original) is FunctionType
         if module is torch.cuda.nvtx:
-            is_call = is_function and not is_private and name != "range"
-            return _does_nothing if is_call else original
+            if is_private or not is_function or name == "range":
+                return original
+            return _does_nothing
         if hasattr(self, name) and not is_private:
             return getattr(self, name)
         if name.startswith(_NOTHING):
             return _does_nothing
         if is_private or name in _AS_IT_IS or not _is_defined_in(module, original):
             return original
-        package = module.__name__.removeprefix("torch.").partition(".")[0]
+        package, _, _ = module.__name__.removeprefix("torch.").partition(".")
         refuse = functools.partial(_refuse, f"torch.{package}.{name}")
         if name in ("CUDAGraph", "MemPool", "graph", "GreenContext"):
             return _refusing_class(name, _here_alone(refuse, original))
-        return refuse if is_function else original
+        if is_function:
+            return refuse
+        return original
 
 
 def _properties_from_torch() -> dict[int, Any]:
@@ -267,7 +340,8 @@ def _is_defined_in(module: ModuleType, value: Any) -> bool:
     """Return True for a module's own function or class, unless it is an exception."""
     if isinstance(value, type) and issubclass(value, BaseException):
         return False
-    return bool(getattr(value, "__module__", "").startswith(module.__name__))
+    defined_in: str = getattr(value, "__module__", "")
+    return defined_in.startswith(module.__name__)
 
 
 def _refusing_class(name: str, make: Callable[..., Any]) -> type:
@@ -306,8 +380,10 @@ def _here_alone(new: Callable[..., Any], old: Any) -> Callable[..., Any]:
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        function = new if torch._C._len_torch_dispatch_stack() else old
-        return function(*args, **kwargs)
+        is_estimated_code = torch._C._len_torch_dispatch_stack() > 0
+        if is_estimated_code:
+            return new(*args, **kwargs)
+        return old(*args, **kwargs)
 
     return call
 

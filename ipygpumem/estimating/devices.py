@@ -22,7 +22,8 @@ class Devices:
         self.label: str | None = None
         """Full name of ``device``."""
         if device is not None:
-            self.label = current_device(parse_device(device, kinds=("cuda", "xpu", "mps")))
+            parsed = parse_device(device, kinds=("cuda", "xpu", "mps"))
+            self.label = current_device(parsed)
         self.target = _target(self.label)
         """The one available device that all tensors are really on; None: each is on its own."""
         self.asked: dict[str, None] = {}
@@ -31,7 +32,9 @@ class Devices:
     @property
     def on_cpu(self) -> bool:
         """True if all tensors are on the CPU, whichever device they are assumed to be on."""
-        return self.target is not None and self.target.type == "cpu"
+        if self.target is None:
+            return False
+        return bool(self.target.type == "cpu")
 
     @property
     def named(self) -> str | None:
@@ -41,7 +44,9 @@ class Devices:
         """
         if self.target is None:
             return None
-        return self.label or next(iter(self.asked), "cpu")
+        if self.label:
+            return self.label
+        return next(iter(self.asked), "cpu")
 
     @property
     def is_elsewhere(self) -> bool:
@@ -60,7 +65,9 @@ class Devices:
         """Return the device for the fake copy of a tensor on ``device``."""
         if self.label is not None:
             return self.target
-        return torch.device("cpu") if device.type == "meta" else device
+        if device.type == "meta":
+            return torch.device("cpu")
+        return device
 
     def place_for(self, value: Any) -> Any:
         """Return the device that stands for another; other values unchanged."""
@@ -73,8 +80,13 @@ class Devices:
         if not isinstance(value, torch.device) or value.type == "meta":
             return value
         if value.type == "cpu":
-            return self.target if self.label is not None else value
-        self.asked.setdefault(str(value) if value.index is not None else f"{value.type}:0")
+            if self.label is None:
+                return value
+            return self.target
+        name = str(value)
+        if value.index is None:
+            name = f"{value.type}:0"
+        self.asked.setdefault(name)
         return self.target
 
 
@@ -85,4 +97,6 @@ def _target(label: str | None) -> Any:
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    return None if label is None else torch.device(label)
+    if label is None:
+        return None
+    return torch.device(label)
