@@ -43,9 +43,12 @@ def most_split_bytes() -> int:
     It is set by a call or the environment.
     """
     match = re.search(r"max_split_size_mb *: *(\d+)", settings())
-    if match is None or int(match[1]) == 0:
+    if match is None:
         return NO_LIMIT
-    return int(match[1]) * MIB
+    size_mib = int(match[1])
+    if size_mib == 0:
+        return NO_LIMIT
+    return size_mib * MIB
 
 
 _UNFOLLOWED = "|".join(
@@ -91,7 +94,8 @@ class FreePieces:
         """Remove a free piece, and return its size."""
         size = self._sizes.pop(address)
         del self._starts[address + size]
-        del self._by_size[bisect_left(self._by_size, (size, address))]
+        place = bisect_left(self._by_size, (size, address))
+        del self._by_size[place]
         return size
 
     def free(self, address: int, size: int) -> None:
@@ -125,7 +129,9 @@ class FreePieces:
 
     def take_if_free(self, address: int, size: int) -> int:
         """Take a block as ``take`` does; return ``size`` if no free piece begins at ``address``."""
-        return self.take(address, size) if address in self._sizes else size
+        if address not in self._sizes:
+            return size
+        return self.take(address, size)
 
     def best_fit(self, size: int) -> int | None:
         """Return the address of the piece from which torch takes a block; None if there is none.
@@ -159,16 +165,21 @@ class FreePieces:
         if start is None:
             return
         end = start + self.remove(start)
+        following = address + size
         if start < address:
             self.add(start, address - start)
-        if address + size < end:
-            self.add(address + size, end - address - size)
+        if following < end:
+            self.add(following, end - following)
 
     def _start_of_piece(self, address: int, end: int) -> int | None:
         """Return the address of the free piece with all of a range; None if there is none."""
-        starts = [address] if address in self._sizes else self._sizes
-        for start in starts:
-            if start <= address and end <= start + self._sizes[start]:
+        if address in self._sizes:
+            end_of_piece = address + self._sizes[address]
+            if end > end_of_piece:
+                return None
+            return address
+        for start, size in self._sizes.items():
+            if start <= address and end <= start + size:
                 return start
         return None
 
@@ -219,16 +230,24 @@ class Allocator:
 
     def _load(self, segment: Segment) -> None:
         """Add the blocks of a segment that exists."""
-        pool = self._small if segment.small else self._large
+        pool = self._pool(is_small=segment.small)
         size_bytes = sum(block.size_bytes for block in segment.blocks)
         if segment.blocks:
-            pool.segments[segment.blocks[0].address] = size_bytes
+            first = segment.blocks[0]
+            pool.segments[first.address] = size_bytes
         for block in segment.blocks:
+            address = block.address
             if segment.is_usable(block):
-                pool.add(block.address, block.size_bytes)
+                pool.add(address, block.size_bytes)
             else:
-                self.in_use[block.address] = Block(block.address, block.size_bytes, segment.small)
+                self.in_use[address] = Block(address, block.size_bytes, segment.small)
         self.reserved_bytes += size_bytes
+
+    def _pool(self, *, is_small: bool) -> FreePieces:
+        """Return the pieces of the segments that serve small blocks, or large ones."""
+        if is_small:
+            return self._small
+        return self._large
 
     def take(self, size_bytes: int) -> Block:
         """Allocate a block of ``size_bytes`` or more.
@@ -238,11 +257,12 @@ class Allocator:
         """
         size = block_bytes(size_bytes)
         is_small = size <= _SMALL_BYTES
-        pool = self._small if is_small else self._large
+        pool = self._pool(is_small=is_small)
         address = pool.best_fit(size)
         if address is None:
             address = self._add_segment(pool, _segment_bytes(size))
-        return Block(address, pool.take(address, size), is_small)
+        taken_bytes = pool.take(address, size)
+        return Block(address, taken_bytes, is_small)
 
     def _add_segment(self, pool: FreePieces, segment_bytes: int) -> int:
         """Reserve a segment, and return its address."""
@@ -264,7 +284,7 @@ class Allocator:
 
     def give(self, block: Block) -> None:
         """Free a block, and join it with its free neighbours."""
-        pool = self._small if block.is_small else self._large
+        pool = self._pool(is_small=block.is_small)
         pool.free(block.address, block.size)
 
 

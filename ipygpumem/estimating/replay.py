@@ -58,8 +58,12 @@ class Replay:
 
     def allocator(self, limit_bytes: int = NO_LIMIT, *, downwards: bool = False) -> Allocator:
         """Return an allocator that may reserve ``limit_bytes`` in addition to ``others_bytes``."""
-        limit_bytes += self.others_bytes
-        return Allocator(self.most_split_bytes, limit_bytes, self.segments, downwards=downwards)
+        return Allocator(
+            self.most_split_bytes,
+            limit_bytes + self.others_bytes,
+            self.segments,
+            downwards=downwards,
+        )
 
     def changes(self, allocator: Allocator) -> Iterator[tuple[int, int]]:
         """Yield each event's storage and the change of bytes in use."""
@@ -82,7 +86,8 @@ class Replay:
         """
         try:
             for downwards in (False, True):
-                for _ in self.changes(self.allocator(limit_bytes, downwards=downwards)):
+                allocator = self.allocator(limit_bytes, downwards=downwards)
+                for _ in self.changes(allocator):
                     pass
         except OutOfRoomError:
             return False
@@ -99,8 +104,10 @@ class Replay:
         coarse_step = (reserved_bytes - allocated_bytes) // _MOST_LIMITS
         step = max(STEP_BYTES, fine_step, coarse_step)
         enough = reserved_bytes
-        while enough - step >= allocated_bytes and self.runs(enough - step):
-            enough -= step
+        lower = enough - step
+        while lower >= allocated_bytes and self.runs(lower):
+            enough = lower
+            lower -= step
         return enough
 
 
@@ -124,22 +131,27 @@ def read(log: StorageLog, device: str, label: str) -> tuple[DeviceEstimate, int]
     replay = _replay_of(lives, moments, segments)
     sizes = [life.size_bytes for life in lives]
     if label == "cpu":
-        peak = _Peak.of(moments, _changes_on_host(replay.events, sizes), sizes)
+        changes = _changes_on_host(replay.events, sizes)
+        peak = _Peak.of(moments, changes, sizes)
         reserved_bytes = needed_bytes = peak.size_bytes
     else:
         allocator = replay.allocator(downwards=True)
-        peak = _Peak.of(moments, replay.changes(allocator), sizes)
+        changes = replay.changes(allocator)
+        peak = _Peak.of(moments, changes, sizes)
         reserved_bytes = allocator.most_reserved_bytes - replay.others_bytes
         needed_bytes = replay.least_bytes(peak.size_bytes, reserved_bytes)
-    before_bytes = sum(size for life, size in zip(lives, sizes, strict=True) if life.before)
+    before_bytes = 0
+    for life, size in zip(lives, sizes, strict=True):
+        if life.before:
+            before_bytes += size
     figures = DeviceEstimate(
-        label,
-        before_bytes,
-        peak.size_bytes,
-        peak.after_bytes,
-        reserved_bytes,
-        needed_bytes,
-        _parts(log, lives, sizes, peak.moment),
+        device=label,
+        before_bytes=before_bytes,
+        peak_bytes=peak.size_bytes,
+        after_bytes=peak.after_bytes,
+        reserved_bytes=reserved_bytes,
+        needed_bytes=needed_bytes,
+        parts=_parts(log, lives, sizes, peak.moment),
     )
     return figures, replay.there_bytes + freed_bytes
 
@@ -163,13 +175,19 @@ def _replay_of(
     lives: Sequence[StorageLife], moments: Iterable[_Moment], segments: Sequence[Segment]
 ) -> Replay:
     """Return the input of a replay of some storages."""
-    events = [
-        (number, lives[number].size_bytes if is_born else 0) for _, is_born, number in moments
-    ]
-    existing = {block.address for segment in segments for block in segment.blocks}
-    addresses = {
-        number: life.address for number, life in enumerate(lives) if life.address in existing
-    }
+    events = []
+    for _, is_born, number in moments:
+        size_bytes = 0
+        if is_born:
+            size_bytes = lives[number].size_bytes
+        events.append((number, size_bytes))
+    existing = set[int]()
+    for segment in segments:
+        existing.update(block.address for block in segment.blocks)
+    addresses = dict[int, int]()
+    for number, life in enumerate(lives):
+        if life.address in existing:
+            addresses[number] = life.address
     return Replay(events, most_split_bytes(), segments, addresses)
 
 
@@ -178,7 +196,10 @@ def _changes_on_host(
 ) -> Iterator[tuple[int, int]]:
     """Yield each event's storage and the change of bytes in use, without an allocator."""
     for number, size in events:
-        yield number, size or -sizes[number]
+        if size:
+            yield number, size
+        else:
+            yield number, -sizes[number]
 
 
 @dataclass
@@ -212,7 +233,8 @@ def _parts(
     """Return the bytes that are alive at one moment, by role."""
     parts = dict.fromkeys(ROLES, 0)
     for life, size in zip(lives, sizes, strict=True):
-        if life.born <= moment and (life.died is None or life.died > moment):
+        is_dead = life.died is not None and life.died <= moment
+        if life.born <= moment and not is_dead:
             parts[log.role(life)] += size
     return parts
 
@@ -252,8 +274,9 @@ def _is_free(segment: Segment) -> bool:
 
 def _without(segment: Segment, erased: set[int]) -> Segment:
     """Return a segment in which the blocks at some addresses are free."""
-    blocks = [
-        replace(block, state="inactive") if block.address in erased else block
-        for block in segment.blocks
-    ]
+    blocks = []
+    for block in segment.blocks:
+        if block.address in erased:
+            block = replace(block, state="inactive")
+        blocks.append(block)
     return replace(segment, blocks=tuple(blocks))
