@@ -13,8 +13,7 @@ import math
 import operator
 import sys
 import types
-from collections.abc import Sequence
-from itertools import takewhile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,8 @@ from ipygpumem.estimating.storages import tensors_in
 from ipygpumem.heap.holders.frames import stack
 from ipygpumem.introspect import is_ours, is_users
 
-COMPARES = (torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
+_ATEN = torch.ops.aten
+COMPARES = (_ATEN.equal.default, _ATEN.allclose.default)
 """Operators that return a truth value."""
 _MOST_GUESSES = 10_000
 """Maximum number of guesses for one line.
@@ -57,18 +57,26 @@ class Guesses:
         if frame is not None and frame.f_code.co_filename == lbfgs.__file__:
             return self._answer_lbfgs(frame, is_condition=is_condition)
         self._count(user_line())
-        truth = None if compares else self.values.truth(tensor)
+        truth = None
+        if not compares:
+            truth = self.values.truth(tensor)
         if is_condition:
-            return bool(_value_without_error() if truth is None else truth)
+            if truth is None:
+                truth = _value_without_error()
+            return bool(truth)
         default = _default_number(tensor.dtype, is_of_optimizer=frame is not None)
-        value = self.values.largest(tensor, default) if truth is None else truth
-        return type(default)(value)
+        number = type(default)
+        if truth is not None:
+            return number(truth)
+        return number(self.values.largest(tensor, default))
 
     def _count(self, line: str) -> None:
         """Count a guess for a line."""
+        count = self.lines.get(line, 0)
         if _frame_of(torch.utils.data) is None:  # the value of a seed does not matter
-            self.lines[line] = self.lines.get(line, 0) + 1
-        if self.lines.get(line, 0) > _MOST_GUESSES:
+            count += 1
+            self.lines[line] = count
+        if count > _MOST_GUESSES:
             raise EstimateError(
                 f"this line asked for a tensor's value {_MOST_GUESSES:,} times. An estimate has no "
                 f"values, so the loop may never end: {line}"
@@ -81,25 +89,32 @@ class Guesses:
         """
         self._note("LBFGS: assumed to run all its iterations, and to keep their history")
         if is_condition:
-            return "ys >" in linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            source = linecache.getline(lbfgs.__file__, frame.f_lineno)
+            return "ys >" in source
         self._given_to_lbfgs += 1
         return 1.0 / self._given_to_lbfgs
 
 
 def _default_number(dtype: torch.dtype, *, is_of_optimizer: bool) -> float | complex:
     """Return the guess for a number of which nothing is known."""
-    if dtype.is_floating_point:
-        # An optimizer may divide by 1 minus the value.
-        return 0.5 if is_of_optimizer else 1.0
-    return 1j if dtype.is_complex else 1
+    if dtype.is_complex:
+        return 1j
+    if not dtype.is_floating_point:
+        return 1
+    if is_of_optimizer:  # which may divide by 1 minus the value
+        return 0.5
+    return 1.0
 
 
 def _frame_of(package: types.ModuleType) -> types.FrameType | None:
     """Return the innermost frame of a torch package; None if the user's code is further inside."""
-    folder = str(Path(package.__file__ or "").parent)
-    frames = stack(sys._getframe(1))
-    for frame in takewhile(lambda frame: not is_users(frame.f_code.co_filename), frames):
-        if frame.f_code.co_filename.startswith(folder):
+    file = Path(package.__file__ or "")
+    folder = str(file.parent)
+    for frame in stack(sys._getframe(1)):
+        name = frame.f_code.co_filename
+        if is_users(name):
+            return None
+        if name.startswith(folder):
             return frame
     return None
 
@@ -110,7 +125,14 @@ _NEVER = frozenset({"isnan", "isinf", "isposinf", "isneginf"})
 _NOT = frozenset({"logical_not", "bitwise_not"})
 _AND = frozenset({"logical_and", "bitwise_and", "mul"})
 _OR = frozenset({"logical_or", "bitwise_or"})
-_COMPARED = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+_COMPARED: dict[str, Callable[[Any, Any], Any]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
 _COPIES = ("_to_copy", "alias", "clone", "detach")
 _VIEWS = ("_unsafe_view", "expand", "permute", "reshape", "squeeze", "t", "transpose", "unsqueeze")
 _PARTS = ("select", "slice", "view")
@@ -131,7 +153,10 @@ class KnownValues:
 
     def truth(self, value: Any) -> bool | None:
         """Return the truth value that all elements of a tensor are known to have, or None."""
-        return self._truths.get(value) if isinstance(value, torch.Tensor) else None
+        if not isinstance(value, torch.Tensor):
+            return None
+        truth: bool | None = self._truths.get(value)
+        return truth
 
     def largest(self, tensor: Any, default: Any) -> Any:
         """Return the largest value of a tensor, if it is known."""
@@ -141,14 +166,16 @@ class KnownValues:
         """Note the known values of an operation's result, and drop values that it has changed."""
         if not args:
             return
-        name = func.__name__.partition(".")[0].rstrip("_")
+        packet, _, _ = func.__name__.partition(".")
+        name = packet.rstrip("_")
         has_largest = self._see_largest(name, args, kwargs, result)
         if not isinstance(result, torch.Tensor):
             return
         if not has_largest:
             self._largest.pop(result, None)
         truth = self._truth_of(name, *args[:2])
-        if result is args[0] and result._base is not None:
+        is_in_place = result is args[0]
+        if is_in_place and result._base is not None:
             self._truths.pop(result._base, None)
         if truth is None:
             self._truths.pop(result, None)
@@ -157,14 +184,16 @@ class KnownValues:
 
     def _see_largest(self, name: str, args: Any, kwargs: Any, result: Any) -> bool:
         """Note the largest values of an operation's results; return False if they are unknown."""
-        known = largest_value(name, args, kwargs, result)
-        if known is not None:
-            results, value = known
-        elif (name in _SAME or name == "unbind") and args[0] in self._largest:
-            results, value = result, self._largest[args[0]]
+        source = args[0]
+        passes_on = name in _SAME or name == "unbind"
+        largest = largest_value(name, args, kwargs, result)
+        if largest is not None:
+            result, value = largest
+        elif passes_on and source in self._largest:
+            value = self._largest[source]
         else:
             return False
-        for tensor in tensors_in(results):
+        for tensor in tensors_in(result):
             self._largest[tensor] = value
         return True
 
@@ -176,14 +205,24 @@ class KnownValues:
         if name in _NEVER:
             return False
         if name in _NOT:
-            return None if truth is None else not truth
-        if name in _AND or name in _OR:
-            return _joined(truth, self.truth(second), decisive=name in _OR)
+            return _negated(truth)
+        if name in _AND:
+            return _joined(truth, self.truth(second), decisive=False)
+        if name in _OR:
+            return _joined(truth, self.truth(second), decisive=True)
         if name in _COMPARED:
             return _compared(name, first, truth, second)
-        if name in _COUNTS:
-            return False if truth is False else None
-        return truth if name in _SAME else None
+        if name in _COUNTS and truth is False:
+            return False
+        if name in _SAME:
+            return truth
+        return None
+
+
+def _negated(truth: bool | None) -> bool | None:
+    if truth is None:
+        return None
+    return not truth
 
 
 def _joined(first: bool | None, second: bool | None, *, decisive: bool) -> bool | None:
@@ -197,18 +236,25 @@ def _joined(first: bool | None, second: bool | None, *, decisive: bool) -> bool 
 
 def _compared(name: str, first: Any, truth: bool | None, second: Any) -> bool | None:
     """Return the result of a comparison; ``truth`` is the known value of ``first``."""
-    if isinstance(second, (int, float)) and truth is not None:
-        return bool(_COMPARED[name](truth, second))
+    is_number = isinstance(second, (int, float))
+    if is_number and truth is not None:
+        compare = _COMPARED[name]
+        return bool(compare(truth, second))
+    if name not in ("eq", "ne"):
+        return None
     asks_for_nan = first is second
     asks_for_infinity = isinstance(second, float) and math.isinf(second)
-    if name not in ("eq", "ne") or not (asks_for_nan or asks_for_infinity):
-        return None
-    return (name == "eq") is asks_for_nan
+    if asks_for_nan:
+        return name == "eq"
+    if asks_for_infinity:
+        return name == "ne"
+    return None
 
 
 # -- the branch without an error -------------------------------------------------------------------
 
-_COMPILER = tuple(str(Path(torch.__file__).with_name(name)) for name in ("_compile.py", "_dynamo"))
+_FOLDER = Path(torch.__file__).parent
+_COMPILER = (str(_FOLDER / "_compile.py"), str(_FOLDER / "_dynamo"))
 """Files of torch that wrap the methods of modes."""
 _ENDS = ("RETURN", "JUMP", "POP_JUMP", "FOR_ITER", "SEND", "YIELD", "RERAISE")
 
@@ -219,31 +265,36 @@ def _value_without_error() -> bool | None:
     None if it has none.
     """
     for frame in stack(sys._getframe(1)):
-        name = frame.f_code.co_filename
+        code = frame.f_code
+        file = code.co_filename
         # torch._check() and its like
-        if name == torch.__file__ and frame.f_code.co_name.startswith("_check"):
+        if file == torch.__file__ and code.co_name.startswith("_check"):
             return True
-        if not is_ours(name) and not name.startswith(_COMPILER):
-            return _value_at(frame.f_code, frame.f_lasti)
+        if not is_ours(file) and not file.startswith(_COMPILER):
+            return _value_at(code, frame.f_lasti)
     return None
 
 
 @functools.lru_cache(maxsize=64)
 def _value_at(code: types.CodeType, offset: int) -> bool | None:
     """Return the truth value that avoids an error, for the condition that a call returns."""
-    skipped = ("EXTENDED_ARG", "NOP")
-    steps = [step for step in dis.get_instructions(code) if step.opname not in skipped]
+    instructions = dis.get_instructions(code)
+    steps = [step for step in instructions if step.opname not in ("EXTENDED_ARG", "NOP")]
+    end = len(steps)
     numbers = {step.offset: number for number, step in enumerate(steps)}
-    first = numbers.get(offset, len(steps))
-    if first < len(steps) and steps[first].opname.startswith("CALL"):  # of item or bool
-        first += 1
+    number = numbers.get(offset, end)
+    if number < end and steps[number].opname.startswith("CALL"):  # of item or bool
+        number += 1
     is_negated = False
-    for number, step in enumerate(steps[first:], first):
+    for step in steps[number:]:
+        number += 1
         name = step.opname
-        if "JUMP" in name and ("IF_TRUE" in name or "IF_FALSE" in name):
-            target = numbers.get(step.argval, len(steps))
-            jumps_if = ("IF_TRUE" in name) is not is_negated
-            return _branch_without_error(steps, number + 1, target, jumps_if=jumps_if)
+        jumps_if_true = "IF_TRUE" in name
+        tests_truth = jumps_if_true or "IF_FALSE" in name
+        if "JUMP" in name and tests_truth:
+            target = numbers.get(step.argval, end)
+            jumps_if = jumps_if_true is not is_negated
+            return _branch_without_error(steps, number, target, jumps_if=jumps_if)
         if name == "UNARY_NOT":
             is_negated = not is_negated
         elif name != "TO_BOOL":
@@ -255,10 +306,13 @@ def _branch_without_error(
     steps: Sequence[dis.Instruction], following: int, target: int, *, jumps_if: bool
 ) -> bool | None:
     """Return the truth value that leads to the branch without an error; None if both are alike."""
-    here, there = _raises(steps, following), _raises(steps, target)
-    if here is there:
+    raises_here = _raises(steps, following)
+    raises_there = _raises(steps, target)
+    if raises_here is raises_there:
         return None
-    return jumps_if if here else not jumps_if
+    if raises_here:
+        return jumps_if
+    return not jumps_if
 
 
 def _raises(steps: Sequence[dis.Instruction], start: int) -> bool:
