@@ -18,22 +18,24 @@ from ipygpumem.introspect import is_ours
 
 _ATEN = torch.ops.aten
 _LOSS_IN_PLACE = (_ATEN.mul.Tensor, _ATEN.sub.Tensor)
-IN_PLACE = (
-    _ATEN.add.Tensor,
+_INDEXED_IN_PLACE = (
     _ATEN.index_add.default,
     _ATEN.index_fill.int_Scalar,
     _ATEN.index_fill.int_Tensor,
     _ATEN.index_put.default,
-    _ATEN.masked_fill.Scalar,
     _ATEN.put.default,
+)
+_SCATTERED_IN_PLACE = (
+    _ATEN.masked_fill.Scalar,
     _ATEN.scatter.src,
     _ATEN.scatter.value,
     _ATEN.scatter_add.default,
-    *_LOSS_IN_PLACE,
 )
+IN_PLACE = (_ATEN.add.Tensor, *_INDEXED_IN_PLACE, *_SCATTERED_IN_PLACE, *_LOSS_IN_PLACE)
 """Operators that autograd calls in place if nothing else references the tensor."""
 # Older versions of torch have neither.
-_CAN_COUNT = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")
+_COUNTS_TENSORS = hasattr(torch.Tensor, "_use_count")
+_COUNTS_STORAGES = hasattr(torch._C, "_storage_Use_Count")
 _MOST_USES = 4
 """Maximum reference count of a tensor that only autograd references."""
 _MORE_USES = {_ATEN.index_put.default: 1, **dict.fromkeys(_LOSS_IN_PLACE, 2)}
@@ -41,13 +43,16 @@ _MORE_USES = {_ATEN.index_put.default: 1, **dict.fromkeys(_LOSS_IN_PLACE, 2)}
 _MOST_USES_OF_STORAGE = 2
 _FOLDER = Path(torch.__file__).parent
 _WRAPPERS = {
-    str(_FOLDER / name)
-    for name in ("_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py")
+    str(_FOLDER / "_compile.py"),
+    str(_FOLDER / "_dynamo/eval_frame.py"),
+    str(_FOLDER / "utils/_python_dispatch.py"),
 }
 """Files of torch between autograd and a mode."""
-_STARTERS = {str(_FOLDER / "autograd" / name) for name in ("graph.py", "__init__.py")}
+_STARTERS = {
+    str(_FOLDER / "autograd/graph.py"),
+    str(_FOLDER / "autograd/__init__.py"),
+}
 """Files of torch that start a backward pass."""
-_current_node: Any = getattr(torch._C, "_current_autograd_node", lambda: None)
 _COPIED = re.compile(
     "(MaskedFill|MaskedScatter|Xlogy|Scatter|ScatterReduce|Index(Put|Fill|Copy|Reduce))Backward"
 )
@@ -57,14 +62,13 @@ _LOSS = "BinaryCrossEntropyWithLogitsBackward"
 
 def works_in_place(func: Any, args: Any) -> bool:
     """Return True if autograd itself calls an operator, and would call it in place."""
-    if not _CAN_COUNT or torch.is_grad_enabled():
+    if not _COUNTS_TENSORS or not _COUNTS_STORAGES:
         return False
-    return (
-        _formula_works_in_place(func)
-        and _has_shape_of_result(func, args)
-        and _is_autograds_alone(func, args[0])
-        and _is_called_by_autograd()
-    )
+    if torch.is_grad_enabled() or not _formula_works_in_place(func):
+        return False
+    if not _has_shape_of_result(func, args):
+        return False
+    return _is_autograds_alone(func, args[0]) and _is_called_by_autograd()
 
 
 def _formula_works_in_place(func: Any) -> bool:
@@ -72,11 +76,20 @@ def _formula_works_in_place(func: Any) -> bool:
 
     Without a node, autograd accumulates gradients.
     """
-    node = _current_node()
-    name = "" if node is None else node.name()
+    name = _current_node_name()
     if func in _LOSS_IN_PLACE:
-        return bool(name.startswith(_LOSS))
+        return name.startswith(_LOSS)
     return not _COPIED.match(name)
+
+
+def _current_node_name() -> str:
+    """Return the name of the autograd node that runs; empty if there is none."""
+    if not hasattr(torch._C, "_current_autograd_node"):  # in older versions of torch
+        return ""
+    node = torch._C._current_autograd_node()
+    if node is None:
+        return ""
+    return str(node.name())
 
 
 def _has_shape_of_result(func: Any, args: Any) -> bool:
@@ -85,7 +98,8 @@ def _has_shape_of_result(func: Any, args: Any) -> bool:
     if func is _ATEN.add.Tensor:
         return isinstance(args[1], torch.Tensor) and shape == args[1].shape
     if func in _LOSS_IN_PLACE:
-        return bool(shape == torch.broadcast_shapes(shape, args[1].shape))
+        result_shape = torch.broadcast_shapes(shape, args[1].shape)
+        return bool(shape == result_shape)
     return True
 
 
@@ -93,12 +107,15 @@ def _is_autograds_alone(func: Any, tensor: Any) -> bool:
     """Return True if only autograd references a tensor, which has its storage for itself."""
     if tensor.layout is not torch.strided:
         return False
-    if tensor._use_count() > _MOST_USES + _MORE_USES.get(func, 0):
+    most_uses = _MOST_USES + _MORE_USES.get(func, 0)
+    if tensor._use_count() > most_uses:
         return False
     # Without a variable for the storage, which might be one more reference.
-    if torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > _MOST_USES_OF_STORAGE:
+    uses_of_storage = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    if uses_of_storage > _MOST_USES_OF_STORAGE:
         return False
-    return bool(tensor.untyped_storage().nbytes() == tensor.nbytes)  # neither part nor expanded
+    storage_bytes = tensor.untyped_storage().nbytes()
+    return bool(storage_bytes == tensor.nbytes)  # neither a part nor expanded
 
 
 def _is_called_by_autograd() -> bool:

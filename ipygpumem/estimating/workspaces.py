@@ -70,10 +70,13 @@ def workspace_sizes(capability: tuple[int, int] | None) -> tuple[int, int]:
     An unknown one, None, counts as a Hopper, which takes the most, because a too low estimate would
     be worse.
     """
-    cublas_bytes = _HOPPER_BYTES if capability in (None, _HOPPER) else _OTHERS_BYTES
-    config = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
-    if config:
-        cublas_bytes = sum(int(size) * KIB * int(count) for size, count in config)
+    cublas_bytes = _OTHERS_BYTES
+    if capability in (None, _HOPPER):
+        cublas_bytes = _HOPPER_BYTES
+    config = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+    buffers = re.findall(r":(\d+):(\d+)", config)  # their size in KiB, and their number
+    if buffers:
+        cublas_bytes = sum(int(size) * int(count) for size, count in buffers) * KIB
     return cublas_bytes, _cublaslt_bytes(cublas_bytes)
 
 
@@ -81,8 +84,10 @@ def _cublaslt_bytes(cublas_bytes: int) -> int:
     unified = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
     if unified == "1":
         return 0
+    size_bytes = MIB
     size_kib = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
-    size_bytes = int(size_kib) * KIB if size_kib.isdigit() else MIB
+    if size_kib.isdigit():
+        size_bytes = int(size_kib) * KIB
     if unified == "0":
         return size_bytes
     return min(cublas_bytes, size_bytes)
@@ -126,48 +131,59 @@ class Workspaces:
             log_result: logs one of them.
             in_backward: if autograd ran it.
         """
-        there = self._devices.assumed(results[0].device) if results else "cpu"
-        if not there.startswith("cuda"):
+        assumed_on = "cpu"
+        if results:
+            assumed_on = self._devices.assumed(results[0].device)
+        if not assumed_on.startswith("cuda"):
             for tensor in results:
                 log_result(tensor)
             return
         if is_unknown(name):
             self.unknown.setdefault(name)
-        device, place = torch.device(there), self._devices.name(results[0].device)
+        first_result = results[0]
+        device = torch.device(assumed_on)
+        place = self._devices.name(first_result.device)
+        calls_cublas = name in _MULTIPLY or name in _CONVOLVE
 
         def keep_workspaces() -> None:
-            if name in _MULTIPLY or name in _CONVOLVE:
+            if calls_cublas:
                 thread = _thread(in_backward=in_backward)
-                self._keep_workspaces(device, place, thread, adds_bias=_adds_bias(name, args))
+                adds_bias = _adds_bias(name, args)
+                self._keep_workspaces(device, place, thread, adds_bias=adds_bias)
 
         kernel = Kernel(self._log, place, results, log_result, keep_workspaces)
         if name in _CONVOLVE:
-            self._log_convolution(kernel, name, args, results[0])
+            self._log_convolution(kernel, name, args, first_result)
             return
         order = ORDERS.get(name)
         if order is not None:
             order(kernel, args)
         kernel.results()
         keep_workspaces()
-        sizes = transient_sizes(name, args, results[0], self._processors(device))
+        sizes = transient_sizes(name, args, first_result, self._processors(device))
         with kernel.blocks(sizes):
             pass
 
     def _processors(self, device: Any) -> int:
         """Return the number of a device's multiprocessors; an unknown one counts as a Hopper."""
         properties = self._known_properties(device)
-        return properties.multi_processor_count if properties else HOPPERS_PROCESSORS
+        if properties is None:
+            return HOPPERS_PROCESSORS
+        return int(properties.multi_processor_count)
 
     def _log_convolution(self, kernel: Kernel, name: str, args: Any, result: Any) -> None:
         if takes_cudnn():
             self._note(_CUDNN)
         else:
-            Convolution.of(name, args, result).log(kernel)
+            convolution = Convolution.of(name, args, result)
+            convolution.log(kernel)
         kernel.results()
 
     def _keep_workspaces(self, device: Any, place: str, thread: object, *, adds_bias: bool) -> None:
         """Log the workspaces of a thread, if it multiplies for the first time on a device."""
-        kinds = (False, True) if adds_bias else (False,)
+        kinds = [False]
+        if adds_bias:
+            kinds.append(True)
         for is_light in kinds:
             key = (place, thread, is_light)
             if key not in self._logged:
@@ -176,23 +192,32 @@ class Workspaces:
 
     def _log_workspace(self, device: Any, place: str, *, is_light: bool) -> None:
         """Log a workspace of cuBLAS, or of cublasLt, as the block that it already has, if any."""
-        properties = self._known_properties(device)
-        capability = None if properties is None else (properties.major, properties.minor)
-        cublas_bytes, cublaslt_bytes = workspace_sizes(capability)
-        size_bytes = cublaslt_bytes if is_light else cublas_bytes
-        if capability is None and not is_light:
+        capability = self._capability(device)
+        size_bytes, light_bytes = workspace_sizes(capability)
+        if is_light:
+            size_bytes = light_bytes
+        elif capability is None:
             self._note_assumed_hopper(device)
         address = self._take_existing(place, size_bytes)
         life = self._log.hold(size_bytes, place, WORKSPACES, before=bool(address))
         life.address = address
 
+    def _capability(self, device: Any) -> tuple[int, int] | None:
+        """Return a device's compute capability; None if it is unknown."""
+        properties = self._known_properties(device)
+        if properties is None:
+            return None
+        return properties.major, properties.minor
+
     def _note_assumed_hopper(self, device: Any) -> None:
         if "CUBLAS_WORKSPACE_CONFIG" in os.environ:  # the size does not depend on the GPU
             return
-        hopper, usual = format_bytes(_HOPPER_BYTES), format_bytes(_OTHERS_BYTES)
+        name = f"{device.type}:{device.index or 0}"
+        hopper = format_bytes(_HOPPER_BYTES)
+        usual = format_bytes(_OTHERS_BYTES)
         self._note(
-            f"{device.type}:{device.index or 0} is assumed to be a Hopper: {hopper} of cuBLAS "
-            f"workspace for each thread that multiplies ({usual} on other GPUs)"
+            f"{name} is assumed to be a Hopper: {hopper} of cuBLAS workspace for each thread that "
+            f"multiplies ({usual} on other GPUs)"
         )
 
     def _take_existing(self, place: str, size_bytes: int) -> int:
@@ -209,7 +234,9 @@ class Workspaces:
 
 def _thread(*, in_backward: bool) -> object:
     """Return the thread that multiplies: autograd has one thread for each device."""
-    return "autograd" if in_backward else threading.get_ident()
+    if in_backward:
+        return "autograd"
+    return threading.get_ident()
 
 
 def _adds_bias(name: str, args: Any) -> bool:
@@ -222,7 +249,9 @@ def _adds_bias(name: str, args: Any) -> bool:
 def takes_cudnn() -> bool:
     """Return True if convolutions use cuDNN, which is assumed if torch is built without CUDA."""
     cudnn = torch.backends.cudnn
-    return bool(cudnn.enabled and (not torch.backends.cuda.is_built() or cudnn.is_available()))
+    if not cudnn.enabled:
+        return False
+    return not torch.backends.cuda.is_built() or bool(cudnn.is_available())
 
 
 def blocks_in_use() -> dict[str, dict[int, int]]:
@@ -238,8 +267,10 @@ def blocks_in_use() -> dict[str, dict[int, int]]:
         return {}
     right_sizes = {*workspace_sizes(None), *workspace_sizes((0, 0))}
     likely = _blocks_of_sizes(devices, right_sizes)
-    occupied = _addresses_of_tensors() if any(likely.values()) else set[int]()
-    sizes: dict[str, dict[int, int]] = {}
+    occupied = set[int]()
+    if any(likely.values()):
+        occupied = _addresses_of_tensors()
+    sizes = dict[str, dict[int, int]]()
     for device, blocks in likely.items():
         free = [block for block in blocks if block.address not in occupied]
         sizes[device] = {block.address: block.requested_bytes for block in free}
@@ -248,17 +279,20 @@ def blocks_in_use() -> dict[str, dict[int, int]]:
 
 def _blocks_of_sizes(devices: Mapping[str, Snapshot], sizes: set[int]) -> dict[str, list[Block]]:
     """Return the blocks in use of each device for which one of some sizes was requested."""
-    return {
-        device: [block for block in snapshot.blocks_in_use if block.requested_bytes in sizes]
-        for device, snapshot in devices.items()
-    }
+    blocks = dict[str, list[Block]]()
+    for device, snapshot in devices.items():
+        in_use = snapshot.blocks_in_use
+        blocks[device] = [block for block in in_use if block.requested_bytes in sizes]
+    return blocks
 
 
 def _addresses_of_tensors() -> set[int]:
     """Return the addresses of the storages of all plain CUDA tensors, and of their gradients."""
     addresses = set[int]()
     for value in gc.get_objects():
-        if not is_exactly(value, torch.Tensor, torch.nn.Parameter) or value.device.type != "cuda":
+        if not is_exactly(value, torch.Tensor, torch.nn.Parameter):
+            continue
+        if value.device.type != "cuda":
             continue
         tensors = [value]
         if value.is_leaf and value.grad is not None:
