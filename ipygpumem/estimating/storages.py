@@ -85,8 +85,10 @@ class StorageLog:
         for storage in storages_of(tensor):
             key = storage._cdata
             if key not in self._alive:
-                life = self._born(max(least_bytes, storage.nbytes()), device, before=before)
-                life.recorded, life.in_backward = recorded, in_backward
+                size_bytes = max(least_bytes, storage.nbytes())
+                life = self._born(size_bytes, device, before=before)
+                life.recorded = recorded
+                life.in_backward = in_backward
                 # The Python object lives as long as the storage, even if only autograd's C++ code
                 # refers to the storage.
                 reference = weakref.ref(storage, functools.partial(self._gone, key))
@@ -97,12 +99,16 @@ class StorageLog:
         """Log the storage of ``tensor`` as a new one if it has grown, and return its life."""
         life = None
         for storage in storages_of(tensor):
-            earlier, reference = self._alive.get(storage._cdata, (None, None))
-            if earlier is not None and storage.nbytes() > earlier.size_bytes:
+            key = storage._cdata
+            if key not in self._alive:
+                continue
+            earlier, reference = self._alive[key]
+            size_bytes = storage.nbytes()
+            if size_bytes > earlier.size_bytes:
                 self.free(earlier)
-                life = self._born(storage.nbytes(), device, before=False)
+                life = self._born(size_bytes, device, before=False)
                 life.role = earlier.role
-                self._alive[storage._cdata] = life, reference
+                self._alive[key] = life, reference
         return life
 
     def hold(self, size_bytes: int, device: str, role: str, *, before: bool = False) -> StorageLife:
@@ -120,11 +126,13 @@ class StorageLog:
         self.lives.append(life)
         now = self.now.get(device, 0) + life.size_bytes
         self.now[device] = now
-        self.peak[device] = max(self.peak.get(device, 0), now)
+        if now > self.peak.get(device, 0):
+            self.peak[device] = now
         return life
 
     def _gone(self, key: int, _: Any) -> None:
-        self.free(self._alive.pop(key)[0])
+        life, _ = self._alive.pop(key)
+        self.free(life)
 
     def free(self, life: StorageLife) -> None:
         """Log that memory is freed."""
@@ -139,8 +147,11 @@ class StorageLog:
         """
         for storage in storages_of(tensor):
             life = self.life(storage._cdata)
-            if life is not None and (life.role in ("", role) or role == PARAMETERS):
-                life.role, life.place = role, place or life.place
+            if life is None:
+                continue
+            if role == PARAMETERS or life.role in ("", role):
+                life.role = role
+                life.place = place or life.place
 
     def erase(self, tensors: Iterable[Any]) -> None:
         """Log the storages of tensors as if they had been freed before the start."""
@@ -157,7 +168,11 @@ class StorageLog:
 
     def life(self, key: int) -> StorageLife | None:
         """Return the life of a storage that is alive, by its identity."""
-        return self._alive.get(key, (None,))[0]
+        entry = self._alive.get(key)
+        if entry is None:
+            return None
+        life, _ = entry
+        return life
 
     def close(self) -> None:
         """Log no deaths from now on: storages that are alive now are kept by the run."""
@@ -168,12 +183,16 @@ class StorageLog:
 
         A hook has marked it, or else it is derived from the backward passes in the storage's life.
         """
-        if life.role or life.before:
-            return life.role or OTHER
+        if life.role:
+            return life.role
+        if life.before:
+            return OTHER
         is_kept = self._lives_into_backward(life)
-        if life.recorded and (is_kept or life.in_backward or not self.backwards):
+        serves_backward = is_kept or life.in_backward or not self.backwards
+        if life.recorded and serves_backward:
             return ACTIVATIONS
-        if not life.in_backward and (is_kept or life.died is None):
+        outlives_forward = is_kept or life.died is None
+        if outlives_forward and not life.in_backward:
             return OTHER
         return TEMPORARIES
 
@@ -182,7 +201,9 @@ class StorageLog:
         number = bisect_left(self.backwards, life.born)
         if number == len(self.backwards):
             return False
-        return life.died is None or self.backwards[number] < life.died
+        if life.died is None:
+            return True
+        return self.backwards[number] < life.died
 
 
 def storages_of(tensor: Any) -> Iterator[Any]:
