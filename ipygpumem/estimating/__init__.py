@@ -24,21 +24,26 @@ def user_line(frame: types.FrameType | None = None) -> str:
     Autograd's thread has no such line; there, it is the line that waits for the backward pass.
     """
     first = frame or sys._getframe(1)
-    here = (
-        _innermost(first, is_users)
-        or _innermost_of_estimates()
-        or _innermost(first, lambda name: not is_ours(name))
-    )
+    here = _innermost(first, is_users)
+    if here is None:
+        here = _innermost_of_estimates()
+    if here is None:
+        here = _innermost(first, _is_not_ours)
     if here is None:
         return "an unknown line"
     return line_text(here.f_code.co_filename, here.f_lineno)
 
 
 def _innermost(first: types.FrameType, is_wanted: Callable[[str], bool]) -> types.FrameType | None:
+    """Return the innermost frame, from ``first`` on, whose file is wanted."""
     for frame in stack(first):
         if is_wanted(frame.f_code.co_filename):
             return frame
     return None
+
+
+def _is_not_ours(name: str) -> bool:
+    return not is_ours(name)
 
 
 def _innermost_of_estimates() -> types.FrameType | None:
@@ -46,7 +51,9 @@ def _innermost_of_estimates() -> types.FrameType | None:
     runner = str(Path(__file__).with_name("running.py"))
     for top in sys._current_frames().values():
         here = _innermost(top, is_users)
-        if here is not None and any(frame.f_code.co_filename == runner for frame in stack(top)):
+        if here is None:
+            continue
+        if any(frame.f_code.co_filename == runner for frame in stack(top)):
             return here
     return None
 
@@ -55,23 +62,30 @@ def user_line_of(traceback: types.TracebackType | None) -> str:
     """Return the innermost line of the user's code in a traceback, or else its first line in a
     library.
     """
-    lines = [(step.tb_frame.f_code.co_filename, step.tb_lineno) for step in steps(traceback)]
-    users_lines = [line for line in lines if is_users(line[0])]
-    if users_lines:
-        return line_text(*users_lines[-1])
-    for name, number in lines:
+    entries = list(steps(traceback))
+    for step in reversed(entries):
+        name = step.tb_frame.f_code.co_filename
+        if is_users(name):
+            return line_text(name, step.tb_lineno)
+    for step in entries:
+        name = step.tb_frame.f_code.co_filename
         if not is_ours(name):
-            return line_text(name, number)
+            return line_text(name, step.tb_lineno)
     return ""
 
 
 def line_text(name: str, number: int) -> str:
     """Return the label of a line: its file, if it has one, its number and its source."""
     source = linecache.getline(name, number).strip()
+    path = Path(name)
+    text = f"line {number}"
     # ipykernel's temporary file for a cell has a meaningless name.
-    has_file = Path(name).is_file() and "ipykernel" not in Path(name).parent.name
-    place = f"{Path(name).name}, line {number}" if has_file else f"line {number}"
-    return f"{place}: {source}" if source else place
+    is_of_kernel = "ipykernel" in path.parent.name
+    if path.is_file() and not is_of_kernel:
+        text = f"{path.name}, {text}"
+    if source:
+        text = f"{text}: {source}"
+    return text
 
 
 def users_part(traceback: types.TracebackType | None) -> types.TracebackType | None:
@@ -82,17 +96,20 @@ def users_part(traceback: types.TracebackType | None) -> types.TracebackType | N
     files = [step.tb_frame.f_code.co_filename for step in entries]
     end = _end_of_users_part(files)
     part = None
-    for step, name in zip(entries[:end][::-1], files[:end][::-1], strict=True):
-        if not is_ours(name):
-            part = types.TracebackType(part, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    for step in reversed(entries[:end]):
+        frame = step.tb_frame
+        if not is_ours(frame.f_code.co_filename):
+            part = types.TracebackType(part, frame, step.tb_lasti, step.tb_lineno)
     return part
 
 
 def _end_of_users_part(files: list[str]) -> int:
     """Return the number of a traceback's entries before the libraries that we call in turn."""
-    users = [number for number, name in enumerate(files) if is_users(name)]
-    if users:
-        for number in range(users[-1] + 1, len(files)):
-            if is_ours(files[number]):
-                return number
+    users_entries = [number for number, name in enumerate(files) if is_users(name)]
+    if not users_entries:
+        return len(files)
+    innermost = users_entries[-1]
+    for number, name in enumerate(files):
+        if number > innermost and is_ours(name):
+            return number
     return len(files)

@@ -29,7 +29,8 @@ def _stop_signal() -> Any:
     """
     if not hasattr(signal, "pthread_kill"):
         return None
-    return getattr(signal, "SIGRTMIN", getattr(signal, "SIGUSR2", None))
+    fallback = getattr(signal, "SIGUSR2", None)
+    return getattr(signal, "SIGRTMIN", fallback)
 
 
 _STOP = _stop_signal()
@@ -54,21 +55,29 @@ class Limits:
     def __enter__(self) -> None:
         self._until = time.monotonic() + self._timeout_seconds
         self._process = psutil.Process()
-        self._most_bytes = self._process.memory_info().rss + available_bytes() * 3 // 4
+        rss_bytes = self._process.memory_info().rss
+        self._most_bytes = rss_bytes + available_bytes() * 3 // 4
         self._handlers: dict[int, Any] = {}
         """Handlers of all signals: the code may change more of them than we do."""
-        if _STOP is not None and threading.current_thread() is threading.main_thread():
-            self._handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        if _STOP is not None and is_main_thread:
+            signals = signal.valid_signals()
+            self._handlers = {number: signal.getsignal(number) for number in signals}
             signal.signal(_STOP, self._interrupt)
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def _watch(self) -> None:
         """Check the limits until the block ends; then interrupt the main thread, repeatedly."""
-        while not self._ended.wait(_AGAIN_SECONDS if self.why else _TICK_SECONDS):
+        wait_seconds = _TICK_SECONDS
+        while not self._ended.wait(wait_seconds):
             self.why = self.why or self._exceeded()
-            if self.why and self._handlers:
-                signal.pthread_kill(threading.main_thread().ident or 0, _STOP)
+            if not self.why:
+                continue
+            wait_seconds = _AGAIN_SECONDS
+            if self._handlers:
+                main_thread = threading.main_thread()
+                signal.pthread_kill(main_thread.ident or 0, _STOP)
 
     def _exceeded(self) -> str:
         """Return the limit that the code exceeds, as a reason; empty if there is none."""
@@ -117,8 +126,10 @@ class Limits:
 
     def _changed_handlers(self) -> dict[int, Any]:
         """Return the earlier handlers of the signals whose handlers the code or we have changed."""
-        return {
-            number: handler
-            for number, handler in self._handlers.items()
-            if handler is not None and signal.getsignal(number) is not handler
-        }
+        changed = dict[int, Any]()
+        for number, handler in self._handlers.items():
+            if handler is None:  # not installed from Python
+                continue
+            if signal.getsignal(number) is not handler:
+                changed[number] = handler
+        return changed

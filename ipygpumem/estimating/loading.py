@@ -43,6 +43,7 @@ def _torch_may_be_broken() -> Iterator[None]:
     except DeviceError as error:
         raise EstimateError(str(error)) from None
     except Exception as error:
-        torch = f"torch {getattr(sys.modules.get('torch'), '__version__', '')}".rstrip()
+        version = getattr(sys.modules.get("torch"), "__version__", "")
+        torch = f"torch {version}".rstrip()
         why = f"it is too old for fake tensors, or broken ({describe_error(error)})"
         raise EstimateError(f"{torch} cannot make estimates: {why}") from None

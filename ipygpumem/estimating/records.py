@@ -74,27 +74,31 @@ class DeviceEstimate(Record):
             return ""
         if self.required_bytes > self.room_bytes:
             return DOES_NOT_FIT
-        return PERHAPS if self.doubts else FITS
+        if self.doubts:
+            return PERHAPS
+        return FITS
 
     @property
     def doubts(self) -> tuple[str, ...]:
         """All reasons why it fits only perhaps, if ``required_bytes`` are available."""
         reasons = (*self.unknown_operators, *self.unfollowed)
-        return (*reasons, FRAGMENTATION) if self.gaps_decide else reasons
+        if self.gaps_decide:
+            return (*reasons, FRAGMENTATION)
+        return reasons
 
     @property
     def gaps_decide(self) -> bool:
         """True if fragmentation may decide: the cache must be freed, and the margin is then
         negative or small.
         """
-        margin, small = (
-            (self.room_bytes or 0) - self.required_bytes,
-            self.reserved_bytes // _SMALL_SHARE,
-        )
-        empties_its_cache = margin < self.reserved_bytes - self.needed_bytes
-        return empties_its_cache and (
-            margin < 0 or margin < small < self.reserved_bytes - self.needed_bytes
-        )
+        margin_bytes = (self.room_bytes or 0) - self.required_bytes
+        cache_bytes = self.reserved_bytes - self.needed_bytes
+        if margin_bytes >= cache_bytes:
+            return False
+        if margin_bytes < 0:
+            return True
+        small_bytes = self.reserved_bytes // _SMALL_SHARE
+        return margin_bytes < small_bytes < cache_bytes
 
     @property
     def fits(self) -> bool | None:
@@ -129,7 +133,8 @@ class Estimate(Record):
     @property
     def verdict(self) -> str:
         """Worst verdict of the devices; empty if no device's ``room_bytes`` is known."""
-        return max((device.verdict for device in self.devices), key=VERDICTS.index, default="")
+        verdicts = [device.verdict for device in self.devices]
+        return max(verdicts, key=VERDICTS.index, default="")
 
     @property
     def fits(self) -> bool | None:

@@ -39,8 +39,10 @@ def with_room(figures: DeviceEstimate, there_bytes: int, room_bytes: int | None)
         context_bytes = _context_of_room(name, there_bytes)
     elif (free := free_bytes(name)) is not None:
         room_bytes = max(0, free + there_bytes)
-        if name.startswith("cuda") and not has_context(torch.device(name).index or 0):
-            context_bytes = _CONTEXT_BYTES
+        if name.startswith("cuda"):
+            index = torch.device(name).index or 0
+            if not has_context(index):
+                context_bytes = _CONTEXT_BYTES
     spare_bytes = 0
     if name != "cpu":
         spare_bytes = figures.needed_bytes // _SPARE_SHARE
@@ -54,7 +56,8 @@ def _context_of_room(name: str, there_bytes: int) -> int:
     if name.startswith("cuda"):
         return _CONTEXT_BYTES
     if name == "cpu":  # the user's figure is for the whole process
-        return max(0, int(Process().memory_info().rss) - there_bytes)
+        rss_bytes = int(Process().memory_info().rss)
+        return max(0, rss_bytes - there_bytes)
     return 0
 
 
@@ -63,16 +66,19 @@ def advice(figures: DeviceEstimate) -> str:
 
     They help if only fragmentation keeps the code from fitting.
     """
-    enough = figures.peak_bytes + figures.spare_bytes + figures.context_bytes
-    is_enough = enough <= (figures.room_bytes or 0)
-    if not figures.gaps_decide or not is_enough or not figures.device.startswith("cuda"):
+    device = figures.device
+    if not device.startswith("cuda") or not figures.gaps_decide:
+        return ""
+    enough_bytes = figures.peak_bytes + figures.spare_bytes + figures.context_bytes
+    if enough_bytes > (figures.room_bytes or 0):
         return ""
     setting = expandable_setting()
     if not setting:
         return ""
+    enough = format_bytes(enough_bytes)
     return (
-        f"fragmentation decides on {figures.device}: start Python with {setting}, which prevents "
-        f"most of it; then {format_bytes(enough)} should suffice"
+        f"fragmentation decides on {device}: start Python with {setting}, which prevents most of "
+        f"it; then {enough} should suffice"
     )
 
 
@@ -90,9 +96,11 @@ def free_bytes(name: str) -> int | None:
 
 def _free_bytes(device: torch.device) -> int | None:
     figures = memory(device)
-    free, reserved = figures.free_bytes, figures.reserved_bytes
-    cuda, index = in_use("cuda"), device.index or 0
+    free = figures.free_bytes
+    reserved = figures.reserved_bytes
+    cuda = in_use("cuda")
     if free is not None and reserved is not None and cuda is not None:
+        index = device.index or 0
         allowed = limit_bytes(cuda, index) - reserved
         if not has_context(index):
             allowed += _CONTEXT_BYTES  # which no limit counts
@@ -102,5 +110,6 @@ def _free_bytes(device: torch.device) -> int | None:
     # Gaps between blocks in use cannot be freed.
     snapshot = snapshots("cuda").get(figures.device)
     if snapshot is None:
-        return free + reserved - (figures.allocated_bytes or 0)
+        allocated = figures.allocated_bytes or 0
+        return free + reserved - allocated
     return free + snapshot.cached_bytes
