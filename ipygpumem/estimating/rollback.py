@@ -637,7 +637,7 @@ def _is_shared_by_threads(value: Any) -> bool:
 
 
 def _is_users_module(module: Any) -> bool:
-    """Return True for a module of the user's, but not for the notebook itself."""
+    """Return True for one of the user's modules; the notebook itself does not count."""
     if not is_users_module(module):
         return False
     return module_dict(module).get("__name__") != "__main__"
