@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+import ipygpumem
 from benchmarks.harness.kernel import Kernel, plain, table_rows
 from ipygpumem.errors import how_to_install
 from ipygpumem.extras.lines import memlines
@@ -24,6 +25,7 @@ from ipygpumem.report import text
 from ipygpumem.report.content import freed_report
 from ipygpumem.report.layout import sizes
 from ipygpumem.report.status import status_report
+from ipygpumem.shell.commands.parsing import FUNCTIONS
 from ipygpumem.units import GIB, KIB, MIB
 from tests.alone import ROOT
 from tests.steps import fails, kernel_with, needs, ok
@@ -66,6 +68,15 @@ def test_a_cell_magic_below_gpumem_gets_its_cell(notebook: Kernel) -> None:
         ("%gpumem experiment start a", "%gpumem: write %experiment or %%experiment as the"),
         ("%gpumem gpumemit f()", "%gpumem: write %gpumemit or %%gpumemit as the first"),
         ("%gpumem peak", "%%peak: the cell is empty"),
+        ("%gpumem estimate", "%%estimate: the cell is empty"),
+        ("%gpumem isolate --keep a", "%%isolate: the cell is empty"),
+        ("%%gpumemit", "%%gpumemit: which statements? Write them below"),
+        ("%estimate", "%estimate: write %%estimate as the first line of a cell"),
+        ("%isolate --keep a", "%isolate: write %%isolate as the first line of a cell"),
+        ("%experiment start", "which name? Write it first: %experiment start demo"),
+        ("%%experiment\nx = 1", "which name? Write it first: %%experiment demo"),
+        ("%gpumem config", "%gpumem: write %config IPyGpuMem"),
+        ("%gpumem trace", "%gpumem: write ipygpumem.trace(...) in Python"),
     ],
 )
 def test_another_magic_below_gpumem_is_named(notebook: Kernel, line: str, says: str) -> None:
@@ -128,6 +139,22 @@ def test_a_number_is_the_number_of_rows(notebook: Kernel, command: str) -> None:
     assert ok(notebook, f"%gpumem {command} -n 2").reports(command)
     rows = [row for row in report.splitlines() if re.search(r"\b[abc]\b.*ndarray|ndarray", row)]
     assert len(rows) == 2
+
+
+def test_the_name_of_the_package_is_a_spelling_of_the_magic(notebook: Kernel) -> None:
+    reply = ok(notebook, "%ipygpumem history -n 1")
+    assert reply.reports("history")
+    assert reply.reports("cell") == []
+    assert "top?" in fails(notebook, "%ipygpumem tpo", None).stderr
+
+
+def test_functions_that_a_wrong_command_names_are_there() -> None:
+    assert set(FUNCTIONS) <= set(ipygpumem.__all__)
+
+
+def test_printed_help_has_no_marks_of_a_docstring(notebook: Kernel) -> None:
+    for line in ("%gpumem help", "%experiment help", "%gpumem why -h"):
+        assert "``" not in ok(notebook, line).stdout
 
 
 # -- the panel -------------------------------------------------------------------------------------
@@ -213,6 +240,10 @@ def test_readme_imports_what_its_examples_use() -> None:
         "%reload_ext ipygpumem",
         "%gpumem free\n%experiment status",
         "%gpumem?",
+        "%%peak -h",
+        "%%estimate --device-memory 24GiB --help\n1 / 0",
+        "%gpumem peak -h",
+        "%%isolate -h\nrows = 1",
     ],
 )
 def test_a_cell_of_our_commands_has_no_line_and_no_row(notebook: Kernel, cell: str) -> None:
@@ -227,6 +258,14 @@ def test_a_mistake_in_our_command_has_no_line_either(notebook: Kernel) -> None:
     reply = fails(notebook, "%gpumem tpo", None)
     assert "did you mean top?" in reply.stderr
     assert reply.displays == []
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["%peak", "%estimate", "%gpumemit", "%%peak", "%gpumem peak\n\n", "%%isolate", "%%autofit n=2"],
+)
+def test_a_command_without_code_has_no_line(notebook: Kernel, cell: str) -> None:
+    assert fails(notebook, cell, None).displays == []
 
 
 @pytest.mark.parametrize(

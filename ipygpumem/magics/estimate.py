@@ -73,7 +73,7 @@ def with_code(app: App, cell: str, use: Callable[[types.CodeType], T]) -> T:
     """
     __tracebackhide__ = True
     if not cell.strip():
-        problem = "the cell is empty; write the code to estimate below the first line"
+        problem = "the cell is empty: write the code to estimate below the line with %%estimate"
         raise EstimateError(f"%%estimate: {problem}")
     loading.loaded()  # before the cell's own errors: whether there is a torch that can
     shell = app.context.shell

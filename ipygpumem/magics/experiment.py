@@ -17,6 +17,7 @@ from ipygpumem.report.content import times, usage_parts
 from ipygpumem.report.layout import Report, clean, listed, note
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import (
+    Argument,
     Options,
     argument,
     command,
@@ -32,12 +33,13 @@ _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _GLOB = re.compile(r"(?=.*[*?\[])[\w*?\[\]!-]+")
 
 
-_NAME = argument(
-    "name",
-    "NAME",
-    is_joined=True,
-    missing="which name? Write it before the options: NAME --keep x",
-)
+def _name(example: str) -> Argument:
+    """Return the argument for an experiment's name."""
+    return argument(
+        "name", "NAME", is_joined=True, missing=f"which name? Write it first: {example} --keep x"
+    )
+
+
 _OPTIONS = (
     option(
         "--keep",
@@ -64,7 +66,7 @@ _OPTIONS = (
 )
 
 
-@command("%experiment start", "open one", _NAME, *_OPTIONS)
+@command("%experiment start", "open one", _name("%experiment start demo"), *_OPTIONS)
 def start(app: App, options: Options) -> list[Report]:
     """Open an experiment; return notes about devices that its budget cannot limit."""
     experiment = new(app, options)
@@ -78,7 +80,7 @@ def start(app: App, options: Options) -> list[Report]:
 @command(
     "%%experiment",
     "run a cell like a function: at the end its new names are deleted and its memory is freed",
-    _NAME,
+    _name("%%experiment demo"),
     *_OPTIONS,
 )
 def of_cell(app: App, options: Options) -> list[Report]:

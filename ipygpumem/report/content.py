@@ -429,7 +429,7 @@ def _recovery_lines(record: RecoveryRecord, min_held_bytes: int) -> list[str]:
         lines.append(f"freed reserved memory: {_sizes(reserved)}")
     if record.frames and (record.held or record.plain):
         option = f"%config IPyGpuMem.release_frames = '{_KEEPS[record.kind]}'"
-        lines.append(f"%debug finds no locals in these frames: {option} keeps them")
+        lines.append(f"%debug no longer shows the locals of these frames; to keep them: {option}")
     return lines + _failed_steps(record.steps)
 
 

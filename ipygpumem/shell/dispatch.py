@@ -24,6 +24,7 @@ from ipygpumem.shell.commands.declarations import (
     Run,
 )
 from ipygpumem.shell.ipython.rewriting import (
+    NO_BODY,
     REWRITTEN,
     asks_for_help,
     is_first_line,
@@ -59,6 +60,10 @@ class MissingPackageError(UsageError):
         return [str(self)]
 
 
+OTHER_NAMES = {"gpumem": "ipygpumem"}
+"""Further names of line magics: users who have written ``%load_ext ipygpumem`` try that."""
+
+
 @magics_class
 class GpuMemMagics(Magics):
     """All magics of the table of commands, for one shell."""
@@ -75,9 +80,12 @@ class GpuMemMagics(Magics):
                 self.magics["cell"][name] = called
             else:
                 self.magics["line"][name] = called
-        for name in REWRITTEN:  # a rewritten first line is a call of a line magic
-            if name in self.magics["cell"]:
-                self.magics["line"].setdefault(name, self.magics["cell"][name])
+        # A rewritten first line is a call of a line magic; that of another cell magic says how to
+        # write it.
+        for name, called in self.magics["cell"].items():
+            self.magics["line"].setdefault(name, called)
+        for name, other in OTHER_NAMES.items():
+            self.magics["line"][other] = self.magics["line"][name]
 
     @property
     def app(self) -> App:
@@ -202,6 +210,8 @@ class _Called:
 
     def __call__(self, line: str, cell: str | None = None) -> None:
         __tracebackhide__ = True
+        if cell == NO_BODY:
+            cell = ""
         if not self._magic.runs_line:
             try:
                 line = _expanded(self.__self__.shell, line)

@@ -77,6 +77,10 @@ def of_cell(app: App, options: Options, cell: str) -> list[Report]:
         if sys.platform == "win32":
             reason = "Windows has no fork"
         raise UsageError(f"%%isolate works on Linux only: {reason}")
+    if not cell.strip():
+        raise UsageError(
+            "%%isolate: the cell is empty: write the code to run below the line with %%isolate"
+        )
     keep = patterns_of("%%isolate --keep", options.keep)
     reason = unusable(app.context.shell, cell)
     if reason:

@@ -48,7 +48,8 @@ def help_asked_for(table: CommandTable, magic: str, line: str) -> str:
 
 def printed_help(table: CommandTable, magic: str, words: Iterable[str] = ()) -> str:
     """Return the help text of a magic or a command as it is printed."""
-    return help_of(table, magic, words).replace(f"{_BLOCK}\n\n", "", 1)
+    docstring = help_of(table, magic, words)
+    return docstring.replace(f"{_BLOCK}\n\n", "", 1).replace("``", "")
 
 
 def _lines_of_command(command: Command) -> list[str]:

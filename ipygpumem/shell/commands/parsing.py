@@ -97,10 +97,20 @@ def _meant(word: str, names: Collection[str]) -> str:
     return did_you_mean(word, names)
 
 
+FUNCTIONS = ("diff", "expect", "last", "load", "trace", "track", "tracker")
+"""Functions that have no command; a test compares them with the package's."""
+_OPTIONS = ("config", "configure", "options", "option", "set", "settings")
+"""Words that users try for the options."""
+
+
 def _how_to_write(table: CommandTable, name: str) -> str:
-    """Return how to write a magic that a line took for a command of a group; empty if there is
-    none.
+    """Return how to write a word that a line took for a command of a group: a magic, a function,
+    or the options; empty for other words.
     """
+    if name in _OPTIONS:
+        return "%config IPyGpuMem"
+    if name in FUNCTIONS:
+        return f"ipygpumem.{name}(...) in Python, after import ipygpumem"
     forms = []
     if f"%{name}" in table.magics:
         forms.append(f"%{name}")

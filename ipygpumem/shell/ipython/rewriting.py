@@ -34,8 +34,13 @@ _WORD = r"""(?:[^\s'"]|'[^']*'|"[^"]*")+"""
 """Matches a word of a line, with the texts in quotes that it contains."""
 _WITH_HELP = re.compile(rf"(?:[ \t]+{_WORD})*?[ \t]+(?:-h|--help)(?:[ \t]+.*|[ \t]*)\r?\n?")
 """Matches the rest of a first line that asks for help, next to other options or alone."""
-_TAKES_HELP = re.compile(rf"%%(?:{_NEED_A_CELL}|experiment|gpumemit)(?=[ \t])")
+_CELL_MAGIC = re.compile(rf"%%({_NEED_A_CELL}|experiment|gpumemit)(?=\s|$)")
 """Matches the name in the first line of our cell magics."""
+NO_BODY = "# no body\n"
+"""Body of a cell magic without one, so that ours, not IPython, says what is missing.
+
+A blank line instead would end the input in a terminal after the first line.
+"""
 _STRUCK = "__ipygpumem_struck__"
 """Name of the exception that a cell's code raises."""
 _MARK = "%%"
@@ -52,13 +57,15 @@ def rewrite_cell(lines: list[str]) -> list[str]:
     if not lines:
         return lines
     lines = [_first_line(lines[0]), *lines[1:]]
-    named = _TAKES_HELP.match(lines[0])
+    named = _CELL_MAGIC.match(lines[0])
     if named is not None and asks_for_help(lines[0][named.end() :]):
         # The cell stays text, so that its body does not run. IPython refuses a cell magic without
         # any body, so a line gets an empty one.
         if len(lines) > 1:
             return lines
         return [lines[0].rstrip() + "\n", "\n"]
+    if named is not None and len(lines) == 1 and named[1] not in REWRITTEN:
+        return [lines[0].rstrip() + "\n", NO_BODY]
     match = _FIRST_LINE.fullmatch(lines[0])
     if match is None:
         return lines
@@ -72,6 +79,21 @@ def rewrite_cell(lines: list[str]) -> list[str]:
 def asks_for_help(arguments: str) -> bool:
     """Return True if ``-h`` or ``--help`` is a word of a cell magic's line, outside quotes."""
     return _WITH_HELP.fullmatch(f" {arguments}") is not None
+
+
+def runs_no_code(source: str) -> bool:
+    """Return True if a cell begins with one of our cell magics, and has no body or asks for help.
+
+    Without a body, a cell magic only says what is missing; but an experiment is opened and ended.
+    """
+    first, _, body = source.lstrip().partition("\n")
+    first = _first_line(first)
+    named = _CELL_MAGIC.match(first)
+    if named is None:
+        return False
+    if asks_for_help(first[named.end() :]):
+        return True
+    return named[1] != "experiment" and not body.strip()
 
 
 def _call_of(name: str, line: str) -> str:

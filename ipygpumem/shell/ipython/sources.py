@@ -15,11 +15,17 @@ from typing import Any
 from IPython.core.inputtransformer2 import TransformerManager
 
 from ipygpumem.scope.bindings import bindings_of
-from ipygpumem.shell.ipython.rewriting import REWRITTEN, first_lines, is_first_line
+from ipygpumem.shell.ipython.rewriting import (
+    REWRITTEN,
+    first_lines,
+    is_first_line,
+    runs_no_code,
+)
 
 _OUR_COMMAND = re.compile(
     r"(?!.*[{$])"  # ``{name}`` and ``$name`` run code of the user
-    r"(?:%(?:gpumem|experiment)(?:\s|\?|$)|%(?:re|un)?load_ext ipygpumem\b"
+    r"(?:%(?:(?:ipy)?gpumem|experiment)(?:\s|\?|$)|%(?:re|un)?load_ext ipygpumem\b"
+    r"|%(?:autofit|estimate|isolate|memlines|peak)(?:\s|$)|%gpumemit$"  # which say how to write it
     r"|%config IPyGpuMem(?:\.\w+ *= *(?:\w+|[\d.]+|'[^']*'|\"[^\"]*\"))? *$"
     r"|%%?(?:gpumem\w*|experiment)\?)"
 )
@@ -31,7 +37,11 @@ _ASSIGNMENTS = ast.Assign, ast.AugAssign, ast.AnnAssign
 
 
 def has_only_our_commands(source: str) -> bool:
-    """Return True if each line of a cell is a line magic of ipygpumem, a comment or blank."""
+    """Return True if a cell runs no code of the user: each line is a line magic of ipygpumem, a
+    comment or blank, or the cell is a cell magic of ipygpumem that has no body or asks for help.
+    """
+    if runs_no_code(source):
+        return True
     if first_lines(source)[0]:
         return False
     # A backslash at the end of a comment continues nothing: ``# path C:\``.
