@@ -809,3 +809,54 @@ def test_a_cycle_through_an_array_is_called_one(kernel: Kernel, code: str) -> No
     )
     works(kernel, "watched[-1]().fill(None)")
     assert left(kernel) == []
+
+
+# -- the lines of all holders as one ---------------------------------------------------------------
+
+
+def one_line(kernel: Kernel, name: str) -> str:
+    """Return the line of ``%gpumem why`` that has the lines of all holders; empty if none is
+    shown.
+    """
+    (report,) = kernel.run(f"%gpumem why {name}").reports("why")
+    lines = [line for line in report.splitlines() if "in one line: " in line]
+    return lines[0].partition("in one line: ")[2] if lines else ""
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ('cache = {"first": x}', 'del cache["first"]; del x'),
+        ('cache = {"first": x}; rows = [x]', 'del cache["first"]; del rows[0]; del x'),
+        ("same = x", "del same; del x"),
+        ("class Model: pass\nm = Model(); m.data = x", "m.data = None; del x"),
+        ("def read(data=x): return data", "del read; del x"),
+        (
+            "import functools\n@functools.cache\ndef load(): return x\nload();",
+            "del load; del x",
+        ),
+    ],
+)
+def test_one_line_has_the_lines_of_all_holders(kernel: Kernel, code: str, line: str) -> None:
+    works(
+        kernel,
+        "import weakref\nclass Data(bytearray): pass\nx = Data(8 << 20); ref = weakref.ref(x)",
+        code,
+    )
+    shown = one_line(kernel, "x")
+    assert shown == line
+    works(kernel, shown)
+    assert kernel.value("ref() is None") is True
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "pass",  # no other holder
+        "rows = [x, 1]; other = [rows]; rows.append([x])",  # positions of one list
+        "x",  # %xdel cannot be followed by another statement
+    ],
+)
+def test_no_line_is_shown_that_is_unsafe_to_paste(kernel: Kernel, code: str) -> None:
+    works(kernel, "x = bytearray(8 << 20)", code)
+    assert one_line(kernel, "x") == ""

@@ -13,6 +13,7 @@ from ipygpumem.heap.holders.roots import NOTEBOOK
 from ipygpumem.heap.parts import CACHED
 from ipygpumem.heap.sizes import Share
 from ipygpumem.introspect import target_of
+from ipygpumem.inventory.one_line import one_line_for_all
 from ipygpumem.inventory.ownership import HeldPart, Ownership
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.inventory.top import LargestNames, NamedSize
@@ -458,7 +459,11 @@ def why_report(ownership: Ownership) -> Report:
             sharing.append(part)
     rows = [_row_of_holder(part, least) for part in holders[:_HOLDERS_SHOWN]]
     table = Table.of(rows, {"still held"}, code={"freed by"})
-    lines = _lines_of_holders(holders, sharing) + _lines_of_content(ownership)
+    lines = _lines_of_holders(holders, sharing)
+    line = one_line_for_all(ownership)
+    if line:
+        lines.append(f"in one line: {clean(line)}")
+    lines += _lines_of_content(ownership)
     return Report("why", _head_of_why(ownership), lines, [table], records=[ownership])
 
 

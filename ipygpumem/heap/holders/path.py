@@ -224,12 +224,12 @@ def joined(ways: Sequence[Way]) -> Way:
     if len(ways) > _MOST_WAYS:
         return Way(ReferencePath(path, "remove it from all of these"))
     lines = _used_first([line_of(way.holder.advice) for way in ways])
-    if all(map(_is_simple, lines)):
+    if all(map(is_simple, lines)):
         return Way(ReferencePath(path, in_sequence(lines)))
     return Way(ReferencePath(path, ", and ".join(lines)))
 
 
-def _is_simple(line: str) -> bool:
+def is_simple(line: str) -> bool:
     """Return True for code to which other statements can be appended: no words, magic or loop."""
     try:
         body = ast.parse(line).body

@@ -1,0 +1,77 @@
+"""Joins the lines for the holders of a name's memory with the one that deletes the name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from ipygpumem.heap.holders.cuts import in_sequence
+from ipygpumem.heap.holders.path import COMMENT, is_simple
+from ipygpumem.introspect import target_of
+from ipygpumem.inventory.ownership import HeldPart, Ownership
+
+_LEAST_SHARE = 0.01
+"""Minimum share of an object's bytes that a holder keeps alive."""
+_MOST_HOLDERS = 5
+"""Maximum number of holders; a longer line is hard to check before it is run."""
+
+
+def one_line_for_all(ownership: Ownership) -> str:
+    """Return the line that removes a name's object from all holders in the report and deletes the
+    name.
+
+    Returns:
+        An empty text if no other holder is known, or if no statement for a holder can be
+        joined with another one.
+    """
+    if not ownership.is_name or not ownership.complete:
+        return ""
+    parts = [part for part in ownership.held if _is_needed(part, ownership)]
+    if not 1 <= len(parts) <= _MOST_HOLDERS:
+        return ""
+    lines = list(dict.fromkeys(part.holder.advice for part in parts))
+    if any(COMMENT in line or not is_simple(line) for line in lines):
+        return ""
+    if _meet(lines, ownership.name):
+        return ""
+    own = f"del {target_of(ownership.name)}"
+    if any(_ends_with(line, own) for line in lines):
+        return in_sequence(lines)
+    return in_sequence([*lines, own])
+
+
+def _is_needed(part: HeldPart, ownership: Ownership) -> bool:
+    """Return True for a holder that keeps more than a small part alive."""
+    return part.size_bytes + part.shared_bytes >= _LEAST_SHARE * ownership.size_bytes
+
+
+def _ends_with(line: str, statement: str) -> bool:
+    return line == statement or line.endswith(f"; {statement}")
+
+
+def _meet(lines: Sequence[str], own_name: str) -> bool:
+    """Return True if two lines begin at the same variable.
+
+    After the first line, the positions and names in the second one could be wrong: ``del rows[0];
+    del rows[1]``.
+    """
+    seen = {own_name} if len(lines) > 1 else set[str]()
+    for line in lines:
+        names = _names_in(line)
+        if not seen.isdisjoint(names):
+            return True
+        seen |= names
+    return False
+
+
+def _names_in(line: str) -> set[str]:
+    """Return the variables that a line uses, without those that it binds itself."""
+    used = set[str]()
+    bound = set[str]()
+    for node in ast.walk(ast.parse(line)):
+        if isinstance(node, ast.Name):
+            names = bound if isinstance(node.ctx, ast.Store) else used
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            bound.add((node.asname or node.name).partition(".")[0])
+    return used - bound
