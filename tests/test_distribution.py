@@ -45,9 +45,28 @@ def test_a_wheel_names_its_author_and_its_addresses() -> None:
 def test_releasing_names_the_placeholder_of_each_address() -> None:
     urls = re.findall(r"^ +(\w+) = (https://.*)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE)
     assert urls
-    releasing = (ROOT / "RELEASING.md").read_text()
+    releasing = (ROOT / "RELEASING.md").read_text("utf-8")
     if any(PLACEHOLDER in url for _, url in urls):
         assert f"`{PLACEHOLDER}`" in releasing
+
+
+def test_releasing_replaces_the_placeholder_in_each_file_that_has_it() -> None:
+    address = f"github.com/{PLACEHOLDER}/"
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "setup.cfg"]
+    pages += [ROOT / ".github" / "description.md", ROOT / "mkdocs.yml", ROOT / "CITATION.cff"]
+    with_placeholder = {
+        str(page.relative_to(ROOT)) for page in pages if address in page.read_text("utf-8")
+    }
+    releasing = (ROOT / "RELEASING.md").read_text("utf-8")
+    (command,) = re.findall(r"^sed -i .*$", releasing, re.MULTILINE)
+    assert with_placeholder - {"RELEASING.md"} == set(command.split()[3:])
+
+
+def test_the_front_pages_say_where_to_clone_from() -> None:
+    homepage = re.search(r"Homepage = (.*)", (ROOT / "setup.cfg").read_text("utf-8"))
+    assert homepage is not None
+    for page in ("README.md", "docs/README.md"):
+        assert f"git clone {homepage[1]} " in (ROOT / page).read_text("utf-8")
 
 
 def test_make_runs_each_command_of_the_workflow() -> None:
