@@ -316,11 +316,12 @@ _KEEPS = {"oom": "never", "interrupt": "oom", "error": "oom+interrupt"}
 
 def recovery_reports(record: RecoveryRecord, min_held_bytes: int) -> list[Report]:
     """Return the report after an OOM, or after another error whose frames kept a relevant amount of
-    memory alive.
+    memory alive or could not be released.
     """
     has_arrays = any(item.size_bytes >= min_held_bytes for item in record.held)
     has_errors = bool(_large_errors(record, min_held_bytes))
-    if not (record.kind == "oom" or has_arrays or has_errors or record.poisoned):
+    has_failed = bool(_failed_steps(record.steps))
+    if not (record.kind == "oom" or has_arrays or has_errors or has_failed or record.poisoned):
         return []
     tables = list[Table]()
     if has_arrays:

@@ -13,7 +13,7 @@ from ipygpumem.shell.app import app_of
 from ipygpumem.shell.ending import ExperimentEnd
 from ipygpumem.shell.measured_scope import MeasuredScope
 from tests.recovery.cases import OOM, recovers
-from tests.steps import fails, works
+from tests.steps import fails, plain, works
 
 
 @pytest.mark.parametrize("code", OOM.values(), ids=OOM)
@@ -432,6 +432,18 @@ def test_a_failure_at_a_cells_end_prevents_no_recovery(
             """
         )
     assert loaded.user_ns["watched"][0]() is None
+
+
+def test_a_recovery_that_fails_is_said_though_little_is_held(
+    loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError("the traceback is locked")
+
+    monkeypatch.setattr("ipygpumem.shell.recovery.release_stored", fail)
+    loaded.run_cell("%config IPyGpuMem.release_frames = 'always'")
+    loaded.run_cell("raise ValueError")
+    assert "frames: OSError: the traceback is locked" in plain(capsys.readouterr().out)
 
 
 def test_names_are_deleted_again_after_tracebacks(
