@@ -529,6 +529,14 @@ def test_random_cells_leave_the_names_that_scopes_should_leave(kernel: Kernel, c
         assert kernel.value(_FOUND) == model.names(), "\n-----\n".join(run[-5:])
 
 
+def test_a_name_kept_with_the_object_that_it_had_belongs_to_the_scope_around(
+    kernel: Kernel,
+) -> None:
+    ok(kernel, HELPERS + "b = 1", "%experiment start around")
+    ok(kernel, "%%experiment inner --keep b\nb = 1", "change('b', 2)", "%experiment end")
+    assert kernel.value("b") == 1
+
+
 @pytest.mark.parametrize(
     "binding",
     [

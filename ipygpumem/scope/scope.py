@@ -300,8 +300,10 @@ class Scope:
         is_bound_by_code = name in self._assigned or name in self._imported
         if not is_bound_by_code and LIBRARYS_OWN.fullmatch(name):
             return False
-        # A saved name may not have been rebound: code was expected to bind it and did not.
-        return name not in self.waiting or self._namespace.get(name) is not self.waiting[name]
+        if name not in self.waiting or self._namespace.get(name) is not self.waiting[name]:
+            return True
+        # Code was expected to bind it and did not, or has bound it to the object that it had.
+        return name not in self._unsure and self._matches_keep(name)
 
     def _stays(self, name: str) -> bool:
         """Return True for a name that outlives the scope."""
