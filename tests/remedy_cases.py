@@ -1475,6 +1475,20 @@ CASES: dict[str, Case] = {
         "model(torch.ones(1, 2))",
         kinds=("tensor",),
     ),
+    "a recorder of several modules' hooks": Case(
+        """
+        class Recorder:
+            def hook(self, model, inputs, output):
+                pass
+        recorder = Recorder()
+        recorder.data = x
+        for layer in model.modules():
+            layer.register_forward_hook(recorder.hook);
+        """,
+        "import torch; model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())",
+        "model(torch.ones(1, 2))",
+        kinds=("tensor",),
+    ),
     "what a hook stores": Case(
         "model(x);",
         """
@@ -1555,6 +1569,21 @@ CASES: dict[str, Case] = {
         weight = torch.ones(1, requires_grad=True); outer = Outer(); outer.total = 0
         """,
         "outer.total.item()",
+        kinds=("tensor",),
+    ),
+    "losses with graphs after older numbers": Case(
+        "outer['loss'] += [(weight * x).sum(), (weight * x).mean()]",
+        "import torch; outer = {'loss': [0.5]}; weight = torch.ones(1, requires_grad=True)",
+        "assert outer['loss'] == [0.5]",
+        kinds=("tensor",),
+    ),
+    "a gradient that an optimizer leads to": Case(
+        """
+        weight = torch.nn.Parameter(torch.zeros(1).expand(len(x)))
+        weight.grad = x
+        outer.append(torch.optim.SGD([weight]))
+        """,
+        "import torch; outer = []",
         kinds=("tensor",),
     ),
     "the context of a function": Case(

@@ -44,6 +44,18 @@ def test_an_object_is_deleted_after_its_parts_are_used(is_first: bool) -> None:
     assert advice == "its[0]._sampler_iter.close(); del its[0]"
 
 
+@pytest.mark.parametrize(
+    ("lines", "advice"),
+    [
+        (["a.opt = None", ""], "a.opt = None  # and remove it from a place"),
+        (["", "a.opt = None", "del b"], "a.opt = None; del b  # and remove it from a place"),
+        (["", ""], ""),
+    ],
+)
+def test_a_place_without_a_line_is_named_in_a_comment(lines: list[str], advice: str) -> None:
+    assert joined(list(map(way, lines))).holder.advice == advice
+
+
 def test_a_name_is_deleted_after_the_items_below_it() -> None:
     name = Cut(Kind.NAME, 0, "", "mock")
     item = Cut(Kind.ITEM, 1, "mock.calls", "mock.calls[0]", size=2)

@@ -9,7 +9,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, split, statement_of
-from ipygpumem.heap.holders.roots import REMOVE, Root
+from ipygpumem.heap.holders.roots import NOTEBOOK, REMOVE, Root
 from ipygpumem.records import ReferencePath
 
 LONGEST_PATH = 240
@@ -223,9 +223,14 @@ def joined(ways: Sequence[Way]) -> Way:
             return Way(ReferencePath(path, advice + comment), tuple(cuts))
     if len(ways) > _MOST_WAYS:
         return Way(ReferencePath(path, "remove it from all of these"))
-    lines = _used_first([line_of(way.holder.advice) for way in ways])
+    lines = _used_first([line_of(way.holder.advice) for way in ways if way.holder.advice])
     if all(map(is_simple, lines)):
-        return Way(ReferencePath(path, in_sequence(lines)))
+        advice = in_sequence(lines)
+        without_line = [way.holder.path for way in ways if not way.holder.advice]
+        if advice and without_line:
+            places = ", ".join(place.removeprefix(NOTEBOOK) for place in without_line)
+            advice += f"{COMMENT}and remove it from {places}"
+        return Way(ReferencePath(path, advice))
     return Way(ReferencePath(path, ", and ".join(lines)))
 
 

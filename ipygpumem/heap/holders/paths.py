@@ -141,9 +141,10 @@ class PathWriter:
             path.advice = f"import asyncio; next({task}).cancel()"
         ended_id = self._write(steps, path)
         if of_graph:
-            return Way(
-                ReferencePath(ended(path.text), path.advice or advice_for_graph(steps, path))
-            )
+            advice, cuts = path.advice, list[Cut]()
+            if not advice:
+                advice, cuts = advice_for_graph(steps, path)
+            return Way(ReferencePath(ended(path.text), advice), tuple(cuts))
         if path.advice == LAST_ERROR.advice and is_instance(steps[-1], BaseException):
             path.advice = (
                 FORGET_LAST_ERROR  # %gpumem free clears frames, not what the error itself refers to

@@ -36,6 +36,8 @@ _MOST_OWNERS = 5000
 """Maximum number of tensors whose graphs are searched."""
 _REGISTRATIONS = {Kind.CALL, Kind.CLOSED}
 """References that are removed by a call, with all that is registered there."""
+_WITH_GRADIENTS = (("torch.nn", "Module"), ("torch.optim", "Optimizer"))
+"""Classes of torch with ``zero_grad``."""
 _NO_OBJECT = ReferencePath(
     path="no Python object: C++ code keeps it", advice="let the library that made it free it"
 )
@@ -139,7 +141,7 @@ def _kept_by_graphs(
     holders = dict[StorageKey, ReferencePath]()
     for key, keeper in kept.items():
         owner = named["object", id(keeper.tensor)]
-        module = explanation.path_of_module(keeper.tensor)
+        module = explanation.path_of_trained(keeper.tensor)
         holders[key] = _holder_of_kept(keeper, owner, module)
     if explanation.is_cut or not is_complete or len(candidates) > _MOST_OWNERS:
         is_cut = True
@@ -155,7 +157,8 @@ def _holder_of_kept(keeper: Keeper, owner: ReferencePath, module: str) -> Refere
     Args:
         keeper: the tensor.
         owner: the holder of the tensor.
-        module: the path to a module that has the tensor as a parameter; empty if there is none.
+        module: the path to a module or optimizer that has the tensor as a parameter; empty if there
+            is none.
     """
     path = owner.path + keeper.how
     if keeper.how == GRADIENT:
@@ -168,7 +171,7 @@ def _holder_of_kept(keeper: Keeper, owner: ReferencePath, module: str) -> Refere
 def _clearing_gradients(path: str, module: str) -> str:
     """Return the statement that drops the gradient of a tensor, given its path.
 
-    It drops those of a whole module, given its path: one step of training makes all of them. It is
+    It drops those of a whole module or optimizer, given its path: one step makes all of them. It is
     empty if there is no code for the tensor.
     """
     for place, ending in ((module, ".zero_grad()"), (path, ".grad = None")):
@@ -240,12 +243,14 @@ class _Explanation:
         if all_places:
             self._add_other_holders()
 
-    def path_of_module(self, tensor: object) -> str:
-        """Return the path to the outermost module around a tensor; empty if there is none."""
+    def path_of_trained(self, tensor: object) -> str:
+        """Return the path to the outermost module or optimizer around a tensor; empty if there is
+        none.
+        """
         chain = self._search.chain(tensor, self._search.named)
         root, steps = chain or (None, ())
         for position, item in enumerate(steps[:-1]):
-            if root is not None and is_of_library(item, "torch.nn", "Module"):
+            if root is not None and any(is_of_library(item, *kind) for kind in _WITH_GRADIENTS):
                 return self._writer.holder(root, steps[: position + 1]).path
         return ""
 

@@ -6,13 +6,14 @@ import itertools
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library, library_type
-from ipygpumem.heap.holders.cuts import Cut, Kind
+from ipygpumem.heap.holders.cuts import Cut, Kind, statement_of
 from ipygpumem.heap.holders.graphs import DETACH
 from ipygpumem.heap.holders.path import COMMENT, Path
-from ipygpumem.heap.holders.references_of import attribute_text
+from ipygpumem.heap.holders.references_of import attribute_text, items_of
 from ipygpumem.heap.holders.roots import NOTEBOOK
 from ipygpumem.introspect import (
     instance_dict,
@@ -123,6 +124,7 @@ def _went_into_hooks(
         call = f"{where}.clear()" if is_only_one else f"{where}.pop({key!r})"
         removal = path.statement("{}" + call)
     path.advise(removal, _HANDLE)
+    path.ended = hooks  # other modules may have hooks that lead to the same objects
     path.text = f"{hook} on {path.text.removeprefix(NOTEBOOK)}"
     path.code = ""
     path.is_lost = True
@@ -211,14 +213,31 @@ def _hooks_of_tensor(tensor: object, hooks: object) -> str:
     return ""
 
 
-def advice_for_graph(steps: Sequence[object], path: Path) -> str:
-    """Return the advice for a tensor that keeps a graph: drop the graph, or the list of such
-    tensors.
+def advice_for_graph(steps: Sequence[object], path: Path) -> tuple[str, list[Cut]]:
+    """Return the advice for a tensor that keeps a graph, and the references that it removes: those
+    of a list to all such tensors, or none if it drops the graph.
     """
+    cut = path.cut
     is_in_list = len(steps) > 1 and is_exactly(steps[-2], list, deque)
-    if is_in_list and path.removal and not path.is_fixed:
-        return f"{path.code.rpartition('[')[0]}.clear()  # and {DETACH}"
-    return _detaching(path)
+    if is_in_list and cut is not None and cut.kind is Kind.ITEM and not path.is_fixed:
+        cuts = list[Cut]()
+        for position, item in enumerate(items_of(steps[-2])):
+            if _has_graph(item):  # older items, such as losses as numbers, stay
+                target = f"{cut.owner}[{position}]"
+                cuts.append(replace(cut, position=position, target=target))
+        statement = statement_of(cuts)
+        if statement:
+            return f"{statement}{COMMENT}and {DETACH}", cuts
+    return _detaching(path), []
+
+
+def _has_graph(item: object) -> bool:
+    """Return True for a tensor that keeps a graph."""
+    if not is_of_library(item, "torch", "Tensor"):
+        return False
+    base: Any = library_type("torch", "Tensor")
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        return not base.is_leaf.__get__(item)
 
 
 def _detaching(path: Path) -> str:
