@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library, library_type
-from ipygpumem.heap.holders.cuts import Cut, Kind, statement_of
+from ipygpumem.heap.holders.cuts import Cut, Kind, split, statement_of
 from ipygpumem.heap.holders.graphs import DETACH
 from ipygpumem.heap.holders.path import COMMENT, Path
 from ipygpumem.heap.holders.references_of import attribute_text, items_of
@@ -226,6 +226,9 @@ def advice_for_graph(steps: Sequence[object], path: Path) -> tuple[str, list[Cut
                 target = f"{cut.owner}[{position}]"
                 cuts.append(replace(cut, position=position, target=target))
         statement = statement_of(cuts)
+        if len(cuts) == cut.size:
+            imports, items = split(cut.owner)
+            statement = f"{imports}{items}.clear()"
         if statement:
             return f"{statement}{COMMENT}and {DETACH}", cuts
     return _detaching(path), []
