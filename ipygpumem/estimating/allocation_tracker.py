@@ -17,6 +17,7 @@ from ipygpumem.estimating.fake_copies import FakeCopies
 from ipygpumem.estimating.guesses import COMPARES, Guesses
 from ipygpumem.estimating.in_place import IN_PLACE, works_in_place
 from ipygpumem.estimating.largest import LARGEST, is_known, is_mask
+from ipygpumem.estimating.layouts import has_layout, laid_out
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.sparse import (
     OF_PARTS,
@@ -267,6 +268,8 @@ class AllocationTracker(StorageFollower):
         """Return a result, corrected where fake tensors differ from the device's kernels."""
         if func is _ATEN.mkldnn_rnn_layer.default:
             return with_workspace(func, args, kwargs, result)
+        if has_layout(func) and self._is_on_card(result):
+            result = laid_out(func, args, result)
         if not self._devices.is_elsewhere:
             return result
         if func in _CONVOLUTIONS and not takes_cudnn():
@@ -275,6 +278,11 @@ class AllocationTracker(StorageFollower):
             output, buffer = result
             return output, buffer.new_empty(0)  # CUDA saves nothing for backward
         return result
+
+    def _is_on_card(self, result: Any) -> bool:
+        """Return True if an operation's first result is on a card, or stands for one there."""
+        first = next(tensors_in(result), None)
+        return first is not None and self._devices.assumed(first.device).startswith("cuda")
 
     # -- roles of storages, from torch's hooks on leaves -------------------------------------------
 

@@ -1,0 +1,137 @@
+"""Corrects the strides of results for which torch's fake tensors differ from a card's kernels.
+
+Strides decide memory later: a convolution, for example, copies a gradient that is not contiguous.
+The rules were measured with torch 2.11 on a simulated card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import _prims_common as prims
+
+_ATEN = torch.ops.aten
+_CONTIGUOUS = (
+    _ATEN._log_softmax_backward_data.default,
+    _ATEN.glu_backward.default,
+    _ATEN.huber_loss_backward.default,
+    _ATEN.mse_loss_backward.default,
+    _ATEN.native_layer_norm_backward.default,
+    _ATEN.pixel_unshuffle.default,
+    _ATEN.rrelu_with_noise.default,
+    _ATEN.smooth_l1_loss_backward.default,
+)
+"""Operators whose first result is contiguous."""
+_OF_GRADIENT = (
+    _ATEN.elu_backward.default,
+    _ATEN.hardsigmoid_backward.default,
+    _ATEN.hardswish_backward.default,
+    _ATEN.hardtanh_backward.default,
+    _ATEN.softplus_backward.default,
+    _ATEN.xlogy.Tensor,
+)
+"""Operators whose results have the strides of their first argument, then those of the second.
+
+An expanded dimension has no stride to follow.
+"""
+_OF_INPUT = (
+    _ATEN._prelu_kernel_backward.default,
+    _ATEN.leaky_relu_backward.default,
+)
+"""Operators whose results have the strides of their second argument, then those of the first."""
+_ARITHMETIC = (_ATEN.add.Tensor, _ATEN.div.Tensor, _ATEN.mul.Tensor, _ATEN.sub.Tensor)
+"""Operators like ``_OF_GRADIENT``.
+
+Fake tensors convert numbers of 16 bits first, and thereby lose that a dimension is expanded.
+"""
+
+Strides = tuple[int, ...]
+
+
+def has_layout(func: Any) -> bool:
+    """Return True if fake tensors can differ from an operator's results in their strides."""
+    return func in _RULES
+
+
+def laid_out(func: Any, args: Any, result: Any) -> Any:
+    """Return an operation's result with the strides that a card's kernel gives it."""
+    rule = _RULES[func]
+    if isinstance(result, torch.Tensor):
+        return _with_strides(result, rule(args, result))
+    first, *remaining = result
+    if first is None:
+        return result
+    strides = rule(args, first)
+    if func in _OF_INPUT:
+        return tuple(_with_strides(tensor, strides) for tensor in result)
+    return (_with_strides(first, strides), *remaining)
+
+
+def _with_strides(tensor: Any, strides: Strides) -> Any:
+    if tensor.stride() == strides:
+        return tensor
+    return tensor.new_empty_strided(tensor.shape, strides)
+
+
+def _contiguous(_: Any, result: Any) -> Strides:
+    return tuple(prims.make_contiguous_strides_for(result.shape))
+
+
+def _of_layout(number: int) -> Callable[[Any, Any], Strides]:
+    """Return a rule: the result is channels last if the numbered argument is."""
+
+    def rule(args: Any, result: Any) -> Strides:
+        layout = prims.suggest_memory_format(args[number])
+        if layout is torch.contiguous_format:
+            return _contiguous(args, result)
+        return tuple(prims.make_channels_last_strides_for(result.shape))
+
+    return rule
+
+
+def _of_elements(args: Any, result: Any) -> Strides:
+    """Return the strides that torch's iterator over elements gives to a result."""
+    tensors = [value for value in args[:2] if isinstance(value, torch.Tensor) and value.dim()]
+    if not tensors:
+        return tuple(result.stride())
+    operands = [tensor.expand(result.shape) for tensor in tensors]
+    return tuple(prims.compute_elementwise_output_strides(*operands))
+
+
+def _of_input_first(args: Any, result: Any) -> Strides:
+    gradient, given = args[:2]
+    return _of_elements((given, gradient), result)
+
+
+def _of_random_slopes(args: Any, result: Any) -> Strides:
+    """Return the strides of a gradient of randomized ReLU, which has random slopes in training."""
+    gradient, given, slopes, _, _, is_training = args[:6]
+    return _of_elements((slopes if is_training else given, gradient), result)
+
+
+def _of_expanded_halves(args: Any, result: Any) -> Strides:
+    """Return the strides of a result of arithmetic; they are right unless a half is expanded."""
+    if result.itemsize != 2 or result.dim() < 2:
+        return tuple(result.stride())
+    for value in args:
+        if isinstance(value, torch.Tensor) and 0 in value.stride():
+            return _of_elements(args, result)
+    return tuple(result.stride())
+
+
+Rule = Callable[[Any, Any], Strides]
+_RULES: dict[Any, Rule] = {
+    **dict.fromkeys(_CONTIGUOUS, _contiguous),
+    **dict.fromkeys(_OF_GRADIENT, _of_elements),
+    **dict.fromkeys(_OF_INPUT, _of_input_first),
+    **dict.fromkeys(_ARITHMETIC, _of_expanded_halves),
+    _ATEN.native_batch_norm_backward.default: _of_layout(1),
+    _ATEN.rrelu_with_noise_backward.default: _of_random_slopes,
+    _ATEN.upsample_bilinear2d.default: _of_layout(0),
+}
+"""Rules by operator: the strides of the first result for the arguments and that result."""
+# Older versions of torch do not have this operator.
+if hasattr(_ATEN, "_fused_rms_norm_backward"):
+    _RULES[_ATEN._fused_rms_norm_backward.default] = _contiguous
