@@ -46,19 +46,24 @@ class CardFunctions:
     def _converted(self, values: Any) -> list[Any]:
         """Return the arguments of a cell as autocast converts them: all before the first product.
 
-        Weights that train are left to the products, because autocast keeps their copies.
+        The last one is the first to be converted. Autocast keeps the copies of weights that train,
+        and the products find them.
         """
         if not self._autocast.is_enabled():
             return list(values)
-        converted = list[Any]()
-        for value in values:
-            if isinstance(value, (tuple, list)):
-                converted.append(self._converted(value))
-            elif isinstance(value, torch.Tensor) and not _is_trained(value):
-                converted.append(self._autocast.cast(value))
-            else:
-                converted.append(value)
-        return converted
+        converted = [self._converted_argument(value) for value in reversed(values)]
+        return converted[::-1]
+
+    def _converted_argument(self, value: Any) -> Any:
+        """Return an argument of a cell, or several states, as autocast converts them."""
+        if isinstance(value, (tuple, list)):
+            return [self._converted_argument(item) for item in value]
+        if not isinstance(value, torch.Tensor):
+            return value
+        if not _is_cached(value):
+            return self._autocast.cast(value)
+        _fill_cache(value)
+        return value
 
     def encoder_layer(self, original: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the output of a transformer's encoder layer."""
@@ -186,6 +191,14 @@ class CardFunctions:
         return original(log_probs, targets, input_lengths, target_lengths, *args, **kwargs)
 
 
-def _is_trained(tensor: Any) -> bool:
-    """Return True for a tensor that gets a gradient, such as a weight."""
-    return bool(tensor.is_leaf and tensor.requires_grad)
+def _is_cached(tensor: Any) -> bool:
+    """Return True for a tensor whose converted copy autocast keeps: a weight that trains."""
+    if not torch.is_autocast_cache_enabled() or tensor.dtype is not torch.float32:
+        return False
+    return bool(tensor.is_leaf and tensor.requires_grad and not tensor._is_view())
+
+
+def _fill_cache(weight: Any) -> None:
+    """Let autocast convert a weight and keep the copy, by an operator that computes nothing."""
+    dims = "abcdef"[: weight.dim()]
+    torch._C._VariableFunctions.einsum(f"{dims}->{dims}", [weight])

@@ -260,7 +260,8 @@ def lstm_cell(source: Any, state: Any, *weights: Any) -> Any:
     biases = (None, None)
     if len(weights) > 3:
         biases = weights[2:4]
-    hidden, cell, _ = _ATEN._thnn_fused_lstm_cell(*gates, cell, *biases)
+    # What backward needs is freed before the gates if no node keeps it.
+    hidden, cell = _ATEN._thnn_fused_lstm_cell(*gates, cell, *biases)[:2]
     has_projection = len(weights) % 2 == 1
     if has_projection:
         hidden = _LINEAR(hidden, weights[-1])
@@ -271,5 +272,4 @@ def gru_cell(source: Any, state: Any, *weights: Any) -> Any:
     """Return the next state of a GRU, from CUDA's fused kernel."""
     gates = (_LINEAR(source, weights[0]), _LINEAR(state, weights[1]))
     biases = weights[2:] or (None, None)
-    hidden, _ = _ATEN._thnn_fused_gru_cell(*gates, state, *biases)
-    return hidden
+    return _ATEN._thnn_fused_gru_cell(*gates, state, *biases)[0]

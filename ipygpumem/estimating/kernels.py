@@ -286,6 +286,18 @@ def _sort_bytes(count: int) -> int:
     return copies_bytes + tiles_bytes + 16 * KIB + 512
 
 
+@_order_of("_thnn_fused_gru_cell")
+def _gru_cell(kernel: Kernel, _: Any) -> None:
+    kernel.result(1)  # what backward needs
+    kernel.result(0)
+
+
+@_order_of("_thnn_fused_lstm_cell")
+def _lstm_cell(kernel: Kernel, _: Any) -> None:
+    kernel.result(2)  # what backward needs
+    kernel.results()
+
+
 @_order_of("_embedding_bag", "_embedding_bag_forward_only")
 def _bags(kernel: Kernel, _: Any) -> None:
     """Log the sizes of the bags, each index's bag, the sums, and the largest values' positions."""
