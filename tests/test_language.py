@@ -95,6 +95,7 @@ OLD_WORDS = {
     r"\bother rows?\b(?= ·)|and \d+ other rows?\b": "reclaimable items, unexamined storages",
     r"(?:device|cells?) (?:has |that )?moved (?:by|less|no)|moved (?:a|no) device": "changed",
     r"\(as a key\)": "one of its keys",
+    r"New View for Output": "Create New View for Cell Output, JupyterLab's menu entry",
     r"no device is named; write": "name a device, such as",
 }
 """Phrases that were used in more than one meaning, and what says it now: the words of

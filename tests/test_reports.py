@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.harness.kernel import Kernel
+from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.probes.children import Child
 from ipygpumem.records import FreeingStep, ReferencePath, RetainedArray, Usage
 from ipygpumem.report import content, html, inventory, text
 from ipygpumem.report.colours import PEAK
+from ipygpumem.report.estimate import estimate_report
 from ipygpumem.report.html import html_bar
 from ipygpumem.report.layout import Bar, Report, Scales, Table
 from ipygpumem.report.status import status_report
@@ -471,6 +473,34 @@ def test_leaks_are_a_table_with_a_column_for_the_line_that_frees() -> None:
         ("1 MiB", "Out[3]", "cuda:0", "", "", "%xdel _3"),
     }
     assert "in every row" not in text.render([content.leaks_report([leak("x"), leak("y")], MIB)])
+
+
+def test_an_estimate_is_three_groups_that_add_up() -> None:
+    device = DeviceEstimate(
+        "cuda:0",
+        before_bytes=MIB,
+        peak_bytes=8 * MIB,
+        after_bytes=3 * MIB,
+        reserved_bytes=12 * MIB,
+        needed_bytes=10 * MIB,
+        parts={"parameters": 6 * MIB, "activations": 2 * MIB},
+        room_bytes=GIB,
+        spare_bytes=16 * MIB,
+        context_bytes=400 * MIB,
+    )
+    parts, added, verdict = estimate_report(Estimate((device,), 0.1)).tables
+    assert parts.rows == (
+        ("6 MiB", "75%", "parameters"),
+        ("2 MiB", "25%", "activations"),
+        ("8 MiB", "", "sum: the peak"),
+    )
+    assert added.rows == (
+        ("+2 MiB", "fragmentation"),
+        ("+16 MiB", "headroom for GPU kernels"),
+        ("+400 MiB", "CUDA context"),
+        ("426 MiB", "sum: needed in all"),
+    )
+    assert verdict.rows[-1] == ("1.00 GiB", "available: fits")
 
 
 TENSORS = tuple(

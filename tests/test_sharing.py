@@ -52,6 +52,7 @@ def test_without_the_cell_a_shared_notebook_stops(bare_kernel: Kernel) -> None:
         ("%config IPyGpuMem.quiet = True\n%gpumem\nquiet = 12", "quiet", 12),
         ("%load_ext ipygpumem\nloaded = 13", "loaded", 13),
         ("%%time\n%gpumem top\ntimed = 14", "timed", 14),
+        ("%ipygpumem top\nother = 15", "other", 15),
     ],
 )
 def test_the_code_of_a_cell_runs_without_ipygpumem(
