@@ -506,6 +506,26 @@ def test_equal_tensors_without_a_name_are_one_row_with_their_holder(notebook: Ke
     ok(notebook, "load.cache_clear(); del named")
 
 
+# -- figures that a user asks for with a text, and at the top level of a cell ----------------------
+
+
+def test_a_name_in_quotes_is_answered_with_the_call_for_the_variable(notebook: Kernel) -> None:
+    ok(notebook, "import ipygpumem\nnoise = bytearray(8 << 20)")
+    shown = ok(notebook, "ipygpumem.why('noise')").result
+    assert "for the variable: ipygpumem.why(noise)" in shown
+    assert re.match(r"object · str · \d+ B", shown)
+    assert "for the variable" not in ok(notebook, "ipygpumem.why('nothing')").result
+
+
+def test_memory_of_a_cells_own_code_has_no_name_of_a_frame(notebook: Kernel) -> None:
+    needs("memray")
+    needs("numpy")
+    ok(notebook, "import numpy")
+    (shown,) = ok(notebook, "%%peak\nrows = numpy.ones(1 << 20)\nmore = rows + 1").reports("peak")
+    assert "top level, line 3: more = rows + 1" in shown
+    assert "<module>" not in shown
+
+
 # -- rows in bytes ---------------------------------------------------------------------------------
 
 

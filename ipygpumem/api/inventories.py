@@ -186,9 +186,14 @@ def why(obj: object) -> Ownership:
     name = next((name for name, value in named if value is holding[0]), "")
     del named
     references = 1 + bool(name) + _ON_STACK
-    return ownership.take(
+    found = ownership.take(
         name or "object", holding, roots(frame.f_globals), references, is_name=bool(name)
     )
+    text = holding[0]
+    if type(text) is str and text in frame.f_globals and not name:
+        hint = f"this is about the text; for the variable: ipygpumem.why({text})"
+        found = replace(found, notes=(*found.notes, hint))
+    return found
 
 
 def roots(*more: dict[str, object]) -> Roots:

@@ -505,7 +505,7 @@ def _head_of_why(ownership: Ownership) -> list[str]:
     if on_devices and (ownership.is_at_least or not ownership.complete):
         on_devices[0] = f"at least {on_devices[0]}"
     names = map(clean_name, (ownership.name, ownership.type_name))
-    head = [*names, *on_devices]
+    head = [*names, *(on_devices or [format_bytes(ownership.size_bytes)])]
     freed = sum(ownership.freed_bytes.values())
     if ownership.is_name and (freed or ownership.complete):
         target = clean_name(target_of(ownership.name))
@@ -542,4 +542,4 @@ def left_report(name: str, cell: int | None, left: Sequence[RetainedArray]) -> R
         table = leak_table(left, "")
         return Report("why", f"{headline}, but part of it is alive", tables=[table])
     hint = "%gpumem leaks lists memory that no name leads to"
-    return Report("why", f"{headline}; it is not known to have left anything", [hint])
+    return Report("why", f"{headline}; none of its memory is known to be alive", [hint])

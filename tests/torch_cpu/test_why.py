@@ -304,7 +304,10 @@ def test_a_name_deleted_in_any_cell_says_what_holds_its_object(notebook: Kernel)
             report
         )
         assert f"{name} is not defined; cell " in report
-    assert "not known to have left" in works(notebook, "%gpumem why gone").reports("why")[0]
+    assert (
+        "none of its memory is known to be alive"
+        in works(notebook, "%gpumem why gone").reports("why")[0]
+    )
     works(
         notebook,
         "row = 1; del row",
@@ -317,10 +320,16 @@ def test_a_name_deleted_in_any_cell_says_what_holds_its_object(notebook: Kernel)
         "delete()",
     )
     for name in ("row", "part"):  # other objects than those that an earlier cell might have deleted
-        assert "not known to have left" in works(notebook, f"%gpumem why {name}").reports("why")[0]
+        assert (
+            "none of its memory is known to be alive"
+            in works(notebook, f"%gpumem why {name}").reports("why")[0]
+        )
     works(notebook, "del kept, models; small.resize(2)")
     for name in ("block", "net"):
-        assert "not known to have left" in works(notebook, f"%gpumem why {name}").reports("why")[0]
+        assert (
+            "none of its memory is known to be alive"
+            in works(notebook, f"%gpumem why {name}").reports("why")[0]
+        )
 
 
 def test_no_code_of_an_object_runs() -> None:

@@ -125,6 +125,8 @@ class HostTracker:
             # by an operation, whose storages are followed
             return PeakRow(record.size, OF_TORCH, allocator=allocator)
         operation = stack[0][0] if stack else "a thread without Python code"
+        if operation == "<module>":
+            operation = "top level"
         line = line_text(*stack[user][1:]) if stack[user:] else ""
         return PeakRow(
             record.size, _role_of_others(), operation=operation, line=line, allocator=allocator
