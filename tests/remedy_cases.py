@@ -1428,6 +1428,16 @@ CASES: dict[str, Case] = {
         "assert outer == {'kept': 1}; weight.sum().backward(); optimizer.step()",
         kinds=("tensor",),
     ),
+    "an average that users add to an optimizer's state": Case(
+        "optimizer.state[weight]['average'] = x",
+        """
+        import torch
+        weight = torch.nn.Parameter(torch.ones(3)); optimizer = torch.optim.Adam([weight])
+        weight.sum().backward(); optimizer.step()
+        """,
+        "assert 'exp_avg' in optimizer.state[weight]; weight.sum().backward(); optimizer.step()",
+        kinds=("tensor",),
+    ),
     "a generator that has begun": Case(
         "outer['g'] = numbers(x); next(outer['g']);",
         """

@@ -96,10 +96,25 @@ def went_into_torch(path: Path, steps: Sequence[object], names: Mapping[str, obj
             _went_into_part(path, steps)
             return 2
     if is_of_library(parent, "torch.optim", "Optimizer"):
-        path.note_own()
         if name == ".state":
             path.advise(_clearing_state(parent, child, path), "")
+            if _is_added_state(steps):
+                return 0
+        path.note_own()
     return 0
+
+
+def _is_added_state(steps: Sequence[object]) -> bool:
+    """Return True if a chain from one of torch's optimizers leads to an entry that users have added
+    to a parameter's state, such as an average of their own.
+    """
+    if len(steps) < 4 or not module_of(steps[0]).startswith("torch.optim."):
+        return False
+    of_parameter, entry = steps[2], steps[3]
+    if not is_instance(of_parameter, dict):
+        return False
+    key = _key_of(of_parameter, entry)
+    return key is not None and not (type(key) is str and key in _MADE_IN_STEPS)
 
 
 def is_in_optimizer_state(steps: Sequence[object]) -> bool:
