@@ -57,6 +57,8 @@ __all__ += ["diff", "panel", "peak", "tensors", "top", "track", "tracker", "why"
 __all__ += ["Trace", "expect", "export", "load", "preload", "register_probe", "trace", "traces"]
 __all__ += ["allocate", "leave_free", "memory"]
 __all__ += ["experiment", "experiments", "history", "last", "subscribe"]
+_COMMANDS = ("free", "guard", "leaks", "postmortem", "recorder", "status")
+"""Commands that have no function, which users try as functions."""
 
 
 def __getattr__(name: str) -> Any:
@@ -65,7 +67,10 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("ipygpumem.extras.pictures.plot")
     place = next((place for place, names in _PLACES.items() if name in names), None)
     if place is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        problem = f"module {__name__!r} has no attribute {name!r}"
+        if name in _COMMANDS:
+            problem += f": it is a command, %gpumem {name}"
+        raise AttributeError(problem)
     found = globals()[name] = getattr(importlib.import_module(f"ipygpumem.{place}"), name)
     return found
 

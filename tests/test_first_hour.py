@@ -75,6 +75,9 @@ def test_a_cell_magic_below_gpumem_gets_its_cell(notebook: Kernel) -> None:
         ("%isolate --keep a", "%isolate: write %%isolate as the first line of a cell"),
         ("%experiment start", "which name? Write it first: %experiment start demo"),
         ("%%experiment\nx = 1", "which name? Write it first: %%experiment demo"),
+        ("%experiment demo", "to open one of this name: %experiment start demo"),
+        ("%gpumem experiments", "%gpumem: write %experiment list"),
+        ("%gpumem export", "For instance: %gpumem export session.json"),
         ("%gpumem config", "%gpumem: write %config IPyGpuMem"),
         ("%gpumem trace", "%gpumem: write ipygpumem.trace(...) in Python"),
     ],
@@ -150,6 +153,14 @@ def test_the_name_of_the_package_is_a_spelling_of_the_magic(notebook: Kernel) ->
 
 def test_functions_that_a_wrong_command_names_are_there() -> None:
     assert set(FUNCTIONS) <= set(ipygpumem.__all__)
+
+
+@pytest.mark.parametrize("name", ["leaks", "status", "free"])
+def test_a_command_called_as_a_function_is_named(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"it is a command, %gpumem {name}"):
+        getattr(ipygpumem, name)
+    group = all_features().commands.magics["%gpumem"].load()
+    assert name in group.names  # type: ignore[union-attr]  # it is a group
 
 
 def test_printed_help_has_no_marks_of_a_docstring(notebook: Kernel) -> None:
@@ -517,11 +528,11 @@ def test_a_name_in_quotes_is_answered_with_the_call_for_the_variable(notebook: K
     assert "for the variable" not in ok(notebook, "ipygpumem.why('nothing')").result
 
 
-def test_memory_of_a_cells_own_code_has_no_name_of_a_frame(notebook: Kernel) -> None:
+def test_memory_of_a_cells_own_code_has_no_name_of_a_frame(objects: Kernel) -> None:
     needs("memray")
     needs("numpy")
-    ok(notebook, "import numpy")
-    (shown,) = ok(notebook, "%%peak\nrows = numpy.ones(1 << 20)\nmore = rows + 1").reports("peak")
+    ok(objects, "import numpy")
+    (shown,) = ok(objects, "%%peak\nrows = numpy.ones(1 << 20)\nmore = rows + 1").reports("peak")
     assert "top level, line 3: more = rows + 1" in shown
     assert "<module>" not in shown
 

@@ -145,7 +145,7 @@ def _of_experiments(app: App, cells: Iterable[CellRecord], pattern: str) -> list
         "file",
         "FILE",
         offers=sources.files,
-        missing="which file? Its suffix selects the format",
+        missing="which file? For instance: %gpumem export session.json",
     ),
     switch("--force", "replace a file that ipygpumem did not write"),
 )

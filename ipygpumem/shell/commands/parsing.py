@@ -72,6 +72,8 @@ def _no_command(table: CommandTable, group: Group, words: list[str]) -> str:
         if magic:
             return f"{group.name}: write {magic}"
         problem = f"no such command {quoted(words[0])}{_meant(words[0], group.names)}"
+        if group.name == "%experiment" and problem.endswith(quoted(words[0])):
+            also = f"; to open one of this name: %experiment start {words[0]}"
     return f"{group.name}: {problem}; use {', '.join(group.names)}{also}"
 
 
@@ -97,7 +99,21 @@ def _meant(word: str, names: Collection[str]) -> str:
     return did_you_mean(word, names)
 
 
-FUNCTIONS = ("diff", "expect", "last", "load", "trace", "track", "tracker")
+FUNCTIONS = (
+    "budget",
+    "diff",
+    "expect",
+    "last",
+    "load",
+    "offload",
+    "purge",
+    "release",
+    "summary",
+    "trace",
+    "traces",
+    "track",
+    "tracker",
+)
 """Functions that have no command; a test compares them with the package's."""
 _OPTIONS = ("config", "configure", "options", "option", "set", "settings")
 """Words that users try for the options."""
@@ -109,6 +125,8 @@ def _how_to_write(table: CommandTable, name: str) -> str:
     """
     if name in _OPTIONS:
         return "%config IPyGpuMem"
+    if name == "experiments":
+        return "%experiment list"
     if name in FUNCTIONS:
         return f"ipygpumem.{name}(...) in Python, after import ipygpumem"
     forms = []
