@@ -762,6 +762,21 @@ CASES: dict[str, Case] = {
         "assert outer[0] == 0",
         kinds=("object",),
     ),
+    "a part of an object that another line removes": Case(
+        """
+        y = np.ones(2**18); outer["parts"].append(Frozen(x, [y])); outer["other"] = Frozen(y, 1)
+        """,
+        """
+        class Frozen:
+            def __init__(self, data, more):
+                vars(self).update(data=data, more=more)
+            def __setattr__(self, name, value):
+                raise TypeError
+        outer = {"parts": [Frozen(1, 2)]}
+        """,
+        "assert len(outer['parts']) == 1",
+        kinds=("array",),
+    ),
     "an object and a pair with it": Case("outer.append(x); outer.append((1, x))", "outer = []"),
     "pairs in two containers": Case(
         "outer.append((1, x)); other['a'] = (2, x)", "outer = []; other = {}"

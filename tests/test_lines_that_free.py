@@ -22,7 +22,8 @@ from ipygpumem.heap.holders.registries import Registries
 from ipygpumem.heap.holders.roots import Root, Roots
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.introspect import is_ours
-from ipygpumem.records import ReferencePath
+from ipygpumem.inventory.merging import merged
+from ipygpumem.records import ReferencePath, RetainedArray
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 
@@ -74,6 +75,30 @@ def test_a_list_that_contains_itself_in_an_array_is_not_entered() -> None:
     child = object()
     assert containers._places_in_array([child, endless], child, None, 1) == ["[0]"]
     assert containers._places_in_array([[endless], [[child]]], child, None, 1) == []
+
+
+def row_of(path: str, line: str, size: int) -> RetainedArray:
+    """Return the row of a tensor."""
+    holder = ReferencePath(path, line)
+    return RetainedArray("", "Tensor", (size,), "float32", "cpu", size, arrays=1, holder=holder)
+
+
+def test_rows_are_one_if_a_line_names_what_another_removes() -> None:
+    rows = [
+        row_of("the optimizer", 'del runs["opt"]', 8),
+        row_of("the state", 'del runs["m"]; runs["opt"].state.clear()  # begins again', 4),
+        row_of("the gradient", 'runs["m"].zero_grad()', 2),
+        row_of("another", 'del runs["m2"]', 1),
+    ]
+    lines = [(row.size_bytes, row.holder and row.holder.advice) for row in merged(rows, {})]
+    line = 'runs["m"].zero_grad(); del runs["m"]; runs["opt"].state.clear(); del runs["opt"]'
+    assert lines == [(14, line), (1, 'del runs["m2"]')]
+
+
+@pytest.mark.parametrize("line", ["del a.b", "a.b = None", "for item in a.b: del item.x"])
+def test_rows_stay_apart_if_no_line_fails_after_another(line: str) -> None:
+    rows = [row_of("one", line, 2), row_of("other", "del a.c", 1)]
+    assert merged(rows, {}) == rows
 
 
 def patches_of(kind: str) -> list[Any]:

@@ -6,6 +6,7 @@ The arrays of an object and its other memory, which are found separately, are on
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,8 @@ from typing import NamedTuple
 
 from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.heap.arrays import StorageKey
-from ipygpumem.heap.holders.cuts import Cut, Kind, inside, statement_of
+from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, inside, statement_of
+from ipygpumem.heap.holders.path import is_simple
 from ipygpumem.heap.holders.roots import REMOVE_THEM, Root
 from ipygpumem.heap.parts import ObjectPart, parts_of
 from ipygpumem.interrupts import is_from_signal
@@ -28,6 +30,8 @@ _MOST_NAMES = 3
 """Maximum number of names to show of a row of several."""
 _MOST_CALLS = 4
 """Maximum number of calls that one line makes if another call does the work of all of them."""
+_MOST_COMPARED = 40
+"""Maximum number of rows whose lines are compared with each other."""
 _MOST_OWNERS = 12
 """Maximum number of objects from which the line of a merged row removes something."""
 _MOVING = {Kind.ITEM, Kind.ELEMENT, Kind.QUEUED}
@@ -69,7 +73,8 @@ def merged(rows: Sequence[RetainedArray], cuts: Mapping[str, Sequence[Cut]]) -> 
             alone.append(row)
     for group in _groups(_with_arrays_inside(removable)):
         alone += _rows_of(group)
-    return sorted(alone, key=attrgetter("size_bytes"), reverse=True)
+    rows = _joined_by_lines(alone)
+    return sorted(rows, key=attrgetter("size_bytes"), reverse=True)
 
 
 def _line_of(holder: ReferencePath) -> str:
@@ -210,12 +215,17 @@ class _Moved(NamedTuple):
     """Lists with a call that removes an item, such as a logger's handlers, from which rows are
     removed, and through which the lines of other rows lead.
     """
+    passed: set[tuple[int, str]]
+    """References that one row's line removes, and through which another row's line leads: it would
+    raise an error after the first one.
+    """
 
     @classmethod
     def of(cls, rows: Sequence[_Removable]) -> _Moved:
         """Return the containers and lists to which the lines of some rows lead."""
         containers = Counter[int]()
         called, passed = set[int](), set[int]()
+        removed, on_the_way = set[tuple[int, str]](), set[tuple[int, str]]()
         for row in rows:
             for cut in row.cuts:
                 if _is_in_container(row, cut) or (cut.kind is Kind.KEY and len(row.cuts) > 1):
@@ -223,8 +233,10 @@ class _Moved(NamedTuple):
                 if cut.kind is Kind.CALL and cut.owner_id:
                     called.add(cut.owner_id)
                 passed.update(outer.owner_id for outer in _outer(cut) if outer.kind is Kind.CALL)
+                removed.update(map(_reference, cut.each()))
+                on_the_way.update(map(_reference, _outer(cut)))
         crowded = {owner_id for owner_id, count in containers.items() if count > 1}
-        return cls(set(containers), crowded, called & passed)
+        return cls(set(containers), crowded, called & passed, removed & on_the_way)
 
 
 def _groups(rows: Sequence[_Removable]) -> list[list[_Removable]]:
@@ -267,6 +279,8 @@ def _places(row: _Removable, moved: _Moved) -> Iterator[object]:
         for other in (cut, *_outer(cut)):
             if other.kind is Kind.CALL and other.owner_id in moved.registries:
                 yield other.owner_id
+            if _reference(other) in moved.passed:
+                yield _reference(other)
         for outer in _outer(cut):
             if outer.kind in _WITH_POSITIONS and outer.owner_id in moved.containers:
                 yield outer.owner_id  # another row's removal moves the items of this list
@@ -280,6 +294,13 @@ def _is_in_container(row: _Removable, cut: Cut) -> bool:
     if cut.size == 0:
         return False
     return cut.kind in _MOVING or bool(cut.all_of) or not row.row.name
+
+
+def _reference(cut: Cut) -> tuple[int, str]:
+    """Return the key of a reference, which a row may remove, and another one's line lead
+    through.
+    """
+    return cut.owner_id, cut.target
 
 
 def _outer(cut: Cut) -> Iterator[Cut]:
@@ -323,13 +344,19 @@ def _as_one(group: list[_Removable]) -> RetainedArray | None:
     if not statement or first.holder is None:
         return None
     _, dashes, comment = first.holder.advice.partition(_COMMENT)
+    return _whole(rows, ReferencePath(_path(group), statement + dashes + comment))
+
+
+def _whole(rows: Sequence[RetainedArray], holder: ReferencePath) -> RetainedArray:
+    """Return one row for several, with the holder of all."""
+    first = rows[0]
     whole = replace(
         _sum_of(rows, first),
         name=_names_of(rows),
         arrays=sum(row.arrays for row in rows),
         objects=sum(row.objects for row in rows),
         cell=first.cell if _are_equal(row.cell for row in rows) else None,
-        holder=ReferencePath(_path(group), statement + dashes + comment),
+        holder=holder,
     )
     if _are_equal(map(_look, rows)):
         return replace(whole, parts=_parts_of(rows))
@@ -426,6 +453,74 @@ def _text_of_registry(path: str, number: int) -> str:
     if "matplotlib figure" in path:
         return f"{number} matplotlib figures"
     return f"{path}, and {number - 1} more there"
+
+
+# -- lines that name what another line removes ----------------------------------------------------
+
+
+def _joined_by_lines(rows: list[RetainedArray]) -> list[RetainedArray]:
+    """Return the rows, as one those of which one's line names an object that another's removes.
+
+    Run in any order, one of their lines would fail: ``del runs["opt"]`` and
+    ``runs["opt"].zero_grad()``.
+    """
+    if len(rows) > _MOST_COMPARED:
+        return rows
+    remaining = list(rows)
+    while True:
+        pair = _user_and_remover(remaining)
+        if pair is None:
+            return remaining
+        user, remover = pair
+        lines = [_line_of(row.holder) for row in pair if row.holder is not None]
+        paths = list(dict.fromkeys(row.holder.path for row in pair if row.holder is not None))
+        holder = ReferencePath(", ".join(paths), in_sequence(lines))
+        remaining = [row for row in remaining if row is not user and row is not remover]
+        largest_first = sorted(pair, key=attrgetter("size_bytes"), reverse=True)
+        remaining.append(_whole(largest_first, holder))
+
+
+def _user_and_remover(
+    rows: Sequence[RetainedArray],
+) -> tuple[RetainedArray, RetainedArray] | None:
+    """Return a row whose line names an object, and the row whose line removes it."""
+    lines = list[tuple[RetainedArray, _Expressions]]()
+    for row in rows:
+        if row.holder is not None and is_simple(_line_of(row.holder)):
+            lines.append((row, _Expressions.of(_line_of(row.holder))))
+    for user, of_user in lines:
+        for remover, of_remover in lines:
+            is_other = user is not remover and _line_of_row(user) != _line_of_row(remover)
+            if is_other and not of_user.used.isdisjoint(of_remover.removed):
+                return user, remover
+    return None
+
+
+def _line_of_row(row: RetainedArray) -> str:
+    return "" if row.holder is None else _line_of(row.holder)
+
+
+class _Expressions(NamedTuple):
+    """The code of objects in a line."""
+
+    used: set[str]
+    """Objects of which the line uses an attribute or item."""
+    removed: set[str]
+    """Objects that it deletes, or replaces by None."""
+
+    @classmethod
+    def of(cls, line: str) -> _Expressions:
+        """Return the objects that a line uses and removes."""
+        used, removed = set[str](), set[str]()
+        for node in ast.walk(ast.parse(line)):
+            match node:
+                case ast.Attribute(value=owner) | ast.Subscript(value=owner):
+                    used.add(ast.unparse(owner))
+                case ast.Delete(targets=targets):
+                    removed.update(map(ast.unparse, targets))
+                case ast.Assign(targets=targets, value=ast.Constant(value=None)):
+                    removed.update(map(ast.unparse, targets))
+        return cls(used, removed)
 
 
 # -- parts -----------------------------------------------------------------------------------------
