@@ -16,9 +16,12 @@ from ctypes import (
 )
 from typing import Any
 
-_BITS = {"n": 0, "+s": 0, "+w": 0, "b": 1, "d:": 128, "vu": 128, "vz": 128} | {
-    **dict.fromkeys("cC", 8),
-    **dict.fromkeys("sSe", 16),
+_BITS = {
+    **dict.fromkeys(("n", "+s", "+w"), 0),
+    "b": 1,
+    **dict.fromkeys(("d:", "vu", "vz"), 128),
+    **dict.fromkeys(("c", "C"), 8),
+    **dict.fromkeys(("s", "S", "e"), 16),
     **dict.fromkeys(("i", "I", "f", "tdD", "tts", "ttm"), 32),
     **dict.fromkeys(("l", "L", "g", "tdm", "tt", "ts", "tD", "+L"), 64),
 }
@@ -33,28 +36,34 @@ class _Schema(Structure):
     """The type of a column."""
 
 
-_INTEGERS = ("length", "null_count", "offset", "n_buffers", "n_children")
-for _kind, _fields in (
-    (_Array, [*((name, c_int64) for name in _INTEGERS), ("buffers", POINTER(c_void_p))]),
-    (
-        _Schema,
-        [
-            *((name, c_char_p) for name in ("format", "name", "metadata")),
-            ("flags", c_int64),
-            ("n", c_int64),
-        ],
-    ),
-):
-    _ends: list[tuple[str, Any]] = [
-        ("children", POINTER(POINTER(_kind))),
-        ("dictionary", POINTER(_kind)),
-    ]
-    _kind._fields_ = [
-        *_fields,
-        *_ends,
-        ("release", CFUNCTYPE(None, POINTER(_kind))),
+def _last_fields(kind: type[Structure]) -> list[tuple[str, Any]]:
+    """Return the fields that end both structures: they lead to others of their kind."""
+    pointer = POINTER(kind)
+    return [
+        ("children", POINTER(pointer)),
+        ("dictionary", pointer),
+        ("release", CFUNCTYPE(None, pointer)),
         ("private_data", c_void_p),
     ]
+
+
+_Array._fields_ = [
+    ("length", c_int64),
+    ("null_count", c_int64),
+    ("offset", c_int64),
+    ("n_buffers", c_int64),
+    ("n_children", c_int64),
+    ("buffers", POINTER(c_void_p)),
+    *_last_fields(_Array),
+]
+_Schema._fields_ = [
+    ("format", c_char_p),
+    ("name", c_char_p),
+    ("metadata", c_char_p),
+    ("flags", c_int64),
+    ("n_children", c_int64),
+    *_last_fields(_Schema),
+]
 
 
 def buffers(export: Callable[[int, int], object]) -> list[tuple[int, int]]:
@@ -80,16 +89,29 @@ def _inside(array: Any, schema: Any) -> Iterator[tuple[int, int]]:
     text = schema.format.decode()
     rows = array.offset + array.length
     count = array.n_buffers
-    start_of_format = next((start for start in _BITS if text.startswith(start)), text)
-    bits = _BITS[start_of_format]
-    sizes = [(rows + 7) // 8, (rows * bits + 7) // 8]
+    sizes = [_bytes_of_bits(rows), _bytes_of_bits(rows * _bits(text))]
     if text in ("vu", "vz"):  # texts; the last buffer has the lengths of those with long ones
-        sizes += cast(array.buffers[count - 1], POINTER(c_int64))[: count - 3]
-    places = array.buffers[:count] if count else []
-    for address, size in zip(places, sizes, strict=False):
-        if address and size:
-            yield address, size
+        lengths = cast(array.buffers[count - 1], POINTER(c_int64))
+        sizes += lengths[: count - 3]
+    if count:
+        for address, size in zip(array.buffers[:count], sizes, strict=False):
+            if address and size:
+                yield address, size
     for number in range(array.n_children):
-        yield from _inside(array.children[number].contents, schema.children[number].contents)
+        child = array.children[number].contents
+        schema_of_child = schema.children[number].contents
+        yield from _inside(child, schema_of_child)
     if array.dictionary:
         yield from _inside(array.dictionary.contents, schema.dictionary.contents)
+
+
+def _bits(text: str) -> int:
+    """Return the bits for each row of a format; KeyError if it is not known."""
+    for start, bits in _BITS.items():
+        if text.startswith(start):
+            return bits
+    raise KeyError(text)
+
+
+def _bytes_of_bits(bits: int) -> int:
+    return (bits + 7) // 8

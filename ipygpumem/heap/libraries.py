@@ -65,7 +65,8 @@ Behind = Callable[[Any], Iterable[object]]
 
 _SAVED = "estimated by the size of the saved model"
 _BY_VALUES = "estimated by its number of values"
-_CATEGORY, _BY_CATEGORIES = 100, "estimated by its number of categories"
+_BY_CATEGORIES = "estimated by its number of categories"
+_CATEGORY_BYTES = 100
 """Bytes that polars needs for a category besides a long text."""
 UNREAD = "not all of it can be read"
 """Note of a piece that has more memory than its size."""
@@ -85,8 +86,12 @@ def native(value: object, kind: str, *attributes: str) -> Any:
     if not names:
         return None
     inner = values[names[0]]
-    is_of_kind = type_name(inner) == kind and solid_base(type(inner)) is type(inner)
-    return inner if is_of_kind else None
+    if type_name(inner) != kind:
+        return None
+    is_class_of_c = solid_base(type(inner)) is type(inner)
+    if not is_class_of_c:
+        return None
+    return inner
 
 
 # -- memory, by library -------------------------------------------------------------------------
@@ -94,7 +99,9 @@ def native(value: object, kind: str, *attributes: str) -> Any:
 
 def _arrow_array(array: Any) -> Iterator[object]:
     arrow: Any = sys.modules["pyarrow"]
-    yield from (buffer for buffer in arrow.Array.buffers(array) if buffer is not None)
+    for buffer in arrow.Array.buffers(array):
+        if buffer is not None:
+            yield buffer
     if is_instance(array, arrow.DictionaryArray):
         yield arrow.DictionaryArray.dictionary.__get__(array)
 
@@ -103,7 +110,8 @@ def _arrow_buffer(buffer: Any) -> Iterator[object]:
     while buffer.parent is not None:  # a slice keeps the whole alive
         buffer = buffer.parent
     if buffer.is_cpu:
-        yield Piece(("arrow", buffer.address), buffer.size, address=buffer.address)
+        address = buffer.address
+        yield Piece(("arrow", address), buffer.size, address=address)
 
 
 def _arrow_binary(scalar: Any) -> Iterator[object]:
@@ -120,8 +128,10 @@ def _arrow_list(scalar: Any) -> Iterator[object]:
 def bytes_of(stream: Any) -> Iterator[object]:
     """Yield the bytes from which a ``BytesIO`` was made, while it shares them."""
     kind = io.BytesIO
+    if VISITS_BUFFER or kind.closed.__get__(stream):
+        return
     is_shared = kind.__sizeof__(stream) == kind.__sizeof__(io.BytesIO())
-    if is_shared and not VISITS_BUFFER and not kind.closed.__get__(stream):
+    if is_shared:
         yield kind.getvalue(stream)  # no copy
 
 
@@ -135,47 +145,63 @@ def _ctypes_data(data: Any) -> Iterator[object]:
     is_owner = ctypes.Array._b_needsfree_.__get__(data)
     is_part = ctypes.Array._b_base_.__get__(data) is not None
     if is_owner and not is_part:
-        yield _of(data, ctypes.sizeof(data))._replace(address=ctypes.addressof(data))
+        piece = _of(data, ctypes.sizeof(data))
+        yield piece._replace(address=ctypes.addressof(data))
 
 
 def _cymem_pool(pool: Any) -> Iterator[object]:
-    yield _of(pool, pool.size + 8 * len(pool.addresses))  # malloc's headers
+    headers_bytes = 8 * len(pool.addresses)  # malloc's
+    yield _of(pool, pool.size + headers_bytes)
 
 
 def _h5py_file(item: Any) -> Iterator[object]:
     h5py: Any = sys.modules["h5py"]
-    if item:  # open
-        file = h5py.h5i.get_file_id(item.id)
-        if file.get_access_plist().get_driver() == h5py.h5fd.CORE:
-            yield Piece(("h5py", h5py.h5o.get_info(item.id).fileno), file.get_filesize())
+    if not item:  # closed
+        return
+    file = h5py.h5i.get_file_id(item.id)
+    driver = file.get_access_plist().get_driver()
+    if driver == h5py.h5fd.CORE:  # in memory
+        number = h5py.h5o.get_info(item.id).fileno
+        yield Piece(("h5py", number), file.get_filesize())
 
 
 def _jax_array(array: Any) -> Iterator[object]:
     if array.is_deleted():
         return
-    first, *further_devices = sorted(array.devices(), key=lambda device: int(device.id))
-    if first.platform == "cpu":
-        device = "cpu"
-    else:
-        number = getattr(first, "local_hardware_id", None)
-        if number is None:
-            number = first.id
-        device = f"jax:{number}"
+    devices = sorted(array.devices(), key=_number_of_device)
+    device = _name_of_device(devices[0])
     address = 0
-    key: tuple[object, ...] = ("object", id(array))
-    if array.is_ready() and not further_devices:
+    if array.is_ready() and len(devices) == 1:
         address = int(array.unsafe_buffer_pointer())
+    key: tuple[object, ...] = ("object", id(array))
     if address:
         key = ("jax", device, address)
-    host_address = address if device == "cpu" else 0
-    yield Piece(key, int(array.on_device_size_in_bytes()), device, host_address)
+    if device != "cpu":
+        address = 0
+    size = int(array.on_device_size_in_bytes())
+    yield Piece(key, size, device, address)
+
+
+def _number_of_device(device: Any) -> int:
+    return int(device.id)
+
+
+def _name_of_device(device: Any) -> str:
+    """Return the name of a device of JAX, such as ``jax:0``."""
+    if device.platform == "cpu":
+        return "cpu"
+    number = getattr(device, "local_hardware_id", None)
+    if number is None:
+        number = device.id
+    return f"jax:{number}"
 
 
 def _lightgbm_booster(booster: Any) -> Iterator[object]:
     rounds = booster.current_iteration()
     sampled_rounds = min(rounds, 20)  # writing all of a large model would take seconds
     text = booster.model_to_string(num_iteration=sampled_rounds)
-    yield _of(booster, len(text) * rounds // max(sampled_rounds, 1), _SAVED)
+    size = len(text) * rounds // max(sampled_rounds, 1)
+    yield _of(booster, size, _SAVED)
 
 
 def _matplotlib_renderer(renderer: Any) -> Iterator[object]:
@@ -201,21 +227,22 @@ def _memory_map(mapped: Any) -> Iterator[object]:
 def _numba_list(items: Any) -> Iterator[object]:
     attributes = instance_dict(items) or {}
     memory = attributes.get("_opaque")
-    if memory is not None:  # a list without a type has none yet
-        kind = attributes["_list_type"].item_type
-        yield _of(memory, structs.bytes_of_typed_list(memory.data), _note_on_numba([kind]))
+    if memory is None:  # a list without a type has none yet
+        return
+    kind = attributes["_list_type"].item_type
+    size = structs.bytes_of_typed_list(memory.data)
+    yield _of(memory, size, _note_on_numba([kind]))
 
 
 def _numba_dict(items: Any) -> Iterator[object]:
     attributes = instance_dict(items) or {}
     memory = attributes.get("_opaque")
-    if memory is not None:
-        kind = attributes["_dict_type"]
-        yield _of(
-            memory,
-            structs.bytes_of_typed_dict(memory.data),
-            _note_on_numba([kind.key_type, kind.value_type]),
-        )
+    if memory is None:
+        return
+    kind = attributes["_dict_type"]
+    note = _note_on_numba([kind.key_type, kind.value_type])
+    size = structs.bytes_of_typed_dict(memory.data)
+    yield _of(memory, size, note)
 
 
 def _note_on_numba(kinds: Sequence[object]) -> str:
@@ -254,10 +281,12 @@ _PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16
 
 def _pillow_image(image: Any) -> Iterator[object]:
     pixels = native(image, "ImagingCore", "_im", "im")
-    if pixels is not None:
-        width, height = pixels.size
-        # and a pointer to each row
-        yield _of(pixels, height * (8 + width * _PIXEL_BYTES.get(pixels.mode, 4)))
+    if pixels is None:
+        return
+    width, height = pixels.size
+    row_bytes = width * _PIXEL_BYTES.get(pixels.mode, 4)
+    pointer_bytes = 8  # to each row
+    yield _of(pixels, height * (row_bytes + pointer_bytes))
 
 
 def _polars_frame(frame: Any) -> Iterator[object]:
@@ -275,7 +304,9 @@ def polars_columns(frame: Any) -> Iterator[tuple[Any, tuple[object, ...]]]:
 
 def _polars_series(series: Any) -> Iterable[object]:
     column = native(series, "PySeries", "_s")
-    return () if column is None else polars_column(column)
+    if column is None:
+        return ()
+    return polars_column(column)
 
 
 def polars_column(column: Any, *key: object) -> Iterator[object]:
@@ -293,7 +324,8 @@ def polars_column(column: Any, *key: object) -> Iterator[object]:
             for address, size in _polars_spans(column):
                 yield Piece(("polars", address, size), size, address=address)
             return
-    yield Piece(key or ("object", id(column)), column.estimated_size())
+    identity = key or ("object", id(column))
+    yield Piece(identity, column.estimated_size())
 
 
 def _polars_categories(column: Any, categories: Any) -> Iterator[object]:
@@ -312,7 +344,8 @@ def _polars_categories(column: Any, categories: Any) -> Iterator[object]:
         codes = series._from_pyseries(column).to_physical()
         largest_code = codes.max() or 0
         number = largest_code + 1  # the column uses at least as many
-    yield Piece(("polars", *identity), number * _CATEGORY, note=_BY_CATEGORIES)
+    size = number * _CATEGORY_BYTES
+    yield Piece(("polars", *identity), size, note=_BY_CATEGORIES)
 
 
 def _polars_spans(column: Any) -> list[tuple[int, int]]:
@@ -324,9 +357,10 @@ def _polars_spans(column: Any) -> list[tuple[int, int]]:
 
 
 def _sklearn_tree(tree: Any) -> Iterator[object]:
-    nodes = sys.modules["sklearn.tree._tree"].NODE_DTYPE.itemsize
-    values = tree.value.nbytes // max(tree.node_count, 1)
-    yield _of(tree, tree.capacity * (nodes + values))
+    node_bytes = sys.modules["sklearn.tree._tree"].NODE_DTYPE.itemsize
+    count = max(tree.node_count, 1)
+    values_bytes = tree.value.nbytes // count
+    yield _of(tree, tree.capacity * (node_bytes + values_bytes))
 
 
 def _shared_block(block: Any) -> Iterator[object]:
@@ -334,8 +368,10 @@ def _shared_block(block: Any) -> Iterator[object]:
 
     The heap of multiprocessing keeps the map, too, and unmaps it once all its blocks are freed.
     """
-    (arena, _, _), _ = (instance_dict(block) or {})["_state"]
-    yield (instance_dict(arena) or {})["buffer"]
+    attributes = instance_dict(block) or {}
+    (arena, _, _), _ = attributes["_state"]
+    attributes_of_arena = instance_dict(arena) or {}
+    yield attributes_of_arena["buffer"]
 
 
 _SEGMENT = ("multiprocessing.shared_memory", "SharedMemory")
@@ -346,11 +382,12 @@ def _shared_memory(segment: Any) -> Iterator[object]:
     if not is_segment(segment):
         return
     attributes: dict[str, Any] = instance_dict(segment) or {}
+    mapped = attributes["_mmap"]
     # its pages need not be those that this process has touched
     size = linked_bytes(_segment_name(attributes))
     if size is None:
-        size = mmap.mmap.__len__(attributes["_mmap"])
-    yield _of(attributes["_mmap"], size, OUTLIVES)
+        size = mmap.mmap.__len__(mapped)
+    yield _of(mapped, size, OUTLIVES)
 
 
 def is_segment(item: object) -> bool:
@@ -375,13 +412,16 @@ def segments(items: Sequence[object]) -> list[object]:
     base = library_type(*_SEGMENT)
     if base is None:
         return []
-    return list(filter(is_segment, of_types(kinds_of(items, base), items)))
+    candidates = of_types(kinds_of(items, base), items)
+    return list(filter(is_segment, candidates))
 
 
 def _sqlite_connection(connection: Any) -> Iterator[object]:
     for address, size in structs.memory_of_database(connection):
-        key = ("sqlite", address) if address else ("object", id(connection))
-        yield Piece(key, size)
+        if address:
+            yield Piece(("sqlite", address), size)
+        else:
+            yield _of(connection, size)
 
 
 def _text_stream(stream: Any) -> Iterator[object]:
@@ -391,13 +431,17 @@ def _text_stream(stream: Any) -> Iterator[object]:
 
 def _torch_storage(storage: Any) -> Iterator[object]:
     device = str(storage.device)
-    address = storage.data_ptr() if device == "cpu" else 0
-    size = 0 if device == "meta" else storage.nbytes()
+    address = size = 0
+    if device == "cpu":
+        address = storage.data_ptr()
+    if device != "meta":
+        size = storage.nbytes()
     yield Piece(("torch", storage._cdata), size, device, address)
 
 
 def _xgboost_booster(booster: Any) -> Iterator[object]:
-    yield _of(booster, len(booster.save_raw("ubj")), _SAVED)
+    saved = booster.save_raw("ubj")
+    yield _of(booster, len(saved), _SAVED)
 
 
 def _xgboost_matrix(matrix: Any) -> Iterator[object]:
@@ -462,8 +506,10 @@ def _shapely_bytes(geometries: Sequence[Any]) -> int:
     rings = shapely.get_num_interior_rings(array)
     of_parts = parts * numpy.array(_BYTES_OF_PART)[kinds]
     of_collections = numpy.where(kinds >= _FIRST_COLLECTION, _BYTES_OF_COLLECTION, 0)
-    coordinates = shapely.get_num_coordinates(array)
-    return int((of_parts + of_collections + rings * _BYTES_OF_RING + coordinates * 24).sum())
+    of_rings = rings * _BYTES_OF_RING
+    of_coordinates = shapely.get_num_coordinates(array) * 24
+    sizes = of_parts + of_collections + of_rings + of_coordinates
+    return int(sizes.sum())
 
 
 _BYTES_OF_PART = (114, 137, 137, 200, 114, 137, 200, 137)
@@ -503,12 +549,15 @@ class LoadedReader(NamedTuple):
 def loaded_readers() -> list[LoadedReader]:
     """Return the functions for the classes of loaded libraries."""
     readers = []
-    for table in (_BY_INSTANCE, _BY_METHOD):
-        for module, name, function in table:
-            base = library_type(module, name)
-            if base is not None:
-                library = module.partition(".")[0] if table is _BY_METHOD else ""
-                readers.append(LoadedReader(base, function, library))
+    for module, name, function in _BY_INSTANCE:
+        base = library_type(module, name)
+        if base is not None:
+            readers.append(LoadedReader(base, function, library=""))
+    for module, name, function in _BY_METHOD:
+        base = library_type(module, name)
+        if base is not None:
+            library, _, _ = module.partition(".")
+            readers.append(LoadedReader(base, function, library))
     return readers
 
 
@@ -524,9 +573,11 @@ def behind(kind: type, readers: Sequence[LoadedReader] | None = None) -> Behind 
         readers = loaded_readers()
     bases = set(map(id, mro_of(kind)))
     for reader in readers:
-        if id(reader.base) in bases:
-            is_readable = not reader.library or library_of(kind) == reader.library
-            return reader.function if is_readable else None
+        if id(reader.base) not in bases:
+            continue
+        if reader.library and library_of(kind) != reader.library:
+            return None
+        return reader.function
     return None
 
 
@@ -536,8 +587,11 @@ def sharing_kinds() -> set[int]:
     """
     kinds = list[type]()
     for module, name, _ in (*_BY_INSTANCE, *_BY_METHOD):
+        library, _, _ = module.partition(".")
+        if library not in _SHARING:
+            continue
         base = library_type(module, name)
-        if base is not None and module.partition(".")[0] in _SHARING:
+        if base is not None:
             kinds.append(base)
     for kind in kinds:  # the list grows
         kinds += type.__subclasses__(kind)
@@ -576,8 +630,10 @@ def _memory_of_arrays(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
         if is_array(viewed) and id(viewed) in identities:
             continue
         owner = owner_of(array)
-        with_place = owner if is_array(owner) else array
-        _, start, end = place_of(with_place)
+        if is_array(owner):
+            _, start, end = place_of(owner)
+        else:
+            _, start, end = place_of(array)
         yield array, Piece(("numpy", id(owner)), end - start, address=start)
 
 
@@ -585,9 +641,10 @@ def _memory_of_buffers(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
     """Yield all but small plain bytes, whose memory an object of a library may show."""
     numpy: Any = sys.modules["numpy"]
     for data in of_types(BUFFERS, items):
-        if sys.getsizeof(data) >= _LEAST_SHARED:
-            _, start, end = place_of(numpy.frombuffer(data, "u1"))
-            yield data, Piece(("object", id(data)), end - start, address=start)
+        if sys.getsizeof(data) < _LEAST_SHARED:
+            continue
+        _, start, end = place_of(numpy.frombuffer(data, "u1"))
+        yield data, Piece(("object", id(data)), end - start, address=start)
 
 
 def _memory_of_tensors(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
@@ -603,8 +660,9 @@ def _memory_of_tensors(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
         addresses = each(torch.UntypedStorage.data_ptr, plain.storages)
         columns = (plain.tensors, plain.keys, plain.sizes, plain.devices, addresses)
         for tensor, key, size, device, address in zip(*columns, strict=True):
-            host_address = address if device == "cpu" else 0
-            yield tensor, Piece(("torch", key), size, device, host_address)
+            if device != "cpu":
+                address = 0
+            yield tensor, Piece(("torch", key), size, device, address)
         for tensor in wrappers:
             memory = reader.memory(tensor)
             for key, size in memory.storages.items():
@@ -666,9 +724,12 @@ def library_of(kind: type) -> str:
     except AttributeError:  # ctypes made it for code without a module
         return ""
     module: Any = sys.modules.get(name)
-    if not is_instance(module, ModuleType) or module_dict(module).get(name_of(kind)) is not kind:
+    if not is_instance(module, ModuleType):
         return ""
-    return name.partition(".")[0]
+    if module_dict(module).get(name_of(kind)) is not kind:
+        return ""
+    library, _, _ = name.partition(".")
+    return library
 
 
 def loaded_classes() -> list[type]:
