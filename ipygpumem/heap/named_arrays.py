@@ -122,8 +122,7 @@ class NamedArrays(Walk):
         elif category == "dict":
             yield from self._dict(item, path)
         elif category == "set":
-            base: Any = set if is_instance(item, set) else frozenset
-            yield list(islice(base.__iter__(item), LONGEST)), _same(f"{path}{{…}}")
+            yield self._set(item, path)
         elif category == "class":
             yield _attributes(dict(class_dict(item)), path)
         elif category == "ndarray":
@@ -150,12 +149,19 @@ class NamedArrays(Walk):
         label = (path.replace("%", "%%") + "[%d]").__mod__
         return list(islice(base.__iter__(item), LONGEST)), label
 
+    def _set(self, item: Any, path: str) -> Group:
+        base: Any = frozenset
+        if is_instance(item, set):
+            base = set
+        items = list(islice(base.__iter__(item), LONGEST))
+        return items, _same(f"{path}{{…}}")
+
     def _ndarray(self, item: Any, path: str) -> Iterator[Group]:
         objects = elements(item)
         if objects is None:
             yield from self._object(item, "ndarray", path)
         else:
-            yield objects, lambda position: f"{path}[{position}]"
+            yield objects, _by_position(path)
 
     def _dict(self, item: Any, path: str) -> Iterator[Group]:
         if "__builtins__" in dict.keys(item):
@@ -163,8 +169,13 @@ class NamedArrays(Walk):
         views: tuple[Iterable[object], ...] = (dict.keys(item), dict.values(item))
         # No Python code runs between the two lists, so that no thread changes the dict.
         keys, values = map(list, views)
-        yield values, lambda position: f"{path}[{self._key(keys[position], path)}]"
-        yield keys, lambda position: f"list({path})[{position}]"
+
+        def by_key(position: int) -> str:
+            key = self._key(keys[position], path)
+            return f"{path}[{key}]"
+
+        yield values, by_key
+        yield keys, _by_position(f"list({path})")
 
     def _key(self, key: object, path: str) -> str:
         """Return the source text of a key of the dict at ``path``."""
@@ -196,11 +207,16 @@ class NamedArrays(Walk):
             return
         in_slots = slots(item, self._slots_of(type(item)))
         yield _attributes(in_slots, path)
-        if has_nameless_attributes(item):
-            named = [attributes, type(item), *attributes.values(), *in_slots.values()]
-            named_ids = set(map(id, named))
-            nameless = [value for value in referents if id(value) not in named_ids]
-            yield nameless, lambda position: self._unread(item, nameless[position], path)
+        if not has_nameless_attributes(item):
+            return
+        named = [attributes, type(item), *attributes.values(), *in_slots.values()]
+        named_ids = set(map(id, named))
+        nameless = [value for value in referents if id(value) not in named_ids]
+
+        def by_mark(position: int) -> str:
+            return self._unread(item, nameless[position], path)
+
+        yield nameless, by_mark
 
     def _collapsed(self, attributes: dict[str, Any], path: str) -> Iterator[Group]:
         """Yield the contents of a torch module's own dicts as attributes of the module."""
@@ -214,15 +230,17 @@ class NamedArrays(Walk):
         """Return the cached ``slot_descriptors`` of a class."""
         descriptors = self._slots.get(id(kind))
         if descriptors is None:
-            descriptors = self._slots[id(kind)] = slot_descriptors(kind)
+            descriptors = slot_descriptors(kind)
+            self._slots[id(kind)] = descriptors
         return descriptors
 
     def _unread(self, item: object, value: object, path: str) -> str:
         """Return the path of an attribute with a mark instead of its name, which is read if it
         leads to an array.
         """
+        number = len(self._attributes_unread)
         self._attributes_unread.append((item, value))
-        return f"{path}{_MARK}{len(self._attributes_unread) - 1}{_MARK}"
+        return f"{path}{_MARK}{number}{_MARK}"
 
     def _read_names(self) -> None:
         """Replace the marks in the paths of arrays by the names of attributes."""
@@ -232,7 +250,8 @@ class NamedArrays(Walk):
                 self.paths[key] = _KEY_OF_DICT.sub(_key_as_attribute, with_names)
 
     def _read_name(self, mark: re.Match[str]) -> str:
-        item, value = self._attributes_unread[int(mark[1])]
+        number = int(mark[1])
+        item, value = self._attributes_unread[number]
         names = self._names.setdefault(id(type(item)), {})
         name = attribute_name(item, value, list(names))
         if name is None:
@@ -252,8 +271,8 @@ def _loaded_bases() -> Iterator[tuple[type, str]]:
 def _fields(item: Any, category: str, path: str) -> Iterator[Group]:
     """Yield the objects in fields of C, by the attributes that show them."""
     if category == "function":
-        yield item.__closure__ or (), lambda position: f"{path}.__closure__[{position}]"
-        yield item.__defaults__ or (), lambda position: f"{path}.__defaults__[{position}]"
+        yield item.__closure__ or (), _by_position(f"{path}.__closure__")
+        yield item.__defaults__ or (), _by_position(f"{path}.__defaults__")
         yield [item.__kwdefaults__], _same(f"{path}.__kwdefaults__")
     elif category == "cell":
         yield gc.get_referents(item), _same(f"{path}.cell_contents")
@@ -272,18 +291,38 @@ def _frame(item: object, path: str) -> Iterator[Group]:
         if type(part) is tuple:  # the blocks
             yield inside_pandas(part), _same(path)
         elif type(part) is list:  # the axes
-            ends = (".index",) if len(part) == 1 else (".columns", ".index")
+            ends = [".columns", ".index"]
+            if len(part) == 1:
+                ends = [".index"]
             for axis, end in zip(part, ends, strict=False):
                 yield inside_pandas(axis), _same(path + end)
 
 
 def _attributes(attributes: dict[str, Any], path: str) -> Group:
     names = list(attributes)
-    return list(attributes.values()), lambda position: path + _attribute(names[position])
+
+    def by_name(position: int) -> str:
+        return path + _attribute(names[position])
+
+    return list(attributes.values()), by_name
+
+
+def _by_position(path: str) -> Label:
+    """Return the label of an item: its position in the container at ``path``."""
+
+    def label(position: int) -> str:
+        return f"{path}[{position}]"
+
+    return label
 
 
 def _same(path: str) -> Label:
-    return lambda position: path
+    """Return a label that is the same for all items."""
+
+    def label(_: int) -> str:
+        return path
+
+    return label
 
 
 def _attribute(name: object) -> str:

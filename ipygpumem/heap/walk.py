@@ -56,14 +56,14 @@ LONGEST = 10_000_000
 """Maximum number of items of one container."""
 _MANY = 20_000
 """Containers with more items come last: a list of a million must not hide its neighbours."""
-_AT_ONCE, _MOST_INSIDE = 500, 100_000
-"""Maximum number of objects that are entered at once, and of items in them, whose list takes
-memory.
-"""
-_FEW, _LEVELS = 100, 3
-"""Containers with more items are checked at once, this many levels deep, for anything but numbers
-and text.
-"""
+_AT_ONCE = 500
+"""Maximum number of objects that are entered at once."""
+_MOST_INSIDE = 100_000
+"""Maximum number of items in these objects, because their list takes memory."""
+_FEW = 100
+"""Containers with more items are checked at once for anything but numbers and text."""
+_LEVELS = 3
+"""Number of levels of containers in each other that are checked."""
 
 ARRAY_TYPES = {
     "tensor": ("torch", "Tensor"),
@@ -165,8 +165,10 @@ class Walk:
             return "skip"
         if not base_ids.isdisjoint(self._not_entered):
             return "skip"
-        library = module_of(item).partition(".")[0]
-        return "skip" if library in TOOLS else "leading"
+        library, _, _ = module_of(item).partition(".")
+        if library in TOOLS:
+            return "skip"
+        return "leading"
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
         """Return the arrays that lead to other objects: by a subclass's attributes, or by elements
@@ -234,17 +236,26 @@ class Walk:
             start: position of the first of them in the group.
             label: returns the path to the item at a position of the group.
         """
+        positions = range(start, start + len(part))
         if len(arrays) == len(part) and not leading:  # such as a list of a million tensors
-            every_position = range(start, start + len(part))
-            self.paths.update(zip(map(id, arrays), map(label, every_position), strict=True))
-        elif arrays or leading:
-            # The last position comes first, so that the dict keeps the first of equal objects.
-            from_last = range(start + len(part) - 1, start - 1, -1)
-            positions = dict(zip(map(id, reversed(part)), from_last, strict=True))
-            for array in arrays:
-                self.paths[id(array)] = label(positions[id(array)])
-            for item in sorted(leading, key=lambda item: positions[id(item)]):
-                self._queue.append(([item], label(positions[id(item)])))
+            labels = map(label, positions)
+            self.paths.update(zip(map(id, arrays), labels, strict=True))
+            return
+        if not arrays and not leading:
+            return
+        # The last position comes first, so that the dict keeps the first of equal objects.
+        identities = map(id, reversed(part))
+        position_by_id = dict(zip(identities, reversed(positions), strict=True))
+        for array in arrays:
+            position = position_by_id[id(array)]
+            self.paths[id(array)] = label(position)
+
+        def position_of(item: object) -> int:
+            return position_by_id[id(item)]
+
+        for item in sorted(leading, key=position_of):
+            path = label(position_of(item))
+            self._queue.append(([item], path))
 
     def _contents_of_waiting(self) -> Iterator[Group]:
         """Yield the contents of the objects that wait to be entered, long containers last."""
@@ -273,7 +284,8 @@ class Walk:
         lengths = self._lengths(containers)
         if len(objects) > 1 and sum(lengths) > _MOST_INSIDE:
             middle = len(objects) // 2
-            self._queue.extendleft([(objects[middle:], path), (objects[:middle], path)])
+            self._queue.appendleft((objects[middle:], path))
+            self._queue.appendleft((objects[:middle], path))
             return []
         if max(lengths) <= _MANY:
             return objects
@@ -288,7 +300,9 @@ class Walk:
         object.
         """
         base = self._containers.get(id(type(item)))
-        return 0 if base is None else base.__len__(item)
+        if base is None:
+            return 0
+        return int(base.__len__(item))
 
     def _lengths(self, containers: Sequence[Any]) -> list[int]:
         """Return the number of items of each container; of plain ones in C, because there may be a
@@ -350,8 +364,10 @@ class Walk:
             if with_paths and len(candidates) > _FEW:
                 candidates = self._with_more(candidates)
             leading += self._new(candidates)
-        if self._modules_of_classes and not self._kinds["class"].isdisjoint(type_ids):
-            leading += self._new(self._classes_to_enter(items))
+        has_classes = not self._kinds["class"].isdisjoint(type_ids)
+        if self._modules_of_classes and has_classes:
+            classes = self._classes_to_enter(items)
+            leading += self._new(classes)
         if len(leading) > self.left:
             self.complete = False
             del leading[max(0, self.left) :]
@@ -373,7 +389,9 @@ class Walk:
         for these further inside.
         """
         base = self._containers[id(type(container))]
-        every_item = dict.values(container) if base is dict else base.__iter__(container)
+        every_item = base.__iter__(container)
+        if base is dict:
+            every_item = iter(dict.values(container))
         first_items = list(islice(every_item, CHUNK))
         if types_of(first_items) <= ATOMS:
             return False
