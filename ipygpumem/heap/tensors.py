@@ -33,8 +33,10 @@ _COMPRESSED_ROWS = ("crow_indices", "col_indices", "values")
 _COMPRESSED_COLUMNS = ("ccol_indices", "row_indices", "values")
 _SPARSE_PARTS = {
     "sparse_coo": ("_indices", "_values"),
-    **dict.fromkeys(("sparse_csr", "sparse_bsr"), _COMPRESSED_ROWS),
-    **dict.fromkeys(("sparse_csc", "sparse_bsc"), _COMPRESSED_COLUMNS),
+    "sparse_csr": _COMPRESSED_ROWS,
+    "sparse_bsr": _COMPRESSED_ROWS,
+    "sparse_csc": _COMPRESSED_COLUMNS,
+    "sparse_bsc": _COMPRESSED_COLUMNS,
 }
 """Names of the methods that return the component tensors of a sparse tensor, by layout."""
 
@@ -68,7 +70,9 @@ class PlainTensors(NamedTuple):
 
     def all_have_sizes(self) -> bool:
         """Return True if all tensors have memory of a known size."""
-        return _INTEGERS.issuperset(map(type, self.sizes)) and "meta" not in self.devices
+        if "meta" in self.devices:
+            return False
+        return _INTEGERS.issuperset(map(type, self.sizes))
 
     def have_sizes(self) -> list[bool]:
         """Return for each tensor whether it has memory of a known size."""
@@ -83,15 +87,19 @@ class PlainTensors(NamedTuple):
 
     def extend(self, rows: PlainTensors) -> None:
         """Add rows to the columns."""
-        for column, new in zip(list[Any](self), list[Any](rows), strict=True):
-            column.extend(new)
+        self.tensors.extend(rows.tensors)
+        self.storages.extend(rows.storages)
+        self.keys.extend(rows.keys)
+        self.sizes.extend(rows.sizes)
+        self.devices.extend(rows.devices)
 
 
 class _Texts(dict[Any, str]):
     """Names of dtypes and devices."""
 
     def __missing__(self, value: object) -> str:
-        text = self[value] = str(value).removeprefix("torch.")
+        text = str(value).removeprefix("torch.")
+        self[value] = text
         return text
 
 
@@ -122,7 +130,8 @@ class Reader:
         """Return a property of a tensor; None if it cannot be read."""
         get = self._getters.get(name)
         if get is None:
-            get = self._getters[name] = getattr(self.base, name).__get__
+            get = getattr(self.base, name).__get__
+            self._getters[name] = get
         try:
             return get(tensor)
         except Exception as error:  # a sparse or broken tensor
@@ -132,7 +141,10 @@ class Reader:
 
     def keys(self, tensor: object) -> tuple[int, ...]:
         """Return the identities of a tensor's storages, or of the object if it has none."""
-        return tuple(self.memory(tensor).storages) or (id(tensor),)
+        storages = self.memory(tensor).storages
+        if not storages:
+            return (id(tensor),)
+        return tuple(storages)
 
     def has_storage(self, tensor: object) -> bool:
         """Return False for a tensor in another layout than strided, such as a sparse one."""
@@ -153,16 +165,23 @@ class Reader:
         allocated it.
         """
         storage = self._storage(tensor)
-        is_foreign = storage.device.type == "cpu" and not self._storage_type.resizable(storage)
-        return int(storage.data_ptr()) if is_foreign else None
+        if storage.device.type != "cpu":
+            return None
+        is_torchs = self._storage_type.resizable(storage)
+        if is_torchs:
+            return None
+        return int(storage.data_ptr())
 
     def memory(self, tensor: object, depth: int = 0) -> Memory:
         """Return the storages of a tensor of any kind."""
         try:
             is_foreign = self.is_foreign(tensor)
             if not is_foreign and self._layout(tensor) is self._strided:
-                return self._in_storage(self._storage(tensor), foreign=False)
-            parts = list(self.inside(tensor)) if depth < _DEEPEST else []
+                storage = self._storage(tensor)
+                return self._in_storage(storage, foreign=False)
+            parts = list[object]()
+            if depth < _DEEPEST:
+                parts += self.inside(tensor)
             own_memory = self.own(tensor)
         except Exception as error:  # a broken device, or an unknown layout
             if is_from_signal(error):
@@ -171,13 +190,7 @@ class Reader:
         memories = [self.memory(part, depth + 1) for part in parts]
         if own_memory is not None:
             memories.insert(0, own_memory)
-        storages: dict[int, int] = {}
-        for memory in memories:
-            storages.update(memory.storages)
-        device = next((memory.device for memory in memories if memory.device), "")
-        note = next((memory.note for memory in memories if memory.note), "")
-        is_shared = any(memory.shared for memory in memories)
-        return Memory(storages, device, is_shared, note)
+        return _joined(memories)
 
     def plain(self, tensors: Sequence[Any]) -> tuple[PlainTensors, list[Any]]:
         """Return the tensors whose only storage is their own, read in C, and the other tensors."""
@@ -230,25 +243,31 @@ class Reader:
         """Return the tensor's own storage; None for a wrapper or another layout."""
         is_foreign = self.is_foreign(tensor)
         if not is_foreign and not self.has_storage(tensor):
-            is_on_meta = str(self.base.device.__get__(tensor)) == "meta"
-            return Memory({}, "meta") if is_on_meta else None
+            device = str(self.base.device.__get__(tensor))
+            if device != "meta":
+                return None
+            return Memory({}, "meta")
         storage = self._storage(tensor)
-        if is_foreign and self.text(storage.device) != "meta" and not _has_memory(storage):
-            return None  # a wrapper
+        is_on_meta = self.text(storage.device) == "meta"
+        is_wrapper = is_foreign and not is_on_meta and not _has_memory(storage)
+        if is_wrapper:
+            return None
         return self._in_storage(storage, foreign=is_foreign)
 
     def _in_storage(self, storage: Any, *, foreign: bool) -> Memory:
         device = self.text(storage.device)
         if device == "meta":
-            storages = {} if foreign else {storage._cdata: 0}
-            return Memory(storages, "meta")
+            if foreign:
+                return Memory({}, "meta")
+            return Memory({storage._cdata: 0}, "meta")
         # torch.compile may not have decided a size yet; comparing it would decide it.
         size = storage.nbytes()
         if type(size) is not int:
             return Memory({}, device, note="size not known yet")
         # True for every accelerator storage
         is_shared = device == "cpu" and self._is_shared(storage)
-        return Memory({storage._cdata: size}, device, is_shared, "", not foreign)
+        storages = {storage._cdata: size}
+        return Memory(storages, device, is_shared, is_plain=not foreign)
 
     def parts(self, tensor: object) -> list[object]:
         """Return the component tensors of a tensor; none if they cannot be read."""
@@ -265,8 +284,9 @@ class Reader:
             yield from self._attributes(tensor)
             return
         layout = str(self._layout(tensor)).removeprefix("torch.")
-        if layout in _SPARSE_PARTS:
-            yield from (getattr(self.base, name)(tensor) for name in _SPARSE_PARTS[layout])
+        for name in _SPARSE_PARTS.get(layout, ()):
+            read_part = getattr(self.base, name)
+            yield read_part(tensor)
 
     def _attributes(self, tensor: object) -> Iterator[object]:
         """Yield the tensors among a wrapper's attributes, including those in a plain container
@@ -274,9 +294,10 @@ class Reader:
         """
         attributes = instance_dict(tensor) or {}
         for value in [*attributes.values(), *slots(tensor).values()]:
-            if type(value) is dict:
+            kind = type(value)
+            if kind is dict:
                 parts: list[object] = list(value.values())
-            elif type(value) is list or type(value) is tuple:
+            elif kind is list or kind is tuple:
                 parts = list(value)
             else:
                 parts = [value]
@@ -308,17 +329,32 @@ class Reader:
 
     def shapes(self, tensors: Sequence[Any]) -> list[tuple[int, ...] | None]:
         """Return the same for many tensors; if all are plain, read in C."""
-        if any(map(self.is_foreign, one_of_each(tensors).values())):
+        examples = one_of_each(tensors).values()
+        if any(map(self.is_foreign, examples)):
             return list(map(self.shape, tensors))
         sizes = each(self._shape, tensors)
         if not sizes or None in sizes:
             return list(map(self.shape, tensors))
-        if not _INTEGERS.issuperset(map(type, chain.from_iterable(sizes))):
+        lengths = chain.from_iterable(sizes)
+        if not _INTEGERS.issuperset(map(type, lengths)):
             return list(map(self.shape, tensors))
-        if sizes.count(sizes[0]) == len(sizes):  # most are like their neighbours
-            return [tuple(sizes[0])] * len(sizes)
+        first = sizes[0]
+        if sizes.count(first) == len(sizes):  # most are like their neighbours
+            return [tuple(first)] * len(sizes)
         plain = {size: tuple(size) for size in set(sizes)}
         return list(map(plain.__getitem__, sizes))
+
+
+def _joined(memories: Sequence[Memory]) -> Memory:
+    """Return the memory of a tensor from that of its parts: the first device and note count."""
+    storages = dict[int, int]()
+    device = note = ""
+    for memory in memories:
+        storages.update(memory.storages)
+        device = device or memory.device
+        note = note or memory.note
+    is_shared = any(memory.shared for memory in memories)
+    return Memory(storages, device, is_shared, note)
 
 
 def _has_memory(storage: Any) -> bool:
@@ -348,9 +384,11 @@ def _is_torchs(kind: type) -> bool:
 
 
 def _in_words(error: Exception) -> str:
-    text = error.args[0] if len(error.args) == 1 else ""
-    lines = text_of(text).splitlines()
-    reason = lines[0] if lines else type(error).__name__
+    reason = type(error).__name__
+    if len(error.args) == 1:
+        lines = text_of(error.args[0]).splitlines()
+        if lines:
+            reason = lines[0]
     return f"could not be read: {reason}"
 
 
@@ -367,9 +405,11 @@ class Storages:
         latter tensors.
         """
         storages = each(reader.base.untyped_storage, tensors)
-        odd = [tensor for tensor, storage in zip(tensors, storages, strict=True) if storage is None]
+        with_storages = zip(tensors, storages, strict=True)
+        odd = [tensor for tensor, storage in with_storages if storage is None]
         for tensor in odd:  # sparse, or in another layout
-            storages += each(reader.base.untyped_storage, reader.parts(tensor))
+            parts = reader.parts(tensor)
+            storages += each(reader.base.untyped_storage, parts)
         kind: Any = sys.modules["torch"].UntypedStorage
         self._free = kind._free_weak_ref
         by_key = {storage._cdata: storage for storage in storages if storage is not None}
@@ -384,7 +424,8 @@ class Storages:
 
     def alive(self, keys: Iterable[int]) -> Iterator[bool]:
         """Return for each of some storages, all of them added before, whether it is alive."""
-        return map(not_, map(sys.modules["torch"].UntypedStorage._expired, keys))
+        kind: Any = sys.modules["torch"].UntypedStorage
+        return map(not_, map(kind._expired, keys))
 
     def any_alive(self) -> bool:
         """Return True if one of the storages is alive."""
@@ -406,4 +447,7 @@ _READERS: dict[int, Reader] = {}
 
 def reader_of(torch: Any) -> Reader:
     """Return the reader of tensors of a torch module, made once."""
-    return _READERS.get(id(torch)) or _READERS.setdefault(id(torch), Reader(torch))
+    key = id(torch)
+    if key not in _READERS:
+        _READERS[key] = Reader(torch)
+    return _READERS[key]
