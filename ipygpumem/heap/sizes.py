@@ -115,9 +115,12 @@ class Sizes:
         objects = dict(named or {})
         measured = sizeable(list(objects.values()))
         self.region.reader.reserve(measured)
-        first_labels = {id(item): label for label, item in reversed(list(objects.items()))}
-        self._labels = {id(item): first_labels[id(item)] for item in measured}
-        """Labels of the named objects, by identity."""
+        measured_ids = set(map(id, measured))
+        self._labels = dict[int, str]()
+        """Labels of the named objects, by identity: the first label of each."""
+        for label, item in objects.items():
+            if id(item) in measured_ids:
+                self._labels.setdefault(id(item), label)
         self._waiting = set(self._labels)
         """The named objects that have not been measured yet."""
         self._measured: list[tuple[str, set[NodeKey]]] = []
@@ -159,13 +162,18 @@ class Sizes:
 
     def has_counted(self, item: object) -> bool:
         """Return True if an object to which several objects refer has been counted."""
-        return id(item) in self.region.objects and id(item) not in self._waiting
+        key = id(item)
+        return key in self.region.objects and key not in self._waiting
 
     def label_of(self, item: object) -> str:
         """Return the label of the measurement that has counted an object to which several objects
         refer; empty if none has.
         """
-        return next((label for label, nodes in self._measured if id(item) in nodes), "")
+        key = id(item)
+        for label, nodes in self._measured:
+            if key in nodes:
+                return label
+        return ""
 
     def not_counted(self, identities: Set[int]) -> set[int]:
         """Return the identities of the objects that have not been counted; only those with several
@@ -190,14 +198,16 @@ class Sizes:
         if label:
             self._measured.append((label, measurement.nodes))
         self.complete = self.region.reader.limits.is_complete
-        contents = sorted(filter(_is_content, shares), key=_size_of_share, reverse=True)
+        contents = list(filter(_is_content, shares))
+        contents.sort(key=_size_of_share, reverse=True)
+        uncounted = sorted(self.region.uncounted_by(measurement.nodes))
         return Size(
             device_bytes=dict(measurement.size()),
             parts=tuple(contents),
             also_in=tuple(also_in),
             notes=tuple(measurement.notes),
             complete=self.complete,
-            uncounted=tuple(sorted(self.region.uncounted_by(measurement.nodes))),
+            uncounted=tuple(uncounted),
         )
 
     def _measure_parts(self, value: object, measurement: _Measurement) -> list[Share]:
@@ -209,32 +219,40 @@ class Sizes:
         reader.barriers.open([value])
         shares = list[Share]()
         unread_parts = list[ObjectPart]()
+        is_container = container_base(type(value)) is not None
         for part in self._parts(value):
             if part.objects is None:
                 unread_parts.append(part)
-            elif part.kind == "items" and container_base(type(value)) is not None:
+            elif is_container and part.kind == "items":
+                name = part.names[0]
                 size = measurement.add_items(value, part.objects)
-                shares.append(Share(part.names[0], part.kind, part.names[0], part.items, size))
+                shares.append(Share(name, part.kind, name, part.items, size))
             else:
                 shares += self._of_part(part, measurement)
         reader.release([value])
         size = measurement.add(reader.barriers.entered([value]))
         for part in unread_parts:
-            shares += [Share(name, part.kind, name, part.items, size) for name in part.names]
+            for name in part.names:
+                shares.append(Share(name, part.kind, name, part.items, size))
         return shares
 
     def _begin(self) -> bool:
         """Begin a measurement; return False if the allowance is spent."""
-        self.complete = self.allowance is None or not self.allowance.is_spent()
-        self.region.reader.limits.is_complete = self.complete
+        limits = self.region.reader.limits
+        is_spent = self.allowance is not None and self.allowance.is_spent()
+        self.complete = not is_spent
+        limits.is_complete = self.complete
         return self.complete
 
     def _is_counted(self, value: object, label: str) -> bool:
         """Return True if an object counts elsewhere, or not at all."""
-        is_expected = self._labels.get(id(value)) == label and id(value) in self._waiting
-        if id(value) in self.region.objects and not is_expected:
+        key = id(value)
+        is_expected = key in self._waiting and self._labels.get(key) == label
+        if key in self.region.objects and not is_expected:
             return True
-        return is_left_out(value) or id(value) in self.region.reader.barriers.passed_over
+        if key in self.region.reader.barriers.passed_over:
+            return True
+        return is_left_out(value)
 
     def together(self, values: Sequence[object]) -> int:
         """Return the bytes that several objects hold, on all devices; faster than one after the
@@ -245,7 +263,8 @@ class Sizes:
         reader = self.region.reader
         reader.release([value for value in values if id(value) in self._waiting])
         self._waiting.difference_update(map(id, values))
-        size = _Measurement(self.region).add(reader.barriers.entered(values))
+        measurement = _Measurement(self.region)
+        size = measurement.add(reader.barriers.entered(values))
         self.complete = reader.limits.is_complete
         return size
 
@@ -253,8 +272,9 @@ class Sizes:
         """Return the labels of other objects that share more than a little with one; named objects
         always count.
         """
-        met_labels = [self._labels[key] for key in self._labels.keys() & measurement.met]
-        sharers = dict.fromkeys(other for other in met_labels if other != label)
+        met_named = self._labels.keys() & measurement.met
+        sharers = dict.fromkeys(self._labels[key] for key in met_named)
+        sharers.pop(label, None)
         for other, nodes in self._measured:
             if nodes.isdisjoint(measurement.met):
                 continue
@@ -271,12 +291,15 @@ class Sizes:
         some = list(islice(common, _FEW_NODES))  # of a million common numbers, these tell
         if self.region.bytes_of(some).total() >= _LARGE:
             return True
-        return self.region.bytes_of(self.region.reach(common) & nodes).total() >= _LARGE
+        reached = self.region.reach(common) & nodes
+        return self.region.bytes_of(reached).total() >= _LARGE
 
     def _parts(self, value: object) -> list[ObjectPart]:
         base = container_base(type(value))
-        if self.allowance is not None and base is not None and base.__len__(value) > _MOST_SORTED:
-            return []  # sorting a million items takes as long as measuring them
+        if self.allowance is not None and base is not None:
+            is_long = base.__len__(value) > _MOST_SORTED
+            if is_long:  # sorting a million items takes as long as measuring them
+                return []
         try:
             return list(parts_of(value))
         except Exception as error:  # a thread changes it, or an unknown version of a library
@@ -292,13 +315,15 @@ class Sizes:
         # A column of polars has memory, and no Python object.
         pieces = [item for item in objects if type(item) is Piece]
         values = self.region.reader.owned([item for item in objects if type(item) is not Piece])
-        row_bytes = [0] * len(part.names)
-        if len(part.names) > 1:
+        number = len(part.names)
+        row_bytes = [0] * number
+        if number > 1:
             for array in filter(_is_rows_of_objects, values):
                 for position, row in enumerate(array):
                     row_bytes[position] += _bytes_of_row(row)
         size = measurement.add(values) + measurement.add_pieces(pieces)
-        bytes_of_each = max(0, size - sum(row_bytes)) // len(part.names)
+        common_bytes = max(0, size - sum(row_bytes))
+        bytes_of_each = common_bytes // number
         kind = ""
         if objects and part.kind in ("keys", "attributes", "items"):
             kind = type_name(objects[0])
@@ -354,12 +379,14 @@ class _Measurement:
         """Read items of a container before the container itself; return the bytes that are new, on
         all devices.
         """
+        key = id(container)
         before_bytes = 0
         if self._has_items:
-            before_bytes = self._region.bytes_of([id(container)]).total()
+            before_bytes = self._region.bytes_of([key]).total()
         size = self._added(lambda: self._region.reader.read_items(container, items))
         self._has_items = True
-        return size + self._region.bytes_of([id(container)]).total() - before_bytes
+        after_bytes = self._region.bytes_of([key]).total()
+        return size + after_bytes - before_bytes
 
     def _added(self, read: Callable[[], list[NodeKey]]) -> int:
         region = self._region
@@ -412,7 +439,9 @@ def _is_rows_of_objects(value: Any) -> bool:
     if array_type is None or type(value) is not array_type:
         return False
     viewed = value.base
-    if viewed is not None and (type(viewed) is not array_type or viewed.size != value.size):
+    if viewed is not None and type(viewed) is not array_type:
+        return False
+    if viewed is not None and viewed.size != value.size:
         return False
     return value.ndim > 1 and all(holding_objects([value]))
 
@@ -423,18 +452,24 @@ _MOST_SHOWN = 3
 
 def row_of(items: Sequence[object], size: Size) -> RetainedArray:
     """Return the row of some objects."""
-    kinds = {name_of(type(item)) for item in one_of_each(items).values()}
-    kind = kinds.pop() if len(kinds) == 1 else SEVERAL_TYPES
-    devices = ", ".join(sorted(size.device_bytes)) or "cpu"
+    examples = one_of_each(items).values()
+    kinds = {name_of(type(example)) for example in examples}
+    is_single = len(items) == 1
+    array = None
+    if is_single:
+        array = describe(items[0])
     shape: tuple[int, ...] | None = None
     dtype = ""
-    array = describe(items[0]) if len(items) == 1 else None
-    parts: dict[str, int] = {}
+    parts = dict[str, int]()
     if array is not None:
         shape = array.shape
         dtype = array.dtype
-    elif len(items) == 1 or len(kinds) > 1:
+    elif is_single or len(kinds) > 1:
         parts = {share.name: share.size_bytes for share in size.parts[:_MOST_SHOWN]}
+    kind = SEVERAL_TYPES
+    if len(kinds) == 1:
+        kind = kinds.pop()
+    devices = ", ".join(sorted(size.device_bytes)) or "cpu"
     return RetainedArray(
         "",
         kind,
