@@ -61,7 +61,8 @@ class _Turn:
         """Release the lock in a forked process, because the thread that held it stayed in the
         parent.
         """
-        if not self.lock.acquire(blocking=False) and self.was_on:
+        is_free = self.lock.acquire(blocking=False)
+        if self.was_on and not is_free:
             gc.enable()
         self.lock = threading.RLock()
 
@@ -79,7 +80,8 @@ def undisturbed() -> Iterator[None]:
     block, and drop it before the block ends.
     """
     with _TURN.lock:
-        was_on = _TURN.was_on = gc.isenabled()
+        was_on = gc.isenabled()
+        _TURN.was_on = was_on
         gc.disable()
         try:
             yield
@@ -92,7 +94,8 @@ def refuse_while_traced(what: str) -> None:
     """Raise if torch traces or compiles the calling code, which would record our reading of
     tensors.
     """
-    tracing = getattr(getattr(loaded_torch(), "_C", None), "_get_tracing_state", None)
+    core = getattr(loaded_torch(), "_C", None)
+    tracing = getattr(core, "_get_tracing_state", None)
     compiling = loaded_object("torch._C._dynamo.eval_frame", "get_eval_frame_callback")
     for state in (tracing, compiling):
         if state is None or state() in (None, False):
@@ -185,7 +188,9 @@ class Heap:
         self._types = types
         self._of_types: dict[int, object] = {}
         """The objects of these types, by identity."""
-        self._large = None if smallest is None else LargeObjects(smallest, of_libraries)
+        self._large: LargeObjects | None = None
+        if smallest is not None:
+            self._large = LargeObjects(smallest, of_libraries)
         self._large_arrays: dict[int, dict[StorageKey, list[object]]] = {}
         """Results of ``large``, by the size that was asked for."""
         self._by_storage: dict[StorageKey, list[object]] | None = None
@@ -222,8 +227,10 @@ class Heap:
 
     def drop(self) -> None:
         """Drop all references. If the maker of the heap is in it, they would be a cycle."""
-        for objects in (self.tracked, self._containers, self._containers_of_atoms, self.local):
-            objects.clear()
+        self.tracked.clear()
+        self._containers.clear()
+        self._containers_of_atoms.clear()
+        self.local.clear()
         self._instances.drop()
         self._referrers.drop()
         vars(self).clear()
@@ -316,14 +323,15 @@ class Heap:
 
     def large(self, smallest: int) -> dict[StorageKey, list[object]]:
         """Return the tensors and arrays of each storage of at least ``smallest`` bytes."""
-        if smallest not in self._large_arrays:
-            by_storage = large_tensors(self.tensors, smallest)
-            for item in self.ndarrays:
-                array = describe(item)
-                if array is not None and array.size_bytes >= smallest:
-                    by_storage.setdefault(array.storage, []).append(item)
-            self._large_arrays[smallest] = by_storage
-        return self._large_arrays[smallest]
+        if smallest in self._large_arrays:
+            return self._large_arrays[smallest]
+        by_storage = large_tensors(self.tensors, smallest)
+        for item in self.ndarrays:
+            array = describe(item)
+            if array is not None and array.size_bytes >= smallest:
+                by_storage.setdefault(array.storage, []).append(item)
+        self._large_arrays[smallest] = by_storage
+        return by_storage
 
     def on_storages(self, storages: Iterable[StorageKey]) -> list[object]:
         """Return the tensors and arrays on some storages."""
@@ -334,12 +342,13 @@ class Heap:
 
     def _arrays_by_storage(self) -> dict[StorageKey, list[object]]:
         """Return the tensors and arrays of each storage, which is read once: 40 µs an array."""
-        if self._by_storage is None:
-            self._by_storage = {}
-            for item in (*self.tensors, *self.ndarrays):
-                key = storage_key(item)
-                if key is not None:
-                    self._by_storage.setdefault(key, []).append(item)
+        if self._by_storage is not None:
+            return self._by_storage
+        self._by_storage = {}
+        for item in (*self.tensors, *self.ndarrays):
+            key = storage_key(item)
+            if key is not None:
+                self._by_storage.setdefault(key, []).append(item)
         return self._by_storage
 
     def large_objects(self) -> list[object]:
@@ -366,7 +375,9 @@ class Heap:
 
     def is_referred(self, item: object) -> bool:
         """Return True if an object refers to ``item``, not only one of our running functions."""
-        return bool(self.referrers_of({id(item): item})[id(item)])
+        key = id(item)
+        referrers = self.referrers_of({key: item})
+        return bool(referrers[key])
 
     def places(self) -> set[Span]:
         """Return the places of the arrays that own the memory of arrays on the heap."""
@@ -390,9 +401,11 @@ class Heap:
     def in_arrays(self, wanted: Collection[int]) -> list[object]:
         """Return the objects with the ``wanted`` identities that are elements of arrays."""
         wanted_elements = dict[int, object]()
-        if wanted:
-            for array in compress(self.ndarrays, holding_objects(self.ndarrays)):
-                wanted_elements |= _with_identities(wanted, flat_elements(array) or [])
+        if not wanted:
+            return []
+        for array in compress(self.ndarrays, holding_objects(self.ndarrays)):
+            array_elements = flat_elements(array) or []
+            wanted_elements |= _with_identities(wanted, array_elements)
         return list(wanted_elements.values())
 
     def with_identities(self, wanted: Collection[int]) -> dict[int, object]:
@@ -590,13 +603,16 @@ def live_instances(*bases: type) -> list[object]:
 def large_tensors(tensors: Iterable[object], smallest: int) -> dict[StorageKey, list[object]]:
     """Return the ``tensors`` on each storage of at least ``smallest`` bytes."""
     base: Any = library_type("torch", "Tensor")
-    by_storage: dict[StorageKey, list[object]] = {}
-    if base is None or not (tensors := list(tensors)):
+    by_storage = dict[StorageKey, list[object]]()
+    tensors = list(tensors)
+    if base is None or not tensors:
         return by_storage
-    with sys.modules["torch"]._C.DisableTorchFunction():
-        plain, unusual = Reader(sys.modules["torch"]).plain(tensors)
+    torch: Any = sys.modules["torch"]
+    with torch._C.DisableTorchFunction():
+        plain, unusual = Reader(torch).plain(tensors)
         is_large = map(smallest.__le__, plain.sizes)
-        for tensor, key in compress(zip(plain.tensors, plain.keys, strict=True), is_large):
+        with_keys = zip(plain.tensors, plain.keys, strict=True)
+        for tensor, key in compress(with_keys, is_large):
             by_storage.setdefault(("torch", key), []).append(tensor)
         for tensor in unusual:
             try:

@@ -21,7 +21,8 @@ _MOST_BYTES_EACH = 400
 
 
 def _of_size(items: Sequence[object], smallest: int) -> list[object]:
-    return list(compress(items, map(smallest.__le__, map(sys.getsizeof, items))))
+    are_large = map(smallest.__le__, map(sys.getsizeof, items))
+    return list(compress(items, are_large))
 
 
 class LargeObjects:
@@ -53,8 +54,10 @@ class LargeObjects:
         sized = untracked.of_types(_SIZED)
         # Hardly any part of the heap has one, and there are a million texts to ask.
         if max(map(len, sized), default=0) >= self._shortest:
-            long = list(compress(sized, map(self._shortest.__le__, map(len, sized))))
-            self.found.update(by_identity(_of_size(long, self._smallest)))
+            are_long = map(self._shortest.__le__, map(len, sized))
+            long_ones = list(compress(sized, are_long))
+            large_ones = _of_size(long_ones, self._smallest)
+            self.found.update(by_identity(large_ones))
         if not self._wanted.isdisjoint(untracked.types):
             self.found.update(by_identity(untracked.of_types(self._wanted)))
 
@@ -72,6 +75,7 @@ class LargeObjects:
         """Note which of the types that were not seen yet derive from those of libraries."""
         examples = batch.one_of_each(batch.types - self._known)
         for type_id, example in examples.items():
-            if not self._bases.isdisjoint(map(id, mro_of(type(example)))):
+            classes = mro_of(type(example))
+            if not self._bases.isdisjoint(map(id, classes)):
                 self._wanted.add(type_id)
         self._known |= batch.types
