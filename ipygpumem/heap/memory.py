@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ipygpumem.heap.arrays import is_array, library_type, place_of, read_array, storage_key
@@ -16,7 +16,7 @@ from ipygpumem.heap.knowledge.kinds import Types
 from ipygpumem.heap.knowledge.own_bytes import of_storages, of_tensors
 from ipygpumem.heap.libraries import BUFFERS, UNREAD, Piece, behind_object
 from ipygpumem.heap.mapped import MappedFiles
-from ipygpumem.heap.tensors import Reader, each
+from ipygpumem.heap.tensors import Memory, Reader, each
 from ipygpumem.introspect import is_atom
 
 _LARGE = 1 << 16
@@ -99,14 +99,18 @@ class MemoryReader:
         if not types.tensors.isdisjoint(type_ids):
             tensors = of_types(types.tensors, items)
             is_node = len(items) == 1 and id(items[0]) == key
-            edges_of_tensors = edges if is_node else None
-            size.update(self._of_tensors(tensors, edges_of_tensors))
+            if is_node:
+                size.update(self._of_tensors(tensors, edges))
+            else:
+                size.update(self._of_tensors(tensors, None))
         if not types.arrays.isdisjoint(type_ids):
             for array in of_types(types.arrays, items):
                 self._add(self._foreign_memory(array), edges)
-        if not types.own_bytes.readers.keys().isdisjoint(type_ids):
-            for item in of_types(types.own_bytes.readers, items):
-                library_memory = behind_object(item, types.own_bytes.readers[id(type(item))])
+        readers = types.own_bytes.readers
+        if not readers.keys().isdisjoint(type_ids):
+            for item in of_types(readers, items):
+                read = readers[id(type(item))]
+                library_memory = behind_object(item, read)
                 self._add(library_memory.pieces, edges)
                 of_libraries += library_memory.objects
                 if not library_memory.is_complete:
@@ -123,7 +127,8 @@ class MemoryReader:
             for overlap in self._spans.claim(start, end, key):
                 self._count_once(key, overlap.owner, overlap.size_bytes)
         for key in self._small_left_out.intersection(new):
-            self._graph.cpu_bytes[key] -= read_array("nbytes", self._graph.objects[key])
+            array = self._graph.objects[key]
+            self._graph.cpu_bytes[key] -= read_array("nbytes", array)
 
     def _of_tensors(
         self, tensors: Sequence[Any], edges: dict[NodeKey, None] | None
@@ -131,29 +136,24 @@ class MemoryReader:
         """Return the bytes of tensors; of a tensor that is a node, the storage is a node, to which
         ``edges`` lead.
         """
-        with sys.modules["torch"]._C.DisableTorchFunction():
-            reader = Reader(sys.modules["torch"])
+        torch: Any = sys.modules["torch"]
+        with torch._C.DisableTorchFunction():
+            reader = Reader(torch)
             size = Counter(cpu=of_tensors(reader, tensors))
             plain, unusual = reader.plain(tensors)
             if edges is None:
                 size.update(of_storages(plain.sizes, plain.devices))
                 return size
-            addresses = each(sys.modules["torch"].UntypedStorage.data_ptr, plain.storages)
+            addresses = each(torch.UntypedStorage.data_ptr, plain.storages)
             columns = zip(plain.keys, plain.sizes, plain.devices, addresses, strict=True)
             pieces = [Piece(("torch", key), *column) for key, *column in columns]
             self._add(pieces, edges)
-            for piece, is_own in zip(pieces, reader.resizable(plain.storages), strict=True):
-                if piece.device == "cpu" and not is_own:
+            are_torchs = reader.resizable(plain.storages)
+            for piece, is_torchs in zip(pieces, are_torchs, strict=True):
+                if piece.device == "cpu" and not is_torchs:
                     self._graph.of_other_libraries.add(piece.key)
             for tensor in unusual:
-                # The tensors in a wrapper are references of it; those in a sparse tensor are not.
-                memory = reader.own(tensor) if reader.is_foreign(tensor) else reader.memory(tensor)
-                if memory is not None and memory.device != "meta":
-                    parts = memory.storages.items()
-                    self._add(
-                        [Piece(("torch", key), bytes_, memory.device) for key, bytes_ in parts],
-                        edges,
-                    )
+                self._add(_pieces_of_unusual(reader, tensor), edges)
         return size
 
     def _foreign_memory(self, array: Any) -> list[Piece]:
@@ -198,13 +198,18 @@ class MemoryReader:
         graph = self._graph
         if type(key) is int and type(owner) is int:
             return  # both have a size of their own
-        known_bytes = graph.cpu_bytes.get(key)
-        if known_bytes is None and type(key) is int:
-            known_bytes = self._types.own_bytes.of([graph.objects[key]])
-        graph.cpu_bytes[key] = max(0, (known_bytes or 0) - size_bytes)
+        counted_bytes = graph.cpu_bytes.get(key)
+        if counted_bytes is None and type(key) is int:
+            counted_bytes = self._types.own_bytes.of([graph.objects[key]])
+        remaining_bytes = (counted_bytes or 0) - size_bytes
+        graph.cpu_bytes[key] = max(0, remaining_bytes)
         if owner is None:
             return
-        piece, end = (key, owner) if type(key) is tuple else (owner, key)
+        piece = owner
+        end = key
+        if type(key) is tuple:
+            piece = key
+            end = owner
         if end in graph.edges.get(piece, ()):
             return
         self.met.add(owner)
@@ -220,24 +225,56 @@ class MemoryReader:
         pieces.
         """
         graph = self._graph
-        spans: list[tuple[int, int, NodeKey]] = []
+        spans = list[tuple[int, int, NodeKey]]()
         objects = [graph.objects[key] for key in new if type(key) is int]
         for array in of_types(self._types.arrays, objects):
-            if read_array("base", array) is None and read_array("nbytes", array) >= _LARGE:
+            is_owner = read_array("base", array) is None
+            if is_owner and read_array("nbytes", array) >= _LARGE:
                 _, start, end = place_of(array)
                 spans.append((start, end, id(array)))
-        numpy: Any = sys.modules.get("numpy")
-        can_read_buffers = library_type("numpy", "ndarray") is not None
-        buffers = of_types(BUFFERS, objects) if can_read_buffers else []
-        for data in buffers:
-            if sys.getsizeof(data) >= _LARGE:
-                _, start, end = place_of(numpy.frombuffer(data, "u1"))
-                spans.append((start, end, id(data)))
+        if library_type("numpy", "ndarray") is not None:
+            spans += _spans_of_buffers(objects)
         for key in new:
-            piece = graph.pieces.get(key) if type(key) is tuple else None
+            if type(key) is not tuple:
+                continue
+            piece = graph.pieces.get(key)
             if piece is not None and piece.address and piece.size_bytes >= _LARGE:
-                spans.append((piece.address, piece.address + piece.size_bytes, key))
-        return sorted(spans, key=lambda span: (span[0], -span[1], type(span[2]) is tuple))
+                end = piece.address + piece.size_bytes
+                spans.append((piece.address, end, key))
+        return sorted(spans, key=_order_of_span)
+
+
+def _spans_of_buffers(objects: Sequence[Any]) -> Iterator[tuple[int, int, NodeKey]]:
+    """Yield the start and end of large bytes and bytearrays among some objects."""
+    numpy: Any = sys.modules["numpy"]
+    for data in of_types(BUFFERS, objects):
+        if sys.getsizeof(data) >= _LARGE:
+            _, start, end = place_of(numpy.frombuffer(data, "u1"))
+            yield start, end, id(data)
+
+
+def _order_of_span(span: tuple[int, int, NodeKey]) -> tuple[int, int, bool]:
+    start, end, key = span
+    is_piece = type(key) is tuple
+    return start, -end, is_piece
+
+
+def _pieces_of_unusual(reader: Reader, tensor: object) -> list[Piece]:
+    """Return the memory of a sparse tensor or a wrapper, without what it refers to.
+
+    The tensors in a wrapper are references of it; those in a sparse tensor are not.
+    """
+    memory = _memory_of_unusual(reader, tensor)
+    if memory is None or memory.device == "meta":
+        return []
+    device = memory.device
+    return [Piece(("torch", key), size, device) for key, size in memory.storages.items()]
+
+
+def _memory_of_unusual(reader: Reader, tensor: object) -> Memory | None:
+    if reader.is_foreign(tensor):
+        return reader.own(tensor)
+    return reader.memory(tensor)
 
 
 def _owners(array: Any) -> list[object]:
@@ -246,5 +283,7 @@ def _owners(array: Any) -> list[object]:
     owner = read_array("base", array)
     while owner is not None:
         owners.append(owner)
-        owner = read_array("base", owner) if is_array(owner) else None
+        if not is_array(owner):
+            break
+        owner = read_array("base", owner)
     return owners

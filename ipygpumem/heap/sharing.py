@@ -45,7 +45,8 @@ def partners(region: Region, heap: Heap, held: Collection[int]) -> Partners:
     """
     own_pieces = dict[tuple[object, int], tuple[object, Piece]]()
     for item, piece in with_memory(list(region.objects.values())):
-        own_pieces[(piece.address or piece.key, piece.size_bytes)] = (item, piece)
+        place = piece.address or piece.key
+        own_pieces[place, piece.size_bytes] = (item, piece)
     if not own_pieces:
         return {}
     region_ids = region.objects.keys() | set(map(id, region.folded))
@@ -87,7 +88,8 @@ class _Outside:
                 self._spans.append((piece.address, piece.address + piece.size_bytes, place))
         self._spans.sort()
         self._starts = list(map(itemgetter(0), self._spans))
-        self._furthest = list(accumulate(map(itemgetter(1), self._spans), max))
+        ends = map(itemgetter(1), self._spans)
+        self._furthest = list(accumulate(ends, max))
         """The largest end of each span and those before it."""
 
     def on_memory_of(self, piece: Piece) -> list[object]:
@@ -95,9 +97,12 @@ class _Outside:
         sharers = self._by_key.get(piece.key, [])[:_MOST_PARTNERS]
         if not piece.address:
             return sharers
-        spans_before_end = bisect_left(self._starts, piece.address + piece.size_bytes)
+        end_of_piece = piece.address + piece.size_bytes
+        spans_before_end = bisect_left(self._starts, end_of_piece)
         for number in reversed(range(spans_before_end)):
-            if self._furthest[number] <= piece.address or len(sharers) >= _MOST_PARTNERS:
+            if len(sharers) >= _MOST_PARTNERS:
+                break
+            if self._furthest[number] <= piece.address:
                 break
             _, end, place = self._spans[number]
             if end > piece.address:
