@@ -199,9 +199,9 @@ class Folder:
         counts = list(map(sys.getrefcount, items))
         if counts and min(counts) >= COMMON_REFERENCES:  # such as many times None: half of the time
             distinct = list(by_identity(items).values())
-            if len(constants_among(distinct, list(map(sys.getrefcount, distinct)))) == len(
-                distinct
-            ):
+            counts_of_distinct = list(map(sys.getrefcount, distinct))
+            constants = constants_among(distinct, counts_of_distinct)
+            if len(constants) == len(distinct):
                 return (), ()
         is_single = list(map(self._once.__ge__, counts))
         if all(is_single):
@@ -289,8 +289,10 @@ class Folder:
         (array,) = part
         if not is_array(array) or read_array("base", array) is not None:
             return None
-        holds_many = holding_objects(part)[0] and read_array("size", array) > _MOST_INSIDE
-        return array if holds_many else None
+        holds_objects = holding_objects(part)[0]
+        if not holds_objects or read_array("size", array) <= _MOST_INSIDE:
+            return None
+        return array
 
     def _references_of_array(self, array: Any) -> Iterator[tuple[References, int]]:
         """Yield the objects in a long array in chunks; of a very long one, those of a sample."""
@@ -349,7 +351,9 @@ class Folder:
     def _is_short(self, item: Any) -> bool:
         """Return False for a container with more items than a link of a list has."""
         base = self._types.containers.get(id(type(item)))
-        return base is None or base.__len__(item) <= _MOST_IN_LINK
+        if base is None:
+            return True
+        return bool(base.__len__(item) <= _MOST_IN_LINK)
 
 
 class _Folding:
@@ -381,7 +385,8 @@ def constants_among(items: Sequence[Any], counts: Sequence[int]) -> set[int]:
     """
     if not counts or max(counts) < COMMON_REFERENCES:
         return set()
-    common = of_types(ATOMS, list(compress(items, map(COMMON_REFERENCES.__le__, counts))))
+    are_common = map(COMMON_REFERENCES.__le__, counts)
+    common = of_types(ATOMS, list(compress(items, are_common)))
     return {
         key for key, item in by_identity(common).items() if sys.getsizeof(item) <= _LARGEST_CONSTANT
     }
@@ -407,7 +412,9 @@ def _counts_of_one_holder() -> tuple[int, int]:
     """
     holder = [object()]
     references = gc.get_referents(holder)
-    return next(map(sys.getrefcount, references)), sys.getrefcount(references[0])
+    by_map = next(map(sys.getrefcount, references))
+    by_index = sys.getrefcount(references[0])
+    return by_map, by_index
 
 
 ONCE_IN_LIST, _ONCE_BY_INDEX = _counts_of_one_holder()

@@ -238,18 +238,21 @@ def _keeps_memory(kind: type) -> bool:
         return False
     module = _module_of(kind)
     name = name_of(kind)
-    package = module.partition(".")[0]
+    package, _, _ = module.partition(".")
     library = _NAMES.get(package, package)
-    if not library or library == "builtins" or library.startswith("swig_runtime_data"):
-        # functions and generators of Cython, and handles of objects whose classes are known
+    if library in ("", "builtins"):  # functions and generators of Cython
+        return False
+    if library.startswith("swig_runtime_data"):  # handles of objects whose classes are known
         return False
     if package in sys.stdlib_module_names:
         return name in _OF_STANDARD_LIBRARY.get(module, ())
-    is_of_cython = name.startswith("__pyx_")  # its closures and default arguments
-    if is_of_cython or _has_size_or_is_compiled(kind) or _is_enumeration(kind):
+    if name.startswith("__pyx_"):  # closures and default arguments of Cython
+        return False
+    if _has_size_or_is_compiled(kind) or _is_enumeration(kind):
         return False
     if library in _FOLLOWED:
-        return f"{module}.{name}".startswith(_EXCEPTIONS.get(library, ()))
+        starts_of_exceptions = _EXCEPTIONS.get(library, ())
+        return f"{module}.{name}".startswith(starts_of_exceptions)
     endings = _VALUES_OF.get(library, ())
     names = map(name_of, mro_of(kind))
     return not any(name.endswith(endings) for name in names)
@@ -266,7 +269,8 @@ def _has_size_or_is_compiled(kind: type) -> bool:
 
 def _is_enumeration(kind: type) -> bool:
     """Return True for an enumeration of pybind11."""
-    return "__members__" in class_dict(kind) and "__entries" in class_dict(kind)
+    attributes = class_dict(kind)
+    return "__members__" in attributes and "__entries" in attributes
 
 
 def _is_unreadable(kind: type) -> bool:
@@ -316,9 +320,10 @@ def _library(kind: type) -> str:
     not the user's.
     """
     for base in mro_of(kind):
-        first = _module_of(base).partition(".")[0]
-        if first and first != "builtins" and not is_users_class(base):
-            return _NAMES.get(first, first.lstrip("_"))
+        package, _, _ = _module_of(base).partition(".")
+        if package in ("", "builtins") or is_users_class(base):
+            continue
+        return _NAMES.get(package, package.lstrip("_"))
     return ""
 
 
@@ -360,10 +365,16 @@ def _module_that_has(kind: type) -> str:
     name = name_of(kind)
     module_of_library = ""
     for module_name, module in list(sys.modules.items()):
-        if is_instance(module, ModuleType) and module_dict(module).get(name) is kind:
-            if module_name.partition(".")[0] in sys.stdlib_module_names:
-                return module_name
-            module_of_library = module_of_library or module_name
+        if not is_instance(module, ModuleType):
+            continue
+        if module_dict(module).get(name) is not kind:
+            continue
+        package, _, _ = module_name.partition(".")
+        if package in sys.stdlib_module_names:
+            return module_name
+        module_of_library = module_of_library or module_name
     if module_of_library:
         return module_of_library
-    return "builtins" if _is_static(kind) else name
+    if _is_static(kind):
+        return "builtins"
+    return name

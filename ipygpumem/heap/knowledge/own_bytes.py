@@ -30,10 +30,15 @@ from ipygpumem.heap.tensors import Reader, each
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import MANAGED_DICT, flags_of
 
-_SMALL, _HEADER = 512, 8
-"""Largest size that CPython allocates itself, and the bytes that malloc adds to larger ones."""
+_SMALL = 512
+"""Largest size that CPython allocates itself."""
+_HEADER = 8
+"""Bytes that malloc adds to larger ones."""
 _GC_HEADER = 16
-TENSOR_BYTES, STORAGE_BYTES, _GRAPH, _VIEW = 192, 144, 192, 320
+TENSOR_BYTES = 192
+STORAGE_BYTES = 144
+_GRAPH = 192
+_VIEW = 320
 """Bytes of torch's C++ objects: of each tensor and storage, and for autograd of a tensor that needs
 a gradient, and of a view, as malloc rounds them.
 """
@@ -179,7 +184,9 @@ class OwnBytes:
         """Return True if a table has a function for a type, or it is one of the arrays that are
         read anyway.
         """
-        if bulk_reader(kind) is not None or behind(kind, self._loaded_readers) is not None:
+        if bulk_reader(kind) is not None:
+            return True
+        if behind(kind, self._loaded_readers) is not None:
             return True
         for base in (library_type("numpy", "ndarray"), library_type("torch", "Tensor")):
             if base is not None and type.__subclasscheck__(base, kind):
@@ -273,11 +280,14 @@ def _attributes_of(items: Sequence[object]) -> int:
     """Return the bytes of attributes stored outside a dict; ``items`` are of types
     that can do so.
     """
+    count = len(items)
     referents = gc.get_referents(*items)
-    attributes = len(referents) - len(items)  # each refers to its class, too
-    if attributes and len(of_types({id(dict)}, referents)) >= attributes:
-        return 0  # the dicts contain them
-    return _attributes_size(attributes // len(items)) * len(items)
+    attributes = len(referents) - count  # each refers to its class, too
+    if attributes:
+        dicts = of_types({id(dict)}, referents)
+        if len(dicts) >= attributes:  # which contain them
+            return 0
+    return _attributes_size(attributes // count) * count
 
 
 def _sizer(kind: type, is_read: bool) -> Callable[[Any], int] | None:
@@ -291,19 +301,23 @@ def _sizer(kind: type, is_read: bool) -> Callable[[Any], int] | None:
     if VISITS_BUFFER and type.__subclasscheck__(io.BytesIO, kind):
         return object.__sizeof__  # its own one adds the buffer, which is counted as bytes
     method = size_method(kind)
+    # That of pandas' IndexEngine adds its table, which a reader counts.
     if is_read and method.is_of_cython:
-        return (
-            object.__sizeof__
-        )  # that of pandas' IndexEngine adds its table, which a reader counts
-    return method.measure if method.is_overridden else None
+        return object.__sizeof__
+    if not method.is_overridden:
+        return None
+    return method.measure
 
 
 def _attributes_size(attributes: int) -> int:
     """Return the bytes of the array in which CPython stores an object's attributes, with one spare
     place.
     """
-    header = 16 if sys.version_info >= (3, 13) else (attributes + 10) & -8
-    return aligned(header + 8 * (attributes + 1))
+    header = 16
+    if sys.version_info < (3, 13):
+        header = (attributes + 10) & -8
+    pointers_bytes = 8 * (attributes + 1)
+    return aligned(header + pointers_bytes)
 
 
 def aligned(size: int) -> int:
