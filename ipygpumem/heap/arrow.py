@@ -37,7 +37,7 @@ class _Schema(Structure):
 
 
 def _last_fields(kind: type[Structure]) -> list[tuple[str, Any]]:
-    """Return the fields that end both structures: they lead to others of their kind."""
+    """Return the fields that end both structures: they lead to more structures of their kind."""
     pointer = POINTER(kind)
     return [
         ("children", POINTER(pointer)),
