@@ -174,8 +174,8 @@ class Rollback(Walk):
         saved = get()
 
         def undo() -> None:
-            now = get()
-            if same is None or not same(now, saved):
+            # Without a comparison it is not read: the code may have deleted it.
+            if same is None or not same(get(), saved):
                 put(saved)
 
         self._undo.append(undo)
@@ -241,7 +241,7 @@ class Rollback(Walk):
             for name in now.keys() - saved.keys():
                 type.__delattr__(value, name)
             for name, item in saved.items():
-                if now.get(name) is not item:
+                if name not in now or now[name] is not item:
                     type.__setattr__(value, name, item)
 
         inner = dict(self._state(attributes, restore))

@@ -556,6 +556,30 @@ def test_one_thing_that_cannot_be_put_back_does_not_keep_the_rest() -> None:
     assert kept == [1]
 
 
+class Shared:
+    """Has a finalizer, so that an estimate works on the object itself."""
+
+    __slots__ = ("value",)
+    default = None
+
+    def __del__(self) -> None: ...
+
+
+def test_what_code_deletes_is_put_back() -> None:
+    """An attribute in a slot, and a class attribute that is None."""
+    shared = Shared()
+    shared.value = 3
+
+    def step() -> None:
+        del shared.value
+        del Shared.default
+
+    notes = ipygpumem.estimate(step).notes
+    assert not any("could not be put back" in note for note in notes), notes
+    assert shared.value == 3
+    assert vars(Shared).get("default", "missing") is None
+
+
 def test_an_error_is_not_hidden_by_a_fake_tensor_that_it_left_half_made() -> None:
     def step() -> None:
         half = torch.empty(1)
