@@ -358,6 +358,30 @@ def test_tasks_that_only_the_loop_keeps_are_cancelled(kernel: Kernel, number: in
     assert kernel.value("kept.done()") is False
 
 
+@pytest.mark.parametrize("kept", ["error", "(error, error.__cause__)", "{'e': [error]}['e']"])
+def test_an_array_in_a_traceback_counts_once(kernel: Kernel, kept: str) -> None:
+    works(
+        kernel,
+        _LEFT,
+        """
+        def work():
+            data = np.ones(2**20)
+            try:
+                1 / 0
+            except ZeroDivisionError as error:
+                raise ValueError(1) from error
+        outer = []
+        """,
+        f"%%experiment e\ntry:\n    work()\nexcept ValueError as error:\n    outer.append({kept})",
+    )
+    ((at_the_end, _, _),) = left_by_experiment(kernel)
+    ((later, _, line),) = left(kernel)
+    assert at_the_end == pytest.approx(2**23, rel=0.02)
+    assert later == pytest.approx(2**23, rel=0.02)
+    works(kernel, line)
+    assert left(kernel) == []
+
+
 @pytest.mark.parametrize(
     "made",
     [

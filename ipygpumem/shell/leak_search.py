@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import re
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
@@ -16,7 +17,9 @@ from ipygpumem.heap.arrays import StorageKey, holding_objects, library_type, sto
 from ipygpumem.heap.bulk import Progress, by_identity, kinds_of, of_types
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.cuts import Cut
+from ipygpumem.heap.holders.frames import in_traceback
 from ipygpumem.heap.holders.graphs import live_tensors, requiring_grad
+from ipygpumem.heap.holders.references_of import items_of
 from ipygpumem.heap.holders.registries import Registered, kept_by_registries
 from ipygpumem.heap.holders.roots import NOTEBOOK
 from ipygpumem.heap.holders.rows import Row
@@ -273,7 +276,24 @@ class _OtherSurvivors:
         search = ArraySearch()
         for other in self.alive:
             for item in other.items:
-                self.storages.update(array.storage for _, array in search.find(item))
+                whole = [item, *_locals_of_errors(item)]
+                self.storages.update(array.storage for _, array in search.find(whole))
+
+
+def _locals_of_errors(item: object) -> list[object]:
+    """Return the objects of local names in the tracebacks of an exception, or of those in a
+    container: an array search does not enter them, but they count as its memory.
+    """
+    values = list[object]()
+    errors = by_identity([item, *items_of(item)])
+    waiting: list[Any] = [error for error in errors.values() if is_instance(error, BaseException)]
+    for error in waiting:  # the list grows by causes and contexts
+        values += [value for _, value in in_traceback(error)]
+        for other in gc.get_referents(error):
+            if is_instance(other, BaseException) and id(other) not in errors:
+                errors[id(other)] = other
+                waiting.append(other)
+    return values
 
 
 class _Objects:
