@@ -358,6 +358,19 @@ def test_tasks_that_only_the_loop_keeps_are_cancelled(kernel: Kernel, number: in
     assert kernel.value("kept.done()") is False
 
 
+@pytest.mark.xfail(strict=True, reason="small arrays without a name in these are not found")
+@pytest.mark.parametrize(
+    ("setup", "code"),
+    [
+        ("outer = np.empty(4, object)", "outer[1] = np.ones(2**18)"),
+        ("outer = {}; exec('data = None', outer)", "outer['data'] = np.ones(2**18)"),
+    ],
+)
+def test_an_array_without_a_name_is_left(kernel: Kernel, setup: str, code: str) -> None:
+    works(kernel, _LEFT, setup, f"%%experiment e\n{code}")
+    assert [row[0] for row in left_by_experiment(kernel)] == [pytest.approx(2**21, rel=0.02)]
+
+
 @pytest.mark.parametrize("kept", ["error", "(error, error.__cause__)", "{'e': [error]}['e']"])
 def test_an_array_in_a_traceback_counts_once(kernel: Kernel, kept: str) -> None:
     works(
