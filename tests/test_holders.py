@@ -371,6 +371,31 @@ def test_an_array_without_a_name_is_left(kernel: Kernel, setup: str, code: str) 
     assert [row[0] for row in left_by_experiment(kernel)] == [pytest.approx(2**21, rel=0.02)]
 
 
+@pytest.mark.xfail(strict=True, reason="the line empties the waiters of a condition, too")
+def test_a_task_that_waits_for_a_condition_is_cancelled(kernel: Kernel) -> None:
+    works(
+        kernel,
+        _LEFT,
+        """
+        async def work():
+            data = np.ones(2**20)
+            async with condition:
+                await condition.wait()
+            return data
+        condition = asyncio.Condition()
+        tasks, errors = [], []
+        """,
+        """%%experiment e
+tasks.append(asyncio.ensure_future(work()))
+tasks[0].add_done_callback(lambda task: errors.append(task.cancelled()))
+await asyncio.sleep(0.01)
+""",
+    )
+    ((_, _, line),) = left_by_experiment(kernel)
+    works(kernel, line, "await asyncio.sleep(0.01)")
+    assert kernel.value("errors") == [True]
+
+
 @pytest.mark.parametrize("kept", ["error", "(error, error.__cause__)", "{'e': [error]}['e']"])
 def test_an_array_in_a_traceback_counts_once(kernel: Kernel, kept: str) -> None:
     works(
