@@ -143,6 +143,17 @@ def test_a_model_may_be_used_first_inside_a_transform(step: str) -> None:
     assert names["found"].peak_bytes > 0
 
 
+def test_a_transform_works_on_tensors_of_the_notebook() -> None:
+    """The fake copies of its arguments are made outside it."""
+    names: dict[str, Any] = {"estimate": ipygpumem.estimate, "torch": torch}
+    code = """
+many, x = torch.ones(4, 1024, 1024), torch.ones(1024)
+found = estimate(lambda: torch.func.vmap(lambda w: w @ x)(many), device="cuda:0")
+"""
+    exec(code, names)
+    assert names["found"].peak_bytes >= names["many"].nbytes
+
+
 SCRIPTED_INSIDE = """
 import warnings
 warnings.simplefilter("ignore")
