@@ -1,0 +1,246 @@
+"""Compares estimates of a training step's peak by several tools, on five models in one run.
+
+Each tool gets the same step, in a process of its own: two steps with Adam in float32, whose true
+peak is that of torch's allocator on a simulated card. Run it with the simulated card's Python:
+
+    build/simgpu/python -m pip install --target build/estimators torchinfo accelerate vram-check
+    PYTHONPATH=build/estimators build/simgpu/python -m benchmarks.estimators
+
+It prints a line of JSON for each model: each tool's peak and CPU time, or its error.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+_HOME = Path(__file__).parent.parent
+_SECONDS = 600
+
+
+# -- models ----------------------------------------------------------------------------------------
+
+
+class Language(nn.Module):
+    """A causal transformer of ``deep`` blocks, with its head."""
+
+    def __init__(self, words: int, wide: int, deep: int, heads: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, wide)
+        block = nn.TransformerEncoderLayer(
+            wide, heads, 4 * wide, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.body = nn.TransformerEncoder(block, deep, enable_nested_tensor=False)
+        self.head = nn.Linear(wide, words)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        length = tokens.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
+        return self.head(self.body(self.words(tokens), mask, is_causal=True))
+
+
+class Recurrent(nn.Module):
+    """Cells of an LSTM, run step by step."""
+
+    def __init__(self, wide: int, classes: int) -> None:
+        super().__init__()
+        self.cell, self.head = nn.LSTMCell(wide, wide), nn.Linear(wide, classes)
+
+    def forward(self, steps: torch.Tensor) -> torch.Tensor:
+        hidden = cell = steps.new_zeros(len(steps), self.cell.hidden_size)
+        for number in range(steps.shape[1]):
+            hidden, cell = self.cell(steps[:, number], (hidden, cell))
+        return self.head(hidden)
+
+
+def _perceptron() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000)
+    )
+
+
+def _convolutions() -> nn.Module:
+    layers: list[nn.Module] = []
+    for before, after in ((3, 64), (64, 128), (128, 256)):
+        layers += [
+            nn.Conv2d(before, after, 3, padding=1),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 1000))
+
+
+def _encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.1, batch_first=True)
+    layers = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+    return nn.Sequential(layers, nn.Linear(512, 1000))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+    "perceptron, batch 4,096": (_perceptron, (4096, 1024), 0),
+    "convolutions, batch 32 of 128 px": (_convolutions, (32, 3, 128, 128), 0),
+    "encoder, batch 16 of 256": (_encoder, (16, 256, 512), 0),
+    "language model, batch 8 of 512": (lambda: Language(32000, 512, 8, 8), (8, 512), 32000),
+    "LSTM cells, batch 64 of 100 steps": (lambda: Recurrent(1024, 100), (64, 100, 1024), 0),
+}
+"""Function that makes the model, shape of its input, and number of words if it is of tokens."""
+
+
+class Step:
+    """Two training steps of a model."""
+
+    def __init__(self, name: str, device: str) -> None:
+        self.name = name
+        make, shape, words = MODELS[name]
+        torch.manual_seed(0)
+        self.model = make().to(device)
+        self.shape = shape
+        if words:
+            self.given = torch.randint(words, shape, device=device)
+        else:
+            self.given = torch.randn(shape, device=device)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+
+    def train(self) -> None:
+        for _ in range(2):
+            self.optimizer.zero_grad()
+            self.model(self.given).float().logsumexp(-1).mean().backward()
+            self.optimizer.step()
+
+
+# -- tools -----------------------------------------------------------------------------------------
+
+
+def _true(step: Step) -> int:
+    step.train()
+    return torch.cuda.max_memory_allocated()
+
+
+def _ours(step: Step) -> int:
+    import ipygpumem
+
+    return int(ipygpumem.estimate(step.train).peak_bytes)
+
+
+def _ours_without_card(step: Step) -> int:
+    import ipygpumem
+
+    return int(ipygpumem.estimate(step.train, device="cuda:0").peak_bytes)
+
+
+def _mem_tracker(step: Step) -> int:
+    """Return the peak that torch's tracker adds up while it follows the run on the card."""
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    tracker = MemTracker()
+    tracker.track_external(step.model, step.optimizer, step.given)
+
+    def forget(module: nn.Module, _: Any) -> None:
+        # It follows one call of a model, unless it forgets that.
+        if not tracker._mod_tracker.is_bw and tracker._mod_tracker.parents == {"Global"}:
+            tracker.memory_tracking.pop(module, None)
+
+    with register_module_forward_pre_hook(forget), tracker:
+        step.train()
+    return int(tracker.get_tracker_snapshot("peak")[torch.device("cuda:0")]["Total"])
+
+
+def _accelerate(step: Step) -> int:
+    from accelerate.commands.estimate import estimate_training_usage
+    from accelerate.utils import calculate_maximum_sizes
+
+    total_bytes, _ = calculate_maximum_sizes(step.model)
+    return int(max(estimate_training_usage(total_bytes, "float32").values()))
+
+
+def _deepspeed(step: Step) -> int:
+    from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
+
+    count = sum(parameter.numel() for parameter in step.model.parameters())
+    _, card_bytes = estimate_zero2_model_states_mem_needs(
+        count, num_gpus_per_node=1, num_nodes=1, cpu_offload=False, additional_buffer_factor=1.0
+    )
+    return int(card_bytes)
+
+
+def _torchinfo(step: Step) -> int:
+    import torchinfo
+
+    found = torchinfo.summary(step.model, input_data=step.given, verbose=0, mode="train")
+    return int(found.total_input + found.total_output_bytes + found.total_param_bytes)
+
+
+def _vram_check(step: Step) -> int:
+    from vram_check import analyze
+
+    is_of_sequences = len(step.shape) == 3 or not step.given.is_floating_point()
+    length = step.shape[1] if is_of_sequences else 1
+    found = analyze(step.model, step.shape[0], "fp32", "adam", training=True, seq_len=length)
+    return int(found["estimate"].total_bytes)
+
+
+TOOLS: dict[str, tuple[Callable[[Step], int], str, str]] = {
+    "the run": (_true, "cuda", "torch"),
+    "ipygpumem, with a card": (_ours, "cuda", "ipygpumem"),
+    "ipygpumem, CUDA hidden": (_ours_without_card, "cpu", "ipygpumem"),
+    "MemTracker": (_mem_tracker, "cuda", "torch"),
+    "accelerate": (_accelerate, "cpu", "accelerate"),
+    "DeepSpeed": (_deepspeed, "cpu", "deepspeed"),
+    "torchinfo": (_torchinfo, "cpu", "torchinfo"),
+    "vram-check": (_vram_check, "cpu", "vram-check"),
+}
+"""Function that returns the peak, the device on which it gets the step, and its package."""
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+def measure(model: str, tool: str) -> dict[str, Any]:
+    """Return a tool's figure for a model, and the CPU time that it took."""
+    function, device, _ = TOOLS[tool]
+    step = Step(model, device)
+    gc.collect()
+    began = time.process_time()
+    peak_bytes = function(step)
+    return {"peak": peak_bytes, "seconds": time.process_time() - began}
+
+
+def measured(model: str, tool: str) -> dict[str, Any]:
+    """Measure in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.estimators", model, tool]
+    environ = dict(os.environ)
+    if TOOLS[tool][1] == "cpu" and tool.startswith("ipygpumem"):
+        environ["CUDA_VISIBLE_DEVICES"] = ""
+    done = subprocess.run(
+        command, cwd=_HOME, env=environ, capture_output=True, text=True, timeout=_SECONDS
+    )
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        return {"error": (done.stderr.splitlines() or ["no output"])[-1]}
+    return json.loads(lines[-1])
+
+
+def main() -> None:
+    """Measure all tools with all models, and print the table."""
+    if len(sys.argv) > 2:
+        print(json.dumps(measure(*sys.argv[1:])))
+        return
+    for model in MODELS:
+        found = {tool: measured(model, tool) for tool in TOOLS}
+        print(json.dumps([model, found]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
