@@ -280,9 +280,14 @@ class AllocationTracker(StorageFollower):
         return result
 
     def _is_on_card(self, result: Any) -> bool:
-        """Return True if an operation's first result is on a card, or stands for one there."""
+        """Return True if an operation's first result has strides, and is on a card.
+
+        It may also stand for a result there.
+        """
         first = next(tensors_in(result), None)
-        return first is not None and self._devices.assumed(first.device).startswith("cuda")
+        if first is None or first.layout is not torch.strided:
+            return False
+        return self._devices.assumed(first.device).startswith("cuda")
 
     # -- roles of storages, from torch's hooks on leaves -------------------------------------------
 
