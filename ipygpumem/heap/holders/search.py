@@ -292,55 +292,76 @@ class _Explanation:
         self, key: StorageKey, chain: tuple[Root, Steps], way: Way, rows: RowHolders | None
     ) -> Way:
         """Return the way to the holder of a whole row, given the way to one of its arrays."""
-        root, steps = chain
         row = None if rows is None else rows.row(key)
         if rows is None or row is None:
-            return self._remove(key, steps[-1], self._objects[key], way)
-        shorter = tuple(rows.shortened(key, steps))
-        holder = shorter[-1]
-        arrays = row.held_arrays()
-        if id(holder) == row.object_id:
-            return self._remove(key, holder, arrays, self._writer.way(root, shorter))
-        library_object = self._library_object(root, shorter, rows)
-        if library_object is not None:
-            item, way_to_item = library_object
-            return self._remove(key, item, arrays, way_to_item)
-        if len(shorter) == len(steps):
-            return self._remove(key, holder, arrays, way)
-        if row.is_inside_item and is_instance(holder, dict):
-            # Such as a pandas object in a dict: it is removed as a whole.
-            item = steps[len(shorter)]
-            return self._remove(key, item, arrays, self._writer.way(root, (*shorter, item)))
-        whole = self._writer.way(root, shorter)
-        if root.is_all and whole.cut is not None:
-            return self._remove(key, holder, arrays, whole)  # such as ``plt.close(1)``
-        is_removed_as_whole = whole.cut is None or whole.is_advised
-        if is_removed_as_whole and whole.holder.advice not in ("", REMOVE):
-            return self._remove(key, None, arrays, whole)  # such as ``load.cache_clear()``
-        inner = self._way_inside(root, shorter, row, rows)
-        if inner.cuts:
-            path = whole.holder.path
-            way = replace(inner, holder=ReferencePath(path, inner.holder.advice))
-            return self._remove(key, None, arrays, way)
-        if whole.cut is not None and whole.cut.kind in _REGISTRATIONS:
-            # Such as a matplotlib figure: users close it and type nothing that is inside.
-            return self._remove(key, holder, arrays, whole)
-        # Each array is removed from all places by itself.
-        return self._remove(key, None, arrays, way)
+            removal = _Removal.of(chain[1][-1], self._objects[key], way)
+        else:
+            chain_to_holder = chain[0], tuple(rows.shortened(key, chain[1]))
+            removal = self._removal_of_row(row, rows, chain, chain_to_holder, way)
+        self._removed[key] = removal
+        return removal.way
 
-    def _remove(self, key: StorageKey, item: object, arrays: Sequence[object], way: Way) -> Way:
-        """Record the removal that frees a storage, and return the way to it.
+    def _removal_of_row(
+        self,
+        row: Row,
+        rows: RowHolders,
+        chain: tuple[Root, Steps],
+        chain_to_holder: tuple[Root, Steps],
+        way: Way,
+    ) -> _Removal:
+        """Return how to remove a whole row.
 
         Args:
-            key: the storage.
-            item: the object to remove; None if it stays.
-            arrays: the arrays that must die.
-            way: the way to the object, or the one that frees the arrays in it.
+            row: the row.
+            rows: all rows.
+            chain: the root and the steps to one of the row's arrays.
+            chain_to_holder: the root and the steps to the nearest object that has all of them.
+            way: the way to the array.
         """
-        if item is None or any(array is item for array in arrays):
-            item = None
-        self._removed[key] = _Removal(item, arrays, way)
-        return way
+        root, steps = chain_to_holder
+        holder = steps[-1]
+        arrays = row.held_arrays()
+        if id(holder) == row.object_id:
+            return _Removal.of(holder, arrays, self._writer.way(root, steps))
+        library_object = self._library_object(root, steps, rows)
+        if library_object is not None:
+            item, way_to_item = library_object
+            return _Removal.of(item, arrays, way_to_item)
+        steps_to_array = chain[1]
+        if len(steps) == len(steps_to_array):
+            return _Removal.of(holder, arrays, way)
+        if row.is_inside_item and is_instance(holder, dict):
+            # Such as a pandas object in a dict: it is removed as a whole.
+            item = steps_to_array[len(steps)]
+            return _Removal.of(item, arrays, self._writer.way(root, (*steps, item)))
+        removal = self._removal_with_holder(row, rows, chain_to_holder)
+        if removal is not None:
+            return removal
+        # Each array is removed from all places by itself.
+        return _Removal(None, arrays, way)
+
+    def _removal_with_holder(
+        self, row: Row, rows: RowHolders, chain: tuple[Root, Steps]
+    ) -> _Removal | None:
+        """Return how to remove the arrays of a row together with the object that has all of them,
+        or from it; None if one line cannot do so.
+        """
+        root, steps = chain
+        arrays = row.held_arrays()
+        whole = self._writer.way(root, steps)
+        if root.is_all and whole.cut is not None:
+            return _Removal.of(steps[-1], arrays, whole)  # such as ``plt.close(1)``
+        is_removed_as_whole = whole.cut is None or whole.is_advised
+        if is_removed_as_whole and whole.holder.advice not in ("", REMOVE):
+            return _Removal(None, arrays, whole)  # such as ``load.cache_clear()``
+        inner = self._way_inside(root, steps, row, rows)
+        if inner.cuts:
+            holder = ReferencePath(whole.holder.path, inner.holder.advice)
+            return _Removal(None, arrays, replace(inner, holder=holder))
+        if whole.cut is not None and whole.cut.kind in _REGISTRATIONS:
+            # Such as a matplotlib figure: users close it and type nothing that is inside.
+            return _Removal.of(steps[-1], arrays, whole)
+        return None
 
     def _library_object(
         self, root: Root, steps: Steps, rows: RowHolders
@@ -455,8 +476,15 @@ class _Removal(NamedTuple):
     item: object
     """The object to remove as a whole; None if only the arrays are removed."""
     arrays: Sequence[object]
+    """The arrays that must die."""
     way: Way
-    """The best way to it."""
+    """The best way to the object, or the one that frees the arrays in it."""
+
+    @classmethod
+    def of(cls, item: object, arrays: Sequence[object], way: Way) -> _Removal:
+        """Return the removal of an object, which may be one of the arrays."""
+        is_array = any(array is item for array in arrays)
+        return cls(None if is_array else item, arrays, way)
 
     @property
     def targets(self) -> list[object]:
