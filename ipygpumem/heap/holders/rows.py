@@ -7,7 +7,7 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from itertools import compress
 from operator import not_
 
-from ipygpumem.heap.arrays import StorageKey, describe, is_of_pandas, storage_key
+from ipygpumem.heap.arrays import StorageKey, describe, is_of_library, is_of_pandas, storage_key
 from ipygpumem.heap.bulk import by_identity, chunks
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.knowledge.barriers import Barriers
@@ -116,6 +116,8 @@ class RowHolders:
         for number, item in enumerate(chain[:position]):
             if id(item) == row.object_id and not is_instance(item, BaseException):
                 return chain[: number + 1]  # all of the name's object is alive
+        if _are_parts_of_module(chain[: position + 1]):
+            position -= 1
         while position > 0 and _is_inner(chain[position - 1], chain[position]):
             position -= 1
             row.is_inside_item = True
@@ -239,6 +241,16 @@ class RowHolders:
 def _is_empty(value: object) -> bool:
     """Return True for an empty container of a type whose length no user's code tells."""
     return is_exactly(value, *_CONTAINERS) and not value
+
+
+def _are_parts_of_module(chain: Sequence[object]) -> bool:
+    """Return True if a chain ends at the dict of a torch module's parameters or buffers."""
+    if len(chain) < 3 or not is_of_library(chain[-3], "torch.nn", "Module"):
+        return False
+    attributes = instance_dict(chain[-3])
+    if attributes is None or attributes is not chain[-2]:
+        return False
+    return any(attributes.get(name) is chain[-1] for name in ("_parameters", "_buffers"))
 
 
 def _is_inner(owner: object, item: object) -> bool:
