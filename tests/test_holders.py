@@ -30,6 +30,20 @@ def ask(name):
 kernel = kernel_with("%load_ext ipygpumem", _ASK, HIDE_LIBRARIES)
 
 
+@pytest.fixture(autouse=True)
+def earlier_tests_out_of_sight(kernel: Kernel) -> None:
+    """Hide what earlier tests have imported and made: with pandas and torch a look takes a second
+    longer.
+    """
+    works(kernel, HIDE_LIBRARIES)
+
+
+@pytest.fixture
+def libraries_in_sight(kernel: Kernel, earlier_tests_out_of_sight: None) -> None:
+    """Show them again, because a library's objects hold what a test makes."""
+    works(kernel, "import gc; gc.unfreeze()")
+
+
 def why(kernel: Kernel, name: str) -> Any:
     """Return the record of ``%gpumem why name``."""
     return json.loads(kernel.value(f"ask({name!r})"))
@@ -660,6 +674,7 @@ def test_lines_of_two_containers_free_both(kernel: Kernel) -> None:
 # -- figures --------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("libraries_in_sight")
 def test_many_figures_are_one_row(kernel: Kernel) -> None:
     needs("matplotlib")
     works(
@@ -686,6 +701,7 @@ def test_many_figures_are_one_row(kernel: Kernel) -> None:
     assert alive(kernel) == 0
 
 
+@pytest.mark.usefixtures("libraries_in_sight")
 def test_drawn_figures_are_one_row(kernel: Kernel) -> None:
     needs("matplotlib")
     works(
@@ -713,6 +729,7 @@ def test_drawn_figures_are_one_row(kernel: Kernel) -> None:
     assert alive(kernel) == 0
 
 
+@pytest.mark.usefixtures("libraries_in_sight")
 def test_figures_of_an_experiment_leave_older_ones_open(kernel: Kernel) -> None:
     needs("matplotlib")
     works(
@@ -856,6 +873,7 @@ def test_an_experiment_names_cycles_through_arrays(kernel: Kernel) -> None:
     assert alive(kernel) == 0
 
 
+@pytest.mark.usefixtures("libraries_in_sight")
 @linux
 @pytest.mark.parametrize("code", _CYCLES.values(), ids=_CYCLES)
 def test_a_cycle_through_an_array_is_called_one(kernel: Kernel, code: str) -> None:
