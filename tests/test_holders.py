@@ -940,3 +940,15 @@ def test_one_line_has_the_lines_of_all_holders(kernel: Kernel, code: str, line: 
 def test_no_line_is_shown_that_is_unsafe_to_paste(kernel: Kernel, code: str) -> None:
     works(kernel, "x = bytearray(8 << 20)", code)
     assert one_line(kernel, "x") == ""
+
+
+def test_one_line_removes_a_part_that_a_cell_shows(kernel: Kernel) -> None:
+    needs("torch")
+    works(
+        kernel,
+        _LEFT,
+        "import torch; layers = torch.nn.Sequential(torch.nn.Linear(2, 2))",
+        "%%experiment e\nlayers.append(torch.nn.Linear(1024, 1024))",
+    )
+    ((_, _, line),) = left_by_experiment(kernel)
+    assert line == "del layers[1]  # if nothing needs it"

@@ -150,6 +150,7 @@ class PathWriter:
                 FORGET_LAST_ERROR  # %gpumem free clears frames, not what the error itself refers to
             )
         way = path.way(root, is_root_itself=len(steps) == 1, ended_id=ended_id)
+        cut = way.cut
         if path.is_own and not path.advice:
             # A parameter may be older than its new memory, and optimizers need their state.
             advice = ""
@@ -157,9 +158,11 @@ class PathWriter:
             is_needed = is_parameter or is_in_optimizer_state(steps)
             if self._of_leaks and not is_needed and way.holder.advice not in ("", REMOVE):
                 advice = f"{way.holder.advice}{_UNLESS_NEEDED}"
+            if not advice:
+                cut = None
             way = Way(replace(way.holder, advice=advice))
         step_ids = tuple(map(id, steps))
-        return replace(way, step_ids=step_ids, removed=_removed(way.cut, ended_id, step_ids))
+        return replace(way, step_ids=step_ids, removed=_removed(cut, ended_id, step_ids))
 
     def _write(self, steps: Sequence[object], path: Path) -> int:
         """Write all steps; return the identity of the object that the advice ends, 0 if none."""
