@@ -44,7 +44,7 @@ from ipygpumem.heap.bulk import (
 from ipygpumem.heap.holders.frames import emptied_locals, running_locals
 from ipygpumem.heap.knowledge.text_keys import referents_of
 from ipygpumem.heap.large import LargeObjects
-from ipygpumem.heap.referrers import Referrers
+from ipygpumem.heap.referrers import CopiedReferences, Referrers
 from ipygpumem.heap.tensors import Reader
 from ipygpumem.introspect import ATOMS, identities, loaded_object, mro_of
 from ipygpumem.probes.accelerators import loaded_torch
@@ -183,7 +183,7 @@ class Heap:
         """Untracked containers that hold more than plain numbers and text."""
         self._containers_of_atoms: list[object] = []
         """The other untracked containers, some several times."""
-        self._references: list[bytes] = []
+        self._references = CopiedReferences()
         """Identities of the objects to which each part of the tracked ones refers."""
         self._types = types
         self._of_types: dict[int, object] = {}
@@ -251,7 +251,7 @@ class Heap:
             in_dicts = 0
             if observer is None:
                 references = gc.get_referents(*tracked.without_types(ROWS))  # not our own rows
-                self._references.append(identities(references))
+                self._references.add(identities(references))
             else:  # asks for no referrers, but for the text keys of dicts
                 references, in_dicts = referents_of(tracked, ROWS)
             untracked = list(filterfalse(gc.is_tracked, references))

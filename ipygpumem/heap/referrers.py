@@ -9,9 +9,11 @@ hold: these are searched here, too.
 from __future__ import annotations
 
 import gc
+from array import array as number_array
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import compress, repeat
-from operator import not_
+from operator import eq, not_
 from typing import Any
 
 from ipygpumem.heap.arrays import flat_elements, holding_objects, is_array, library_type
@@ -20,7 +22,60 @@ from ipygpumem.heap.knowledge.text_keys import dicts_with_keys
 from ipygpumem.introspect import is_atom
 
 _FEW = 3
-"""Maximum number of objects that are searched one by one in copied references."""
+"""Maximum number of objects that are searched one by one in unsorted references."""
+_UNSORTED = 4
+"""Number of searches for more objects after which the references are sorted, which takes as long as
+some three of them.
+"""
+_NO_IDENTITY = 2**64 - 1
+
+
+class CopiedReferences:
+    """The identities of all objects to which those in each part of the heap refer."""
+
+    def __init__(self) -> None:
+        self._rows: list[bytes] = []
+        self._sorted: list[number_array[int]] = []
+        """The same without duplicates, once there have been many searches: those of a drawn figure,
+        in which everything refers to everything, are 60.
+        """
+        self._searches = 0
+
+    def add(self, row: bytes) -> None:
+        """Add the references of the next part, a row of ``identities``."""
+        self._rows.append(row)
+
+    def parts_with(self, wanted: Collection[int]) -> list[bool]:
+        """Return for each part whether it refers to one of the ``wanted`` objects, and maybe to
+        some that are no longer there.
+        """
+        if len(wanted) > _FEW:
+            self._searches += 1
+        if self._rows and self._searches > _UNSORTED:
+            self._sorted = list(map(_sorted_row, self._rows))
+            self._rows.clear()
+        if self._sorted:
+            in_order = list(wanted)
+            return [_is_any_in_sorted(in_order, row) for row in self._sorted]
+        return [_is_any_in(wanted, row) for row in self._rows]
+
+
+def _sorted_row(row: bytes) -> number_array[int]:
+    """Return the identities in a row in order, each once, and a last one that no object has."""
+    return number_array("Q", [*sorted(set(memoryview(row).cast("Q"))), _NO_IDENTITY])
+
+
+def _is_any_in_sorted(wanted: list[int], row: number_array[int]) -> bool:
+    """Return True if one of some identities is in a sorted row."""
+    places = map(bisect_left, repeat(row), wanted)
+    return any(map(eq, map(row.__getitem__, places), wanted))
+
+
+def _is_any_in(wanted: Collection[int], row: bytes) -> bool:
+    """Return True if one of some identities is in a row of ``identities``."""
+    if len(wanted) > _FEW:
+        return not set(wanted).isdisjoint(memoryview(row).cast("Q"))
+    return any(position(identity, row) is not None for identity in wanted)
 
 
 class Referrers:
@@ -28,8 +83,7 @@ class Referrers:
 
     Args:
         tracked: the objects that the collector tracked at the moment.
-        references: the identities of the objects to which these refer, a row of ``identities`` for
-            each of their ``chunks``.
+        references: the objects to which each of their ``chunks`` refers.
         containers: untracked containers that hold more than plain numbers and text.
         containers_of_atoms: untracked containers of plain numbers and text, such as the dict of an
             ``lru_cache``; some several times.
@@ -39,7 +93,7 @@ class Referrers:
     def __init__(
         self,
         tracked: list[object],
-        references: list[bytes],
+        references: CopiedReferences,
         containers: list[object],
         containers_of_atoms: list[object],
         ndarrays: list[object],
@@ -140,17 +194,10 @@ class Referrers:
         when the references were copied.
         """
         candidates = list[object]()
-        for part, row in zip(chunks(self._tracked), self._references, strict=True):
-            if _is_any_in(objects, row):
-                candidates += _referring_to(objects, part)
+        parts = compress(chunks(self._tracked), self._references.parts_with(objects))
+        for part in parts:
+            candidates += _referring_to(objects, part)
         return candidates
-
-
-def _is_any_in(wanted: Collection[int], row: bytes) -> bool:
-    """Return True if one of some identities is in a row of ``identities``."""
-    if len(wanted) > _FEW:
-        return not set(wanted).isdisjoint(memoryview(row).cast("Q"))
-    return any(position(identity, row) is not None for identity in wanted)
 
 
 def _that_refer_to(objects: dict[int, object], candidates: list[object]) -> list[object]:

@@ -102,6 +102,8 @@ class BackwardSearch:
         """The objects by which each referrer was found."""
         self._reference_counts: dict[int, Counter[int]] = {}
         """Number of references from each holder to each object, by their identities."""
+        self._are_removable_from: dict[int, bool] = {}
+        """Whether a user can remove what an object refers to, for all asked about but dicts."""
         self._kept: list[tuple[Root, int]] = []
         """Roots, and the objects that they keep."""
         self._roots_at: dict[int, list[Root]] = {}
@@ -404,19 +406,19 @@ class BackwardSearch:
         """Return True for an object from which a user can remove what it refers to."""
         item: Any = self._objects[key]
         if is_instance(item, dict):
-            if key not in self._referrers:
-                return False  # an object's own dict dies with the object: its referrers tell
-            owners = [self._objects[referrer] for referrer in self._referrers[key]]
-            if owners and all(type(owner) is MappingProxyType for owner in owners):
-                return False  # only a name of the dict itself could remove an item
-            return not any(owns(owner, item) for owner in owners)
-        if is_exactly(item, *SUSPENDED):
-            return True
-        if any(is_instance(item, kind) for kind in (list, set, deque, type)):
-            return True
-        if is_array(item) or is_instance(item, tuple):
-            return False
-        return is_users_class(type(item)) or is_removable_from(item)
+            return self._can_remove_from_dict(key, item)
+        if key not in self._are_removable_from:
+            self._are_removable_from[key] = _can_remove_from(item)
+        return self._are_removable_from[key]
+
+    def _can_remove_from_dict(self, key: int, item: dict[str, object]) -> bool:
+        """Return True for a dict from which a user can remove an item, as far as is known yet."""
+        if key not in self._referrers:
+            return False  # an object's own dict dies with the object: its referrers tell
+        owners = [self._objects[referrer] for referrer in self._referrers[key]]
+        if owners and all(type(owner) is MappingProxyType for owner in owners):
+            return False  # only a name of the dict itself could remove an item
+        return not any(owns(owner, item) for owner in owners)
 
     def _steps_down(self, key: int | None, linked: dict[int, int | None]) -> Steps:
         """Return the chain from an object to the target by which it was found."""
@@ -463,6 +465,17 @@ def _order(root: Root) -> tuple[int, bool, bool, str]:
     such as ``warnings.filters`` before ``_warnings.filters``.
     """
     return (root.rank, root.advice == REMOVE, root.text.startswith("module _"), root.text)
+
+
+def _can_remove_from(item: Any) -> bool:
+    """Return True for an object, no dict, from which a user can remove what it refers to."""
+    if is_exactly(item, *SUSPENDED):
+        return True
+    if any(is_instance(item, kind) for kind in (list, set, deque, type)):
+        return True
+    if is_array(item) or is_instance(item, tuple):
+        return False
+    return is_users_class(type(item)) or is_removable_from(item)
 
 
 def _is_in_its_module(kind: type) -> bool:
