@@ -952,3 +952,30 @@ def test_one_line_removes_a_part_that_a_cell_shows(kernel: Kernel) -> None:
     )
     ((_, _, line),) = left_by_experiment(kernel)
     assert line == "del layers[1]  # if nothing needs it"
+
+
+def test_no_line_takes_a_group_s_parameters_from_an_optimizer(kernel: Kernel) -> None:
+    needs("torch")
+    works(
+        kernel,
+        _LEFT,
+        """
+        import torch
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.Adam(model.parameters())
+        """,
+        """
+        %%experiment e
+        net = torch.nn.Linear(1024, 1024)
+        optimizer.add_param_group({"params": net.parameters()})
+        """,
+    )
+    ((_, path, line),) = left_by_experiment(kernel)
+    assert path.startswith('notebook variable optimizer.param_groups[1]["params"]')
+    assert line == ""
+    works(kernel, "net = optimizer.param_groups[1]['params']; net[0].sum().backward()")
+    works(kernel, "%%experiment e\noptimizer.step()\ndel net")
+    lines = [line for _, path, line in left(kernel) if "param_groups" in path]
+    assert lines
+    assert all(line.startswith("optimizer.state.clear()  # and remove it") for line in lines)
+    works(kernel, *lines, "optimizer.step()")

@@ -65,7 +65,7 @@ from ipygpumem.heap.holders.roots import (
 from ipygpumem.heap.holders.tasks import is_pending
 from ipygpumem.heap.holders.torch_steps import (
     advice_for_graph,
-    is_in_optimizer_state,
+    is_needed_by_optimizer,
     went_into_torch,
 )
 from ipygpumem.heap.libraries import is_segment
@@ -155,7 +155,7 @@ class PathWriter:
             # A parameter may be older than its new memory, and optimizers need their state.
             advice = ""
             is_parameter = is_of_library(steps[-1], "torch.nn", "Parameter")
-            is_needed = is_parameter or is_in_optimizer_state(steps)
+            is_needed = is_parameter or is_needed_by_optimizer(steps)
             if self._of_leaks and not is_needed and way.holder.advice not in ("", REMOVE):
                 advice = f"{way.holder.advice}{_UNLESS_NEEDED}"
             if not advice:

@@ -98,6 +98,7 @@ def went_into_torch(path: Path, steps: Sequence[object], names: Mapping[str, obj
     if is_of_library(parent, "torch.optim", "Optimizer"):
         if name == ".state":
             path.advise(_clearing_state(parent, child, path), "")
+            path.ended = child  # the groups still lead to the parameters
             if _is_added_state(steps):
                 return 0
         path.note_own()
@@ -117,13 +118,28 @@ def _is_added_state(steps: Sequence[object]) -> bool:
     return key is not None and not (type(key) is str and key in _MADE_IN_STEPS)
 
 
-def is_in_optimizer_state(steps: Sequence[object]) -> bool:
-    """Return True if a chain leads through the state of an optimizer, which its next step needs."""
-    for owner, child in itertools.pairwise(steps):
-        is_optimizer = is_of_library(owner, "torch.optim", "Optimizer")
-        if is_optimizer and attribute_text(owner, child) == ".state":
+def is_needed_by_optimizer(steps: Sequence[object]) -> bool:
+    """Return True if a chain leads through what the next step of an optimizer needs: its state, or
+    the parameters of a group.
+    """
+    for position, (owner, child) in enumerate(itertools.pairwise(steps)):
+        if not is_of_library(owner, "torch.optim", "Optimizer"):
+            continue
+        name = attribute_text(owner, child)
+        if name == ".state":
+            return True
+        group_and_more = steps[position + 2 :]
+        if name == ".param_groups" and _are_parameters(group_and_more):
             return True
     return False
+
+
+def _are_parameters(steps: Sequence[object]) -> bool:
+    """Return True if a chain leads from the options of an optimizer's group to its parameters."""
+    if len(steps) < 2:
+        return False
+    group: Any = steps[0]
+    return is_instance(group, dict) and dict.get(group, "params") is steps[1]
 
 
 def _went_into_hooks(
