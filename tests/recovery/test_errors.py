@@ -310,7 +310,7 @@ def test_a_recovery_shows_small_locals_and_how_to_keep_all_of_them(
         """,
     )
     (text,) = reply.reports("recovery")
-    assert f"%config IPyGpuMem.release_frames = '{option}' keeps them" in text
+    assert f"to keep them: %config IPyGpuMem.release_frames = '{option}'" in text
     shown = (
         f"lr = 0.1, name = '<b>run\\n', flag = True, none = None, hf_token = …, text = "
         f"'{'a' * 40}'…"

@@ -478,14 +478,14 @@ results.append(frame.group_by('t').agg(polars.col('n').sum()).sort('n').height)
     assert survivors(notebook) == []
 
 
-def test_text_beside_an_unnamed_array_has_a_row_of_its_own(notebook: Kernel) -> None:
+def test_text_beside_an_unnamed_array_is_in_its_row(notebook: Kernel) -> None:
     pytest.importorskip("numpy")
     works(notebook, "import numpy\ncache = {}")
     made = '{"text": ["row %d " % i * 20 for i in range(100_000)], "x": numpy.ones(1 << 22)}'
     works(notebook, f'%%experiment a\ncache["run"] = {made}')
-    arrays = [size for kind, size, _ in survivors(notebook) if kind == "ndarray"]
-    assert arrays == [32 << 20]
-    assert sum(size for _, size, _ in survivors(notebook)) > 44 << 20
+    # Two rows would have lines of which the first makes the second fail.
+    ((_, size, _),) = survivors(notebook)
+    assert size > 44 << 20
 
 
 KINDS: dict[str, tuple[str, float]] = {

@@ -103,7 +103,7 @@ class BackwardSearch:
         self._reference_counts: dict[int, Counter[int]] = {}
         """Number of references from each holder to each object, by their identities."""
         self._are_removable_from: dict[int, bool] = {}
-        """Whether a user can remove what an object refers to, for all asked about but dicts."""
+        """True for an object from which a user can remove what it refers to; not for dicts."""
         self._kept: list[tuple[Root, int]] = []
         """Roots, and the objects that they keep."""
         self._roots_at: dict[int, list[Root]] = {}
