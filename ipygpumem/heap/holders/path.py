@@ -238,7 +238,7 @@ def is_simple(line: str) -> bool:
     """Return True for code to which other statements can be appended: no words, magic or loop."""
     try:
         body = ast.parse(line).body
-    except SyntaxError:
+    except (SyntaxError, ValueError):  # the latter for half a surrogate pair in a user's text
         return False
     return bool(body) and not any(isinstance(statement, _BLOCKS) for statement in body)
 
