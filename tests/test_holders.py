@@ -38,10 +38,8 @@ def earlier_tests_out_of_sight(kernel: Kernel) -> None:
     works(kernel, HIDE_LIBRARIES)
 
 
-@pytest.fixture
-def libraries_in_sight(kernel: Kernel, earlier_tests_out_of_sight: None) -> None:
-    """Show them again, because a library's objects hold what a test makes."""
-    works(kernel, "import gc; gc.unfreeze()")
+small_kernel = kernel_with("%load_ext ipygpumem", _ASK)
+"""For tests in which a library's own objects hold something, so that nothing can be hidden."""
 
 
 def why(kernel: Kernel, name: str) -> Any:
@@ -674,11 +672,10 @@ def test_lines_of_two_containers_free_both(kernel: Kernel) -> None:
 # -- figures --------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("libraries_in_sight")
-def test_many_figures_are_one_row(kernel: Kernel) -> None:
+def test_many_figures_are_one_row(small_kernel: Kernel) -> None:
     needs("matplotlib")
     works(
-        kernel,
+        small_kernel,
         _LEFT,
         """
         import matplotlib
@@ -692,20 +689,19 @@ def test_many_figures_are_one_row(kernel: Kernel) -> None:
         """,
         "%%experiment e\ndraw(96)",
     )
-    assert alive(kernel) == 96
-    (row,) = [row for row in left_by_experiment(kernel) if "matplotlib" in row[1]]
+    assert alive(small_kernel) == 96
+    (row,) = [row for row in left_by_experiment(small_kernel) if "matplotlib" in row[1]]
     assert row[1:] == ("96 matplotlib figures", 'plt.close("all")')
     assert row[0] >= 96 * 1_600_000
-    assert {row[1:] for row in left(kernel)} == {row[1:]}
-    works(kernel, row[2])
-    assert alive(kernel) == 0
+    assert {row[1:] for row in left(small_kernel)} == {row[1:]}
+    works(small_kernel, row[2])
+    assert alive(small_kernel) == 0
 
 
-@pytest.mark.usefixtures("libraries_in_sight")
-def test_drawn_figures_are_one_row(kernel: Kernel) -> None:
+def test_drawn_figures_are_one_row(small_kernel: Kernel) -> None:
     needs("matplotlib")
     works(
-        kernel,
+        small_kernel,
         _LEFT,
         """
         import matplotlib
@@ -721,19 +717,18 @@ def test_drawn_figures_are_one_row(kernel: Kernel) -> None:
             fig.canvas.draw()
         """,
     )
-    assert alive(kernel) == 4
-    (row,) = left_by_experiment(kernel)
+    assert alive(small_kernel) == 4
+    (row,) = left_by_experiment(small_kernel)
     assert row[1:] == ("4 matplotlib figures", 'plt.close("all")')
-    assert {row[1:] for row in left(kernel)} == {row[1:]}
-    works(kernel, row[2])
-    assert alive(kernel) == 0
+    assert {row[1:] for row in left(small_kernel)} == {row[1:]}
+    works(small_kernel, row[2])
+    assert alive(small_kernel) == 0
 
 
-@pytest.mark.usefixtures("libraries_in_sight")
-def test_figures_of_an_experiment_leave_older_ones_open(kernel: Kernel) -> None:
+def test_figures_of_an_experiment_leave_older_ones_open(small_kernel: Kernel) -> None:
     needs("matplotlib")
     works(
-        kernel,
+        small_kernel,
         _LEFT,
         """
         import matplotlib
@@ -745,10 +740,10 @@ def test_figures_of_an_experiment_leave_older_ones_open(kernel: Kernel) -> None:
         "%%experiment e\nplt.figure(); plt.plot(np.ones(400_000)); plt.figure(); "
         "plt.plot(np.ones(400_000))",
     )
-    (row,) = [row for row in left_by_experiment(kernel) if "matplotlib figure" in row[1]]
-    works(kernel, row[2])
-    assert kernel.value("plt.get_fignums()") == [1]
-    works(kernel, "plt.close('all')")
+    (row,) = [row for row in left_by_experiment(small_kernel) if "matplotlib figure" in row[1]]
+    works(small_kernel, row[2])
+    assert small_kernel.value("plt.get_fignums()") == [1]
+    works(small_kernel, "plt.close('all')")
 
 
 # -- data frames ----------------------------------------------------------------------------------
@@ -873,13 +868,12 @@ def test_an_experiment_names_cycles_through_arrays(kernel: Kernel) -> None:
     assert alive(kernel) == 0
 
 
-@pytest.mark.usefixtures("libraries_in_sight")
 @linux
 @pytest.mark.parametrize("code", _CYCLES.values(), ids=_CYCLES)
-def test_a_cycle_through_an_array_is_called_one(kernel: Kernel, code: str) -> None:
-    works(kernel, _LEFT, f"class Owner: pass\ndef make():{code.rstrip()}\n    {_WATCH}")
-    works(kernel, "%%experiment e\nmake()")
-    rows = left(kernel)
+def test_a_cycle_through_an_array_is_called_one(small_kernel: Kernel, code: str) -> None:
+    works(small_kernel, _LEFT, f"class Owner: pass\ndef make():{code.rstrip()}\n    {_WATCH}")
+    works(small_kernel, "%%experiment e\nmake()")
+    rows = left(small_kernel)
     assert len(rows) == 1, rows
     (row,) = rows
     assert row[0] == pytest.approx(8 * MIB, rel=0.1)
@@ -887,8 +881,8 @@ def test_a_cycle_through_an_array_is_called_one(kernel: Kernel, code: str) -> No
         "a cycle through an array of objects, which Python never frees",
         "set the array's elements to None before you delete it",
     )
-    works(kernel, "watched[-1]().fill(None)")
-    assert left(kernel) == []
+    works(small_kernel, "watched[-1]().fill(None)")
+    assert left(small_kernel) == []
 
 
 # -- the lines of all holders as one ---------------------------------------------------------------
