@@ -257,4 +257,4 @@ def test_leaks_tells_findings_below_its_usual_line(kernel: Kernel) -> None:
     )
     (report,) = works(kernel, scope, "%gpumem leaks").leaks()
     assert "losses: 3 tensors keep their autograd graphs" in report
-    assert report.splitlines()[0] == "2 leaks · 4 MiB"
+    assert report.splitlines()[0] == "1 leak · 4 MiB"
