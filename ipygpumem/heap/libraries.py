@@ -169,7 +169,7 @@ def _jax_array(array: Any) -> Iterator[object]:
     if array.is_deleted():
         return
     devices = sorted(array.devices(), key=_number_of_device)
-    device = _name_of_device(devices[0])
+    device = name_of_jax_device(devices[0])
     address = 0
     if array.is_ready() and len(devices) == 1:
         address = int(array.unsafe_buffer_pointer())
@@ -186,7 +186,7 @@ def _number_of_device(device: Any) -> int:
     return int(device.id)
 
 
-def _name_of_device(device: Any) -> str:
+def name_of_jax_device(device: Any) -> str:
     """Return the name of a device of JAX, such as ``jax:0``."""
     if device.platform == "cpu":
         return "cpu"

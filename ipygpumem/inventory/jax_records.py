@@ -10,6 +10,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import is_array, library_type, memory_of, place_of
 from ipygpumem.heap.bulk import by_identity
+from ipygpumem.heap.libraries import name_of_jax_device
 from ipygpumem.introspect import is_instance, loaded, type_name
 from ipygpumem.inventory.labels import Labels
 from ipygpumem.inventory.records import TensorRecord
@@ -71,23 +72,13 @@ def _record(array: Any, labels: Labels) -> TensorRecord:
         type_name=type_name(array),
         shape=tuple(map(int, array.shape)),
         dtype=str(array.dtype),
-        device=_name_of(devices[0]),
+        device=name_of_jax_device(devices[0]),
         size_bytes=int(array.on_device_size_in_bytes()),
         cell=labels.cell(array),
         library="jax",
         storage=storage,
         note=note,
     )
-
-
-def _name_of(device: Any) -> str:
-    """Return a device's name, such as ``jax:0``."""
-    if device.platform == "cpu":
-        return "cpu"
-    number = getattr(device, "local_hardware_id", None)
-    if number is None:
-        number = device.id
-    return f"jax:{number}"
 
 
 def shown_by_jax(arrays: Sequence[object], records: dict[int, TensorRecord]) -> set[int]:

@@ -484,20 +484,17 @@ def _user_and_remover(
     rows: Sequence[RetainedArray],
 ) -> tuple[RetainedArray, RetainedArray] | None:
     """Return a row whose line names an object, and the row whose line removes it."""
-    lines = list[tuple[RetainedArray, _Expressions]]()
+    with_lines = list[tuple[RetainedArray, str, _Expressions]]()
     for row in rows:
-        if row.holder is not None and is_simple(_line_of(row.holder)):
-            lines.append((row, _Expressions.of(_line_of(row.holder))))
-    for user, of_user in lines:
-        for remover, of_remover in lines:
-            is_other = user is not remover and _line_of_row(user) != _line_of_row(remover)
-            if is_other and not of_user.used.isdisjoint(of_remover.removed):
+        line = "" if row.holder is None else _line_of(row.holder)
+        if is_simple(line):
+            with_lines.append((row, line, _Expressions.of(line)))
+    for user, line_of_user, of_user in with_lines:
+        for remover, line_of_remover, of_remover in with_lines:
+            are_different = line_of_user != line_of_remover
+            if are_different and not of_user.used.isdisjoint(of_remover.removed):
                 return user, remover
     return None
-
-
-def _line_of_row(row: RetainedArray) -> str:
-    return "" if row.holder is None else _line_of(row.holder)
 
 
 class _Expressions(NamedTuple):
