@@ -192,7 +192,7 @@ class _Try:
 
 def _source_of(cell: Cell) -> str:
     """Return the code of a cell without the lines of our magics above it."""
-    names, source = first_lines(str(getattr(cell.info, "raw_cell", "")))
+    names, source = first_lines(cell.source)
     if names.count("autofit") > 1:
         raise AutofitError(
             "an autofit is already running; to reduce several variables, put them on one line"

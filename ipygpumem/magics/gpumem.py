@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from ipygpumem.errors import ExperimentError, quoted
-from ipygpumem.introspect import text_of
 from ipygpumem.inventory import findings
 from ipygpumem.inventory.breakdown import PRINTED
 from ipygpumem.inventory.children import with_endings
@@ -241,8 +240,7 @@ def _running_cells(app: App) -> list[CellRecord]:
     cells = app.context.cells
     records = []
     for cell in [*cells.running(), *cells.of_others(threading.get_ident())]:
-        source = text_of(getattr(cell.info, "raw_cell", None))
-        number = number_of_input(app.context.shell, source)
+        number = number_of_input(app.context.shell, cell.source)
         started_at = cell.measured.started_at
         seconds = time.time() - started_at
         records.append(CellRecord(number, None, None, started_at, seconds, True, None, ()))

@@ -13,6 +13,7 @@ from threading import get_ident
 from time import perf_counter, time
 from typing import Any, NamedTuple, Protocol
 
+from ipygpumem.introspect import text_of
 from ipygpumem.meter.meter import Span
 from ipygpumem.probes.children import EndedChildren
 from ipygpumem.records import Cause, CellRecord, RecoveryRecord, Usage
@@ -127,6 +128,8 @@ class Cell:
 
     def __init__(self, info: Any, *, nested: bool, thread: int) -> None:
         self.info = info
+        self.source = text_of(getattr(info, "raw_cell", None))
+        """Its text as the user has written it; empty if it is unknown."""
         self.nested = nested
         self.thread = thread
         self.code = CellCode()

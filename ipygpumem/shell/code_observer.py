@@ -11,7 +11,6 @@ import re
 from threading import get_ident, main_thread
 from typing import Any, Protocol, TypeVar
 
-from ipygpumem.introspect import text_of
 from ipygpumem.scope.bindings import Bindings, bindings_of
 from ipygpumem.scope.instrumenting import (
     BINDING_WORDS,
@@ -210,7 +209,7 @@ class CodeObserver:
         self, tree: Any, here: list[HasScope], cell: Cell, *, opens_scope: bool
     ) -> frozenset[str]:
         """Let code report the bindings that a scope may need, and return their names."""
-        source = text_of(getattr(cell.info, "raw_cell", None))
+        source = cell.source
         body = source
         if opens_scope:
             _, _, body = source.lstrip().partition("\n")

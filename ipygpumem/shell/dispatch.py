@@ -13,7 +13,6 @@ from IPython.core.magic import Magics, magics_class, no_var_expand
 from ipygpumem import interrupts
 from ipygpumem.errors import GpuMemError
 from ipygpumem.failures import write
-from ipygpumem.introspect import text_of
 from ipygpumem.shell.commands.declarations import (
     Call,
     Command,
@@ -129,7 +128,7 @@ class GpuMemMagics(Magics):
         source = f"%%{name} {line}\n{cell}"
         # the inner one is a retry by the run_cell below
         cells = self.app.context.cells.running()[-2:]
-        sources = [text_of(getattr(running.info, "raw_cell", None)) for running in cells]
+        sources = [running.source for running in cells]
         texts = [text.split() for text in sources]
         if texts == [source.split()] * 2:
             source = cell

@@ -16,7 +16,6 @@ from ipygpumem.fitting.budgets import Budget, refusal
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.interrupts import is_from_signal
-from ipygpumem.introspect import text_of
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.allocator import failed_allocation
 from ipygpumem.probes.cgroup import Kills
@@ -358,7 +357,7 @@ class Recovery:
             cells = self._cells.running()
             if cell is not None:
                 cells = [*cells, cell]
-            sources = [text_of(getattr(item.info, "raw_cell", "")) for item in cells]
+            sources = [item.source for item in cells]
             code = unused_names.FailedCode(
                 error,
                 source="\n".join(sources),

@@ -12,7 +12,7 @@ from time import perf_counter, time
 from typing import Any
 
 from ipygpumem import interrupts
-from ipygpumem.introspect import text_of, type_name
+from ipygpumem.introspect import type_name
 from ipygpumem.meter import own_growth
 from ipygpumem.probes.children import EndedChildren
 from ipygpumem.reclaim.frames import cells_line
@@ -82,9 +82,8 @@ class Session:
         for observer in self.observers:
             lost = f"{_feature(observer)} missed this cell's start"
             parts.append((partial(observer.cell_begins, cell), lost))
-        source = getattr(info, "raw_cell", None)
-        if type(source) is str and ("del" in source or "reset" in source):
-            watch = partial(self._experiments.survivors.deleted.watch, source)
+        if "del" in cell.source or "reset" in cell.source:
+            watch = partial(self._experiments.survivors.deleted.watch, cell.source)
             parts.append((watch, "what stays alive of deleted objects will not be found"))
         context.guard.each("pre_run_cell", *parts)
         # Our own work may have taken long.
@@ -233,7 +232,7 @@ class Session:
         if cell.children.peak_bytes is None:
             _note_ended_children(cell, usages)
         error = error_of(result) if cell.failed else None
-        source = text_of(getattr(cell.info, "raw_cell", None))
+        source = cell.source
         recovery = cell.errors.recovery
         if recovery is not None:
             recovery = replace(recovery, now=now)
@@ -290,8 +289,7 @@ class Session:
     def _remarks(self, cell: Cell, record: CellRecord, result: Any) -> list[str]:
         """Return the remarks below a cell's line."""
         remarks = self._recovery.remarks(cell, _error(cell, result) if cell.failed else None)
-        source = text_of(getattr(cell.info, "raw_cell", None))
-        remarks += self._free_heap.remark(record, source)
+        remarks += self._free_heap.remark(record, cell.source)
         if cell.children.touched_bytes >= _MUCH_TOUCHED:
             touched = format_bytes(cell.children.touched_bytes)
             remarks.append(
@@ -389,8 +387,7 @@ def _is_ours(cell: Cell, record: CellRecord) -> bool:
     """
     if record.error not in (None, *_MESSAGES) or record.recovery is not None:
         return False
-    source = text_of(getattr(cell.info, "raw_cell", None))
-    return "%" in source and has_only_our_commands(source)
+    return "%" in cell.source and has_only_our_commands(cell.source)
 
 
 def _code_that_ran(source: str, error: BaseException | None) -> str:

@@ -26,7 +26,6 @@ from ipygpumem.extras.guard.replacing import replace
 from ipygpumem.extras.guard.report import guard_report
 from ipygpumem.extras.guard.watch import Watch
 from ipygpumem.heap.bulk import OBSERVERS
-from ipygpumem.introspect import text_of
 from ipygpumem.inventory.top import select
 from ipygpumem.magics.tensors import largest
 from ipygpumem.report.layout import Report
@@ -147,10 +146,8 @@ class MemoryGuard:
             return False
         if self._watch.cell is not None and not self._watch.cell.over:
             return False
-        source = text_of(getattr(cell.info, "raw_cell", None))
-        return not source.startswith(
-            "%gpumem guard off"
-        )  # threads of the user may be using up the memory
+        # threads of the user may be using up the memory
+        return not cell.source.startswith("%gpumem guard off")
 
     def _code_ended(self) -> list[Report]:
         """Restore the user's limit, unless threads of the cell go on: our own work and callbacks

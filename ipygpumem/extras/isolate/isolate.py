@@ -28,7 +28,6 @@ from ipygpumem.errors import describe_error
 from ipygpumem.extras.isolate import child
 from ipygpumem.extras.isolate.needs import unusable
 from ipygpumem.extras.isolate.packets import Connection, load
-from ipygpumem.introspect import text_of
 from ipygpumem.magics import sources
 from ipygpumem.magics.experiment import patterns_of
 from ipygpumem.probes.cgroup import Kills
@@ -100,7 +99,7 @@ def _with_lines(app: App, cell: str) -> str:
     if cell.lstrip().startswith("%%"):  # a cell magic must be the first line
         return cell
     running = app.context.cells.running()
-    source = text_of(getattr(running[-1].info, "raw_cell", "")) if running else ""
+    source = running[-1].source if running else ""
     above, body, _ = source.rpartition(cell.rstrip())
     lines = above.splitlines() if body else [""]
     comments = [f"#{line}\n" for line in lines]

@@ -120,7 +120,7 @@ def _has_lines_below(frame: FrameType) -> bool:
 def _cell_block(file: str, cell: Cell) -> CodeBlock:
     """Return a cell's lines as they were compiled, but its magics as they were written."""
     compiled = [line.rstrip("\n") for line in linecache.getlines(file)]
-    written = str(getattr(cell.info, "raw_cell", "")).splitlines()
+    written = cell.source.splitlines()
     if len(written) == len(compiled):
         return CodeBlock("cell", 1, tuple(written))
     # A magic's line has taken up those below it, so that later lines are not at their places.

@@ -43,7 +43,7 @@ def of_cell(app: App, options: Options) -> list[Report]:
     running = app.context.cells.running()
     if not running:
         raise UsageError("%%peak must be the first line of a cell that you run yourself")
-    if not first_lines(str(getattr(running[-1].info, "raw_cell", "")))[1].strip():
+    if not first_lines(running[-1].source)[1].strip():
         raise UsageError(
             "%%peak: the cell is empty: write the code to measure below the line with %%peak"
         )

@@ -18,7 +18,6 @@ import psutil
 from ipygpumem.errors import RecordingError, ellipsize
 from ipygpumem.extras.recorder import recordings
 from ipygpumem.extras.recorder.recordings import Kernel, Moment, RecordingWriter
-from ipygpumem.introspect import text_of
 from ipygpumem.probes import cgroup, host
 from ipygpumem.records import Reading, Usage
 from ipygpumem.report.layout import Report, clean, note
@@ -182,7 +181,7 @@ class Recorder:
             self._context.meter.worker.wake(self._tick)
 
     def _cell_start(self, cell: Cell, number: int) -> Moment:
-        source = recordings.first_lines(text_of(getattr(cell.info, "raw_cell", None)))
+        source = recordings.first_lines(cell.source)
         span = cell.measured.span
         readings = span.before.values() if span else ()
         self._cell = self._moment("cell", number, readings, source=source)
