@@ -49,7 +49,8 @@ _NO_DATA = (ModuleType, type, FunctionType, BuiltinFunctionType, MethodType, *NO
 class Remaining:
     """Some memory that remains, and where."""
 
-    held: RetainedArray
+    record: RetainedArray
+    """Its size, without name and holder."""
     items: tuple[object, ...]
     """The objects, one of which the search for the holder starts from; keeps them alive."""
     name: str = ""
@@ -226,7 +227,11 @@ class _Search:
                     if len(group) == 1 and label:
                         self._large[label] = len(self.remaining)
                     self._add(row_of(group, size), group, name, chain)
-                elif not self._shares_row(group, size, chain):
+                    continue
+                position = self._row_with_same_memory(group, size)
+                if position is not None:
+                    self._add_to_row(position, group[0], size, chain)
+                else:
                     small += group
                     sizes_of_small[type_name(group[0])] += size.size_bytes
         if sizes_of_small.total() >= self._smallest:
@@ -254,42 +259,52 @@ class _Search:
         self._with_row.update(map(id, items))
         self.remaining.append(Remaining(row, tuple(items), name, chain, self._is_old_perhaps))
 
-    def _shares_row(self, group: Sequence[object], size: Size, chain: tuple[object, ...]) -> bool:
-        """Add an object to the row of another one that leads to the same memory; return False if
-        there is none.
+    def _row_with_same_memory(self, group: Sequence[object], size: Size) -> int | None:
+        """Return the position of the row of another object that leads to the same memory as an
+        object alone; None if there is none.
 
         The memory is freed only without both. An example are the tuples of ``results.append((i,
         model))`` in a loop: only the first one's row has the model's bytes.
         """
+        if len(group) > 1:
+            return None
         labels = [*size.also_in, self._counted.label_of(group[0])]
-        rows = [self._large[label] for label in labels if label in self._large]
-        if len(group) > 1 or not rows:
-            return False
-        if Sizes(limit=_MOST_SHARED).measure(group[0]).size_bytes < self._smallest:
-            return False
-        row = self.remaining[rows[0]]
-        items = (*row.items, *group)
+        positions = [self._large[label] for label in labels if label in self._large]
+        if not positions:
+            return None
+        # With the memory that other rows have counted; measured last, because it takes long.
+        whole_size = Sizes(limit=_MOST_SHARED).measure(group[0])
+        if whole_size.size_bytes < self._smallest:
+            return None
+        return positions[0]
+
+    def _add_to_row(
+        self, position: int, item: object, size: Size, chain: tuple[object, ...]
+    ) -> None:
+        """Add an object to the row of other ones."""
+        row = self.remaining[position]
+        items = (*row.items, item)
         name = row.name
         chain_of_row = row.chain
         if list(map(id, chain)) != list(map(id, row.chain)):
             name, chain_of_row = "", ()  # the search for holders finds each of them
-        sizes = Counter({row.held.type_name: row.held.size_bytes})
-        if row.held.type_name == SEVERAL_TYPES:
-            sizes = Counter(row.held.parts)
-        sizes[type_name(group[0])] += size.size_bytes
-        held = replace(
+        before = row.record
+        sizes = Counter({before.type_name: before.size_bytes})
+        if before.type_name == SEVERAL_TYPES:
+            sizes = Counter(before.parts)
+        sizes[type_name(item)] += size.size_bytes
+        record = replace(
             row_of(items, _size_of_types(sizes)),
-            size_bytes=row.held.size_bytes + size.size_bytes,
-            device=row.held.device,
-            is_at_least=row.held.is_at_least or size.is_at_least,
-            uncounted=tuple(sorted({*row.held.uncounted, *size.uncounted})),
+            size_bytes=before.size_bytes + size.size_bytes,
+            device=before.device,
+            is_at_least=before.is_at_least or size.is_at_least,
+            uncounted=tuple(sorted({*before.uncounted, *size.uncounted})),
         )
         self._left_bytes -= size.size_bytes
-        self._with_row.update(map(id, group))
-        self.remaining[rows[0]] = replace(
-            row, held=held, items=items, name=name, chain=chain_of_row
+        self._with_row.add(id(item))
+        self.remaining[position] = replace(
+            row, record=record, items=items, name=name, chain=chain_of_row
         )
-        return True
 
 
 def _size_of_types(sizes: Counter[str]) -> Size:

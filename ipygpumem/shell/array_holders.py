@@ -131,7 +131,7 @@ def _largest_first(watched: Iterable[WatchedName]) -> list[tuple[WatchedName, li
     """Return the names with live arrays, and these arrays."""
     alive = list[tuple[WatchedName, list[Array]]]()
     for item in watched:
-        arrays = item.alive()
+        arrays = item.live_arrays()
         if arrays:
             alive.append((item, arrays))
     return sorted(alive, key=lambda pair: -size_of(pair[1]))
@@ -143,8 +143,8 @@ def _row_of(item: WatchedName, holder: ReferencePath | None) -> RetainedArray | 
         return None
     if holder is not None and item.is_old_perhaps:
         holder = perhaps_old(holder)
-    arrays = item.alive()
-    return replace(item.held, size_bytes=size_of(arrays), arrays=len(arrays), holder=holder)
+    arrays = item.live_arrays()
+    return replace(item.record, size_bytes=size_of(arrays), arrays=len(arrays), holder=holder)
 
 
 def storages_with_holder_of(
@@ -156,7 +156,7 @@ def storages_with_holder_of(
     storages = set[StorageKey]()
     for item, of_arrays in explained_rows:
         if of_arrays.holder == row.holder and of_arrays.name in ("", row.name):
-            storages.update(array.storage for array in item.alive())
+            storages.update(item.live_storages())
     return storages
 
 

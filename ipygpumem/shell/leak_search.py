@@ -52,7 +52,7 @@ from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs
 from ipygpumem.shell.ipython.printed import Printed
 from ipygpumem.shell.shared_memory import rows_of
 from ipygpumem.shell.survivors import OtherAlive, Survivors
-from ipygpumem.shell.watched_names import WatchedName, held_without_name, storages_of
+from ipygpumem.shell.watched_names import WatchedName, record_without_name, storages_of
 
 _OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")
 _QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")
@@ -161,7 +161,7 @@ class LeakSearch:
         of_training = _of_training(heap, storages_of(large))
         leaked = list[WatchedName]()
         for item in large:
-            if item.held.name or not of_training.issuperset(_storages(item)):
+            if item.record.name or not of_training.issuperset(item.live_storages()):
                 leaked.append(item)
         return leaked
 
@@ -221,7 +221,7 @@ class _UnnamedArrays:
         named |= unreached.led_to_by_names(names.values(), wanted)
         for key, same in large.items():
             if named.isdisjoint(map(id, same)):
-                self._rows[key] = held_without_name(same[0])
+                self._rows[key] = record_without_name(same[0])
         ordered = sorted(self._rows, key=lambda key: -self._rows[key].size_bytes)
         self.to_explain = ordered[:MOST_EXPLAINED]
         self.beyond = [self._rows[key] for key in ordered[MOST_EXPLAINED:]]
@@ -372,8 +372,8 @@ class _Objects:
         row = self.rows_to_explain.get(key)
         # The event loop keeps tasks, and the search ends there.
         is_fixed = row is None or all(map(is_pending, other.items))
-        if other.held.holder is not None and is_fixed:
-            return other.held.holder
+        if other.reported.holder is not None and is_fixed:
+            return other.reported.holder
         return holder_of_several(other.items, row, holders, self._cuts)
 
     def leaked(
@@ -528,10 +528,6 @@ def _sized(
             new = sum(share for key, share in finding.shares.items() if key not in leaked)
             rows.append(Kept(size, finding.device, finding.what, finding.remedy, new))
     return rows
-
-
-def _storages(item: WatchedName) -> list[StorageKey]:
-    return [array.storage for array in item.alive()]
 
 
 def _of_training(heap: Heap, survivors: set[StorageKey]) -> set[StorageKey | None]:

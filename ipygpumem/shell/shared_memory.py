@@ -37,10 +37,10 @@ def rows_of(
         return rows
     position_of = dict[StorageKey, int]()
     for position, (item, _) in enumerate(explained):
-        position_of.update(dict.fromkeys(_storages(item), position))
+        position_of.update(dict.fromkeys(item.live_storages(), position))
     joined = set[int]()
     for position, (item, row) in enumerate(explained):
-        storages = _storages(item)
+        storages = item.live_storages()
         positions = {position_of.get(arrays_below.get(storage, storage)) for storage in storages}
         other = positions.pop()
         if not positions and other is not None and other != position:
@@ -49,17 +49,12 @@ def rows_of(
     return [row for position, row in enumerate(rows) if position not in joined]
 
 
-def _storages(item: WatchedName) -> list[StorageKey]:
-    """Return the storages of a name's live arrays."""
-    return [array.storage for array in item.alive()]
-
-
 def _arrays_below(watched: Sequence[WatchedName], heap: Heap) -> dict[StorageKey, StorageKey]:
     """Return the storage of the array on whose memory each torch storage of names is."""
     of_torch = set[StorageKey]()
     of_arrays = list[tuple[int, int, StorageKey]]()
     for item in watched:
-        of_torch.update(storage for storage in _storages(item) if storage[0] == "torch")
+        of_torch.update(storage for storage in item.live_storages() if storage[0] == "torch")
         for is_alive, array in item.arrays:
             if isinstance(is_alive, WatchedArray) and is_alive():
                 _, start, end = is_alive.place

@@ -59,15 +59,15 @@ class OtherAlive(NamedTuple):
 
     items: list[object]
     """The object, or several that have one row."""
-    held: RetainedArray
+    reported: RetainedArray
     """Its row in the report of the experiment."""
     row: RetainedArray
     """Its size now."""
 
     def with_holder(self, holder: ReferencePath, arrays: Iterable[Explained]) -> RetainedArray:
         """Return its row with the holder, given the rows of arrays, which may be inside it."""
-        row = replace(self.row, name=self.held.name, cell=self.held.cell, holder=holder)
-        if self.held.objects != 1:
+        row = replace(self.row, name=self.reported.name, cell=self.reported.cell, holder=holder)
+        if self.reported.objects != 1:
             return row
         return with_arrays(row, self.items[0], storages_with_holder_of(row, arrays))
 
@@ -181,7 +181,9 @@ class Survivors:
                     self._known_others.append((tuple(map(id, remaining.items)), row))
                     rows.append(row)
             heap.drop()
-        self.known += [item for item in search.alive if storages_of([item]) - reported]
+        for item in search.alive:
+            if not reported.issuperset(item.live_storages()):
+                self.known.append(item)
         return tuple(merged(rows, self.cuts))
 
     # -- later ------------------------------------------------------------------------------------
@@ -189,7 +191,7 @@ class Survivors:
     def update(self, heap: Heap) -> None:
         """Drop records of arrays that are no longer on the ``heap``."""
         update_numpy(self.known, heap)
-        self.known = [item for item in self.known if item.alive()]
+        self.known = [item for item in self.known if item.live_arrays()]
 
     def others_alive(self, heap: Heap, sizes: Sizes, smallest: int) -> list[OtherAlive]:
         """Return the objects without arrays that are still alive, and forget the rest."""
@@ -197,15 +199,15 @@ class Survivors:
         recorded = self._known_others
         self._known_others = []
         large = list[OtherAlive]()
-        for keys, held in recorded:
+        for keys, reported in recorded:
             items = [alive[key] for key in keys if key in alive]
             # An identity may be that of a new object.
-            if not items or row_of(items, Size({})).type_name != held.type_name:
+            if not items or row_of(items, Size({})).type_name != reported.type_name:
                 continue
-            self._known_others.append((tuple(map(id, items)), held))
+            self._known_others.append((tuple(map(id, items)), reported))
             size = sizes.measure(items if len(items) > 1 else items[0])
             if size.size_bytes >= smallest:
-                large.append(OtherAlive(items, held, row_of(items, size)))
+                large.append(OtherAlive(items, reported, row_of(items, size)))
         return large
 
     def left_by(self, name: str, cell: int | None) -> tuple[RetainedArray, ...]:
@@ -220,7 +222,7 @@ class Survivors:
             heap = Heap()
             self.update(heap)
             of_deleted, value = self.deleted.of(name, cell)
-            watched = [item for item in self.known if item.held.name == name]
+            watched = [item for item in self.known if item.record.name == name]
             if not watched and of_deleted is not None:
                 watched = [of_deleted]
             update_numpy(watched, heap)
@@ -259,7 +261,7 @@ class _SearchAtEnd:
         self.alive = self._named()
         self.alive += self._tensors_without_name(storages_of(self.alive))
         for item in self.alive:
-            for array in item.alive():
+            for array in item.live_arrays():
                 if array.storage not in self._ended.kept and array.device == "cpu":
                     self.unnamed_bytes -= array.size_bytes
 
@@ -280,10 +282,10 @@ class _SearchAtEnd:
             new = ended.baseline.surely_new(self._names())
         named = list[WatchedName]()
         for item in large:
-            name = item.held.name
+            name = item.record.name
             watched = replace(
                 item,
-                held=replace(item.held, cell=self._cell_of(name)),
+                record=replace(item.record, cell=self._cell_of(name)),
                 is_old_perhaps=new is not None and _is_old_perhaps(item, new),
                 object_id=object_ids.get(name, 0),
             )
@@ -375,7 +377,7 @@ class _SearchAtEnd:
             if part.is_old_perhaps:
                 holder = perhaps_old(holder)
             cell = self._cell_of(name) if name else None
-            row = replace(part.held, name=name, holder=holder, cell=cell)
+            row = replace(part.record, name=name, holder=holder, cell=cell)
             if len(part.items) == 1:
                 row = with_arrays(row, part.items[0], storages_with_holder_of(row, self._explained))
             rows.append((part, row))
@@ -420,8 +422,7 @@ class _SearchAtEnd:
 
 def _is_old_perhaps(item: WatchedName, new: Container[int]) -> bool:
     """Return True if some NumPy arrays of a name are not among the ``new`` objects."""
-    storages = [array.storage for array in item.alive()]
-    return any(library == "numpy" and key not in new for library, key in storages)
+    return any(library == "numpy" and key not in new for library, key in item.live_storages())
 
 
 def _holder_of(

@@ -23,7 +23,8 @@ from ipygpumem.records import RetainedArray
 class WatchedName:
     """A name with its arrays, none of which it keeps alive."""
 
-    held: RetainedArray
+    record: RetainedArray
+    """The name, and the sum of its arrays when they were found."""
     arrays: tuple[tuple[Callable[[], bool], Array], ...]
     """Arrays with functions that return True while their memory is alive."""
     tensors: tuple[Array, ...] = ()
@@ -35,7 +36,7 @@ class WatchedName:
     """Identity of the object to which the name referred; 0 if unknown."""
 
     @classmethod
-    def of(cls, held: RetainedArray, pairs: Sequence[tuple[object, Array]]) -> WatchedName:
+    def of(cls, record: RetainedArray, pairs: Sequence[tuple[object, Array]]) -> WatchedName:
         """Watch the described arrays of a name."""
         storages = Storages()
         items = [item for item, _ in pairs]
@@ -52,14 +53,14 @@ class WatchedName:
                 stored.append(array)
             else:
                 watched.append((watch(item), array))
-        return cls(held, tuple(watched), tuple(stored), storages)
+        return cls(record, tuple(watched), tuple(stored), storages)
 
     @classmethod
     def without_name(cls, item: object, array: Array) -> WatchedName:
         """Watch a described array that has no name."""
-        return cls.of(held_without_name(item), [(item, array)])
+        return cls.of(record_without_name(item), [(item, array)])
 
-    def alive(self) -> list[Array]:
+    def live_arrays(self) -> list[Array]:
         """Return the arrays that are still alive, largest first."""
         arrays = [array for is_alive, array in self.arrays if is_alive()]
         if self.tensors:
@@ -67,10 +68,14 @@ class WatchedName:
             arrays += compress(self.tensors, self.storages.alive(keys))
         return sorted(arrays, key=attrgetter("size_bytes"), reverse=True)
 
+    def live_storages(self) -> list[StorageKey]:
+        """Return the storages of the live arrays, that of the largest array first."""
+        return [array.storage for array in self.live_arrays()]
+
     @property
     def size_bytes(self) -> int:
         """Bytes of the arrays that are still alive."""
-        return size_of(self.alive())
+        return size_of(self.live_arrays())
 
     def row(self, arrays: Iterable[Array]) -> Row:
         """Return the row of some of its arrays, whose holder is searched."""
@@ -98,7 +103,7 @@ def storages_of(watched: Iterable[WatchedName]) -> set[StorageKey]:
     """Return the storages of names' live arrays."""
     storages = set[StorageKey]()
     for item in watched:
-        storages.update(array.storage for array in item.alive())
+        storages.update(item.live_storages())
     return storages
 
 
@@ -107,7 +112,7 @@ def size_of(arrays: Iterable[Array]) -> int:
     return sum(array.size_bytes for array in arrays)
 
 
-def held_without_name(item: object) -> RetainedArray:
+def record_without_name(item: object) -> RetainedArray:
     """Describe a tensor or array without a name."""
     array = describe(item)
     if array is None:  # it was readable a moment ago
