@@ -11,7 +11,7 @@ from ipygpumem.heap.bulk import (
     Kinds,
     by_identity,
     differences,
-    numbers,
+    ids_of,
     of_types,
     position,
     without_types,
@@ -40,8 +40,8 @@ MIXED = [1, "text", Item(), [], 2, Item(), None, "more"] * 20
 def test_a_batch_answers_like_the_functions(items: list[object]) -> None:
     batch = Batch(items)
     for wanted in (set[int](), {id(str)}, {id(Item), id(int)}, {id(dict)}):
-        assert numbers(batch.of_types(wanted)) == numbers(of_types(wanted, items))
-        assert numbers(batch.without_types(wanted)) == numbers(without_types(wanted, items))
+        assert ids_of(batch.of_types(wanted)) == ids_of(of_types(wanted, items))
+        assert ids_of(batch.without_types(wanted)) == ids_of(without_types(wanted, items))
     assert batch.types == set(map(id, map(type, items)))
     assert set(batch.one_of_each(batch.types)) == batch.types
 
@@ -53,7 +53,7 @@ def test_kinds_answer_like_the_functions(items: list[object]) -> None:
     for wanted in (set[int](), {id(str)}, {id(Item), id(int)}, {id(dict)}, {id(list)}):
         expected = [number for number, item in enumerate(items) if id(type(item)) in wanted]
         assert kinds.positions(wanted) == expected
-        assert numbers(kinds.of_types(wanted)) == numbers(of_types(wanted, items))
+        assert ids_of(kinds.of_types(wanted)) == ids_of(of_types(wanted, items))
 
 
 @pytest.mark.parametrize("number", [0, 1, 499, 500, 4000, 4001, 9000])
@@ -74,7 +74,7 @@ def test_objects_are_compared_by_identity_alone(number: int) -> None:
 @pytest.mark.parametrize("number", [0, 3, 49, 50, 1000])
 def test_numbers_are_the_identities(number: int) -> None:
     items = [object() for _ in range(number)]
-    assert numbers(items) == list(map(id, items))
+    assert ids_of(items) == list(map(id, items))
     assert list(by_identity(items)) == list(map(id, items))
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.bulk import kinds_of, of_types, type_names
+from ipygpumem.heap.bulk import instances_among, type_names
 from ipygpumem.heap.structs import UnknownLayoutError, memory_of_texts
 from ipygpumem.heap.tensors import each, reader_of
 from ipygpumem.interrupts import is_from_signal
@@ -75,7 +75,7 @@ def described(items: Sequence[Any]) -> list[tuple[Any, Array]]:
     tensor_type = library_type("torch", "Tensor")
     tensors = list[Any]()
     if tensor_type is not None:
-        tensors = of_types(kinds_of(items, tensor_type), items)
+        tensors = instances_among(items, tensor_type)
     plain = _described_in_bulk(tensors) if tensors else {}
     pairs = list[tuple[Any, Array]]()
     for item in items:

@@ -81,7 +81,7 @@ class Batch(Generic[T]):
 
     def __init__(self, items: Sequence[T]) -> None:
         self.items = items
-        self._type_of_each = numbers(list(map(type, items)))
+        self._type_of_each = ids_of(list(map(type, items)))
         self.types = set(self._type_of_each)
 
     def one_of_each(self, wanted: Collection[int]) -> dict[int, T]:
@@ -105,7 +105,7 @@ class Batch(Generic[T]):
         return list(compress(self.items, map(not_, is_unwanted)))
 
 
-def numbers(items: Sequence[object]) -> list[int]:
+def ids_of(items: Sequence[object]) -> list[int]:
     """Return the identity of each object, in half of the time that ``map(id, items)`` takes."""
     if len(items) < _FEW:
         return list(map(id, items))
@@ -178,6 +178,14 @@ class Kinds:
                 objects += of_types(wanted, self.part(start))
         return objects
 
+    def derived_from(self, *bases: type) -> set[int]:
+        """Return the identities of the types that derive from a class."""
+        return kinds_of(list(self.examples.values()), *bases)
+
+    def instances(self, *bases: type) -> list[Any]:
+        """Return the objects that are instances of a class, or of its subclasses."""
+        return self.of_types(self.derived_from(*bases))
+
     def parts(self) -> Iterator[tuple[int, set[int]]]:
         """Yield the position of each part's first object, and the types of the part."""
         starts = range(0, len(self._items), _PART)
@@ -225,7 +233,14 @@ def kinds_of(items: Sequence[object], *bases: type) -> set[int]:
     return derived
 
 
+def instances_among(items: Sequence[T], *bases: type) -> list[T]:
+    """Return the items that are instances of a class, or of its subclasses."""
+    return of_types(kinds_of(items, *bases), items)
+
+
 CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset, deque)
+CONTAINER_TYPES = frozenset(map(id, CONTAINERS))
+"""Identities of the built-in containers themselves, without subclasses."""
 
 
 def container_base(kind: type) -> Any:
@@ -275,4 +290,4 @@ def held_once() -> int:
 
 def by_identity(items: Sequence[T]) -> dict[int, T]:
     """Return the items without duplicates, by identity."""
-    return dict(zip(numbers(items), items, strict=True))
+    return dict(zip(ids_of(items), items, strict=True))

@@ -19,7 +19,7 @@ from ipygpumem.heap.arrays import holding_objects, is_array, parts_of_array, rea
 from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import (
     CHUNK,
-    CONTAINERS,
+    CONTAINER_TYPES,
     by_identity,
     chunks,
     held_once,
@@ -42,7 +42,6 @@ _MOST_INSIDE = 100_000
 """Maximum number of references to list at once: the list takes memory."""
 _MOST_IN_LINK = 100
 """Maximum number of items of a container that may be a link of a list."""
-_PLAIN_CONTAINERS = set(map(id, CONTAINERS))
 _LEADS_TO_ALL = (FunctionType, ModuleType, FrameType, type)
 _NO_REFERENCES = References((), (), (), (), True)
 
@@ -262,7 +261,7 @@ class Folder:
         be a million.
         """
         sized = of_types(self._types.containers, items)
-        if types_of(sized) <= _PLAIN_CONTAINERS:
+        if types_of(sized) <= CONTAINER_TYPES:
             return list(map(len, sized))
         return [self._types.containers[id(type(item))].__len__(item) for item in sized]
 
@@ -323,7 +322,7 @@ class Folder:
         """Return the references that an instance of a container's subclass has
         besides its items.
         """
-        if id(type(container)) in _PLAIN_CONTAINERS:
+        if id(type(container)) in CONTAINER_TYPES:
             return _NO_REFERENCES
         attributes = [instance_dict(container), *slots(container).values()]
         return References(self._context.barriers.entered(attributes), (), (), (), True)

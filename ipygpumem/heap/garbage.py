@@ -27,7 +27,7 @@ from types import BuiltinMethodType
 from typing import Any
 
 from ipygpumem import interrupts
-from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each
+from ipygpumem.heap.bulk import instances_among, of_types, one_of_each
 from ipygpumem.heap.heap import live_instances
 from ipygpumem.heap.holders.frames import SUSPENDED, is_started, stack
 from ipygpumem.heap.objects_since import ObjectsSince
@@ -241,7 +241,7 @@ class Garbage:
         young = objects_since(self.last)
         if young is None:
             return None
-        return of_types(kinds_of(young, *self._bases), young)
+        return instances_among(young, *self._bases)
 
     # -- collecting ------------------------------------------------------------------------------
 
@@ -401,7 +401,7 @@ def _that_run_code(items: Sequence[object]) -> list[Callable[[], object]]:
     callback.
     """
     ending = list(filter(_runs_finaliser, of_types(_types_with_finaliser(items), items)))
-    references: list[Any] = of_types(kinds_of(items, weakref.ref), items)
+    references: list[Any] = instances_among(items, weakref.ref)
     targets = [weakref.ref.__call__(item) for item in references if _runs_callback(item)]
     return [weak(item) or _gone for item in (*ending, *targets) if item is not None]
 

@@ -37,7 +37,7 @@ from ipygpumem.heap.bulk import (
     Batch,
     by_identity,
     chunks,
-    kinds_of,
+    instances_among,
     of_types,
     position,
 )
@@ -597,7 +597,7 @@ def live_instances(*bases: type) -> list[object]:
         below: list[type] = type.__subclasses__(kind)
         kinds += [item for item in below if all(item is not other for other in kinds)]
     referrers = gc.get_referrers(*kinds)
-    return of_types(kinds_of(referrers, *bases), referrers)
+    return instances_among(referrers, *bases)
 
 
 def large_tensors(tensors: Iterable[object], smallest: int) -> dict[StorageKey, list[object]]:

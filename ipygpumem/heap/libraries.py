@@ -28,7 +28,7 @@ from ipygpumem.heap.arrays import (
 )
 from ipygpumem.heap.arrow import buffers
 from ipygpumem.heap.attributes import slots
-from ipygpumem.heap.bulk import kinds_of, of_types
+from ipygpumem.heap.bulk import instances_among, of_types
 from ipygpumem.heap.holders.graphs import of_script
 from ipygpumem.heap.mapped import MappedFiles, note_on_pages
 from ipygpumem.heap.tensors import Reader, each
@@ -412,7 +412,7 @@ def segments(items: Sequence[object]) -> list[object]:
     base = library_type(*_SEGMENT)
     if base is None:
         return []
-    candidates = of_types(kinds_of(items, base), items)
+    candidates = instances_among(items, base)
     return list(filter(is_segment, candidates))
 
 
@@ -623,7 +623,7 @@ def with_memory(items: Sequence[Any]) -> list[tuple[Any, Piece]]:
 def _memory_of_arrays(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
     """Yield each NumPy array with its memory, without views of arrays among the items."""
     array_type: Any = library_type("numpy", "ndarray")
-    arrays = of_types(kinds_of(items, array_type), items)
+    arrays = instances_among(items, array_type)
     identities = set(map(id, arrays))
     for array in arrays:
         viewed = read_array("base", array)
@@ -650,7 +650,7 @@ def _memory_of_buffers(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
 def _memory_of_tensors(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
     """Yield each tensor with its storages."""
     base: Any = library_type("torch", "Tensor")
-    tensors = of_types(kinds_of(items, base), items)
+    tensors = instances_among(items, base)
     if not tensors:
         return
     torch: Any = sys.modules["torch"]

@@ -26,7 +26,7 @@ from ipygpumem.heap.arrays import (
 from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import (
     CHUNK,
-    CONTAINERS,
+    CONTAINER_TYPES,
     OBSERVERS,
     by_identity,
     chunks,
@@ -75,7 +75,6 @@ _KINDS = (*ARRAY_TYPES, "leading", "class", "module", "skip")
 _FUNCTION = {id(FunctionType)}
 _NOT_ENTERED = frozenset(map(id, NOT_ENTERED))
 _MODULE_OF: Callable[[Any], object] = vars(type)["__module__"].__get__
-_SIZED = set(map(id, CONTAINERS))
 
 Label = Callable[[int], str]
 """Returns the path to the item at a position."""
@@ -308,7 +307,7 @@ class Walk:
         """Return the number of items of each container; of plain ones in C, because there may be a
         million.
         """
-        if types_of(containers) <= _SIZED:
+        if types_of(containers) <= CONTAINER_TYPES:
             return list(map(len, containers))
         return list(map(self._length, containers))
 
@@ -322,7 +321,7 @@ class Walk:
                 self.complete = False
                 return
             yield part
-        if id(type(container)) not in _SIZED:
+        if id(type(container)) not in CONTAINER_TYPES:
             yield [instance_dict(container), *slots(container).values()]
 
     def _elements(self, array: Any) -> list[Any]:

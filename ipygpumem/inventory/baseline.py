@@ -13,7 +13,12 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from ipygpumem.heap.arrays import Array, Span, is_array, library_type, owner_of, place_of
-from ipygpumem.heap.bulk import CONTAINERS, Kinds, by_identity, kinds_of, without_types
+from ipygpumem.heap.bulk import (
+    CONTAINER_TYPES,
+    Kinds,
+    by_identity,
+    without_types,
+)
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.heap.tensors import Reader, Storages
@@ -27,7 +32,6 @@ examine.
 
 _SHORT = 50
 """Average length, at most, of named containers to look into at once."""
-_CONTAINER_TYPES = set(map(id, CONTAINERS))
 _MOST_INSTALLED = 300
 """Maximum number of objects to enter in an installed module, whose data is at the top level, not in
 functions.
@@ -56,8 +60,7 @@ def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
         values += [value for _, value in named_objects(names)]
     arrays = _arrays_behind(values, walk)
     is_complete = walk.complete
-    named_modules = named.of_types(kinds_of(list(named.examples.values()), ModuleType))
-    for module in by_identity(named_modules).values():
+    for module in by_identity(named.instances(ModuleType)).values():
         walk.left = _MOST_INSTALLED
         installed = list(module_dict(module).values())
         data = [item for item in installed if type(item) is not FunctionType]
@@ -81,7 +84,7 @@ def _that_may_lead_on(named: Kinds) -> list[object]:
         part = named.part(start)
         if not type_ids.isdisjoint(ATOMS):
             part = without_types(ATOMS, part)
-        are_containers = type_ids - ATOMS <= _CONTAINER_TYPES
+        are_containers = type_ids - ATOMS <= CONTAINER_TYPES
         if not are_containers or not _hold_only_atoms(part):
             leading += part
     return leading

@@ -21,8 +21,7 @@ from ipygpumem.heap.bulk import (
     by_identity,
     chunks,
     container_base,
-    kinds_of,
-    numbers,
+    ids_of,
     of_types,
     types_of,
 )
@@ -105,7 +104,7 @@ class Contents:
         """Record that some objects are within reach, and how large the containers among them
         are.
         """
-        self._known.update(dict.fromkeys(numbers(objects)))
+        self._known.update(dict.fromkeys(ids_of(objects)))
         for part in chunks(objects, _AT_ONCE):
             self._extents.add(part)
 
@@ -133,9 +132,9 @@ class Contents:
             if len(self._known) >= _MOST:
                 break
             children = gc.get_referents(*part)
-            self._known.update(dict.fromkeys(numbers(children)))
+            self._known.update(dict.fromkeys(ids_of(children)))
             self._extents.add(children)
-            self._parents.update(dict.fromkeys(numbers(part)))
+            self._parents.update(dict.fromkeys(ids_of(part)))
             contents += children
         return [item for item in _leading(contents) if id(item) not in self._parents]
 
@@ -297,10 +296,9 @@ def _ways_to_first(values: Sequence[Any]) -> dict[int, tuple[object, ...]]:
 def _spaces(values: Sequence[Any]) -> Iterator[tuple[Any, dict[str, object]]]:
     """Yield the modules and classes among ``values`` with their namespaces."""
     kinds = Kinds(values)
-    examples = list(kinds.examples.values())
-    for module in kinds.of_types(kinds_of(examples, ModuleType)):
+    for module in kinds.instances(ModuleType):
         yield module, module_dict(module)
-    for kind in kinds.of_types(kinds_of(examples, type)):
+    for kind in kinds.instances(type):
         yield kind, gc.get_referents(class_dict(kind))[0]
 
 
@@ -315,8 +313,7 @@ def _leading(items: Sequence[Any]) -> list[Any]:
     if loop is not None:
         skipped = (*_SKIPPED, loop)
     kinds = Kinds(items)
-    skipped_kinds = kinds_of(list(kinds.examples.values()), *skipped)
-    leading_kinds = kinds.examples.keys() - skipped_kinds - ATOMS
+    leading_kinds = kinds.examples.keys() - kinds.derived_from(*skipped) - ATOMS
     leading = list(by_identity(kinds.of_types(leading_kinds)).values())
     if id(dict) not in leading_kinds:
         return leading

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ipygpumem.heap.arrays import library_type
-from ipygpumem.heap.bulk import Kinds, kinds_of, of_types
+from ipygpumem.heap.bulk import Kinds
 from ipygpumem.heap.heap import Heap, TrackedInstances
 from ipygpumem.heap.tensors import Reader
 from ipygpumem.introspect import instance_dict, is_instance
@@ -56,14 +56,10 @@ def _parameters(tensors: Sequence[Any]) -> Iterator[Any]:
     base = library_type("torch.nn", "Parameter")
     if base is None:
         return
-    examples = Kinds(tensors).examples
-    parameter_types = kinds_of(list(examples.values()), base)
-    if parameter_types:
-        yield from of_types(parameter_types, tensors)
-    subclasses = examples.keys() - parameter_types - {id(base.__base__)}
-    if not subclasses:
-        return
-    for tensor in of_types(subclasses, tensors):
+    kinds = Kinds(tensors)
+    yield from kinds.instances(base)
+    other_subclasses = kinds.examples.keys() - kinds.derived_from(base) - {id(base.__base__)}
+    for tensor in kinds.of_types(other_subclasses):
         attributes = instance_dict(tensor) or {}
         if attributes.get("_is_param") is True:
             yield tensor  # torch's mark on a subclass's parameters

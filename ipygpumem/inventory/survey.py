@@ -16,7 +16,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from ipygpumem.heap.arrays import library_type
-from ipygpumem.heap.bulk import Kinds, Progress, kinds_of, no_progress, of_types
+from ipygpumem.heap.bulk import Kinds, Progress, no_progress
 from ipygpumem.heap.heap import (
     Heap,
     HeapObserver,
@@ -162,10 +162,7 @@ class _Survey:
         """Return all instances of a library's class, named ones first; ``on_heap`` are those the
         collector lists.
         """
-        instances = list[Any]()
-        kinds = kinds_of(list(Kinds(self._named).examples.values()), base)
-        if kinds:
-            instances += of_types(kinds, self._named)
+        instances = Kinds(self._named).instances(base)
         are_named = map(self._labels.paths.__contains__, map(id, on_heap))
         instances += compress(on_heap, map(not_, are_named))
         return instances

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library, library_type
-from ipygpumem.heap.bulk import Progress, chunks, kinds_of, no_progress, of_types
+from ipygpumem.heap.bulk import Progress, chunks, instances_among, no_progress
 from ipygpumem.heap.heap import refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.hidden_cycles import lines_that_end
 from ipygpumem.heap.holders.tasks import is_pending, pending
@@ -377,7 +377,7 @@ def _in_order(named: Mapping[str, object]) -> list[str]:
     module_type = library_type("torch.nn", "Module")
     modules = list[object]()
     if module_type is not None:
-        modules = of_types(kinds_of(values, module_type), values)
+        modules = instances_among(values, module_type)
     first = set(map(id, [*segments(values), *modules]))
     return sorted(named, key=lambda name: id(named[name]) not in first)
 

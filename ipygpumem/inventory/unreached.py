@@ -21,8 +21,7 @@ from ipygpumem.heap.bulk import (
     by_identity,
     chunks,
     container_base,
-    kinds_of,
-    of_types,
+    instances_among,
 )
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.frames import SUSPENDED, code_of, failed, locals_of
@@ -193,7 +192,7 @@ def count_named(
     values = list(names)
     for module in modules:
         values += list(module_dict(module).values())
-    for kind in of_types(kinds_of(values, type), values):
+    for kind in instances_among(values, type):
         if is_users_class(kind):
             values += list(class_dict(kind).values())
     with sizes.passing_over(set(map(id, places.items))):

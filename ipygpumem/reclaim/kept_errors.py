@@ -19,14 +19,14 @@ from types import FrameType, ModuleType, TracebackType
 
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.attributes import slots
-from ipygpumem.heap.bulk import CONTAINERS, chunks, of_types, types_of
+from ipygpumem.heap.bulk import chunks, of_types, types_of
 from ipygpumem.heap.holders.frames import FORGET_LAST_ERROR
 from ipygpumem.introspect import ATOMS, instance_dict, is_instance, type_name
 from ipygpumem.reclaim import exceptions
 from ipygpumem.reclaim.error_holders import Holder, holder_of, line_that_removes
 from ipygpumem.reclaim.frames import finished, names_in
 from ipygpumem.reclaim.listing import Place, of_places
-from ipygpumem.reclaim.stored_errors import DICT_TYPES, stored_errors
+from ipygpumem.reclaim.stored_errors import READ_TYPES, stored_errors
 from ipygpumem.records import KeptError, RetainedArray
 from ipygpumem.units import MIB
 
@@ -160,7 +160,6 @@ def _grouped(reachable: Iterable[tuple[BaseException, Holder]]) -> list[_Group]:
 _LONGEST_CYCLE = 2000
 """Maximum number of objects to follow from an error back to itself."""
 _NOT_FOLLOWED = {*ATOMS, *map(id, (type, ModuleType, FrameType))}
-_SIZED_TYPES = set(map(id, CONTAINERS)) | DICT_TYPES
 
 
 def _keeps_itself(error: BaseException, own: Mapping[str, object]) -> bool:
@@ -203,7 +202,7 @@ def _is_followed(item: object) -> bool:
         return False
     if type(item) is dict and "__builtins__" in item:  # the globals of a module
         return False
-    return id(type(item)) not in _SIZED_TYPES or len(item) <= _LONGEST_CYCLE  # type: ignore[arg-type]
+    return id(type(item)) not in READ_TYPES or len(item) <= _LONGEST_CYCLE  # type: ignore[arg-type]
 
 
 # -- what they hold -----------------------------------------------------------------------------

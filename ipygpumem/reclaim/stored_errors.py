@@ -15,7 +15,7 @@ from itertools import compress, islice
 from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
-from ipygpumem.heap.bulk import CONTAINERS, chunks, kinds_of, of_types, types_of
+from ipygpumem.heap.bulk import CONTAINER_TYPES, chunks, kinds_of, of_types, types_of
 from ipygpumem.introspect import ATOMS, is_exactly
 
 _MOST_ITEMS = 10_000
@@ -34,7 +34,8 @@ _DICTS = (dict, OrderedDict, defaultdict)
 _WITH_PLACES = (list, deque, *_DICTS)
 DICT_TYPES = set(map(id, _DICTS))
 CLEARABLE_TYPES = set(map(id, (*_WITH_PLACES, set)))
-_CONTAINER_TYPES = set(map(id, CONTAINERS)) | DICT_TYPES
+READ_TYPES = CONTAINER_TYPES | DICT_TYPES
+"""Identities of the types whose items are read."""
 
 Path = tuple[object, ...]
 """Keys that lead to an error in a container: one, or two for a container in it; none if all of it
@@ -58,7 +59,7 @@ def stored_errors(named: Mapping[str, object], allowance: Allowance) -> list[Sto
             if type_id in error_types and len(stored) < _MOST_STORED:
                 stored.append((value, name, None, ()))
                 continue
-            if type_id not in _CONTAINER_TYPES or not value or id(value) in cleared:
+            if type_id not in READ_TYPES or not value or id(value) in cleared:
                 continue
             if allowance.is_spent():
                 return stored
@@ -79,11 +80,11 @@ def _that_may_hold_errors(
     all_names = chunks(list(named), _NAMES_AT_ONCE)
     all_values = chunks(list(named.values()), _NAMES_AT_ONCE)
     for names, values in zip(all_names, all_values, strict=True):
-        containers = of_types(_CONTAINER_TYPES, values)
+        containers = of_types(READ_TYPES, values)
         short = _short(containers)
         if types_of(values).isdisjoint(error_types) and len(short) == len(containers):
             items = gc.get_referents(*short)
-            if types_of(items).isdisjoint(kinds_of(items, BaseException) | _CONTAINER_TYPES):
+            if types_of(items).isdisjoint(kinds_of(items, BaseException) | READ_TYPES):
                 continue
         yield names, values
 
@@ -102,7 +103,7 @@ def _in_container(name: str, container: Any, allowance: Allowance) -> list[Store
     """
     items = items_of(container)
     error_types = kinds_of(items, BaseException)
-    if types_of(items).isdisjoint(error_types | _CONTAINER_TYPES):
+    if types_of(items).isdisjoint(error_types | READ_TYPES):
         return []
     keys: Sequence[object] = range(len(items))
     if id(type(container)) in DICT_TYPES:
@@ -145,7 +146,7 @@ class _Contents:
                 if type_id in error_types:
                     self.errors.append(((key,), item))
                     self.items_with_errors += 1
-                elif type_id in _CONTAINER_TYPES and 0 < len(item) <= _MOST_INNER_ITEMS:
+                elif type_id in READ_TYPES and 0 < len(item) <= _MOST_INNER_ITEMS:
                     self.inner_keys.append(key)
                     self.inner.append(item)
 
@@ -189,7 +190,7 @@ def _may_hold_errors(items: Sequence[Any], error_types: set[int]) -> bool:
     """Return False if neither the items nor the small containers among them are or have errors."""
     if not types_of(items).isdisjoint(error_types):
         return True
-    short = _short(of_types(_CONTAINER_TYPES, items))
+    short = _short(of_types(READ_TYPES, items))
     return bool(kinds_of(gc.get_referents(*short), BaseException))
 
 

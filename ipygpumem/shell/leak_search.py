@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.heap.arrays import StorageKey, holding_objects, library_type, storage_key
-from ipygpumem.heap.bulk import Progress, by_identity, kinds_of, of_types
+from ipygpumem.heap.bulk import Progress, by_identity, instances_among
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.cuts import Cut
 from ipygpumem.heap.holders.frames import in_traceback
@@ -558,7 +558,7 @@ def _users_modules(namespace: dict[str, Any]) -> set[str]:
     waiting = [namespace]
     while waiting:
         values = list(waiting.pop().values())
-        for module in of_types(kinds_of(values, ModuleType), values):
+        for module in instances_among(values, ModuleType):
             if not is_users_module(module):
                 continue
             attributes = module_dict(module)

@@ -10,7 +10,7 @@ from operator import attrgetter, itemgetter
 
 from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.heap.arrays import Array, Span, StorageKey, describe, library_type
-from ipygpumem.heap.bulk import kinds_of, of_types
+from ipygpumem.heap.bulk import instances_among
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.tensors import Reader, Storages
@@ -41,7 +41,7 @@ class WatchedName:
         storages = Storages()
         items = [item for item, _ in pairs]
         base = library_type("torch", "Tensor")
-        tensors = [] if base is None else of_types(kinds_of(items, base), items)
+        tensors = [] if base is None else instances_among(items, base)
         if tensors:
             with sys.modules["torch"]._C.DisableTorchFunction():
                 storages.add_of(Reader(sys.modules["torch"]), tensors)

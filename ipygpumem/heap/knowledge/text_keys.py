@@ -10,7 +10,7 @@ from itertools import chain, compress
 from operator import eq
 from typing import Any
 
-from ipygpumem.heap.bulk import Batch, chunks, kinds_of, of_types
+from ipygpumem.heap.bulk import Batch, chunks, instances_among, of_types
 from ipygpumem.introspect import is_instance
 
 COMMON_REFERENCES = 100
@@ -88,7 +88,7 @@ def referents_with_keys(item: Any) -> list[Any]:
 def dicts_with_keys(objects: Sequence[Any], keys: Set[int]) -> list[Any]:
     """Return the dicts among some objects that have one of the text ``keys``, by identity."""
     with_keys = list[Any]()
-    for part in chunks(of_types(kinds_of(objects, dict), objects)):
+    for part in chunks(instances_among(objects, dict)):
         keys_of_part = chain.from_iterable(map(dict.__iter__, part))
         if keys.isdisjoint(map(id, keys_of_part)):
             continue
