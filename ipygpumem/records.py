@@ -388,6 +388,12 @@ SEVERAL_TYPES = "object"
 """Name of the type of a row of objects of several types; the row's parts are these types."""
 
 
+def uncounted_note(libraries: Sequence[str]) -> str:
+    """Return the note on libraries that keep memory which nothing counts."""
+    verb = "keeps" if len(libraries) == 1 else "keep"
+    return f"{', '.join(libraries)} {verb} memory that is not counted"
+
+
 @dataclass(frozen=True)
 class RetainedArray(Record):
     """A tensor, an array, or any object that holds memory, and the name that refers to it."""

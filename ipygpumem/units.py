@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Sequence
 
 from ipygpumem.errors import UnitError, quoted
 
@@ -20,6 +21,11 @@ _LETTERS = " kmgtp"
 UNIT = r"(?:([kmgtp])(ib?|b?)|(b|bytes?))"
 _SIZE = re.compile(rf"\s*(-?[0-9]+\.?[0-9]*|-?\.[0-9]+)\s*{UNIT}?\s*", re.IGNORECASE)
 _WHOLE = re.compile(r"\s*[+-]?[0-9]{1,25}\s*")
+
+
+def format_shape(shape: Sequence[int]) -> str:
+    """Return a shape as text, such as ``512 × 1024``; empty for a scalar."""
+    return " × ".join(map(str, shape))
 
 
 def format_bytes(count: int) -> str:

@@ -96,7 +96,7 @@ def top(*names: str, device: str | None = None, min_bytes: float | str = 0) -> L
 
 def _in_script(frame: FrameType) -> LargestNames:
     """Return the memory that the names visible to a script's code hold."""
-    pairs = list(survey.names_in(frame))
+    pairs = list(survey.visible_names(frame))
     references = Counter(id(value) for _, value in pairs)
     named = dict(reversed(pairs))
     pairs.clear()  # their references would count as holders
@@ -124,7 +124,7 @@ def inventory_at(
     if shell is None:
         code = frame.f_code
         return survey.take(
-            survey.names_in(frame),
+            survey.visible_names(frame),
             file=code.co_filename,
             line=frame.f_lineno,
             storages=storages,
@@ -182,7 +182,7 @@ def why(obj: object) -> Ownership:
     frame = sys._getframe(1)
     holding = [obj]
     del obj
-    named = [*survey.locals_of(frame).items(), *frame.f_globals.items()]
+    named = [*survey.function_locals(frame).items(), *frame.f_globals.items()]
     name = next((name for name, value in named if value is holding[0]), "")
     del named
     references = 1 + bool(name) + _ON_STACK

@@ -226,8 +226,8 @@ def _names_at(frame: FrameType) -> dict[str, object]:
     """
     shell = current_shell()
     if shell is None:
-        return dict(reversed(list(survey.names_in(frame))))
-    return named_objects(shell) | survey.locals_of(frame)
+        return dict(reversed(list(survey.visible_names(frame))))
+    return named_objects(shell) | survey.function_locals(frame)
 
 
 class _Shown:

@@ -382,6 +382,21 @@ def owner_of(array: Any) -> Any:
         array = viewed
 
 
+def bases_of(array: Any) -> list[object]:
+    """Return the objects whose data an array shows: the arrays of which it is a view, and the bytes
+    or other object at the end.
+    """
+    read_base: Any = library_type("numpy", "ndarray").__dict__["base"].__get__
+    bases = list[object]()
+    viewed = read_base(array)
+    while viewed is not None:
+        bases.append(viewed)
+        if not is_array(viewed):
+            break
+        viewed = read_base(viewed)
+    return bases
+
+
 def _viewed_by(array: Any) -> Any:
     """Return the object whose memory an array shows; None if it is the array's own."""
     viewed = read_array("base", array)

@@ -22,6 +22,10 @@ from ipygpumem.introspect import (
     mro_of,
 )
 
+MODULE_PARTS = ("_parameters", "_buffers", "_modules")
+"""Attributes in which a torch module has its parts by name; users write ``model.weight`` for
+``model._parameters["weight"]``.
+"""
 _MOST_TRIED = 10
 """Number of keys of a dict that are compared with attributes."""
 _MISSING = object()

@@ -9,7 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ipygpumem.heap.arrays import is_array, library_type, place_of, read_array, storage_key
+from ipygpumem.heap.arrays import (
+    bases_of,
+    is_array,
+    library_type,
+    place_of,
+    read_array,
+    storage_key,
+)
 from ipygpumem.heap.bulk import of_types
 from ipygpumem.heap.graph import Graph, NodeKey, Spans
 from ipygpumem.heap.knowledge.kinds import Types
@@ -72,7 +79,7 @@ class MemoryReader:
                 if key is not None:
                     self._graph.pieces.setdefault(key, Piece(key, 0))
             elif read_array("nbytes", array) >= _LARGE:
-                self._left_out += _owners(array)
+                self._left_out += bases_of(array)
                 _, start, end = place_of(array)
                 self._spans.claim(start, end, None)
             else:
@@ -275,15 +282,3 @@ def _memory_of_unusual(reader: Reader, tensor: object) -> Memory | None:
     if reader.is_foreign(tensor):
         return reader.own(tensor)
     return reader.memory(tensor)
-
-
-def _owners(array: Any) -> list[object]:
-    """Return the objects whose data an array shows, such as the array of a view, and its bytes."""
-    owners = list[object]()
-    owner = read_array("base", array)
-    while owner is not None:
-        owners.append(owner)
-        if not is_array(owner):
-            break
-        owner = read_array("base", owner)
-    return owners

@@ -17,6 +17,7 @@ from ipygpumem.heap.arrays import (
     library_type,
 )
 from ipygpumem.heap.attributes import (
+    MODULE_PARTS,
     attribute_name,
     attributes_in_dict,
     has_nameless_attributes,
@@ -38,8 +39,6 @@ from ipygpumem.introspect import (
     type_name,
 )
 
-_COLLAPSED = ("_parameters", "_buffers", "_modules")
-"""Dicts of torch modules that users never write: ``model.weight`` is in one of them."""
 _OF_LIBRARIES = (
     ("torch", "Tensor", "tensor"),
     ("numpy", "ndarray", "ndarray"),
@@ -201,7 +200,7 @@ class NamedArrays(Walk):
         if attributes:
             self.pass_over(attributes)
         if category == "module":
-            yield from self._collapsed(attributes, path)
+            yield from self._parts_of_module(attributes, path)
         yield _attributes(attributes, path)
         if category == "function":  # its slots lead to its module's namespace
             return
@@ -218,9 +217,9 @@ class NamedArrays(Walk):
 
         yield nameless, by_mark
 
-    def _collapsed(self, attributes: dict[str, Any], path: str) -> Iterator[Group]:
+    def _parts_of_module(self, attributes: dict[str, Any], path: str) -> Iterator[Group]:
         """Yield the contents of a torch module's own dicts as attributes of the module."""
-        for name in _COLLAPSED:
+        for name in MODULE_PARTS:
             inner: Any = attributes.get(name)
             if is_instance(inner, dict) and id(inner) not in self.seen:
                 self.pass_over(inner)

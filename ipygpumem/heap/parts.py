@@ -12,7 +12,7 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library, library_type
-from ipygpumem.heap.attributes import slots
+from ipygpumem.heap.attributes import MODULE_PARTS, slots
 from ipygpumem.heap.bulk import of_types, one_of_each, types_of
 from ipygpumem.heap.holders.frames import SUSPENDED, in_traceback, locals_of
 from ipygpumem.heap.libraries import library_of, polars_column, polars_columns
@@ -34,7 +34,6 @@ _MOST_ITEMS = 1_000_000
 """Maximum number of a container's items that are sorted by their types."""
 _MOST_TYPES_SHOWN = 3
 _SEQUENCES: tuple[Any, ...] = (list, tuple, deque, set, frozenset)
-_OF_MODULE = ("_parameters", "_buffers", "_modules")
 
 
 class ObjectPart(NamedTuple):
@@ -120,7 +119,7 @@ def _attributes(value: object) -> Iterator[ObjectPart]:
 def _content_of_module(attributes: Mapping[str, Any]) -> dict[str, object]:
     """Return the parameters, buffers and modules of a torch module by name."""
     content: dict[str, object] = {}
-    for group in _OF_MODULE:
+    for group in MODULE_PARTS:
         by_name: Any = attributes.get(group)
         if is_instance(by_name, dict):
             content.update(dict.items(by_name))

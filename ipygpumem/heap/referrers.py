@@ -16,7 +16,7 @@ from itertools import compress, repeat
 from operator import eq, not_
 from typing import Any
 
-from ipygpumem.heap.arrays import flat_elements, holding_objects, is_array, library_type
+from ipygpumem.heap.arrays import bases_of, flat_elements, holding_objects
 from ipygpumem.heap.bulk import by_identity, chunks, position
 from ipygpumem.heap.knowledge.text_keys import dicts_with_keys
 from ipygpumem.introspect import is_atom
@@ -172,7 +172,7 @@ class Referrers:
             return
         listed = set(map(id, self._ndarrays))
         for array in compress(self._ndarrays, holding_objects(self._ndarrays)):
-            if not listed.isdisjoint(_bases_of(array)):
+            if not listed.isdisjoint(map(id, bases_of(array))):
                 continue
             for key in atoms.intersection(map(id, flat_elements(array) or ())):
                 self._referrers[key].append(array)
@@ -227,20 +227,7 @@ def _identities_inside(array: object, listed: set[int]) -> set[int]:
     If none of the former is among the ``listed`` arrays, both: nothing else leads to the elements.
     An example is the column of a data frame.
     """
-    bases = _bases_of(array)
+    bases = set(map(id, bases_of(array)))
     if not listed.isdisjoint(bases):
         return bases
     return bases | {id(item) for item in flat_elements(array) or () if not is_atom(item)}
-
-
-def _bases_of(array: object) -> set[int]:
-    """Return the identities of the arrays of which an array is a view."""
-    bases = set[int]()
-    read_base = library_type("numpy", "ndarray").__dict__["base"].__get__
-    while is_array(array):
-        viewed = read_base(array)
-        if viewed is None:
-            break
-        bases.add(id(viewed))
-        array = viewed
-    return bases

@@ -68,6 +68,7 @@ _LEVELS = 3
 ARRAY_TYPES = {
     "tensor": ("torch", "Tensor"),
     "ndarray": ("numpy", "ndarray"),
+    # not jax.Array, which covers tracers, too: these have no memory
     "jax": ("jax._src.array", "ArrayImpl"),
 }
 _KINDS = (*ARRAY_TYPES, "leading", "class", "module", "skip")

@@ -1,3 +1,3 @@
-"""Breaks down the memory of devices: ``device`` computes the parts, ``findings`` collects the
+"""Breaks down the memory of devices: ``breakdown`` computes the parts, ``findings`` collects the
 figures.
 """

@@ -11,12 +11,10 @@ from typing import Any
 from ipygpumem.heap.arrays import is_array, library_type, memory_of, place_of
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.libraries import name_of_jax_device
+from ipygpumem.heap.walk import ARRAY_TYPES
 from ipygpumem.introspect import is_instance, loaded, type_name
 from ipygpumem.inventory.labels import Labels
 from ipygpumem.inventory.records import TensorRecord
-
-_JAX = "jax._src.array", "ArrayImpl"
-"""The class of arrays that have memory; ``jax.Array`` also covers tracers, which have none."""
 
 
 def jax_records(named: Iterable[object], labels: Labels) -> dict[int, TensorRecord]:
@@ -42,7 +40,7 @@ def jax_records(named: Iterable[object], labels: Labels) -> dict[int, TensorReco
 
 def _arrays(named: Iterable[object]) -> list[Any]:
     """Return the named arrays, then all other live ones, each once."""
-    kind = library_type(*_JAX)
+    kind = library_type(*ARRAY_TYPES["jax"])
     if kind is None:
         return []
     of_names = [array for array in named if is_instance(array, kind)]

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, get_args
 from ipygpumem.heap.bulk import ROWS
 from ipygpumem.probes.device_memory import device_here
 from ipygpumem.records import Record
-from ipygpumem.units import format_bytes, format_change
+from ipygpumem.units import format_bytes, format_change, format_shape
 
 Role = Literal["parameter", "gradient", "optimizer state", "buffer", "other"]
 """Purpose of a tensor; ``other`` is the rest: data, activations, results, NumPy arrays."""
@@ -233,7 +233,7 @@ def _name(tensor: TensorRecord) -> str:
 def _shape(tensor: TensorRecord) -> str:
     if tensor.shape is None:
         return f"no single shape {tensor.dtype}".strip()
-    sizes = " × ".join(map(str, tensor.shape)) or "scalar"
+    sizes = format_shape(tensor.shape) or "scalar"
     return f"{sizes} {tensor.dtype}".strip()
 
 

@@ -6,7 +6,6 @@ backward, and buffers inside operations. The device's reconciliation accounts fo
 
 from __future__ import annotations
 
-import inspect
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,6 +37,7 @@ from ipygpumem.inventory.tensor_records import (
     array_records,
     torch_reader,
 )
+from ipygpumem.reclaim.frames import is_function
 
 
 def take(
@@ -105,16 +105,14 @@ def _roles(observer: HeapObserver | None = None, *, has_arrays: bool) -> list[tu
             survey.drop()
 
 
-def locals_of(frame: FrameType) -> dict[str, object]:
+def function_locals(frame: FrameType) -> dict[str, object]:
     """Return a function's local names; none for the top level of a script or cell."""
-    if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        return peek(frame)
-    return {}
+    return peek(frame) if is_function(frame) else {}
 
 
-def names_in(frame: FrameType) -> Iterator[tuple[str, object]]:
+def visible_names(frame: FrameType) -> Iterator[tuple[str, object]]:
     """Yield the names visible to code at a script's ``frame``, and those of the main program."""
-    yield from locals_of(frame).items()
+    yield from function_locals(frame).items()
     namespaces = [frame.f_globals]
     main = sys.modules.get("__main__")
     if type(main) is ModuleType:

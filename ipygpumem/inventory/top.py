@@ -23,7 +23,7 @@ from ipygpumem.heap.sizes import Share, Size, Sizes, sizeable
 from ipygpumem.introspect import is_instance, target_of, type_name
 from ipygpumem.inventory.records import matcher
 from ipygpumem.probes.device_memory import device_here
-from ipygpumem.records import Record
+from ipygpumem.records import Record, uncounted_note
 from ipygpumem.units import format_bytes
 
 _FEW = 300
@@ -306,17 +306,11 @@ def notes_on(value: object, size: Size) -> tuple[str, ...]:
     """
     notes = list(size.notes)
     if size.uncounted:
-        notes.append(_uncounted_note(size.uncounted))
+        notes.append(uncounted_note(size.uncounted))
     view = small_view(value)
     if view:
         notes.append(view)
     return tuple(notes)
-
-
-def _uncounted_note(libraries: Sequence[str]) -> str:
-    """Return the note on libraries that keep memory which nothing counts."""
-    verb = "keeps" if len(libraries) == 1 else "keep"
-    return f"{', '.join(libraries)} {verb} memory that is not counted"
 
 
 def _with_freed(

@@ -17,6 +17,7 @@ from ipygpumem.report.estimate import estimate_report
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, byte_size, command, duration, option
+from ipygpumem.shell.ipython.sources import running_cell
 from ipygpumem.units import MIB
 
 T = TypeVar("T")
@@ -100,9 +101,7 @@ def _compiled(shell: Any, cell: str) -> Any:
         raise EstimateError(
             f"{sign}{magic[2]} acts on the notebook itself: take it out of a cell to estimate"
         )
-    # execution_count may be the next cell's
-    number = len(shell.history_manager.input_hist_parsed) - 1
-    name = shell.compile.cache(source, number)
+    name = shell.compile.cache(source, running_cell(shell))
     try:
         return compile(source, name, "exec")
     except SyntaxError as error:

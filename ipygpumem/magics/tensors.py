@@ -217,7 +217,7 @@ class _Named(NamedTuple):
     def of(cls, shell: Any, frame: FrameType | None) -> _Named:
         """Collect the objects of a shell, and of the local names of a frame if given."""
         named = named_objects(shell)
-        local = {} if frame is None else survey.locals_of(frame)
+        local = {} if frame is None else survey.function_locals(frame)
         items = dict[str, object]()
         places = dict[str, Place]()
         for place in other_places.places(shell, named):
@@ -295,7 +295,7 @@ def take(
     if frame is None:
         cell = running_cell(shell)
     else:
-        local = survey.locals_of(frame)
+        local = survey.function_locals(frame)
         filename = frame.f_code.co_filename
         cell = cell_of_file(shell, filename)
         if cell is None and not filename.startswith("<"):  # a script

@@ -22,6 +22,7 @@ from ipygpumem.records import (
     RetainedArray,
     TraceRecord,
     Usage,
+    uncounted_note,
 )
 from ipygpumem.report import layout
 from ipygpumem.report.layout import (
@@ -34,7 +35,14 @@ from ipygpumem.report.layout import (
     count,
     device_label,
 )
-from ipygpumem.units import MIB, format_bytes, format_change, format_seconds, format_share
+from ipygpumem.units import (
+    MIB,
+    format_bytes,
+    format_change,
+    format_seconds,
+    format_shape,
+    format_share,
+)
 
 _ROWS_SHOWN = 20
 _ROWS_OPEN = 8
@@ -760,9 +768,7 @@ def _uncounted_text(group: Sequence[RetainedArray]) -> str:
         libraries.update(item.uncounted)
     if not libraries:
         return ""
-    names = clean(", ".join(sorted(libraries)))
-    verb = "keeps" if len(libraries) == 1 else "keep"
-    return f"; {names} {verb} memory that is not counted"
+    return f"; {clean(uncounted_note(sorted(libraries)))}"
 
 
 def _leaked_objects(group: Sequence[RetainedArray]) -> str:
@@ -777,7 +783,7 @@ def _leaked_objects(group: Sequence[RetainedArray]) -> str:
         contents = _contents(first) or _shape(first)
         if contents:
             kind = f"{kind} with {contents}"
-    shape = " × ".join(map(str, first.shape or ()))
+    shape = format_shape(first.shape or ())
     words = [kind, shape]
     if not first.parts:
         words.insert(1, first.dtype)

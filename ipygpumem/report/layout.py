@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ipygpumem.records import OUTSIDE, Record, Usage
-from ipygpumem.units import MIB, format_bytes, format_change
+from ipygpumem.units import MIB, format_bytes, format_change, format_shape
 
 SEPARATOR = " · "
 NAMES_SHOWN = 40
@@ -347,8 +347,8 @@ def sizes(by_device: Mapping[str, int], form: Callable[[int], str] = format_byte
 
 
 def shape_label(shape: Sequence[int]) -> str:
-    """Return a shape as reports show it, ``512 × 1024``; empty for a scalar."""
-    return " × ".join(map(str, shape)) or "scalar"
+    """Return a shape as reports show it: ``512 × 1024``, or ``scalar``."""
+    return format_shape(shape) or "scalar"
 
 
 def peak_label(usage: Usage) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
 
 from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.heap.arrays import is_array
+from ipygpumem.heap.garbage import weak
 from ipygpumem.heap.walk import MOST_AT_START
 from ipygpumem.introspect import is_atom, is_instance
 from ipygpumem.scope.ownable import ownable
@@ -85,8 +84,4 @@ def _weakly(value: object) -> Callable[[], object] | None:
     """Return a weak reference; None where there are none, and for NumPy arrays, since user code may
     resize them.
     """
-    if is_array(value):
-        return None
-    with contextlib.suppress(TypeError):
-        return weakref.ref(value)
-    return None
+    return None if is_array(value) else weak(value)

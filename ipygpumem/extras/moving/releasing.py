@@ -22,6 +22,7 @@ from ipygpumem.api.shell import current_shell, current_traces, garbage_here, loa
 from ipygpumem.errors import GpuMemError, ReleasedError
 from ipygpumem.heap.array_search import ArraySearch, summed
 from ipygpumem.heap.arrays import TOOLS, Array, describe, is_of_library, library_type
+from ipygpumem.heap.attributes import MODULE_PARTS
 from ipygpumem.heap.heap import Heap, refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.roots import Roots
 from ipygpumem.heap.holders.search import explain
@@ -43,7 +44,6 @@ from ipygpumem.report.layout import Report, clean, clean_name
 from ipygpumem.report.showing import shows
 from ipygpumem.scope.ownable import is_ownable
 
-_MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 _KINDS = (
     ("torch", "Tensor"),
     ("torch.nn", "Module"),
@@ -150,7 +150,7 @@ def _empty(item: object, says: str) -> None:
 def _parts(name: str, item: object) -> Iterator[tuple[str, object]]:
     """Yield an object's parts, with their names."""
     for key, value in (instance_dict(item) or {}).items():
-        if key in _MODULE_PARTS and is_instance(value, dict):
+        if key in MODULE_PARTS and is_instance(value, dict):
             for part_name, part in list(dict.items(value)):
                 yield f"{name}.{part_name}", part
         else:
@@ -209,7 +209,7 @@ def release(*objects: object) -> ReleaseRecord:
 def _named(objects: Sequence[object], frame: FrameType) -> list[tuple[str, object]]:
     """Return objects with their names in the caller's frame, or their types."""
     names: dict[int, str] = {}
-    for name, value in survey.names_in(frame):
+    for name, value in survey.visible_names(frame):
         if is_ownable(name):
             names.setdefault(id(value), name)
     return [(names.get(id(item), type_name(item)), item) for item in objects]

@@ -34,7 +34,7 @@ from ipygpumem.extras.peak.records import DevicePeak, PeakRecord
 from ipygpumem.failures import Block
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.inventory.records import Inventory
-from ipygpumem.inventory.survey import names_in
+from ipygpumem.inventory.survey import visible_names
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.reclaim.failure import classify
@@ -388,7 +388,7 @@ class PeakBlock(Block):
     def _open_block(self) -> PeakBlock:
         """Start following the memory."""
         frame = _users_frame()
-        self._peak = Peak(lambda: names_in(frame), self._save, self._flame)
+        self._peak = Peak(lambda: visible_names(frame), self._save, self._flame)
         try:
             self._peak.start()
         except BaseException:  # an interrupt, too

@@ -22,7 +22,7 @@ from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.mapped import MappedFiles
 from ipygpumem.heap.tensors import answers_itself
-from ipygpumem.units import MIB, format_bytes
+from ipygpumem.units import MIB, format_bytes, format_shape
 
 _LEAST_UNUSED_BYTES = MIB
 """A view is worth a note from this number of bytes that it keeps and does not show."""
@@ -148,4 +148,4 @@ def _shape(shape: Sequence[int]) -> str:
         if shape[0] != 1:
             return f"{shape[0]:,} values"
         return "1 value"
-    return " × ".join(map(str, shape))
+    return format_shape(shape)
