@@ -44,7 +44,7 @@ def fill_again_and_again():
         except MemoryError: print('full')
 def start(work, count):
     for _ in range(count):
-        thread = threading.Thread(target=work)
+        thread = threading.Thread(target=work, name='filling')
         try: thread.start()
         except (RuntimeError, MemoryError): break  # nothing is left for its stack
         started.append(thread)
@@ -54,10 +54,13 @@ def start(work, count):
 
 def lives_on(kernel: Kernel) -> None:
     """Check that the kernel has kept its names and runs further cells and threads."""
-    # The guard may have stopped the cell that waits for its threads, and they fill memory again.
+    # The guard may have stopped the cell that starts its threads and waits for them, even before
+    # the last one was in its list, and they fill memory again.
     wait_for(
         lambda: (
-            not kernel.value("sum(thread.is_alive() for thread in globals().get('started', []))")
+            not kernel.value(
+                "sum(each.name == 'filling' and each.is_alive() for each in threading.enumerate())"
+            )
         )
     )
     works(kernel, "assert kept == [1, 2]", "parts.clear(); parts = []")
