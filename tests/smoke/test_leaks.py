@@ -259,10 +259,8 @@ outer.update(enumerate(xs))
 """.strip(),
     )
     assert [path for _, path in survivors(notebook)] == ["notebook variable outer"]
-    assert (
-        "held by notebook variable outer · to free it: for key in list(outer)[1:]: del outer[key]"
-        in leaks(notebook)
-    )
+    line = "for _key in list(outer)[1:]: del outer[_key], _key"
+    assert f"held by notebook variable outer · to free it: {line}" in leaks(notebook)
     works(notebook, "del outer")
 
 
@@ -299,7 +297,7 @@ class Files:
 
 SEVERAL = {
     "for n in range(10): outer['runs'].append({'n': n, 'data': numpy.ones(1 << 20)})": (
-        'for item in outer["runs"]: del item["data"]'
+        'for _item in outer["runs"]: del _item["data"]; del _item'
     ),
     "for n in range(10): outer['runs'].append(numpy.ones(1 << 20))": 'outer["runs"].clear()',
     "x = numpy.ones(1 << 20); y = numpy.ones((1 << 20, 2)); mixed += [x, y]": "del mixed[3:]",

@@ -9,6 +9,8 @@ from enum import Enum
 
 from ipygpumem.introspect import type_name
 
+EACH = "_item"
+"""The variable of a loop over items."""
 _MOST_KEYS = 4
 """Maximum number of items that a statement names one by one."""
 _MOST_POSITIONS = 40
@@ -390,7 +392,7 @@ def _of_positions(first: Cut, positions: list[int], *, is_alone: bool) -> str:
         listed = ", ".join(map(str, reversed(positions)))
         in_loop = without_import(first.owner)
         if is_alone:
-            return f"for position in {listed}: del {in_loop}[position]"
+            return f"for _position in {listed}: del {in_loop}[_position], _position"
         return f"[{in_loop}.__delitem__(position) for position in ({listed})];"
     return ""
 
@@ -412,23 +414,25 @@ def _of_span(cut: Cut, start: int, end: int, *, is_alone: bool) -> str:
     match cut.kind:
         case Kind.ITEM:
             if cut.ending:
-                loop = f"for position in range({end - 1}, {start - 1}, -1)"
-                removed = f"{in_loop}.pop(position).{cut.ending}"
-                return f"{loop}: {removed}" if is_alone else f"[{removed} {loop}];"
-            if not cut.has_slices:
-                loop = f"for position in range({end - 1}, {start - 1}, -1)"
+                loop = f"for _position in range({end - 1}, {start - 1}, -1)"
+                removed = f"{in_loop}.pop(_position).{cut.ending}"
                 if is_alone:
-                    return f"{loop}: del {in_loop}[position]"
-                return f"[{in_loop}.__delitem__(position) {loop}];"
+                    return f"{loop}: {removed}; del _position"
+                return f"[{removed} {loop}];"
+            if not cut.has_slices:
+                loop = f"for _position in range({end - 1}, {start - 1}, -1)"
+                if is_alone:
+                    return f"{loop}: del {in_loop}[_position], _position"
+                return f"[{in_loop}.__delitem__(_position) {loop}];"
             return f"{imports}del {owner}{span}"
         case Kind.KEY:
-            loop = f"for key in {cut.listing.keys_of(in_loop)}{span}"
-            removed = f"{in_loop}.pop(key)"
+            loop = f"for _key in {cut.listing.keys_of(in_loop)}{span}"
+            removed = f"{in_loop}.pop(_key)"
             if cut.ending:
                 removed += f".{cut.ending}"
             elif is_alone:
-                return f"{loop}: del {in_loop}[key]"
-            return f"{loop}: {removed}" if is_alone else f"[{removed} {loop}];"
+                return f"{loop}: del {in_loop}[_key], _key"
+            return f"{loop}: {removed}; del _key" if is_alone else f"[{removed} {loop}];"
         case _:
             if cut.ending:
                 return ""
@@ -439,7 +443,7 @@ def _in_each(groups: list[list[Cut]]) -> str:
     """Return the loop that removes the same reference of neighbouring items of a list.
 
     It is empty if the references differ. An example is a list of results, each of which holds an
-    array: ``for item in runs: del item["data"]``.
+    array: ``for _item in runs: del _item["data"]; del _item``.
     """
     outer = _outer_of_each(groups)
     if len(outer) < 2:
@@ -461,7 +465,8 @@ def _in_each(groups: list[list[Cut]]) -> str:
     statement = statements.pop()
     if not statement:
         return ""
-    return f"for item in {without_import(first.owner)}{span}: {statement}"
+    # The loop takes none of the user's names, and leaves none that keeps the last item.
+    return f"for {EACH} in {without_import(first.owner)}{span}: {statement}; del {EACH}"
 
 
 def _outer_of_each(groups: list[list[Cut]]) -> list[Cut]:
@@ -476,9 +481,9 @@ def _outer_of_each(groups: list[list[Cut]]) -> list[Cut]:
 
 
 def inside(cut: Cut, outer: Cut) -> Cut:
-    """Return a reference of an item that is called ``item``, or as it is if its code differs."""
+    """Return a reference of an item that a loop calls ``_item``; as it is if its code differs."""
     prefix = outer.target
     if not prefix or not cut.owner.startswith(prefix) or not cut.target.startswith(prefix):
         return cut
-    owner = f"item{cut.owner[len(prefix) :]}"
-    return replace(cut, owner=owner, target=f"item{cut.target[len(prefix) :]}")
+    owner = f"{EACH}{cut.owner[len(prefix) :]}"
+    return replace(cut, owner=owner, target=f"{EACH}{cut.target[len(prefix) :]}")
