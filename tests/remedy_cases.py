@@ -1443,6 +1443,21 @@ CASES: dict[str, Case] = {
         "assert outer == {'kept': 1}; weight.sum().backward(); optimizer.step()",
         kinds=("tensor",),
     ),
+    "a loss next to an older one": Case(
+        "outer.append((x * weight).sum())",
+        """
+        import torch
+        weight = torch.nn.Parameter(torch.ones(1)); outer = [(weight * 2).sum()]
+        """,
+        "(older,) = outer; older.backward()",
+        kinds=("tensor",),
+    ),
+    "entries of a dict next to a variable called key": Case(
+        "outer['b'] = x; outer['c'] = x[:]",
+        "outer = {'a': 1}; key = _key = position = item = 'mine'",
+        "assert (outer, key, position, item) == ({'a': 1}, 'mine', 'mine', 'mine')",
+        kinds=("array",),
+    ),
     "an average that users add to an optimizer's state": Case(
         "optimizer.state[weight]['average'] = x",
         """

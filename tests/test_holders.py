@@ -300,7 +300,7 @@ def alive(kernel: Kernel) -> int:
         (
             "outer = [asyncio.create_task(asyncio.sleep(1000))]",
             "outer += [asyncio.create_task(wait(array())) for _ in range(MANY)]",
-            f"for position in range({_MANY}, 0, -1): outer.pop(position).cancel()",
+            f"for _position in range({_MANY}, 0, -1): outer.pop(_position).cancel(); del _position",
         ),
         (
             "outer = []",
@@ -946,6 +946,8 @@ def test_one_line_removes_a_part_that_a_cell_shows(kernel: Kernel) -> None:
     )
     ((_, _, line),) = left_by_experiment(kernel)
     assert line == "del layers[1]  # if nothing needs it"
+    works(kernel, line)
+    assert left(kernel) == []
 
 
 def test_no_line_takes_a_group_s_parameters_from_an_optimizer(kernel: Kernel) -> None:
@@ -973,3 +975,28 @@ def test_no_line_takes_a_group_s_parameters_from_an_optimizer(kernel: Kernel) ->
     assert lines
     assert all(line.startswith("optimizer.state.clear()  # and remove it") for line in lines)
     works(kernel, *lines, "optimizer.step()")
+
+
+@pytest.mark.parametrize(
+    ("setup", "code"),
+    [
+        (
+            "optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))]); kept = optimizer",
+            "optimizer.history = [torch.zeros(2**19) for _ in range(2)]",
+        ),
+        (
+            "weight = torch.nn.Parameter(torch.ones(1)); kept = [(0, (weight * 2).sum())]",
+            "kept += [(n, (torch.ones(2**19) * weight).sum()) for n in range(3)]",
+        ),
+    ],
+)
+def test_lines_for_items_of_one_list_are_one_line(kernel: Kernel, setup: str, code: str) -> None:
+    needs("torch")
+    works(kernel, _LEFT, f"import torch; {setup}", f"%%experiment e\n{code}")
+    for rows in (left_by_experiment(kernel), left(kernel)):
+        large = [row for row in rows if row[0] >= 2**20]
+        assert len(large) == 1, rows
+        ((_, _, line),) = large
+    works(kernel, line)
+    assert [row for row in left(kernel) if row[0] >= 2**20] == []
+    assert kernel.value("len(kept) if type(kept) is list else 1") == 1

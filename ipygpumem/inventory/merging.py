@@ -32,6 +32,9 @@ _MOST_CALLS = 4
 """Maximum number of calls that one line makes if another call does the work of all of them."""
 _MOST_COMPARED = 40
 """Maximum number of rows whose lines are compared with each other."""
+_MOST_ITEMS = 4
+"""Maximum number of items of a list that are deleted without a loop."""
+_DELETED_ITEM = re.compile(r"del ([^;#]+)\[(\d+)\]")
 _MOST_OWNERS = 12
 """Maximum number of objects from which the line of a merged row removes something."""
 _MOVING = {Kind.ITEM, Kind.ELEMENT, Kind.QUEUED}
@@ -73,7 +76,7 @@ def merged(rows: Sequence[RetainedArray], cuts: Mapping[str, Sequence[Cut]]) -> 
             alone.append(row)
     for group in _groups(_with_arrays_inside(removable)):
         alone += _rows_of(group)
-    rows = _joined_by_lines(alone)
+    rows = _joined_by_lines(_joined_by_positions(alone))
     return sorted(rows, key=attrgetter("size_bytes"), reverse=True)
 
 
@@ -453,6 +456,52 @@ def _text_of_registry(path: str, number: int) -> str:
     if "matplotlib figure" in path:
         return f"{number} matplotlib figures"
     return f"{path}, and {number - 1} more there"
+
+
+# -- lines that remove items of one list ----------------------------------------------------------
+
+
+def _joined_by_positions(rows: list[RetainedArray]) -> list[RetainedArray]:
+    """Return the rows, as one those whose lines delete items of one list: after ``del runs[0]``,
+    ``del runs[1]`` would delete another item.
+    """
+    of_list = dict[str, list[RetainedArray]]()
+    remaining = list[RetainedArray]()
+    for row in rows:
+        owner = "" if row.holder is None else _item_in(_line_of(row.holder))[0]
+        if owner:
+            of_list.setdefault(owner, []).append(row)
+        else:
+            remaining.append(row)
+    for owner, of_owner in of_list.items():
+        remaining += _row_of_items(owner, of_owner)
+    return remaining
+
+
+def _row_of_items(owner: str, rows: list[RetainedArray]) -> list[RetainedArray]:
+    """Return one row for those whose lines delete items of the list ``owner``, or the only row."""
+    if len(rows) == 1:
+        return rows
+    holders = [row.holder for row in rows if row.holder is not None]
+    positions = sorted({_item_in(_line_of(holder))[1] for holder in holders}, reverse=True)
+    advice = in_sequence([f"del {owner}[{position}]" for position in positions])
+    if len(positions) > _MOST_ITEMS:
+        listed = ", ".join(map(str, positions))
+        advice = f"for _position in {listed}: del {owner}[_position], _position"
+    _, dashes, comment = holders[0].advice.partition(_COMMENT)
+    path = _text_of_registry(holders[0].path, len(positions))
+    largest_first = sorted(rows, key=attrgetter("size_bytes"), reverse=True)
+    return [_whole(largest_first, ReferencePath(path, advice + dashes + comment))]
+
+
+def _item_in(line: str) -> tuple[str, int]:
+    """Return the list and the position of the only item that a line deletes; an empty text if the
+    line is another one.
+    """
+    match = _DELETED_ITEM.fullmatch(line)
+    if match is None or not is_simple(line):
+        return "", 0
+    return match[1], int(match[2])
 
 
 # -- lines that name what another line removes ----------------------------------------------------

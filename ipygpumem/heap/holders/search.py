@@ -16,9 +16,9 @@ from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import MOST_VISITS, BackwardSearch, Steps, Ways, WayTo
 from ipygpumem.heap.holders.containers import cuts_of_repeated, removal_of_repeated
-from ipygpumem.heap.holders.cuts import Cut, Kind, statement_of
+from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, statement_of
 from ipygpumem.heap.holders.graphs import GRADIENT, Keeper, keepers, requiring_grad
-from ipygpumem.heap.holders.path import Way, joined, line_of
+from ipygpumem.heap.holders.path import COMMENT, Way, is_simple, joined, line_of
 from ipygpumem.heap.holders.paths import PathWriter
 from ipygpumem.heap.holders.references_of import is_opaque, is_private, items_of
 from ipygpumem.heap.holders.roots import (
@@ -34,6 +34,10 @@ from ipygpumem.records import ReferencePath
 
 _MOST_OWNERS = 5000
 """Maximum number of tensors whose graphs are searched."""
+_MOST_KEEPERS = 200
+"""Maximum number of tensors of which each is asked for the storages that its graph keeps."""
+_MOST_LINES = 4
+"""Maximum number of lines that are joined if no statement does the work of all."""
 _REGISTRATIONS = {Kind.CALL, Kind.CLOSED}
 """References that are removed by a call, with all that is registered there."""
 _WITH_GRADIENTS = (("torch.nn", "Module"), ("torch.optim", "Optimizer"))
@@ -137,18 +141,71 @@ def _kept_by_graphs(
     explanation.explain(of_graphs=True)
     named = explanation.named
     ordered = sorted(named, key=lambda owner: _order(named[owner]))
-    kept, is_complete = keepers([owners[owner][0] for owner in ordered], missing)
+    tensors = [owners[owner][0] for owner in ordered]
+    kept, is_complete = keepers(tensors, missing)
+    keepers_of = _all_keepers(tensors, kept)
     holders = dict[StorageKey, ReferencePath]()
     for key, keeper in kept.items():
         owner = named["object", id(keeper.tensor)]
+        owners_of_all = [named["object", id(tensor)] for tensor in keepers_of.get(key, ())]
         module = explanation.path_of_trained(keeper.tensor)
-        holders[key] = _holder_of_kept(keeper, owner, module)
+        holder = _holder_of_kept(keeper, owner, module)
+        holders[key] = _with_other_keepers(holder, owner, owners_of_all, roots.cuts)
     if explanation.is_cut or not is_complete or len(candidates) > _MOST_OWNERS:
         is_cut = True
     among_themselves, _ = keepers(heap.tensors, missing - kept.keys())
     if any(keeper.how == GRADIENT for keeper in among_themselves.values()):
         holders.update(dict.fromkeys(among_themselves, NOT_REACHED if is_cut else _CYCLE))
     return holders, is_cut
+
+
+def _all_keepers(
+    tensors: Sequence[object], kept: Mapping[StorageKey, Keeper]
+) -> dict[StorageKey, list[object]]:
+    """Return all tensors whose graphs keep each storage, if there are not too many to ask each;
+    losses of one batch share what it has saved.
+    """
+    of_storage = dict[StorageKey, list[object]]()
+    in_graphs = {key for key, keeper in kept.items() if keeper.how != GRADIENT}
+    if not in_graphs or len(tensors) > _MOST_KEEPERS:
+        return of_storage
+    for tensor in tensors:
+        for key in keepers([tensor], in_graphs)[0]:
+            of_storage.setdefault(key, []).append(tensor)
+    return of_storage
+
+
+def _with_other_keepers(
+    holder: ReferencePath,
+    owner: ReferencePath,
+    owners: Sequence[ReferencePath],
+    cuts: dict[str, list[Cut]],
+) -> ReferencePath:
+    """Return the holder of a storage that several graphs keep, with the line that removes all of
+    their tensors if there is one.
+
+    Args:
+        holder: the holder, whose advice removes one tensor.
+        owner: the holder of that tensor.
+        owners: the holders of all tensors.
+        cuts: the references that each line removes, to which those of the new line are added.
+    """
+    lines = list(dict.fromkeys(line_of(each.advice) for each in owners))
+    if len(lines) < 2 or holder.advice != owner.advice or not all(map(is_simple, lines)):
+        return holder
+    removed = list[Cut]()
+    if all(line in cuts for line in lines):
+        removed = [cut for line in lines for cut in cuts[line]]
+    line = statement_of(removed)
+    if not line and len(lines) <= _MOST_LINES:
+        line, removed = in_sequence(lines), []
+    if not line:
+        return holder
+    if removed:
+        cuts[line] = removed
+    _, dashes, comment = holder.advice.partition(COMMENT)
+    path = f"{holder.path}, and {len(lines) - 1} more"
+    return ReferencePath(path, line + dashes + comment)
 
 
 def _holder_of_kept(keeper: Keeper, owner: ReferencePath, module: str) -> ReferencePath:

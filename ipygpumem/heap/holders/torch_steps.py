@@ -6,14 +6,13 @@ import itertools
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library, library_type
-from ipygpumem.heap.holders.cuts import Cut, Kind, split, statement_of
+from ipygpumem.heap.holders.cuts import Cut, Kind
 from ipygpumem.heap.holders.graphs import DETACH
-from ipygpumem.heap.holders.path import COMMENT, Path
-from ipygpumem.heap.holders.references_of import attribute_text, items_of
+from ipygpumem.heap.holders.path import COMMENT, Path, line_of
+from ipygpumem.heap.holders.references_of import attribute_text
 from ipygpumem.heap.holders.roots import NOTEBOOK
 from ipygpumem.introspect import (
     instance_dict,
@@ -120,7 +119,7 @@ def _is_added_state(steps: Sequence[object]) -> bool:
 
 def is_needed_by_optimizer(steps: Sequence[object]) -> bool:
     """Return True if a chain leads through what the next step of an optimizer needs: its state, or
-    the parameters of a group.
+    the parameters and options of a group.
     """
     for position, (owner, child) in enumerate(itertools.pairwise(steps)):
         if not is_of_library(owner, "torch.optim", "Optimizer"):
@@ -129,17 +128,25 @@ def is_needed_by_optimizer(steps: Sequence[object]) -> bool:
         if name == ".state":
             return True
         group_and_more = steps[position + 2 :]
-        if name == ".param_groups" and _are_parameters(group_and_more):
+        if name == ".param_groups" and _is_needed_option(owner, group_and_more):
             return True
     return False
 
 
-def _are_parameters(steps: Sequence[object]) -> bool:
-    """Return True if a chain leads from the options of an optimizer's group to its parameters."""
+def _is_needed_option(optimizer: object, steps: Sequence[object]) -> bool:
+    """Return True if a chain leads from a group of an optimizer to its parameters, or to an option
+    that each group has, such as the learning rate.
+    """
     if len(steps) < 2:
         return False
     group: Any = steps[0]
-    return is_instance(group, dict) and dict.get(group, "params") is steps[1]
+    if not is_instance(group, dict):
+        return False
+    defaults: Any = (instance_dict(optimizer) or {}).get("defaults")
+    names = {"params"}
+    if is_exactly(defaults, dict):
+        names.update(defaults)
+    return any(dict.get(group, name) is steps[1] for name in names)
 
 
 def _went_into_hooks(
@@ -245,33 +252,20 @@ def _hooks_of_tensor(tensor: object, hooks: object) -> str:
 
 
 def advice_for_graph(steps: Sequence[object], path: Path) -> tuple[str, list[Cut]]:
-    """Return the advice for a tensor that keeps a graph, and the references that it removes: those
-    of a list to all such tensors, or none if it drops the graph.
+    """Return the advice for a tensor that keeps a graph, and the reference that it removes; none if
+    it drops the graph.
+
+    Of a list, only this tensor is removed: its other items may be older, and their graphs still
+    needed.
     """
     cut = path.cut
     is_in_list = len(steps) > 1 and is_exactly(steps[-2], list, deque)
     if is_in_list and cut is not None and cut.kind is Kind.ITEM and not path.is_fixed:
-        cuts = list[Cut]()
-        for position, item in enumerate(items_of(steps[-2])):
-            if _has_graph(item):  # older items, such as losses as numbers, stay
-                target = f"{cut.owner}[{position}]"
-                cuts.append(replace(cut, position=position, target=target))
-        statement = statement_of(cuts)
-        if len(cuts) == cut.size:
-            imports, items = split(cut.owner)
-            statement = f"{imports}{items}.clear()"
-        if statement:
-            return f"{statement}{COMMENT}and {DETACH}", cuts
-    return _detaching(path), []
-
-
-def _has_graph(item: object) -> bool:
-    """Return True for a tensor that keeps a graph."""
-    if not is_of_library(item, "torch", "Tensor"):
-        return False
-    base: Any = library_type("torch", "Tensor")
-    with sys.modules["torch"]._C.DisableTorchFunction():
-        return not base.is_leaf.__get__(item)
+        return f"{cut.statement}{COMMENT}and {DETACH}", [cut]
+    advice = _detaching(path)
+    if cut is not None and line_of(advice) == cut.statement:
+        return advice, [cut]
+    return advice, []
 
 
 def _detaching(path: Path) -> str:
