@@ -483,7 +483,7 @@ def mixed(seed: int) -> tuple[int, int]:
     named = {name: kinds[name](int(share * size)) for name, share in shares.items()}
     grown = settle() - before
     freed = own_pages().free_heap_bytes - free
-    return grown, top.take(named, {}).device_bytes["cpu"] + freed
+    return grown, top.measure_names(named, {}).device_bytes["cpu"] + freed
 
 
 def forked(work: Callable[[Any], object], argument: object) -> object:

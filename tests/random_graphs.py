@@ -850,7 +850,7 @@ Look = Callable[[dict[str, Any], str], int]
 def freed_by_why(namespace: dict[str, Any], name: str) -> int:
     """Return the bytes that ``why`` promises."""
     holding = [namespace[name]]
-    found = ownership.take(name, holding, inventories.roots(namespace), 2, is_name=True)
+    found = ownership.ownership_of(name, holding, inventories.roots(namespace), 2, is_name=True)
     return found.freed_bytes.get("cpu", 0)
 
 
@@ -860,7 +860,7 @@ def freed_by_top(namespace: dict[str, Any], name: str) -> int:
     """
     named = {key: value for key, value in namespace.items() if not key.startswith("__")}
     references = Counter(map(id, named.values()))
-    found = top.take(named, {}, references=references, namespaces=[id(namespace)])
+    found = top.measure_names(named, {}, references=references, namespaces=[id(namespace)])
     for row in found.names:
         if name in (row.name, *row.same):
             return (

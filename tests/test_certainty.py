@@ -137,7 +137,7 @@ class Cache:
 )
 def test_memory_that_nothing_counts_is_said_in_top_and_why(value: object) -> None:
     note = "zlib keeps memory that is not counted"
-    (row,) = top.take({"value": value}, {}, references={}).names
+    (row,) = top.measure_names({"value": value}, {}, references={}).names
     assert row.is_at_least
     assert note in row.notes
     (table,) = top_report(LargestNames((row,), {}, 0.0)).tables
@@ -150,7 +150,7 @@ def test_memory_that_nothing_counts_is_said_in_top_and_why(value: object) -> Non
 
 def test_what_is_known_to_the_last_byte_is_said_to_be_all() -> None:
     value = {"rows": [bytes(1000)], "names": ("a", "b")}
-    (row,) = top.take({"value": value}, {}, references={}).names
+    (row,) = top.measure_names({"value": value}, {}, references={}).names
     assert not row.is_at_least
     assert row.notes == ()
 
@@ -158,7 +158,7 @@ def test_what_is_known_to_the_last_byte_is_said_to_be_all() -> None:
 def test_a_small_view_says_what_it_keeps_alive() -> None:
     numpy = pytest.importorskip("numpy")
     view = numpy.ones((1 << 16, 8))[:10]
-    (row,) = top.take({"view": view}, {}, references={}).names
+    (row,) = top.measure_names({"view": view}, {}, references={}).names
     assert row.notes == ("10 × 8 of an array of 4 MiB: .copy()",)
     assert ipygpumem.why(view).notes == row.notes
 

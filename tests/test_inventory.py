@@ -29,7 +29,11 @@ pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 
 
 def take(**names: object) -> dict[str, TensorRecord]:
-    return {row.name: row for row in survey.take(names.items()).tensors if row.name is not None}
+    return {
+        row.name: row
+        for row in survey.take_inventory(names.items()).tensors
+        if row.name is not None
+    }
 
 
 def names(**roots: object) -> list[str]:
@@ -123,7 +127,9 @@ def test_a_cycle_ends_and_a_huge_tree_is_cut_off(monkeypatch: pytest.MonkeyPatch
     assert names(loop=loop) == ["loop[0]"]
     monkeypatch.setattr("ipygpumem.heap.named_arrays.MOST_OBJECTS", 10)
     tree = [[[numpy.ones(1)]] for i in range(100)]
-    assert survey.take([("tree", tree)]).notes[0].startswith("the search for names stopped")
+    assert (
+        survey.take_inventory([("tree", tree)]).notes[0].startswith("the search for names stopped")
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,12 +141,12 @@ def test_plain_objects_are_examined_in_bulk(
     monkeypatch.setattr("ipygpumem.heap.named_arrays.MOST_OBJECTS", 3 * CHUNK)
     items = [make(i) for i in range(4 * CHUNK)]
     box = [numpy.ones(3)]
-    found = survey.take(
+    found = survey.take_inventory(
         [("items", items), ("items", {"again": items}), ("last", [*items, box]), ("box", box)]
     )
     assert found.notes == ()
     assert [row.name for row in found.tensors if row.name] == ["box[0]"]
-    found = survey.take([("items", items), ("last", [*items, box])])
+    found = survey.take_inventory([("items", items), ("last", [*items, box])])
     assert [row.name for row in found.tensors if row.name] == [f"last[{4 * CHUNK}][0]"]
 
 
@@ -195,7 +201,7 @@ def test_a_dict_that_another_thread_changes_stops_nothing() -> None:
     thread.start()
     try:
         for _ in range(5):
-            survey.take([("changing", changing)])
+            survey.take_inventory([("changing", changing)])
     finally:
         stop.set()
         thread.join()
@@ -232,7 +238,7 @@ def test_groups_add_up() -> None:
 
 def test_an_inventory_survives_its_dictionary_and_a_copy() -> None:
     box = {"x": [numpy.ones(10), numpy.ones(20)]}
-    found = survey.take([("box", box)])
+    found = survey.take_inventory([("box", box)])
     again = Inventory.from_dict(json.loads(json.dumps(found.to_dict())))
     assert again == found == pickle.loads(pickle.dumps(found))
     assert hash(again.tensors) == hash(found.tensors)
@@ -245,7 +251,7 @@ def test_an_inventory_holds_no_object_of_the_users() -> None:
     key = Key()
     arrays = [numpy.ones(3) for _ in range(10)]
     box = {key: arrays[:5], 1: arrays[5:]}
-    found = survey.take([("box", box), ("arrays", arrays)])
+    found = survey.take_inventory([("box", box), ("arrays", arrays)])
     references = [weakref.ref(key), *map(weakref.ref, arrays)]
     del key, arrays, box
     assert [reference() for reference in references] == [None] * 11

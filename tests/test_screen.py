@@ -20,11 +20,11 @@ LOAD = """
 import sys, threading, time, ipygpumem
 import ipygpumem.shell.display
 from ipygpumem.magics import tensors
-real = tensors.survey.take
+real = tensors.survey.take_inventory
 def slow(*arguments, **options):
     options["progress"](0.25)
     return real(*arguments, **options)
-tensors.survey.take = slow
+tensors.survey.take_inventory = slow
 ipygpumem.shell.display._WORK_SECONDS = 0.0
 """
 notebook = kernel_with(f"%load_ext ipygpumem\n{LOAD}")

@@ -30,7 +30,7 @@ from tests.test_sizes import linux
 
 
 def take(**names: object) -> dict[str, NamedSize]:
-    return {row.name: row for row in top.take(names, {"cpu": 100 * MIB}).names}
+    return {row.name: row for row in top.measure_names(names, {"cpu": 100 * MIB}).names}
 
 
 def test_names_of_one_object_share_a_row_and_holders_are_named() -> None:
@@ -53,7 +53,7 @@ def test_an_item_in_two_lists_of_a_name_is_freed_with_it() -> None:
     shared = bytearray(MIB)
     names: dict[str, object] = {"both": [shared, [shared]]}
     del shared
-    (row,) = top.take(names, {}, references={id(names["both"]): 0}).names
+    (row,) = top.measure_names(names, {}, references={id(names["both"]): 0}).names
     assert row.freed_bytes == row.device_bytes
 
 
@@ -134,7 +134,7 @@ def test_a_class_of_the_users_is_listed_with_its_attributes() -> None:
 def test_very_many_names_are_measured_together_and_the_large_one_is_found() -> None:
     names: dict[str, object] = {f"name_{number}": [number] for number in range(3000)}
     names["name_1500"] = [bytes(MIB)]
-    found = top.take(names, {})
+    found = top.measure_names(names, {})
     assert found.names[0].name == "name_1500"
     assert found.small_names + len(found.names) == 3000
 
@@ -188,18 +188,21 @@ loop.append(loop)
 def test_a_name_with_too_many_objects_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(top, "Region", functools.partial(Region, most=20_000))
     named = {"rows": [[str(number), [number]] for number in range(50_000)], "text": "x" * MIB}
-    found = top.take(named, {})
+    found = top.measure_names(named, {})
     assert {row.name: row.is_at_least for row in found.names} == {"rows": True, "text": False}
     (table,) = top_report(found).tables
     assert {row[1]: row[0].startswith("at least ") for row in table.rows} == {
         "rows": True,
         "text": False,
     }
-    assert [row.freed_bytes for row in top.take(named, {}, references={}).names] == [None, None]
+    assert [row.freed_bytes for row in top.measure_names(named, {}, references={}).names] == [
+        None,
+        None,
+    ]
 
 
 def test_memory_in_no_name_has_a_row_of_its_own() -> None:
-    found = top.take({"rows": [bytes(MIB)]}, {"cpu": 100 * MIB, "cuda:0": 8 * MIB})
+    found = top.measure_names({"rows": [bytes(MIB)]}, {"cpu": 100 * MIB, "cuda:0": 8 * MIB})
     (table,) = top_report(found).tables
     contents = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))["content"]
     assert [row[0] for row in table.rows] == ["1 MiB", "99 MiB", "8 MiB"]
@@ -433,8 +436,8 @@ def test_a_list_in_a_shared_dict_does_not_belong_to_the_list_around_it() -> None
     group = outer[0]
     named: dict[str, object] = {"outer": outer}
     del outer
-    (row,) = top.take(named, {}, references={}).names
+    (row,) = top.measure_names(named, {}, references={}).names
     assert (row.freed_bytes or {})["cpu"] < 10_000 < MIB < row.size_bytes
     del group
-    (row,) = top.take(named, {}, references={}).names
+    (row,) = top.measure_names(named, {}, references={}).names
     assert (row.freed_bytes or {})["cpu"] > MIB

@@ -100,7 +100,7 @@ def _in_script(frame: FrameType) -> LargestNames:
     references = Counter(id(value) for _, value in pairs)
     named = dict(reversed(pairs))
     pairs.clear()  # their references would count as holders
-    return largest.take(
+    return largest.measure_names(
         named, {"cpu": rss_bytes()}, references=references, namespaces=[id(frame.f_globals)]
     )
 
@@ -123,7 +123,7 @@ def inventory_at(
     shell = current_shell()
     if shell is None:
         code = frame.f_code
-        return survey.take(
+        return survey.take_inventory(
             survey.visible_names(frame),
             file=code.co_filename,
             line=frame.f_lineno,
@@ -131,9 +131,9 @@ def inventory_at(
             has_arrays=has_arrays,
         )
 
-    from ipygpumem.magics.tensors import take  # no script needs IPython
+    from ipygpumem.magics.tensors import inventory_of_notebook  # no script needs IPython
 
-    return take(shell, frame, storages, has_arrays=has_arrays)
+    return inventory_of_notebook(shell, frame, storages, has_arrays=has_arrays)
 
 
 def diff(before: Inventory, after: Inventory) -> InventoryDiff:
@@ -186,7 +186,7 @@ def why(obj: object) -> Ownership:
     name = next((name for name, value in named if value is holding[0]), "")
     del named
     references = 1 + bool(name) + _ON_STACK
-    found = ownership.take(
+    found = ownership.ownership_of(
         name or "object", holding, roots(frame.f_globals), references, is_name=bool(name)
     )
     text = holding[0]

@@ -135,7 +135,7 @@ class Ownership(Record):
         return sum(self.device_bytes.values())
 
 
-def take(
+def ownership_of(
     name: str, holding: list[object], roots: Roots, references: int, *, is_name: bool
 ) -> Ownership:
     """Return the memory behind an object, the part that only its name keeps alive, and the holders

@@ -40,7 +40,7 @@ from ipygpumem.inventory.tensor_records import (
 from ipygpumem.reclaim.frames import is_function
 
 
-def take(
+def take_inventory(
     roots: Iterable[tuple[str, object]],
     *,
     cell_of: CellOf = lambda root: None,

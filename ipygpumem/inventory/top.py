@@ -130,7 +130,7 @@ def _no_cell(name: str) -> None:
     """Return None: it is not known which cell bound a name."""
 
 
-def take(
+def measure_names(
     named: Mapping[str, object],
     used_bytes: Mapping[str, int],
     *,

@@ -20,7 +20,7 @@ from ipygpumem.heap.sharing import partners, types_to_compare
 from ipygpumem.introspect import is_users, is_users_class
 from ipygpumem.inventory.causes import Holder, Shortage, exceeds
 from ipygpumem.inventory.findings import storages_of
-from ipygpumem.inventory.top import NamedSize, take
+from ipygpumem.inventory.top import NamedSize, measure_names
 from ipygpumem.reclaim.frames import frames
 from ipygpumem.units import MIB, format_bytes
 
@@ -122,7 +122,7 @@ def _candidates(
     largest first, each with its cell in words.
     """
     candidates = list[tuple[NamedSize, str]]()
-    for row in take(code.named(), {}, progress=allowance.check).names:
+    for row in measure_names(code.named(), {}, progress=allowance.check).names:
         names = {row.name, *row.same}
         if not row.device_bytes.get(device) or not names <= code.namespace.keys() or names & used:
             continue

@@ -23,8 +23,7 @@ from ipygpumem.heap.tensors import Storages
 from ipygpumem.introspect import is_name, target_of
 from ipygpumem.inventory import records, survey
 from ipygpumem.inventory.records import Inventory
-from ipygpumem.inventory.top import LargestNames, NamedSize, select
-from ipygpumem.inventory.top import take as take_largest
+from ipygpumem.inventory.top import LargestNames, NamedSize, measure_names, select
 from ipygpumem.magics import sources
 from ipygpumem.probes.host import rss_bytes
 from ipygpumem.probes.mappings import own_pages
@@ -88,7 +87,7 @@ def tensors(app: App, options: Options) -> list[Report]:
         kind = next((kind for kind in records.KINDS if kind.startswith(options.kind)), None)
     names, rows = _names_and_rows(options.names, options.top)
     inventory = records.select(
-        take(app.context.shell),
+        inventory_of_notebook(app.context.shell),
         names,
         device=options.device,
         kind=kind,
@@ -181,7 +180,7 @@ def largest(
     used = {"cpu": rss_bytes()} if app is None else current(app.context.meter.now())
     working = _working(app, "names") if progress is None else contextlib.nullcontext(progress)
     with working as report:
-        result = take_largest(
+        result = measure_names(
             named.objects,
             used,
             references=named.references,
@@ -277,7 +276,7 @@ def _deletion_of(shell: Any, names: Sequence[str]) -> str:
     return "; ".join([f"del {targets}", *kept_by_run(shell, plain)])
 
 
-def take(
+def inventory_of_notebook(
     shell: Any,
     frame: FrameType | None = None,
     storages: Storages | None = None,
@@ -303,7 +302,7 @@ def take(
             line = frame.f_lineno
     with _working(find_app(shell), "tensors and arrays") as progress:
         named = [*local.items(), *named_objects(shell).items()]
-        return survey.take(
+        return survey.take_inventory(
             named,
             cell_of=_cell_finder(shell, local),
             file=file,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from IPython.core.error import UsageError
 
 from ipygpumem.errors import describe_error, ellipsize, quoted
-from ipygpumem.inventory.ownership import take
+from ipygpumem.inventory.ownership import ownership_of
 from ipygpumem.magics import sources
 from ipygpumem.report.inventory import left_report, why_report
 from ipygpumem.report.layout import Report, clean
@@ -43,7 +43,7 @@ def why(app: App, options: Options) -> list[Report]:
     references = 2 if is_name else 1  # of the list, and of the name
     roots = app.experiments.survivors.roots()
     with app.context.display.working("what else holds it"):
-        ownership = take(expression, holding, roots, references, is_name=is_name)
+        ownership = ownership_of(expression, holding, roots, references, is_name=is_name)
     return [why_report(ownership)]
 
 

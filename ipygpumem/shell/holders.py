@@ -84,7 +84,7 @@ def look(
         live_tensors(Garbage())  # creates the objects of tensors known only in C++
         objects = _grouped(named())
         names = _largest(objects, progress)
-        arrays = survey.take(objects.items())
+        arrays = survey.take_inventory(objects.items())
         unnamed = replace(arrays, tensors=tuple(row for row in arrays.tensors if row.name is None))
         before, growing.before = growing.before, None
         if before is None:
@@ -118,7 +118,7 @@ def _largest(objects: dict[str, object], progress: Progress) -> LargestNames:
     """Return the memory of ``objects``, with words instead of a type for the output that IPython
     keeps.
     """
-    names = top.take(objects, {}, progress=progress)
+    names = top.measure_names(objects, {}, progress=progress)
     rows = list[NamedSize]()
     for row in names.names:
         if row.name == _PRINTED:

@@ -25,7 +25,11 @@ pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 
 def take(**names: object) -> dict[str, TensorRecord]:
     """The inventory's records by name, for what stands under ``names``."""
-    return {row.name: row for row in survey.take(names.items()).tensors if row.name is not None}
+    return {
+        row.name: row
+        for row in survey.take_inventory(names.items()).tensors
+        if row.name is not None
+    }
 
 
 def sizes(**names: object) -> dict[str, int]:
@@ -222,7 +226,7 @@ def test_a_broken_device_leaves_the_rest_readable_and_is_reported(
         return real(tensor)
 
     monkeypatch.setattr(torch.Tensor, "untyped_storage", storage)
-    found = survey.take({"broken": broken, "well": well}.items())
+    found = survey.take_inventory({"broken": broken, "well": well}.items())
     rows = {row.name: row for row in found.tensors}
     assert rows["well"].size_bytes == 800
     assert (rows["broken"].size_bytes, rows["broken"].shape) == (0, (100,))
@@ -272,13 +276,13 @@ def test_a_mode_of_the_users_sees_nothing_of_an_inventory(kind: Any) -> None:
     with kind() as mode:
         torch.ones(1)
         own = len(mode.seen)
-        found = survey.take([("kept", kept), ("model", model)])
+        found = survey.take_inventory([("kept", kept), ("model", model)])
         watched = [watch(item) for item in kept]
         heap = Heap()
         explain(keys, heap, Roots())
         places = list(storages_of([(item, "other") for item in kept]))
         assert len(mode.seen) == own > 0, mode.seen[own:]
-    again = survey.take([("kept", kept), ("model", model)])
+    again = survey.take_inventory([("kept", kept), ("model", model)])
     assert [row for row in found.tensors if row.name] == [row for row in again.tensors if row.name]
     assert len(places) == 2  # a sparse tensor has no storage
     assert all(is_alive() for is_alive in watched)
@@ -292,7 +296,7 @@ def test_parameters_are_the_models_and_not_the_optimizers() -> None:
     model(torch.ones(1, 512)).sum().backward()
     optimizer.step()
     names = {"a_optimizer": optimizer, "model": model, "cache": [model.weight, torch.ones(1 << 20)]}
-    rows = {row.name: row for row in top.take(names, {}).names}
+    rows = {row.name: row for row in top.measure_names(names, {}).names}
     assert 2 * mib <= rows["model"].size_bytes < 2.2 * mib  # with its gradients
     assert mib <= rows["a_optimizer"].size_bytes < 1.1 * mib
     assert set(rows["model"].held_by) == {"cache", "a_optimizer"}
@@ -301,7 +305,7 @@ def test_parameters_are_the_models_and_not_the_optimizers() -> None:
 def test_a_tensor_of_another_class_is_measured_without_its_code() -> None:
     thing = hostile.tensors(device=False)
     with hostile.untouched():
-        rows = {row.name: row for row in top.take(thing, {}).names}
+        rows = {row.name: row for row in top.measure_names(thing, {}).names}
     assert {name: row.size_bytes >> 22 for name, row in rows.items()} == dict.fromkeys(thing, 1)
 
 

@@ -11,7 +11,7 @@ from ipygpumem.errors import PlotError
 from ipygpumem.extras.peak.peak import Peak
 from ipygpumem.extras.peak.report import peak_report
 from ipygpumem.magics import sources
-from ipygpumem.magics.tensors import take
+from ipygpumem.magics.tensors import inventory_of_notebook
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.app import App
@@ -52,7 +52,9 @@ def of_cell(app: App, options: Options) -> list[Report]:
 
     def finish() -> list[Report]:
         error = shown_since(cell.last_error)
-        record = peak.stop(lambda: take(app.context.shell, has_arrays=False), error)
+        record = peak.stop(
+            lambda: inventory_of_notebook(app.context.shell, has_arrays=False), error
+        )
         if app.context.display.has_images and any(device.curve for device in record.devices):
             try:
                 with growth_for("%%peak"):
