@@ -503,7 +503,7 @@ def ram(**figures: int) -> host.RamFigures:
     ],
 )
 def test_a_cause_is_named_only_if_its_figure_rose(now: dict[str, int], said: str) -> None:
-    (line,) = leftover.unnamed(ram(), ram(**now), 95 * MIB, {})
+    (line,) = leftover.notes_on_unnamed(ram(), ram(**now), 95 * MIB, {})
     assert line.endswith(said)
     assert "probably" not in line
     assert ("pyarrow" in line) == ("arrow_peak_bytes" in now)

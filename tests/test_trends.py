@@ -175,7 +175,7 @@ class Device:
         if self.growing.wants_look:
             self.looks += 1
             self.probe.set(self.now)
-            holders.look(self.growing, dict, "run", dict, no_progress, self.meter)
+            holders.look_for_growth(self.growing, dict, "run", dict, no_progress, self.meter)
         return growths
 
     def free(self, mib: int) -> None:
@@ -212,7 +212,7 @@ def test_a_failure_of_a_look_stays_in_it(broken: str, monkeypatch: pytest.Monkey
         device.run()
         holders.note_processes(device.growing, dict, "run")
     assert device.growing.growths
-    assert "TypeError" in " ".join([*device.growing.held, *device.growing.process_lines])
+    assert "TypeError" in " ".join([*device.growing.holder_lines, *device.growing.process_lines])
     device.meter.close()
 
 

@@ -24,7 +24,7 @@ from ipygpumem.meter.meter import Meter
 from ipygpumem.records import TraceRecord
 from ipygpumem.report.history import iteration_report, loop_growth_line, loop_report
 from ipygpumem.report.layout import clean_name, count, note
-from ipygpumem.shell.holders import look, note_processes
+from ipygpumem.shell.holders import look_for_growth, note_processes
 from ipygpumem.shell.ipython.caches import named_objects
 from ipygpumem.shell.trends import Growing
 
@@ -189,7 +189,7 @@ class _Loop:
 def _remarks(growing: Growing) -> list[str]:
     if not growing.growths:
         return []
-    return [*map(loop_growth_line, growing.growths), *growing.process_lines, *growing.held]
+    return [*map(loop_growth_line, growing.growths), *growing.process_lines, *growing.holder_lines]
 
 
 def _look(growing: Growing, frame: FrameType, meter: Meter) -> None:
@@ -201,7 +201,7 @@ def _look(growing: Growing, frame: FrameType, meter: Meter) -> None:
         if app is None
         else app.context.display.working("names") as progress
     ):
-        look(growing, lambda: _names_at(frame), "iteration", roots, progress, meter)
+        look_for_growth(growing, lambda: _names_at(frame), "iteration", roots, progress, meter)
 
 
 def _note_processes(growing: Growing, frame: FrameType) -> None:

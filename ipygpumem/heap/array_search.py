@@ -71,7 +71,7 @@ class ArraySearch(Walk):
         if array is not None:
             self._storages.add(array.storage)
 
-    def held(
+    def retained_by(
         self, name: str, value: object, *, function: str = "", line: int = 0
     ) -> tuple[RetainedArray, list[tuple[object, Array]]] | None:
         """Return the memory held by ``name``, and the arrays with their descriptions; None if no

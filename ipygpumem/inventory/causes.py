@@ -56,7 +56,7 @@ class Shortage:
     holders: tuple[Holder, ...] = ()
 
 
-def cause_of(found: Shortage) -> Cause | None:
+def cause_of(shortage: Shortage) -> Cause | None:
     """Return why a request failed; None if the figures do not decide it.
 
     A limit, gaps, a process or names are the cause if the request would have fit without them.
@@ -67,91 +67,91 @@ def cause_of(found: Shortage) -> Cause | None:
     >>> cause_of(shortage).text
     'asked for 6.00 GiB, but 5.00 GiB of cuda:0 were free: 1.00 GiB too much'
     """
-    if found.device == "shm":
-        return _full(found)
-    asked = found.requested_bytes
-    nearest = min(found.bounds, default=None)
+    if shortage.device == "shm":
+        return _full(shortage)
+    asked = shortage.requested_bytes
+    nearest = min(shortage.bounds, default=None)
     if asked is None:
         if nearest is None or nearest.left_bytes > _TIGHT:
             return None
-        return _limit(found, nearest)
-    if found.total_bytes is not None and exceeds(asked, found.total_bytes):
-        owner = "the machine" if found.device == "cpu" else found.device
-        text = f"{_request(asked)}, but {owner} has {format_bytes(found.total_bytes)} in total"
-        return Cause("too large", found.device, text)
+        return _limit(shortage, nearest)
+    if shortage.total_bytes is not None and exceeds(asked, shortage.total_bytes):
+        owner = "the machine" if shortage.device == "cpu" else shortage.device
+        text = f"{_request(asked)}, but {owner} has {format_bytes(shortage.total_bytes)} in total"
+        return Cause("too large", shortage.device, text)
     if nearest is not None and exceeds(asked, nearest.left_bytes):
-        return _limit(found, nearest)
-    if found.free_bytes is None or found.overcommits:
+        return _limit(shortage, nearest)
+    if shortage.free_bytes is None or shortage.overcommits:
         return None
-    return _cause_on_device(found, asked, found.free_bytes)
+    return _cause_on_device(shortage, asked, shortage.free_bytes)
 
 
-def _cause_on_device(found: Shortage, asked: int, free: int) -> Cause | None:
+def _cause_on_device(shortage: Shortage, asked: int, free: int) -> Cause | None:
     """Return why a device did not have the memory: in pieces, or in use."""
-    if not exceeds(asked, max(free, found.largest_gap_bytes)):
+    if not exceeds(asked, max(free, shortage.largest_gap_bytes)):
         return None
-    if exceeds(free + found.gap_bytes, asked):
-        return _fragmentation(found, asked, free)
-    if exceeds(asked, free + found.gap_bytes + found.idle_bytes):
-        return _too_much(found, asked, free)
+    if exceeds(free + shortage.gap_bytes, asked):
+        return _fragmentation(shortage, asked, free)
+    if exceeds(asked, free + shortage.gap_bytes + shortage.idle_bytes):
+        return _too_much(shortage, asked, free)
     return None
 
 
-def _full(found: Shortage) -> Cause:
-    free = format_bytes(found.free_bytes or 0)
-    total = format_bytes(found.total_bytes or 0)
+def _full(shortage: Shortage) -> Cause:
+    free = format_bytes(shortage.free_bytes or 0)
+    total = format_bytes(shortage.total_bytes or 0)
     text = f"{free} of the {total} of shared memory ({MOUNT}) were left: too little"
     remedy = "start the container with a larger --shm-size, or use fewer DataLoader workers"
     return Cause("shm", "shm", text, remedy)
 
 
-def _limit(found: Shortage, bound: Bound) -> Cause:
-    asked = found.requested_bytes
-    free = found.free_bytes or 0
+def _limit(shortage: Shortage, bound: Bound) -> Cause:
+    asked = shortage.requested_bytes
+    free = shortage.free_bytes or 0
     if asked is None:
         text = f"almost nothing was left of {bound.words}"
-        return Cause("limit", found.device, text, bound.remedy)
+        return Cause("limit", shortage.device, text, bound.remedy)
     left = format_bytes(bound.left_bytes)
     text = f"{_request(asked)}, but only {left} were left of {bound.words}"
     if exceeds(free, asked):
         text += f", although {format_bytes(free)} of the machine were free"
-    holder = _largest_solving(found, asked)
+    holder = _largest_solving(shortage, asked)
     if holder is not None:
-        return Cause("limit", found.device, f"{text}. {holder.words}", holder.remedy)
-    return Cause("limit", found.device, text, bound.remedy)
+        return Cause("limit", shortage.device, f"{text}. {holder.words}", holder.remedy)
+    return Cause("limit", shortage.device, text, bound.remedy)
 
 
-def _fragmentation(found: Shortage, asked: int, free: int) -> Cause:
-    together = format_bytes(free + found.gap_bytes)
-    largest = format_bytes(max(free, found.largest_gap_bytes))
+def _fragmentation(shortage: Shortage, asked: int, free: int) -> Cause:
+    together = format_bytes(free + shortage.gap_bytes)
+    largest = format_bytes(max(free, shortage.largest_gap_bytes))
     text = (
-        f"{_request(asked)}, and {together} of {found.device} were free, but the largest block had "
-        f"{largest}: fragmentation"
+        f"{_request(asked)}, and {together} of {shortage.device} were free, but the largest block "
+        f"had {largest}: fragmentation"
     )
     line = ""
-    if found.setting and exceeds(free + found.expandable_bytes, asked):
-        line = f"restart the kernel and run first: %env {found.setting}"
-    return Cause("fragmentation", found.device, text, line)
+    if shortage.setting and exceeds(free + shortage.expandable_bytes, asked):
+        line = f"restart the kernel and run first: %env {shortage.setting}"
+    return Cause("fragmentation", shortage.device, text, line)
 
 
-def _too_much(found: Shortage, asked: int, free: int) -> Cause:
+def _too_much(shortage: Shortage, asked: int, free: int) -> Cause:
     text = (
-        f"{_request(asked)}, but {format_bytes(free)} of {found.device} were free: "
+        f"{_request(asked)}, but {format_bytes(free)} of {shortage.device} were free: "
         f"{format_bytes(asked - free)} too much"
     )
-    holder = _largest_solving(found, asked)
+    holder = _largest_solving(shortage, asked)
     if holder is not None:
-        return Cause(holder.kind, found.device, f"{text}. {holder.words}", holder.remedy)
-    return Cause("too much", found.device, text)
+        return Cause(holder.kind, shortage.device, f"{text}. {holder.words}", holder.remedy)
+    return Cause("too much", shortage.device, text)
 
 
 def _request(asked: int) -> str:
     return f"asked for {format_bytes(asked)}"
 
 
-def _largest_solving(found: Shortage, asked: int) -> Holder | None:
+def _largest_solving(shortage: Shortage, asked: int) -> Holder | None:
     """Return the largest holder without whose memory the request would have fit."""
-    solving = [holder for holder in found.holders if exceeds(holder.room_bytes, asked)]
+    solving = [holder for holder in shortage.holders if exceeds(holder.room_bytes, asked)]
     return max(solving, key=lambda holder: holder.size_bytes, default=None)
 
 

@@ -24,7 +24,7 @@ _NOT_TOLD = (
 )
 
 
-def unnamed(
+def notes_on_unnamed(
     start: RamFigures,
     now: RamFigures,
     kept_bytes: int,

@@ -120,7 +120,7 @@ def holder_of_several(
     return holder_of_all(of_items, cuts)
 
 
-def find(
+def find_remaining(
     heap: Heap,
     names: Mapping[str, object],
     contents: Contents,

@@ -377,7 +377,7 @@ def _in_order(named: Mapping[str, object]) -> list[str]:
 
 
 def select(
-    found: LargestNames,
+    largest: LargestNames,
     patterns: Sequence[str] = (),
     *,
     device: str | None = None,
@@ -386,21 +386,21 @@ def select(
     """Return the names that match a glob and hold enough memory, on one device if given."""
     if device is not None:
         existing = set[str]()
-        for row in found.names:
+        for row in largest.names:
             existing.update(row.device_bytes)
         device = device_here(device, existing)
-        found = replace(
-            found,
-            names=tuple(_rows_on(device, found.names)),
-            used_bytes=_on(device, found.used_bytes),
-            unnamed_bytes=_on(device, found.unnamed_bytes),
+        largest = replace(
+            largest,
+            names=tuple(_rows_on(device, largest.names)),
+            used_bytes=_on(device, largest.used_bytes),
+            unnamed_bytes=_on(device, largest.unnamed_bytes),
         )
-    rows = [row for row in found.names if row.size_bytes >= min_bytes]
+    rows = [row for row in largest.names if row.size_bytes >= min_bytes]
     if patterns:
         matches = matcher(patterns)
         rows = [row for row in rows if matches(row.name)]
-        found = replace(found, unnamed_bytes={})
-    return replace(found, names=tuple(sorted(rows, key=lambda row: -row.size_bytes)))
+        largest = replace(largest, unnamed_bytes={})
+    return replace(largest, names=tuple(sorted(rows, key=lambda row: -row.size_bytes)))
 
 
 def _rows_on(device: str, rows: Iterable[NamedSize]) -> Iterator[NamedSize]:

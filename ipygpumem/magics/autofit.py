@@ -171,7 +171,7 @@ class _Try:
         search = ArraySearch()
         total = 0
         for name, value in list(self._scope.waiting.items()):
-            entry = search.held(name, value)
+            entry = search.retained_by(name, value)
             if entry is not None:
                 total += entry[0].size_bytes
         return total

@@ -25,7 +25,7 @@ from ipygpumem.introspect import ATOMS, instance_dict, is_instance, type_name
 from ipygpumem.reclaim import exceptions
 from ipygpumem.reclaim.error_holders import Holder, holder_of, line_that_removes
 from ipygpumem.reclaim.frames import finished, names_in
-from ipygpumem.reclaim.listing import Place, of_places
+from ipygpumem.reclaim.listing import Place, held_by_places
 from ipygpumem.reclaim.stored_errors import READ_TYPES, stored_errors
 from ipygpumem.records import KeptError, RetainedArray
 from ipygpumem.units import MIB
@@ -58,7 +58,7 @@ def find(
         for place in _places_in(list(group.errors.values())):
             # In the place of a line: the group, by which the rows are sorted below.
             places.append(place._replace(line=number))
-    listing = of_places(places, own, errors, [], allowance)
+    listing = held_by_places(places, own, errors, [], allowance)
     rows_by_group: dict[int, list[RetainedArray]] = {}
     for row in listing.rows:
         rows_by_group.setdefault(row.line, []).append(row)

@@ -64,7 +64,7 @@ class Listing:
         return sum(row.size_bytes for row in self.rows)
 
 
-def held(
+def held_by_frames(
     error: BaseException,
     own: Mapping[str, object] | None = None,
     allowance: Allowance | None = None,
@@ -79,7 +79,7 @@ def held(
     places, unread = _places_in_frames(error, allowance)
     errors = list(chain(error))
     its_frames = [frame for frame, _ in frames(error)]  # the notebook may refer to them, too
-    return of_places(places, own or {}, errors, its_frames, allowance, unread)
+    return held_by_places(places, own or {}, errors, its_frames, allowance, unread)
 
 
 def _places_in_frames(error: BaseException, allowance: Allowance) -> tuple[list[Place], int]:
@@ -99,7 +99,7 @@ def _places_in_frames(error: BaseException, allowance: Allowance) -> tuple[list[
     return places, unread
 
 
-def of_places(
+def held_by_places(
     places: Sequence[Place],
     own: Mapping[str, object],
     errors: Sequence[BaseException],
@@ -341,7 +341,7 @@ class _FrameSearch(ArraySearch):
         marked as seen.
         """
         self._tensors = []
-        entry = self.held(place.name, place.value, function=place.function, line=place.line)
+        entry = self.retained_by(place.name, place.value, function=place.function, line=place.line)
         if entry is not None and place.name:
             self.rows.append(entry[0])
         if self._tensors:
@@ -390,6 +390,6 @@ class _FrameSearch(ArraySearch):
             self._nodes = Nodes()
         graph = kept_behind(tensors, self._nodes, leaves=leaves, allowance=allowance)
         self.graphs.append(graph)
-        entry = self.held(name, graph, function=place.function, line=place.line)
+        entry = self.retained_by(name, graph, function=place.function, line=place.line)
         if entry is not None and place.name:
             self.rows.append(replace(entry[0], type_name=""))

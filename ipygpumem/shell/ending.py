@@ -473,7 +473,7 @@ class ExperimentEnd:
         assert at_start is not None
         assert after is not None
         knows_new = self._scope.baseline.knows_new_objects
-        return notes + leftover.unnamed(at_start, after, left_bytes, named, knows_new)
+        return notes + leftover.notes_on_unnamed(at_start, after, left_bytes, named, knows_new)
 
     def _note_on_children(self, left_bytes: int) -> str:
         """Return the note on child processes that it leaves, with the lines that end them."""

@@ -61,14 +61,14 @@ def remarks(growing: Growing, context: ShellContext, roots: Callable[[], Roots])
 
     if growing.wants_look:
         with context.display.working("names") as progress:
-            look(growing, named, "run", roots, progress, context.meter)
+            look_for_growth(growing, named, "run", roots, progress, context.meter)
     note_processes(growing, named, "run")
     if not growing.growths:
         return []
-    return [*map(growth_line, growing.growths), *growing.process_lines, *growing.held]
+    return [*map(growth_line, growing.growths), *growing.process_lines, *growing.holder_lines]
 
 
-def look(
+def look_for_growth(
     growing: Growing,
     named: _Named,
     run: str,
@@ -95,13 +95,13 @@ def look(
         else:
             names = _with_new_memory(names, before, objects, roots())
             grown_free_bytes = free_heap_bytes - before.free_heap_bytes
-            growing.held = _holders_of_growth(
+            growing.holder_lines = _holders_of_growth(
                 growing, before, (names, unnamed), grown_free_bytes, run, roots
             )
     except Exception as error:  # the code goes on
         if is_from_signal(error):
             raise
-        growing.held = [
+        growing.holder_lines = [
             f"the memory that it leaves behind could not be found ({describe_error(error)})"
         ]
     try:
@@ -109,7 +109,7 @@ def look(
     except Exception as error:
         if is_from_signal(error):
             raise
-        growing.held = [
+        growing.holder_lines = [
             f"the memory after our own search could not be measured ({describe_error(error)})"
         ]
 

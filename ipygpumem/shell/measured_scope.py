@@ -179,7 +179,7 @@ class MeasuredScope:
         search = ArraySearch()
         arrays = list[RetainedArray]()
         for name, value in list(self.names.waiting.items()):
-            entry = search.held(name, value)
+            entry = search.retained_by(name, value)
             if entry is not None:
                 arrays.append(entry[0])
         return arrays

@@ -211,7 +211,7 @@ class Recovery:
             before.cause = self._cause(error, failure, cell, allowance.share(2))
         with contextlib.suppress(MemoryError):  # only needed for the report
             before.readings = self._meter.now(detail=True)
-            before.memory = listing.held(error, self._shell.user_ns, allowance)
+            before.memory = listing.held_by_frames(error, self._shell.user_ns, allowance)
             if release:
                 before.plain = plain_locals(error)
             if failure.kind == "oom":
@@ -253,7 +253,7 @@ class Recovery:
 
     def _remark_on_frames(self, error: BaseException) -> list[str]:
         """Return a remark on the memory that an error's frames keep, if it is much."""
-        memory = listing.held(error, self._shell.user_ns, Allowance())
+        memory = listing.held_by_frames(error, self._shell.user_ns, Allowance())
         if memory.size_bytes <= MUCH:
             return []
         size = format_bytes(memory.size_bytes)

@@ -18,7 +18,7 @@ from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.inventory.merging import merged, with_arrays
 from ipygpumem.inventory.remaining import (
     Remaining,
-    find,
+    find_remaining,
     holder_of_several,
     is_searched_together,
     most_bytes,
@@ -397,7 +397,7 @@ class _SearchAtEnd:
                 listed.append(item)
         sizes.leave_out(listed)
         in_arrays = sum(item.size_bytes for item in self.alive)
-        return find(
+        return find_remaining(
             heap,
             self._names(),
             baseline.contents,

@@ -165,7 +165,7 @@ class Growing:
     """
 
     growths: list[Growth] = field(default_factory=list)
-    held: list[str] = field(default_factory=list)
+    holder_lines: list[str] = field(default_factory=list)
     """Lines about the holders, once they were found."""
     wants_look: bool = False
     """True if a look at all names would find something new."""
@@ -202,8 +202,8 @@ class Growing:
         if not is_suspect:
             self.before = None
             self.processes = None
-            self.held = []
-        self.wants_look = is_suspect and not self.held and self._is_time_to_look()
+            self.holder_lines = []
+        self.wants_look = is_suspect and not self.holder_lines and self._is_time_to_look()
         if self.wants_look:
             self._looks += 1
 

@@ -95,7 +95,7 @@ class WatchedName:
 
 def watch_names(named: Iterable[tuple[str, object]], search: ArraySearch) -> list[WatchedName]:
     """Watch each name's arrays that no earlier name holds, without keeping them alive."""
-    entries = [search.held(name, value) for name, value in named]
+    entries = [search.retained_by(name, value) for name, value in named]
     return [WatchedName.of(*entry) for entry in entries if entry is not None]
 
 

@@ -155,7 +155,7 @@ def test_a_list_of_locals_stops_when_its_time_is_over(
     make: Callable[[], object], steps: list[None]
 ) -> None:
     error = failed_with(*(make() for _ in range(4)))
-    found = listing.held(error, {}, counted(60))
+    found = listing.held_by_frames(error, {}, counted(60))
     assert found.cut is not None
     assert found.cut.reason == "time"
     assert 1 <= found.cut.uncounted <= found.cut.names == 2
@@ -169,7 +169,7 @@ def test_the_notebooks_names_do_not_take_the_time_either(
 ) -> None:
     own = {"one": make(), "other": make()}
     error = failed_with(np.ones(MIB // 2))
-    found = listing.held(error, own, counted(60))
+    found = listing.held_by_frames(error, own, counted(60))
     assert [(row.name, row.size_bytes) for row in found.rows] == [("first", 4 * MIB)]
     assert len(steps) <= 60
 
@@ -215,7 +215,7 @@ def fail(depth=2000):
         )
     finally:
         sys.setrecursionlimit(limit)
-    found = listing.held(error, {}, counted(100))
+    found = listing.held_by_frames(error, {}, counted(100))
     assert found.cut is not None
     assert found.cut.names > 2001
     assert len(steps) <= 100
@@ -237,7 +237,7 @@ def fail():
     raise MemoryError
 """
     )
-    found = listing.held(error, {"unrelated": [1]}, counted(1000, lambda: 0))
+    found = listing.held_by_frames(error, {"unrelated": [1]}, counted(1000, lambda: 0))
     sizes = {row.name: row.size_bytes / MIB for row in found.rows}
     assert {name: round(size, 1) for name, size in sizes.items()} == {
         "batch": 8,
@@ -252,7 +252,7 @@ def fail():
 def test_a_container_of_the_notebook_is_not_listed_unwalked() -> None:
     own = [None] * MIB
     error = failed_with(own)
-    assert listing.held(error, {"own": own}, counted(1000, lambda: 0)).rows == ()
+    assert listing.held_by_frames(error, {"own": own}, counted(1000, lambda: 0)).rows == ()
 
 
 def test_one_heavy_local_leaves_time_for_the_others() -> None:
@@ -264,12 +264,12 @@ def fail():
     raise MemoryError
 """
     )
-    found = listing.held(error, {}, counted(400))
+    found = listing.held_by_frames(error, {}, counted(400))
     assert "batch" in [row.name for row in found.rows]
 
 
 def test_a_complete_list_says_nothing_of_a_cut() -> None:
-    found = listing.held(failed_with(np.ones(MIB), [1, 2]), {}, counted(10_000))
+    found = listing.held_by_frames(failed_with(np.ones(MIB), [1, 2]), {}, counted(10_000))
     assert [row.name for row in found.rows] == ["first"]
     assert found.cut is None
 

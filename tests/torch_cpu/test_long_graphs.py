@@ -156,7 +156,7 @@ try:
     fail()
 except MemoryError as error:
     kept = error.with_traceback(error.__traceback__.tb_next)
-listing.held(kept, {{}}, Allowance(1000))
+listing.held_by_frames(kept, {{}}, Allowance(1000))
 release(kept)
 """
     assert forks.failures(code) == 0
