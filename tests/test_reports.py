@@ -159,11 +159,12 @@ def test_the_report_of_a_recovery() -> None:
     )
     failed = recovery(freed={"cpu": -5, "cuda:0": 9 * MIB}, held=(*recovery().held, *small))
     (report,) = content.recovery_reports(failed, MIB)
-    assert [(row[0], row[1], row[-1]) for row in report.tables[0].rows] == [
-        ("2 MiB", "train", "cuda:0"),
-        ("1 MiB", "main", "cuda:0"),
-        ("4.5 MiB", "garbage and caches", "cuda:0"),
-        ("1.5 MiB", "and 3 more", ""),
+    assert report.tables[0].columns[1:4] == ("function", "line", "name")
+    assert [(*row[:2], row[3], row[-1]) for row in report.tables[0].rows] == [
+        ("2 MiB", "train", "batch", "cuda:0"),
+        ("1 MiB", "main", "lists", "cuda:0"),
+        ("4.5 MiB", "", "garbage and caches", "cuda:0"),
+        ("1.5 MiB", "", "and 3 more", ""),
     ]
     (broken,) = content.recovery_reports(recovery(kind="error", held=(), poisoned=True), MIB)
     assert "Restart the kernel" in broken.lines[0]

@@ -488,13 +488,10 @@ def held_table(
     shown = large[:_ROWS_SHOWN]
     remaining = held[len(shown) :]
     rows = list(map(_held_row, shown))
-    column = "name"
-    if any(item.function for item in shown):
-        column = "function"
     for device, size in (more or {}).items():
-        rows.append({"size": format_bytes(size), column: "garbage and caches", "device": device})
+        rows.append({"size": format_bytes(size), "name": "garbage and caches", "device": device})
     if remaining and _sum(remaining) >= smallest:
-        rows.append({"size": _total(remaining), column: f"and {len(remaining)} more"})
+        rows.append({"size": _total(remaining), "name": f"and {len(remaining)} more"})
     is_long = len(shown) > _ROWS_OPEN
     if is_long:
         title = f"{title}: {_total(held)}"
