@@ -557,12 +557,31 @@ def test_the_command_says_its_state_and_its_mistakes(notebook: Kernel) -> None:
     )
     assert notebook.value("limit > 0"), "the rest of the cell is guarded, too"
     for line, mistake in {
-        "--limit 1GiB": "write on before its options",
+        "off --limit 1GiB": "off takes no limit",
+        "off 1GiB": "off takes no limit",
         "on --limit 1MiB": "1 MiB is too little",
-        "maybe": "invalid choice: 'maybe'",
+        "1MiB": "1 MiB is too little",
+        "8": "'8' has no unit: write 8GiB",
+        "1GiB --limit 2GiB": "two limits: 1.00 GiB and 2.00 GiB",
+        "maybe": "invalid choice: 'maybe'; use on, off, or a size such as 8GiB",
     }.items():
         assert mistake in fails(notebook, f"%gpumem guard {line}", None).stderr
     assert exist(notebook, "limit") == ["limit"]
+
+
+@pytest.mark.parametrize(
+    "line", ["250MiB", "250 MiB", "on 250MiB", "--limit 250MiB", "--limit 250MiB on"]
+)
+def test_a_size_starts_the_guard_with_this_limit(notebook: Kernel, line: str) -> None:
+    (state,) = ok(notebook, f"%gpumem guard {line}").reports("note")
+    assert state.startswith("the guard is on: a cell can use ")
+    assert " of the limit of 250 MiB" in state
+
+
+def test_an_option_alone_starts_the_guard(notebook: Kernel) -> None:
+    (state,) = ok(notebook, "%gpumem guard --touched").reports("note")
+    assert state.startswith("the guard is on")
+    assert "allocations are limited" not in state
 
 
 def test_off_leaves_nothing_behind(loaded: InteractiveShell) -> None:

@@ -3,49 +3,52 @@
 from __future__ import annotations
 
 import psutil
+from IPython.core.error import UsageError
 
 from ipygpumem import interrupts
-from ipygpumem.errors import GpuMemError, describe_error
+from ipygpumem.errors import GpuMemError, describe_error, quoted
 from ipygpumem.extras.guard.guard import MemoryGuard
-from ipygpumem.report.layout import Report, note
+from ipygpumem.report.layout import Report, clean, note
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import (
     Options,
+    WrongValue,
     argument,
     byte_size,
     command,
+    did_you_mean,
     option,
     switch,
 )
-from ipygpumem.units import MIB
+from ipygpumem.units import MIB, format_bytes
+
+_LIMIT = byte_size(least=64 * MIB)
+"""Converter of the limit."""
 
 
 @command(
     "%gpumem guard",
     "raise MemoryError before the system kills the kernel",
-    argument("state", "", choices=("on", "off")),
-    option("--limit", "SIZE", "the most that the kernel may use", to=byte_size(least=64 * MIB)),
+    argument("words", "on|off|SIZE", offers=("on", "off"), is_joined=True),
+    option("--limit", "SIZE", "the most that the kernel may use", to=_LIMIT),
     switch("--touched", "count only memory in use, not what is allocated and never written"),
 )
 def guard(app: App, options: Options) -> list[Report]:
     """Switch the memory guard on or off, or return its state."""
     session = app.session
     guards = [observer for observer in session.observers if type(observer) is MemoryGuard]
-    if options.state != "on" and (options.limit or options.touched):
-        raise GpuMemError(
-            "%gpumem guard: write on before its options: %gpumem guard on --limit 8GiB"
-        )
+    state, limit = _asked_for(options)
     with interrupts.deferred() as struck:  # half a guard could not be switched off
-        if options.state is not None:
+        if state:
             session.observers = tuple(
                 observer for observer in session.observers if observer not in guards
             )
             for observer in guards:
                 observer.close()
             guards = []
-        if options.state == "on":
+        if state == "on":
             try:
-                guards = [MemoryGuard(app.context, options.limit, touched=options.touched)]
+                guards = [MemoryGuard(app.context, limit, touched=options.touched)]
             except (OSError, RuntimeError, psutil.Error) as error:
                 reason = describe_error(error)
                 raise GpuMemError(
@@ -59,3 +62,34 @@ def guard(app: App, options: Options) -> list[Report]:
     if not guards:
         return [note("the guard is off: %gpumem guard on starts it")]
     return [note(guards[0].state)]
+
+
+def _asked_for(options: Options) -> tuple[str, int | None]:
+    """Return ``on``, ``off`` or an empty text, and the limit in bytes: a size alone, which users
+    try first, means ``on``.
+    """
+    state, _, size = options.words.partition(" ")
+    if state not in ("on", "off"):
+        state, size = "", options.words
+    limits = [options.limit] if options.limit else []
+    if size:
+        limits.append(_size(size))
+    if len(limits) > 1:
+        shown = " and ".join(map(format_bytes, reversed(limits)))
+        raise UsageError(f"%gpumem guard: two limits: {shown}")
+    if state == "off" and (limits or options.touched):
+        raise UsageError("%gpumem guard: off takes no limit and no option")
+    if limits or options.touched:
+        state = "on"
+    return state, limits[0] if limits else None
+
+
+def _size(text: str) -> object:
+    """Return the bytes of a size that stands alone."""
+    if not text.lstrip("-.")[:1].isdigit():
+        hint = f"{did_you_mean(text, ('on', 'off'))}; use on, off, or a size such as 8GiB"
+        raise UsageError(clean(f"%gpumem guard: invalid choice: {quoted(text)}{hint}"))
+    try:
+        return _LIMIT(text)
+    except WrongValue as error:
+        raise UsageError(clean(f"%gpumem guard: {error}")) from None
