@@ -186,7 +186,10 @@ _GPUMEM = Group(
     alone=_short_status,
     details=(
         "``%gpumem`` alone shows a short status and the largest names. Options: "
-        "``%config IPyGpuMem``."
+        "``%config IPyGpuMem``.\n\n"
+        "More magics, each with ``-h``: ``%%experiment``, ``%experiment``, ``%%peak``, "
+        "``%%estimate``, ``%%autofit``,\n``%%isolate``, ``%%memlines``, ``%gpumemit``, "
+        "``%%gpumemit``."
     ),
 )
 _MAGICS = (

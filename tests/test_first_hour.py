@@ -93,6 +93,21 @@ def test_help_shows_the_commands(notebook: Kernel, line: str) -> None:
     assert "%gpumem panel" in shown
 
 
+def test_help_names_each_option_once(notebook: Kernel) -> None:
+    for magic in ("%gpumem", "%experiment"):
+        shown = ok(notebook, f"{magic} help").stdout
+        usages = re.findall(r"^    (-.*?)(?:  |$)", shown, re.MULTILINE)
+        assert len(usages) > 5
+        assert sorted(usages) == sorted(set(usages))
+    shown = ok(notebook, "%gpumem help").stdout
+    assert "number of rows (20); of plot: only the last cells or experiments" in shown
+
+
+def test_help_names_the_other_magics(notebook: Kernel) -> None:
+    shown = ok(notebook, "%gpumem help").stdout
+    assert [magic for magic in MAGICS if magic not in shown] == []
+
+
 def test_help_of_a_command_shows_its_options(notebook: Kernel) -> None:
     text = ok(notebook, "%gpumem export --help").stdout
     assert "--force" in text
@@ -142,6 +157,17 @@ def test_a_number_is_the_number_of_rows(notebook: Kernel, command: str) -> None:
     assert ok(notebook, f"%gpumem {command} -n 2").reports(command)
     rows = [row for row in report.splitlines() if re.search(r"\b[abc]\b.*ndarray|ndarray", row)]
     assert len(rows) == 2
+
+
+def test_a_number_is_the_number_of_rows_of_the_history(notebook: Kernel) -> None:
+    ok(notebook, "a = 1", "a = 2", "a = 3")
+    (shown,) = ok(notebook, "%gpumem history 2").reports("history")
+    assert shown.startswith("history · the last 2 of ")
+
+
+def test_recorder_alone_shows_its_state(notebook: Kernel) -> None:
+    (shown,) = ok(notebook, "%gpumem recorder").reports("note")
+    assert shown.startswith("recording is off")
 
 
 def test_the_name_of_the_package_is_a_spelling_of_the_magic(notebook: Kernel) -> None:
@@ -255,6 +281,8 @@ def test_readme_imports_what_its_examples_use() -> None:
         "%%estimate --device-memory 24GiB --help\n1 / 0",
         "%gpumem peak -h",
         "%%isolate -h\nrows = 1",
+        "gpumem top",
+        "experiment list",
     ],
 )
 def test_a_cell_of_our_commands_has_no_line_and_no_row(notebook: Kernel, cell: str) -> None:
@@ -291,6 +319,7 @@ def test_a_command_without_code_has_no_line(notebook: Kernel, cell: str) -> None
         "%config IPyGpuMem.bar = bool(globals().setdefault('block', bytearray(60_000_000)))",
         "text = '''\n%gpumem top\n'''",
         "%gpumem top\n# path C:\\\nrows = 1",
+        "gpumem = 3; del gpumem",
     ],
 )
 def test_a_cell_with_other_code_keeps_its_line(notebook: Kernel, cell: str) -> None:

@@ -319,6 +319,9 @@ def test_the_report_has_the_cell_its_memory_and_the_reason() -> None:
     assert "cell 1, ran 1.00 s until its last entry" in page
     assert "died while no cell ran" in shown(recording(START, CELL_END))
     assert "cell 1, ran 2.00 s ValueError" in shown(recording(START, CELL_END))
+    assert "cell 1, ran 2.00 s:\n" in shown(
+        recording(START, dataclasses.replace(CELL_END, error=""))
+    )
 
 
 ON = "--IPyGpuMem.recorder=True"

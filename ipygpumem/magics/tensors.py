@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -44,6 +43,7 @@ from ipygpumem.shell.commands.declarations import (
     one_of,
     option,
 )
+from ipygpumem.shell.commands.parsing import NUMBER_OF_ROWS
 from ipygpumem.shell.ipython.caches import (
     cell_of_output,
     kept_by_run,
@@ -137,9 +137,6 @@ def top(app: App, options: Options) -> list[Report]:
     return [top_report(result, top=rows)]
 
 
-_ROWS = re.compile("[1-9][0-9]{0,8}")
-
-
 def _names_and_rows(words: Sequence[str], rows: int) -> tuple[list[str], int]:
     """Return the names, and the number of rows, since many users type ``top 5`` for ``top -n 5``.
 
@@ -147,7 +144,7 @@ def _names_and_rows(words: Sequence[str], rows: int) -> tuple[list[str], int]:
     """
     names = list[str]()
     for word in words:
-        if _ROWS.fullmatch(word):
+        if NUMBER_OF_ROWS.fullmatch(word):
             rows = int(word)
         else:
             names.append(word)

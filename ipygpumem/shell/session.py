@@ -387,7 +387,7 @@ def _is_ours(cell: Cell, record: CellRecord) -> bool:
     """
     if record.error not in (None, *_MESSAGES) or record.recovery is not None:
         return False
-    return "%" in cell.source and has_only_our_commands(cell.source)
+    return has_only_our_commands(cell.source)
 
 
 def _code_that_ran(source: str, error: BaseException | None) -> str:

@@ -51,6 +51,7 @@ RECORDER = Group(
     "%gpumem recorder",
     "write a recording that outlives the kernel",
     (Part(("on", "off", "status"), lambda: (recorder_on, recorder_off, recorder_status)),),
+    alone=lambda: recorder_status,
 )
 
 
@@ -122,9 +123,9 @@ def _listings(moments: Sequence[Moment]) -> list[Listing]:
         return []
     cell = moments[0]
     last = moments[-1]
-    end = f" {clean(last.error)}" if last.kind == "cell end" else " until its last entry"
+    end = clean(last.error) if last.kind == "cell end" else "until its last entry"
     seconds = max(0.0, last.time - cell.time)
-    title = f"cell {cell.cell}, ran {format_seconds(seconds)}{end}"
+    title = f"cell {cell.cell}, ran {format_seconds(seconds)} {end}".rstrip()
     lines = cell.source.split("\n")[:_LINES_SHOWN]
     source = [clean(f"  {line.expandtabs(4)}") for line in lines]
     return [Listing(title, source, code=True)]

@@ -64,15 +64,24 @@ def _lines_of_command(command: Command) -> list[str]:
 def _lines_of_group(table: CommandTable, group: Group) -> list[str]:
     """Return a row for each command of a group, then one for each of their options."""
     rows = list[Row]()
-    options: dict[tuple[str, str], Row] = {}
+    descriptions: dict[str, list[str]] = {}
     for command in _commands(table, group):
         usage = [command.name, *(usage_of(item) for item in command.positional)]
         names = [usage_of(item) for item in command.options.values()]
         rows.append((" ".join(usage), [*command.summary.split(), *names]))
         for item in command.options.values():
-            row = item.usage, item.description.split()
-            options[item.usage, item.description] = row  # commands share most of them
-    return [*_aligned(rows), "", *_aligned(options.values())]
+            known = descriptions.setdefault(item.usage, [])
+            _add_description(known, item.description, command.name.removeprefix(f"{group.name} "))
+    options = [(usage, "; ".join(texts).split()) for usage, texts in descriptions.items()]
+    return [*_aligned(rows), "", *_aligned(options)]
+
+
+def _add_description(known: list[str], description: str, command: str) -> None:
+    """Add the description of an option, which most commands share, to those of other commands."""
+    if not known:
+        known.append(description)
+    elif description != known[0]:
+        known.append(f"of {command}: {description}")
 
 
 def _commands(table: CommandTable, group: Group) -> Iterator[Command]:

@@ -71,7 +71,7 @@ def _no_command(table: CommandTable, group: Group, words: list[str]) -> str:
         magic = _how_to_write(table, words[0])
         if magic:
             return f"{group.name}: write {magic}"
-        problem = f"no such command {quoted(words[0])}{_meant(words[0], group.names)}"
+        problem = f"no such command {quoted(words[0])}{_meant(words[0], [*group.names, 'help'])}"
         if group.name == "%experiment" and problem.endswith(quoted(words[0])):
             also = f"; to open one of this name: %experiment start {words[0]}"
     return f"{group.name}: {problem}; use {', '.join(group.names)}{also}"
@@ -143,15 +143,28 @@ def _options(command: Command, words: list[str]) -> Options:
         raise UsageError(clean(f"{command.name}: {problem}"))
     joined = _with_joined_sizes(command, words)
     options, unknown = _parser_of(command).parse_known_args(joined)
+    if len(unknown) == 1 and NUMBER_OF_ROWS.fullmatch(unknown[0]) and "-n" in command.options:
+        options.n = int(unknown.pop())
     if unknown:
-        names = list(command.options)
-        hint = f"use {', '.join(names)}" if names else "this command has no options"
-        problem = f"{quoted(unknown[0])} is not an option{did_you_mean(unknown[0], names)}; {hint}"
-        raise UsageError(clean(f"{command.name}: {problem}"))
+        raise UsageError(clean(f"{command.name}: {_unknown(command, unknown[0])}"))
     for argument in command.arguments:
         if argument.is_joined:
             setattr(options, argument.attribute, " ".join(getattr(options, argument.attribute)))
     return options
+
+
+NUMBER_OF_ROWS = re.compile("[1-9][0-9]{0,8}")
+"""A number alone, such as that of ``history 5``: many users leave the name of the option out."""
+
+
+def _unknown(command: Command, word: str) -> str:
+    """Return the message on a word that is no option of a command, or that cannot stand alone."""
+    names = list(command.options)
+    hint = f"use {', '.join(names)}" if names else "this command has no options"
+    similar = did_you_mean(word, names)
+    if similar or word.startswith("-"):
+        return f"{quoted(word)} is not an option{similar}; {hint}"
+    return f"{quoted(word)} cannot stand alone; {hint}"
 
 
 _SIZE_BEFORE_UNIT = re.compile(r"(^|=)-?[0-9.]*[1-9][0-9.]*$")

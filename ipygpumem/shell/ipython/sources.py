@@ -27,7 +27,9 @@ _OUR_COMMAND = re.compile(
     r"(?:%(?:(?:ipy)?gpumem|experiment)(?:\s|\?|$)|%(?:re|un)?load_ext ipygpumem\b"
     r"|%(?:autofit|estimate|isolate|memlines|peak)(?:\s|$)|%gpumemit$"  # which say how to write it
     r"|%config IPyGpuMem(?:\.\w+ *= *(?:\w+|[\d.]+|'[^']*'|\"[^\"]*\"))? *$"
-    r"|%%?(?:gpumem\w*|experiment)\?)"
+    r"|%%?(?:gpumem\w*|experiment)\?"
+    # without a sign, as IPython allows it; ``gpumem in names`` is Python
+    r"|(?:(?:ipy)?gpumem|experiment) +(?!(?:and|if|in|is|not|or)\b)[a-z])"
 )
 """Matches a line with one of our commands that runs no code of the user."""
 _NUMBERED = re.compile(r"<ipython-input-(\d+)-")
