@@ -419,6 +419,21 @@ def test_a_displayed_name_is_freed_by_xdel(loaded: InteractiveShell) -> None:
     assert loaded.user_ns["rows"] == ()
 
 
+def test_a_displayed_part_of_a_name_has_no_row_of_its_own(loaded: InteractiveShell) -> None:
+    loaded.run_cell(f"{QUIET}\nsteps = [Quiet([bytes(400_000)]) for _ in range(2)]\nkept = 1")
+    loaded.run_cell("steps[0]", store_history=True)
+    loaded.run_cell("(kept, Quiet([bytes(400_000), steps[0]]))[1]", store_history=True)
+    rows = {row.name: row for row in largest(loaded).names}
+    assert rows["steps"].size_bytes > 800_000
+    assert rows["steps"].held_by == ("Out[1]", "Out[2]")
+    assert rows["steps"].freed_bytes is not None
+    assert 400_000 < rows["steps"].freed_bytes["cpu"] < 500_000
+    assert "Out[1]" not in rows
+    assert 400_000 < rows["Out[2]"].size_bytes < 500_000  # the other part is that of the name
+    loaded.run_cell("%xdel steps")
+    assert {row.name: row for row in largest(loaded).names}["Out[1]"].size_bytes > 400_000
+
+
 def test_a_script_needs_neither_ipython_nor_numpy() -> None:
     code = """
 import sys, ipygpumem

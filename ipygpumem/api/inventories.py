@@ -94,6 +94,19 @@ def top(*names: str, device: str | None = None, min_bytes: float | str = 0) -> L
     return largest.select(all_names, names, device=device, min_bytes=least)
 
 
+def names_at(frame: FrameType) -> dict[str, object]:
+    """Return the objects visible to code at ``frame`` by name, in a notebook also all of its names
+    and outputs.
+    """
+    shell = current_shell()
+    if shell is None:
+        return dict(reversed(list(survey.visible_names(frame))))
+
+    from ipygpumem.shell.ipython.caches import named_objects  # no script needs IPython
+
+    return named_objects(shell) | survey.function_locals(frame)
+
+
 def _in_script(frame: FrameType) -> LargestNames:
     """Return the memory that the names visible to a script's code hold."""
     pairs = list(survey.visible_names(frame))

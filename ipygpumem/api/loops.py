@@ -13,19 +13,17 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from ipygpumem.api.inventories import roots
-from ipygpumem.api.shell import current_shell, current_traces, loaded_app, show
+from ipygpumem.api.inventories import names_at, roots
+from ipygpumem.api.shell import current_traces, loaded_app, show
 from ipygpumem.errors import TraceError
 from ipygpumem.failures import is_own_failure, tell
 from ipygpumem.heap.bulk import no_progress
 from ipygpumem.introspect import type_name
-from ipygpumem.inventory import survey
 from ipygpumem.meter.meter import Meter
 from ipygpumem.records import TraceRecord
 from ipygpumem.report.history import iteration_report, loop_growth_line, loop_report
 from ipygpumem.report.layout import clean_name, count, note
 from ipygpumem.shell.holders import look_for_growth, note_processes
-from ipygpumem.shell.ipython.caches import named_objects
 from ipygpumem.shell.trends import Growing
 
 T = TypeVar("T")
@@ -201,13 +199,13 @@ def _look(growing: Growing, frame: FrameType, meter: Meter) -> None:
         if app is None
         else app.context.display.working("names") as progress
     ):
-        look_for_growth(growing, lambda: _names_at(frame), "iteration", roots, progress, meter)
+        look_for_growth(growing, lambda: names_at(frame), "iteration", roots, progress, meter)
 
 
 def _note_processes(growing: Growing, frame: FrameType) -> None:
     """Find the child processes that grew in the last iteration of the loop at ``frame``."""
     frame = _outside_tqdm(frame)
-    note_processes(growing, lambda: _names_at(frame), "iteration")
+    note_processes(growing, lambda: names_at(frame), "iteration")
 
 
 def _outside_tqdm(frame: FrameType) -> FrameType:
@@ -218,16 +216,6 @@ def _outside_tqdm(frame: FrameType) -> FrameType:
             break
         frame = frame.f_back
     return frame
-
-
-def _names_at(frame: FrameType) -> dict[str, object]:
-    """Return the objects visible to code at ``frame`` by name, in a notebook also all of its names
-    and outputs.
-    """
-    shell = current_shell()
-    if shell is None:
-        return dict(reversed(list(survey.visible_names(frame))))
-    return named_objects(shell) | survey.function_locals(frame)
 
 
 class _Shown:

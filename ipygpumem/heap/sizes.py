@@ -187,8 +187,8 @@ class Sizes:
         if not self._begin():
             return Size({}, complete=False)
         if self._is_counted(value, label):
-            other = self._labels.get(id(value), label)
-            if other == label:
+            other = self._labels.get(id(value)) or self.label_of(value)
+            if other in ("", label):
                 return Size({})
             return Size({}, also_in=(other,))
         self._waiting.discard(id(value))

@@ -42,6 +42,7 @@ from ipygpumem.reclaim.frames import is_function
 
 def take_inventory(
     roots: Iterable[tuple[str, object]],
+    outputs: Iterable[tuple[str, object]] = (),
     *,
     cell_of: CellOf = lambda root: None,
     file: str | None = None,
@@ -55,6 +56,7 @@ def take_inventory(
 
     Args:
         roots: names and their values.
+        outputs: the same of outputs, which name only what no root leads to.
         cell_of: returns the cell that bound a name.
         file: the calling script.
         line: its running line.
@@ -68,7 +70,7 @@ def take_inventory(
     """
     refuse_while_traced("list tensors")
     with undisturbed():
-        survey = _Survey(roots, cell_of, progress, has_arrays=has_arrays)
+        survey = _Survey(roots, cell_of, progress, outputs=outputs, has_arrays=has_arrays)
         try:
             records = tuple(survey.records(storages))
         finally:
@@ -135,14 +137,18 @@ class _Survey:
         progress: Progress = no_progress,
         observer: HeapObserver | None = None,
         *,
+        outputs: Iterable[tuple[str, object]] = (),
         has_arrays: bool = True,
     ) -> None:
         self.notes: list[str] = []
         roots = list(roots)  # before the heap is listed: ``peek`` counts references
+        outputs = list(outputs)
         self._heap = Heap(observer) if has_arrays else TrackedInstances()
         progress(0.25)
         names = NamedArrays()
         self._named = names.arrays_behind(roots)
+        if outputs:
+            self._named += names.arrays_behind(outputs)
         progress(0.7)
         self._labels = Labels(names.paths, cell_of)
         names.drop()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, NamedTuple
@@ -136,6 +136,7 @@ def measure_names(
     *,
     references: Mapping[int, int] | None = None,
     namespaces: Iterable[int] = (),
+    outputs: Collection[str] = (),
     cell_of: Callable[[str], int | None] = _no_cell,
     remedy_of: Callable[[Sequence[str]], str] = _deletion,
     progress: Progress = no_progress,
@@ -148,6 +149,8 @@ def measure_names(
         references: number of references to each object, by identity, that end with its names. If it
             is missing, the freed bytes are unknown.
         namespaces: identities of dicts that contain the names.
+        outputs: names whose objects count for the other names that lead to them: a user has
+            displayed a part of a variable.
         cell_of: returns the last cell that bound a name.
         remedy_of: returns the line that deletes all of an object's names.
         progress: called with the finished share.
@@ -157,7 +160,7 @@ def measure_names(
     """
     refuse_while_traced("measure objects")
     with undisturbed():
-        measured = _measure(named, namespaces, progress)
+        measured = _measure(named, namespaces, outputs, progress)
         if references is not None and measured.complete:
             measured = _with_freed(measured, named, references)
         measured.sizes.drop()
@@ -226,7 +229,10 @@ class _Measured(NamedTuple):
 
 
 def _measure(
-    named: Mapping[str, object], namespaces: Iterable[int], progress: Progress
+    named: Mapping[str, object],
+    namespaces: Iterable[int],
+    outputs: Collection[str],
+    progress: Progress,
 ) -> _Measured:
     """Measure named objects one after the other."""
     names_by_object = _names_by_object(named)
@@ -236,9 +242,10 @@ def _measure(
     rows = list[NamedSize]()
     number_of_names = len(chosen)
     region = Region(namespaces=namespaces, progress=lambda: progress(len(rows) / number_of_names))
-    sizes = Sizes(chosen, region=region)
+    owners = {name: value for name, value in chosen.items() if name not in outputs}
+    sizes = Sizes(owners, region=region)
     is_complete = True
-    for name in _in_order(chosen):
+    for name in [*_in_order(owners), *(name for name in chosen if name in outputs)]:
         value = chosen[name]
         size = sizes.measure(value, name)
         is_complete &= size.complete

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import compress, repeat
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -182,6 +183,7 @@ def largest(
             used,
             references=named.references,
             namespaces={id(shell.user_ns), id(shell.user_ns_hidden), id(shell.user_ns.get("_oh"))},
+            outputs=_outputs_in(named.objects),
             cell_of=_cell_finder(shell, named.elsewhere),
             remedy_of=functools.partial(_remedy_of, shell, named.remedies),
             progress=report,
@@ -196,6 +198,13 @@ def largest(
         elif row.is_at_least or row.size_bytes >= _LEAST_BYTES_OF_PLACE:
             rows.append(_of_place(row, place))
     return replace(result, names=tuple(rows), free_heap_bytes=free_heap_bytes)
+
+
+def _outputs_in(names: Iterable[str]) -> set[str]:
+    """Return the names that are outputs, such as ``Out[5]``."""
+    names = list(names)
+    are_outputs = map(str.startswith, names, repeat("Out["))  # in C: there may be 100,000 names
+    return set(compress(names, are_outputs))
 
 
 class _Named(NamedTuple):
@@ -298,9 +307,11 @@ def inventory_of_notebook(
             file = filename
             line = frame.f_lineno
     with _working(find_app(shell), "tensors and arrays") as progress:
-        named = [*local.items(), *named_objects(shell).items()]
+        named = named_objects(shell)
+        outputs = {name: named.pop(name) for name in _outputs_in(named)}
         return survey.take_inventory(
-            named,
+            [*local.items(), *named.items()],
+            outputs.items(),
             cell_of=_cell_finder(shell, local),
             file=file,
             line=line,

@@ -379,6 +379,10 @@ _MESSAGES = ("UsageError", "MissingPackageError")
 """Errors whose message a command shows; it has run none of the cell's code."""
 
 
+_WITHOUT_SIGN = ("gpumem ", "ipygpumem ", "experiment ")
+"""Beginnings of cells with our commands as IPython's automagic takes them."""
+
+
 def _is_ours(cell: Cell, record: CellRecord) -> bool:
     """Return True if a cell has only our commands, whose reports say what they did.
 
@@ -387,7 +391,8 @@ def _is_ours(cell: Cell, record: CellRecord) -> bool:
     """
     if record.error not in (None, *_MESSAGES) or record.recovery is not None:
         return False
-    return has_only_our_commands(cell.source)
+    source = cell.source
+    return ("%" in source or source.startswith(_WITHOUT_SIGN)) and has_only_our_commands(source)
 
 
 def _code_that_ran(source: str, error: BaseException | None) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib.util
 import json
+import re
 import threading
 import weakref
 from collections.abc import Iterator
@@ -687,6 +688,22 @@ def test_a_cell_with_peak_shows_a_report(notebook: Kernel) -> None:
         notebook, "import os; os.remove('other.pkl')", "%%peak --save other.pkl\n1"
     ).reports("peak")
     assert "nothing was saved" in report
+
+
+def test_a_displayed_part_keeps_the_name_of_its_variable(notebook: Kernel) -> None:
+    ok(notebook, "layers = torch.nn.ModuleList([torch.nn.Linear(512, 512) for _ in range(2)])")
+    ok(notebook, "layers[0]", "layers", "torch.ones(1 << 18)")
+    ok(notebook, "block = torch.nn.Linear(512, 512)\nblock")
+    code = "more = torch.ones(1 << 10)"
+    (of_cell,) = ok(notebook, f"%%peak\n{code}").reports("peak")
+    ok(notebook, f"import ipygpumem\nwith ipygpumem.peak() as found:\n    {code}")
+    of_block = ok(notebook, "print(found)").stdout
+    for report in (of_cell, of_block):
+        assert "layers.0" in report
+        assert "layers.1" in report
+        assert "block" in report
+        assert re.findall(r"\b_\d*\b", report) == []
+        assert report.count("Out[") == 1  # of the tensor that has no variable
 
 
 def test_memory_outside_torch_leaves_room_for_tensors() -> None:

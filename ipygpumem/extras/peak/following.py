@@ -368,7 +368,8 @@ class Follower(StorageFollower):
     @_guarded
     def _know_names(self) -> None:
         """Note the modules and optimizers that have names."""
-        for name, value in self._modules.names():
+        # the paths of the first name replace those of later ones, such as ``Out[5]``
+        for name, value in reversed(list(self._modules.names())):
             if is_instance(value, torch.nn.Module):
                 self._modules.know_all(value, name)
         for _, value in self._modules.names():

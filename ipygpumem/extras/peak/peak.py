@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from ipygpumem.api.inventories import inventory_at
+from ipygpumem.api.inventories import inventory_at, names_at
 from ipygpumem.api.shell import current_traces
 from ipygpumem.errors import (
     FileError,
@@ -34,7 +34,6 @@ from ipygpumem.extras.peak.records import DevicePeak, PeakRecord
 from ipygpumem.failures import Block
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.inventory.records import Inventory
-from ipygpumem.inventory.survey import visible_names
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.reclaim.failure import classify
@@ -388,7 +387,7 @@ class PeakBlock(Block):
     def _open_block(self) -> PeakBlock:
         """Start following the memory."""
         frame = _users_frame()
-        self._peak = Peak(lambda: visible_names(frame), self._save, self._flame)
+        self._peak = Peak(lambda: names_at(frame).items(), self._save, self._flame)
         try:
             self._peak.start()
         except BaseException:  # an interrupt, too
