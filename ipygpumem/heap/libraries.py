@@ -28,7 +28,7 @@ from ipygpumem.heap.arrays import (
 )
 from ipygpumem.heap.arrow import buffers
 from ipygpumem.heap.attributes import slots
-from ipygpumem.heap.bulk import instances_among, of_types
+from ipygpumem.heap.bulk import instances_among, kinds_of, of_types, types_of
 from ipygpumem.heap.holders.graphs import of_script
 from ipygpumem.heap.mapped import MappedFiles, note_on_pages
 from ipygpumem.heap.tensors import Reader, each
@@ -694,9 +694,14 @@ def behind_object(item: Any, read: Behind) -> BehindObject:
         return BehindObject([], [], is_complete=False)
     pieces = list[Piece]()
     objects = list[object]()
+    # A column of polars may have a million lists.
+    types_with_memory = _types_with_memory(parts)
     for part in parts:
         if type(part) is Piece:
             pieces.append(part)
+            continue
+        if id(type(part)) not in types_with_memory:
+            objects.append(part)
             continue
         pieces_of_part = [piece for _, piece in with_memory([part])]
         if pieces_of_part:
@@ -704,6 +709,16 @@ def behind_object(item: Any, read: Behind) -> BehindObject:
         else:
             objects.append(part)
     return BehindObject(pieces, objects, is_complete=True)
+
+
+def _types_with_memory(items: Sequence[object]) -> set[int]:
+    """Return the identities of the items' types for which ``with_memory`` may find memory."""
+    types = types_of(items) - {id(Piece)}
+    if not types:
+        return types
+    bases = (library_type("numpy", "ndarray"), library_type("torch", "Tensor"))
+    arrays = kinds_of(items, *(base for base in bases if base is not None))
+    return types & (sharing_kinds() | BUFFERS | arrays)
 
 
 def pieces_behind(item: Any) -> list[Piece]:
