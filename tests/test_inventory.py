@@ -22,7 +22,7 @@ from ipygpumem.heap.named_arrays import NamedArrays
 from ipygpumem.introspect import users_modules
 from ipygpumem.inventory import baseline, records, survey
 from ipygpumem.inventory.records import Inventory, TensorRecord
-from ipygpumem.magics.tensors import take as take_of_notebook
+from ipygpumem.magics.tensors import inventory_of_notebook
 from tests import hostile
 from tests.alone import printed
 
@@ -129,7 +129,7 @@ def test_a_part_that_was_displayed_has_the_path_of_its_variable(
     loaded.run_cell("import numpy\nsteps = {'a': [numpy.ones(1 << 17)]}\nsteps['a'];")
     loaded.run_cell("steps['a'][0]", store_history=True)
     loaded.run_cell("numpy.ones(1 << 18)", store_history=True)
-    inventory = take_of_notebook(loaded)
+    inventory = inventory_of_notebook(loaded)
     large = [row.name for row in inventory.tensors if row.size_bytes >= 1 << 20]
     assert large == ["Out[2]", 'steps["a"][0]']
 
