@@ -86,7 +86,8 @@ The other tools' errors are of the same peak, where the tool applies: torch's `M
 with each model's statistics reset between calls; accelerate's `estimate-memory` (the sizes of its column for training
 with Adam, or of the weights for inference) and DeepSpeed's `estimate_zero2_model_states_mem_needs` (its formula for one
 card without offloading, 20 bytes for each parameter; the package is not installed) do not know of activations;
-torchinfo's total has no optimizer. The formulas are left out for other optimizers and for steps of two models.
+torchinfo's total has no optimizer. The formulas are left out for other optimizers and for steps of two models. Five
+steps with each tool's CPU time are in [estimators.md](estimators.md).
 
 Not compared: bitsandbytes, whose CUDA library does not load on the simulated card; Mask R-CNN's training, which needs
 values that only kernels compute; what cuDNN takes, which is off there. A step that another tool fails on, or that

@@ -1,12 +1,14 @@
 """Compares estimates of a training step's peak by several tools, on five models in one run.
 
 Each tool gets the same step, in a process of its own: two steps with Adam in float32, whose true
-peak is that of torch's allocator on a simulated card. Run it with the simulated card's Python:
+peak is that of torch's allocator on a simulated card. Run it with the simulated card's Python, and
+the tools in a folder of their own (in one environment, deepspeed would replace torch):
 
-    build/simgpu/python -m pip install --target build/estimators torchinfo accelerate vram-check
-    PYTHONPATH=build/estimators build/simgpu/python -m benchmarks.estimators
+    build/simgpu/python -m pip install --target TOOLS torchinfo accelerate vram-check deepspeed
+    PYTHONPATH=TOOLS build/simgpu/python -m benchmarks.estimators
 
-It prints a line of JSON for each model: each tool's peak and CPU time, or its error.
+It prints a line of JSON for each model, with each tool's peak and CPU time, or its error, and
+writes ``docs/measured/estimators.md``. With the name of a file of such lines it only writes.
 """
 
 from __future__ import annotations
@@ -25,8 +27,12 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from benchmarks import environment
+from benchmarks.report import table
+
 _HOME = Path(__file__).parent.parent
-_SECONDS = 600
+_SECONDS = 1800
+"""Time that a tool gets for a model: without a card, the run itself takes minutes."""
 
 
 # -- models ----------------------------------------------------------------------------------------
@@ -223,23 +229,75 @@ def measured(model: str, tool: str) -> dict[str, Any]:
     environ = dict(os.environ)
     if TOOLS[tool][1] == "cpu" and tool.startswith("ipygpumem"):
         environ["CUDA_VISIBLE_DEVICES"] = ""
-    done = subprocess.run(
-        command, cwd=_HOME, env=environ, capture_output=True, text=True, timeout=_SECONDS
-    )
+    try:
+        done = subprocess.run(
+            command, cwd=_HOME, env=environ, capture_output=True, text=True, timeout=_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done after {_SECONDS} s"}
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         return {"error": (done.stderr.splitlines() or ["no output"])[-1]}
     return json.loads(lines[-1])
 
 
+# -- the page --------------------------------------------------------------------------------------
+
+_PAGE = _HOME / "docs" / "measured" / "estimators.md"
+_HEAD = """\
+# Estimates of several tools
+
+Written by `python -m benchmarks.estimators`, whose head says what to install first.
+
+{where}
+
+Two steps of each model with Adam in float32 on the [simulated card](../../tests/simulated_gpu/README.md), where torch's
+allocator is the real one and kernels compute nothing. Each cell: the error of the tool's peak against that of the
+allocator, and the CPU time that the tool took, with its imports and without making the model. Fifty larger steps are in
+[estimates.md](estimates.md).
+
+accelerate and DeepSpeed know only the parameters and what Adam keeps, not the activations; torchinfo has no optimizer;
+MemTracker needs the card and runs the step on it.
+
+"""  # noqa: E501
+_MIB = 2**20
+
+
+def page(found: dict[str, dict[str, Any]]) -> str:
+    """Return the page of the figures of all models."""
+    tools = [tool for tool in TOOLS if tool != "the run"]
+    lines, remarks = [], []
+    for model, figures in found.items():
+        true_bytes = figures["the run"]["peak"]
+        cells = [_cell(figures[tool], true_bytes) for tool in tools]
+        lines.append((model, f"{true_bytes / _MIB:,.1f} MiB", *cells))
+        failed = [tool for tool in tools if "error" in figures[tool]]
+        remarks += [f"- {tool}, {model}: `{figures[tool]['error']}`" for tool in failed]
+    where = "\n".join(f"- {line}" for line in environment.describe())
+    text = _HEAD.format(where=where) + table(("model", "true peak", *tools), lines)
+    return "\n".join([text, *(["", *remarks] if remarks else [])]) + "\n"
+
+
+def _cell(figure: dict[str, Any], true_bytes: int) -> str:
+    if "error" in figure:
+        return "fails"
+    return f"{figure['peak'] / true_bytes - 1:+.4%}, {figure['seconds']:.2f} s"
+
+
 def main() -> None:
-    """Measure all tools with all models, and print the table."""
+    """Measure all tools with all models, or write the page of figures that were measured."""
     if len(sys.argv) > 2:
         print(json.dumps(measure(*sys.argv[1:])))
         return
+    if len(sys.argv) > 1:
+        lines = Path(sys.argv[1]).read_text("utf-8").splitlines()
+        _PAGE.write_text(page(dict(map(json.loads, lines))), "utf-8")
+        return
+    found = {}
     for model in MODELS:
-        found = {tool: measured(model, tool) for tool in TOOLS}
-        print(json.dumps([model, found]), flush=True)
+        found[model] = {tool: measured(model, tool) for tool in TOOLS}
+        print(json.dumps([model, found[model]]), flush=True)
+    _PAGE.write_text(page(found), "utf-8")
 
 
 if __name__ == "__main__":
