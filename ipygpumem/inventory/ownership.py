@@ -153,9 +153,8 @@ def ownership_of(
         region = Region(namespaces=roots.namespaces, keeps_folded=True)
         size = Sizes(region=region).measure(holding[0])
         every = region.reach([id(holding[0])])
-        groups, held_outside = _other_holders(
-            name, holding, references, region, every, roots, is_name=is_name
-        )
+        owned = _Owned(name, is_name, holding, region)
+        groups, held_outside = _other_holders(owned, references, every, roots)
         held_parts, counted = _parts(region, groups, held_outside)
         freed = region.bytes_of(every - counted)
     device_bytes = Counter(freed)
@@ -182,74 +181,72 @@ _Groups = dict[ReferencePath, set[NodeKey]]
 """The nodes that each holder keeps alive."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    """The object whose holders are searched, and what it leads to."""
+
+    name: str
+    is_name: bool
+    holding: list[object]
+    region: Region
+
+    @property
+    def own_name(self) -> str:
+        """The name that does not count as a holder, or an empty string for an expression."""
+        return self.name if self.is_name else ""
+
+
 def _other_holders(
-    name: str,
-    holding: list[object],
-    references: int,
-    region: Region,
-    every: Collection[NodeKey],
-    roots: Roots,
-    *,
-    is_name: bool,
+    owned: _Owned, references: int, every: Collection[NodeKey], roots: Roots
 ) -> tuple[_Groups, set[int]]:
     """Return the nodes that something other than the name keeps alive by their holders, and all
     nodes that are held from outside.
     """
     groups = _Groups()
+    region, holding = owned.region, owned.holding
     held_outside = region.held_from_outside({id(holding[0]): references}).intersection(every)
     if _worth_naming(region, held_outside, every) or region.may_share:
         # Our own containers refer to the object, too.
         ours = {id(region.objects), id(region.folded), id(holding)}
         without_ours = replace(roots, hidden=roots.hidden | ours)
-        groups, held_outside = _holders(
-            name, holding, region, held_outside, without_ours, is_name=is_name
-        )
+        groups, held_outside = _holders(owned, held_outside, without_ours)
     cycles = region.in_hidden_cycles()
     if cycles:
-        target = target_of(name) if is_name else ""
-        groups[_hidden_cycle(target, holding, region, cycles)] = set(cycles)
+        groups[_hidden_cycle(owned, cycles)] = set(cycles)
     return groups, held_outside
 
 
-def _hidden_cycle(
-    target: str, holding: list[object], region: Region, cycles: set[int]
-) -> ReferencePath:
+def _hidden_cycle(owned: _Owned, cycles: set[int]) -> ReferencePath:
     """Return the holder of arrays that lead to themselves, with the lines that end the cycles if
-    the object's name, ``target``, is known.
+    the object has a name.
     """
-    if not target:
+    if not owned.is_name:
         return HIDDEN_CYCLE
-    arrays = [region.objects[key] for key in cycles]
-    lines = lines_that_end(target, holding[0], arrays)
+    arrays = [owned.region.objects[key] for key in cycles]
+    lines = lines_that_end(target_of(owned.name), owned.holding[0], arrays)
     if not lines:
         return HIDDEN_CYCLE
     return ReferencePath(HIDDEN_CYCLE.path, "; ".join(lines))
 
 
-def _holders(
-    name: str,
-    holding: list[object],
-    region: Region,
-    held_outside: set[int],
-    roots: Roots,
-    *,
-    is_name: bool,
-) -> tuple[_Groups, set[int]]:
+def _holders(owned: _Owned, held_outside: set[int], roots: Roots) -> tuple[_Groups, set[int]]:
     """Return the nodes that something else keeps alive by their holders, and all nodes that are
     held from outside.
     """
+    region, holding = owned.region, owned.holding
     heap = Heap(types=types_to_compare())  # after counting, because it refers to every object
     shared = partners(region, heap, held_outside)
     held_outside = held_outside | _saved_by_graphs(region, shared)
     every = region.reach([id(holding[0])])
     named = _worth_naming(region, held_outside, every)
-    own_name = name if is_name else ""
-    namespaces = {key: _without(own_name, root_of) for key, root_of in roots.namespaces.items()}
+    namespaces = {
+        key: _without(owned.own_name, root_of) for key, root_of in roots.namespaces.items()
+    }
     members = region.objects.keys() | set(map(id, region.folded))  # these refer to each other
     outside = replace(roots, namespaces=namespaces, hidden=roots.hidden | members)
-    groups = _by_holder(region, named, shared, heap, outside, is_name=is_name)
-    if is_name:
-        groups = _ended_by_name(groups, target_of(name), holding[0], roots)
+    groups = _by_holder(region, named, shared, heap, outside, is_name=owned.is_name)
+    if owned.is_name:
+        groups = _ended_by_name(groups, target_of(owned.name), holding[0], roots)
     groups = {**_of_segments(region, groups, heap, roots), **groups}
     heap.drop()
     return groups, held_outside
