@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -84,6 +84,17 @@ class ArraySearch(Walk):
         is_array = describe(value) is not None
         row = summed(name, type_name(value), arrays, alone=is_array)
         return replace(row, function=function, line=line), pairs
+
+
+def arrays_by_name(named: Mapping[str, object]) -> list[RetainedArray]:
+    """Return the memory of the arrays that each name leads to, each storage once."""
+    search = ArraySearch()
+    rows = list[RetainedArray]()
+    for name, value in list(named.items()):
+        entry = search.retained_by(name, value)
+        if entry is not None:
+            rows.append(entry[0])
+    return rows
 
 
 def summed(name: str, kind: str, arrays: Sequence[Array], *, alone: bool) -> RetainedArray:

@@ -20,7 +20,7 @@ from ipygpumem.errors import AutofitError, quoted
 from ipygpumem.estimating.records import FITS
 from ipygpumem.fitting.fit import TOO_LARGE, Fit
 from ipygpumem.fitting.plan import Number, Plan, Values
-from ipygpumem.heap.array_search import ArraySearch
+from ipygpumem.heap.array_search import arrays_by_name
 from ipygpumem.introspect import type_name
 from ipygpumem.magics import sources
 from ipygpumem.report.autofit import autofit_report
@@ -166,15 +166,9 @@ class _Try:
         values = self._values.items()
         return [name for name, value in values if self._namespace.get(name) is not value]
 
-    def waiting_bytes(self) -> int:
+    def saved_bytes(self) -> int:
         """Return the bytes that the overwritten values of the cell's names hold."""
-        search = ArraySearch()
-        total = 0
-        for name, value in list(self._scope.waiting.items()):
-            entry = search.retained_by(name, value)
-            if entry is not None:
-                total += entry[0].size_bytes
-        return total
+        return sum(row.size_bytes for row in arrays_by_name(self._scope.saved))
 
     def close(self, enclosing: Scope | None) -> None:
         """Delete the names of the try."""
@@ -187,7 +181,7 @@ class _Try:
 
     def leave(self) -> None:
         """Let the names stay."""
-        self._scope.waiting.clear()
+        self._scope.saved.clear()
 
 
 def _source_of(cell: Cell) -> str:
@@ -242,7 +236,7 @@ class CellFit:
         """The last one."""
         self._undone: list[str] = []
         """Variables that the last try's code has set itself."""
-        self._waiting_bytes = 0
+        self._saved_bytes = 0
         self._value: object = None
         self._estimate: object = None
         self._reports: list[Report] = []
@@ -332,7 +326,7 @@ class CellFit:
             while len(self._experiments.here()) > last.depth:
                 self._experiments.close_experiment(self._experiments.here()[-1])
             if not last.is_closed:
-                self._waiting_bytes = last.waiting_bytes()
+                self._saved_bytes = last.saved_bytes()
                 last.close(self._enclosing())
         self._fit.free_memory()
 
@@ -373,8 +367,8 @@ class CellFit:
         notes = [_IS_NOT_USED.format(name, name) for name in unused]
         if self._fit.tries[-1].outcome == FITS:
             notes += [_HAS_SET_ITSELF.format(name) for name in self._undone]
-        if self._waiting_bytes >= self._context.config.min_held_bytes:
-            size = format_bytes(self._waiting_bytes)
+        if self._saved_bytes >= self._context.config.min_held_bytes:
+            size = format_bytes(self._saved_bytes)
             notes.append(
                 f"the old values of the cell's names held {size} during the tries: del them before "
                 f"the cell"

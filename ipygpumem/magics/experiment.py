@@ -262,7 +262,7 @@ def described(experiments: ExperimentManager) -> list[str]:
     for experiment in reversed(experiments.open.copy()):
         inner_names = names_inside.setdefault((experiment.thread, experiment.client), set())
         names = [name for name in experiment.scope.own_names() if name not in inner_names]
-        inner_names.update(name for name in names if name not in experiment.scope.waiting)
+        inner_names.update(name for name in names if name not in experiment.scope.saved)
         lines.append(_description(experiment, names))
     return lines[::-1]
 
@@ -273,9 +273,9 @@ def _description(experiment: Experiment, names: list[str]) -> str:
     parts = [f"experiment {experiment.name}", *times(seconds, experiment.elapsed_seconds)]
     parts += usage_parts(experiment.usage())
     parts.append(f"names: {listed(names) or 'none yet'}")
-    waiting = experiment.waiting()
-    if waiting:
-        items = [f"{item.name} {format_bytes(item.size_bytes)}" for item in waiting]
+    saved = experiment.saved_memory()
+    if saved:
+        items = [f"{item.name} {format_bytes(item.size_bytes)}" for item in saved]
         parts.append(f"restored at the end: {', '.join(items)}")
     return " · ".join(parts)
 

@@ -67,9 +67,9 @@ class Scope:
         self._drop_imports = drop_imports
         self._clock = itertools.count() if clock is None else clock
         self._saved_by_others = saved_by_others
-        self.first = tuple(namespace)
+        self.names_at_start = tuple(namespace)
         """The names at the start."""
-        self._is_first_whole = True
+        self._is_start_whole = True
         """False once a name of the start may be at its old position with a new object."""
         self._saved_elsewhere: list[dict[Any, None]] = [
             dict.fromkeys(objects) for objects in saved_by_others()
@@ -77,17 +77,17 @@ class Scope:
         """Names that other threads' scopes will restore: some may be unbound now."""
         self._assigned: set[str] = set()
         self._imported: set[str] = set()
-        self._either: set[str] = set()
+        self._also_assigned: set[str] = set()
         """Imported names that the same code may also have bound by another statement, unreported.
         """
         self._shared: set[str] = set()
-        self.waiting: Namespace = {}
+        self.saved: Namespace = {}
         """Shadowed objects to be restored."""
         self._saved_at: dict[str, int] = {}
-        """When each object in ``waiting`` was saved, by the clock."""
+        """When each object in ``saved`` was saved, by the clock."""
         self._unsure: set[str] = set()
-        """Names in ``waiting`` that unreported code may have bound: see ``settle``."""
-        self._maybe: Namespace = {}
+        """Names in ``saved`` that unreported code may have bound: see ``settle``."""
+        self._before_statement: Namespace = {}
         """Old objects of the names that the running statement may bind."""
         self.outcome = Outcome()
 
@@ -98,7 +98,7 @@ class Scope:
         Made when one is looked up, which an empty scope among 100,000 names never does. A dict
         without values is not examined by the collector.
         """
-        names: dict[Any, None] = dict.fromkeys(self.first)
+        names: dict[Any, None] = dict.fromkeys(self.names_at_start)
         for saved_names in self._saved_elsewhere:
             names.update(saved_names)
         return names
@@ -111,11 +111,11 @@ class Scope:
         imported = bindings.imported.difference(reported)
         assigned = bindings.assigned.difference(reported)
         self._imported = (self._imported - assigned) | imported
-        self._either |= imported & assigned
+        self._also_assigned |= imported & assigned
 
     def shadow(self, name: str, value: object) -> None:
         """Save ``value``, the object of ``name`` before this scope bound it."""
-        if self._shadows(name):
+        if self._would_shadow(name):
             self._put_aside({name: value})
         self._unsure.discard(name)
         self._imported.discard(name)
@@ -128,8 +128,8 @@ class Scope:
         """
         old_objects = list[object]()
         for scope in reversed(scopes):  # several, if the statement has opened or ended a scope
-            if name in scope._maybe:
-                old_objects.append(scope._maybe.pop(name))
+            if name in scope._before_statement:
+                old_objects.append(scope._before_statement.pop(name))
         if by_identity and not old_objects:
             return
         # A missing name was bound, too: "except ... as name" unbinds it at its end, and ``del`` is
@@ -140,7 +140,7 @@ class Scope:
             self.shadow(name, old_objects[0])
         if is_import:
             self._imported.add(name)
-            self._either.discard(name)
+            self._also_assigned.discard(name)
         else:
             self._imported.discard(name)
 
@@ -153,14 +153,14 @@ class Scope:
         saved yet.
         """
         existing = [name for name in names if name in self._namespace]
-        saved = [name for name in existing if self._shadows(name)]
+        saved = [name for name in existing if self._would_shadow(name)]
         self._unsure.update(saved)
         self._put_aside({name: self._namespace[name] for name in saved})
         return saved
 
     def _put_aside(self, objects: Namespace) -> None:
         """Save the objects of names, to be restored at the end."""
-        self.waiting.update(objects)
+        self.saved.update(objects)
         self._saved_at.update(dict.fromkeys(objects, next(self._clock)))
 
     def save_all(self) -> None:
@@ -174,31 +174,35 @@ class Scope:
         word, name = split_event(event)
         if word == HAS_IMPORTED:
             self._imported.add(name)
-        maybe = {name: value for name, value in self._maybe.items() if self._shadows(name)}
+        maybe = {
+            name: value
+            for name, value in self._before_statement.items()
+            if self._would_shadow(name)
+        }
         self._put_aside(maybe)
         self._unsure.update(maybe)
-        self._maybe.clear()
+        self._before_statement.clear()
         self.save_all()
 
     def unsave(self, names: Iterable[str]) -> None:
         """Undo ``save``: the code reports these names itself."""
         for name in names:
-            self.waiting.pop(name, None)
+            self.saved.pop(name, None)
 
     def _forget_unbound(self) -> None:
         """Forget the saved objects of names that the code did not rebind after all."""
         while self._unsure:
             name = self._unsure.pop()
-            if name in self.waiting and self._refers_to(name, self.waiting[name]):
-                del self.waiting[name]
+            if name in self.saved and self._refers_to(name, self.saved[name]):
+                del self.saved[name]
 
-    def _shadows(self, name: str) -> bool:
+    def _would_shadow(self, name: str) -> bool:
         """Return True if binding ``name`` now would shadow an outer object that is
         not saved yet.
         """
         return (
             name in self._outer
-            and name not in self.waiting
+            and name not in self.saved
             and name not in self._shared
             and is_ownable(name)
         )
@@ -225,7 +229,7 @@ class Scope:
         """Leave ``names`` to the notebook: a cell has a top-level ``global`` statement."""
         self._shared.update(names)
         for name in names:
-            self.waiting.pop(name, None)
+            self.saved.pop(name, None)
 
     def shared(self) -> list[str]:
         """Return the names that the scope's cells have bound in the notebook by ``global``."""
@@ -251,13 +255,13 @@ class Scope:
         If this scope's own code binds the name again, it shadows the other code's object.
         """
         if is_ownable(name):
-            self.waiting.pop(name, None)
-            self._maybe.pop(name, None)
+            self.saved.pop(name, None)
+            self._before_statement.pop(name, None)
             self._outer[name] = None
 
     def own_names(self) -> list[str]:
         """Return the names that the end of this scope would delete, restore or keep."""
-        candidates = list(self.waiting)
+        candidates = list(self.saved)
         later_names = self._later_names()
         if later_names:
             # There may be 100,000 names, hardly any of them this scope's.
@@ -268,26 +272,26 @@ class Scope:
     def _later_names(self) -> tuple[Any, ...]:
         """Return the names added since the start, or all names if an older one has been deleted."""
         names = tuple(self._namespace)
-        if self._begin_with_first(names):
-            return names[len(self.first) :]
+        if self._begin_as_at_start(names):
+            return names[len(self.names_at_start) :]
         return names
 
     def gone(self) -> list[str]:
         """Return the outer names that no longer exist."""
-        if self._begin_with_first(tuple(self._namespace)) and self._has_only_first():
+        if self._begin_as_at_start(tuple(self._namespace)) and self._has_only_start():
             return []
         return list(filterfalse(self._namespace.__contains__, list(self._outer)))
 
-    def _begin_with_first(self, names: tuple[Any, ...]) -> bool:
+    def _begin_as_at_start(self, names: tuple[Any, ...]) -> bool:
         """Return True if ``names`` begin with the names of the start; dicts keep their order."""
-        return self._is_first_whole and begins_with(names, self.first)
+        return self._is_start_whole and begins_with(names, self.names_at_start)
 
-    def _has_only_first(self) -> bool:
+    def _has_only_start(self) -> bool:
         """Return True if the outer names are those of the start."""
         is_made = "_outer" in vars(self)  # asking for it would make it
         if not is_made:
             return not self._saved_elsewhere
-        return len(self._outer) == len(self.first)
+        return len(self._outer) == len(self.names_at_start)
 
     def names_to_delete(self, own: list[str]) -> list[str]:
         """Return the ``own`` names whose objects the end of this scope drops."""
@@ -300,7 +304,7 @@ class Scope:
         is_bound_by_code = name in self._assigned or name in self._imported
         if not is_bound_by_code and LIBRARYS_OWN.fullmatch(name):
             return False
-        if name not in self.waiting or self._namespace.get(name) is not self.waiting[name]:
+        if name not in self.saved or self._namespace.get(name) is not self.saved[name]:
             return True
         # Code was expected to bind it and did not, or has bound it to the object that it had.
         return name not in self._unsure and self._matches_keep(name)
@@ -315,7 +319,7 @@ class Scope:
             return False
         # "try: import x / except ImportError: x = None" both imports and assigns.
         is_module = is_instance(self._namespace.get(name), ModuleType)
-        return name not in self._either or is_module
+        return name not in self._also_assigned or is_module
 
     def _matches_keep(self, name: str) -> bool:
         """Return True for a name that ``--keep`` lists."""
@@ -362,21 +366,21 @@ class Scope:
         if own is None:
             own = self.own_names()
         for name in own:
-            if name not in self._namespace or (name in self._outer and name not in self.waiting):
+            if name not in self._namespace or (name in self._outer and name not in self.saved):
                 continue  # a thread or a finaliser was faster
             if self._matches_keep(name):
                 self._keep_name(name, enclosing, other_scopes)
             elif is_handle(self._namespace[name]):
-                self.waiting.pop(name, None)
+                self.saved.pop(name, None)
             else:
                 self._end_name(name, enclosing, other_scopes)
-        for name in list(self.waiting):
+        for name in list(self.saved):
             self._restore(name, other_scopes)
         return self.outcome
 
     def _end_name(self, name: str, enclosing: Scope | None, other_scopes: Sequence[Scope]) -> None:
         """Restore or delete one of the scope's names, unless it stays as an import."""
-        if name in self.waiting:
+        if name in self.saved:
             self._restore(name, other_scopes)
         elif not self._stays_as_import(name):
             self.outcome.deleted.append(name)
@@ -392,17 +396,17 @@ class Scope:
         and delete it.
         """
         for other in other_scopes:
-            for name in list(other.waiting):
+            for name in list(other.saved):
                 if name in self._outer or name in self._shared or self._stays(name):
                     continue
-                del other.waiting[name]
+                del other.saved[name]
                 other._outer.pop(name, None)
-                other._is_first_whole = False
+                other._is_start_whole = False
                 self._outer[name] = None
 
     def restore_all(self) -> None:
         """Restore all shadowed objects without deleting names: the scope cannot be closed."""
-        for name, value in list(self.waiting.items()):
+        for name, value in list(self.saved.items()):
             if name not in self._namespace or not self._matches_keep(name):
                 self._namespace[name] = value
 
@@ -410,12 +414,12 @@ class Scope:
         """Give ``name`` its old object back, now or when another thread's scope that has shadowed
         ours ends.
         """
-        old = self.waiting[name]
+        old = self.saved[name]
         is_ours = self._hand_over(name, old, other_scopes)
         if is_ours and not self._refers_to(name, old):
             self._namespace[name] = old
             self.outcome.restored.append(name)
-        del self.waiting[name]
+        del self.saved[name]
 
     def _hand_over(self, name: str, old: object, other_scopes: Sequence[Scope]) -> bool:
         """Let the next of the other scopes that have shadowed ``name`` since restore its old
@@ -428,16 +432,16 @@ class Scope:
         if not later:
             return True
         heir = min(later, key=lambda other: other._saved_at[name])
-        is_ours = self._refers_to(name, heir.waiting[name])
-        heir.waiting[name] = old
+        is_ours = self._refers_to(name, heir.saved[name])
+        heir.saved[name] = old
         heir._saved_at[name] = self._saved_at[name]
         return is_ours
 
     def _has_saved_later(self, name: str, other: Scope) -> bool:
         """Return True if this scope has saved the object that ``other`` gave to ``name``."""
-        if name not in self.waiting:
+        if name not in self.saved:
             return False
-        return name not in other.waiting or self._saved_at[name] > other._saved_at[name]
+        return name not in other.saved or self._saved_at[name] > other._saved_at[name]
 
     def _keep_name(self, name: str, enclosing: Scope | None, other_scopes: Sequence[Scope]) -> None:
         """Leave ``name`` to the enclosing scope, which will restore the object that this one
@@ -450,15 +454,15 @@ class Scope:
                 if not other._has_saved_later(name, self):
                     other.leave(name)
         self._outer[name] = None
-        is_shadowed = name in self.waiting
-        old = self.waiting.pop(name, None)
+        is_shadowed = name in self.saved
+        old = self.saved.pop(name, None)
         if enclosing is None:
             return
         enclosing._assigned.add(name)
         # it may have imported another object under this name before
         enclosing._imported.discard(name)
-        if is_shadowed and enclosing._shadows(name):
-            enclosing.waiting[name] = old
+        if is_shadowed and enclosing._would_shadow(name):
+            enclosing.saved[name] = old
             enclosing._saved_at[name] = self._saved_at[name]
 
 
@@ -479,9 +483,9 @@ def note_event(scopes: Sequence[Scope], what: str) -> bool:
         return False
     elif word == BINDS:
         scope.shadow(name, scope._namespace[name])
-    elif word == MAY_BIND and (scope._shadows(name) or name in scope._imported):
-        scope._maybe[name] = scope._namespace[name]
-    return not scope._shadows(name) and name not in scope._imported
+    elif word == MAY_BIND and (scope._would_shadow(name) or name in scope._imported):
+        scope._before_statement[name] = scope._namespace[name]
+    return not scope._would_shadow(name) and name not in scope._imported
 
 
 def note_deleted(scopes: Sequence[Scope], name: str) -> None:
@@ -489,12 +493,12 @@ def note_deleted(scopes: Sequence[Scope], name: str) -> None:
     bound it itself.
     """
     for scope in reversed(scopes):
-        scope._maybe.pop(name, None)
+        scope._before_statement.pop(name, None)
         scope._imported.discard(name)
-        if not scope._shadows(name) or scope.is_saved_by_others(name):
+        if not scope._would_shadow(name) or scope.is_saved_by_others(name):
             return
         scope._outer.pop(name, None)
-        scope._is_first_whole = False  # rebound, it may be at its old position with a new object
+        scope._is_start_whole = False  # rebound, it may be at its old position with a new object
 
 
 def settle(scopes: Sequence[Scope]) -> None:
@@ -502,7 +506,7 @@ def settle(scopes: Sequence[Scope]) -> None:
     deleted names.
     """
     for scope in scopes:
-        scope._maybe.clear()
+        scope._before_statement.clear()
         scope._forget_unbound()
     gone = set[str]().union(*(scope.gone() for scope in scopes))
     for name in gone:

@@ -69,9 +69,7 @@ class OpenExperiments(list[T]):
 
     def saved_elsewhere(self, thread: int, client: str | None) -> list[dict[str, Any]]:
         """Return the objects saved by the scopes of other threads, one mapping for each scope."""
-        return [
-            item.scope.waiting for item in self if item.thread != thread or item.client != client
-        ]
+        return [item.scope.saved for item in self if item.thread != thread or item.client != client]
 
 
 def client_of(shell: Any) -> str | None:

@@ -80,11 +80,11 @@ class Surroundings(NamedTuple):
 
 
 @dataclass
-class Contents:
+class MemoryBefore:
     """The memory of an experiment before anything is freed."""
 
     usages: tuple[Usage, ...] = ()
-    waiting: list[RetainedArray] = field(default_factory=list)
+    saved: list[RetainedArray] = field(default_factory=list)
     """The arrays held by the objects to be restored."""
     watched: list[WatchedName] | None = None
     """The arrays of its names; None if memory was too short to list them."""
@@ -131,7 +131,7 @@ class ExperimentEnd:
         """The names of its scope; only valid in the attempt that has listed them."""
         self._misspelt = ""
         """Report line about a misspelt name in ``keep``."""
-        self._contents = Contents()
+        self._before = MemoryBefore()
         self._are_names_deleted = False
         self._freeing_steps: list[FreeingStep] = []
         self._usages_after: tuple[Usage, ...] = ()
@@ -145,8 +145,8 @@ class ExperimentEnd:
         until_done = Again.UNTIL_DONE
         not_measured = "the memory freed by deleting its names was not measured"
         return [
-            EndStep(self._find_slip, "misspelt names to keep were not found", never),
-            EndStep(self._look, "the memory before the end was not measured", never),
+            EndStep(self._keep_all_if_misspelt, "misspelt names to keep were not found", never),
+            EndStep(self._measure_before, "the memory before the end was not measured", never),
             EndStep(self._scope.limits.close, "its budget may still limit torch"),
             EndStep(self._free_names_and_outputs, not_measured),
             EndStep(self._delete_names_again, not_measured),
@@ -192,7 +192,7 @@ class ExperimentEnd:
 
     # -- before anything is freed ------------------------------------------------------------------
 
-    def _find_slip(self) -> None:
+    def _keep_all_if_misspelt(self) -> None:
         """Keep all names if a name in ``keep`` is misspelt: it may mean the trained model."""
         scope = self._scope.names
         keep = self._options.keep
@@ -210,14 +210,14 @@ class ExperimentEnd:
         )
         keep[:] = [*(pattern for pattern in keep if pattern != wrong), "*"]
 
-    def _look(self) -> None:
+    def _measure_before(self) -> None:
         """Measure the usage, and list the names and arrays, before anything is freed."""
-        contents = self._contents
+        before = self._before
         try:
-            contents.usages = self._scope.measurement.settle()
-            contents.waiting = self._scope.waiting()
+            before.usages = self._scope.measurement.settle()
+            before.saved = self._scope.saved_memory()
             self._own_names = self._scope.names.own_names()
-            contents.watched = self._watch(self._own_names)
+            before.watched = self._watch(self._own_names)
         except MemoryError:  # the names must be deleted all the more
             self._progress.remarks.append(
                 "not enough memory to list everything that the experiment held"
@@ -236,7 +236,7 @@ class ExperimentEnd:
                 named.append((name, value))
         for number, value in self._scope.outputs().items():
             named.append((f"Out[{number}]", value))
-        self._contents.names_by_object = {id(value): name for name, value in named}
+        self._before.names_by_object = {id(value): name for name, value in named}
         if named:
             self._leave_out_the_notebooks(search, own_names)
         return watch_names(named, search)
@@ -296,9 +296,9 @@ class ExperimentEnd:
 
     def _collect(self) -> None:
         """Free garbage, pools and caches."""
-        self._run_measured(*reclaim.steps_that_free(self._context.garbage, self._since))
+        self._run_measured(*reclaim.steps_that_free(self._context.garbage, self._oldest_mark))
 
-    def _since(self) -> GcMark | None:
+    def _oldest_mark(self) -> GcMark | None:
         """Return the start mark if all garbage at the end must be newer, else None."""
         if self._progress.failed and self._scope.error_at_start != 0:
             return None  # an older error was released
@@ -312,10 +312,10 @@ class ExperimentEnd:
             self._usages_after = self._scope.usages()
 
     def _find_survivors(self) -> None:
-        if self._contents.watched is None:
+        if self._before.watched is None:
             return
         try:
-            self._alive = self._survivors_of(self._contents.watched)
+            self._alive = self._survivors_of(self._before.watched)
         except Exception as error:  # everything has been freed: this only lists the rest
             if interrupts.is_from_signal(error):
                 raise
@@ -348,7 +348,7 @@ class ExperimentEnd:
             growth=HostGrowth(
                 growth,
                 functools.partial(baseline.contents.unknown, namespace),
-                self._contents.names_by_object,
+                self._before.names_by_object,
             ),
             first_cell=min(numbers, default=None),
         )
@@ -361,7 +361,7 @@ class ExperimentEnd:
 
     def _host_growth(self) -> int:
         """Return the RAM that the experiment leaves in use."""
-        growth = _growth(self._contents.usages)  # before anything was freed
+        growth = _growth(self._before.usages)  # before anything was freed
         if growth >= self._context.config.min_held_bytes:
             growth = _growth(self._usages_after)
         if "polars" in sys.modules:
@@ -375,14 +375,14 @@ class ExperimentEnd:
 
     def _forget_start(self) -> None:
         self._scope.baseline.forget()
-        self._contents.watched = None  # drop its weak references to arrays
+        self._before.watched = None  # drop its weak references to arrays
         if self.record is None:
             self._scope.drop_measurement()
 
     def _make_record(self) -> None:
         scope = self._scope.names
         progress = self._progress
-        at_end = self._contents.usages
+        at_end = self._before.usages
         usages = self._scope.measurement.stop()
         after_freeing = self._usages_after or usages
         consumed = {usage.device: usage.delta_bytes for usage in at_end}
@@ -434,11 +434,11 @@ class ExperimentEnd:
         """Return notes on memory that its rows do not show."""
         notes = list[str]()
         least = self._context.config.min_held_bytes
-        waiting = self._contents.waiting
-        waiting_bytes = sum(row.size_bytes for row in waiting)
-        if waiting_bytes >= least:
-            names = ", ".join(row.name for row in waiting)
-            size = format_bytes(waiting_bytes)
+        saved = self._before.saved
+        saved_bytes = sum(row.size_bytes for row in saved)
+        if saved_bytes >= least:
+            names = ", ".join(row.name for row in saved)
+            size = format_bytes(saved_bytes)
             notes.append(f"the restored objects ({names}) took {size} while the experiment ran")
         left = {usage.device: usage.delta_bytes for usage in usages}
         if "polars" in sys.modules and left.get("cpu", 0) >= least:

@@ -73,11 +73,11 @@ class ExperimentManager:
         """Objects that outlived their experiments."""
         from ipygpumem.shell.survivors import Survivors  # loading the extension must stay fast
 
-        return Survivors(self.context, self._waiting, ours=self)
+        return Survivors(self.context, self._saved, ours=self)
 
-    def _waiting(self) -> list[tuple[str, object]]:
+    def _saved(self) -> list[tuple[str, object]]:
         """Return the name of each open experiment, with the objects that it restores."""
-        return [(experiment.name, experiment.scope.waiting) for experiment in self.open]
+        return [(experiment.name, experiment.scope.saved) for experiment in self.open]
 
     def here(self, like: Experiment | None = None) -> list[Experiment]:
         """Return the open experiments around the calling code or ``like``, innermost last."""
@@ -135,11 +135,11 @@ class ExperimentManager:
                 experiment.measured.leave_output(cell.measured.number)
             experiment.measured.settle_outputs()
 
-    def free_memory(self, cell: Cell) -> None:
+    def end_experiments_of(self, cell: Cell) -> None:
         """End the experiments that end with the cell."""
         parts: list[Part] = []
         for experiment in reversed(cell.scopes.ending):
-            end = functools.partial(self._end_of_cell, experiment, cell.scopes.ended)
+            end = functools.partial(self._end_unless_ending, experiment, cell.scopes.ended)
             parts.append((end, f"experiment {quoted(experiment.name)} ends later"))
         self.context.guard.each("the end of an experiment", *parts)
 
@@ -159,7 +159,7 @@ class ExperimentManager:
         """End experiments whose cells ended without ending them."""
         for experiment in self.overdue():
             ended: list[Experiment] = []
-            self._end_of_cell(experiment, ended)
+            self._end_unless_ending(experiment, ended)
             self.context.display.show(self._publish(ended))
 
     def cell_ended(self, cell: Cell) -> Sequence[Report]:
@@ -225,7 +225,8 @@ class ExperimentManager:
             reports = self._publish(ended)
         return reports
 
-    def _end_of_cell(self, experiment: Experiment, ended: list[Experiment]) -> None:
+    def _end_unless_ending(self, experiment: Experiment, ended: list[Experiment]) -> None:
+        """End an open ``experiment``, unless a finaliser or another thread is ending it."""
         if experiment in self.open and not experiment.is_ending:
             self._end(experiment, ended)
 
@@ -292,7 +293,7 @@ class ExperimentManager:
                 experiment.is_ending = True
                 with interrupts.reraise_swallowed():
                     scope = None if enclosing is None else enclosing.scope
-                    experiment.leave(Surroundings(scope, elsewhere))
+                    experiment.clean_up(Surroundings(scope, elsewhere))
             finally:
                 experiment.is_ending = False
         ended.append(experiment)
@@ -393,7 +394,7 @@ class Experiment(Block):
         self.progress = Progress()
         self._measured: MeasuredScope | None = None
         """None until it is started."""
-        self._end: ExperimentEnd | None = None
+        self._ending: ExperimentEnd | None = None
         """None until its end is requested."""
 
     @property
@@ -502,7 +503,7 @@ class Experiment(Block):
             if not is_own_failure(error):
                 raise
             tell(f"the end of {self._block_name}", error, self._lost_at_end)
-            self._end_again()
+            self._end_or_give_up()
             return self.record or self._bare_record()
 
     def _open_block(self) -> Experiment:
@@ -523,16 +524,16 @@ class Experiment(Block):
             return
         parts: list[Part] = [
             (self._saw_failure, "memory that its error holds is freed at the cell's end"),
-            (lambda _: self._end_once(), self._lost_at_end),
+            (lambda _: self._end_if_open(), self._lost_at_end),
             # An interrupt may have come before it ended.
-            (lambda _: self._end_again(), "the experiment is still open"),
+            (lambda _: self._end_or_give_up(), "the experiment is still open"),
         ]
         with interrupts.reraise_swallowed():
             self._context.guard.each_with((error,), f"the end of {self._block_name}", parts)
 
     def _after_failed_end(self) -> None:
         """End the experiment after a failure at the end of its ``with`` block."""
-        self._end_again()
+        self._end_or_give_up()
 
     def _saw_failure(self, error: BaseException | None) -> None:
         """Free the memory held by an error that leaves the block."""
@@ -544,17 +545,17 @@ class Experiment(Block):
             if remark:
                 self.progress.remarks.append(remark)
 
-    def _end_once(self) -> None:
+    def _end_if_open(self) -> None:
         """End the experiment, unless the extension was unloaded in its block."""
         if self.record is None and self.is_open:
             self._experiments.finish(self)
 
-    def _end_again(self) -> None:
+    def _end_or_give_up(self) -> None:
         """End the experiment if it is still open; if that fails, keep its names."""
         if self not in self._experiments.open or self.is_ending:
             return
         parts: list[Part] = [
-            (self._end_once, self._lost_at_end),
+            (self._end_if_open, self._lost_at_end),
             (lambda: self._experiments.give_up(self), "the experiment is still open"),
         ]
         self._context.guard.each(f"the end of {self._block_name}", *parts)
@@ -594,9 +595,9 @@ class Experiment(Block):
         """Return the sum of its cells' durations, plus ``here`` of a cell not among them yet."""
         return self.progress.seconds(here)
 
-    def waiting(self) -> list[RetainedArray]:
+    def saved_memory(self) -> list[RetainedArray]:
         """Return the arrays held by the objects to be restored."""
-        return self.measured.waiting()
+        return self.measured.saved_memory()
 
     def add_cell(self, cell: CellRecord) -> None:
         """Add a finished cell, including the one that ends the experiment."""
@@ -604,13 +605,13 @@ class Experiment(Block):
         if self.record is not None:
             self.record = self.progress.completed(self.record)
 
-    def leave(self, surroundings: Surroundings) -> None:
+    def clean_up(self, surroundings: Surroundings) -> None:
         """Free everything and create the record; call it again after an interrupt."""
         seconds_here = 0.0 if self.cell is not None else self.seconds_here()
         self.progress.end_requested(seconds_here)
-        if self._end is None:
+        if self._ending is None:
             experiments = self._experiments
-            self._end = ExperimentEnd(
+            self._ending = ExperimentEnd(
                 self._context,
                 self.options,
                 self.measured,
@@ -620,9 +621,9 @@ class Experiment(Block):
                 handle=self,
             )
         try:
-            self._end.run(surroundings)
+            self._ending.run(surroundings)
         finally:
-            self.record = self._end.record
+            self.record = self._ending.record
         self.make_bare_record()
 
     def make_bare_record(self) -> ExperimentRecord:

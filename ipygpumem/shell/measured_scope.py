@@ -10,7 +10,7 @@ from dataclasses import replace
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem.heap.array_search import ArraySearch
+from ipygpumem.heap.array_search import arrays_by_name
 from ipygpumem.meter.meter import Span
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.host import RamFigures
@@ -144,7 +144,7 @@ class MeasuredScope:
         with growth_for("the modules of IPython's tracebacks"):
             _import_for_tracebacks()
         with growth_for("the list of what is there before an experiment"):
-            self._baseline = survivors.baseline(remarks, self.names.first)
+            self._baseline = survivors.baseline(remarks, self.names.names_at_start)
         budget = self._options.budget
         if budget is not None:
             self.limits.callback(budget.stop)  # before an interrupt can come between
@@ -174,15 +174,9 @@ class MeasuredScope:
         if self._options.seeder is not None:
             self._options.seeder.seed_all()
 
-    def waiting(self) -> list[RetainedArray]:
+    def saved_memory(self) -> list[RetainedArray]:
         """Return the arrays held by the objects to be restored."""
-        search = ArraySearch()
-        arrays = list[RetainedArray]()
-        for name, value in list(self.names.waiting.items()):
-            entry = search.retained_by(name, value)
-            if entry is not None:
-                arrays.append(entry[0])
-        return arrays
+        return arrays_by_name(self.names.saved)
 
     def outputs(self) -> dict[int, Any]:
         """Return the outputs since its start, by cell number."""
@@ -205,7 +199,7 @@ class MeasuredScope:
         parts: list[Part] = [(self.limits.close, "its budget may still limit torch")]
         if self._measurement is not None:
             parts.append((self.drop_measurement, "its measurement was not ended"))
-        parts.append((self.names.waiting.clear, "objects that it has overwritten stay alive"))
+        parts.append((self.names.saved.clear, "objects that it has overwritten stay alive"))
         if self._baseline is not None:
             parts.append((self._baseline.forget, "its list of older objects stays in memory"))
         self._context.guard.each("the end of an experiment", *parts)

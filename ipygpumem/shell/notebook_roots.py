@@ -37,7 +37,7 @@ _FREED_OF_SHELL = {
 
 def roots_of_notebook(
     context: ShellContext,
-    waiting: Iterable[tuple[str, object]],
+    saved: Iterable[tuple[str, object]],
     ours: object,
     cuts: dict[str, list[Cut]],
     keepers: Container[str] = (),
@@ -46,7 +46,7 @@ def roots_of_notebook(
 
     Args:
         context: the shell's.
-        waiting: the names of open experiments, and the values that they restore at their end.
+        saved: the names of open experiments, and the values that they restore at their end.
         ours: the object that holds all that the extension keeps.
         cuts: receives the references that a printed line removes, by the line.
         keepers: names that come last, because they keep objects on purpose.
@@ -54,7 +54,7 @@ def roots_of_notebook(
     shell = context.shell
     registries = Registries.read(context.namespace)
     namespaces = _namespaces(context, keepers)
-    for name, values in waiting:
+    for name, values in saved:
         namespaces[id(values)] = functools.partial(_waits_in, name)
     namespaces.update(registries.namespaces)
     namespaces.update(_attributes_of_shell(shell))

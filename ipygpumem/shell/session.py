@@ -192,7 +192,7 @@ class Session:
             (self._recover, "the memory held by this cell's error was not freed"),
             (lambda cell, _: cell.end(), "this cell's magic could not finish its report"),
             (
-                lambda cell, _: experiments.free_memory(cell),
+                lambda cell, _: experiments.end_experiments_of(cell),
                 "the names of this cell's experiment are kept",
             ),
             (

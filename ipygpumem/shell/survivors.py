@@ -111,7 +111,7 @@ class Survivors:
 
     Args:
         context: the shell's.
-        waiting: returns the names of open experiments, and the values that they restore.
+        saved: returns the names of open experiments, and the values that they restore.
         ours: the object that holds all that the extension keeps.
 
     Attributes:
@@ -123,11 +123,11 @@ class Survivors:
     def __init__(
         self,
         context: ShellContext,
-        waiting: Callable[[], Iterable[tuple[str, object]]],
+        saved: Callable[[], Iterable[tuple[str, object]]],
         ours: object,
     ) -> None:
         self._context = context
-        self._waiting = waiting
+        self._saved = saved
         self._ours = ours
         self.known: list[WatchedName] = []
         self._known_others: list[tuple[tuple[int, ...], RetainedArray]] = []
@@ -145,7 +145,7 @@ class Survivors:
         """Return the namespaces and objects from which the user can reach objects, the names
         ``keepers`` last.
         """
-        return roots_of_notebook(self._context, self._waiting(), self._ours, self.cuts, keepers)
+        return roots_of_notebook(self._context, self._saved(), self._ours, self.cuts, keepers)
 
     def explained(
         self, watched: Sequence[WatchedName], heap: Heap, questions: Questions | None = None

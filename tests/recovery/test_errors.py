@@ -399,7 +399,7 @@ def test_names_go_even_if_memory_for_reports_is_short(
             patch.setattr(app_of(loaded).context.meter, "now", _no_memory)
         else:
             owner, method = {
-                "waiting": (MeasuredScope, "waiting"),
+                "waiting": (MeasuredScope, "saved_memory"),
                 "watching": (ExperimentEnd, "_watch"),
             }[missing]
             patch.setattr(owner, method, _no_memory)
