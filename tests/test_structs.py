@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ipygpumem.heap import structs
-from ipygpumem.heap.libraries import UNREAD, BehindObject, behind, behind_object, pieces_behind
+from ipygpumem.heap.libraries import UNREAD, LibraryMemory, pieces_behind, read_behind, reader_for
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sizes import Sizes
 
@@ -28,10 +28,10 @@ def size_of(item: object) -> int:
     return sum(piece.size_bytes for piece in pieces_behind(item))
 
 
-def content_of(item: object) -> BehindObject:
-    read = behind(type(item))
+def content_of(item: object) -> LibraryMemory:
+    read = reader_for(type(item))
     assert read is not None
-    return behind_object(item, read)
+    return read_behind(item, read)
 
 
 @pytest.fixture

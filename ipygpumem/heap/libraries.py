@@ -60,8 +60,8 @@ class Piece(NamedTuple):
     """Says that the size is an estimate, or not all in RAM."""
 
 
-Behind = Callable[[Any], Iterable[object]]
-"""Returns the pieces of memory behind an object, and other objects to follow."""
+PieceReader = Callable[[Any], Iterable[object]]
+"""Returns the pieces of memory behind an object of its class, and other objects to follow."""
 
 _SAVED = "estimated by the size of the saved model"
 _BY_VALUES = "estimated by its number of values"
@@ -448,7 +448,7 @@ def _xgboost_matrix(matrix: Any) -> Iterator[object]:
     yield _of(matrix, matrix.num_nonmissing() * 8, _BY_VALUES)  # each value has an index
 
 
-_BY_INSTANCE: tuple[tuple[str, str, Behind], ...] = (
+_BY_INSTANCE: tuple[tuple[str, str, PieceReader], ...] = (
     ("PIL.Image", "Image", _pillow_image),
     ("_ctypes", "Array", _ctypes_data),
     ("io", "BytesIO", bytes_of),
@@ -469,7 +469,7 @@ _BY_INSTANCE: tuple[tuple[str, str, Behind], ...] = (
     ("torch.jit", "ScriptModule", of_script),
 )
 """Functions that read an instance of any subclass without running the subclass's code."""
-_BY_METHOD: tuple[tuple[str, str, Behind], ...] = (
+_BY_METHOD: tuple[tuple[str, str, PieceReader], ...] = (
     ("cymem.cymem", "Pool", _cymem_pool),
     ("h5py", "Dataset", _h5py_file),
     ("h5py", "Group", _h5py_file),
@@ -541,7 +541,7 @@ class LoadedReader(NamedTuple):
     """A function that reads the memory behind the instances of a loaded class."""
 
     base: type
-    function: Behind
+    function: PieceReader
     library: str
     """Only this library's own classes can be read; empty if instances of any subclass can."""
 
@@ -561,7 +561,7 @@ def loaded_readers() -> list[LoadedReader]:
     return readers
 
 
-def behind(kind: type, readers: Sequence[LoadedReader] | None = None) -> Behind | None:
+def reader_for(kind: type, readers: Sequence[LoadedReader] | None = None) -> PieceReader | None:
     """Return the function that reads the memory behind instances of ``kind``; None if none is
     known.
 
@@ -673,7 +673,7 @@ BUFFERS = {id(bytes), id(bytearray)}
 """Types whose memory an object of a library may show."""
 
 
-class BehindObject(NamedTuple):
+class LibraryMemory(NamedTuple):
     """The memory behind an object of a library."""
 
     pieces: list[Piece]
@@ -684,14 +684,14 @@ class BehindObject(NamedTuple):
     """
 
 
-def behind_object(item: Any, read: Behind) -> BehindObject:
+def read_behind(item: Any, read: PieceReader) -> LibraryMemory:
     """Return the memory behind an object; ``read`` is the function that reads it."""
     try:
         parts = list(read(item))
     except Exception as error:  # closed, or an unknown version of the library
         if is_from_signal(error):
             raise
-        return BehindObject([], [], is_complete=False)
+        return LibraryMemory([], [], is_complete=False)
     pieces = list[Piece]()
     objects = list[object]()
     # A column of polars may have a million lists.
@@ -708,7 +708,7 @@ def behind_object(item: Any, read: Behind) -> BehindObject:
             pieces += pieces_of_part
         else:
             objects.append(part)
-    return BehindObject(pieces, objects, is_complete=True)
+    return LibraryMemory(pieces, objects, is_complete=True)
 
 
 def _types_with_memory(items: Sequence[object]) -> set[int]:
@@ -723,10 +723,10 @@ def _types_with_memory(items: Sequence[object]) -> set[int]:
 
 def pieces_behind(item: Any) -> list[Piece]:
     """Return the memory behind an object."""
-    read = behind(type(item))
+    read = reader_for(type(item))
     if read is None:
         return []
-    return behind_object(item, read).pieces
+    return read_behind(item, read).pieces
 
 
 def library_of(kind: type) -> str:

@@ -21,7 +21,7 @@ from ipygpumem.heap.bulk import of_types
 from ipygpumem.heap.graph import Graph, NodeKey, Spans
 from ipygpumem.heap.knowledge.kinds import Types
 from ipygpumem.heap.knowledge.own_bytes import of_storages, of_tensors
-from ipygpumem.heap.libraries import BUFFERS, UNREAD, Piece, behind_object
+from ipygpumem.heap.libraries import BUFFERS, UNREAD, Piece, read_behind
 from ipygpumem.heap.mapped import MappedFiles
 from ipygpumem.heap.tensors import Memory, Reader, each
 from ipygpumem.introspect import is_atom
@@ -117,7 +117,7 @@ class MemoryReader:
         if not readers.keys().isdisjoint(type_ids):
             for item in of_types(readers, items):
                 read = readers[id(type(item))]
-                library_memory = behind_object(item, read)
+                library_memory = read_behind(item, read)
                 self._add(library_memory.pieces, edges)
                 of_libraries += library_memory.objects
                 if not library_memory.is_complete:

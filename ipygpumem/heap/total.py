@@ -16,7 +16,7 @@ from ipygpumem.heap.bulk import Batch, by_identity, chunks
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.knowledge.own_bytes import STORAGE_BYTES, OwnBytes, of_tensors
 from ipygpumem.heap.knowledge.text_keys import referents_of, text_keys
-from ipygpumem.heap.libraries import Behind, Piece, library_of
+from ipygpumem.heap.libraries import Piece, PieceReader, library_of
 from ipygpumem.heap.tensors import Reader
 from ipygpumem.introspect import HAS_REFERENCES, flags_of, is_instance
 
@@ -71,7 +71,7 @@ class ObjectCount:
         """Types whose objects may refer to other objects, and types of arrays."""
         self._tensors: set[int] = set()
         """Types of tensors, which have C++ objects."""
-        self._readers: dict[int, Behind] = {}
+        self._readers: dict[int, PieceReader] = {}
         """Functions that read the memory behind objects, by the identity of the type."""
         self._shared: set[int] = set()
         """Identities of the counted untracked objects with several references."""

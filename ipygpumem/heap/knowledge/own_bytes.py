@@ -25,7 +25,13 @@ from ipygpumem.heap.bulk import (
 )
 from ipygpumem.heap.knowledge.certainty import Keepers
 from ipygpumem.heap.knowledge.size_methods import size_method
-from ipygpumem.heap.libraries import VISITS_BUFFER, Behind, behind, bulk_reader, loaded_readers
+from ipygpumem.heap.libraries import (
+    VISITS_BUFFER,
+    PieceReader,
+    bulk_reader,
+    loaded_readers,
+    reader_for,
+)
 from ipygpumem.heap.tensors import Reader, each
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import MANAGED_DICT, flags_of
@@ -59,7 +65,7 @@ class OwnBytes:
     """
 
     def __init__(self) -> None:
-        self.readers: dict[int, Behind] = {}
+        self.readers: dict[int, PieceReader] = {}
         self.dicts: set[int] = set()
         self.arrays: set[int] = set()
         self._known: set[int] = set()
@@ -186,7 +192,7 @@ class OwnBytes:
         """
         if bulk_reader(kind) is not None:
             return True
-        if behind(kind, self._loaded_readers) is not None:
+        if reader_for(kind, self._loaded_readers) is not None:
             return True
         for base in (library_type("numpy", "ndarray"), library_type("torch", "Tensor")):
             if base is not None and type.__subclasscheck__(base, kind):
@@ -222,7 +228,7 @@ class OwnBytes:
         return size
 
     def _learn(self, type_id: int, kind: type) -> None:
-        reader = behind(kind, self._loaded_readers)
+        reader = reader_for(kind, self._loaded_readers)
         sizer = _sizer(kind, is_read=reader is not None)
         if sizer is not None:
             self._sizers[type_id] = sizer
