@@ -64,9 +64,8 @@ class CollectionWatch:
 
     def last(self) -> object:
         """Return the collector's report of the start of the last collection."""
-        if not any(
-            map(is_, gc.callbacks, repeat(self._note))
-        ):  # at first, or if the user has cleared the list
+        is_listening = any(map(is_, gc.callbacks, repeat(self._note)))
+        if not is_listening:  # at first, or if the user has cleared the list
             self._events["start"] = object()
             gc.callbacks.append(self._note)
         return self._events["start"]
@@ -188,23 +187,28 @@ class Garbage:
             self.last = self._known = None
             return 0
         last = self.last
-        known = self._known
-        progress = _progress_of_others() if known is not None else {}
-        if known is not None:
-            new = self._new_instances()
-            if new is None:
-                known = None
-            elif new:
-                known = [*known, *map(Known, new)]
-            del new  # the list keeps them alive
-            if known is not None and len(known) > self._MOST_KNOWN:
-                known = None  # most have died: nothing has asked for instances since
+        progress = _progress_of_others() if self._known is not None else {}
+        known = self._known_with_new()
         died = _run(_YOUNG[-1], self._falls)
         # Another thread has collected too, or may have made instances that were not listed.
         if self.last is not last or (known is not None and _progress_of_others() != progress):
             known = None
         self._known, self.last, self._collections = known, GcMark(self._watch), 0
         return died
+
+    def _known_with_new(self) -> list[Known] | None:
+        """Return the known instances and those that may be younger; None if unknown or too many."""
+        if self._known is None:
+            return None
+        new = self._new_instances()
+        if new is None:
+            return None
+        if not new:
+            return self._known
+        known = [*self._known, *map(Known, new)]
+        if len(known) > self._MOST_KNOWN:
+            return None  # most have died: nothing has asked for instances since
+        return known
 
     def instances(self, *bases: type) -> list[object]:
         """Return the live instances of classes written in Python, subclasses included.
@@ -291,31 +295,30 @@ class Garbage:
 
     def cell_ended(self, seconds: float, share: float, *, in_scope: bool) -> None:
         """Collect the cell's garbage, and all garbage if that is cheap compared with the cell."""
-        if not gc.isenabled() or (
-            seconds >= self.SHORTEST_SECONDS and self.collect_if_cheap(seconds, share)
-        ):
+        if not gc.isenabled():
+            return
+        if seconds >= self.SHORTEST_SECONDS and self.collect_if_cheap(seconds, share):
             return
         has_middle = 1 in _YOUNG
-        if has_middle or (
-            _YOUNG and not in_scope
-        ):  # else a collection would make the scope's objects old
-            self._made += gc.get_count()[0]
-            # Without another collection since, the youngest generation is exactly what the cell has
-            # made.
-            if (
-                has_middle
-                and gc.get_count()[1] == self._collections
-                and (in_scope or self._collections < _FEW)
-            ):
-                with interrupts.reraise_swallowed():
-                    gc.collect(0)
-            else:
-                self._make_old()
-            self._collections = gc.get_count()[1]
-            # Increments are due as often as collections of the youngest objects.
-            if not in_scope and self._made > prod(gc.get_threshold()[: 3 if has_middle else 1]):
-                self._made = 0
-                _let_collect()
+        # Without a middle generation, a collection would make the scope's objects old.
+        if not _YOUNG or (in_scope and not has_middle):
+            return
+        young, collections, _ = gc.get_count()
+        self._made += young
+        # Without another collection since, the youngest generation is exactly what the cell has
+        # made.
+        is_all_the_cells = has_middle and collections == self._collections
+        if is_all_the_cells and (in_scope or collections < _FEW):
+            with interrupts.reraise_swallowed():
+                gc.collect(0)
+        else:
+            self._make_old()
+        self._collections = gc.get_count()[1]
+        # Increments are due as often as collections of the youngest objects.
+        thresholds = gc.get_threshold()[: 3 if has_middle else 1]
+        if not in_scope and self._made > prod(thresholds):
+            self._made = 0
+            _let_collect()
 
     def collect_if_cheap(self, cell_seconds: float, share: float) -> bool:
         """Collect all garbage if the predicted time is at most ``share`` of the work; return True
@@ -349,10 +352,12 @@ def _run(generation: int, falls: list[int] | None = None) -> int:
     for _ in range(_TIMES):
         earlier = gc.get_stats()[generation]["collections"]
         with interrupts.reraise_swallowed():
-            collect = functools.partial(gc.collect, generation)
-            died, fall = fall_during(collect) if falls is not None else (collect(), None)
-        if falls is not None and fall is not None:
-            falls.append(fall)
+            if falls is None:
+                died = gc.collect(generation)
+            else:
+                died, fall = fall_during(functools.partial(gc.collect, generation))
+                if fall is not None:
+                    falls.append(fall)
         if gc.get_stats()[generation]["collections"] != earlier:
             return died
         time.sleep(0.001)

@@ -43,8 +43,8 @@ class ObjectsSince:
         self._collections = _full_collections()
 
     def save(self) -> None:
-        """Save the identities of the new objects, because a full collection is about to change the
-        order; then start.
+        """Save the identities of the new objects before a full collection, which changes their
+        order; ``start`` has to follow it.
 
         An identity that is used again belongs to an object that is new, too.
         """
