@@ -112,8 +112,8 @@ def _in_use(usages: Iterable[Usage]) -> list[Usage]:
     return list(filter(layout.in_use, usages))
 
 
-def is_ours(record: CellRecord) -> bool:
-    """Return True if a cell consists of our commands, which show their own reports."""
+def begins_with_our_command(record: CellRecord) -> bool:
+    """Return True if a cell's first line is one of our commands, which show their own reports."""
     return record.source_line.startswith(
         ("%gpumem", "%experiment", "%%estimate", "%%gpumemit", "%config IPyGpuMem")
     )

@@ -18,10 +18,10 @@ from ipygpumem.records import (
     TraceRecord,
     mimebundle,
 )
-from ipygpumem.report import html, text
 from ipygpumem.report.content import cell_report, experiment_reports, trace_report
 from ipygpumem.report.history import experiments_report, history_report, traces_report
 from ipygpumem.report.layout import Report
+from ipygpumem.report.showing import rendered
 
 _ROWS_SHOWN = 20
 
@@ -33,12 +33,7 @@ def _shows(kind: type[Any]) -> Callable[[Build], Build]:
 
     def register(build: Build) -> Build:
         def bundle(record: Any) -> MimeBundle:
-            reports = build(record)
-            shown = {
-                "text/plain": text.render(reports),
-                "text/html": html.render(reports, bars=False),
-            }
-            return shown, {}
+            return rendered(build(record)), {}
 
         mimebundle.register(kind, bundle)
         return build

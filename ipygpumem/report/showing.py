@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ipygpumem.records import MimeBundle, Record, mimebundle, packed
@@ -24,13 +24,18 @@ def shows(kind: type[Record]) -> Callable[[Build], Build]:
     def register(build: Build) -> Build:
         def bundle(record: Record) -> MimeBundle:
             report = build(record)
-            data = {
-                "text/plain": text.render([report]),
-                "text/html": html.render([report], bars=False),
-            }
-            return data, {"ipygpumem": {"reports": [report.kind], **packed([record])}}
+            metadata = {"ipygpumem": {"reports": [report.kind], **packed([record])}}
+            return rendered([report]), metadata
 
         mimebundle.register(kind, bundle)
         return build
 
     return register
+
+
+def rendered(reports: Sequence[Report], *, bars: bool = False) -> dict[str, str]:
+    """Return reports in the formats from which a frontend chooses."""
+    return {
+        "text/plain": text.render(reports),
+        "text/html": html.render(reports, bars=bars),
+    }

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from ipygpumem.failures import is_own_failure, tell
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.records import CellRecord, packed
-from ipygpumem.report import html, text
+from ipygpumem.report import text
 from ipygpumem.report.layout import Report, Scales
+from ipygpumem.report.showing import rendered
 
 if TYPE_CHECKING:
     from ipygpumem.shell.config import IPyGpuMem
@@ -58,10 +59,7 @@ class Display:
             self._begin_row()
             data = {"text/plain": self._for_terminal(reports)}
         elif os.getpid() == self._pid:
-            data = {
-                "text/plain": text.render(reports),
-                "text/html": html.render(reports, bars=self._config.bar),
-            }
+            data = rendered(reports, bars=self._config.bar)
         else:  # a forked child must not send the kernel's messages
             sys.stdout.write(text.render(reports) + "\n")
             return

@@ -273,7 +273,7 @@ class Session:
         context = self._context
         remarks = self._remarks(cell, record, result)
         context.display.scales.note(record.usages)
-        may_hide = context.config.quiet or content.is_ours(record)
+        may_hide = context.config.quiet or content.begins_with_our_command(record)
         is_hidden = not remarks and may_hide and content.is_quiet(record)
         lines = list[str]()
         if own_growth.waiting:  # taken even if the line is hidden
