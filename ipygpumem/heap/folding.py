@@ -23,6 +23,7 @@ from ipygpumem.heap.bulk import (
     by_identity,
     chunks,
     held_once,
+    lengths_of,
     of_types,
     parts_of_container,
     types_of,
@@ -247,7 +248,7 @@ class Folder:
             yield self.references.of(part, type_ids), 1
         elif len(part) == 1 and id(part[0]) in self._with_items_read:
             yield self._references_besides_items(part[0]), 1
-        elif sum(self._lengths(part)) <= _MOST_INSIDE:
+        elif self._items_in(part) <= _MOST_INSIDE:
             yield self.references.of(part, type_ids), 1
         elif len(part) > 1:
             middle = len(part) // 2
@@ -256,14 +257,10 @@ class Folder:
         else:
             yield from self._references_of_long(part[0])
 
-    def _lengths(self, items: Sequence[Any]) -> Sequence[int]:
-        """Return the number of items of each container; those of plain ones in C, because there may
-        be a million.
-        """
-        sized = of_types(self._types.containers, items)
-        if types_of(sized) <= CONTAINER_TYPES:
-            return list(map(len, sized))
-        return [self._types.containers[id(type(item))].__len__(item) for item in sized]
+    def _items_in(self, items: Sequence[Any]) -> int:
+        """Return the number of items of all containers among ``items``."""
+        containers = self._types.containers
+        return sum(lengths_of(of_types(containers, items), containers))
 
     def _references_of_long(self, container: Any) -> Iterator[tuple[References, int]]:
         """Yield the references of a long container in chunks; of a very long one, those of a

@@ -31,6 +31,7 @@ from ipygpumem.heap.bulk import (
     by_identity,
     chunks,
     container_base,
+    lengths_of,
     of_types,
     one_of_each,
     parts_of_container,
@@ -281,7 +282,7 @@ class Walk:
         containers: list[Any] = of_types(self._containers, objects)
         if not containers:
             return objects
-        lengths = self._lengths(containers)
+        lengths = lengths_of(containers, self._containers)
         if len(objects) > 1 and sum(lengths) > _MOST_INSIDE:
             middle = len(objects) // 2
             self._queue.appendleft((objects[middle:], path))
@@ -303,14 +304,6 @@ class Walk:
         if base is None:
             return 0
         return int(base.__len__(item))
-
-    def _lengths(self, containers: Sequence[Any]) -> list[int]:
-        """Return the number of items of each container; of plain ones in C, because there may be a
-        million.
-        """
-        if types_of(containers) <= CONTAINER_TYPES:
-            return list(map(len, containers))
-        return list(map(self._length, containers))
 
     def _contents_of_long(self, container: Any) -> Iterator[Sequence[Any]]:
         """Yield the items of a long container in chunks, then its attributes if it is an instance

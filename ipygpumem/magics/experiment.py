@@ -177,15 +177,15 @@ def patterns_of(what: str, words: Iterable[str]) -> list[str]:
 )
 def end(app: App, options: Options) -> list[Report]:
     """End the named experiment, or the one started last, here or on engines."""
-    on_engines = _to_end_on_engines(app, options.name)
+    on_engines = _named_on_engines(app, options.name)
     if on_engines is not None:
         reports: list[Report] = on_engines.finish(app)
         return reports
-    app.experiments.finish(_to_end(app, options.name))
+    app.experiments.finish(_named_or_innermost(app, options.name))
     return []
 
 
-def _to_end_on_engines(app: App, name: str) -> Any:
+def _named_on_engines(app: App, name: str) -> Any:
     """Return the last experiment on engines with a name; without a name, the last one if it was
     started after those here. None if there is none.
     """
@@ -200,7 +200,7 @@ def _to_end_on_engines(app: App, name: str) -> Any:
     return on_engines[-1]
 
 
-def _to_end(app: App, name: str) -> Experiment:
+def _named_or_innermost(app: App, name: str) -> Experiment:
     """Return the open experiment with a name, or the innermost one."""
     if not name or not app.experiments.open:
         return _innermost(app)
@@ -230,7 +230,7 @@ def keep(app: App, options: Options) -> list[Report]:
 @command("%experiment status", "show the open experiments and their memory so far")
 def status(app: App, options: Options) -> list[Report]:
     """Return one line for each open experiment."""
-    lines = described(app.experiments)
+    lines = lines_of_open(app.experiments)
     lines += [experiment.description for experiment in app.on_cluster]
     if not lines:
         lines.append("no experiment is open")
@@ -252,7 +252,7 @@ def _open_names(app: App) -> str:
     return ", ".join(repr(item.name) for item in app.experiments.open)
 
 
-def described(experiments: ExperimentManager) -> list[str]:
+def lines_of_open(experiments: ExperimentManager) -> list[str]:
     """Return one line about each open experiment: time, memory, names, and objects to restore at
     its end.
     """
@@ -301,23 +301,23 @@ def compare(app: App, options: Options) -> list[Report]:
     if not runs:
         raise ExperimentError("no experiment has finished yet: there is nothing to compare")
     for pattern in options.names:
-        if not any(_fits(run, pattern) for run in runs):
-            existing = there_are([run.name for run in runs])
+        if not any(_matches(run, pattern) for run in runs):
+            existing = available_names([run.name for run in runs])
             raise ExperimentError(f"no finished experiment matches {quoted(pattern)}; {existing}")
     if options.names:
-        runs = [run for run in runs if _fits_one_of(run, options.names)]
+        runs = [run for run in runs if _matches_any(run, options.names)]
     return [reports.comparison_report(runs)]
 
 
-def _fits_one_of(run: reports.NumberedRun, patterns: Sequence[str]) -> bool:
-    return any(_fits(run, pattern) for pattern in patterns)
+def _matches_any(run: reports.NumberedRun, patterns: Sequence[str]) -> bool:
+    return any(_matches(run, pattern) for pattern in patterns)
 
 
-def _fits(run: reports.NumberedRun, pattern: str) -> bool:
+def _matches(run: reports.NumberedRun, pattern: str) -> bool:
     return fnmatchcase(run.name, pattern) or pattern == f"{run.name}#{run.number}"
 
 
-def there_are(names: list[str]) -> str:
+def available_names(names: list[str]) -> str:
     """Return a list of known experiments for an error message."""
     unique = list(dict.fromkeys(names))
     if not unique:

@@ -12,7 +12,7 @@ from ipygpumem.inventory import findings
 from ipygpumem.inventory.breakdown import PRINTED
 from ipygpumem.inventory.children import with_endings
 from ipygpumem.magics import sources, tensors
-from ipygpumem.magics.experiment import described, there_are
+from ipygpumem.magics.experiment import available_names, lines_of_open
 from ipygpumem.meter.traces import preload as create
 from ipygpumem.meter.traces import why_none
 from ipygpumem.probes.other_kernels import other_kernels
@@ -129,7 +129,7 @@ def _of_experiments(app: App, cells: Iterable[CellRecord], pattern: str) -> list
     experiments += [(item.name, item.cells) for item in app.experiments.open]
     matching = [parts for name, parts in experiments if fnmatchcase(name, pattern)]
     if not matching:
-        names = there_are([name for name, _ in experiments])
+        names = available_names([name for name, _ in experiments])
         raise ExperimentError(f"no experiment matches {quoted(pattern)}; {names}")
     cell_ids = set[int]()
     for parts in matching:
@@ -178,7 +178,7 @@ def short_status(app: App, options: Options) -> list[Report]:
     on_or_off, _, measured = _headline(app)
     used = reclaim.current(app.context.meter.now())
     named = tensors.largest(app.context.shell).names
-    lines = described(app.experiments)
+    lines = lines_of_open(app.experiments)
     shown = [f"{clean(row.name)} {format_bytes(row.size_bytes)}" for row in named[:_LARGEST_SHOWN]]
     lines.append(f"largest names: {', '.join(shown) or 'none holds a KiB'}")
     before = app.last_look
@@ -218,7 +218,7 @@ def _headline(app: App) -> tuple[str, str, str]:
 def status(app: App, options: Options) -> list[Report]:
     """Return the settings, the open experiments, and the memory of each device."""
     headline = " · ".join(_headline(app))
-    lines = described(app.experiments) or ["no experiment is open"]
+    lines = lines_of_open(app.experiments) or ["no experiment is open"]
     printed_bytes = Printed(app.context.shell).size_bytes()
     look = findings.now(app.context.meter, {PRINTED: printed_bytes})
     for name, error in [*app.context.meter.failures.items(), *look.failures.items()]:
