@@ -371,7 +371,7 @@ class Heap:
         """The untracked objects that are large by themselves, and objects of libraries."""
         if self._large is None:
             return []
-        return self._large.found.values()
+        return self._large.leaves.values()
 
     def is_referred(self, item: object) -> bool:
         """Return True if an object refers to ``item``, not only one of our running functions."""

@@ -35,7 +35,7 @@ class LargeObjects:
     """
 
     def __init__(self, smallest: int, of_libraries: Sequence[type]) -> None:
-        self.found: dict[int, object] = {}
+        self.leaves: dict[int, object] = {}
         """The untracked objects, and objects of libraries, by identity."""
         self.containers: dict[int, object] = {}
         """The tracked containers by identity."""
@@ -57,9 +57,9 @@ class LargeObjects:
             are_long = map(self._shortest.__le__, map(len, sized))
             long_ones = list(compress(sized, are_long))
             large_ones = _of_size(long_ones, self._smallest)
-            self.found.update(by_identity(large_ones))
+            self.leaves.update(by_identity(large_ones))
         if not self._wanted.isdisjoint(untracked.types):
-            self.found.update(by_identity(untracked.of_types(self._wanted)))
+            self.leaves.update(by_identity(untracked.of_types(self._wanted)))
 
     def read_tracked(self, tracked: Batch[Any]) -> None:
         """Add the large ones among some tracked objects."""
@@ -69,7 +69,7 @@ class LargeObjects:
         if sized:
             self.containers.update(by_identity(_of_size(sized, self._smallest)))
         if not self._wanted.isdisjoint(tracked.types):
-            self.found.update(by_identity(tracked.of_types(self._wanted)))
+            self.leaves.update(by_identity(tracked.of_types(self._wanted)))
 
     def _learn(self, batch: Batch[Any]) -> None:
         """Note which of the types that were not seen yet derive from those of libraries."""

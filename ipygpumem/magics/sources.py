@@ -7,7 +7,7 @@ from pathlib import Path
 from types import FunctionType
 
 from ipygpumem.introspect import is_instance
-from ipygpumem.scope.ownable import is_ownable
+from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.app import App
 
 
@@ -55,7 +55,5 @@ def _with_slash(path: str) -> str:
 
 def _values(app: App) -> dict[str, object]:
     """Return the notebook's names in order, with their values."""
-    namespace = app.context.namespace
-    names = [name for name in list(namespace) if is_ownable(name)]
-    usable = [name for name in names if not name.startswith("_")]
-    return {name: namespace.get(name) for name in sorted(usable)}
+    objects = ownable_objects(app.context.namespace)
+    return {name: objects[name] for name in sorted(objects) if not name.startswith("_")}

@@ -5,7 +5,7 @@ itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress, repeat
 from operator import is_
 from typing import Any
@@ -32,6 +32,13 @@ def ownable(names: Iterable[Any]) -> list[str]:
     """Return the names that a scope may own, without a Python call for each of many."""
     names = list(names)
     return list(compress(names, are_ownable(names)))
+
+
+def ownable_objects(namespace: Mapping[str, object]) -> dict[str, object]:
+    """Return the names that a scope may own, with their objects; a copy of the whole namespace
+    would be a holder of the outputs.
+    """
+    return {name: namespace[name] for name in ownable(namespace)}
 
 
 def are_ownable(names: Sequence[Any]) -> list[bool]:

@@ -45,7 +45,7 @@ from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
 from ipygpumem.inventory.roles import optimizer_states
 from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.report.content import Kept
-from ipygpumem.scope.ownable import ownable
+from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.array_holders import MOST_EXPLAINED, Explained, Questions
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs
@@ -95,7 +95,7 @@ class LeakSearch:
         with undisturbed():
             # Before the heap refers to them, too.
             self._printed_texts = set(map(id, self._printed.own_texts()))
-            outputs = _Outputs(self._context, self._names())
+            outputs = _Outputs(self._context, ownable_objects(self._context.namespace))
             heap = Heap(
                 smallest=self._smallest,
                 of_libraries=loaded_classes(),
@@ -109,13 +109,6 @@ class LeakSearch:
         kept = [*leaks.kept, *_sized(caches(), self._smallest)]
         kept += [Kept(*row) for row in self._printed.leaks(self._smallest)]
         return leaks._replace(kept=kept)
-
-    def _names(self) -> dict[str, object]:
-        """Return the user's names; a copy of the whole namespace would be a holder of the
-        outputs.
-        """
-        namespace = self._context.namespace
-        return {name: namespace[name] for name in ownable(dict(namespace))}
 
     def _leaks_on(
         self, heap: Heap, retained: Retained, outputs: _Outputs, progress: Progress
@@ -131,7 +124,7 @@ class LeakSearch:
         nameless = _OtherSurvivors(self._survivors, heap, smallest, listed)
         in_rows = listed.union(nameless.storages, *(graph.shares for graph in graphs))
         # Made after the heap: it would be a holder of all of them.
-        names = self._names()
+        names = ownable_objects(self._context.namespace)
         arrays = _UnnamedArrays(heap, names, smallest, in_rows)
         objects = _Objects(
             self._context, large, nameless, heap, names, outputs.values, smallest, listed

@@ -25,7 +25,7 @@ from ipygpumem.inventory.remaining import (
 )
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.records import ReferencePath, RetainedArray
-from ipygpumem.scope.ownable import ownable
+from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.array_holders import (
     MOST_EXPLAINED,
     Explained,
@@ -279,7 +279,7 @@ class _SearchAtEnd:
         object_ids = {name: key for key, name in ended.growth.names.items() if key in made}
         new: set[int] | None = None
         if not ended.baseline.is_complete:
-            new = ended.baseline.surely_new(self._names())
+            new = ended.baseline.surely_new(ownable_objects(self._context.namespace))
         named = list[WatchedName]()
         for item in large:
             name = item.record.name
@@ -325,7 +325,8 @@ class _SearchAtEnd:
         with undisturbed():
             made = baseline.objects_since()
             elsewhere = baseline.elsewhere()
-            return most_bytes(self._names(), baseline.contents, made, elsewhere)
+            names = ownable_objects(self._context.namespace)
+            return most_bytes(names, baseline.contents, made, elsewhere)
 
     # -- rows -------------------------------------------------------------------------------------
 
@@ -399,7 +400,7 @@ class _SearchAtEnd:
         in_arrays = sum(item.size_bytes for item in self.alive)
         return find_remaining(
             heap,
-            self._names(),
+            ownable_objects(self._context.namespace),
             baseline.contents,
             baseline.objects_since(),
             elsewhere=baseline.elsewhere(),
@@ -414,10 +415,6 @@ class _SearchAtEnd:
         return cell_of_output(name) or cell_that_bound(
             self._context.shell, name, range(self._first_cell)
         )
-
-    def _names(self) -> dict[str, object]:
-        namespace = self._context.namespace
-        return {name: namespace[name] for name in ownable(list(namespace))}
 
 
 def _is_old_perhaps(item: WatchedName, new: Container[int]) -> bool:
