@@ -246,7 +246,7 @@ def _with_the_rest(
     why = why or "the driver does not report it"
     if total is not None and used is not None:
         if reserved <= used <= total:
-            more = _beside(used - reserved, reserved, wide, why)
+            more = _not_reserved(used - reserved, reserved, wide, why)
             more.append(Part("free", total - used, "free for any process"))
             basis = "the device's memory"
             return Reconciliation(reading.device, total, basis, (*parts, *more), tuple(notes))
@@ -256,7 +256,7 @@ def _with_the_rest(
     return Reconciliation(reading.device, reserved, basis, (*parts, unknown), tuple(notes))
 
 
-def _beside(size: int, reserved: int, wide: DeviceWide | None, why: str) -> list[Part]:
+def _not_reserved(size: int, reserved: int, wide: DeviceWide | None, why: str) -> list[Part]:
     """Return the parts of the ``size`` bytes that are in use on the device but not
     reserved here.
     """
@@ -322,14 +322,14 @@ MANY_BYTES, MANY_SHARE = 64 * MIB, 0.1
 """Bytes, and share of the RSS or of what an experiment keeps, from which a note says how many
 cannot be named.
 """
-PYTHON, OF = "Python objects", "of "
+PYTHON_OBJECTS, DATA_OF = "Python objects", "of "
 """Name of a part, and prefix of the kind of a library's memory that is neither a tensor nor a NumPy
 array.
 """
 PRINTED = "printed by cells"
 """Name of the part with the text that IPython keeps."""
 _OBJECTS = {
-    PYTHON: "text, numbers, containers, functions, classes, code of modules",
+    PYTHON_OBJECTS: "text, numbers, containers, functions, classes, code of modules",
     PRINTED: "text and displays that IPython keeps for %notebook: %gpumem free drops them",
 }
 _OF_LIBRARY = "its frames, models, images: delete their names"
@@ -366,7 +366,7 @@ def host_parts(
     basis = _host_basis(figures)
     claims = _claims(basis, figures)
     notes = _host_notes(claims, figures)
-    private = _private(claims.private, storages, resident, notes, figures.own, objects or {})
+    private = _own_pages(claims.private, storages, resident, notes, figures.own, objects or {})
     for part in private:
         not_named = part.size_bytes or 0
         is_much = not_named > min(MANY_BYTES, MANY_SHARE * figures.rss_bytes)
@@ -504,7 +504,7 @@ def _host_notes(claims: _Claims, figures: HostFigures) -> list[str]:
     return [f"{size} of this process's RSS are not charged to it here: shared files, mostly"]
 
 
-def _private(
+def _own_pages(
     size: int,
     storages: Iterable[Storage] | None,
     resident: Resident,
@@ -547,7 +547,7 @@ def _parts_of_arrays(kinds: Mapping[str, int]) -> list[Part]:
     of_arrays: dict[str, int] = {}
     of_libraries = list[Part]()
     for kind, size_bytes in kinds.items():
-        if kind.startswith(OF):
+        if kind.startswith(DATA_OF):
             of_libraries.append(Part(f"data {kind}", size_bytes, _OF_LIBRARY))
         else:
             of_arrays[kind] = size_bytes

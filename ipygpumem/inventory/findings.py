@@ -19,8 +19,8 @@ from ipygpumem.heap.arrays import is_array, is_of_library, owner_of, place_of
 from ipygpumem.heap.total import ObjectCount, Total, total
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.inventory.breakdown import (
-    OF,
-    PYTHON,
+    DATA_OF,
+    PYTHON_OBJECTS,
     Part,
     Reconciliation,
     Storage,
@@ -171,10 +171,12 @@ def _host(
     if everything is not None:
         objects.update(of_ipython)
         without_ipython = everything.objects_bytes - sum(of_ipython.values())
-        objects[PYTHON] = max(0, without_ipython)
+        objects[PYTHON_OBJECTS] = max(0, without_ipython)
         for library, piece in everything.pieces:
             if piece.device == "cpu" and piece.address:
-                buffers.append(Storage("cpu", piece.address, piece.size_bytes, f"{OF}{library}"))
+                buffers.append(
+                    Storage("cpu", piece.address, piece.size_bytes, f"{DATA_OF}{library}")
+                )
             elif piece.device == "cpu":
                 objects[f"data of {library}"] += piece.size_bytes
     large = {name: size for name, size in objects.items() if size >= MIB}

@@ -40,9 +40,9 @@ def _empty_torch_cache(torch: Any, backend: str, module: Any) -> None:
         raise GpuMemError("skipped while a CUDA graph is captured: freeing would spoil it")
     if private_pools(backend) is False:
         # cuBLAS keeps some MiB per handle and stream
-        _call(torch, f"_{backend}_clearCublasWorkspaces")
+        _call_if_present(torch, f"_{backend}_clearCublasWorkspaces")
     module.empty_cache()
-    _call(torch, "_host_emptyCache")  # pinned host memory
+    _call_if_present(torch, "_host_emptyCache")  # pinned host memory
 
 
 def private_pools(backend: str) -> bool | None:
@@ -59,8 +59,9 @@ def private_pools(backend: str) -> bool | None:
     return False
 
 
-def _call(torch: Any, name: str) -> None:
-    function = getattr(torch._C, name, None)  # private, absent in some builds
+def _call_if_present(torch: Any, name: str) -> None:
+    """Call a private function of torch, which some builds do not have."""
+    function = getattr(torch._C, name, None)
     if function is not None:
         function()
 

@@ -101,7 +101,7 @@ class Guard:
         options: dict[str, Any],
         lost: str,
     ) -> Any:
-        """Call ``instead``; report it if that fails too."""
+        """Call the function that stands in for a failed one; report it if that fails too."""
         try:
             return function(*args, **options)
         except Exception as error:
