@@ -167,11 +167,7 @@ class TensorList:
 
     def _records_of_sharers(self, roles: Mapping[int, Role]) -> list[TensorRecord]:
         """Return the records of tensors that share storages, and of those with several or none."""
-        together: dict[tuple[int, ...], list[tuple[Any, Memory]]] = {}
-        for tensor, memory in self._memories:
-            if not self._is_part(memory):  # otherwise it is listed with the whole
-                keys = tuple(memory.storages) or (id(tensor),)
-                together.setdefault(keys, []).append((tensor, memory))
+        together = self._by_storages()
         tensors = list[Any]()
         memories = list[Memory]()
         devices = list[str]()
@@ -197,6 +193,15 @@ class TensorList:
             [memory.shared for memory in memories],
             [memory.note for memory in memories],
         )
+
+    def _by_storages(self) -> dict[tuple[int, ...], list[tuple[Any, Memory]]]:
+        """Return the tensors that were measured one by one, by the storages that they share."""
+        together: dict[tuple[int, ...], list[tuple[Any, Memory]]] = {}
+        for tensor, memory in self._memories:
+            if not self._is_part(memory):  # otherwise it is listed with the whole
+                keys = tuple(memory.storages) or (id(tensor),)
+                together.setdefault(keys, []).append((tensor, memory))
+        return together
 
     def _records_of_plain(self, roles: Mapping[int, Role]) -> list[TensorRecord]:
         """Return the records of tensors that are alone on their storage: there may be a million."""

@@ -77,28 +77,11 @@ def look_for_growth(
     meter: Meter,
 ) -> None:
     """Look at the memory of all ``named`` objects; the second look finds the holders of what each
-    ``run`` adds.
+    ``run`` adds. A failure becomes a line: the code goes on.
     """
     try:
-        free_heap_bytes = own_pages().free_heap_bytes  # of the code: the search has not begun
-        live_tensors(Garbage())  # creates the objects of tensors known only in C++
-        objects = _grouped(named())
-        names = _largest(objects, progress)
-        arrays = survey.take_inventory(objects.items())
-        unnamed = replace(arrays, tensors=tuple(row for row in arrays.tensors if row.name is None))
-        before, growing.before = growing.before, None
-        if before is None:
-            large = _large(lambda items, heap: set(map(id, items)))
-            growing.before = FirstLook(names, unnamed, Contents(objects), large, 0)
-            growing.runs = 0
-            growing.processes = Processes(0, _sizes(children_now()))
-        else:
-            names = _with_new_memory(names, before, objects, roots())
-            grown_free_bytes = free_heap_bytes - before.free_heap_bytes
-            growing.holder_lines = _holders_of_growth(
-                growing, before, (names, unnamed), grown_free_bytes, run, roots
-            )
-    except Exception as error:  # the code goes on
+        _look(growing, named, run, roots, progress)
+    except Exception as error:
         if is_from_signal(error):
             raise
         growing.holder_lines = [
@@ -112,6 +95,32 @@ def look_for_growth(
         growing.holder_lines = [
             f"the memory after our own search could not be measured ({describe_error(error)})"
         ]
+
+
+def _look(
+    growing: Growing, named: _Named, run: str, roots: Callable[[], Roots], progress: Progress
+) -> None:
+    """Remember the memory of all ``named`` objects, or compare it with the memory that an earlier
+    look remembers.
+    """
+    free_heap_bytes = own_pages().free_heap_bytes  # of the code: the search has not begun
+    live_tensors(Garbage())  # creates the objects of tensors known only in C++
+    objects = _grouped(named())
+    names = _largest(objects, progress)
+    arrays = survey.take_inventory(objects.items())
+    unnamed = replace(arrays, tensors=tuple(row for row in arrays.tensors if row.name is None))
+    before, growing.before = growing.before, None
+    if before is None:
+        large = _large(lambda items, heap: set(map(id, items)))
+        growing.before = FirstLook(names, unnamed, Contents(objects), large, 0)
+        growing.runs = 0
+        growing.processes = Processes(0, _sizes(children_now()))
+        return
+    names = _with_new_memory(names, before, objects, roots())
+    grown_free_bytes = free_heap_bytes - before.free_heap_bytes
+    growing.holder_lines = _holders_of_growth(
+        growing, before, (names, unnamed), grown_free_bytes, run, roots
+    )
 
 
 def _largest(objects: dict[str, object], progress: Progress) -> LargestNames:
