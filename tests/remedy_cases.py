@@ -32,6 +32,15 @@ _AXES = (
     "import matplotlib; matplotlib.use('agg'); import matplotlib.pyplot as plt; "
     "fig, ax = plt.subplots()"
 )
+_WITH_MASK = """
+import torch
+class Masked(torch.nn.Module):
+    def forward(self, x):
+        if self.cache is None:
+            self.cache = x
+        return x * self.mask
+model = Masked(); model.cache = None"""
+"""A module whose calls fail without a mask, and work without a cache."""
 _BOKEH = "from tests.stand_ins import install; install('bokeh'); import bokeh"
 _ACCELERATE = "from tests.stand_ins import install; install('accelerate')"
 _ZARR = "from tests.stand_ins import install; install('zarr'); import zarr"
@@ -1493,6 +1502,29 @@ CASES: dict[str, Case] = {
         "model(torch.ones(1, 2)); model.state_dict()",
         kinds=("tensor",),
     ),
+    "a buffer that forward reads": Case(
+        "model.mask = x",
+        f"{_WITH_MASK}; model.register_buffer('mask', torch.ones(1))",
+        kinds=("tensor",),
+        sentences=("assign something smaller to model.mask: methods of Masked read it",),
+    ),
+    "a tensor that forward reads": Case(
+        "model.mask = x",
+        f"{_WITH_MASK}; model.mask = torch.ones(1)",
+        kinds=("tensor",),
+        sentences=("assign something smaller to model.mask: methods of Masked read it",),
+    ),
+    "a cache that forward makes again": Case(
+        "model.cache = x",
+        f"{_WITH_MASK}; model.mask = 1; del model.cache; model.register_buffer('cache', None)",
+        "model(torch.ones(1))",
+        kinds=("tensor",),
+    ),
+    "an attribute of a layer": Case(
+        "layer.last = x",
+        "import torch; layer = torch.nn.Linear(2, 2)",
+        "layer(torch.ones(1, 2))",
+    ),
     "a buffer of a part called state": Case(
         "model.state.register_buffer('kept', x, persistent=False)",
         """
@@ -1609,6 +1641,56 @@ CASES: dict[str, Case] = {
         weight = torch.ones(1, requires_grad=True); outer = Outer(); outer.total = 0
         """,
         "outer.total.item()",
+        kinds=("tensor",),
+    ),
+    "a loss in several containers": Case(
+        """
+        loss = (weight * x).sum()
+        outer['loss'] = loss; losses.append(loss); run.last = loss
+        run.rows.append({'loss': loss, 'step': 1})
+        """,
+        """
+        import torch
+        class Run: pass
+        weight = torch.ones(1, requires_grad=True); outer = {}; losses = [0.5]; run = Run()
+        run.rows = [{'loss': 0.5, 'step': 0}]
+        """,
+        "assert losses == [0.5]; run.last + outer['loss'] + run.rows[0]['loss']",
+        kinds=("tensor",),
+    ),
+    "losses of one batch in a dict and a list": Case(
+        """
+        for step in range(6):
+            loss = (weight * x).sum()
+            outer[step] = loss; losses.append(loss)
+        """,
+        """
+        import torch
+        weight = torch.ones(1, requires_grad=True); outer = {'kept': 1}; losses = [0.5]
+        """,
+        "assert losses == [0.5] and outer['kept'] == 1; sum(outer.values())",
+        kinds=("tensor",),
+    ),
+    "losses and their sum": Case(
+        """
+        parts = [(weight * part).sum() for part in x.clone().chunk(4)]
+        del x; x = parts[0]
+        losses += parts; outer['total'] = sum(parts)
+        """,
+        """
+        import torch
+        weight = torch.ones(1, requires_grad=True); outer = {}; losses = [0.5]
+        """,
+        "assert losses == [0.5]; outer['total'] + 1",
+        kinds=("tensor",),
+    ),
+    "a loss as an attribute of a layer": Case(
+        "layer.last = (weight * x).sum(); outer.append(layer.last)",
+        """
+        import torch
+        weight = torch.ones(1, requires_grad=True); layer = torch.nn.Linear(1, 1); outer = []
+        """,
+        "layer(torch.ones(1, 1)); layer.last + 1",
         kinds=("tensor",),
     ),
     "losses with graphs after older numbers": Case(

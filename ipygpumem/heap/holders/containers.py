@@ -222,7 +222,7 @@ def removal_of_repeated(cuts: Sequence[Cut], parent: object) -> str:
     """
     statement = statement_of(cuts)
     first = cuts[0]
-    if statement or first.ending:
+    if statement or first.ending or first.is_detached:
         return statement
     imports, owner = split(first.owner)
     _, item = split(first.target)

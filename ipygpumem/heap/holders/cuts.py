@@ -153,6 +153,8 @@ class Cut:
             attributes: the object dies only without all of them.
         items: the code of the container, if another object owns it.
         protocol: the calls by which that owner removes items.
+        is_detached: True if the line replaces a tensor by one without its graph instead of removing
+            it.
     """
 
     kind: Kind
@@ -170,6 +172,7 @@ class Cut:
     repeated: tuple[Cut, ...] = ()
     items: str = ""
     protocol: Protocol | None = None
+    is_detached: bool = False
 
     @property
     def statement(self) -> str:
@@ -180,7 +183,9 @@ class Cut:
         """Return the reference, and the owner's other references to the same object."""
         if not self.repeated:
             return [self]
-        more = [replace(other, outer=self.outer) for other in self.repeated]
+        more = list[Cut]()
+        for other in self.repeated:
+            more.append(replace(other, outer=self.outer, is_detached=self.is_detached))
         return [replace(self, repeated=()), *more]
 
     def _statement_of_one(self) -> str:
@@ -189,6 +194,8 @@ class Cut:
         if self.protocol is not None:
             return self.protocol.statement(self, [self.position])
         imports, code = split(self.target)
+        if self.is_detached:
+            return f"{imports}{code} = {code}.detach()"
         if self.kind is Kind.CLOSED:
             return self.all_of if self.size == 1 else f"{imports}{code}.{self.ending}"
         if self.ending:
@@ -351,7 +358,10 @@ def _of_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
         return first.all_of
     if first.kind is Kind.COLUMN:
         return _of_columns(cuts)
-    if first.kind in _ORDERED and all(_is_alike(cut, first) for cut in cuts):
+    are_alike = all(_is_alike(cut, first) for cut in cuts)
+    if are_alike and first.is_detached and first.kind is Kind.KEY and len(cuts) > _MOST_KEYS:
+        return _of_detached(cuts)
+    if are_alike and first.kind in _ORDERED and not first.is_detached:
         positions = sorted(cut.position for cut in cuts)
         statement = _of_positions(first, positions, is_alone=is_alone)
         if statement:
@@ -373,7 +383,23 @@ def _of_columns(cuts: Sequence[Cut]) -> str:
 
 
 def _is_alike(cut: Cut, other: Cut) -> bool:
-    return cut.kind is other.kind and cut.ending == other.ending
+    return (cut.kind, cut.ending, cut.is_detached) == (other.kind, other.ending, other.is_detached)
+
+
+def _of_detached(cuts: Sequence[Cut]) -> str:
+    """Return the statement that replaces neighbouring values of a dict by tensors without graphs;
+    empty if there are other values between them.
+    """
+    first = cuts[0]
+    positions = sorted(cut.position for cut in cuts)
+    start, end = positions[0], positions[-1] + 1
+    if end - start != len(positions):
+        return ""
+    imports, owner = split(first.owner)
+    keys = first.listing.keys_of(owner)
+    if len(positions) < first.size:
+        keys += f"[{start}:{end}]"
+    return f"{imports}{owner}.update({{key: {owner}[key].detach() for key in {keys}}})"
 
 
 def _of_positions(first: Cut, positions: list[int], *, is_alone: bool) -> str:

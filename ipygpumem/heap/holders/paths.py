@@ -40,7 +40,7 @@ from ipygpumem.heap.holders.data_frames import went_into_frame
 from ipygpumem.heap.holders.frames import FORGET_LAST_ERROR, code_of, frame_of, is_started, peek
 from ipygpumem.heap.holders.mocks import went_into_mock
 from ipygpumem.heap.holders.patches import is_started_patch
-from ipygpumem.heap.holders.path import COMMENT, Path, Way, ended
+from ipygpumem.heap.holders.path import COMMENT, Path, Way, ended, line_of
 from ipygpumem.heap.holders.protocols import went_into_protocol
 from ipygpumem.heap.holders.references_of import (
     attribute_names,
@@ -67,6 +67,7 @@ from ipygpumem.heap.holders.torch_steps import (
     advice_for_graph,
     is_needed_by_optimizer,
     went_into_torch,
+    words_for_needed,
 )
 from ipygpumem.heap.libraries import is_segment
 from ipygpumem.introspect import (
@@ -151,18 +152,29 @@ class PathWriter:
             )
         way = path.way(root, is_root_itself=len(steps) == 1, ended_id=ended_id)
         cut = way.cut
-        if path.is_own and not path.advice:
-            # A parameter may be older than its new memory, and optimizers need their state.
-            advice = ""
-            is_parameter = is_of_library(steps[-1], "torch.nn", "Parameter")
-            is_needed = is_parameter or is_needed_by_optimizer(steps)
-            if self._of_leaks and not is_needed and way.holder.advice not in ("", REMOVE):
-                advice = f"{way.holder.advice}{_UNLESS_NEEDED}"
-            if not advice:
-                cut = None
-            way = Way(replace(way.holder, advice=advice))
+        if not path.advice:
+            advice = self._advice_for_needed(steps, path, way)
+            if line_of(advice) != line_of(way.holder.advice):
+                cut = None  # words remove no reference
+            if advice != way.holder.advice:
+                way = Way(replace(way.holder, advice=advice))
         step_ids = tuple(map(id, steps))
         return replace(way, step_ids=step_ids, removed=_removed(cut, ended_id, step_ids))
+
+    def _advice_for_needed(self, steps: Sequence[object], path: Path, way: Way) -> str:
+        """Return the advice of a way if nothing needs the last object of its chain, or other
+        advice.
+        """
+        advice = way.holder.advice
+        words = words_for_needed(steps, path)
+        if not path.is_own:
+            return words or advice
+        # A parameter may be older than its new memory, and optimizers need their state.
+        is_parameter = is_of_library(steps[-1], "torch.nn", "Parameter")
+        is_needed = is_parameter or is_needed_by_optimizer(steps)
+        if not self._of_leaks or is_needed or advice in ("", REMOVE):
+            return ""
+        return words or f"{advice}{_UNLESS_NEEDED}"
 
     def _write(self, steps: Sequence[object], path: Path) -> int:
         """Write all steps; return the identity of the object that the advice ends, 0 if none."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import gc
 import re
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import (
     CodeType,
@@ -101,7 +102,8 @@ def kind_of_attribute(owner: object, name: str, child: object) -> Kind | None:
     if not is_stored or name.startswith("_"):
         return None
     # Without one of its parts a library's object breaks: ``ax.xaxis``. Data can be replaced.
-    return None if is_opaque(child) else Kind.ATTRIBUTE
+    is_part = is_opaque(child) and not is_of_library(child, "torch", "Tensor")
+    return None if is_part else Kind.ATTRIBUTE
 
 
 def _class_attribute(kind: type, name: str) -> object:
@@ -229,6 +231,54 @@ def is_in_code(module: ModuleType, name: str) -> bool:
             if type(constant) is CodeType:
                 codes.append(constant)
     return False
+
+
+def is_needed_by_methods(kind: type, name: str) -> bool:
+    """Return True if methods of a class read an attribute, and none of them tests it for None.
+
+    An example is ``self.mask`` in ``forward``: the next call would fail if it were None. A cache is
+    made again: ``if self.cache is None``.
+    """
+    is_read = False
+    for code in _codes_of_methods(kind):
+        if name in code.co_consts:
+            is_read = True  # such as ``getattr(self, "mask")``
+        if name not in code.co_names:
+            continue
+        steps = list(dis.get_instructions(code))
+        for position, step in enumerate(steps):
+            if step.opname not in _READING or step.argval != name:
+                continue
+            if _are_tests_for_none(steps[position + 1 : position + 3]):
+                return False
+            is_read = True
+    return is_read
+
+
+_READING = {"LOAD_ATTR", "LOAD_METHOD"}
+
+
+def _are_tests_for_none(steps: Sequence[dis.Instruction]) -> bool:
+    """Return True if two steps of code test the last value for None: Python 3.11 and later have one
+    step for it, such as ``POP_JUMP_IF_NOT_NONE``.
+    """
+    if steps[0].opname.endswith("_NONE"):
+        return True
+    is_none = steps[0].opname == "LOAD_CONST" and steps[0].argval is None
+    return is_none and steps[1].opname == "IS_OP"
+
+
+def _codes_of_methods(kind: type) -> Iterator[CodeType]:
+    """Yield the code of a class's methods but for ``__init__``, and of the functions in them."""
+    for base in mro_of(kind):
+        for method_name, method in list(class_dict(base).items()):
+            function = method.fget if type(method) is property else method
+            if type(function) is not FunctionType or method_name == "__init__":
+                continue
+            codes = [function.__code__]
+            for code in codes:  # the list grows
+                codes += [constant for constant in code.co_consts if type(constant) is CodeType]
+                yield code
 
 
 def is_in_source(module: ModuleType, name: str) -> bool:

@@ -7,7 +7,7 @@ text or numbers, so that no user code runs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -137,13 +137,14 @@ def _kept_by_graphs(
     # no answer.
     candidates = requiring_grad(heap.tensors)
     owners = {("object", id(tensor)): [tensor] for tensor in candidates[:_MOST_OWNERS]}
-    explanation = _Explanation(owners, heap, roots, max_visits)
-    explanation.explain(of_graphs=True)
+    explanation = _Explanation(owners, heap, roots, max_visits, of_graphs=True)
+    explanation.explain()
     named = explanation.named
     ordered = sorted(named, key=lambda owner: _order(named[owner]))
     tensors = [owners[owner][0] for owner in ordered]
     kept, is_complete = keepers(tensors, missing)
     keepers_of = _all_keepers(tensors, kept)
+    explanation.add_other_holders(_owners_of_graphs(kept, keepers_of))
     holders = dict[StorageKey, ReferencePath]()
     for key, keeper in kept.items():
         owner = named["object", id(keeper.tensor)]
@@ -173,6 +174,18 @@ def _all_keepers(
         for key in keepers([tensor], in_graphs)[0]:
             of_storage.setdefault(key, []).append(tensor)
     return of_storage
+
+
+def _owners_of_graphs(
+    kept: Mapping[StorageKey, Keeper], keepers_of: Mapping[StorageKey, Sequence[object]]
+) -> set[StorageKey]:
+    """Return the keys of all tensors that must lose their graphs, so that these keep nothing."""
+    owners = set[StorageKey]()
+    for key, keeper in kept.items():
+        if keeper.how != GRADIENT:
+            tensors = [keeper.tensor, *keepers_of.get(key, ())]
+            owners.update(("object", id(tensor)) for tensor in tensors)
+    return owners
 
 
 def _with_other_keepers(
@@ -256,8 +269,12 @@ class _Explanation:
         heap: Heap,
         roots: Roots,
         max_visits: int,
+        *,
+        of_graphs: bool = False,
     ) -> None:
         self._objects = objects
+        self._of_graphs = of_graphs
+        """True if the objects are tensors whose graphs are unwanted, not the tensors."""
         targets = [item for items in objects.values() for item in items]
         self._search = BackwardSearch(targets, heap, roots, max_visits)
         self._writer = PathWriter(roots, of_leaks=True)
@@ -274,15 +291,12 @@ class _Explanation:
         *,
         rows: RowHolders | None = None,
         all_places: bool = False,
-        of_graphs: bool = False,
     ) -> None:
         """Find the holders, of whole rows if there are any."""
         for key, items in self._objects.items():
             row = None if rows is None else rows.row(key)
             object_id = 0 if row is None else row.object_id
-            nearest = self._nearest(
-                self._search.named, items, object_id=object_id, of_graphs=of_graphs
-            )
+            nearest = self._nearest(self._search.named, items, object_id=object_id)
             if nearest is not None:
                 way = self._of_row(key, *nearest, rows)
                 self._note_cuts(way)
@@ -293,12 +307,12 @@ class _Explanation:
             if any(map(self._search.is_in_hidden_cycle, items)):
                 self.unnamed[key] = HIDDEN_CYCLE
                 continue
-            nearest = self._nearest(self._search.unnamed, items, of_graphs=of_graphs)
+            nearest = self._nearest(self._search.unnamed, items)
             if nearest is not None:
                 self.unnamed[key] = nearest[1].holder
         self.is_cut = self._search.is_cut and len(self.named) < len(self._objects)
         if all_places:
-            self._add_other_holders()
+            self.add_other_holders(self._removed.keys())
 
     def path_of_trained(self, tensor: object) -> str:
         """Return the path to the outermost module or optimizer around a tensor; empty if there is
@@ -317,7 +331,7 @@ class _Explanation:
             self._cuts[line_of(way.holder.advice)] = list(way.cuts)
 
     def _nearest(
-        self, ways: Ways, items: Sequence[object], *, object_id: int = 0, of_graphs: bool
+        self, ways: Ways, items: Sequence[object], *, object_id: int = 0
     ) -> tuple[tuple[Root, Steps], Way] | None:
         """Return the shortest chain from a root to one of some objects, and its text.
 
@@ -326,7 +340,6 @@ class _Explanation:
             items: the objects.
             object_id: identity of an object through which a chain leads, if any chain does: a row
                 that stands for a model is held where the model is, not its parameters.
-            of_graphs: True if a graph keeps the objects.
         """
         chains = list[tuple[Root, Steps]]()
         for item in items:
@@ -341,7 +354,7 @@ class _Explanation:
         nearest = list[tuple[tuple[Root, Steps], Way]]()
         for root, steps in chains:
             if (root.rank, len(steps)) == distance:
-                way = self._writer.way(root, steps, of_graph=of_graphs)
+                way = self._writer.way(root, steps, of_graph=self._of_graphs)
                 nearest.append(((root, steps), way))
         return min(nearest, key=lambda pair: _order(pair[1].holder))
 
@@ -458,17 +471,20 @@ class _Explanation:
             return Way(ReferencePath("", ""))
         return Way(ReferencePath("", advice), tuple(cuts), removed=frozenset(removed))
 
-    def _add_other_holders(self) -> None:
-        """Name the other places that hold an object: it dies only if all of them are emptied."""
+    def add_other_holders(self, keys: Container[StorageKey]) -> None:
+        """Name the other places that hold some objects: each dies only if all of its places are
+        emptied.
+        """
+        removals = {key: removal for key, removal in self._removed.items() if key in keys}
         searched = list[object]()
-        for removal in self._removed.values():
+        for removal in removals.values():
             searched += removal.targets
         self._search.search_for_all(searched, self._max_visits)
-        parts_of = {key: self._parts(removal) for key, removal in self._removed.items()}
+        parts_of = {key: self._parts(removal) for key, removal in removals.items()}
         parts = list(itertools.chain.from_iterable(parts_of.values()))
         if parts:
             self._search.search_for_all(parts, self._max_visits)
-        for key, removal in self._removed.items():
+        for key, removal in removals.items():
             way = removal.way
             ways = self._all_ways([*removal.targets, *parts_of[key]], way)
             if len(ways) > 1 or len(ways[0].cuts) > 1:
@@ -516,13 +532,14 @@ class _Explanation:
     def _holder(self, way_to: WayTo) -> _Holder:
         """Return a holder of an object, with the ways through its items."""
         root, end = way_to.roots[0], way_to.holder_at + 1
-        ways = [self._writer.way(root, way_to.steps)]
+        ways = [self._writer.way(root, way_to.steps, of_graph=self._of_graphs)]
         if end == 0 or way_to.references == 1:
             return _Holder(None, ways, [])
         to_holder = way_to.steps[:end]
         items = [way_to.steps[end]]
         for steps in way_to.more:
-            ways.append(self._writer.way(root, (*to_holder, *steps)))
+            way = self._writer.way(root, (*to_holder, *steps), of_graph=self._of_graphs)
+            ways.append(way)
             items.append(steps[0])
         return _Holder(to_holder[-1], ways, items)
 

@@ -6,13 +6,14 @@ import itertools
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from ipygpumem.heap.arrays import is_of_library, library_type
-from ipygpumem.heap.holders.cuts import Cut, Kind
+from ipygpumem.heap.arrays import is_array, is_of_library, library_type
+from ipygpumem.heap.holders.cuts import Cut, Kind, split
 from ipygpumem.heap.holders.graphs import DETACH
-from ipygpumem.heap.holders.path import COMMENT, Path, line_of
-from ipygpumem.heap.holders.references_of import attribute_text
+from ipygpumem.heap.holders.path import COMMENT, Path
+from ipygpumem.heap.holders.references_of import attribute_text, is_needed_by_methods
 from ipygpumem.heap.holders.roots import NOTEBOOK
 from ipygpumem.introspect import (
     instance_dict,
@@ -149,6 +150,41 @@ def _is_needed_option(optimizer: object, steps: Sequence[object]) -> bool:
     return any(dict.get(group, name) is steps[1] for name in names)
 
 
+def words_for_needed(steps: Sequence[object], path: Path) -> str:
+    """Return how to free a tensor, array or module that is an attribute of a torch module, if the
+    module's own methods need it; empty if they do not.
+
+    An example is a buffer ``mask`` that ``forward`` reads, to which a cell assigned a larger one.
+    """
+    child = steps[-1]
+    is_replaceable = (
+        is_array(child)
+        or is_of_library(child, "torch", "Tensor")
+        or is_of_library(child, "torch.nn", "Module")
+    )
+    module, name = _last_attribute(steps)
+    if not is_replaceable or not is_of_library(module, "torch.nn", "Module"):
+        return ""
+    if not is_needed_by_methods(type(module), name):
+        return ""
+    target = split(path.code)[1] or "it"
+    return f"assign something smaller to {target}: methods of {type_name(module)} read it"
+
+
+def _last_attribute(steps: Sequence[object]) -> tuple[object, str]:
+    """Return the last object of a chain that has the next one as an attribute, or as a module's
+    part, and the attribute's name.
+    """
+    if len(steps) < 2:
+        return None, ""
+    owner, child = steps[-2:]
+    module = steps[-3] if len(steps) > 2 else None
+    is_in_module = is_of_library(module, "torch.nn", "Module")
+    if is_in_module and attribute_text(module, owner)[1:] in _PARTS:
+        return module, text_of(_key_of(owner, child))
+    return owner, attribute_text(owner, child)[1:]
+
+
 def _went_into_hooks(
     path: Path, hook: str, steps: Sequence[object], names: Mapping[str, object]
 ) -> None:
@@ -259,26 +295,29 @@ def advice_for_graph(steps: Sequence[object], path: Path) -> tuple[str, list[Cut
     needed.
     """
     cut = path.cut
+    if cut is None:
+        return "", []
     is_in_list = len(steps) > 1 and is_exactly(steps[-2], list, deque)
-    if is_in_list and cut is not None and cut.kind is Kind.ITEM and not path.is_fixed:
-        return f"{cut.statement}{COMMENT}and {DETACH}", [cut]
-    advice = _detaching(path)
-    if cut is not None and line_of(advice) == cut.statement:
-        return advice, [cut]
-    return advice, []
+    if not is_in_list or cut.kind is not Kind.ITEM or path.is_fixed:
+        cut = _without_graph(cut, path)
+    return f"{cut.statement}{COMMENT}and {DETACH}", [cut]
 
 
 def _detaching(path: Path) -> str:
     """Return the statement that replaces a tensor by one without its graph, or removes it if its
     place takes no other; empty if there is none.
     """
-    removal = path.removal
-    if not removal:
+    if path.cut is None:
         return ""
-    is_replaceable = not path.is_fixed and path.cut is not None and path.cut.kind in _ASSIGNED
-    if is_replaceable and path.cut is not None and path.cut.target == path.code:
-        removal = path.statement("{0} = {0}.detach()")
-    return f"{removal}  # and {DETACH}"
+    return f"{_without_graph(path.cut, path).statement}{COMMENT}and {DETACH}"
+
+
+def _without_graph(cut: Cut, path: Path) -> Cut:
+    """Return the reference with which a path ends, so that its line keeps the tensor without its
+    graph if the place takes another tensor.
+    """
+    is_replaceable = not path.is_fixed and cut.kind in _ASSIGNED and cut.target == path.code
+    return replace(cut, is_detached=True) if is_replaceable else cut
 
 
 _ASSIGNED = {Kind.NAME, Kind.ITEM, Kind.KEY, Kind.ATTRIBUTE, Kind.SLOT}
