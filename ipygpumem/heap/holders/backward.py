@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -318,8 +318,9 @@ class BackwardSearch:
         Those that lead to the object itself are no parts of it, such as its parent.
         """
         below = self._reached(self._children, [id(item)])
-        above = self._reached(self._referrers, map(id, targets))
-        around = self._reached(self._referrers, [id(item)])
+        # Only ways inside ``below`` lead from its objects to a target or back to the object.
+        above = self._reached(self._referrers, map(id, targets), below)
+        around = self._reached(self._referrers, [id(item)], below)
         return [self._objects[key] for key in below if key in above and key not in around]
 
     def below(self, owner_id: int, item_id: int, targets: Sequence[object]) -> list[object]:
@@ -338,14 +339,26 @@ class BackwardSearch:
         return [item, *self.between(item, targets)]
 
     @staticmethod
-    def _reached(edges: Mapping[int, Sequence[int]], starts: Iterable[int]) -> dict[int, None]:
-        """Return the identities to which edges lead from the first ones."""
+    def _reached(
+        edges: Mapping[int, Sequence[int]],
+        starts: Iterable[int],
+        within: Container[int] | None = None,
+    ) -> dict[int, None]:
+        """Return the identities to which edges lead from the first ones.
+
+        Args:
+            edges: the identities to which an edge leads from each identity.
+            starts: the first ones.
+            within: the identities to go to; None for all.
+        """
         waiting = list(starts)
         reached = dict[int, None]()
         for key in waiting:  # the list grows
-            new = [end for end in edges.get(key, ()) if end not in reached]
-            waiting += new
-            reached.update(dict.fromkeys(new))
+            for end in edges.get(key, ()):
+                if end in reached or (within is not None and end not in within):
+                    continue
+                reached[end] = None
+                waiting.append(end)
         return reached
 
     def roots_of(self, target: object) -> list[Root]:
