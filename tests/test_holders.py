@@ -101,8 +101,8 @@ def test_keys_of_every_dict_are_held_by_it(kernel: Kernel, make: str) -> None:
     [
         "collections.OrderedDict((str(n) * 20, [n]) for n in range(20_000))",
         "collections.OrderedDict((n + 1000, [n]) for n in range(20_000))",
-        "collections.OrderedDict((str(n) * 9, n) for n in range(300_000))",
-        "collections.OrderedDict((n + 1000, n) for n in range(300_000))",
+        "collections.OrderedDict((str(n) * 9, n) for n in range(60_000))",
+        "collections.OrderedDict((n + 1000, n) for n in range(60_000))",
         "Ordered((str(n) * 20, [n]) for n in range(20_000))",
         "collections.OrderedDict([('x' * 8_000_000, 1)])",
         "collections.UserDict(collections.OrderedDict((str(n) * 20, n) for n in range(20_000)))",
@@ -475,16 +475,16 @@ def test_a_frame_without_a_name_is_one_row_with_its_arrays(kernel: Kernel) -> No
         """
         import pandas as pd
         outer = {}
-        texts = [str(number) for number in range(2**20)]
+        texts = [str(number) for number in range(2**18)]
         """,
         """%%experiment e
-outer["a"] = pd.DataFrame({"a": np.arange(2**20), "t": np.array(texts, dtype=object)})
+outer["a"] = pd.DataFrame({"a": np.arange(2**18), "t": np.array(texts, dtype=object)})
 """,
     )
     for rows in (left_by_experiment(kernel), left(kernel)):
         ((size, path, line),) = rows
         assert (path, line) == ('notebook variable outer["a"]', 'del outer["a"]')
-        assert size > 15 << 20
+        assert size > 15 << 18
         assert sum(parts_later(kernel).values()) == pytest.approx(size, rel=0.02)
     kinds = kernel.value(
         "[(row.type_name, row.objects) for row in app.experiments.finished[-1].survivors]"
@@ -503,8 +503,8 @@ def test_two_frames_are_two_objects_with_their_columns(kernel: Kernel) -> None:
         import pandas as pd
         outer = {}
         def frame():
-            texts = np.array([str(number) for number in range(2**18)], dtype=object)
-            return pd.DataFrame({"a": np.arange(2**18), "t": texts, "f": np.ones(2**18)})
+            texts = np.array([str(number) for number in range(2**17)], dtype=object)
+            return pd.DataFrame({"a": np.arange(2**17), "t": texts, "f": np.ones(2**17)})
         """,
         "%%experiment e\nfor number in range(2): outer[number] = frame()",
     )
@@ -687,12 +687,12 @@ def test_many_figures_are_one_row(small_kernel: Kernel) -> None:
                 data = plt.figure().data = np.ones(200_000)
                 watched.append(weakref.ref(data))
         """,
-        "%%experiment e\ndraw(96)",
+        "%%experiment e\ndraw(40)",
     )
-    assert alive(small_kernel) == 96
+    assert alive(small_kernel) == 40
     (row,) = [row for row in left_by_experiment(small_kernel) if "matplotlib" in row[1]]
-    assert row[1:] == ("96 matplotlib figures", 'plt.close("all")')
-    assert row[0] >= 96 * 1_600_000
+    assert row[1:] == ("40 matplotlib figures", 'plt.close("all")')
+    assert row[0] >= 40 * 1_600_000
     assert {row[1:] for row in left(small_kernel)} == {row[1:]}
     works(small_kernel, row[2])
     assert alive(small_kernel) == 0
@@ -710,16 +710,16 @@ def test_drawn_figures_are_one_row(small_kernel: Kernel) -> None:
         """,
         """
         %%experiment e
-        for _ in range(4):
+        for _ in range(2):
             fig, ax = plt.subplots()
             ax.plot(np.linspace(0, 1, 200_000))
             watched.append(weakref.ref(fig))
             fig.canvas.draw()
         """,
     )
-    assert alive(small_kernel) == 4
+    assert alive(small_kernel) == 2
     (row,) = left_by_experiment(small_kernel)
-    assert row[1:] == ("4 matplotlib figures", 'plt.close("all")')
+    assert row[1:] == ("2 matplotlib figures", 'plt.close("all")')
     assert {row[1:] for row in left(small_kernel)} == {row[1:]}
     works(small_kernel, row[2])
     assert alive(small_kernel) == 0
@@ -759,8 +759,8 @@ def test_a_frame_s_older_columns_are_not_left() -> None:
             kernel,
             "%load_ext ipygpumem",
             _LEFT,
-            "import pandas as pd; frame = pd.DataFrame({'old': np.ones(2_000_000)})",
-            "%%experiment e\nframe['texts'] = [str(n) * 9 for n in range(2_000_000)]",
+            "import pandas as pd; frame = pd.DataFrame({'old': np.ones(400_000)})",
+            "%%experiment e\nframe['texts'] = [str(n) * 9 for n in range(400_000)]",
         )
         rows = left_by_experiment(kernel)
     assert [row[1:] for row in rows] == [('notebook variable frame["texts"]', 'del frame["texts"]')]
