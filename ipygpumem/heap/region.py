@@ -246,7 +246,7 @@ class Region:
             return tensors
         return [tensor for tensor in tensors if id(tensor) in keys]
 
-    def node_of(self, piece: Piece, otherwise: int) -> NodeKey:
+    def node_of(self, piece: Piece, otherwise: NodeKey) -> NodeKey:
         """Return the node of some memory: a piece, or the array or bytes that own it."""
         if piece.key in self.graph.pieces:
             return piece.key

@@ -11,6 +11,7 @@ from itertools import accumulate
 from operator import itemgetter
 
 from ipygpumem.heap.arrays import storage_key
+from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.graphs import kept_behind
 from ipygpumem.heap.holders.nodes import Nodes
@@ -21,9 +22,9 @@ from ipygpumem.introspect import type_name
 _MOST_PARTNERS = 20
 """Maximum number of objects that share the memory of one object to look at."""
 
-Partners = dict[int, list[tuple[Piece, list[object]]]]
+Partners = dict[NodeKey, list[tuple[Piece, list[object]]]]
 """Memory that objects from outside share, with these objects, by the identity of the region's
-object.
+object, or by the key of the memory if its object is folded into another one.
 """
 
 
@@ -43,10 +44,7 @@ def partners(region: Region, heap: Heap, held: Collection[int]) -> Partners:
         held: objects of the region that are held from outside. A tensor's storage is a partner of
             these only, because torch keeps its Python object while the tensor lives.
     """
-    own_pieces = dict[tuple[object, int], tuple[object, Piece]]()
-    for item, piece in with_memory(list(region.objects.values())):
-        place = piece.address or piece.key
-        own_pieces[place, piece.size_bytes] = (item, piece)
+    own_pieces = _own_pieces(region)
     if not own_pieces:
         return {}
     region_ids = region.objects.keys() | set(map(id, region.folded))
@@ -54,15 +52,32 @@ def partners(region: Region, heap: Heap, held: Collection[int]) -> Partners:
     outside = _Outside(with_memory([item for item in candidates if id(item) not in region_ids]))
     saved = _saved_by_graphs([item for item in heap.tensors if id(item) not in region_ids])
     pieces_by_owner: Partners = {}
-    for item, piece in own_pieces.values():
+    for key, piece in own_pieces:
         sharers = outside.on_memory_of(piece)
-        if id(item) not in held:
+        if key not in held:
             sharers = [sharer for sharer in sharers if type_name(sharer) != "UntypedStorage"]
-        if piece.key in saved:
-            sharers.append(item)
+        if piece.key in saved and key in region.objects:
+            sharers.append(region.objects[key])
         if sharers:
-            pieces_by_owner.setdefault(id(item), []).append((piece, sharers))
+            pieces_by_owner.setdefault(key, []).append((piece, sharers))
     return pieces_by_owner
+
+
+def _own_pieces(region: Region) -> Sequence[tuple[NodeKey, Piece]]:
+    """Return the memory of a region, with the identity of its object, or its own key if the object
+    is folded into another one, such as the column of a frame.
+    """
+    by_place = dict[tuple[object, int], tuple[NodeKey, Piece]]()
+    for item, piece in with_memory(list(region.objects.values())):
+        by_place[_place(piece)] = (id(item), piece)
+    for key, piece in region.graph.pieces.items():
+        if piece.key[0] != "torch":  # whose tensors are never folded
+            by_place.setdefault(_place(piece), (key, piece))
+    return list(by_place.values())
+
+
+def _place(piece: Piece) -> tuple[object, int]:
+    return piece.address or piece.key, piece.size_bytes
 
 
 def _saved_by_graphs(tensors: Sequence[object]) -> set[tuple[str, int] | None]:

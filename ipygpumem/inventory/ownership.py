@@ -255,8 +255,8 @@ def _holders(owned: _Owned, held_outside: set[int], roots: Roots) -> tuple[_Grou
 def _saved_by_graphs(region: Region, shared: Partners) -> set[int]:
     """Return the tensors that a graph from outside has saved: each is its own partner."""
     saved = set[int]()
-    for key, pieces in shared.items():
-        for _, same in pieces:
+    for key in region.objects.keys() & shared.keys():
+        for _, same in shared[key]:
             if same[-1] is region.objects[key]:
                 saved.add(key)
     return saved
@@ -383,11 +383,13 @@ def _objects_to_search(
             items += same
         searched[key] = items
     reached = region.reach(held)
-    for key, pieces in shared.items():
-        if key in reached or is_atom(region.objects[key]) or len(searched) >= 2 * _MOST_SEARCHED:
+    for owner, pieces in shared.items():
+        if owner in reached or len(searched) >= 2 * _MOST_SEARCHED:
+            continue
+        if type(owner) is int and is_atom(region.objects[owner]):
             continue
         for piece, same in pieces:
-            searched[region.node_of(piece, key)] = same
+            searched[region.node_of(piece, owner)] = same
     return searched
 
 

@@ -154,11 +154,11 @@ def _freed(
         allowance.check()
         # After counting, because it refers to every object.
         heap = Heap(types=types_to_compare())
-        held_outside |= partners(region, heap, held_outside).keys()
+        shared = partners(region, heap, held_outside)
         heap.drop()
         dying = set[Any]()
         if region.complete:
-            dying = region.reach(map(id, holding)) - region.reach(held_outside)
+            dying = region.reach(map(id, holding)) - region.reach([*held_outside, *shared])
         arrays = region.arrays_of(dying)
         storages = list(storages_of((array, "") for array in arrays))
     blocks = {item.address: item.size_bytes for item in storages if item.device == device}

@@ -97,6 +97,15 @@ CASES = [
     ("b = np.zeros(2**17); a = pandas.DataFrame({'x': b}, copy=False)", 0, 1),
     ("b = pyarrow.array([1.0] * 2**17); a = polars.from_arrow(b)", 0, 1),
     ("a = pyarrow.array([1.0] * 2**17); b = a.to_numpy()", 0, 1),
+    # the columns are referred to once, so they are no nodes of the object's graph
+    ("b = pyarrow.array([1.0] * 2**17); a = [pyarrow.chunked_array([b])]", 0, 1),
+    ("b = polars.Series([1.0] * 2**17); a = {'x': b.slice(9)}", 0, 1),
+    (
+        "b = pandas.DataFrame({'x': ['12345678'] * 2**17, 'k': range(2**17)})\n"
+        "a = b.merge(b[['k']], on='k'); b = b['x']",
+        1,
+        3,
+    ),
     ("c = polars.Series([1.0] * 2**17); a = c.to_numpy(); b = c.slice(9); del c", 0, 1),
     ("import jax; b = jax.numpy.zeros(2**18) + 1; a = torch.from_dlpack(b)", 0, 1),
     ("import jax; a = torch.from_dlpack(jax.numpy.zeros(2**18) + 1)", 1, 1),
