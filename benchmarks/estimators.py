@@ -257,10 +257,13 @@ allocator, and the CPU time that the tool took, with its imports and without mak
 [estimates.md](estimates.md).
 
 accelerate and DeepSpeed know only the parameters and what Adam keeps, not the activations; torchinfo has no optimizer;
-MemTracker needs the card and runs the step on it.
+MemTracker needs the card and runs the step on it; vram-check takes twice the parameters for the activations of each
+sample.
 
 """  # noqa: E501
 _MIB = 2**20
+_SMALL = 0.001
+"""Errors below it are shown with more digits."""
 
 
 def page(found: dict[str, dict[str, Any]]) -> str:
@@ -281,7 +284,9 @@ def page(found: dict[str, dict[str, Any]]) -> str:
 def _cell(figure: dict[str, Any], true_bytes: int) -> str:
     if "error" in figure:
         return "fails"
-    return f"{figure['peak'] / true_bytes - 1:+.4%}, {figure['seconds']:.2f} s"
+    error = figure["peak"] / true_bytes - 1
+    digits = 4 if abs(error) < _SMALL else 1
+    return f"{error:+,.{digits}%}, {figure['seconds']:.1f} s"
 
 
 def main() -> None:
