@@ -40,3 +40,13 @@ def test_arrays_in_older_garbage_are_not_left(kernel: Kernel) -> None:
     texts = "str(number) * 9 for number in range(1_000_000)"
     ok(kernel, f"%%experiment e\nkeeper.extend({texts})")
     assert kernel.value(LEFT) == "['notebook variable keeper']"
+
+
+def test_a_cell_that_misses_a_deleted_name_says_what_deleted_it(kernel: Kernel) -> None:
+    says = "data belonged to experiment second, which has ended: --keep data keeps it"
+    ok(kernel, "%load_ext ipygpumem", "%%experiment first\ndata = 1")
+    ok(kernel, "%%experiment second\ndata = 2", "def use(): return data")
+    assert says in fails(kernel, "use()").reports("cell")[-1]
+    assert "belonged" not in fails(kernel, "dat").reports("cell")[-1]
+    assert "belonged" not in fails(kernel, "raise NameError('data')").reports("cell")[-1]
+    ok(kernel, "%%experiment third --keep data\ndata = 3", "use()")

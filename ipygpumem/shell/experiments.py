@@ -100,6 +100,18 @@ class ExperimentManager:
         self.recovery.saw(error)
         self._counted = []  # the next try's error may reuse this one's identity
 
+    def remarks(self, error: BaseException | None) -> list[str]:
+        """Return a remark on an error for a name that an experiment has deleted."""
+        if type(error) is not NameError or type(error.name) is not str:
+            return []
+        for record in reversed(self.finished):
+            if error.name in record.deleted:
+                name, ended = clean_name(error.name), clean_name(record.name)
+                return [
+                    f"{name} belonged to experiment {ended}, which has ended: --keep {name} keeps it"
+                ]
+        return []
+
     # -- cells -------------------------------------------------------------------------------------
 
     def cell_begins(self, cell: Cell) -> None:

@@ -288,7 +288,9 @@ class Session:
 
     def _remarks(self, cell: Cell, record: CellRecord, result: Any) -> list[str]:
         """Return the remarks below a cell's line."""
-        remarks = self._recovery.remarks(cell, _error(cell, result) if cell.failed else None)
+        error = _error(cell, result) if cell.failed else None
+        remarks = self._recovery.remarks(cell, error)
+        remarks += self._experiments.remarks(error)
         remarks += self._free_heap.remark(record, cell.source)
         if cell.children.touched_bytes >= _MUCH_TOUCHED:
             touched = format_bytes(cell.children.touched_bytes)
