@@ -106,10 +106,9 @@ class ExperimentManager:
             return []
         for record in reversed(self.finished):
             if error.name in record.deleted:
-                name, ended = clean_name(error.name), clean_name(record.name)
-                return [
-                    f"{name} belonged to experiment {ended}, which has ended: --keep {name} keeps it"
-                ]
+                name = clean_name(error.name)
+                ended = f"experiment {clean_name(record.name)}, which has ended"
+                return [f"{name} belonged to {ended}: --keep {name} keeps it"]
         return []
 
     # -- cells -------------------------------------------------------------------------------------
