@@ -1,6 +1,7 @@
 """``%gpumem why`` names every holder, in a kernel of its own."""
 
 import json
+import re
 import textwrap
 from typing import Any
 
@@ -924,11 +925,75 @@ def test_one_line_has_the_lines_of_all_holders(kernel: Kernel, code: str, line: 
 
 
 @pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("x", "del x; "),
+        ('cache = {"first": x}\nx', 'del cache["first"]; del x; '),
+        ("(1, x)", "del x; "),
+    ],
+)
+def test_one_line_removes_outputs_too(kernel: Kernel, code: str, line: str) -> None:
+    works(
+        kernel,
+        """
+        import weakref
+        class Data(bytearray):
+            def __repr__(self): return "data"
+        x = Data(8 << 20); ref = weakref.ref(x)
+        """,
+        code,
+    )
+    shown = one_line(kernel, "x")
+    assert shown.startswith(line)
+    assert re.fullmatch(r'get_ipython\(\)\.del_var\("_\d+"\)', shown.removeprefix(line))
+    works(kernel, shown)
+    assert kernel.value("ref() is None") is True
+
+
+_GROWS = """
+import torch, weakref
+layers = torch.nn.ModuleList([torch.nn.Linear(512, 512) for _ in range(3)])
+optimizer = torch.optim.Adam(layers.parameters())
+result = torch.ones(64, 512)
+for layer in layers: result = layer(result).relu()
+loss = result.sum(); loss.backward(); optimizer.step(); del loss
+refs = [weakref.ref(parameter) for parameter in layers.parameters()]
+"""
+
+
+@pytest.mark.parametrize("name", ["layers", "optimizer"])
+def test_one_line_leaves_out_what_another_deletion_ends(kernel: Kernel, name: str) -> None:
+    needs("torch")
+    works(kernel, _GROWS + "del result")
+    shown = one_line(kernel, name)
+    assert sorted(shown.split("; ")) == ["del layer", "del layers", "del optimizer"]
+    works(kernel, shown, "import gc; gc.collect();")
+    assert kernel.value("[ref() for ref in refs if ref() is not None] == []") is True
+
+
+def test_a_graph_that_holds_parameters_has_a_row(kernel: Kernel) -> None:
+    needs("torch")
+    works(kernel, _GROWS)
+    (report,) = kernel.run("%gpumem why layers").reports("why")
+    assert "notebook variable result: its autograd graph" in " ".join(report.split())
+    assert one_line(kernel, "layers") == ""
+    works(kernel, "del optimizer; del layer; del layers")
+    assert kernel.value("refs[0]() is None") is False  # by the graph
+    works(kernel, "result = result.detach()")
+    assert kernel.value("refs[0]() is None") is True
+
+
+def test_a_tensor_with_a_graph_has_no_line_for_all(kernel: Kernel) -> None:
+    needs("torch")
+    works(kernel, _GROWS + "total = result.sum()")
+    assert one_line(kernel, "result") == ""  # the nodes of its graph are those of the total, too
+
+
+@pytest.mark.parametrize(
     "code",
     [
         "pass",  # no other holder
         "rows = [x, 1]; other = [rows]; rows.append([x])",  # positions of one list
-        "x",  # %xdel cannot be followed by another statement
     ],
 )
 def test_no_line_is_shown_that_is_unsafe_to_paste(kernel: Kernel, code: str) -> None:

@@ -299,8 +299,27 @@ class Region:
             in_torch = torch.Tensor._use_count(tensor) - 1
             if in_torch:
                 beyond[id(tensor)] -= shows_one
-            from_inside = self.graph.inside_torch.get(id(tensor), 0)
-            beyond[id(tensor)] += max(0, in_torch - from_inside)
+            beyond[id(tensor)] += self._beyond_in_torch(tensor, in_torch)
+
+    def _beyond_in_torch(self, tensor: Any, in_torch: int) -> int:
+        """Return how many of a tensor's references in C++ are not those of the region."""
+        return max(0, in_torch - self.graph.inside_torch.get(id(tensor), 0))
+
+    def held_in_torch(self) -> set[int]:
+        """Return the identities of the tensors to which C++ code outside the region refers, such as
+        the nodes of another tensor's graph.
+        """
+        tensors = self.tensors()
+        held = set[int]()
+        torch: Any = sys.modules.get("torch")
+        if not tensors or not hasattr(torch.Tensor, "_use_count"):
+            return held
+        with torch._C.DisableTorchFunction():
+            for tensor in tensors:
+                in_torch = torch.Tensor._use_count(tensor) - 1
+                if self._beyond_in_torch(tensor, in_torch):
+                    held.add(id(tensor))
+        return held
 
     def _add_references_to_storages(
         self, torch: Any, tensors: Sequence[Any], beyond: dict[int, int]

@@ -12,8 +12,8 @@ from ipygpumem.inventory.ownership import HeldPart, Ownership
 
 _LEAST_SHARE = 0.01
 """Minimum share of an object's bytes that a holder keeps alive."""
-_MOST_HOLDERS = 5
-"""Maximum number of holders; a longer line is hard to check before it is run."""
+_MOST_LINES = 5
+"""Maximum number of lines to join; a longer line is hard to check before it is run."""
 
 
 def one_line_for_all(ownership: Ownership) -> str:
@@ -21,23 +21,70 @@ def one_line_for_all(ownership: Ownership) -> str:
     name.
 
     Returns:
-        An empty text if no other holder is known, or if no statement for a holder can be
-        joined with another one.
+        An empty text if no other holder is known, or some may not be, or if no statement for a
+        holder can be joined with another one.
     """
-    if not ownership.is_name or not ownership.complete:
+    if not ownership.is_name or not ownership.complete or ownership.has_graph:
         return ""
     parts = [part for part in ownership.held if _is_needed(part, ownership)]
-    if not 1 <= len(parts) <= _MOST_HOLDERS:
-        return ""
-    lines = list(dict.fromkeys(part.holder.advice for part in parts))
+    advice = list(dict.fromkeys(part.holder.advice for part in parts))
+    of_outputs = [_statement_of(line) for line in advice if line.startswith(_OUTPUT)]
+    lines = [line for line in advice if not line.startswith(_OUTPUT)]
     if any(COMMENT in line or not is_simple(line) for line in lines):
+        return ""
+    lines = _without_ended(lines)
+    if not 1 <= len(lines) + len(of_outputs) <= _MOST_LINES:
         return ""
     if _meet(lines, ownership.name):
         return ""
     own = f"del {target_of(ownership.name)}"
-    if any(_ends_with(line, own) for line in lines):
-        return in_sequence(lines)
-    return in_sequence([*lines, own])
+    if not any(_ends_with(line, own) for line in lines):
+        lines = [*lines, own]
+    return in_sequence([*lines, *of_outputs])
+
+
+_OUTPUT = "%xdel "
+"""Beginning of the lines that free an output."""
+
+
+def _statement_of(line: str) -> str:
+    """Return the call that ``%xdel`` makes, because no statement can follow a magic.
+
+    It deletes all names of an output's object, so it follows the statements that use them.
+    """
+    name = line.removeprefix(_OUTPUT)
+    return f'get_ipython().del_var("{name}")'
+
+
+def _without_ended(lines: Sequence[str]) -> list[str]:
+    """Return lines without those that only use variables which other lines delete.
+
+    Such a line removes an object from what a variable leads to, as ``model.zero_grad()`` does, and
+    is not needed after ``del model``.
+    """
+    deleted = set[str]()
+    for line in lines:
+        deleted |= _names_deleted_by(line)
+    needed = []
+    for line in lines:
+        is_deletion = bool(_names_deleted_by(line))
+        names = _names_in(line)
+        if is_deletion or not names or not names <= deleted:
+            needed.append(line)
+    return needed
+
+
+def _names_deleted_by(line: str) -> set[str]:
+    """Return the variables that a line deletes, if it does nothing else."""
+    names = set[str]()
+    for statement in ast.parse(line).body:
+        if not isinstance(statement, ast.Delete):
+            return set()
+        for target in statement.targets:
+            if not isinstance(target, ast.Name):
+                return set()
+            names.add(target.id)
+    return names
 
 
 def _is_needed(part: HeldPart, ownership: Ownership) -> bool:

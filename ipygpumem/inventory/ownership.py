@@ -18,7 +18,7 @@ from ipygpumem.heap.holders.cuts import Kind
 from ipygpumem.heap.holders.hidden_cycles import lines_that_end
 from ipygpumem.heap.holders.paths import PathWriter
 from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, Root, Roots
-from ipygpumem.heap.holders.search import HIDDEN_CYCLE, explain
+from ipygpumem.heap.holders.search import HIDDEN_CYCLE, explain, kept_by_graphs
 from ipygpumem.heap.holders.tasks import is_pending
 from ipygpumem.heap.knowledge.barriers import Barriers, is_left_out
 from ipygpumem.heap.knowledge.references import ReferenceReader
@@ -39,6 +39,8 @@ from ipygpumem.records import Record, ReferencePath
 
 _MOST_SEARCHED = 2000
 """Maximum number of objects whose holders are searched, the nearest first."""
+_OUTPUT = 1
+"""The rank of an item of ``Out``."""
 _OF_IPYTHON, _MOST_ALIASES = 3, 4
 """The rank of IPython's own copies, whose variables users should keep; maximum number of names in a
 row.
@@ -128,6 +130,10 @@ class Ownership(Record):
     """Notes on the size, such as the libraries that keep memory which is not counted."""
     is_at_least: bool = False
     """True if the bytes are lower bounds."""
+    has_graph: bool = False
+    """True if an autograd graph is a part of it: graphs of other tensors may share its nodes, which
+    are no Python objects.
+    """
 
     @property
     def size_bytes(self) -> int:
@@ -174,6 +180,7 @@ def ownership_of(
         followed=not is_left_out(holding[0]),
         notes=notes_on(holding[0], size),
         is_at_least=size.is_at_least,
+        has_graph=region.graph.has_autograd,
     )
 
 
@@ -363,7 +370,9 @@ def _by_holder(
         rows.add(key, items)
     groups = rows.groups()
     missing = rows.without_holder
+    in_graphs = region.held_in_torch().intersection(held) - missing
     missing -= _add_graphs(groups, region, missing, heap, roots)
+    _add_more_graphs(groups, region, in_graphs, heap, roots)
     not_reached = missing if search.is_cut else missing.intersection(too_many)
     if not_reached:
         groups[_NOT_REACHED] = set(not_reached)
@@ -406,6 +415,25 @@ def _add_graphs(
         for storage, holder in explain(tensors, heap, roots).items():
             groups.setdefault(holder, set()).add(tensors[storage])
     return set(tensors.values())
+
+
+_GRAPH = ReferencePath("the graph of another tensor", "")
+
+
+def _add_more_graphs(
+    groups: _Groups, region: Region, keys: set[int], heap: Heap, roots: Roots
+) -> None:
+    """Add the tensors whose graphs keep tensors that have Python holders, too."""
+    tensors = dict[StorageKey, int]()
+    for tensor in region.tensors(keys):
+        storage = storage_key(tensor)
+        if storage is not None:
+            tensors[storage] = id(tensor)
+    if not tensors:
+        return
+    holders = kept_by_graphs(set(tensors), heap, roots)
+    for storage, key in tensors.items():
+        groups.setdefault(holders.get(storage, _GRAPH), set()).add(key)
 
 
 class _HolderRows:
@@ -505,7 +533,7 @@ class _HolderRows:
         if is_segment(item):
             return False  # it stays until it is unlinked
         roots = self._search.roots_of(item)
-        if any(root.advice.startswith("%xdel") for root in roots):
+        if any(map(_is_of_output, roots)):
             return True
         return all(root.rank != _OF_IPYTHON for root in roots)
 
@@ -597,10 +625,12 @@ def _named(
     first = roots[0]
     variables = dict[str, None]()
     aliases = dict[str, None]()
+    has_output = any(root.rank == _OUTPUT and _is_of_output(root) for root in roots)
     for root in roots:
         if root.rank == 0 and root.code:
             variables[root.code] = None
-        if root.text != first.text:
+        is_copy = has_output and root.rank > _OUTPUT and _is_of_output(root)
+        if root.text != first.text and not is_copy:
             aliases[root.text] = None
     if may_delete and first.rank == 0 and variables:
         advice = f"del {', '.join(variables)}"
@@ -609,5 +639,12 @@ def _named(
         holder = replace(holder, advice=advice)
     shown = [holder.path, *islice(aliases, _MOST_ALIASES)]
     if len(aliases) > _MOST_ALIASES:
-        shown.append(f"{len(aliases) - _MOST_ALIASES} more names")
+        number = len(aliases) - _MOST_ALIASES
+        noun = "name" if number == 1 else "names"
+        shown.append(f"{number} more {noun}")
     return replace(holder, path=", ".join(shown))
+
+
+def _is_of_output(root: Root) -> bool:
+    """Return True for ``Out[5]``, and for IPython's names for it, such as ``_5`` and ``_``."""
+    return root.advice.startswith("%xdel")

@@ -111,6 +111,14 @@ def explain(
     return {**unknown, **explanation.unnamed, **holders}
 
 
+def kept_by_graphs(
+    keys: set[StorageKey], heap: Heap, roots: Roots, max_visits: int = MOST_VISITS
+) -> dict[StorageKey, ReferencePath]:
+    """Return the tensors whose graphs keep storages alive, where they are known."""
+    holders, _ = _kept_by_graphs(keys, heap, roots, max_visits, is_cut=False)
+    return {key: holder for key, holder in holders.items() if holder.advice}
+
+
 def _add_arrays(
     objects: dict[StorageKey, list[object]], wanted: set[StorageKey], heap: Heap
 ) -> None:
