@@ -578,3 +578,88 @@ def test_rows_of_a_peak_in_bytes_are_folded() -> None:
     assert "images" in shown
     assert "5 smaller rows" in shown
     assert not re.search(r"^ +\d+ B +n", shown, re.MULTILINE)
+
+
+# -- names and outputs -----------------------------------------------------------------------------
+
+
+def test_why_of_the_outputs_says_what_they_hold(notebook: Kernel) -> None:
+    needs("numpy")
+    ok(notebook, "import numpy\nshown = [numpy.ones(1 << 20)]")
+    numbers = []
+    for code in ("shown;\nshown", "shown[0]", "numpy.ones(1 << 19)"):
+        ok(notebook, code)
+        numbers.append(notebook.value("max(Out)"))
+    whole, part, alone = numbers
+    (report,) = ok(notebook, "%gpumem why Out").reports("why")
+    headline = report.splitlines()[0]
+    assert re.match(r"Out · \d+ outputs · RAM 1\d\.?\d* MiB · del Out frees 0 B", headline)
+    rows = [" ".join(line.split()) for line in report.splitlines()]
+    (row,) = [line for line in rows if f"shown, Out[{whole}]" in line]
+    assert row.startswith("8 MiB")
+    assert f"%xdel shown; Out[{part}] also refers to it" in " ".join(rows)
+    assert any(f"Out[{alone}] ndarray" in line and f"%xdel _{alone}" in line for line in rows)
+    ok(notebook, "%xdel shown", f"%xdel _{part}", f"%xdel _{alone}")
+    (report,) = ok(notebook, "%gpumem why Out").reports("why")
+    assert "MiB" not in report
+
+
+def test_the_lines_that_free_all_outputs_do(notebook: Kernel) -> None:
+    needs("numpy")
+    ok(notebook, "import numpy, weakref", "numpy.ones(1 << 20)", "first = weakref.ref(_)")
+    ok(notebook, "numpy.ones(1 << 20)", "last = weakref.ref(_)")
+    (report,) = ok(notebook, "%gpumem why Out").reports("why")
+    lines = report.rpartition("to free all outputs: ")[2].strip().split(", then ")
+    assert len(lines) == 2
+    ok(notebook, *lines)
+    assert notebook.value("[first() is None, last() is None]") == [True, True]
+
+
+def test_a_second_name_of_an_object_finds_its_row(notebook: Kernel) -> None:
+    ok(notebook, "first = second = bytearray(8 << 20)")
+    for command in ("second", "'sec*'", "first"):
+        (report,) = ok(notebook, f"%gpumem top {command}").reports("top")
+        assert "first, second" in report
+    ok(notebook, "del first, second")
+
+
+def test_a_small_name_is_said_to_be_small(notebook: Kernel) -> None:
+    ok(notebook, "small = 5; tiny = [small]; large = bytearray(8 << 20)")
+    (report,) = ok(notebook, "%gpumem top small tiny").reports("top")
+    assert "small, tiny: less than 1 KiB" in report
+    (report,) = ok(notebook, "%gpumem top small large").reports("top")
+    assert "small: less than 1 KiB" in report
+    (report,) = ok(notebook, "%gpumem top large").reports("top")
+    assert "less than" not in report
+    ok(notebook, "del small, tiny, large")
+
+
+def test_top_says_that_shared_memory_counts_once(notebook: Kernel) -> None:
+    ok(notebook, "rows = [bytearray(8 << 20) for _ in range(2)]\nlast = rows[1]")
+    (report,) = ok(notebook, "%gpumem top rows last").reports("top")
+    assert "counted once" in report
+    (report,) = ok(notebook, "del last", "%gpumem top rows").reports("top")
+    assert "counted once" not in report
+    ok(notebook, "del rows")
+
+
+def test_tensors_have_no_row_without_memory(notebook: Kernel) -> None:
+    needs("numpy")
+    ok(notebook, "import numpy\nempty, full = numpy.zeros(0), numpy.ones(1 << 18)")
+    (report,) = ok(notebook, "%gpumem tensors").reports("tensors")
+    assert "full" in report
+    assert "empty" not in report
+    assert " 0 B " not in report
+    (report,) = ok(notebook, "%gpumem tensors empty").reports("tensors")
+    assert "empty" in report  # the user asks for it
+    ok(notebook, "del empty, full")
+
+
+def test_copies_of_an_output_are_not_listed(notebook: Kernel) -> None:
+    needs("numpy")
+    ok(notebook, "import numpy\nseen = numpy.ones(1 << 20)", "seen", "seen")
+    (report,) = ok(notebook, "%gpumem why seen").reports("why")
+    numbers = notebook.value("sorted(Out)[-2:]")
+    assert f"Out[{numbers[0]}], Out[{numbers[1]}]" in " ".join(report.split())
+    assert "IPython's output _" not in report
+    ok(notebook, "%xdel seen")

@@ -32,7 +32,7 @@ skipped.
 """
 _GROUP = 1000
 _LITTLE = 1 << 20
-_SMALLEST = 1 << 10
+SMALLEST = 1 << 10
 """Smallest size in bytes of a listed name."""
 _SMALLEST_CLASS = 1 << 16
 """The same of a class, which takes some KiB for its methods."""
@@ -280,7 +280,7 @@ def _with_holders(rows: Sequence[NamedSize]) -> list[NamedSize]:
 
 def _is_listed(row: NamedSize, value: object) -> bool:
     """Return True if an object's row has enough memory, or an unknown amount."""
-    smallest = _SMALLEST_CLASS if is_instance(value, type) else _SMALLEST
+    smallest = _SMALLEST_CLASS if is_instance(value, type) else SMALLEST
     return row.is_at_least or row.size_bytes >= smallest
 
 
@@ -405,7 +405,7 @@ def select(
     rows = [row for row in largest.names if row.size_bytes >= min_bytes]
     if patterns:
         matches = matcher(patterns)
-        rows = [row for row in rows if matches(row.name)]
+        rows = [row for row in rows if any(map(matches, (row.name, *row.same)))]
         largest = replace(largest, unnamed_bytes={})
     return replace(largest, names=tuple(sorted(rows, key=lambda row: -row.size_bytes)))
 

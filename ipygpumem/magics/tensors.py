@@ -19,6 +19,7 @@ from ipygpumem.heap.arrays import StorageKey
 from ipygpumem.heap.bulk import Progress, no_progress
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.knowledge.barriers import is_left_out
 from ipygpumem.heap.tensors import Storages
 from ipygpumem.introspect import is_name, target_of
 from ipygpumem.inventory import records, survey
@@ -96,11 +97,19 @@ def tensors(app: App, options: Options) -> list[Report]:
     )
     if not inventory.tensors:
         _check_names(app, "%gpumem tensors", names)
+    if not names and options.min is None:
+        inventory = _with_memory(inventory)
     if options.by is None:
         holders = _holders_without_name(app, inventory)
         return [reports.tensors_report(inventory, top=rows, holders=holders)]
     groups = records.group(inventory.tensors, options.by)
     return [reports.groups_report(inventory, options.by, groups, top=rows)]
+
+
+def _with_memory(inventory: Inventory) -> Inventory:
+    """Return an inventory without empty tensors; those of unknown size have a note."""
+    tensors = tuple(row for row in inventory.tensors if row.size_bytes or row.note)
+    return replace(inventory, tensors=tensors)
 
 
 def _holders_without_name(app: App, inventory: Inventory) -> dict[StorageKey, str]:
@@ -135,7 +144,36 @@ def top(app: App, options: Options) -> list[Report]:
     )
     if not result.names:
         _check_names(app, "%gpumem top", names)
-    return [top_report(result, top=rows)]
+    small: list[str] = []
+    if options.device is None and options.min is None:
+        small = _small_names(app, result, names)
+    return [top_report(result, top=rows, small=small)]
+
+
+def _small_names(app: App, result: LargestNames, words: Sequence[str]) -> list[str]:
+    """Return the names among the words of a line that have no row because their objects hold so
+    little.
+    """
+    listed = set[str]()
+    for row in result.names:
+        listed.update((row.name, *row.same))
+    named = named_objects(app.context.shell)
+    small = list[str]()
+    for word in words:
+        if word in named and word not in listed and not is_left_out(named[word]):
+            small.append(word)
+    return small
+
+
+def outputs(shell: Any) -> LargestNames:
+    """Return the names and outputs whose memory ``Out`` keeps alive."""
+    found = largest(shell)
+    rows = list[NamedSize]()
+    for row in found.names:
+        names = (row.name, *row.same, *row.held_by)
+        if any(cell_of_output(name) is not None for name in names):
+            rows.append(row)
+    return replace(found, names=tuple(rows), unnamed_bytes={})
 
 
 def _names_and_rows(words: Sequence[str], rows: int) -> tuple[list[str], int]:

@@ -8,8 +8,8 @@ from IPython.core.error import UsageError
 
 from ipygpumem.errors import describe_error, ellipsize, quoted
 from ipygpumem.inventory.ownership import ownership_of
-from ipygpumem.magics import sources
-from ipygpumem.report.inventory import left_report, why_report
+from ipygpumem.magics import sources, tensors
+from ipygpumem.report.inventory import left_report, outputs_report, why_report
 from ipygpumem.report.layout import Report, clean
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, argument, command
@@ -40,6 +40,9 @@ def why(app: App, options: Options) -> list[Report]:
             return [_report_of_deleted(app, expression)]
         problem = f"{quoted(expression)}: {ellipsize(describe_error(error))}"
         raise UsageError(clean(f"%gpumem why: {problem}")) from None
+    cache = names.get("_oh")
+    if type(cache) is dict and holding[0] is cache:
+        return [outputs_report(tensors.outputs(app.context.shell), len(cache))]
     references = 2 if is_name else 1  # of the list, and of the name
     roots = app.experiments.survivors.roots()
     with app.context.display.working("what else holds it"):

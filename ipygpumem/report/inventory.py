@@ -16,7 +16,7 @@ from ipygpumem.introspect import target_of
 from ipygpumem.inventory.one_line import one_line_for_all
 from ipygpumem.inventory.ownership import HeldPart, Ownership
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
-from ipygpumem.inventory.top import LargestNames, NamedSize
+from ipygpumem.inventory.top import SMALLEST, LargestNames, NamedSize
 from ipygpumem.records import OUTSIDE, RetainedArray
 from ipygpumem.report import layout
 from ipygpumem.report.content import LAST_INDEX, leak_table
@@ -240,9 +240,14 @@ def _gradient_label(row: TensorRecord) -> str:
 # -- names --------------------------------------------------------------------------------------
 
 
+_COUNTED_ONCE = "memory of several names is counted once; %gpumem why NAME counts all of it"
+
+
 @shows(LargestNames)
-def top_report(names: LargestNames, *, top: int = 20) -> Report:
-    """Return the ``top`` largest names, and the sum of the rest."""
+def top_report(names: LargestNames, *, top: int = 20, small: Sequence[str] = ()) -> Report:
+    """Return the ``top`` largest names, and the sum of the rest; ``small`` are names that the user
+    asked for and that hold hardly any memory.
+    """
     shares = _shares(names)
     rows = [_name_row(share, names.used_bytes) for share in shares[:top]]
     remaining = shares[top:]
@@ -251,6 +256,10 @@ def top_report(names: LargestNames, *, top: int = 20) -> Report:
         rows.append({"size": size, "name": _and_more(len(remaining))})
     rows += _rows_without_name(names)
     lines = list(map(clean, names.notes))
+    if any(row.held_by for row in names.names[:top]):
+        lines.append(_COUNTED_ONCE)
+    if small:
+        lines.append(clean(f"{listed(small)}: less than {format_bytes(SMALLEST)}"))
     for row in names.names[:top]:
         lines += [clean(f"{row.name}: {note}") for note in row.notes]
     numbers = {"cell", "size", "share", "del frees"}
@@ -465,6 +474,18 @@ def why_report(ownership: Ownership) -> Report:
         lines.append(f"in one line: {clean(line)}")
     lines += _lines_of_content(ownership)
     return Report("why", _head_of_why(ownership), lines, [table], records=[ownership])
+
+
+def outputs_report(names: LargestNames, number: int) -> Report:
+    """Return the report on IPython's ``Out``, which has a ``number`` of outputs.
+
+    Deleting that name frees nothing, because IPython keeps them under other names, too.
+    """
+    report = top_report(names)
+    memory = sizes(names.device_bytes) or ["less than 1 KiB"]
+    head = ["Out", count(number, "output"), *memory, "del Out frees 0 B"]
+    lines = [*report.lines, "to free all outputs: %reset -f out, then %gpumem free"]
+    return Report("why", head, lines, report.tables, records=[names])
 
 
 def _lines_of_holders(holders: Sequence[HeldPart], sharing: Sequence[HeldPart]) -> list[str]:
