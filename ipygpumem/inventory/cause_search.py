@@ -67,20 +67,30 @@ def find(
     holders = list[Holder]()
     if figures is not None:
         holders += _processes(shortage, least)
-    is_searched = sys.getallocatedblocks() <= _MOST_ON_HEAP
-    if is_searched:
-        room = Room(shortage, snapshot, least)
-        try:
-            names = unused_names(shortage, code, room.after, allowance)
-        except AllowanceError:
-            is_searched = False
-        else:
-            if names is not None:
-                holders.append(names)
+    note = ""
+    try:
+        names = _names_to_delete(shortage, code, Room(shortage, snapshot, least), allowance)
+        if names is not None:
+            holders.append(names)
+    except AllowanceError:
+        note = _NOT_SEARCHED
     cause = cause_of(replace(shortage, holders=tuple(holders)))
-    if cause is not None and not is_searched:
-        cause = replace(cause, text=cause.text + _NOT_SEARCHED)
+    if cause is not None:
+        cause = replace(cause, text=cause.text + note)
     return cause
+
+
+def _names_to_delete(
+    shortage: Shortage, code: FailedCode, room: Room, allowance: Allowance
+) -> Holder | None:
+    """Return the large names of earlier cells whose deletion makes room for the request.
+
+    Raises:
+        AllowanceError: there are too many objects, or the search takes too much time or memory.
+    """
+    if sys.getallocatedblocks() > _MOST_ON_HEAP:
+        raise AllowanceError("too many objects to search")
+    return unused_names(shortage, code, room.after, allowance)
 
 
 def _bytes_to_limit(shortage: Shortage, figures: FailedAllocation | None) -> int | None:
