@@ -99,7 +99,6 @@ class MemoryReader:
         """
         types = self._types
         size = Counter(cpu=types.own_bytes.of(items, type_ids))
-        of_libraries = list[object]()
         if self._keeps_arrays:
             arrays = of_types(types.tensors | types.arrays, items)
             self._graph.arrays.setdefault(key, []).extend(arrays)
@@ -113,16 +112,26 @@ class MemoryReader:
         if not types.arrays.isdisjoint(type_ids):
             for array in of_types(types.arrays, items):
                 self._add(self._foreign_memory(array), edges)
-        readers = types.own_bytes.readers
-        if not readers.keys().isdisjoint(type_ids):
-            for item in of_types(readers, items):
-                read = readers[id(type(item))]
-                library_memory = read_behind(item, read)
-                self._add(library_memory.pieces, edges)
-                of_libraries += library_memory.objects
-                if not library_memory.is_complete:
-                    self._graph.notes[UNREAD] = None
+        of_libraries = list[object]()
+        if not types.own_bytes.readers.keys().isdisjoint(type_ids):
+            of_libraries = self._add_of_libraries(items, edges)
         return size, of_libraries
+
+    def _add_of_libraries(
+        self, items: Sequence[object], edges: dict[NodeKey, None]
+    ) -> list[object]:
+        """Add the memory that libraries keep behind objects; return the objects to which only they
+        refer.
+        """
+        readers = self._types.own_bytes.readers
+        of_libraries = list[object]()
+        for item in of_types(readers, items):
+            library_memory = read_behind(item, readers[id(type(item))])
+            self._add(library_memory.pieces, edges)
+            of_libraries += library_memory.objects
+            if not library_memory.is_complete:
+                self._graph.notes[UNREAD] = None
+        return of_libraries
 
     def join_by_address(self, new: Sequence[NodeKey]) -> None:
         """Count host memory of new nodes once that several nodes show.
