@@ -639,12 +639,19 @@ def _memory_of_arrays(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
 
 def _memory_of_buffers(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
     """Yield all but small plain bytes, whose memory an object of a library may show."""
+    for data, start, end in places_of_buffers(items, _LEAST_SHARED):
+        yield data, Piece(("object", id(data)), end - start, address=start)
+
+
+def places_of_buffers(items: Sequence[Any], least: int) -> Iterator[tuple[Any, int, int]]:
+    """Yield the plain bytes of at least ``least`` bytes, with the addresses where their content
+    starts and ends.
+    """
     numpy: Any = sys.modules["numpy"]
     for data in of_types(BUFFERS, items):
-        if sys.getsizeof(data) < _LEAST_SHARED:
-            continue
-        _, start, end = place_of(numpy.frombuffer(data, "u1"))
-        yield data, Piece(("object", id(data)), end - start, address=start)
+        if sys.getsizeof(data) >= least:
+            _, start, end = place_of(numpy.frombuffer(data, "u1"))
+            yield data, start, end
 
 
 def _memory_of_tensors(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:

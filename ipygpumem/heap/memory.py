@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ipygpumem.heap.arrays import (
@@ -21,7 +21,7 @@ from ipygpumem.heap.bulk import of_types
 from ipygpumem.heap.graph import Graph, NodeKey, Spans
 from ipygpumem.heap.knowledge.kinds import Types
 from ipygpumem.heap.knowledge.own_bytes import of_storages, of_tensors
-from ipygpumem.heap.libraries import BUFFERS, UNREAD, Piece, read_behind
+from ipygpumem.heap.libraries import UNREAD, Piece, places_of_buffers, read_behind
 from ipygpumem.heap.mapped import MappedFiles
 from ipygpumem.heap.tensors import Memory, Reader, each
 from ipygpumem.introspect import is_atom
@@ -249,7 +249,8 @@ class MemoryReader:
                 _, start, end = place_of(array)
                 spans.append((start, end, id(array)))
         if library_type("numpy", "ndarray") is not None:
-            spans += _spans_of_buffers(objects)
+            for data, start, end in places_of_buffers(objects, _LARGE):
+                spans.append((start, end, id(data)))
         for key in new:
             if type(key) is not tuple:
                 continue
@@ -258,15 +259,6 @@ class MemoryReader:
                 end = piece.address + piece.size_bytes
                 spans.append((piece.address, end, key))
         return sorted(spans, key=_order_of_span)
-
-
-def _spans_of_buffers(objects: Sequence[Any]) -> Iterator[tuple[int, int, NodeKey]]:
-    """Yield the start and end of large bytes and bytearrays among some objects."""
-    numpy: Any = sys.modules["numpy"]
-    for data in of_types(BUFFERS, objects):
-        if sys.getsizeof(data) >= _LARGE:
-            _, start, end = place_of(numpy.frombuffer(data, "u1"))
-            yield start, end, id(data)
 
 
 def _order_of_span(span: tuple[int, int, NodeKey]) -> tuple[int, int, bool]:
