@@ -38,7 +38,7 @@ _NAMES_SHOWN = 3
 def find(
     last: Sequence[BaseException],
     named: Mapping[str, object],
-    own: Mapping[str, object],
+    notebook: Mapping[str, object],
     allowance: Allowance,
 ) -> tuple[KeptError, ...]:
     """Return the memory that only errors keep alive, the largest first.
@@ -46,7 +46,7 @@ def find(
     Args:
         last: the errors that ``sys`` keeps.
         named: the notebook's names and outputs (``Out[5]``) that may hold errors.
-        own: all of the notebook's names: memory that they hold without an error is left out.
+        notebook: all of its names: memory that they hold without an error is left out.
         allowance: the time and memory for it.
     """
     reachable = list(islice(_reachable(last, named, allowance), _MOST_ERRORS))
@@ -58,23 +58,27 @@ def find(
         for place in _places_in(list(group.errors.values())):
             # In the place of a line: the group, by which the rows are sorted below.
             places.append(place._replace(line=number))
-    listing = held_by_places(places, own, errors, [], allowance)
+    listing = held_by_places(places, notebook, errors, [], allowance)
     rows_by_group: dict[int, list[RetainedArray]] = {}
     for row in listing.rows:
         rows_by_group.setdefault(row.line, []).append(row)
     is_complete = listing.cut is None and len(reachable) < _MOST_ERRORS
     kept_errors = list[KeptError]()
     for number, rows in rows_by_group.items():
-        kept_errors.append(_kept_error(groups[number], rows, own, is_complete=is_complete))
+        kept_errors.append(_kept_error(groups[number], rows, notebook, is_complete=is_complete))
     kept_errors.sort(key=attrgetter("size_bytes"), reverse=True)
     return tuple(kept_errors)
 
 
 def _kept_error(
-    group: _Group, rows: Sequence[RetainedArray], own: Mapping[str, object], *, is_complete: bool
+    group: _Group,
+    rows: Sequence[RetainedArray],
+    notebook: Mapping[str, object],
+    *,
+    is_complete: bool,
 ) -> KeptError:
     """Return the record of a group of errors, whose memory the rows list."""
-    collects = any(_keeps_itself(error, own) for error in group.errors.values())
+    collects = any(_keeps_itself(error, notebook) for error in group.errors.values())
     places = [holder.place for holder in group.holders]
     losses = [holder.loses for holder in group.holders]
     names = [row.name for row in rows[:_NAMES_SHOWN]]
@@ -162,13 +166,13 @@ _LONGEST_CYCLE = 2000
 _NOT_FOLLOWED = {*ATOMS, *map(id, (type, ModuleType, FrameType))}
 
 
-def _keeps_itself(error: BaseException, own: Mapping[str, object]) -> bool:
+def _keeps_itself(error: BaseException, notebook: Mapping[str, object]) -> bool:
     """Return True if an error refers to itself, as in ``error.first = error``, or if that takes too
     long to find out.
 
     So does an error that a function has caught, kept in a local, and returned.
     """
-    reached = {id(own), id(vars(builtins)), id(error)}
+    reached = {id(notebook), id(vars(builtins)), id(error)}
     waiting: list[object] = [error]
     while waiting:
         referents = _referents_of(waiting)

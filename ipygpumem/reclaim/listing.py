@@ -66,20 +66,20 @@ class Listing:
 
 def held_by_frames(
     error: BaseException,
-    own: Mapping[str, object] | None = None,
+    notebook: Mapping[str, object] | None = None,
     allowance: Allowance | None = None,
 ) -> Listing:
     """Return the memory held by the locals of each function of a traceback, each storage once.
 
-    Memory that autograd keeps behind tensors has its own rows. Left out are the memory of ``own``,
-    the notebook's names, which was held before the error too, and the frames of generators and
+    Memory that autograd keeps behind tensors has its own rows. Left out are the memory of the names
+    of the ``notebook``, which was held before the error too, and the frames of generators and
     threads that are still in use.
     """
     allowance = allowance or Allowance()
     places, unread = _places_in_frames(error, allowance)
     errors = list(chain(error))
     its_frames = [frame for frame, _ in frames(error)]  # the notebook may refer to them, too
-    return held_by_places(places, own or {}, errors, its_frames, allowance, unread)
+    return held_by_places(places, notebook or {}, errors, its_frames, allowance, unread)
 
 
 def _places_in_frames(error: BaseException, allowance: Allowance) -> tuple[list[Place], int]:
@@ -101,28 +101,28 @@ def _places_in_frames(error: BaseException, allowance: Allowance) -> tuple[list[
 
 def held_by_places(
     places: Sequence[Place],
-    own: Mapping[str, object],
+    notebook: Mapping[str, object],
     errors: Sequence[BaseException],
     passed_over: Sequence[object],
     allowance: Allowance,
     unread: int = 0,
 ) -> Listing:
-    """Return the memory that ``places`` keep alive and ``own`` does not.
+    """Return the memory that ``places`` keep alive and ``notebook`` does not.
 
     Args:
         places: the names and their objects.
-        own: the notebook's names.
+        notebook: the names of the notebook and their objects.
         errors: exceptions, which lead to everything; they are not entered.
         passed_over: other objects that are not entered.
         allowance: the time and memory for it.
         unread: number of places that are missing from ``places``.
     """
-    if own and not unread and not _is_much_at_once(places):
+    if notebook and not unread and not _is_much_at_once(places):
         first = _PlaceSearch(places, (), errors, passed_over, allowance.share(3))
         first.run()
         if not first.rows and not first.uncounted:
             return Listing()  # as after most errors, without a search of the notebook's names
-    search = _PlaceSearch(places, list(own.values()), errors, passed_over, allowance)
+    search = _PlaceSearch(places, list(notebook.values()), errors, passed_over, allowance)
     search.run()
     rows = sorted(search.rows.values(), key=lambda row: -row.size_bytes)
     uncounted = len(search.uncounted) + unread
@@ -159,7 +159,7 @@ class _PlaceSearch:
     """Searches the memory behind places: arrays first, then all other objects."""
 
     places: Sequence[Place]
-    own: Sequence[object]
+    of_notebook: Sequence[object]
     errors: Sequence[BaseException]
     passed_over: Sequence[object]
     allowance: Allowance
@@ -221,7 +221,7 @@ class _PlaceSearch:
         search = _FrameSearch(allowance.share(2))
         search.pass_over(*self.errors, *self.passed_over)
         search.left = MOST_AT_START
-        search.add(Place("", self.own))
+        search.add(Place("", self.of_notebook))
         search.add_autograd(allowance.share(2))
         search.left = MOST_OBJECTS
         return search
@@ -229,13 +229,13 @@ class _PlaceSearch:
     # -- other memory ---------------------------------------------------------------------------
 
     def _add_others(self, graphs: list[list[Any]]) -> None:
-        """Add the other memory of the places that ``own`` does not hold."""
+        """Add the other memory of the places that ``of_notebook`` does not hold."""
         candidates = self._that_may_be_large()
         if not candidates:
             return
         allowance = self.allowance.share(2)
         sizes = self._new_sizes(allowance)
-        sizes.together([graphs, self.own])
+        sizes.together([graphs, self.of_notebook])
         if not sizes.complete:  # some of the places' memory may be the notebook's
             for position in candidates:
                 self._note_cut(position, allowance)

@@ -434,10 +434,10 @@ def _holder_of(
     """
     key = ("object", id(part.items[0]))
     searched = holders.get(key)
-    is_fixed = key not in rows or all(map(is_pending, part.items))
-    if part.chain and len(part.items) > 1 and is_fixed:
-        return part.from_name(roots)
     if len(part.items) > 1:
+        is_fixed = key not in rows or all(map(is_pending, part.items))
+        if part.chain and is_fixed:
+            return part.from_name(roots)
         if searched is None:
             return NOT_REACHED
         return holder_of_several(part.items, rows.get(key), holders, roots.cuts)
