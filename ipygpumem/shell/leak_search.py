@@ -6,7 +6,7 @@ import contextlib
 import gc
 import re
 import sys
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import compress
 from types import ModuleType
@@ -124,20 +124,21 @@ class LeakSearch:
         nameless = _OtherSurvivors(self._survivors, heap, smallest, listed)
         in_rows = listed.union(nameless.storages, *(graph.shares for graph in graphs))
         # Made after the heap: it would be a holder of all of them.
-        names = ownable_objects(self._context.namespace)
+        namespace = self._context.namespace
+        names = ownable_objects(namespace)
+        user_modules = _users_modules(namespace)
         arrays = _UnnamedArrays(heap, names, smallest, in_rows)
         objects = _Objects(
-            self._context, large, nameless, heap, names, outputs.values, smallest, listed
+            large, nameless, heap, names, user_modules, outputs.values, smallest, listed
         )
         # From 30,000 names on, the namespace is a large dict itself.
-        objects.leave_out(self._printed_texts | {id(self._context.namespace)})
+        objects.leave_out(self._printed_texts | {id(namespace)})
         progress(0.7)
         questions = Questions(arrays.to_explain, objects.to_explain, objects.rows_to_explain)
         of_survivors = self._survivors.explained(survivors, heap, questions)
         rows = rows_of(of_survivors, heap, self._survivors.cuts)
-        user_modules = _users_modules(self._context.namespace)
         rows += arrays.leaked(questions.holders, user_modules)
-        rows += objects.leaked(questions.holders, of_survivors, user_modules)
+        rows += objects.leaked(questions.holders, of_survivors)
         rows += objects.of_registries(self._survivors.cuts)
         findings = [*graphs, *retained.outputs(heap.large(smallest))]
         kept = [*_sized(findings, smallest, listed), *objects.of_outputs()]
@@ -294,11 +295,11 @@ class _Objects:
     of outputs.
 
     Args:
-        context: the shell's.
         large: objects that may be leaks.
         nameless: survivors without a name.
         heap: the live objects.
         names: the notebook's names and their objects.
+        user_modules: names of the user's modules.
         outputs: the outputs that IPython keeps.
         smallest: minimum bytes of each row.
         listed: storages that have rows of their own: each byte is in one row.
@@ -309,18 +310,18 @@ class _Objects:
 
     def __init__(
         self,
-        context: ShellContext,
         large: _LargeObjects,
         nameless: _OtherSurvivors,
         heap: Heap,
         names: Mapping[str, object],
+        user_modules: Collection[str],
         outputs: Mapping[str, object],
         smallest: int,
         listed: Set[StorageKey],
     ) -> None:
-        self._context = context
         self._heap = heap
         self._names = names
+        self._user_modules = user_modules
         self._outputs = outputs
         self._smallest = smallest
         self._large = large
@@ -373,7 +374,6 @@ class _Objects:
         self,
         holders: Mapping[StorageKey, ReferencePath],
         of_survivors: Sequence[Explained],
-        user_modules: Container[str],
     ) -> list[RetainedArray]:
         """Return the rows of leaks, given the holders of the objects ``to_explain``, and the rows
         of the survivors' arrays.
@@ -388,7 +388,7 @@ class _Objects:
                 continue  # one of our own lists
             path = holders["object", id(item)].path
             is_in_module = _OF_MODULE.fullmatch(_QUOTED.sub("", path)) is not None
-            if not is_in_module and not _is_plain(path, user_modules):
+            if not is_in_module and not _is_plain(path, self._user_modules):
                 candidates.append(item)
         if candidates:
             self._measure_names()
@@ -488,8 +488,7 @@ class _Objects:
         if self._has_names:
             return
         self._has_names = True
-        namespace = self._context.namespace
-        modules = [sys.modules[name] for name in _users_modules(namespace) if name in sys.modules]
+        modules = [sys.modules[name] for name in self._user_modules if name in sys.modules]
         unreached.count_named(self._sizes, self._large.places, self._names.values(), modules)
 
 
