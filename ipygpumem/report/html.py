@@ -118,6 +118,11 @@ _PIECE = (
 _PIECES = ((8, "rgba(128, 128, 128, 0.6)"), (8, IN_USE), (4, PEAK))
 
 
+def with_text(reports: Sequence[Report], *, bars: bool) -> dict[str, str]:
+    """Return the reports as HTML and as text, from which a front-end chooses."""
+    return {"text/plain": text.render(reports), "text/html": render(reports, bars=bars)}
+
+
 def render(reports: Iterable[Report], *, bars: bool = True) -> str:
     """Return the reports one below the other."""
     return "\n".join([_report(report, bars=bars) for report in reports])

@@ -18,10 +18,10 @@ from ipygpumem.records import (
     TraceRecord,
     mimebundle,
 )
+from ipygpumem.report import html
 from ipygpumem.report.content import cell_report, experiment_reports, trace_report
 from ipygpumem.report.history import experiments_report, history_report, traces_report
 from ipygpumem.report.layout import Report
-from ipygpumem.report.showing import rendered
 
 _ROWS_SHOWN = 20
 
@@ -33,7 +33,7 @@ def _shows(kind: type[Any]) -> Callable[[Build], Build]:
 
     def register(build: Build) -> Build:
         def bundle(record: Any) -> MimeBundle:
-            return rendered(build(record)), {}
+            return html.with_text(build(record), bars=False), {}
 
         mimebundle.register(kind, bundle)
         return build

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 from ipygpumem.records import MimeBundle, Record, mimebundle, packed
-from ipygpumem.report import html, text
+from ipygpumem.report import html
 from ipygpumem.report.layout import Report
 
 Build = TypeVar("Build", bound=Callable[..., Report])
@@ -25,17 +25,9 @@ def shows(kind: type[Record]) -> Callable[[Build], Build]:
         def bundle(record: Record) -> MimeBundle:
             report = build(record)
             metadata = {"ipygpumem": {"reports": [report.kind], **packed([record])}}
-            return rendered([report]), metadata
+            return html.with_text([report], bars=False), metadata
 
         mimebundle.register(kind, bundle)
         return build
 
     return register
-
-
-def rendered(reports: Sequence[Report], *, bars: bool = False) -> dict[str, str]:
-    """Return reports in the formats from which a frontend chooses."""
-    return {
-        "text/plain": text.render(reports),
-        "text/html": html.render(reports, bars=bars),
-    }

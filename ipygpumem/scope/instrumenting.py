@@ -316,9 +316,7 @@ def _in_two_forms(
     bound = bindings_of(loop).bound & names
     if not bound:
         return instrumented
-    choice: Any = statement_at(
-        loop, f"if {BINDING_RECORDER}.needs_no({sorted(bound)}): pass\nelse: pass"
-    )
+    choice: Any = _at(loop, f"if {BINDING_RECORDER}.needs_no({sorted(bound)}): pass\nelse: pass")
     choice.body = [loop]
     choice.orelse = instrumented
     return [choice]
@@ -400,7 +398,7 @@ def _checked(
     """
     if not names:
         return [statement, *after]
-    block: Any = statement_at(statement, "try: pass\nfinally: pass")
+    block: Any = _at(statement, "try: pass\nfinally: pass")
     block.body = [statement, *after]
     block.finalbody = _lookups(statement, HAS_ENDED, names)
     return [block]
@@ -442,7 +440,7 @@ def _deletions(statement: ast.Delete, names: frozenset[str]) -> list[ast.stmt]:
 
 def _lookups(place: ast.stmt | ast.expr, word: str, names: Iterable[str]) -> list[ast.stmt]:
     """Return a statement that looks up an event for each name."""
-    return [statement_at(place, f"{BINDING_RECORDER}[{word + name!r}]") for name in sorted(names)]
+    return [_at(place, f"{BINDING_RECORDER}[{word + name!r}]") for name in sorted(names)]
 
 
 def _followed(value: ast.expr, word: str, names: set[str]) -> ast.expr:
@@ -466,12 +464,12 @@ def _keys(place: ast.expr, word: str, names: set[str]) -> list[ast.expr]:
 
 def _element(value: ast.expr, parts: list[ast.expr], index: int) -> ast.expr:
     """Return an expression that evaluates all ``parts`` and has the value of one of them."""
-    wrapped: Any = statement_at(value, f"(None, None)[{index}]")
+    wrapped: Any = _at(value, f"(None, None)[{index}]")
     wrapped.value.value.elts = parts
     return wrapped.value  # type: ignore[no-any-return]  # of the parsed statement
 
 
-def statement_at(place: ast.stmt | ast.expr, code: str) -> ast.stmt:
+def _at(place: ast.stmt | ast.expr, code: str) -> ast.stmt:
     """Return the statement ``code``, at the position where ``place`` begins."""
     (statement,) = ast.parse(code).body
     decorators = getattr(place, "decorator_list", ())

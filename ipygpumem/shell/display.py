@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ipygpumem.failures import is_own_failure, tell
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.records import CellRecord, packed
-from ipygpumem.report import text
+from ipygpumem.report import html, text
 from ipygpumem.report.layout import Report, Scales
-from ipygpumem.report.showing import rendered
 
 if TYPE_CHECKING:
     from ipygpumem.shell.config import IPyGpuMem
@@ -59,7 +58,7 @@ class Display:
             self._begin_row()
             data = {"text/plain": self._for_terminal(reports)}
         elif os.getpid() == self._pid:
-            data = rendered(reports, bars=self._config.bar)
+            data = html.with_text(reports, bars=self._config.bar)
         else:  # a forked child must not send the kernel's messages
             sys.stdout.write(text.render(reports) + "\n")
             return
