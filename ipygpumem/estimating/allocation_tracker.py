@@ -12,11 +12,12 @@ from torch.utils._pytree import tree_map_only
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import user_line
+from ipygpumem.estimating.assumptions import Assumptions
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.fake_copies import FakeCopies
 from ipygpumem.estimating.guesses import COMPARES, Guesses
 from ipygpumem.estimating.in_place import IN_PLACE, works_in_place
-from ipygpumem.estimating.largest import LARGEST, is_known, is_mask
+from ipygpumem.estimating.largest import LARGEST, is_known, is_mask, of_share
 from ipygpumem.estimating.layouts import has_layout, laid_out
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.sparse import (
@@ -76,8 +77,10 @@ class AllocationTracker(StorageFollower):
         copies: FakeCopies,
         note: Note,
         check: Callable[[], object],
+        assumptions: Assumptions,
     ) -> None:
         super().__init__(log)
+        self._assumptions = assumptions
         self._devices = devices
         self._workspaces = workspaces
         self._copies = copies
@@ -254,8 +257,15 @@ class AllocationTracker(StorageFollower):
         if largest is None or all(map(is_known, arguments)):
             return STAND_INS.get(func, func)
         deciding = _tensors_that_decide(func, args, arguments)
-        if not all(map(is_known, deciding)):
-            self.upper_bounds[user_line()] = None
+        if all(map(is_known, deciding)):
+            return largest
+        line = user_line()
+        share = self._assumptions.share_of(line)
+        assumed = None if share is None else of_share(largest, share)
+        if share is not None and assumed is not None:
+            self._assumptions.used[line] = share
+            return assumed
+        self.upper_bounds[line] = None
         return largest
 
     def _sparse_operator(self, func: Any, args: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,25 +18,29 @@ def is_known(tensor: Any) -> bool:
     return getattr(tensor, "constant", None) is not None
 
 
-def _nonzero(given: Any) -> Any:
+def _nonzero(given: Any, *, share: float = 1.0) -> Any:
     if is_known(given):
         return _ATEN.nonzero.default(given)
-    shape = (given.dim(), given.numel())
+    shape = (given.dim(), _part_of(given.numel(), share))
     by_dimension = given.new_empty(shape, dtype=torch.long)
     return by_dimension.t()
 
 
-def _masked_select(given: Any, mask: Any) -> Any:
+def _part_of(number: int, share: float) -> int:
+    return math.ceil(number * share)
+
+
+def _masked_select(given: Any, mask: Any, *, share: float = 1.0) -> Any:
     shape = torch.broadcast_shapes(given.shape, mask.shape)
-    positions = _nonzero(mask.expand(shape))
+    positions = _nonzero(mask.expand(shape), share=share)
     return given.new_empty(len(positions))
 
 
-def _index(given: Any, indices: Any) -> Any:
+def _index(given: Any, indices: Any, *, share: float = 1.0) -> Any:
     places: list[Any] = []
     for index in indices:
         if is_mask(index):
-            places += _nonzero(index).unbind(1)
+            places += _nonzero(index, share=share).unbind(1)
         else:
             places.append(index)
     return _ATEN.index.Tensor(given, places)
@@ -48,8 +53,15 @@ def is_mask(index: Any) -> bool:
     return index.dtype in _MASKS
 
 
-def _unique(given: Any, _: bool = True, inverse: bool = False, counts: bool = False) -> Any:
-    count = given.numel()
+def _unique(
+    given: Any,
+    _: bool = True,
+    inverse: bool = False,
+    counts: bool = False,
+    *,
+    share: float = 1.0,
+) -> Any:
+    count = _part_of(given.numel(), share)
     positions, numbers = _positions(given, given.shape, count, inverse, counts)
     return given.new_empty(count), positions, numbers
 
@@ -116,8 +128,8 @@ def _ctc_loss(log_probs: Any, targets: Any, *_: Any) -> tuple[Any, Any]:
     return losses, log_probs.new_empty(batch, steps, states)
 
 
-def _nms(boxes: Any, *_: Any) -> Any:
-    return boxes.new_empty(len(boxes), dtype=torch.long)
+def _nms(boxes: Any, *_: Any, share: float = 1.0) -> Any:
+    return boxes.new_empty(_part_of(len(boxes), share), dtype=torch.long)
 
 
 LARGEST: dict[str, Callable[..., Any]] = {
@@ -134,6 +146,15 @@ LARGEST: dict[str, Callable[..., Any]] = {
     "torchvision::nms": _nms,
 }
 """Functions that return the largest possible result, by operator."""
+_OF_SHARES = (_nonzero, _masked_select, _index, _unique, _nms)
+"""Functions that also return the result for a share of all values that are selected."""
+
+
+def of_share(function: Callable[..., Any], share: float) -> Callable[..., Any] | None:
+    """Return the function for a share of the largest possible result; None if it has none."""
+    if function not in _OF_SHARES:
+        return None
+    return functools.partial(function, share=share)
 
 
 _PLACES = {

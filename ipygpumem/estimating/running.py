@@ -26,6 +26,7 @@ from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import FOR_FAKES, user_line_of, users_part
 from ipygpumem.estimating.accelerator_modules import UNKNOWN_SIZE, Accelerators
 from ipygpumem.estimating.allocation_tracker import AllocationTracker
+from ipygpumem.estimating.assumptions import Assumptions
 from ipygpumem.estimating.autocast import Autocast
 from ipygpumem.estimating.caching_allocator import unfollowed_settings
 from ipygpumem.estimating.card_functions import CardFunctions
@@ -69,7 +70,8 @@ class Estimation:
     """One estimate: the fake copies that code works on, and the log of their storages.
 
     All tensors are assumed to be on ``device`` (None: where the code puts them), which has
-    ``room_bytes`` of memory for them (None: its free memory).
+    ``room_bytes`` of memory for them (None: its free memory). ``assumed`` has texts such as
+    ``5=0.25``: line 5 selects a quarter of all values.
     """
 
     def __init__(
@@ -77,7 +79,9 @@ class Estimation:
         device: str | None = None,
         room_bytes: int | None = None,
         timeout_seconds: float = TIMEOUT_SECONDS,
+        assumed: Iterable[str] = (),
     ) -> None:
+        self._assumptions = Assumptions.parse(assumed)
         self._devices = Devices(device)
         self._room_bytes = room_bytes
         self._limits = Limits(timeout_seconds)
@@ -96,6 +100,7 @@ class Estimation:
             self.copies,
             self._note,
             self._limits.check,
+            self._assumptions,
         )
         autocast = Autocast(self._devices)
         card = CardFunctions(self._devices, autocast)
@@ -176,6 +181,7 @@ class Estimation:
         for device, there_bytes in figures:
             devices.append(with_room(device, there_bytes, self._room_bytes))
         self._note_advice(devices)
+        self._note_all(self._assumptions.notes())
         return Estimate(
             devices=tuple(devices),
             duration_seconds=time.perf_counter() - started,

@@ -40,6 +40,12 @@ _MAGIC = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(\w+)'")
         offers=("RAM", "cuda:0"),
     ),
     option("--timeout", "SECONDS", "stop after this time and name the line (300)", to=duration),
+    option(
+        "--assume",
+        "LINE=FRACTION",
+        "what a line selects, such as x[x > 0]: --assume 5=0.25; else all that it can",
+        many=True,
+    ),
     details=(
         "The cell runs at once, in the notebook's process, and its changes are undone. Build the "
         "model inside the cell:\n16 GB of weights take no memory there."
@@ -52,7 +58,9 @@ def of_cell(app: App, options: Options, cell: str) -> list[Report]:
     def estimate(code: types.CodeType) -> Estimate:
         __tracebackhide__ = True
         timeout = options.timeout or loading.loaded().TIMEOUT_SECONDS
-        estimation = loading.estimation(options.device, options.device_memory, timeout)
+        estimation = loading.estimation(
+            options.device, options.device_memory, timeout, options.assume
+        )
         result: Estimate = estimation.of_code(code, app.context.namespace)
         return result
 

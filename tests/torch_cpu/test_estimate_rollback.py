@@ -40,7 +40,7 @@ from ipygpumem.estimating import rollback, storages
 from ipygpumem.estimating.fake_copies import FakeCopies
 from ipygpumem.estimating.limits import Limits
 from tests.alone import alone, printed
-from tests.steps import kernel_with, plain, works
+from tests.steps import fails, kernel_with, ok, plain, works
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 
@@ -217,6 +217,38 @@ for _ in [1]:
     %time y = x
 """: "%time acts on the notebook itself",
 }
+
+
+SELECTS = """
+x = torch.randn(1 << 22)
+y = x[x > 0]
+rows = torch.where(x > 1)[0]
+z = torch.unique(x)
+"""
+
+
+def test_a_line_selects_the_share_that_the_user_assumes(estimating: Kernel) -> None:
+    (all_of_it,) = ok(estimating, f"%%estimate{SELECTS}").reports("estimate")
+    assert " at most " in all_of_it
+    cell = f"%%estimate --assume 3=0.25 4=10% 5=0{SELECTS}"
+    (report,) = ok(estimating, cell).reports("estimate")
+    assert " at most " not in report
+    assert "+23.2 MiB   kept afterwards" in report  # x, a quarter of it, and 10 % positions
+    assert "assumed to select 0.25 of all that it can: line 3: y = x[x > 0]" in report
+    (report,) = ok(estimating, f"%%estimate --assume 3=0.25{SELECTS}").reports("estimate")
+    assert " at most " in report
+    assert "line 4: rows" in report.rpartition("these lines are assumed")[2]
+
+
+def test_an_assumption_about_another_line_is_said_to_be_unused(estimating: Kernel) -> None:
+    (report,) = ok(estimating, "%%estimate --assume 2=0.5\nx = torch.ones(4)").reports("estimate")
+    assert "--assume: line 2 selects nothing by values" in report
+
+
+@pytest.mark.parametrize("text", ["3", "3=2", "3=150%", "0=0.5", "3=", "x=0.5", "3=-1", "3=1/2"])
+def test_a_wrong_assumption_is_one_line(estimating: Kernel, text: str) -> None:
+    error = fails(estimating, f"%%estimate --assume {text}\nx = torch.ones(4)", None).stderr
+    assert f"--assume: '{text}' is not LINE=FRACTION, such as 5=0.25" in error
 
 
 def test_a_mistake_in_a_cell_is_one_line(estimating: Kernel) -> None:

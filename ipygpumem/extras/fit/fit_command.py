@@ -118,6 +118,7 @@ class Search:
         """Size as the user typed it, or a device."""
         self._until = time.monotonic() + (options.timeout or loading.loaded().TIMEOUT_SECONDS)
         self._number = 0
+        self._assumed: list[str] = options.assume
         self.findings = Observed(options.batch, app.context.namespace)
         self.first = Change("", "", "", self.findings.apply)
         self.trials: list[Trial] = []
@@ -133,7 +134,10 @@ class Search:
         __tracebackhide__ = True  # of the user's errors
         self._number += 1
         estimation = loading.estimation(
-            self._device, self._room_bytes, max(1.0, self._until - time.monotonic())
+            self._device,
+            self._room_bytes,
+            max(1.0, self._until - time.monotonic()),
+            self._assumed,
         )
         run = Run(estimation, estimation.copies.namespace(self._namespace), changes)
         return Trial(changes, estimation.of_code(self._code, self._namespace, run), run.flops)

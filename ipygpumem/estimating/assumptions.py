@@ -1,0 +1,71 @@
+"""The shares of values that the user assumes lines to select, where sizes depend on values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from ipygpumem.errors import EstimateError, quoted
+
+_ASSUMPTION = re.compile(r"(?:(?P<file>[^=]+):)?(?P<line>[1-9]\d{0,8})=(?P<share>.+)")
+
+
+class Assumptions:
+    """The share of all values that lines select, such as ``x[x > 0]``.
+
+    Args:
+        shares: the shares by the label of a line, such as ``line 5`` or ``model.py, line 5``.
+    """
+
+    def __init__(self, shares: Mapping[str, float]) -> None:
+        self._shares = shares
+        self.used: dict[str, float] = {}
+        """The lines that got a share, with their code, in order."""
+
+    @classmethod
+    def parse(cls, texts: Iterable[str]) -> Assumptions:
+        """Return the assumptions of ``5=0.25`` or ``model.py:5=25%``.
+
+        Raises:
+            EstimateError: a text is none.
+        """
+        shares: dict[str, float] = {}
+        for text in texts:
+            match = _ASSUMPTION.fullmatch(text)
+            share = None if match is None else _share(match["share"])
+            if match is None or share is None:
+                raise EstimateError(
+                    f"%%estimate: --assume: {quoted(text)} is not LINE=FRACTION, such as 5=0.25"
+                )
+            label = f"line {match['line']}"
+            if match["file"]:
+                label = f"{match['file']}, {label}"
+            shares[label] = share
+        return cls(shares)
+
+    def share_of(self, line: str) -> float | None:
+        """Return the share that a line selects, or None; ``line`` is its label with its code."""
+        return self._shares.get(line.partition(": ")[0])
+
+    def notes(self) -> list[str]:
+        """Return the shares that lines got, and those that no line could get."""
+        notes = list[str]()
+        met = set[str]()
+        for line, share in self.used.items():
+            notes.append(f"assumed to select {share:.3g} of all that it can: {line}")
+            met.add(line.partition(": ")[0])
+        for label in self._shares:
+            if label not in met:
+                notes.append(f"--assume: {label} selects nothing by values, or did not run")
+        return notes
+
+
+def _share(text: str) -> float | None:
+    """Return the number from 0 to 1 in ``0.25`` or ``25%``; None for other texts."""
+    number = text.removesuffix("%")
+    if not re.fullmatch(r"\d*\.?\d+|\d+\.", number):
+        return None
+    share = float(number)
+    if number != text:
+        share /= 100
+    return share if share <= 1 else None
