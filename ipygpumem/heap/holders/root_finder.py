@@ -29,6 +29,8 @@ class RootFinder:
         self._modules = {id(module_dict(module)): name for name, module in reversed(_modules())}
         self._keys: dict[int, dict[int, list[object]]] = {}
         """For each namespace, the keys of its values by the values' identities."""
+        self._codes: dict[str, str] = {}
+        """The user's expressions for modules."""
         self.values: dict[int, Root] = {}
         self._threads = set(map(id, threading.enumerate()))
         """The threads that have not ended."""
@@ -58,7 +60,7 @@ class RootFinder:
             return [self._roots.objects[key]]
         if key in self._modules:
             module = self._modules[key]
-            code = module_code(module, self._roots.names)
+            code = self._code_of(module)
             return [Root.of_module(module, name, code) for name in self._keys_of(referrer, child)]
         if type(referrer) is ModuleType:
             return _of_module(referrer)
@@ -69,6 +71,13 @@ class RootFinder:
             # Every task refers to the loop, and owns no other one.
             return [Root(EVENT_LOOP, 1, "let its tasks end, or cancel them")]
         return []
+
+    def _code_of(self, module: str) -> str:
+        """Return the user's expression for a module; thousands of objects may be in one."""
+        code = self._codes.get(module)
+        if code is None:
+            code = self._codes[module] = module_code(module, self._roots.names)
+        return code
 
     def _keys_of(self, namespace: Any, child: object) -> list[object]:
         """Return the keys under which a namespace, which may be large, keeps ``child``."""
