@@ -139,8 +139,12 @@ def answer(question: list[Any]) -> Any:
     return forked(lambda: asdict(outcome(case, kind)))
 
 
+LATE = {"torch": "torch._dynamo", "matplotlib": "matplotlib.pyplot"}
+"""Modules that a library's first use imports, which takes seconds: an optimizer, a figure."""
+
 if __name__ == "__main__":
-    for module in ("zmq", *sys.argv[1:]):  # zmq as a kernel has it
+    late = [LATE[library] for library in sys.argv[1:] if library in LATE]
+    for module in ("zmq", *sys.argv[1:], *late):  # zmq as a kernel has it
         importlib.import_module(module)
     import_late_modules()
     gc.collect()
