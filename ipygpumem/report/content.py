@@ -30,6 +30,7 @@ from ipygpumem.report.layout import (
     LineSegment,
     Report,
     Table,
+    accelerator,
     clean,
     clean_name,
     count,
@@ -661,16 +662,11 @@ def _kept_row(item: Kept) -> dict[str, str]:
     return {
         "size": _at_least(item.new_bytes, is_at_least=item.is_at_least),
         "what": clean(what),
-        "device": _accelerator(item.device),
+        "device": accelerator(item.device),
         "cell": "",
         "held by": "",
         TO_FREE: clean(item.remedy.removeprefix(f"{TO_FREE}: ")),
     }
-
-
-def _accelerator(device: str) -> str:
-    """Return a device's name; an empty text for the host, where most objects are."""
-    return "" if device == "cpu" else clean_name(device)
 
 
 def _row_of_more(number: int, size_bytes: int) -> dict[str, str]:
@@ -744,7 +740,7 @@ def _leak_row(group: Sequence[RetainedArray]) -> dict[str, str]:
     row = {
         "size": _at_least(_sum(group), is_at_least=is_at_least),
         "what": _leaked_objects(group) + _uncounted_text(group),
-        "device": _accelerator(first.device),
+        "device": accelerator(first.device),
         "cell": layout.number_text(first.cell),
         "held by": "",
         TO_FREE: "",

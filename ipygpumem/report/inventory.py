@@ -24,6 +24,7 @@ from ipygpumem.report.layout import (
     SEPARATOR,
     Report,
     Table,
+    accelerator,
     clean,
     clean_name,
     count,
@@ -316,7 +317,7 @@ def _name_row(share: _DeviceShare, used_bytes: Mapping[str, int]) -> dict[str, s
         "share": _share_text(share.size_bytes, used_bytes.get(device, 0)),
         "del frees": freed,
         "name": clean(", ".join(names)),
-        "device": _accelerator(device),
+        "device": accelerator(device),
         "type": clean(row.type_name),
         "content": content_of(row),
         "cell": number_text(row.cell),
@@ -352,7 +353,7 @@ def _rows_without_name(names: LargestNames) -> list[dict[str, str]]:
             "size": format_bytes(size),
             "share": f"{size / used:.0%}",
             "name": "(no name)",
-            "device": _accelerator(device),
+            "device": accelerator(device),
             "content": "see %gpumem leaks",
         }
         if device == "cpu":
@@ -370,11 +371,6 @@ def _host_memory_without_name(names: LargestNames, size: int) -> dict[str, str]:
         "content": f"{format_bytes(free)} of free heap pages; see %gpumem status",
         "to free it": "%gpumem free",
     }
-
-
-def _accelerator(device: str) -> str:
-    """Return a device's name; an empty text for the host, where most names are."""
-    return "" if device == "cpu" else device
 
 
 def content_of(row: NamedSize) -> str:

@@ -300,6 +300,11 @@ def clean_name(text: str) -> str:
     return shorten(text, _LONGEST_NAME)
 
 
+def accelerator(device: str) -> str:
+    """Return a device's name; an empty text for the host, where most objects are."""
+    return "" if device == "cpu" else clean_name(device)
+
+
 def note(text: str) -> Report:
     """Return a report of one line."""
     return Report("note", clean(text))

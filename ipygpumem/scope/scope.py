@@ -167,7 +167,7 @@ class Scope:
         """Save the objects of all names, for code that could not be analysed."""
         self.save(list(self._outer))
 
-    def missed(self, event: str) -> None:
+    def note_lost(self, event: str) -> None:
         """Save all objects of names that code may have bound or may bind: its reports may be lost,
         as ``event`` was.
         """

@@ -136,7 +136,7 @@ class CodeObserver:
     def event_missed(self, event: str) -> bool:
         """Keep all names that the running code may bind: one of its events was not recorded."""
         for experiment in self._open.here()[-1:]:
-            experiment.scope.missed(event)
+            experiment.scope.note_lost(event)
         return False
 
     # -- code that runs next -----------------------------------------------------------------------
