@@ -580,6 +580,31 @@ def test_rows_of_a_peak_in_bytes_are_folded() -> None:
     assert not re.search(r"^ +\d+ B +n", shown, re.MULTILINE)
 
 
+def test_a_device_with_hardly_any_memory_has_no_table() -> None:
+    tensors = DevicePeak(
+        "cpu", "storages", 64 * MIB, rows=(PeakRow(64 * MIB, "data", name="images"),)
+    )
+    outside = DevicePeak("cpu", "memray", 5 * KIB, rows=(PeakRow(5 * KIB, "data", name="small"),))
+    shown = text.render([peak_report(PeakRecord((tensors, outside), 1.0))])
+    assert "5 KiB" in shown.splitlines()[0]
+    assert "images" in shown
+    assert "small" not in shown
+    alone = text.render([peak_report(PeakRecord((outside,), 1.0))])
+    assert "small" in alone
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+def test_the_options_say_what_their_values_mean(notebook: Kernel) -> None:
+    shown = " ".join(ok(notebook, "%config IPyGpuMem").stdout.split())
+    assert "%config IPyGpuMem.quiet = True" in shown
+    assert "'oom': out-of-memory errors" in shown
+    assert "'oom+interrupt': Ctrl-C too" in shown
+    assert "a number of bytes, or a text such as '2MiB'" in shown
+    assert "'compact'" in shown
+
+
 # -- names and outputs -----------------------------------------------------------------------------
 
 

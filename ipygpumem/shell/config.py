@@ -45,7 +45,8 @@ class IPyGpuMem(Configurable):
     quiet = Bool(
         False,
         help="Show no line after cells that changed no device by a MiB. Errors, growth, child "
-        "processes that hold memory, and every other report are shown.",
+        "processes that hold memory, and every other report are shown. To set it: "
+        "%config IPyGpuMem.quiet = True; and so with the other options.",
     ).tag(config=True)
     experiment_report = Enum(
         ["full", "compact", "none"],
@@ -56,7 +57,8 @@ class IPyGpuMem(Configurable):
         ["never", "oom", "oom+interrupt", "always"],
         "oom+interrupt",
         help="Errors after which the locals of the traceback's frames are cleared to free "
-        "their memory. With 'always', %debug finds no locals after any error.",
+        "their memory. 'oom': out-of-memory errors; 'oom+interrupt': Ctrl-C too; 'always': all "
+        "errors, so that %debug finds no locals.",
     ).tag(config=True)
     collect_garbage = Bool(
         True,
@@ -73,7 +75,7 @@ class IPyGpuMem(Configurable):
     min_held_bytes = Size(
         2**20,
         help="Minimum size of listed objects that a traceback held, or that survived an "
-        "experiment.",
+        "experiment: a number of bytes, or a text such as '2MiB'.",
     ).tag(config=True)
     recorder = Bool(
         False,

@@ -25,6 +25,8 @@ _ROWS_SHOWN = 20
 _COLUMNS = ("parameters", "gradients", "optimizer state", "activations")
 """Roles of memory that modules have."""
 _LONGEST_LABEL = 80
+_LEAST_SHARE = 0.001
+"""Memory with a smaller share of the largest one is in the headline, and has no table."""
 _LEAST_RESERVED_BYTES = MIB
 """Less is not shown: parts of pages, memory that is just about to be used."""
 _RESERVED_SHOWN = 3
@@ -46,7 +48,10 @@ def peak_report(record: PeakRecord, *, top: int = _ROWS_SHOWN) -> Report:
     if record.ram is not None and not devices:
         segments.append(_ram_text(record.ram))
     segments.append(f"in {format_seconds(record.duration_seconds)}")
-    tables = [table for device in devices for table in _tables(device, top)]
+    tables = list[Table]()
+    for device in devices:
+        if device.ran_out or device.size_bytes >= _LEAST_SHARE * devices[0].size_bytes:
+            tables += _tables(device, top)
     notes = list(map(clean, record.notes))
     if any(device.is_bound for device in record.devices):
         notes.append(_AT_MOST)
