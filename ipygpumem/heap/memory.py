@@ -13,6 +13,7 @@ from ipygpumem.heap.arrays import (
     bases_of,
     is_array,
     library_type,
+    owner_of,
     place_of,
     read_array,
     storage_key,
@@ -244,9 +245,10 @@ class MemoryReader:
         spans = list[tuple[int, int, NodeKey]]()
         objects = [graph.objects[key] for key in new if type(key) is int]
         for array in of_types(self._types.arrays, objects):
-            is_owner = read_array("base", array) is None
-            if is_owner and read_array("nbytes", array) >= _LARGE:
-                _, start, end = place_of(array)
+            owner = owner_of(array)
+            is_folded = owner is not array and id(owner) not in graph.objects
+            if is_array(owner) and (owner is array or is_folded) and _owns_much(owner):
+                _, start, end = place_of(owner)
                 spans.append((start, end, id(array)))
         if library_type("numpy", "ndarray") is not None:
             for data, start, end in places_of_buffers(objects, _LARGE):
@@ -259,6 +261,10 @@ class MemoryReader:
                 end = piece.address + piece.size_bytes
                 spans.append((piece.address, end, key))
         return sorted(spans, key=_order_of_span)
+
+
+def _owns_much(array: Any) -> bool:
+    return read_array("base", array) is None and read_array("nbytes", array) >= _LARGE
 
 
 def _order_of_span(span: tuple[int, int, NodeKey]) -> tuple[int, int, bool]:

@@ -140,6 +140,17 @@ def of_case(code):
     return [round(size / 2**20) for size in (found.freed_bytes.get("cpu", 0), found.size_bytes, held)]
 """  # noqa: E501
 
+TOP = """
+import ctypes, io, numpy as np, pandas, polars, pyarrow, torch, ipygpumem
+MIB = 2**20
+def freed_in_top(code):
+    before = set(globals())
+    exec(code, globals())
+    sizes = [row.freed_bytes.get("cpu", 0) for row in ipygpumem.top("a").names]
+    for name in globals().keys() - before:
+        del globals()[name]
+    return round(sum(sizes) / MIB)
+"""
 
 FRAME = (
     "df = pandas.DataFrame({c: np.random.rand(2**17) for c in 'abc'}); sub = df[['a', 'b']]; one = "
@@ -186,6 +197,15 @@ def test_deleting_a_name_frees_what_nothing_else_holds(notebook: Kernel) -> None
     found = dict(zip(codes, notebook.value(f"[of_case(code) for code in {codes}]"), strict=True))
     works(notebook, "gc.unfreeze()")
     assert found == {code: [freed, size, size - freed] for code, freed, size in CASES}
+
+
+def test_top_says_the_same_of_memory_that_libraries_share(notebook: Kernel) -> None:
+    """``top`` compares addresses inside, ``why`` also those outside."""
+    libraries = re.compile(r"\b(pyarrow|polars|torch\.from\w+|frombuffer|ctypes|BytesIO)\b")
+    works(notebook, TOP)
+    codes = {code: freed for code, freed, _ in CASES if libraries.search(code)}
+    said = notebook.value(f"[freed_in_top(code) for code in {list(codes)}]")
+    assert dict(zip(codes, said, strict=True)) == codes
 
 
 def test_what_it_says_comes_true(notebook: Kernel) -> None:
