@@ -1708,6 +1708,25 @@ CASES: dict[str, Case] = {
         "import torch; outer = []",
         kinds=("tensor",),
     ),
+    "an average without a name": Case(
+        "opt.state[weight]['average'] = x.clone()",
+        """
+        import torch
+        weight = torch.nn.Parameter(torch.ones(3)); opt = torch.optim.Adam([weight])
+        weight.sum().backward(); opt.step()
+        """,
+        "opt.step()",
+        kinds=("tensor",),
+    ),
+    "a parameter in a new group": Case(
+        "opt.add_param_group({'params': [torch.nn.Parameter(x)]})",
+        """
+        import torch
+        weight = torch.nn.Parameter(torch.ones(3)); opt = torch.optim.Adam([weight])
+        """,
+        kinds=("tensor",),
+        sentences=("make the optimizer again, without it",),
+    ),
     "the context of a function": Case(
         "result.grad_fn.data = x",
         """
@@ -1749,6 +1768,28 @@ CASES: dict[str, Case] = {
         "ax.imshow(x.reshape(1024, -1));",
         f"{_AXES}; line, = ax.plot([1, 2])",
         "assert list(ax.lines) == [line] and not len(ax.images); fig.canvas.draw()",
+        kinds=("array",),
+    ),
+    "axes in a list": Case(
+        "fig, ax = plt.subplots(); ax.imshow(x.reshape(1024, -1)); kept.append(ax)",
+        f"{_AXES}; ax.plot([1, 2]); kept = [ax]",
+        "assert plt.get_fignums() == [1] and kept == [ax]; fig.canvas.draw()",
+        kinds=("array",),
+    ),
+    "axes of closed figures in a dict": Case(
+        """
+        for part in x.reshape(2, -1):
+            fig, ax = plt.subplots()
+            ax.imshow(part.reshape(1024, -1)); kept[len(kept)] = ax; plt.close(fig)
+        """,
+        f"{_AXES}; ax.plot([1, 2]); kept = {{}}",
+        "assert plt.get_fignums() == [1]; fig.canvas.draw()",
+        kinds=("array",),
+    ),
+    "an image in a list": Case(
+        "fig, ax = plt.subplots(); kept.append(ax.imshow(x.reshape(1024, -1)))",
+        f"{_AXES}; ax.plot([1, 2]); kept = []",
+        "assert plt.get_fignums() == [1]; fig.canvas.draw()",
         kinds=("array",),
     ),
     "an attribute of an artist": Case(

@@ -818,7 +818,7 @@ def test_state_of_an_optimizer_has_a_line(
     if not is_safe:
         assert lines <= {""}
         return
-    assert lines == {"opt.state.clear()  # its averages and momentum begin again"}
+    assert lines == {"opt.state.clear()  # all its averages and momentum begin again"}
     works(kernel, lines.pop(), "assert not opt.state; step(); opt.state.clear(); net.zero_grad()")
 
 
@@ -1033,7 +1033,7 @@ def test_no_line_takes_a_group_s_parameters_from_an_optimizer(kernel: Kernel) ->
     )
     ((_, path, line),) = left_by_experiment(kernel)
     assert path.startswith('notebook variable optimizer.param_groups[1]["params"]')
-    assert line == ""
+    assert line == "make the optimizer again, without it"
     works(kernel, "net = optimizer.param_groups[1]['params']; net[0].sum().backward()")
     works(kernel, "%%experiment e\noptimizer.step()\ndel net")
     lines = [line for _, path, line in left(kernel) if "param_groups" in path]

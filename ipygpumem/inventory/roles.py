@@ -8,8 +8,9 @@ from typing import Any
 from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import Kinds
 from ipygpumem.heap.heap import Heap, TrackedInstances
+from ipygpumem.heap.holders.torch_steps import MADE_IN_STEPS
 from ipygpumem.heap.tensors import Reader
-from ipygpumem.introspect import instance_dict, is_instance
+from ipygpumem.introspect import instance_dict, is_instance, module_of
 from ipygpumem.inventory.records import Role
 
 _DEEPEST = 6
@@ -81,6 +82,22 @@ def optimizer_states(heap: Heap | TrackedInstances, base: Any) -> Iterator[tuple
     for optimizer in heap.optimizers:
         attributes = instance_dict(optimizer) or {}
         yield from _tensors_in(attributes.get("state"), base)
+
+
+def added_to_optimizers(heap: Heap, base: Any) -> Iterator[Any]:
+    """Yield each tensor that users have added to the state of one of torch's own optimizers, which
+    does not need it.
+    """
+    for optimizer in heap.optimizers:
+        state: Any = (instance_dict(optimizer) or {}).get("state")
+        if not module_of(optimizer).startswith("torch.optim.") or not is_instance(state, dict):
+            continue
+        for of_parameter in list(dict.values(state)):
+            if not is_instance(of_parameter, dict):
+                continue
+            for key, value in list(dict.items(of_parameter)):
+                if type(key) is not str or key not in MADE_IN_STEPS:
+                    yield from (tensor for _, tensor in _tensors_in(value, base))
 
 
 def _tensors_in(state: object, base: Any) -> Iterator[tuple[object, Any]]:

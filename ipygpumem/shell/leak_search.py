@@ -42,7 +42,7 @@ from ipygpumem.inventory.remaining import (
     objects_to_search,
 )
 from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
-from ipygpumem.inventory.roles import optimizer_states
+from ipygpumem.inventory.roles import added_to_optimizers, optimizer_states
 from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.report.content import Kept
 from ipygpumem.scope.ownable import ownable_objects
@@ -541,7 +541,7 @@ def _of_training(heap: Heap, survivors: set[StorageKey]) -> set[StorageKey | Non
             continue
         if storage_key(owner) not in survivors:
             storages.add(storage_key(tensor))
-    return storages
+    return storages - set(map(storage_key, added_to_optimizers(heap, base)))
 
 
 def _users_modules(namespace: dict[str, Any]) -> set[str]:

@@ -36,6 +36,8 @@ class Way:
     """The references that the advice removes, as the identities of both objects; 0 stands for all
     objects to which the first one refers, such as those of a generator that is closed.
     """
+    words: str = ""
+    """The advice if no line removes the object from any place."""
 
     @property
     def cut(self) -> Cut | None:

@@ -68,6 +68,7 @@ from ipygpumem.heap.holders.torch_steps import (
     is_needed_by_optimizer,
     went_into_torch,
     words_for_needed,
+    words_for_parameter,
 )
 from ipygpumem.heap.libraries import is_segment
 from ipygpumem.introspect import (
@@ -157,7 +158,7 @@ class PathWriter:
             if line_of(advice) != line_of(way.holder.advice):
                 cut = None  # words remove no reference
             if advice != way.holder.advice:
-                way = Way(replace(way.holder, advice=advice))
+                way = Way(replace(way.holder, advice=advice), words=words_for_parameter(steps))
         step_ids = tuple(map(id, steps))
         return replace(way, step_ids=step_ids, removed=_removed(cut, ended_id, step_ids))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import library_type
+from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.holders import widgets
 from ipygpumem.heap.holders.cuts import Cut, Kind, split
 from ipygpumem.heap.holders.loggers import handlers_and_filters, loggers
@@ -28,6 +28,7 @@ from ipygpumem.heap.holders.tasks import (
 from ipygpumem.interrupts import original_handler
 from ipygpumem.introspect import (
     attribute_of,
+    instance_dict,
     is_instance,
     loaded_object,
 )
@@ -188,6 +189,31 @@ def open_figures(names: Mapping[str, object]) -> OpenFigures | None:
     if figures is None or not figures.managers:
         return None
     return OpenFigures(figures.managers, figures.closing_all())
+
+
+def roots_of_figures(names: Mapping[str, object]) -> dict[int, Root]:
+    """Return the root of each figure that pyplot keeps open, by its identity. ``names`` are the
+    user's, to write code.
+    """
+    figures = _Figures.of_process(names, widgets.WidgetRegistry.of_process(names))
+    roots = dict[int, Root]()
+    if figures is not None:
+        for number, manager in list(figures.managers.items()):
+            figure = attribute_of(attribute_of(manager, "canvas"), "figure")
+            roots[id(figure)] = figures.root(number)
+    return roots
+
+
+def figure_of(item: object) -> object:
+    """Return the figure in which an artist of matplotlib is; None for another object."""
+    if not is_of_library(item, "matplotlib.artist", "Artist"):
+        return None
+    attributes = instance_dict(item) or {}
+    for name in ("_parent_figure", "_root_figure", "figure"):  # the last one before 3.10
+        figure = attributes.get(name)
+        if figure is not None and figure is not item:
+            return figure_of(figure)
+    return item
 
 
 class _Figures:

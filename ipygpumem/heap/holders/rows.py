@@ -18,6 +18,8 @@ _MOST_VISITED = 2_000_000
 """Maximum number of objects to look at for all rows of a report: a second of work."""
 _LITTLE = 0.1
 """Maximum share of other arrays in an object that is removed as a whole, by their bytes."""
+_SMALL = 0.01
+"""Share of a row's bytes that may stay alive in other places."""
 _MOST_PARTS = 10_000
 """Maximum number of objects in an item that is removed as a whole."""
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque, OrderedDict)
@@ -65,8 +67,12 @@ class Row:
         return self.held == self.storages
 
     def held_arrays(self) -> list[object]:
-        """Return all arrays on the storages to which the holder leads."""
-        return [self.arrays[key] for key, storage in self.array_ids.items() if storage in self.held]
+        """Return the arrays on the storages to which the holder leads, without the small ones.
+
+        Of a figure, these are constants of matplotlib, to which all other figures lead, too.
+        """
+        held = [self.arrays[key] for key, storage in self.array_ids.items() if storage in self.held]
+        return _without_small(held)
 
 
 class RowHolders:
@@ -236,6 +242,25 @@ class RowHolders:
                 waiting.append([tensor for _, tensor in references.of_torch])
             if all(map(seen.__contains__, wanted)):
                 return
+
+
+def _without_small(arrays: Sequence[object]) -> list[object]:
+    """Return arrays without the smallest ones, which are at most a small share of all bytes."""
+    sizes = [_size_of(array) for array in arrays]
+    dispensable = _SMALL * sum(sizes)
+    small = set[int]()
+    for position in sorted(range(len(arrays)), key=sizes.__getitem__):
+        dispensable -= sizes[position]
+        if dispensable < 0:
+            break
+        small.add(position)
+    return [array for position, array in enumerate(arrays) if position not in small]
+
+
+def _size_of(array: object) -> int:
+    """Return the bytes of an array; of another object 1, so that none of these is small."""
+    described = describe(array)
+    return 1 if described is None else described.size_bytes
 
 
 def _is_empty(value: object) -> bool:

@@ -21,6 +21,7 @@ from ipygpumem.heap.holders.graphs import GRADIENT, Keeper, keepers, requiring_g
 from ipygpumem.heap.holders.path import COMMENT, Way, is_simple, joined, line_of
 from ipygpumem.heap.holders.paths import PathWriter
 from ipygpumem.heap.holders.references_of import is_opaque, is_private, items_of
+from ipygpumem.heap.holders.registries import figure_of, roots_of_figures
 from ipygpumem.heap.holders.roots import (
     NOTEBOOK,
     OF_IPYTHON,
@@ -29,7 +30,7 @@ from ipygpumem.heap.holders.roots import (
     Roots,
 )
 from ipygpumem.heap.holders.rows import Row, RowHolders
-from ipygpumem.introspect import is_instance
+from ipygpumem.introspect import instance_dict, is_instance
 from ipygpumem.records import ReferencePath
 
 _MOST_OWNERS = 5000
@@ -288,6 +289,8 @@ class _Explanation:
         self._writer = PathWriter(roots, of_leaks=True)
         self._kept = roots.kept
         self._cuts = roots.cuts
+        self._rows: RowHolders | None = None
+        self._figures = roots_of_figures(roots.names)
         self._max_visits = max_visits
         self._removed: dict[StorageKey, _Removal] = {}
         self.named: dict[StorageKey, ReferencePath] = {}
@@ -301,6 +304,7 @@ class _Explanation:
         all_places: bool = False,
     ) -> None:
         """Find the holders, of whole rows if there are any."""
+        self._rows = rows
         for key, items in self._objects.items():
             row = None if rows is None else rows.row(key)
             object_id = 0 if row is None else row.object_id
@@ -501,6 +505,8 @@ class _Explanation:
                 self.named[key] = way.holder
             elif not way.holder.advice and way.cut is not None:
                 self.named[key] = ReferencePath(way.holder.path, statement_of([way.cut]))
+            elif not way.holder.advice:
+                self.named[key] = ReferencePath(way.holder.path, ways[0].words)
 
     def _parts(self, removal: _Removal) -> list[object]:
         """Return further objects that must die, because they lead to the arrays: those that the
@@ -526,6 +532,8 @@ class _Explanation:
             if way_to.roots[0].advice == REMOVE and way_to.steps[-1] is not targets[0]:
                 continue  # a constant of a library that a part refers to
             holders.append(self._holder(way_to))
+        for way in self._closing_figures(targets, nearest):
+            holders.append(_Holder(None, [way], []))
         holders = _nearest_first(holders, nearest)
         removed = set[tuple[int, int]]()
         by_advice = dict[str, Way]()
@@ -534,8 +542,29 @@ class _Explanation:
             for way in remaining.ways:
                 removed.update(way.removed)
             for way in remaining.together():
-                by_advice.setdefault(way.holder.advice, way)
+                first = by_advice.setdefault(way.holder.advice, way)
+                if first.words and not way.words:  # a model has the parameter of an optimizer, too
+                    by_advice[way.holder.advice] = replace(first, words="")
         return list(by_advice.values())
+
+    def _closing_figures(self, targets: Sequence[object], nearest: Way) -> list[Way]:
+        """Return the ways to open figures around some artists, such as axes in a user's list.
+
+        Pyplot keeps these figures, with the artists in them. A figure stays if it has much else, or
+        if ``nearest`` leads through it: then the artist is taken out of it.
+        """
+        on_the_way = {*nearest.step_ids, *(owner_id for owner_id, _ in nearest.removed)}
+        on_the_way.difference_update(map(id, targets))
+        figures = dict[int, object]()
+        for target in targets if self._figures else ():
+            figure = figure_of(target)
+            if id(figure) in self._figures and on_the_way.isdisjoint(_around(target, figure)):
+                figures[id(figure)] = figure
+        ways = list[Way]()
+        for key, figure in figures.items():
+            if self._rows is not None and self._rows.has_little_else(figure):
+                ways.append(self._writer.way(self._figures[key], (figure,)))
+        return ways
 
     def _holder(self, way_to: WayTo) -> _Holder:
         """Return a holder of an object, with the ways through its items."""
@@ -618,6 +647,16 @@ class _Holder(NamedTuple):
             return self.ways
         path = f"{self.ways[0].holder.path}, and {len(cuts) - 1} more there"
         return [Way(ReferencePath(path, advice), tuple(cuts))]
+
+
+def _around(artist: object, figure: object) -> set[int]:
+    """Return the identities of the axes and the figure around an artist, and of their lists."""
+    ids = set[int]()
+    for owner in ((instance_dict(artist) or {}).get("axes"), figure):
+        if owner is not None and owner is not artist:
+            ids.add(id(owner))
+            ids.update(map(id, (instance_dict(owner) or {}).values()))
+    return ids
 
 
 def _nearest_first(holders: Sequence[_Holder], nearest: Way) -> list[_Holder]:

@@ -35,7 +35,7 @@ _STATE_MADE_AT_START = {"Adagrad"}
 """Names of torch's optimizers that make their state in the constructor, and never again."""
 
 
-_MADE_IN_STEPS = frozenset(
+MADE_IN_STEPS = frozenset(
     [
         "step",
         "momentum_buffer",
@@ -115,7 +115,7 @@ def _is_added_state(steps: Sequence[object]) -> bool:
     if not is_instance(of_parameter, dict):
         return False
     key = _key_of(of_parameter, entry)
-    return key is not None and not (type(key) is str and key in _MADE_IN_STEPS)
+    return key is not None and not (type(key) is str and key in MADE_IN_STEPS)
 
 
 def is_needed_by_optimizer(steps: Sequence[object]) -> bool:
@@ -132,6 +132,18 @@ def is_needed_by_optimizer(steps: Sequence[object]) -> bool:
         if name == ".param_groups" and _is_needed_option(owner, group_and_more):
             return True
     return False
+
+
+def words_for_parameter(steps: Sequence[object]) -> str:
+    """Return how to free a parameter to which an optimizer leads; empty for another object.
+
+    An example is the head of an older model, for which an experiment has added a group.
+    """
+    for owner, child in itertools.pairwise(steps):
+        is_optimizer = is_of_library(owner, "torch.optim", "Optimizer")
+        if is_optimizer and attribute_text(owner, child) == ".param_groups":
+            return "make the optimizer again, without it"
+    return ""
 
 
 def _is_needed_option(optimizer: object, steps: Sequence[object]) -> bool:
@@ -258,10 +270,10 @@ def _clearing_state(optimizer: object, state: Any, path: Path) -> str:
         if not is_instance(of_parameter, dict):
             return ""
         for key in list(dict.keys(of_parameter)):
-            if type(key) is not str or key not in _MADE_IN_STEPS:
+            if type(key) is not str or key not in MADE_IN_STEPS:
                 return ""
     clearing = path.statement("{}.state.clear()")
-    return clearing and f"{clearing}{COMMENT}its averages and momentum begin again"
+    return clearing and f"{clearing}{COMMENT}all its averages and momentum begin again"
 
 
 def _kind_of_hook(owner: object, name: str) -> str:
