@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -298,15 +298,27 @@ def _outermost(cuts: Sequence[Cut]) -> list[Cut]:
     """Return the references, each once, without those of objects that another one removes."""
     unique = dict[Cut, None]()
     for cut in cuts:
-        unique.update(dict.fromkeys(cut.each()))
+        for reference in cut.each():
+            unique[reference] = None
     outermost = list[Cut]()
+    # By the identity of each outer reference, which a million items of a list may share.
+    are_removed = dict[int, bool]()
     for cut in unique:
         outer = cut.outer
-        while outer is not None and unique.keys().isdisjoint(outer.each()):
-            outer = outer.outer
-        if outer is None:
+        if id(outer) not in are_removed:
+            are_removed[id(outer)] = _is_any_among(outer, unique)
+        if not are_removed[id(outer)]:
             outermost.append(cut)
     return outermost
+
+
+def _is_any_among(outer: Cut | None, cuts: Mapping[Cut, None]) -> bool:
+    """Return True if a reference, or one further out, is among some references."""
+    while outer is not None:
+        if not cuts.keys().isdisjoint(outer.each()):
+            return True
+        outer = outer.outer
+    return False
 
 
 def _inner_first(groups: list[list[Cut]]) -> list[list[Cut]]:
