@@ -16,7 +16,7 @@ from tests.random_graphs import CONTAINERS, KNOWN_WRONG, random_graph
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork"), reason="each graph is built and deleted in a forked process"
 )
-FEW, ALL = 60, 1000
+FEW, ALL = 30, 1000
 PARTS = [(0, FEW)]
 PARTS += [
     pytest.param(first, first + 94, marks=pytest.mark.thorough) for first in range(FEW, ALL, 94)
