@@ -95,6 +95,16 @@ def test_rows_are_one_if_a_line_names_what_another_removes() -> None:
     assert lines == [(14, line), (1, 'del runs["m2"]')]
 
 
+@pytest.mark.parametrize("line", ["%xdel _4", "del a.b"])
+def test_rows_that_one_line_deletes_are_one(line: str) -> None:
+    rows = [row_of("a weight", line, 2), row_of("a bias", line, 1), row_of("another", "b.c()", 4)]
+    other, whole = merged(rows, {})
+    assert other == rows[2]
+    assert whole.size_bytes == 3
+    assert whole.holder is not None
+    assert whole.holder.advice == line
+
+
 @pytest.mark.parametrize("line", ["del a.b", "a.b = None", "for item in a.b: del item.x"])
 def test_rows_stay_apart_if_no_line_fails_after_another(line: str) -> None:
     rows = [row_of("one", line, 2), row_of("other", "del a.c", 1)]

@@ -76,7 +76,7 @@ def merged(rows: Sequence[RetainedArray], cuts: Mapping[str, Sequence[Cut]]) -> 
             alone.append(row)
     for group in _groups(_with_arrays_inside(removable)):
         alone += _rows_of(group)
-    rows = _joined_by_lines(_joined_by_positions(alone))
+    rows = _joined_by_lines(_joined_by_positions(_joined_by_deletion(alone)))
     return sorted(rows, key=attrgetter("size_bytes"), reverse=True)
 
 
@@ -456,6 +456,36 @@ def _text_of_registry(path: str, number: int) -> str:
     if "matplotlib figure" in path:
         return f"{number} matplotlib figures"
     return f"{path}, and {number - 1} more there"
+
+
+# -- lines that delete one object ----------------------------------------------------------------
+
+
+def _joined_by_deletion(rows: list[RetainedArray]) -> list[RetainedArray]:
+    """Return the rows, as one those that the same line deletes: run again, it would fail.
+
+    An example is ``%xdel _4`` for each part of a model that a cell has shown.
+    """
+    of_line = dict[str, list[RetainedArray]]()
+    remaining = list[RetainedArray]()
+    for row in rows:
+        advice = "" if row.holder is None else row.holder.advice
+        if advice.startswith(_DELETING):
+            of_line.setdefault(advice, []).append(row)
+        else:
+            remaining.append(row)
+    for advice, of_same in of_line.items():
+        if len(of_same) == 1:
+            remaining += of_same
+            continue
+        largest_first = sorted(of_same, key=attrgetter("size_bytes"), reverse=True)
+        paths = [row.holder.path for row in largest_first if row.holder is not None]
+        path = _text_of_registry(paths[0], len(set(paths)))
+        remaining.append(_whole(largest_first, ReferencePath(path, advice)))
+    return remaining
+
+
+_DELETING = ("%xdel ", "del ")
 
 
 # -- lines that remove items of one list ----------------------------------------------------------
