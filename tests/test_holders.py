@@ -950,6 +950,15 @@ def test_one_line_removes_outputs_too(kernel: Kernel, code: str, line: str) -> N
     assert kernel.value("ref() is None") is True
 
 
+def test_one_line_for_an_output_deletes_it_once(kernel: Kernel) -> None:
+    works(kernel, "import numpy, weakref", "numpy.ones(1 << 20)", "same = _; ref = weakref.ref(_)")
+    number = kernel.value("max(Out)")
+    shown = one_line(kernel, f"_{number}")
+    assert shown == f'del same; get_ipython().del_var("_{number}")'
+    works(kernel, shown)
+    assert kernel.value("ref() is None") is True
+
+
 _GROWS = """
 import torch, weakref
 layers = torch.nn.ModuleList([torch.nn.Linear(512, 512) for _ in range(3)])

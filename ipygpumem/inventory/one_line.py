@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 
 from ipygpumem.heap.holders.cuts import in_sequence
@@ -28,31 +29,36 @@ def one_line_for_all(ownership: Ownership) -> str:
         return ""
     parts = [part for part in ownership.held if _is_needed(part, ownership)]
     advice = list(dict.fromkeys(part.holder.advice for part in parts))
-    of_outputs = [_statement_of(line) for line in advice if line.startswith(_OUTPUT)]
-    lines = [line for line in advice if not line.startswith(_OUTPUT)]
+    outputs = list[str]()
+    lines = list[str]()
+    for line in advice:
+        output = _OUTPUT.fullmatch(line)
+        if output is None:
+            lines.append(line)
+        else:
+            outputs.append(output["name"])
     if any(COMMENT in line or not is_simple(line) for line in lines):
         return ""
     lines = _without_ended(lines)
-    if not 1 <= len(lines) + len(of_outputs) <= _MOST_LINES:
+    if not 1 <= len(lines) + len(outputs) <= _MOST_LINES:
         return ""
     if _meet(lines, ownership.name):
         return ""
     own = f"del {target_of(ownership.name)}"
-    if not any(_ends_with(line, own) for line in lines):
-        lines = [*lines, own]
-    return in_sequence([*lines, *of_outputs])
+    if ownership.name not in outputs and not any(_ends_with(line, own) for line in lines):
+        lines.append(own)
+    return in_sequence([*lines, *map(_deletion_of_output, outputs)])
 
 
-_OUTPUT = "%xdel "
-"""Beginning of the lines that free an output."""
+_OUTPUT = re.compile(r"%xdel (?P<name>\w+)")
+"""Matches the lines that free an output."""
 
 
-def _statement_of(line: str) -> str:
+def _deletion_of_output(name: str) -> str:
     """Return the call that ``%xdel`` makes, because no statement can follow a magic.
 
     It deletes all names of an output's object, so it follows the statements that use them.
     """
-    name = line.removeprefix(_OUTPUT)
     return f'get_ipython().del_var("{name}")'
 
 
