@@ -498,11 +498,8 @@ def test_a_fault_that_lasts_stops_no_code_and_loses_no_name(
             found == {"old": found["old"], "since": 7, "log": [2, 2]}
             and not world.app.experiments.open
         )
-        may_stay = "without this scope" in said or name in (
-            "_matches_keep",
-            "_patterns",
-            "_shadows",
-        )
+        decides_on_names = name in ("_matches_keep", "_would_shadow")
+        may_stay = "without this scope" in said or decides_on_names
         if (
             not is_right
             or (found["old"] != 1 and not may_stay)
