@@ -1786,8 +1786,14 @@ CASES: dict[str, Case] = {
         "assert plt.get_fignums() == [1]; fig.canvas.draw()",
         kinds=("array",),
     ),
+    "an image of older axes in a list": Case(
+        "kept.append(ax.imshow(x.reshape(1024, -1)))",
+        f"{_AXES}; kept = []",
+        "assert plt.get_fignums() == [1] and not len(ax.images); fig.canvas.draw()",
+        kinds=("array",),
+    ),
     "an image in a list": Case(
-        "fig, ax = plt.subplots(); kept.append(ax.imshow(x.reshape(1024, -1)))",
+        "figure, axes = plt.subplots(); kept.append(axes.imshow(x.reshape(1024, -1)))",
         f"{_AXES}; ax.plot([1, 2]); kept = []",
         "assert plt.get_fignums() == [1]; fig.canvas.draw()",
         kinds=("array",),

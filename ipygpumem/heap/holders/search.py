@@ -290,6 +290,7 @@ class _Explanation:
         self._kept = roots.kept
         self._cuts = roots.cuts
         self._rows: RowHolders | None = None
+        self._names = roots.names
         self._figures = roots_of_figures(roots.names)
         self._max_visits = max_visits
         self._removed: dict[StorageKey, _Removal] = {}
@@ -498,7 +499,9 @@ class _Explanation:
             self._search.search_for_all(parts, self._max_visits)
         for key, removal in removals.items():
             way = removal.way
-            ways = self._all_ways([*removal.targets, *parts_of[key]], way)
+            row = None if self._rows is None else self._rows.row(key)
+            object_id = 0 if row is None else row.object_id
+            ways = self._all_ways([*removal.targets, *parts_of[key]], way, object_id)
             if len(ways) > 1 or len(ways[0].cuts) > 1:
                 way = joined(ways) if len(ways) > 1 else ways[0]
                 self._note_cuts(way)
@@ -519,8 +522,14 @@ class _Explanation:
             parts += self._search.below(owner_id, item_id, removal.arrays)
         return list(by_identity(parts).values())
 
-    def _all_ways(self, targets: Sequence[object], nearest: Way) -> list[Way]:
-        """Return the ways to some objects from all places that hold them, one for each line."""
+    def _all_ways(self, targets: Sequence[object], nearest: Way, object_id: int = 0) -> list[Way]:
+        """Return the ways to some objects from all places that hold them, one for each line.
+
+        Args:
+            targets: the objects.
+            nearest: the nearest way to one of them.
+            object_id: identity of the object of their row; 0 if there is none.
+        """
         kept = self._kept.get(id(targets[0]))
         if kept is not None and kept.is_only_place:
             return [nearest]
@@ -532,7 +541,7 @@ class _Explanation:
             if way_to.roots[0].advice == REMOVE and way_to.steps[-1] is not targets[0]:
                 continue  # a constant of a library that a part refers to
             holders.append(self._holder(way_to))
-        for way in self._closing_figures(targets, nearest):
+        for way in self._closing_figures(targets, nearest, object_id):
             holders.append(_Holder(None, [way], []))
         holders = _nearest_first(holders, nearest)
         removed = set[tuple[int, int]]()
@@ -547,19 +556,27 @@ class _Explanation:
                     by_advice[way.holder.advice] = replace(first, words="")
         return list(by_advice.values())
 
-    def _closing_figures(self, targets: Sequence[object], nearest: Way) -> list[Way]:
-        """Return the ways to open figures around some artists, such as axes in a user's list.
+    def _closing_figures(
+        self, targets: Sequence[object], nearest: Way, object_id: int
+    ) -> list[Way]:
+        """Return the ways to open figures around some axes, such as those in a user's list.
 
-        Pyplot keeps these figures, with the artists in them. A figure stays if it has much else, or
-        if ``nearest`` leads through it: then the artist is taken out of it.
+        Pyplot keeps these figures, with the axes in them. A figure stays if it has much else or a
+        name, and if ``nearest`` leads through it: then an artist is taken out of it. A line alone
+        may have been drawn in an older figure, so it closes only the figure ``object_id``.
         """
         on_the_way = {*nearest.step_ids, *(owner_id for owner_id, _ in nearest.removed)}
         on_the_way.difference_update(map(id, targets))
         figures = dict[int, object]()
         for target in targets if self._figures else ():
             figure = figure_of(target)
-            if id(figure) in self._figures and on_the_way.isdisjoint(_around(target, figure)):
+            are_axes = target is figure or is_of_library(target, "matplotlib.axes", "Axes")
+            if id(figure) not in self._figures or not (are_axes or id(figure) == object_id):
+                continue
+            if on_the_way.isdisjoint(_around(target, figure)):
                 figures[id(figure)] = figure
+        for value in list(self._names.values()) if figures else ():
+            figures.pop(id(figure_of(value)), None)
         ways = list[Way]()
         for key, figure in figures.items():
             if self._rows is not None and self._rows.has_little_else(figure):
