@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 
 from ipygpumem.probes.own_limits import resource
@@ -68,8 +67,10 @@ class AllocationLimit:
         """The limit for the cell's code."""
         self._data_bytes = data_bytes
         self._renew = renew
-        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-        """Threads that were started under this limit."""
+        self._threads = set[int]()
+        """Threads that were started under this limit and run, by identity. They add themselves:
+        ``start`` may be interrupted, and until Python 3.13 a thread whose ``join`` was is not
+        alive for ``is_alive``, although it runs."""
         if resource is None:
             self._users = NO_LIMIT
         else:
@@ -96,19 +97,20 @@ class AllocationLimit:
             self._users = NO_LIMIT
         return soft != self._users and soft % PAGE_BYTES != _MARK
 
-    def add_thread(self, thread: threading.Thread) -> None:
-        """Note that a thread was started while the limit was in force."""
-        with self.lock:
-            self._threads.add(thread)
+    def thread_begins(self) -> None:
+        """Note that the calling thread, which was started under the limit, runs.
+
+        Without a lock, which the thread that starts it may hold; adding an item needs none.
+        """
+        self._threads.add(threading.get_ident())
+
+    def thread_ends(self) -> None:
+        """Note that the calling thread ends."""
+        self._threads.discard(threading.get_ident())
 
     def has_threads(self) -> bool:
         """Return True if a thread that was started in a cell still runs."""
-        return self._alive_count() > 0
-
-    def _alive_count(self) -> int:
-        with self.lock:
-            threads = list(self._threads)
-        return sum(thread.is_alive() for thread in threads)
+        return bool(self._threads)
 
     def wait_for_threads(self) -> None:
         """Wait a moment until a cell's threads have ended or allocate nothing: they would use up
@@ -121,7 +123,7 @@ class AllocationLimit:
         unchanged_looks = 0
         while unchanged_looks < _SETTLED_LOOKS and time.monotonic() < end:
             try:
-                state = self._alive_count(), self._data_bytes() or 0
+                state = len(self._threads), self._data_bytes() or 0
             except MemoryError:  # they have not settled
                 state = -1, -1
             if state[0] == 0:
@@ -190,6 +192,7 @@ class AllocationLimit:
         held the lock.
         """
         self.lock = threading.RLock()
+        self._threads.clear()
         self._lifts = self._raises = 0
         self.end()
 

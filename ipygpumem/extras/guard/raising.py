@@ -144,9 +144,11 @@ def _run(bootstrap: Callable[[], None], limit: AllocationLimit) -> None:
     """Run a thread. Its stack goes back to the system afterwards, and other threads must not use as
     much instead.
     """
+    limit.thread_begins()
     try:
         bootstrap()
     finally:
+        limit.thread_ends()
         limit.lower(stack_bytes())
 
 
@@ -169,7 +171,6 @@ def _replace_start(limit: AllocationLimit) -> Callable[[], None]:
             if type(started) is threading.Event and not started.is_set():
                 thread._started = _Started(thread, limit)  # type: ignore[attr-defined]
             earlier(thread)
-            limit.add_thread(thread)
         finally:
             limit.leave(renew=True)
 
