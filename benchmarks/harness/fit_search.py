@@ -17,6 +17,7 @@ def search(cell: str, fit: str, *, run: bool = True, **options: Any) -> Search:
         "device_memory": None,
         "timeout": None,
         "batch": None,
+        "assume": [],
         "fit": fit,
         **options,
     }

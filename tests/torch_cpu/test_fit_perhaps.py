@@ -45,3 +45,13 @@ def test_code_that_fits_for_certain_says_so() -> None:
     report = as_it_is(found.tried(found.first))
     assert report is not None
     assert "it fits without a change" in str(report)
+
+
+def test_changes_are_tried_with_the_user_s_assumptions() -> None:
+    code = "import torch\nx = torch.ones(2**20, device='cuda')\nkept = x[x > 0].exp()"
+    peaks = []
+    for assume in ([], ["3=0.25"]):
+        found = search(code, "4GiB", run=False, assume=assume)
+        peaks.append(found.tried(found.first).estimate.peak_bytes)
+    at_most, assumed = peaks
+    assert assumed < at_most
