@@ -119,6 +119,23 @@ start(numbers, 1)
     assert "%gpumem guard off" in report
 
 
+def test_a_thread_may_die_without_memory_to_tell_why(notebook: Kernel) -> None:
+    """Other threads may use up at once what it has freed."""
+    without_memory = """
+from ipygpumem.extras.guard.causes import Causes
+explain = Causes.explain
+def fail(self, error): raise MemoryError
+Causes.explain = fail
+def numbers():
+    parts.append(bytes(2**30))
+start(numbers, 1)
+"""
+    works(notebook, DEFINITIONS, ON)
+    (report,) = works(notebook, without_memory).reports("guard")
+    assert "the memory guard perhaps refused a request of a thread" in report
+    works(notebook, "Causes.explain = explain")
+
+
 @pytest.mark.parametrize(
     "use",
     [

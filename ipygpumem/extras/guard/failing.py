@@ -132,6 +132,8 @@ class ErrorRoom:
             try:
                 error = getattr(next(iter(arguments), None), "exc_value", None)
                 self._causes.note(self._causes.explain(error))
+            except MemoryError:  # the other threads have used up what this one has freed
+                self._causes.note("perhaps refused a request of a thread")
             except Exception as failure:  # Python must show the thread's error
                 self._isolation.failed("the memory guard", failure, "its report may be missing")
         yield
