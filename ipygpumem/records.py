@@ -427,6 +427,10 @@ class RetainedArray(Record):
     """Libraries that keep memory of it which nothing counts."""
 
 
+MALLOC_TRIM = "malloc_trim"
+"""Name of the step that returns free pages of the heap to the system."""
+
+
 @dataclass(frozen=True)
 class FreeingStep(Record):
     """One step of freeing memory, with the bytes freed on each device, without those freed by other

@@ -20,9 +20,10 @@ from ipygpumem.extras.panel import snapshot
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow
 from ipygpumem.extras.peak.report import peak_report
 from ipygpumem.features import all_features
-from ipygpumem.records import Reading, Usage
+from ipygpumem.records import FreeingStep, Reading, Usage
 from ipygpumem.report import text
 from ipygpumem.report.content import freed_report
+from ipygpumem.report.estimate import share_rows
 from ipygpumem.report.layout import sizes
 from ipygpumem.report.status import status_report
 from ipygpumem.shell.commands.parsing import FUNCTIONS
@@ -688,3 +689,108 @@ def test_copies_of_an_output_are_not_listed(notebook: Kernel) -> None:
     assert f"Out[{numbers[0]}], Out[{numbers[1]}]" in " ".join(report.split())
     assert "IPython's output _" not in report
     ok(notebook, "%xdel seen")
+
+
+# -- what a command has done ----------------------------------------------------------------------
+
+
+def test_a_start_says_what_is_open(notebook: Kernel) -> None:
+    (line,) = ok(notebook, "%experiment start outer").reports("note")
+    assert line == "experiment outer is open: %experiment end ends it"
+    (line,) = ok(notebook, "%experiment start inner --keep a").reports("note")
+    assert line == "experiment inner is open inside outer: %experiment end ends it"
+    ok(notebook, "%experiment end outer")
+
+
+def test_a_start_with_no_report_says_nothing(notebook: Kernel) -> None:
+    assert ok(notebook, "%experiment start silent --report none").displays == []
+    assert ok(notebook, "%experiment keep x").displays == []
+    ok(notebook, "x = 1", "%experiment end")
+
+
+def test_keep_says_what_is_kept_and_what_does_not_exist_yet(notebook: Kernel) -> None:
+    ok(notebook, "%experiment start kept --keep first", "second = 2; other = 3")
+    (line,) = ok(notebook, "%experiment keep second").reports("note")
+    assert line == "experiment kept keeps first, second (no name matches first yet)"
+    (line,) = ok(notebook, "%experiment keep second 'oth*'").reports("note")
+    assert line == "experiment kept keeps first, second, oth* (no name matches first yet)"
+    ok(notebook, "first = 1")
+    (line,) = ok(notebook, "%experiment keep second").reports("note")
+    assert line == "experiment kept keeps first, second, oth*"
+    (report,) = ok(notebook, "%experiment end").reports("experiment")
+    assert "kept: second, other, first" in " ".join(report.split())
+    ok(notebook, "del first, second, other")
+
+
+def test_a_trivial_experiment_names_no_step_that_freed_it(notebook: Kernel) -> None:
+    (report,) = ok(notebook, "%%experiment trivial\nsmall = 1").reports("experiment")
+    assert "freed by" not in report
+
+
+def test_small_trims_are_not_told_and_large_ones_are() -> None:
+    small = FreeingStep("malloc_trim", {"cpu": 3 * MIB}, {}, 0.1)
+    large = FreeingStep("malloc_trim", {"cpu": 30 * MIB}, {}, 0.1)
+    assert "malloc_trim" not in text.render([freed_report("freed", [small], small.freed)])
+    assert "malloc_trim (RAM 30 MiB)" in text.render([freed_report("freed", [large], large.freed)])
+
+
+def test_the_status_says_once_how_much_has_no_name(notebook: Kernel) -> None:
+    cell = """
+    import ctypes
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    block = ctypes.c_void_p(libc.malloc(128 << 20))
+    libc.memset(block, 1, 128 << 20);
+    """
+    ok(notebook, code(cell))
+    (report,) = ok(notebook, "%gpumem status").reports("status")
+    assert report.count("not named") == 1
+    ok(notebook, "libc.free(block)")
+
+
+def test_a_row_of_several_names_and_why_agree(notebook: Kernel) -> None:
+    needs("numpy")
+    ok(notebook, "import numpy; rows = [numpy.ones(1 << 20)]; rows", "rows")
+    (top,) = ok(notebook, "%gpumem top rows").reports("top")
+    assert "%xdel rows" in top
+    assert "a row with several names: its line deletes all of them" in top
+    (why,) = ok(notebook, "%gpumem why rows").reports("why")
+    assert "in one line: %xdel rows" in why
+    ok(notebook, "import weakref; array = weakref.ref(rows[0])", "%xdel rows")
+    assert notebook.value("array() is None") is True
+
+
+@pytest.mark.parametrize("name", ["In", "_ih", "_i", "_ii", "_i1", "_dh", "exit", "get_ipython"])
+def test_why_says_that_a_name_is_ipythons(notebook: Kernel, name: str) -> None:
+    (report,) = ok(notebook, f"%gpumem why {name}").reports("why")
+    assert report.startswith(f"{name} · ")
+    assert "IPython" in report
+    assert "frees" not in report
+    assert "still held" not in report
+
+
+@pytest.mark.parametrize("name", ["_", "__", "___"])
+def test_why_says_that_there_is_no_output_yet(name: str) -> None:
+    with Kernel() as kernel:
+        ok(kernel, "%load_ext ipygpumem")
+        (report,) = ok(kernel, f"%gpumem why {name}").reports("why")
+    assert "there is none yet" in report
+
+
+def test_why_of_a_rebound_name_of_ipython_is_about_its_object(notebook: Kernel) -> None:
+    ok(notebook, "_i1 = bytearray(8 << 20)")
+    (report,) = ok(notebook, "%gpumem why _i1").reports("why")
+    assert "del _i1 frees all of it" in report
+    ok(notebook, "del _i1")
+
+
+def test_tiny_parts_of_an_estimate_are_one_row() -> None:
+    parts = {"parameters": GIB, "gradients": 900 * KIB, "buffers": KIB, "other": 2 * KIB}
+    rows = share_rows(parts, sum(parts.values()))
+    shown = [(row["size"], row["share"], row["at the peak"]) for row in rows]
+    assert shown == [
+        ("1.00 GiB", "100%", "parameters"),
+        ("903 KiB", "<1%", "3 smaller parts"),
+    ]
+    (_, row) = share_rows({"parameters": GIB, "other": KIB}, GIB + KIB)
+    assert (row["share"], row["at the peak"]) == ("<1%", "other")

@@ -202,6 +202,11 @@ def why(obj: object) -> Ownership:
     found = ownership.ownership_of(
         name or "object", holding, roots(frame.f_globals), references, is_name=bool(name)
     )
+    app = loaded_app()
+    if app is not None:
+        from ipygpumem.shell.ipython.caches import outputs_of  # scripts need no IPython
+
+        found = replace(found, outputs=outputs_of(app.context.shell, holding[0]))
     text = holding[0]
     if type(text) is str and text in frame.f_globals and not name:
         hint = f"this is about the text; for the variable: ipygpumem.why({text})"

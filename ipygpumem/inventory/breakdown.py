@@ -319,9 +319,7 @@ them.
 
 _OTHERS = "other processes and the system"
 MANY_BYTES, MANY_SHARE = 64 * MIB, 0.1
-"""Bytes, and share of the RSS or of what an experiment keeps, from which a note says how many
-cannot be named.
-"""
+"""Bytes, and share of what an experiment keeps, from which a note says how many cannot be named."""
 PYTHON_OBJECTS, DATA_OF = "Python objects", "of "
 """Name of a part, and prefix of the kind of a library's memory that is neither a tensor nor a NumPy
 array.
@@ -367,11 +365,6 @@ def host_parts(
     claims = _claims(basis, figures)
     notes = _host_notes(claims, figures)
     private = _own_pages(claims.private, storages, resident, notes, figures.own, objects or {})
-    for part in private:
-        not_named = part.size_bytes or 0
-        is_much = not_named > min(MANY_BYTES, MANY_SHARE * figures.rss_bytes)
-        if part.name == _NOT_NAMED and is_much:
-            notes.append(f"{format_bytes(not_named)} of this process are not named: {UNACCOUNTED}")
     if figures.children_bytes is None:
         notes.append(f"child processes are not known separately here: they are among the {_OTHERS}")
     shared = claims.shared

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ipygpumem.heap.holders.cuts import in_sequence
 from ipygpumem.heap.holders.path import COMMENT, is_simple
-from ipygpumem.introspect import target_of
+from ipygpumem.introspect import is_name, target_of
 from ipygpumem.inventory.ownership import HeldPart, Ownership
 
 _LEAST_SHARE = 0.01
@@ -44,6 +44,11 @@ def one_line_for_all(ownership: Ownership) -> str:
         return ""
     if _meet(lines, ownership.name):
         return ""
+    other_outputs = [name for name in outputs if name not in ownership.outputs]
+    if len(other_outputs) < len(outputs) and is_name(ownership.name):
+        if not lines and not other_outputs:
+            return f"%xdel {ownership.name}"
+        return in_sequence([*lines, *map(_deletion_of_output, [ownership.name, *other_outputs])])
     own = f"del {target_of(ownership.name)}"
     if ownership.name not in outputs and not any(_ends_with(line, own) for line in lines):
         lines.append(own)

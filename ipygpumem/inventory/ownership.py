@@ -134,6 +134,10 @@ class Ownership(Record):
     """True if an autograd graph is a part of it: graphs of other tensors may share its nodes, which
     are no Python objects.
     """
+    outputs: tuple[str, ...] = ()
+    """IPython's names of the outputs that are the object itself: ``%xdel`` of any of its names
+    deletes all of them.
+    """
 
     @property
     def size_bytes(self) -> int:

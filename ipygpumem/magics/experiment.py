@@ -68,13 +68,24 @@ _OPTIONS = (
 
 @command("%experiment start", "open one", _name("%experiment start demo"), *_OPTIONS)
 def start(app: App, options: Options) -> list[Report]:
-    """Open an experiment; return notes about devices that its budget cannot limit."""
+    """Open an experiment; return a note about it, and about devices that its budget cannot
+    limit.
+    """
     experiment = new(app, options)
     app.experiments.begin(experiment)
-    budget = experiment.budget
-    if budget is None:
-        return []
-    return [note(text) for text in budget.notes]
+    lines = list[str]()
+    if not experiment.is_silent:
+        lines.append(_opened(app, experiment))
+    if experiment.budget is not None:
+        lines += experiment.budget.notes
+    return [note(line) for line in lines]
+
+
+def _opened(app: App, experiment: Experiment) -> str:
+    """Return the line about an experiment that was opened, and the one around it."""
+    around = [other.name for other in app.experiments.here() if other is not experiment]
+    where = f" inside {around[-1]}" if around else ""
+    return f"experiment {experiment.name} is open{where}: %experiment end ends it"
 
 
 @command(
@@ -223,8 +234,20 @@ def keep(app: App, options: Options) -> list[Report]:
     patterns = patterns_of("%experiment keep", options.names)
     if not patterns:  # words of commas
         raise UsageError(f"%experiment keep: {_WHICH_NAMES}")
-    _innermost(app).keep(*patterns)
-    return []
+    experiment = _innermost(app)
+    experiment.keep(*patterns)
+    if experiment.is_silent:
+        return []
+    return [note(_kept(experiment))]
+
+
+def _kept(experiment: Experiment) -> str:
+    """Return the line about the names that an experiment keeps, and those that are not there."""
+    line = f"experiment {experiment.name} keeps {', '.join(experiment.options.keep)}"
+    missing = experiment.scope.unmatched_keep()
+    if missing:
+        line += f" (no name matches {', '.join(missing)} yet)"
+    return line
 
 
 @command("%experiment status", "show the open experiments and their memory so far")

@@ -4,15 +4,24 @@ of the rest.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from IPython.core.error import UsageError
 
 from ipygpumem.errors import describe_error, ellipsize, quoted
+from ipygpumem.introspect import type_name
 from ipygpumem.inventory.ownership import ownership_of
 from ipygpumem.magics import sources, tensors
-from ipygpumem.report.inventory import left_report, outputs_report, why_report
+from ipygpumem.report.inventory import (
+    left_report,
+    of_ipython_report,
+    outputs_report,
+    why_report,
+)
 from ipygpumem.report.layout import Report, clean
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, argument, command
+from ipygpumem.shell.ipython.caches import made_by_ipython, outputs_of
 from ipygpumem.shell.ipython.sources import cell_that_bound
 
 
@@ -43,11 +52,15 @@ def why(app: App, options: Options) -> list[Report]:
     cache = names.get("_oh")
     if type(cache) is dict and holding[0] is cache:
         return [outputs_report(tensors.outputs(app.context.shell), len(cache))]
+    made = made_by_ipython(app.context.shell, expression) if is_name else ""
+    if made:
+        return [of_ipython_report(expression, type_name(holding[0]), made)]
     references = 2 if is_name else 1  # of the list, and of the name
     roots = app.experiments.survivors.roots()
     with app.context.display.working("what else holds it"):
         ownership = ownership_of(expression, holding, roots, references, is_name=is_name)
-    return [why_report(ownership)]
+    outputs = outputs_of(app.context.shell, holding[0])
+    return [why_report(replace(ownership, outputs=outputs))]
 
 
 def _report_of_deleted(app: App, name: str) -> Report:

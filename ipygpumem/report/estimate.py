@@ -10,6 +10,7 @@ from ipygpumem.report.showing import shows
 from ipygpumem.units import format_bytes, format_change, format_in, format_seconds
 
 _GUESSES_SHOWN = 5
+_TINY_SHARE = 0.001
 _ADDED, _VERDICT = "added to the peak", "verdict"
 """Headings of the second and the third group."""
 
@@ -119,13 +120,27 @@ def _verdict_rows(device: DeviceEstimate) -> list[dict[str, str]]:
 
 
 def share_rows(parts: Mapping[str, int], peak_bytes: int) -> list[dict[str, str]]:
-    """Return a row for each purpose of the memory at the peak, with its share."""
+    """Return a row for each purpose of the memory at the peak, with its share; one for all tiny
+    ones.
+    """
+    least = _TINY_SHARE * peak_bytes
+    tiny = {name: size for name, size in parts.items() if 0 < size < least}
+    large = parts
+    if len(tiny) > 1:
+        large = {name: size for name, size in parts.items() if name not in tiny}
+        large[f"{len(tiny)} smaller parts"] = sum(tiny.values())
     rows = []
-    for name, size in parts.items():
+    for name, size in large.items():
         if size:
-            share = f"{size / peak_bytes:.0%}"
+            share = _share_label(size, peak_bytes)
             rows.append({"size": format_bytes(size), "share": share, "at the peak": name})
     return rows
+
+
+def _share_label(size: int, total: int) -> str:
+    """Return a share in per cent; never 0 % for memory that is there."""
+    share = f"{size / total:.0%}"
+    return "<1%" if share == "0%" else share
 
 
 @shows(ModelSummary)

@@ -243,6 +243,8 @@ def _gradient_label(row: TensorRecord) -> str:
 
 _COUNTED_ONCE = "memory of several names is counted once; %gpumem why NAME counts all of it"
 
+_DELETES_ALL = "a row with several names: its line deletes all of them"
+
 
 @shows(LargestNames)
 def top_report(names: LargestNames, *, top: int = 20, small: Sequence[str] = ()) -> Report:
@@ -259,6 +261,8 @@ def top_report(names: LargestNames, *, top: int = 20, small: Sequence[str] = ())
     lines = list(map(clean, names.notes))
     if any(row.held_by for row in names.names[:top]):
         lines.append(_COUNTED_ONCE)
+    if any(row.same for row in names.names[:top]):
+        lines.append(_DELETES_ALL)
     if small:
         lines.append(clean(f"{listed(small)}: less than {format_bytes(SMALLEST)}"))
     for row in names.names[:top]:
@@ -482,6 +486,11 @@ def outputs_report(names: LargestNames, number: int) -> Report:
     head = ["Out", count(number, "output"), *memory, "del Out frees 0 B"]
     lines = [*report.lines, "to free all outputs: %reset -f out, then %gpumem free"]
     return Report("why", head, lines, report.tables, records=[names])
+
+
+def of_ipython_report(name: str, type_name: str, made: str) -> Report:
+    """Return the report on an object that IPython has made and keeps."""
+    return Report("why", [clean_name(name), clean_name(type_name), made])
 
 
 def _lines_of_holders(holders: Sequence[HeldPart], sharing: Sequence[HeldPart]) -> list[str]:

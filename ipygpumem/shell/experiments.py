@@ -339,7 +339,7 @@ class ExperimentManager:
                 continue
             self.finished.append(record)
             self._subscribers.add(record)
-            style = experiment.report or self.context.config.experiment_report
+            style = experiment.report_style
             reports += content.experiment_reports(record, style, self.context.display.scales)
             if style == "none":
                 for line in record.notes:
@@ -414,6 +414,16 @@ class Experiment(Block):
         return self.options.name
 
     @property
+    def report_style(self) -> str:
+        """Level of detail of its report: its own, or the configured one."""
+        return self.report or self._context.config.experiment_report
+
+    @property
+    def is_silent(self) -> bool:
+        """True if the user wants no report about it."""
+        return self.report_style == "none"
+
+    @property
     def budget(self) -> Budget | None:
         """The limits of torch's memory while it is open."""
         return self.options.budget
@@ -477,7 +487,9 @@ class Experiment(Block):
 
     def keep(self, *patterns: str) -> None:
         """Keep these names or globs at the end too."""
-        self.options.keep.extend(checked_patterns(patterns))
+        for pattern in checked_patterns(patterns):
+            if pattern not in self.options.keep:
+                self.options.keep.append(pattern)
 
     def usage(self) -> tuple[Usage, ...]:
         """Return each device's usage from the start until now, or until its end."""

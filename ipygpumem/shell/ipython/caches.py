@@ -107,6 +107,44 @@ def _users_latest(shell: Any) -> dict[str, object]:
     return {name: shell.user_ns[name] for name in names if shell.user_ns[name] is not outputs[name]}
 
 
+def outputs_of(shell: Any, item: object) -> tuple[str, ...]:
+    """Return IPython's names, such as ``_5``, of the outputs that are an object itself."""
+    kept, _ = kept_outputs(shell)
+    return tuple(f"_{number}" for number, value in kept.items() if value is item)
+
+
+_INPUTS = "IPython's list of the text of your cells"
+_COMMAND = "a command of IPython, which holds none of your data"
+_OF_IPYTHON = {
+    "In": _INPUTS,
+    "_ih": _INPUTS,
+    "_dh": "IPython's list of the folders that %cd has visited",
+    "exit": _COMMAND,
+    "quit": _COMMAND,
+    "get_ipython": "the function that returns IPython's shell, which holds none of your data",
+}
+"""IPython's own names, with what they are."""
+_NO_OUTPUT = "IPython's name for one of the last three outputs: there is none yet"
+_INPUT = "IPython's copy of the text of a cell"
+
+
+def made_by_ipython(shell: Any, name: str) -> str:
+    """Return a description of a name that IPython has bound; empty for an output, and for a user's
+    name.
+    """
+    value = shell.user_ns.get(name)
+    if name in _LATEST:
+        outputs = instance_dict(shell.displayhook) or {}
+        is_empty = value is outputs.get(name) and type(value) is str and value == ""
+        return _NO_OUTPUT if is_empty and not outputs_of(shell, value) else ""
+    if value is not shell.user_ns_hidden.get(name):
+        return ""
+    match = _NAME.fullmatch(name)
+    if match is not None:
+        return "" if match["output"] else _INPUT
+    return _OF_IPYTHON.get(name, "")
+
+
 def global_of_run(file: str, name: str) -> str:
     """Return the code for a global of the module that IPython keeps of a script that ``%run`` has
     run.
