@@ -794,3 +794,63 @@ def test_tiny_parts_of_an_estimate_are_one_row() -> None:
     ]
     (_, row) = share_rows({"parameters": GIB, "other": KIB}, GIB + KIB)
     assert (row["share"], row["at the peak"]) == ("<1%", "other")
+
+
+def test_a_name_of_a_child_process_is_missed_with_the_option_that_keeps_it(
+    notebook: Kernel,
+) -> None:
+    ok(notebook, "%%isolate\ninner, other = 1, 2")
+    (line,) = fails(notebook, "inner", "NameError").reports("cell")
+    assert "inner ended with the child process of %%isolate: --keep inner keeps it" in line
+    ok(notebook, "%%isolate --keep other\nother = 2", "del other")
+    assert "ended with" not in str(fails(notebook, "other", "NameError").reports("cell"))
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "%%experiment\nx = 1",
+        "%%experiment demo --kep x\nx = 1",
+        "%%experiment demo keep x\nx = 1",
+        "%%peak --tpo 3\nx = 1",
+        "%%autofit\nx = 1",
+        "%%estimate --fit\nx = 1",
+    ],
+)
+def test_a_cell_whose_first_line_is_wrong_has_no_line(notebook: Kernel, cell: str) -> None:
+    before = notebook.value("len(ipygpumem.history())")
+    reply = fails(notebook, cell, None)
+    assert "UsageError" in reply.stderr
+    assert reply.displays == []
+    assert notebook.value("len(ipygpumem.history())") == before
+
+
+def test_a_wrong_command_after_code_leaves_the_cell_its_line(notebook: Kernel) -> None:
+    cell = "%%experiment demo\nblock = bytearray(8 << 20)\n%gpumem tpo"
+    assert len(notebook.run(cell).reports("cell")) == 1
+    cell = "ran = 1\nget_ipython().run_cell_magic('peak', '--tpo', 'x = 1')"
+    assert len(notebook.run(cell).reports("cell")) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("%gpumem statsu", "no such command 'statsu' (did you mean status?): %gpumem help"),
+        ("%experiment strat a", "(did you mean start?): %experiment help lists the commands"),
+        ("%%estimate --fit\nx = 1", "%%estimate: --fit needs a value: --fit SIZE"),
+        ("%experiment start a --keep", "--keep needs a value: --keep NAME..."),
+        ("%gpumem leaks --min 1", "%gpumem leaks: --min: '1' has no unit"),
+        ("%gpumem top -n", "%gpumem top: -n needs a value: -n N"),
+    ],
+)
+def test_a_mistake_in_a_line_is_named_in_few_words(notebook: Kernel, line: str, says: str) -> None:
+    reply = fails(notebook, line, None)
+    assert says in " ".join(reply.stderr.split())
+    assert len(reply.stderr) < 150
+
+
+def test_a_misspelt_name_is_suggested(notebook: Kernel) -> None:
+    ok(notebook, "dataset = bytearray(8 << 20)")
+    (report,) = ok(notebook, "%gpumem why datsaet").reports("why")
+    assert "datsaet is not defined (did you mean dataset?)" in report
+    ok(notebook, "del dataset")

@@ -20,7 +20,7 @@ from ipygpumem.report.inventory import (
 )
 from ipygpumem.report.layout import Report, clean
 from ipygpumem.shell.app import App
-from ipygpumem.shell.commands.declarations import Options, argument, command
+from ipygpumem.shell.commands.declarations import Options, argument, command, did_you_mean
 from ipygpumem.shell.ipython.caches import made_by_ipython, outputs_of
 from ipygpumem.shell.ipython.sources import cell_that_bound
 
@@ -66,4 +66,5 @@ def why(app: App, options: Options) -> list[Report]:
 def _report_of_deleted(app: App, name: str) -> Report:
     """Return the report on a name that does not exist, or no longer."""
     cell = cell_that_bound(app.context.shell, name)
-    return left_report(name, cell, app.experiments.survivors.left_by(name, cell))
+    meant = "" if cell is not None else did_you_mean(name, list(app.context.namespace))
+    return left_report(name, cell, app.experiments.survivors.left_by(name, cell), meant)

@@ -559,9 +559,14 @@ def _freed_text(ownership: Ownership, freed: int) -> str:
     return "all of it"
 
 
-def left_report(name: str, cell: int | None, left: Sequence[RetainedArray]) -> Report:
-    """Return the report on a deleted name: its object or arrays that are still alive."""
-    headline = f"{clean_name(name)} is not defined"
+def left_report(
+    name: str, cell: int | None, left: Sequence[RetainedArray], meant: str = ""
+) -> Report:
+    """Return the report on a deleted name: its object or arrays that are still alive.
+
+    ``meant`` suggests a similar name.
+    """
+    headline = f"{clean_name(name)} is not defined{clean(meant)}"
     if cell is not None:
         headline += f"; cell {cell} bound it"
     if left:

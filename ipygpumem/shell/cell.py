@@ -90,6 +90,8 @@ class CellMeasurement:
         """Its record, once it has ended and been measured."""
         self.is_ours = False
         """True if it has only our commands: no line, and no row in the history."""
+        self.is_rejected = False
+        """True if our cell magic in its first line was wrong, so that none of its code has run."""
 
 
 class CellErrors:

@@ -135,27 +135,27 @@ class GpuMemMagics(Magics):
             # the reason was reported before
             write(f"%%{name} failed again", _LOST.get(name, ""))
         else:
-            from ipygpumem.shell.commands.parsing import parse  # on the first command
-
             # below, an error would be shown twice
-            parse(self.commands, f"%%{name}", line)
+            self._parse(f"%%{name}", line)
         self.shell.run_cell(source).raise_error()
 
     def _run(self, magic: str, line: str, *cell: str) -> None:
         """Run a command and show its reports."""
-        from ipygpumem.shell.commands.parsing import parse  # on the first command
-
         __tracebackhide__ = True  # IPython hides this frame in tracebacks of the user's code
         app = self.app
         runs_users_code = bool(cell) or self.commands.magics[magic].runs_line
         try:
             with self._growth_of(magic, line):
-                command, options = parse(self.commands, magic, line)
+                command, options = self._parse(magic, line)
                 run = _run_of_option(command, options)
                 if run is None:
                     reports = command.run(app, options, *cell)
                 else:
                     reports = run(app, Call(command, line, options, cell))
+        except UsageError:
+            if magic.startswith("%%") and not cell:  # a rewritten first line: the body comes next
+                self._reject_cell()
+            raise
         except GpuMemError as error:
             from ipygpumem.report.layout import clean  # the App has imported it
 
@@ -168,6 +168,28 @@ class GpuMemMagics(Magics):
                 error._render_traceback_ = lambda: [line]  # type: ignore[attr-defined]  # IPython reads it
             raise
         app.context.display.show(reports)
+
+    def _parse(self, magic: str, line: str) -> tuple[Command, Options]:
+        """Return the command of a line, and its options; a mistake in the first line of a cell
+        means that none of its code runs.
+        """
+        from ipygpumem.shell.commands.parsing import parse  # on the first command
+
+        __tracebackhide__ = True
+        try:
+            return parse(self.commands, magic, line)
+        except UsageError:
+            if magic.startswith("%%"):
+                self._reject_cell()
+            raise
+
+    def _reject_cell(self) -> None:
+        """Note that the running cell is not run, because its first line is wrong.
+
+        User code may have called the magic, too: ``get_ipython().run_cell_magic("peak", ...)``.
+        """
+        for cell in self.app.context.cells.running()[-1:]:
+            cell.measured.is_rejected = cell.source.lstrip().startswith("%")
 
     def _growth_of(self, magic: str, line: str) -> AbstractContextManager[None]:
         """Return a block in which growth of the process is named by the command of ``%gpumem``.

@@ -62,6 +62,8 @@ class ExperimentManager:
         self.finished: deque[ExperimentRecord] = deque(maxlen=HISTORY_LENGTH)
         self.code = CodeObserver(context, self.open)
         self.clock = itertools.count()
+        self.ended_elsewhere: dict[str, str] = {}
+        """Names that ended without an experiment → the remark if one is missed."""
         self._last_oom = 0
         """Identity of an out-of-memory error."""
         self._counted: list[Experiment] = []
@@ -101,9 +103,13 @@ class ExperimentManager:
         self._counted = []  # the next try's error may reuse this one's identity
 
     def remarks(self, error: BaseException | None) -> list[str]:
-        """Return a remark on an error for a name that an experiment has deleted."""
+        """Return a remark on an error for a name that an experiment has deleted, or that ended
+        elsewhere.
+        """
         if type(error) is not NameError or type(error.name) is not str:
             return []
+        if error.name in self.ended_elsewhere:
+            return [self.ended_elsewhere[error.name]]
         for record in reversed(self.finished):
             if error.name in record.deleted:
                 name = clean_name(error.name)

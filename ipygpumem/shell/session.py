@@ -393,6 +393,8 @@ def _is_ours(cell: Cell, record: CellRecord) -> bool:
     """
     if record.error not in (None, *_MESSAGES) or record.recovery is not None:
         return False
+    if cell.measured.is_rejected:
+        return True
     source = cell.source
     return ("%" in source or source.startswith(_WITHOUT_SIGN)) and has_only_our_commands(source)
 

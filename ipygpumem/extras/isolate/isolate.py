@@ -35,6 +35,7 @@ from ipygpumem.report.layout import Report, clean, note
 from ipygpumem.scope.bindings import Bindings
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, byte_size, command, duration, option
+from ipygpumem.shell.ipython.sources import bound_names
 from ipygpumem.units import KIB, MIB, format_bytes, format_seconds
 
 _PAUSE_SECONDS = 0.1
@@ -86,10 +87,22 @@ def of_cell(app: App, options: Options, cell: str) -> list[Report]:
         raise UsageError(f"%%isolate: {clean(reason)}")
     isolated = IsolatedCell(app, options)
     error = isolated.run(_with_lines(app, cell), keep)
+    _note_ended_names(app, cell)
     app.context.display.show(isolated.notes)
     if error is not None:
         raise error from None
     return []
+
+
+def _note_ended_names(app: App, cell: str) -> None:
+    """Note the names that a cell bound in the child process only, for the error of a later cell."""
+    ended = app.experiments.ended_elsewhere
+    for name in bound_names(app.context.shell, cell):
+        ended.pop(name, None)
+        if name not in app.context.namespace:
+            ended[name] = (
+                f"{name} ended with the child process of %%isolate: --keep {name} keeps it"
+            )
 
 
 def _with_lines(app: App, cell: str) -> str:

@@ -71,8 +71,11 @@ def _no_command(table: CommandTable, group: Group, words: list[str]) -> str:
         magic = _how_to_write(table, words[0])
         if magic:
             return f"{group.name}: write {magic}"
-        problem = f"no such command {quoted(words[0])}{_meant(words[0], [*group.names, 'help'])}"
-        if group.name == "%experiment" and problem.endswith(quoted(words[0])):
+        problem = f"no such command {quoted(words[0])}"
+        meant = _meant(words[0], [*group.names, "help"])
+        if meant:
+            return f"{group.name}: {problem}{meant}: {group.name} help lists the commands"
+        if group.name == "%experiment":
             also = f"; to open one of this name: %experiment start {words[0]}"
     return f"{group.name}: {problem}; use {', '.join(group.names)}{also}"
 
@@ -194,14 +197,27 @@ def _with_joined_sizes(command: Command, words: list[str]) -> list[str]:
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, command: Command) -> None:
+        super().__init__(prog=command.name, add_help=False, allow_abbrev=False)
+        self._command = command
+
     def error(self, message: str) -> NoReturn:
         """Raise IPython's error instead of exiting the process."""
-        raise UsageError(clean(f"{self.prog}: {ellipsize(message, 600)}"))
+        text = message.removeprefix("argument ")
+        names, _, problem = text.partition(": ")
+        if _NO_VALUE.fullmatch(problem):
+            name = names.partition("/")[0]
+            text = f"{name} needs a value: {self._command.options[name].usage}"
+        raise UsageError(clean(f"{self.prog}: {ellipsize(text, 600)}"))
+
+
+_NO_VALUE = re.compile("expected (one|at least one) argument")
+"""Matches argparse's words for an option without its value."""
 
 
 @functools.cache  # making one calls 250 functions
 def _parser_of(command: Command) -> _Parser:
-    parser = _Parser(prog=command.name, add_help=False, allow_abbrev=False)
+    parser = _Parser(command)
     for argument in command.arguments:
         _add(parser, argument)
     return parser

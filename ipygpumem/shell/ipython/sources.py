@@ -132,6 +132,11 @@ def _bound(source: str, end: int | None = None) -> set[str]:
     return names.union(*map(_bound, codes))
 
 
+def bound_names(shell: Any, cell: str) -> set[str]:
+    """Return the names that the code of a cell binds."""
+    return _bound(shell.transform_cell(cell))
+
+
 def _has_begun_to_bind(statement: ast.stmt, end: int) -> bool:
     """Return True if a statement may have bound names before line ``end`` failed: an assignment
     binds at its end, a loop or another block before that.
