@@ -43,7 +43,8 @@ class SharedKernel:
 
     def __init__(self, *tidy: str, timeout: float, hides_libraries: bool = False) -> None:
         """``tidy`` are the cells before each test; the kernel is well where the last one succeeds
-        in time.
+        in time. With ``hides_libraries``, each test sees neither what libraries have made nor what
+        earlier tests have imported.
         """
         self._tidy = tidy
         self._timeout = timeout
@@ -57,9 +58,9 @@ class SharedKernel:
         if self._kernel is None:
             self._kernel = Kernel()
             assert self._kernel.run("%load_ext ipygpumem").status == "ok"
-            if self._hides_libraries:
-                works(self._kernel, HIDE_LIBRARIES)
             assert self._is_well(self._kernel)
+        if self._hides_libraries:
+            works(self._kernel, HIDE_LIBRARIES)
         return self._kernel
 
     def close(self) -> None:

@@ -520,7 +520,9 @@ def alive():
 """
 
 
-shared_kernel, notebook = tidied_kernel("%reset -f", "%reload_ext ipygpumem\n" + SETUP)
+shared_kernel, notebook = tidied_kernel(
+    "%reset -f", "%reload_ext ipygpumem\n" + SETUP, hides_libraries=True
+)
 """A kernel with the extension and ``work``, of which no size above 100 fits."""
 
 

@@ -16,7 +16,7 @@ from tests.steps import needs, ok, tidied_kernel, works
 from tests.test_holders import _ASK, _LEFT, left, left_by_experiment, why
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", _ASK)
+shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", _ASK, hides_libraries=True)
 
 MIB = 1 << 20
 WITHIN = 0.1

@@ -136,7 +136,9 @@ UNLIMIT = (
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the host's causes are known on Linux only"
 )
-shared_kernel, notebook = tidied_kernel(LIMIT, UNLIMIT, "history = other = None")
+shared_kernel, notebook = tidied_kernel(
+    LIMIT, UNLIMIT, "history = other = None", hides_libraries=True
+)
 
 
 def cause(kernel: Kernel, cell: str) -> tuple[str, str, str] | None:

@@ -10,7 +10,7 @@ from tests.steps import ok, tidied_kernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
 
-shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free")
+shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", hides_libraries=True)
 
 FREE = re.compile(r"^ *([\d.]+) MiB free in the heap: %gpumem free$", re.MULTILINE)
 

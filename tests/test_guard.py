@@ -53,7 +53,10 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux limits a process's data"
 )
 shared_kernel, notebook = tidied_kernel(
-    "%gpumem guard off", "%reset -f", "import os, sys, resource, threading, time, numpy"
+    "%gpumem guard off",
+    "%reset -f",
+    "import os, sys, resource, threading, time, numpy",
+    hides_libraries=True,
 )
 
 

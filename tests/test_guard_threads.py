@@ -31,7 +31,9 @@ def filling():
             frame = frame.f_back
     return number
 """
-shared_kernel, notebook = tidied_kernel("%gpumem guard off", "%reset -f", PREPARE)
+shared_kernel, notebook = tidied_kernel(
+    "%gpumem guard off", "%reset -f", PREPARE, hides_libraries=True
+)
 
 DEFINITIONS = """
 parts, started = [], []

@@ -10,10 +10,10 @@ import textwrap
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import needs, ok, tidied_kernel
+from tests.steps import SHOW_LIBRARIES, needs, ok, tidied_kernel, works
 from tests.test_holders import _ASK, holders, why
 
-shared_kernel, notebook = tidied_kernel("%reset -f", _ASK)
+shared_kernel, notebook = tidied_kernel("%reset -f", _ASK, hides_libraries=True)
 
 MIB = 1 << 20
 _RECORDS = """
@@ -143,6 +143,7 @@ for number in range(12):
 
 
 def test_a_logger_is_held_by_its_module(notebook: Kernel) -> None:
+    works(notebook, SHOW_LIBRARIES)
     ok(notebook, _LOGGER, "other = logging.getLogger('mine.child')")
     answer = why(notebook, "log")
     assert sum(answer["device_bytes"].values()) > 8 * MIB
@@ -159,6 +160,7 @@ def test_a_logger_is_held_by_its_module(notebook: Kernel) -> None:
 
 
 def test_what_a_name_leads_to_is_no_leak(notebook: Kernel) -> None:
+    works(notebook, SHOW_LIBRARIES)
     ok(notebook, _LOGGER, "handler = log.handlers[0]")
     assert left(notebook) == []
     ok(notebook, _OF_MINE)

@@ -19,6 +19,7 @@ shared_kernel, notebook = tidied_kernel(
     "get_ipython().history_manager.outputs.clear(); "
     "get_ipython().history_manager.exceptions.clear()",
     "%reset -f",
+    hides_libraries=True,
 )
 
 KEPT = """(lambda manager: sum(

@@ -17,7 +17,9 @@ from tests import hostile
 from tests.steps import host_table, needs, ok, sizes, tidied_kernel, works
 
 MIB = 1 << 20
-shared_kernel, notebook = tidied_kernel("get_ipython().reset()", "%reload_ext ipygpumem")
+shared_kernel, notebook = tidied_kernel(
+    "get_ipython().reset()", "%reload_ext ipygpumem", hides_libraries=True
+)
 linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux shows what RAM consists of")
 
 
