@@ -841,6 +841,18 @@ def lone_graphs(kind: Kind) -> Iterator[Graph]:
     yield Graph((*nodes, larger, Node("other", KINDS["a list"], ("owner", "larger"))), ("other",))
 
 
+def graphs_of_each_kind(turn: int | None, without: Collection[str]) -> Iterator[tuple[str, Graph]]:
+    """Yield the lone graphs of each kind, or one of them: another for the next kind, and for the
+    next turn.
+    """
+    kinds = [kind for some in usable(without) for kind in some]
+    for place, kind in enumerate(kinds):
+        graphs = list(lone_graphs(kind))
+        for number, graph in enumerate(graphs):
+            if turn is None or number == (place + turn) % len(graphs):
+                yield f"{kind.name} {number}", graph
+
+
 # -- comparison ---------------------------------------------------------------------------------
 
 Look = Callable[[dict[str, Any], str], int]
@@ -1072,20 +1084,19 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("look", choices=LOOKS)
     parser.add_argument(
-        "seeds", nargs="+", help="a seed, the first seed and the one after the last, or 'each'"
+        "seeds",
+        nargs="+",
+        help="a seed, the first seed and the one after the last, 'each' for the graphs of each "
+        "kind, or 'each' and a number for one graph of each kind",
     )
     parser.add_argument("--shrink", action="store_true")
     parser.add_argument("--all", action="store_true", help="also kinds that are known to be wrong")
     options = parser.parse_args(arguments)
     without = () if options.all else KNOWN_WRONG
     graphs: Iterator[tuple[str, Graph]]
-    if options.seeds == ["each"]:
-        kinds = [kind for some in usable(without) for kind in some]
-        graphs = (
-            (f"{kind.name} {number}", graph)
-            for kind in kinds
-            for number, graph in enumerate(lone_graphs(kind))
-        )
+    if options.seeds[0] == "each":
+        turn = int(options.seeds[1]) if len(options.seeds) > 1 else None
+        graphs = graphs_of_each_kind(turn, without)
     else:
         first = int(options.seeds[0])
         stop = int(options.seeds[1]) if len(options.seeds) > 1 else first + 1

@@ -46,8 +46,15 @@ def test_what_is_promised_dies_in_random_graphs(look: str, first: int, stop: int
     assert not found, shown(found)
 
 
+@pytest.mark.parametrize(("look", "turn"), [("why", 0), ("top", 1)])
+def test_what_is_promised_dies_with_each_kind_of_holder(look: str, turn: int) -> None:
+    found = failures(look, "each", turn)
+    assert not found, shown(found)
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("look", ["why", "top"])
-def test_what_is_promised_dies_with_each_kind_of_holder(look: str) -> None:
+def test_what_is_promised_dies_in_each_graph_of_each_kind(look: str) -> None:
     found = failures(look, "each")
     assert not found, shown(found)
 

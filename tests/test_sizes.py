@@ -108,10 +108,14 @@ def test_sizes_are_those_of_the_process(libraries: str) -> None:
 
 @linux
 @pytest.mark.parametrize(
-    "first", [0, *(pytest.param(first, marks=pytest.mark.thorough) for first in range(5, 200, 5))]
+    ("first", "stop"),
+    [
+        (0, 2),
+        *(pytest.param(first, first + 5, marks=pytest.mark.thorough) for first in range(0, 200, 5)),
+    ],
 )
-def test_random_mixtures_of_kinds_are_named(first: int) -> None:
-    assert wrong("mixed", *range(first, first + 5), least=64 * MIB) == {}
+def test_random_mixtures_of_kinds_are_named(first: int, stop: int) -> None:
+    assert wrong("mixed", *range(first, stop), least=64 * MIB) == {}
 
 
 class User:
