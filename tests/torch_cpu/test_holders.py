@@ -244,6 +244,47 @@ def test_advice_removes_a_hook_whose_handle_nobody_keeps(
     assert alive[0]() is None
 
 
+def _trained_deep_model() -> dict[str, Any]:
+    """Return a model whose parameters are nearer to its optimizer's name than to its own."""
+    net = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(2, 2))))
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    net(torch.ones(1, 2)).sum().backward()
+    sgd.step()
+    return {"net": net, "sgd": sgd}
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (
+            "weight.register_hook(hook)",
+            'sgd.param_groups[0]["params"][0]._backward_hooks.clear()',
+        ),
+        (
+            "weight.register_post_accumulate_grad_hook(hook)",
+            'sgd.param_groups[0]["params"][0]._post_accumulate_grad_hooks.clear()',
+        ),
+        ("weight.mine = hook", 'sgd.param_groups[0]["params"][0].mine = None'),
+    ],
+)
+def test_what_a_parameter_keeps_is_no_state_of_its_optimizer(
+    names: dict[str, Any], code: str, told: str
+) -> None:
+    names.update(_trained_deep_model())
+    alive: list[weakref.ref[Any]] = []
+
+    def keep(x: Any) -> None:
+        alive.append(weakref.ref(x))
+        exec(code, {"weight": names["net"][0][0][0].weight, "hook": _closure(x)})
+
+    advice = _advice(names, keep)
+    assert advice.startswith(told)
+    exec(advice, names)
+    gc.collect()
+    assert alive[0]() is None
+    assert len(names["sgd"].state) == 2
+
+
 @pytest.mark.parametrize(
     ("make", "told"),
     [

@@ -97,12 +97,43 @@ def went_into_torch(path: Path, steps: Sequence[object], names: Mapping[str, obj
             return 2
     if is_of_library(parent, "torch.optim", "Optimizer"):
         if name == ".state":
+            if _went_into_parameter_of_group(path, steps):
+                return 2
             path.advise(_clearing_state(parent, child, path), "")
             path.ended = child  # the groups still lead to the parameters
             if _is_added_state(steps):
                 return 0
         path.note_own()
     return 0
+
+
+def _went_into_parameter_of_group(path: Path, steps: Sequence[object]) -> bool:
+    """Append the step from an optimizer to a parameter that is a key of its state, if a group has
+    the parameter; return True if it does.
+
+    Clearing the state frees nothing that such a parameter refers to, for instance by its hooks.
+    """
+    if len(steps) < 4 or not _is_key_of_state(steps[1], steps[2]):
+        return False
+    groups: Any = (instance_dict(steps[0]) or {}).get("param_groups")
+    if not is_exactly(groups, list):
+        return False
+    for group_number, group in enumerate(groups):
+        parameters: Any = dict.get(group, "params") if is_instance(group, dict) else None
+        if not is_exactly(parameters, list):
+            continue
+        for number, parameter in enumerate(parameters):
+            if parameter is steps[2]:
+                place = f'.param_groups[{group_number}]["params"][{number}]'
+                path.note_own()
+                path.enter(place, path.code and f"{path.code}{place}", None)
+                return True
+    return False
+
+
+def _is_key_of_state(state: object, item: object) -> bool:
+    """Return True if an object, such as a parameter, is a key of an optimizer's state."""
+    return is_instance(state, dict) and any(key is item for key in list(dict.keys(state)))
 
 
 def _is_added_state(steps: Sequence[object]) -> bool:
@@ -126,12 +157,19 @@ def is_needed_by_optimizer(steps: Sequence[object]) -> bool:
         if not is_of_library(owner, "torch.optim", "Optimizer"):
             continue
         name = attribute_text(owner, child)
-        if name == ".state":
+        following = steps[position + 2 :]
+        if name == ".state" and not _is_behind_parameter(child, following):
             return True
-        group_and_more = steps[position + 2 :]
-        if name == ".param_groups" and _is_needed_option(owner, group_and_more):
+        if name == ".param_groups" and _is_needed_option(owner, following):
             return True
     return False
+
+
+def _is_behind_parameter(state: object, following: Sequence[object]) -> bool:
+    """Return True if a parameter that is a key of an optimizer's state leads to a chain's last
+    object, such as one of its hooks.
+    """
+    return len(following) > 1 and _is_key_of_state(state, following[0])
 
 
 def words_for_parameter(steps: Sequence[object]) -> str:
