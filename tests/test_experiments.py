@@ -1,5 +1,7 @@
 """Experiments in a real kernel: their first error, and the memory that their rows name."""
 
+import pytest
+
 from benchmarks.harness.kernel import Kernel
 from tests.steps import fails, ok
 
@@ -50,3 +52,25 @@ def test_a_cell_that_misses_a_deleted_name_says_what_deleted_it(kernel: Kernel) 
     assert "belonged" not in fails(kernel, "dat").reports("cell")[-1]
     assert "belonged" not in fails(kernel, "raise NameError('data')").reports("cell")[-1]
     ok(kernel, "%%experiment third --keep data\ndata = 3", "use()")
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param("exec('data', {})", id="a name of other globals"),
+        pytest.param("data = 2; del data\ndata", id="a name that this cell has deleted"),
+        pytest.param("use()", id="a name that a later cell has deleted"),
+    ],
+)
+def test_a_name_that_no_experiment_has_deleted_gets_no_remark(kernel: Kernel, cell: str) -> None:
+    ok(kernel, "%load_ext ipygpumem", "%%experiment first\ndata = 1", "def use(): return data")
+    if cell == "use()":
+        ok(kernel, "data = 2", "del data")
+    assert "belonged" not in fails(kernel, cell).reports("cell")[-1]
+
+
+def test_a_cell_that_rebinds_the_name_it_misses_says_what_deleted_it(kernel: Kernel) -> None:
+    says = "data belonged to experiment first, which has ended: --keep data keeps it"
+    ok(kernel, "%load_ext ipygpumem", "%%experiment first\ndata = 1")
+    for cell in ("data = data + 1", "x = 1\ndata += 1", "if x:\n    data = [data]"):
+        assert says in fails(kernel, cell).reports("cell")[-1]

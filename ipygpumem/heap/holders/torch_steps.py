@@ -131,9 +131,11 @@ def _went_into_parameter_of_group(path: Path, steps: Sequence[object]) -> bool:
     return False
 
 
-def _is_key_of_state(state: object, item: object) -> bool:
+def _is_key_of_state(state: Any, item: object) -> bool:
     """Return True if an object, such as a parameter, is a key of an optimizer's state."""
-    return is_instance(state, dict) and any(key is item for key in list(dict.keys(state)))
+    if not is_instance(state, dict):
+        return False
+    return any(key is item for key in list(dict.keys(state)))
 
 
 def _is_added_state(steps: Sequence[object]) -> bool:

@@ -110,6 +110,21 @@ def cell_that_bound(
     return None
 
 
+def running_cell_deletes(shell: Any, name: str) -> bool:
+    """Return True if the code of the running cell has a ``del`` statement for ``name``."""
+    for _, source in _cells(shell)[:1]:
+        if "del" not in source or name not in source:
+            return False
+        try:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError):  # a cell that never compiled
+            return False
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del) and node.id == name:
+                return True
+    return False
+
+
 def _cells(shell: Any) -> list[tuple[int, str]]:
     """Return the numbers and Python sources of the cells run so far, last one first."""
     sources = shell.history_manager.input_hist_parsed
