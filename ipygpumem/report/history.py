@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from operator import itemgetter
 from typing import NamedTuple
 
 from ipygpumem.inventory.children import ProcessGrowth
 from ipygpumem.inventory.records import Inventory, TensorRecord
-from ipygpumem.inventory.top import LargestNames
+from ipygpumem.inventory.top import LargestNames, NamedSize
 from ipygpumem.records import (
     CellRecord,
     ExperimentRecord,
@@ -44,6 +45,15 @@ _HOLDERS_SHOWN = 3
 STATUS_LISTS_PROCESSES = "%gpumem status lists all child processes, with the lines that end them"
 _LEAST_SHARE = 0.1
 """Minimum share of the growth for a holder to be reported."""
+
+
+class Keeper(NamedTuple):
+    """What keeps an array to which no name refers directly."""
+
+    name: str
+    """The name that leads to it; empty if none does."""
+    path: str
+    """The references that lead to it."""
 
 
 def history_report(
@@ -193,20 +203,21 @@ def holder_lines(
     growths: Sequence[Growth],
     run: str,
     runs: int,
-    keeper_of: Callable[[TensorRecord], str],
+    keepers_of: Callable[[Sequence[TensorRecord]], list[Keeper]],
     free_bytes: int = 0,
 ) -> list[str]:
     """Return the holders of the memory that each of the last ``runs`` runs added, the largest
     first.
 
-    ``run`` is what a run is called. ``keeper_of`` names the graph, closure or cache that keeps an
-    array without a name. Names are compared, not objects: a name that the code rebinds each time
-    holds no more than before. The inventories have only arrays without a name. ``free_bytes`` is
-    the growth of the free pages in malloc's heap: what names hold cannot be in them.
+    ``run`` is what a run is called. ``keepers_of`` names the graph, closure or cache that keeps
+    each of some arrays without a name. Names are compared, not objects: a name that the code
+    rebinds each time holds no more than before. The inventories have only arrays without a name.
+    ``free_bytes`` is the growth of the free pages in malloc's heap: what names hold cannot be in
+    them.
     """
     lines = list[str]()
     for growth in growths:
-        holders = _holders_of(growth, before, now, runs, keeper_of)
+        holders = _holders_of(growth, before, now, runs, keepers_of)
         held_bytes = 0
         for size, holder in holders:
             held_bytes += size
@@ -232,7 +243,7 @@ def _holders_of(
     before: tuple[LargestNames, Inventory],
     now: tuple[LargestNames, Inventory],
     runs: int,
-    keeper_of: Callable[[TensorRecord], str],
+    keepers_of: Callable[[Sequence[TensorRecord]], list[Keeper]],
 ) -> list[tuple[int, str]]:
     """Return the bytes that each name added per run, and those of arrays without a name, as far as
     they are a relevant share of the growth.
@@ -240,44 +251,53 @@ def _holders_of(
     names_before, unnamed_before = before
     names_now, unnamed_now = now
     least = growth.least_bytes * _LEAST_SHARE
-    holders = _grown_names(names_before, names_now, growth.device, least, runs)
+    grown = _grown_names(names_before, names_now, growth.device, least, runs)
+    labels = {row.name: f"{clean_name(row.name)} ({kind_of(row)})" for _, row in grown}
+    added, new = _grown_unnamed(unnamed_before, unnamed_now, growth.device)
+    keepers = keepers_of(new) if added >= least * runs else []
+    unnamed_label = ""
+    for array, keeper in zip(new, keepers, strict=False):
+        path = clean(keeper.path)
+        if keeper.name not in labels:
+            unnamed_label = unnamed_label or path
+        else:  # the name's own bytes have those of the graphs behind it
+            added -= array.size_bytes
+            labels[keeper.name] = path
+    holders = [(size, labels[row.name]) for size, row in grown]
     named_bytes = sum(size for size, _ in holders)
-    added, example = _grown_unnamed(unnamed_before, unnamed_now, growth.device)
     # names may hold some of them
     unnamed_bytes = min(added // runs, growth.most_bytes - named_bytes)
     if unnamed_bytes >= least:
-        what = "objects without a name"
-        if example is not None:
-            what = clean(keeper_of(example))
-        holders.append((unnamed_bytes, what))
+        holders.append((unnamed_bytes, unnamed_label or "objects without a name"))
     return holders
 
 
 def _grown_names(
     before: LargestNames, now: LargestNames, device: str, least: float, runs: int
-) -> list[tuple[int, str]]:
-    """Return the names that grew by at least ``least`` bytes in each run, the largest first."""
+) -> list[tuple[int, NamedSize]]:
+    """Return the names that grew by at least ``least`` bytes in each run, with these bytes, the
+    largest first.
+    """
     bytes_before = {row.name: row.device_bytes.get(device, 0) for row in before.names}
-    holders = []
+    grown = []
     for row in now.names:
         growth = row.device_bytes.get(device, 0) - bytes_before.get(row.name, 0)
         if growth >= least * runs:
-            label = f"{clean_name(row.name)} ({kind_of(row)})"
-            holders.append((growth // runs, label))
-    return sorted(holders, reverse=True)
+            grown.append((growth // runs, row))
+    return sorted(grown, key=itemgetter(0), reverse=True)
 
 
 def _grown_unnamed(
     before: Inventory, now: Inventory, device: str
-) -> tuple[int, TensorRecord | None]:
-    """Return the growth of a device's arrays without a name, and one of those that are new."""
+) -> tuple[int, list[TensorRecord]]:
+    """Return the growth of a device's arrays without a name, and those that are new, the largest
+    first.
+    """
     bytes_before = before.device_bytes.get(device, 0)
     growth = now.device_bytes.get(device, 0) - bytes_before
     old_storages = {row.storage for row in before.tensors}
-    for row in now.tensors:
-        if row.device == device and row.storage not in old_storages:
-            return growth, row
-    return growth, None
+    new = [row for row in now.tensors if row.device == device and row.storage not in old_storages]
+    return growth, new
 
 
 def process_lines(grown: Iterable[ProcessGrowth], growth: Growth, run: str, runs: int) -> list[str]:

@@ -6,7 +6,7 @@ import functools
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ from ipygpumem.probes.mappings import own_pages
 from ipygpumem.reclaim.emptying import trim_host_heap
 from ipygpumem.report.history import (
     STATUS_LISTS_PROCESSES,
+    Keeper,
     growth_line,
     holder_lines,
     process_lines,
@@ -46,7 +47,8 @@ from ipygpumem.units import MIB
 
 _PRINTED = "printed output"
 """Stands among the names for the text that IPython keeps of cells."""
-_OF_MODULE = re.compile(r"module ([\w.]+), global \w+")
+_OF_MODULE = re.compile(r"module (?P<module>[\w.]+), global (?P<name>\w+)")
+_OF_NAME = re.compile(rf"({NOTEBOOK}|.*: running .*, local |(?=Out\[))(?P<name>\w+)")
 _MOST = 2000
 """Maximum number of large objects whose holders are searched."""
 _T = TypeVar("_T")
@@ -169,13 +171,13 @@ def _holders_of_growth(
         roots: returns the notebook's objects, where paths to holders begin.
     """
     earlier = (before.names, before.arrays)
-    keeper = functools.partial(_keeper_of, roots=roots)
+    keepers = functools.partial(_keepers_of, roots=roots)
     holders = list[str]()
     for growth in growing.growths:
         if growth.device == "children":  # ``note_processes`` finds them
             holders.append(STATUS_LISTS_PROCESSES)
             continue
-        lines = holder_lines(earlier, now, [growth], run, growing.runs, keeper, grown_free_bytes)
+        lines = holder_lines(earlier, now, [growth], run, growing.runs, keepers, grown_free_bytes)
         holders += lines or [unknown_line(growth)]
     return list(dict.fromkeys(holders))  # notes on names are the same for all devices
 
@@ -289,19 +291,35 @@ def _place_in_library(path: str) -> str:
     text.
     """
     place = _OF_MODULE.match(path)
-    if place is None or is_users_module(sys.modules.get(place[1])):
+    if place is None or is_users_module(sys.modules.get(place["module"])):
         return ""
     return place[0]
 
 
-def _keeper_of(array: TensorRecord, roots: Callable[[], Roots]) -> str:
-    """Describe the holder of an array that no name refers to directly, as ``%gpumem
-    leaks`` does.
+def _keepers_of(arrays: Sequence[TensorRecord], roots: Callable[[], Roots]) -> list[Keeper]:
+    """Describe the holders of the first arrays, not too many, to which no name refers directly, as
+    ``%gpumem leaks`` does.
     """
     notebook = roots()
-    key = (array.library, array.storage)
+    keys = [(array.library, array.storage) for array in arrays[:_MOST]]
     with undisturbed():
         heap = Heap()
-        holder = explain([key], heap, notebook)[key]
+        holders = explain(keys, heap, notebook)
         heap.drop()
-    return holder.path.removeprefix(NOTEBOOK)
+    return [_keeper(holders[key].path) for key in keys]
+
+
+def _keeper(path: str) -> Keeper:
+    """Return the keeper to which a path leads, with the name that a look gives to the first object
+    on the path.
+    """
+    name = ""
+    of_module = _OF_MODULE.match(path)
+    of_name = _OF_NAME.match(path)
+    if of_name is not None:
+        name = of_name["name"]
+    elif of_module is not None and is_users_module(sys.modules.get(of_module["module"])):
+        name = f"{of_module['module']}.{of_module['name']}"
+    elif of_module is not None:
+        name = of_module[0]
+    return Keeper(name, path.removeprefix(NOTEBOOK))

@@ -127,13 +127,49 @@ def test_it_may_be_made_before_the_extension_and_live_on_after_it(bare_kernel: K
     assert "RAM -1 MiB" in reply.stdout, reply
 
 
-def test_a_loop_names_the_list_that_keeps_a_graph(
-    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
+class _Keeping(torch.autograd.Function):
+    """Keeps a tensor, to which no name leads, in a graph of the user's own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(torch.sigmoid(x))
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
+
+
+def _held(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return who holds the growth of a loop."""
+    return re.findall(r"(\+\S+ MiB) per iteration is held by (.*)", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("grown", [8, 20])
+def test_a_loop_names_a_list_and_the_graphs_in_it_once(
+    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str], grown: int
 ) -> None:
     net = nn.Sequential(nn.Linear(256, 2048), nn.Sigmoid())
     losses = list[Any]()
     for number in ipygpumem.track(range(6)):
         losses.append(net(torch.zeros(1024, 256)).mean())
-        script_memory.set((number + 1) * 8 * MIB)
-    held = r"^RAM \+\d MiB per iteration is held by losses \(list of Tensor\)$"
-    assert re.search(held, capsys.readouterr().out, re.MULTILINE)
+        script_memory.set((number + 1) * grown * MIB)
+    ((size, holder),) = _held(capsys)
+    assert size == "+9 MiB"  # with the batch, which the graph keeps for the weight's gradient
+    assert re.search(r"local losses\[\d+\]: its autograd graph", holder)
+
+
+def test_a_loop_names_arrays_beside_the_graphs_of_a_list(
+    script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weight = torch.ones(1 << 20, requires_grad=True)
+    losses = list[Any]()
+    kept = list[Any]()
+    for number in ipygpumem.track(range(6)):
+        losses.append(_Keeping.apply(weight))
+        kept.append(torch.zeros(1 << 21))
+        script_memory.set((number + 1) * 20 * MIB)
+    (of_list, of_graphs) = _held(capsys)
+    assert of_list == ("+8 MiB", "kept (list of Tensor)")
+    assert of_graphs[0] == "+4 MiB"
+    assert re.search(r"local losses\[\d+\]: its autograd graph", of_graphs[1])
