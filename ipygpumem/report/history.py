@@ -48,7 +48,7 @@ _LEAST_SHARE = 0.1
 
 
 class Keeper(NamedTuple):
-    """What keeps an array to which no name refers directly."""
+    """The holder of an array to which no name refers directly."""
 
     name: str
     """The name that leads to it; empty if none does."""
