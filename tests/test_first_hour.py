@@ -818,6 +818,7 @@ def test_a_name_of_a_child_process_is_missed_with_the_option_that_keeps_it(
     ],
 )
 def test_a_cell_whose_first_line_is_wrong_has_no_line(notebook: Kernel, cell: str) -> None:
+    ok(notebook, "import ipygpumem")
     before = notebook.value("len(ipygpumem.history())")
     reply = fails(notebook, cell, None)
     assert "UsageError" in reply.stderr
