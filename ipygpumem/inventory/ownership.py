@@ -10,7 +10,7 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import Any
 
-from ipygpumem.heap.arrays import StorageKey, storage_key
+from ipygpumem.heap.arrays import StorageKey, is_of_library, storage_key
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.backward import BackwardSearch, WayTo
@@ -528,6 +528,8 @@ class _HolderRows:
         if self._is_deleted_as_a_whole(steps, number):
             return of_whole, of_whole
         of_single = _named(holder, names[:1], first, may_delete=False)
+        if not of_single.advice and _is_whole_of_torch(first):
+            return of_whole, of_whole
         if not _is_container(first):
             return of_single, of_single
         return of_single, of_whole
@@ -600,6 +602,15 @@ def _is_users(item: object) -> bool:
     all of it.
     """
     return _is_container(item) or is_users_class(type(item))
+
+
+def _is_whole_of_torch(item: object) -> bool:
+    """Return True for a torch module or optimizer, whose parts have no line of their own: without
+    one of them it would be broken.
+    """
+    return is_of_library(item, "torch.nn", "Module") or is_of_library(
+        item, "torch.optim", "Optimizer"
+    )
 
 
 def _number_of_items(container: Any) -> int:

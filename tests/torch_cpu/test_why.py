@@ -171,6 +171,15 @@ SEVERAL = {
         "t = np.ones(2**18); u = (t, 1); v = u; l = [u, 1]; views = [t[n:] for n in range(9)]; "
         "watch(memory=t)"
     ),
+    "layers[0]": (
+        "layers = [torch.nn.Linear(512, 512)]; watch(memory=layers[0].weight)\n"
+        "model = torch.nn.Sequential(*layers); optimizer = torch.optim.Adam(model.parameters())"
+    ),
+    "head": (
+        "head = torch.nn.Linear(512, 512); watch(memory=head.weight)\n"
+        "class Net(torch.nn.Module): pass\n"
+        "net = Net(); net.head = head; net.other = torch.nn.Linear(512, 512)"
+    ),
     "o": "o = np.ones(2**18); hold = [[o] for n in range(4)]; w = [o, o]; watch(memory=o)",
 }
 """Code that makes several holders, by the expression to ask about."""
@@ -189,6 +198,23 @@ def test_following_all_lines_frees_the_memory(notebook: Kernel, expression: str)
     ]
     works(notebook, "\n".join([*lines, f"globals().pop({expression!r}, None);"]))
     assert notebook.value("alive()") == [], report
+
+
+@pytest.mark.usefixtures("small_heap")
+def test_leaks_have_a_line_for_the_gradients_of_an_output(notebook: Kernel) -> None:
+    works(
+        notebook,
+        "net = torch.nn.Linear(512, 1024, bias=False); net",
+        "net(torch.ones(1, 512)).sum().backward()",
+    )
+    number = notebook.value("max(Out)")
+    works(notebook, "watch(gradient=net.weight.grad); del net")
+    (report,) = works(notebook, "%gpumem leaks --min 1MiB").reports("leaks")
+    line = f"Out[{number}].zero_grad()"
+    assert re.search(rf"Out\[{number}\]\.weight\.grad +{re.escape(line)}", report), report
+    works(notebook, line)
+    assert notebook.value("alive()") == []
+    works(notebook, f"%xdel _{number}")
 
 
 def test_deleting_a_name_frees_what_nothing_else_holds(notebook: Kernel) -> None:

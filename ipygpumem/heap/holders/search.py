@@ -7,6 +7,7 @@ text or numbers, so that no user code runs.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
@@ -247,6 +248,10 @@ def _holder_of_kept(keeper: Keeper, owner: ReferencePath, module: str) -> Refere
     return ReferencePath(path, owner.advice or keeper.advice)
 
 
+_OUTPUT = re.compile(r"Out\[\d+\]")
+"""Matches the beginning of a path from an output, which is code, too."""
+
+
 def _clearing_gradients(path: str, module: str) -> str:
     """Return the statement that drops the gradient of a tensor, given its path.
 
@@ -255,7 +260,8 @@ def _clearing_gradients(path: str, module: str) -> str:
     """
     for place, ending in ((module, ".zero_grad()"), (path, ".grad = None")):
         code = place.removeprefix(NOTEBOOK)
-        if code != place and ": " not in code and " (" not in code and "…" not in code:
+        is_code = code != place or _OUTPUT.match(code) is not None
+        if is_code and ": " not in code and " (" not in code and "…" not in code:
             return f"{code}{ending}"
     return ""
 
