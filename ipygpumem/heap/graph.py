@@ -107,6 +107,8 @@ class Spans:
     []
     >>> spans.claim(60, 200, 2)
     [Overlap(owner=1, size_bytes=40)]
+    >>> spans.overlaps(190, 300)
+    [Overlap(owner=2, size_bytes=10)]
     """
 
     def __init__(self) -> None:
@@ -118,14 +120,10 @@ class Spans:
         """Claim the bytes from ``start`` to ``end``; return those that other nodes have claimed
         before.
         """
-        first = bisect_right(self._ends, start)
-        last = bisect_left(self._starts, end)
-        overlaps = []
+        overlaps = self.overlaps(start, end)
         free: list[tuple[int, int]] = []
         position = start
-        for number in range(first, last):
-            size = min(end, self._ends[number]) - max(start, self._starts[number])
-            overlaps.append(Overlap(self._owners[number], size))
+        for number in self._between(start, end):
             if self._starts[number] > position:
                 free.append((position, self._starts[number]))
             position = self._ends[number]
@@ -134,6 +132,18 @@ class Spans:
         for begin, stop in free:
             self._insert(begin, stop, owner)
         return overlaps
+
+    def overlaps(self, start: int, end: int) -> list[Overlap]:
+        """Return the claimed bytes from ``start`` to ``end``."""
+        overlaps = list[Overlap]()
+        for number in self._between(start, end):
+            size = min(end, self._ends[number]) - max(start, self._starts[number])
+            overlaps.append(Overlap(self._owners[number], size))
+        return overlaps
+
+    def _between(self, start: int, end: int) -> range:
+        first = bisect_right(self._ends, start)
+        return range(first, bisect_left(self._starts, end))
 
     def _insert(self, start: int, end: int, owner: NodeKey | None) -> None:
         place = bisect_left(self._starts, start)

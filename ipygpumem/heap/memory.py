@@ -138,10 +138,14 @@ class MemoryReader:
         """Count host memory of new nodes once that several nodes show.
 
         Arrays and buffers come first, then the pieces of libraries. A library that shows an array's
-        memory has a reference to the array that no Python object contains.
+        memory has a reference to the array that no Python object contains. A small piece may be
+        part of a large block that it keeps alive, such as ``frame.head()`` in polars.
         """
         for start, end, key in self._spans_of(new):
             for overlap in self._spans.claim(start, end, key):
+                self._count_once(key, overlap.owner, overlap.size_bytes)
+        for start, end, key in self._small_pieces_of(new):
+            for overlap in self._spans.overlaps(start, end):
                 self._count_once(key, overlap.owner, overlap.size_bytes)
         for key in self._small_left_out.intersection(new):
             array = self._graph.objects[key]
@@ -261,6 +265,17 @@ class MemoryReader:
                 end = piece.address + piece.size_bytes
                 spans.append((piece.address, end, key))
         return sorted(spans, key=_order_of_span)
+
+    def _small_pieces_of(self, new: Sequence[NodeKey]) -> list[tuple[int, int, NodeKey]]:
+        """Return the start and end of small memory of libraries, with the node."""
+        spans = list[tuple[int, int, NodeKey]]()
+        for key in new:
+            if type(key) is not tuple:
+                continue
+            piece = self._graph.pieces.get(key)
+            if piece is not None and piece.address and 0 < piece.size_bytes < _LARGE:
+                spans.append((piece.address, piece.address + piece.size_bytes, key))
+        return spans
 
 
 def _owns_much(array: Any) -> bool:

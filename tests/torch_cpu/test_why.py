@@ -100,6 +100,11 @@ CASES = [
     # the columns are referred to once, so they are no nodes of the object's graph
     ("b = pyarrow.array([1.0] * 2**17); a = [pyarrow.chunked_array([b])]", 0, 1),
     ("b = polars.Series([1.0] * 2**17); a = {'x': b.slice(9)}", 0, 1),
+    # what is left of it is small, and keeps all of it alive
+    ("a = polars.Series([1.0] * 2**17); b = a.slice(9, 9)", 0, 1),
+    ("a = polars.DataFrame({'x': [1.0] * 2**17}); b = {'x': a.head(9)}", 0, 1),
+    ("a = polars.Series([1.0] * 2**17); b = a.slice(9, 9).to_numpy()", 0, 1),
+    ("a = np.zeros(2**17); b = [torch.from_numpy(a[:9])]", 0, 1),
     (
         "b = pandas.DataFrame({'x': ['12345678'] * 2**17, 'k': range(2**17)})\n"
         "a = b.merge(b[['k']], on='k'); b = b['x']",
