@@ -57,7 +57,7 @@ __all__ += ["diff", "panel", "peak", "tensors", "top", "track", "tracker", "why"
 __all__ += ["Trace", "expect", "export", "load", "preload", "register_probe", "trace", "traces"]
 __all__ += ["allocate", "leave_free", "memory"]
 __all__ += ["experiment", "experiments", "history", "last", "subscribe"]
-_COMMANDS = ("free", "guard", "leaks", "postmortem", "recorder", "status")
+_COMMANDS = ("free", "guard", "help", "leaks", "postmortem", "recorder", "status")
 """Commands that have no function, which users try as functions."""
 
 

@@ -855,3 +855,27 @@ def test_a_misspelt_name_is_suggested(notebook: Kernel) -> None:
     (report,) = ok(notebook, "%gpumem why datsaet").reports("why")
     assert "datsaet is not defined (did you mean dataset?)" in report
     ok(notebook, "del dataset")
+
+
+def test_the_status_begins_with_a_short_line(notebook: Kernel) -> None:
+    (report,) = ok(notebook, "%gpumem status").reports("status")
+    first, *more = report.splitlines()
+    assert re.fullmatch(r"ipygpumem · reports on · \d+ cells? and \d+ experiments? measured", first)
+    kept = "  memory held by out-of-memory errors and interrupts is freed after the cell"
+    assert more.count(kept) == 1
+
+
+def test_help_called_as_a_function_is_named() -> None:
+    with pytest.raises(AttributeError, match="it is a command, %gpumem help"):
+        _ = ipygpumem.help
+
+
+def test_tensors_leave_out_tiny_arrays_without_a_name(notebook: Kernel) -> None:
+    needs("numpy")
+    ok(notebook, "import numpy; rows = numpy.ones(1 << 18); small = numpy.ones(2)")
+    ok(notebook, "kept = lambda array=numpy.ones(3): 0; numpy.random.rand(2);")
+    (report,) = ok(notebook, "%gpumem tensors").reports("tensors")
+    assert "small" in report
+    lines = [line for line in report.splitlines() if "(no name)" in line]
+    assert [line for line in lines if line.split()[1] == "B"] == []
+    ok(notebook, "del rows, small, kept")

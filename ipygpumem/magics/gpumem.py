@@ -175,7 +175,7 @@ def short_status(app: App, options: Options) -> list[Report]:
     """Return a short status, the largest names, what changed since the last look, and the next
     commands to try.
     """
-    on_or_off, _, measured = _headline(app)
+    on_or_off, measured = _headline(app)
     used = reclaim.current(app.context.meter.now())
     named = tensors.largest(app.context.shell).names
     lines = lines_of_open(app.experiments)
@@ -202,8 +202,8 @@ def _changes(before: Mapping[str, int], now: Mapping[str, int]) -> str:
     return listed(texts) or "nothing changed by a MiB"
 
 
-def _headline(app: App) -> tuple[str, str, str]:
-    """Return the settings of lines and errors, and the number of measured cells and experiments."""
+def _headline(app: App) -> tuple[str, str]:
+    """Return the setting of the cells' lines, and the number of measured cells and experiments."""
     config = app.context.config
     lines_shown = "off"
     if config.report:
@@ -211,7 +211,7 @@ def _headline(app: App) -> tuple[str, str, str]:
     cells = len(app.session.history)
     experiments = len(app.experiments.finished)
     measured = f"{count(cells, 'cell')} and {count(experiments, 'experiment')} measured"
-    return f"ipygpumem · reports {lines_shown}", RELEASED[config.release_frames], measured
+    return f"ipygpumem · reports {lines_shown}", measured
 
 
 @command("%gpumem status", "show settings, open experiments, and each device's memory")
@@ -219,6 +219,7 @@ def status(app: App, options: Options) -> list[Report]:
     """Return the settings, the open experiments, and the memory of each device."""
     headline = " · ".join(_headline(app))
     lines = lines_of_open(app.experiments) or ["no experiment is open"]
+    lines.append(RELEASED[app.context.config.release_frames])
     printed_bytes = Printed(app.context.shell).size_bytes()
     look = findings.now(app.context.meter, {PRINTED: printed_bytes})
     for name, error in [*app.context.meter.failures.items(), *look.failures.items()]:

@@ -54,6 +54,7 @@ from ipygpumem.shell.ipython.caches import (
 )
 from ipygpumem.shell.ipython.sources import cell_of_file, cell_that_bound, running_cell
 from ipygpumem.shell.other_places import Place
+from ipygpumem.units import KIB
 
 _NAMES = argument(
     "names", "NAME", "only these names, or globs such as 'x*'", offers=sources.names, many=True
@@ -107,9 +108,15 @@ def tensors(app: App, options: Options) -> list[Report]:
 
 
 def _with_memory(inventory: Inventory) -> Inventory:
-    """Return an inventory without empty tensors; those of unknown size have a note."""
-    tensors = tuple(row for row in inventory.tensors if row.size_bytes or row.note)
-    return replace(inventory, tensors=tensors)
+    """Return an inventory without empty tensors, and without tiny ones that have no name, such as
+    the state of NumPy's generator; those of unknown size have a note.
+    """
+    tensors = []
+    for row in inventory.tensors:
+        least = 1 if row.name is not None else KIB
+        if row.size_bytes >= least or row.note:
+            tensors.append(row)
+    return replace(inventory, tensors=tuple(tensors))
 
 
 def _holders_without_name(app: App, inventory: Inventory) -> dict[StorageKey, str]:
