@@ -74,3 +74,31 @@ def test_a_cell_that_rebinds_the_name_it_misses_says_what_deleted_it(kernel: Ker
     ok(kernel, "%load_ext ipygpumem", "%%experiment first\ndata = 1")
     for cell in ("data = data + 1", "x = 1\ndata += 1", "if x:\n    data = [data]"):
         assert says in fails(kernel, cell).reports("cell")[-1]
+
+
+ROWS = """
+str([
+    (row.holder.path, row.size_bytes >> 20)
+    for row in app_of(get_ipython()).experiments.finished[-1].survivors
+])
+"""
+SMALL_VIEWS = """
+%%experiment first
+outer.append([np.ones(2**21)[place : place + 9] for place in range(3)])
+"""
+NEXT = """
+%%experiment second
+later.append([np.ones(2**22)[:9] for place in range(3)])
+"""
+
+
+def test_memory_of_small_views_counts_once_and_in_one_experiment(kernel: Kernel) -> None:
+    start = """
+    import numpy as np
+    from ipygpumem.shell.app import app_of
+    outer, later = [], []
+    """
+    ok(kernel, "%load_ext ipygpumem", start, SMALL_VIEWS.strip())
+    assert kernel.value(ROWS.replace("\n", "")) == "[('notebook variable outer[0]', 48)]"
+    ok(kernel, NEXT.strip())
+    assert kernel.value(ROWS.replace("\n", "")) == "[('notebook variable later[0]', 96)]"

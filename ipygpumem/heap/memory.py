@@ -79,9 +79,13 @@ class MemoryReader:
                 key = storage_key(array)
                 if key is not None:
                     self._graph.pieces.setdefault(key, Piece(key, 0))
-            elif read_array("nbytes", array) >= _LARGE:
+                continue
+            owner = owner_of(array)
+            if not is_array(owner):  # a tensor's memory
+                owner = array
+            if read_array("nbytes", owner) >= _LARGE:
                 self._left_out += bases_of(array)
-                _, start, end = place_of(array)
+                _, start, end = place_of(owner)
                 self._spans.claim(start, end, None)
             else:
                 self._small_left_out.add(id(array))

@@ -97,6 +97,12 @@ def _hold_only_atoms(containers: Sequence[Any]) -> bool:
     return Kinds(gc.get_referents(*containers)).examples.keys() <= ATOMS
 
 
+def _owning_array(view: Any) -> Any:
+    """Return the array that owns the memory of a view; the view if a tensor owns it."""
+    owner = owner_of(view)
+    return owner if is_array(owner) else view
+
+
 class BaselineSnapshot:
     """Snapshot of the memory of all tensors, and of the arrays behind a notebook's names.
 
@@ -139,11 +145,10 @@ class BaselineSnapshot:
 
     def _add_arrays(self, array_type: Any, arrays: Sequence[Any]) -> None:
         base_of = array_type.__dict__["base"].__get__
-        owners = [array if base_of(array) is None else owner_of(array) for array in arrays]
-        sizes = map(array_type.__dict__["nbytes"].__get__, arrays)
+        owners = [array if base_of(array) is None else _owning_array(array) for array in arrays]
+        sizes = map(array_type.__dict__["nbytes"].__get__, owners)
         are_large = list(map(_LARGE.__lt__, sizes))
-        large = filter(is_array, compress(owners, are_large))
-        self._large.update(map(place_of, large))
+        self._large.update(map(place_of, compress(owners, are_large)))
         self._spans = sorted((start, end) for _, start, end in self._large)
         small = compress(owners, map(not_, are_large))
         self._small = set(map(id, small))
