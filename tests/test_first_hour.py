@@ -879,3 +879,31 @@ def test_tensors_leave_out_tiny_arrays_without_a_name(notebook: Kernel) -> None:
     lines = [line for line in report.splitlines() if "(no name)" in line]
     assert [line for line in lines if line.split()[1] == "B"] == []
     ok(notebook, "del rows, small, kept")
+
+
+def test_why_of_a_module_promises_nothing(notebook: Kernel) -> None:
+    ok(notebook, "import json")
+    (report,) = ok(notebook, "%gpumem why json").reports("why")
+    assert report.splitlines()[0] == "json · module"
+    assert "is not counted" in report
+
+
+def test_why_of_several_names_says_how_to_see_them(notebook: Kernel) -> None:
+    ok(notebook, "first = second = bytearray(8 << 20)")
+    for line in ("first second", "first, second"):
+        shown = fails(notebook, f"%gpumem why {line}", None).stderr
+        assert "%gpumem why: one name at a time; %gpumem top first second lists several" in shown
+    ok(notebook, "del first, second")
+
+
+def test_why_of_a_name_in_quotes_names_the_variable(notebook: Kernel) -> None:
+    ok(notebook, "dataset = bytearray(8 << 20)")
+    (report,) = ok(notebook, "%gpumem why 'dataset'").reports("why")
+    assert "this is about the text; for the variable: %gpumem why dataset" in report
+    ok(notebook, "del dataset")
+
+
+def test_a_value_of_autofit_that_is_no_number_leaves_no_line(notebook: Kernel) -> None:
+    reply = fails(notebook, "%%autofit size=10**6\nx = 1", None)
+    assert "is not a number" in reply.stderr
+    assert reply.displays == []

@@ -531,6 +531,8 @@ def _head_of_why(ownership: Ownership) -> list[str]:
     if on_devices and (ownership.is_at_least or not ownership.complete):
         on_devices[0] = f"at least {on_devices[0]}"
     names = map(clean_name, (ownership.name, ownership.type_name))
+    if not ownership.followed:
+        return list(names)
     head = [*names, *(on_devices or [format_bytes(ownership.size_bytes)])]
     freed = sum(ownership.freed_bytes.values())
     if ownership.is_name and (freed or ownership.complete):

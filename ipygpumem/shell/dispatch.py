@@ -152,11 +152,11 @@ class GpuMemMagics(Magics):
                     reports = command.run(app, options, *cell)
                 else:
                     reports = run(app, Call(command, line, options, cell))
-        except UsageError:
+        except (UsageError, GpuMemError) as error:
             if magic.startswith("%%") and not cell:  # a rewritten first line: the body comes next
                 self._reject_cell()
-            raise
-        except GpuMemError as error:
+            if isinstance(error, UsageError):
+                raise
             from ipygpumem.report.layout import clean  # the App has imported it
 
             message = clean(str(error))
