@@ -5,6 +5,7 @@ of the rest.
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from dataclasses import replace
 
 from IPython.core.error import UsageError
@@ -25,7 +26,7 @@ from ipygpumem.shell.commands.declarations import Options, argument, command, di
 from ipygpumem.shell.ipython.caches import made_by_ipython, outputs_of
 from ipygpumem.shell.ipython.sources import cell_that_bound
 
-_ONE_NAME = "%gpumem why: one name at a time; %gpumem top {} lists several"
+_ONE_NAME = "one name at a time; %gpumem top {} lists several"
 _NAMES = re.compile(r"\w+(, *\w+)+,? *")
 """Matches several names, which Python takes for a tuple."""
 
@@ -50,31 +51,38 @@ def why(app: App, options: Options) -> list[Report]:
         # the list is the only reference to the object here
         holding = [names[expression] if is_name else app.context.shell.ev(expression)]
     except Exception as error:
-        several = [word for word in re.split(r"[\s,]+", expression) if word in names]
-        if type(error) is SyntaxError and len(several) > 1:
-            raise UsageError(clean(_ONE_NAME.format(" ".join(several)))) from None
         if type(error) is NameError and expression.isidentifier():
             return [_report_of_deleted(app, expression)]
-        problem = f"{quoted(expression)}: {ellipsize(describe_error(error))}"
-        raise UsageError(clean(f"%gpumem why: {problem}")) from None
+        raise UsageError(clean(f"%gpumem why: {_problem(expression, error, names)}")) from None
+    if not is_name and type(holding[0]) is tuple and _NAMES.fullmatch(expression):
+        words = expression.replace(",", "")
+        raise UsageError(clean(f"%gpumem why: {_ONE_NAME.format(words)}"))
+    shell = app.context.shell
     cache = names.get("_oh")
     if type(cache) is dict and holding[0] is cache:
-        return [outputs_report(tensors.outputs(app.context.shell), len(cache))]
-    made = made_by_ipython(app.context.shell, expression) if is_name else ""
+        return [outputs_report(tensors.outputs(shell), len(cache))]
+    made = made_by_ipython(shell, expression) if is_name else ""
     if made:
         return [of_ipython_report(expression, type_name(holding[0]), made)]
-    if not is_name and type(holding[0]) is tuple and _NAMES.fullmatch(expression):
-        raise UsageError(clean(_ONE_NAME.format(expression.replace(",", ""))))
     references = 2 if is_name else 1  # of the list, and of the name
     roots = app.experiments.survivors.roots()
     with app.context.display.working("what else holds it"):
         ownership = ownership_of(expression, holding, roots, references, is_name=is_name)
-    ownership = replace(ownership, outputs=outputs_of(app.context.shell, holding[0]))
+    ownership = replace(ownership, outputs=outputs_of(shell, holding[0]))
     text = holding[0]
     if not is_name and type(text) is str and text in names:
         hint = f"this is about the text; for the variable: %gpumem why {text}"
         ownership = replace(ownership, notes=(*ownership.notes, hint))
     return [why_report(ownership)]
+
+
+def _problem(expression: str, error: Exception, names: Container[str]) -> str:
+    """Return the message on an expression that cannot be evaluated."""
+    words = re.split(r"[\s,]+", expression)
+    several = [word for word in words if word in names]
+    if type(error) is SyntaxError and len(several) > 1:
+        return _ONE_NAME.format(" ".join(several))
+    return f"{quoted(expression)}: {ellipsize(describe_error(error))}"
 
 
 def _report_of_deleted(app: App, name: str) -> Report:
