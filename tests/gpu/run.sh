@@ -14,7 +14,8 @@
 #
 # Environment: PYTHON (default python3); OUT_DIR, where to write the page and the logs instead of docs/measured/ (the results so
 # far are there even if this script is killed); GIT_COMMIT, what the page should name where there is no git;
-# SUITE_SECONDS and QUICKSTART_SECONDS, when to stop each; GPU_TESTS, what to run instead of all of tests/gpu.
+# SUITE_SECONDS and QUICKSTART_SECONDS, when to stop each; GPU_TESTS, what to run instead of all of tests/gpu;
+# GPU_CASES=sample, to run a sample of the random cases.
 # Exit code: 0 if all that could run has passed, 1 if something failed, 2 if it could not start.
 set -euo pipefail
 

@@ -21,10 +21,17 @@ from tests.alone import printed
 from tests.steps import fails, ok
 
 DEVICE = "cuda:0"
+SAMPLES = os.environ.get("GPU_CASES") == "sample"
+"""True in `make gpu-memory`, which runs a sample of what the whole suite repeats in many cases."""
 ROUNDING = 16 * MIB
 """Reports show GiB with two decimals (5 MiB to either side), and the driver hands out pages of 2
 MiB.
 """
+
+
+def cases(number: int) -> int:
+    """Return the number of random cases to run: all, or a quarter in a sample."""
+    return number // 4 if SAMPLES else number
 
 
 @functools.cache

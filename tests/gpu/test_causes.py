@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.gpu.support import other_process, recovery, run_ok, started_kernel
+from tests.gpu.support import cases, other_process, recovery, run_ok, started_kernel
 from tests.steps import fails, run
 
 GB = """
@@ -184,7 +184,7 @@ def test_random_states(on_card: Kernel, figure: Callable[[str], None]) -> None:
     run_ok(on_card, RANDOM)
     with started_kernel() as other:
         run_ok(other, GB)
-        for seed in range(100):
+        for seed in range(cases(100)):
             choose = random.Random(-seed - 1)
             run_ok(on_card, RESET)
             run_ok(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.gpu.support import script
+from tests.gpu.support import SAMPLES, script
 
 OPERATORS = {
     "softmax": "T(N, N).softmax(-1)",
@@ -154,10 +154,13 @@ def clean():
 ipygpumem.estimate(lambda: torch.ones(1, device=home), device=None if here else "cuda:0")
 gc.collect()
 gc.freeze()
-for name, code in OPERATORS.items():
-    for dtype in (torch.float32, torch.float16 if name == "softmax into float32" else torch.bfloat16):
-        if dtype is not torch.float32 and name.startswith(("cdist", "median", "multinomial", "pdist", "ctc")):
-            continue
+for place, (name, code) in enumerate(OPERATORS.items()):
+    dtypes = [torch.float32]
+    if not name.startswith(("cdist", "median", "multinomial", "pdist", "ctc")):
+        dtypes.append(torch.float16 if name == "softmax into float32" else torch.bfloat16)
+    if SAMPLES:
+        dtypes = [dtypes[place % len(dtypes)]]
+    for dtype in dtypes:
         exec(f"def run(): return {code}")
 
         def step():
@@ -183,7 +186,7 @@ def test_the_memory_inside_kernels_is_counted_with_a_card_and_without(
     """The estimated peak of each operator, forward and backward, is the allocator's, also where no
     card is visible.
     """
-    code = f"OPERATORS = {json.dumps(OPERATORS)}\n{CODE}"
+    code = f"OPERATORS = {json.dumps(OPERATORS)}\nSAMPLES = {SAMPLES}\n{CODE}"
     here = script(code)
     hidden = script(code, env={"CUDA_VISIBLE_DEVICES": ""})
     errors = {

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.inventory.breakdown import Reconciliation
 from ipygpumem.units import MIB, format_bytes
-from tests.gpu.support import DEVICE, ROUNDING, Card, other_process, ready, run_ok
+from tests.gpu.support import DEVICE, ROUNDING, Card, cases, other_process, ready, run_ok
 
 LOOK = """
 import gc as _gc
@@ -182,7 +182,7 @@ def test_the_parts_add_up_in_every_state(
         run_ok(kernel, "%load_ext ipygpumem")
         ready(kernel)
         run_ok(kernel, "from tests.gpu.states import States\nstates = States(seed=15)")
-        half = STATES[allocator] // 2
+        half = cases(STATES[allocator]) // 2
         wrong = kernel.value(f"states.run({half})")
         with other_process(700):
             wrong += kernel.value(f"states.run({half})")
