@@ -514,7 +514,7 @@ del texts
 
 
 def test_no_line_deletes_a_name_of_a_library() -> None:
-    texts = [f"text {number}" * 20 for number in range(1000)]
+    texts = [f"text {number}" * 20 for number in range(200)]
     first = pandas.DataFrame({"text": pandas.Series(texts, dtype=object)})
     second = pandas.DataFrame(
         {"text": first["text"], "more": pandas.Series([f"{text}." for text in texts])}
