@@ -82,8 +82,9 @@ def shell() -> Iterator[InteractiveShell]:
     that follow.
     """
     InteractiveShell.clear_instance()
-    # no thread, no file
-    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    # No thread, no file, and no colours, which take most of the time of a traceback.
+    settings = {"HistoryManager": {"enabled": False}, "InteractiveShell": {"colors": "nocolor"}}
+    shell = InteractiveShell.instance(config=Config(settings))
     yield shell
     if "ipygpumem" in shell.extension_manager.loaded:
         shell.run_line_magic("unload_ext", "ipygpumem")
