@@ -37,10 +37,12 @@ def leaks(kernel: Kernel, options: str = "") -> str:
 
 
 def test_a_survivor_is_reported_at_the_end_of_its_experiment_and_later(notebook: Kernel) -> None:
-    works(notebook, "cache = {}", "%experiment start a", f"x = {BIG}; cache['run3'] = [x]")
+    works(notebook, "cache = {}", "%experiment start a")
+    cell = next_cell(notebook)
+    works(notebook, f"x = {BIG}; cache['run3'] = [x]")
     (report,) = works(notebook, "%experiment end").survivors()
     line = (
-        "8 MiB · x: ndarray float64 1048576 · cell 5 · held by notebook variable "
+        f"8 MiB · x: ndarray float64 1048576 · cell {cell} · held by notebook variable "
         'cache["run3"][0] · '
         'to free it: del cache["run3"][0]'
     )
