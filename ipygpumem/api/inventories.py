@@ -203,7 +203,8 @@ def why(obj: object) -> Ownership:
         name or "object", holding, roots(frame.f_globals), references, is_name=bool(name)
     )
     app = loaded_app()
-    if app is not None:
+    # %xdel finds the notebook's variables, not the local ones of a function
+    if app is not None and app.context.namespace.get(name) is holding[0]:
         from ipygpumem.shell.ipython.caches import outputs_of  # scripts need no IPython
 
         found = replace(found, outputs=outputs_of(app.context.shell, holding[0]))
