@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -150,3 +150,38 @@ class Spans:
         self._starts.insert(place, start)
         self._ends.insert(place, end)
         self._owners.insert(place, owner)
+
+
+class SmallPieces:
+    """The addresses of small memory of libraries, which may be part of large memory that is read
+    later.
+
+    >>> pieces = SmallPieces()
+    >>> pieces.add(40, 60, ("polars", 40))
+    >>> list(pieces.taken(0, 100)), list(pieces.taken(0, 100))
+    ([(('polars', 40), 20)], [])
+    """
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._pieces: dict[int, list[tuple[int, NodeKey]]] = {}
+        """The end and the node of each piece, by its start."""
+
+    def add(self, start: int, end: int, owner: NodeKey) -> None:
+        """Add the memory of a node."""
+        if start not in self._pieces:
+            self._pieces[start] = []
+            insort(self._starts, start)
+        self._pieces[start].append((end, owner))
+
+    def taken(self, start: int, end: int) -> Iterator[tuple[NodeKey, int]]:
+        """Remove the pieces that begin between ``start`` and ``end``; yield the node of each, and
+        its bytes before ``end``.
+        """
+        first = bisect_left(self._starts, start)
+        last = bisect_left(self._starts, end)
+        starts = self._starts[first:last]
+        del self._starts[first:last]
+        for piece_start in starts:
+            for piece_end, owner in self._pieces.pop(piece_start):
+                yield owner, min(end, piece_end) - piece_start

@@ -19,7 +19,7 @@ from ipygpumem.heap.arrays import (
     storage_key,
 )
 from ipygpumem.heap.bulk import of_types
-from ipygpumem.heap.graph import Graph, NodeKey, Spans
+from ipygpumem.heap.graph import Graph, NodeKey, SmallPieces, Spans
 from ipygpumem.heap.knowledge.kinds import Types
 from ipygpumem.heap.knowledge.own_bytes import of_storages, of_tensors
 from ipygpumem.heap.libraries import UNREAD, Piece, places_of_buffers, read_behind
@@ -53,6 +53,8 @@ class MemoryReader:
         self._types = types
         self._keeps_arrays = keeps_arrays
         self._spans = Spans()
+        self._small_pieces = SmallPieces()
+        """Those that are part of no large memory so far."""
         self._files = MappedFiles()
         self._left_out: list[object] = []
         """Arrays whose data is not counted; another reference to each, so that it becomes a node.
@@ -148,9 +150,14 @@ class MemoryReader:
         for start, end, key in self._spans_of(new):
             for overlap in self._spans.claim(start, end, key):
                 self._count_once(key, overlap.owner, overlap.size_bytes)
+            for piece_key, size_bytes in self._small_pieces.taken(start, end):
+                self._count_once(piece_key, key, size_bytes)
         for start, end, key in self._small_pieces_of(new):
-            for overlap in self._spans.overlaps(start, end):
+            overlaps = self._spans.overlaps(start, end)
+            for overlap in overlaps:
                 self._count_once(key, overlap.owner, overlap.size_bytes)
+            if not overlaps:
+                self._small_pieces.add(start, end, key)
         for key in self._small_left_out.intersection(new):
             array = self._graph.objects[key]
             self._graph.cpu_bytes[key] -= read_array("nbytes", array)

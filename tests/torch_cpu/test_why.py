@@ -105,6 +105,8 @@ CASES = [
     ("a = polars.DataFrame({'x': [1.0] * 2**17}); b = {'x': a.head(9)}", 0, 1),
     ("a = polars.Series([1.0] * 2**17); b = a.slice(9, 9).to_numpy()", 0, 1),
     ("a = np.zeros(2**17); b = [torch.from_numpy(a[:9])]", 0, 1),
+    ("b = np.zeros(2**17); a = [torch.from_numpy(b[:9]), b[3:9]]; del b", 1, 1),
+    ("b = np.zeros(2**17); a = [b[3:9], torch.from_numpy(b[:9])]; del b", 1, 1),
     (
         "b = pandas.DataFrame({'x': ['12345678'] * 2**17, 'k': range(2**17)})\n"
         "a = b.merge(b[['k']], on='k'); b = b['x']",
