@@ -54,7 +54,7 @@ class MemoryReader:
         self._keeps_arrays = keeps_arrays
         self._spans = Spans()
         self._small_pieces = SmallPieces()
-        """Those that are part of no large memory so far."""
+        """Small memory of libraries that is part of no large memory so far."""
         self._files = MappedFiles()
         self._left_out: list[object] = []
         """Arrays whose data is not counted; another reference to each, so that it becomes a node.
