@@ -802,6 +802,8 @@ def test_a_name_of_a_child_process_is_missed_with_the_option_that_keeps_it(
     ok(notebook, "%%isolate\ninner, other = 1, 2")
     (line,) = fails(notebook, "inner", "NameError").reports("cell")
     assert "inner ended with the child process of %%isolate: --keep inner keeps it" in line
+    ok(notebook, "inner = 1", "del inner")
+    assert "ended with" not in str(fails(notebook, "inner", "NameError").reports("cell"))
     ok(notebook, "%%isolate --keep other\nother = 2", "del other")
     assert "ended with" not in str(fails(notebook, "other", "NameError").reports("cell"))
 

@@ -79,8 +79,10 @@ class ExperimentManager:
         self.finished: deque[ExperimentRecord] = deque(maxlen=HISTORY_LENGTH)
         self.code = CodeObserver(context, self.open)
         self.clock = itertools.count()
-        self.ended_elsewhere: dict[str, str] = {}
-        """Names that ended without an experiment → the remark if one is missed."""
+        self.ended_elsewhere: dict[str, tuple[int, str]] = {}
+        """Names that ended without an experiment → their cell's number, and the remark if one is
+        missed.
+        """
         self._last_oom = 0
         """Identity of an out-of-memory error."""
         self._counted: list[Experiment] = []
@@ -129,19 +131,22 @@ class ExperimentManager:
         if frame is None or frame.f_globals is not self.context.namespace:
             return []  # a module's code misses a name of that module
         if error.name in self.ended_elsewhere:
-            return [self.ended_elsewhere[error.name]]
+            number, remark = self.ended_elsewhere[error.name]
+            if not self._is_later_name(error.name, [number]):
+                return [remark]
         for record in reversed(self.finished):
             if error.name in record.deleted:
-                if self._is_later_name(error.name, record):
+                numbers = [cell.execution_count or 0 for cell in record.cells]
+                if self._is_later_name(error.name, numbers):
                     return []
                 name = clean_name(error.name)
                 ended = f"experiment {clean_name(record.name)}, which has ended"
                 return [f"{name} belonged to {ended}: --keep {name} keeps it"]
         return []
 
-    def _is_later_name(self, name: str, record: ExperimentRecord) -> bool:
-        """Return True if user code has bound a name again since the end of the experiment that
-        ``record`` describes: then user code has deleted it, too.
+    def _is_later_name(self, name: str, numbers: Sequence[int]) -> bool:
+        """Return True if user code has bound a name again after the cells with these numbers, in
+        which it ended: then user code has deleted it, too.
 
         A running cell such as ``data = data + 1`` has bound nothing yet, unless it deletes the name
         itself.
@@ -149,7 +154,6 @@ class ExperimentManager:
         shell = self.context.shell
         if running_cell_deletes(shell, name):
             return True
-        numbers = [cell.execution_count or 0 for cell in record.cells]
         if not numbers:
             return False
         failed_at = self._cells.failed_at

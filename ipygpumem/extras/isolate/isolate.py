@@ -35,7 +35,7 @@ from ipygpumem.report.layout import Report, clean, note
 from ipygpumem.scope.bindings import Bindings
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, byte_size, command, duration, option
-from ipygpumem.shell.ipython.sources import bound_names
+from ipygpumem.shell.ipython.sources import bound_names, running_cell
 from ipygpumem.units import KIB, MIB, format_bytes, format_seconds
 
 _PAUSE_SECONDS = 0.1
@@ -96,13 +96,13 @@ def of_cell(app: App, options: Options, cell: str) -> list[Report]:
 
 def _note_ended_names(app: App, cell: str) -> None:
     """Note the names that a cell bound in the child process only, for the error of a later cell."""
+    shell = app.context.shell
     ended = app.experiments.ended_elsewhere
-    for name in bound_names(app.context.shell, cell):
+    for name in bound_names(shell, cell):
         ended.pop(name, None)
         if name not in app.context.namespace:
-            ended[name] = (
-                f"{name} ended with the child process of %%isolate: --keep {name} keeps it"
-            )
+            remark = f"{name} ended with the child process of %%isolate: --keep {name} keeps it"
+            ended[name] = (running_cell(shell), remark)
 
 
 def _with_lines(app: App, cell: str) -> str:
