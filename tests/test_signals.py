@@ -126,7 +126,7 @@ SAMPLES = [6, pytest.param(40, marks=pytest.mark.thorough)]
 
 
 @pytest.fixture
-def notebook(loaded: InteractiveShell) -> Iterator[InteractiveShell]:
+def notebook(loaded: InteractiveShell, only_this_test: None) -> Iterator[InteractiveShell]:
     loaded.run_cell("""
         import numpy as np
         data = np.zeros(300_000)
