@@ -40,7 +40,7 @@ class P:
     def __init__(self, x): self.x = x
 d = {}
 while True:
-    d[len(d)] = P(f'{len(d):400}')"""
+    d[len(d)] = P(f'{len(d):1000}')"""
 ARRAYS = """\
 import numpy
 arrays = []

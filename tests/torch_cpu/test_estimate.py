@@ -138,8 +138,20 @@ On a card, the estimate is exact (tests/gpu/test_estimate.py).
 """
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("batch_first", [False, True])
+DAILY = {(nn.LSTM, False), (nn.GRU, True), (nn.RNN, False)}
+"""Each kind and each order of an input's dimensions once."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch_first"),
+    [
+        pytest.param(
+            kind, batch_first, marks=() if (kind, batch_first) in DAILY else pytest.mark.thorough
+        )
+        for kind in KINDS
+        for batch_first in (False, True)
+    ],
+)
 def test_packed_sequences_are_counted_by_their_lengths(
     kind: type[nn.RNNBase], batch_first: bool
 ) -> None:
