@@ -194,3 +194,38 @@ def test_no_list_of_axes_keeps_a_removed_artist(notebook: Kernel, draw: str) -> 
         ok(notebook, line)
     assert [row for row in left(notebook, least=1) if "ax" in row[1]] == []
     ok(notebook, "fig.canvas.draw(); plt.close('all')")
+
+
+_OLDER = "kept, by_name, other = ax.plot([1, 2]), {'a': 1}, None"
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        "kept += ax.plot(numbers)",
+        "kept.append(ax.scatter(numbers, numbers))",
+        "by_name['line'], = ax.plot(numbers)",
+        "by_name['line'], = other, = ax.plot(numbers)",
+        "kept.append(ax.fill_between(numbers, numbers))",
+        "ax.add_line(plt.Line2D(numbers, numbers)); kept.append(ax.lines[-1])",
+        "by_name['bars'] = ax.errorbar(numbers, numbers)",
+    ],
+)
+def test_an_artist_that_users_keep_is_taken_out_of_its_axes_too(
+    notebook: Kernel, draw: str
+) -> None:
+    needs("matplotlib")
+    ok(notebook, _AXES, _OLDER, "fig.canvas.draw()", f"%%experiment drawing\n{draw};")
+    rows = left(notebook, least=1)
+    assert rows
+    for line in {line: None for *_, line in rows}:
+        ok(notebook, line)
+    ok(notebook, "fig.canvas.draw()")
+    assert left(notebook, least=1) == []
+    assert notebook.value("[len(ax.lines), len(kept), list(by_name), line.axes is ax]") == [
+        2,
+        1,
+        ["a"],
+        True,
+    ]
+    ok(notebook, "plt.close('all')")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import Counter, deque
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -153,8 +153,7 @@ class BackwardSearch:
                 return
             self._keep_values(level)
             self._look(level)
-            of_variables = [(root, key) for root, key in self._kept if root.rank == 0]
-            self.named = self._ways(of_variables)
+            self.named = self._ways(self._kept_by_variables())
 
     def _finish(self) -> None:
         """Find the ways from all roots, now that the search is over."""
@@ -170,18 +169,26 @@ class BackwardSearch:
 
     def _open(self, targets: list[int]) -> list[int]:
         """Return the objects to examine next: those that may lead from a variable to a target."""
-        linked: Iterable[int] = ()
+        linked: Collection[int] = ()
         ends: Iterable[int] = targets
+        named = self.named
         if self._for_all:
             linked, ends = self._holders_of(targets)
-        waiting = [key for key in ends if key not in self.named]
-        met = set(waiting)
+            # What leads to a holder only through a target keeps nothing: a matplotlib line in a
+            # list leads to the list of its axes, which the axes keep, too.
+            named = self._ways(self._kept_by_variables(), without=linked)
+        waiting = [key for key in ends if key not in named]
+        met = {*waiting, *linked}
         for key in waiting:  # the list grows
             new = [referrer for referrer in self._referrers.get(key, ()) if referrer not in met]
             waiting += new
             met.update(new)
         candidates = dict.fromkeys([*linked, *waiting])
         return [key for key in candidates if key not in self._referrers]
+
+    def _kept_by_variables(self) -> list[tuple[Root, int]]:
+        """Return the variables, and the objects that they keep."""
+        return [(root, key) for root, key in self._kept if root.rank == 0]
 
     def _keep_values(self, level: list[int]) -> None:
         """Record the roots of objects that no other object need refer to."""
@@ -243,26 +250,35 @@ class BackwardSearch:
         for key in children:
             self._referrers[key].append(id(holder))
 
-    def _ways(self, kept: list[tuple[Root, int]]) -> Ways:
-        """Return the shortest way from a root to each object that roots lead to.
+    def _ways(self, kept: list[tuple[Root, int]], without: Collection[int] = ()) -> Ways:
+        """Return the shortest way from a root to each object that roots lead to, except ways
+        through the objects ``without``.
 
         A way through a mappingproxy is only taken if there is no other one: nothing can be removed
         through it.
         """
         ways: Ways = {}
         for root, key in sorted(kept, key=lambda pair: _order(pair[0])):
-            ways.setdefault(key, (root, None))
+            if key not in without:
+                ways.setdefault(key, (root, None))
         proxies = list[int]()
-        self._extend(ways, list(ways), proxies)
-        self._extend(ways, proxies, None)
+        self._extend(ways, list(ways), without, proxies)
+        self._extend(ways, proxies, without, None)
         return ways
 
-    def _extend(self, ways: Ways, waiting: list[int], proxies: list[int] | None) -> None:
+    def _extend(
+        self,
+        ways: Ways,
+        waiting: list[int],
+        without: Collection[int],
+        proxies: list[int] | None,
+    ) -> None:
         """Add the ways from some objects to the objects below them.
 
         Args:
             ways: the ways so far.
             waiting: the objects.
+            without: the objects to which no way leads.
             proxies: receives the mappingproxies on these ways, which end there; None to go on.
         """
         for parent in waiting:  # the list grows
@@ -270,7 +286,7 @@ class BackwardSearch:
                 proxies.append(parent)
                 continue
             for child in self._children.get(parent, ()):
-                if child not in ways:
+                if child not in ways and child not in without:
                     ways[child] = ways[parent][0], parent
                     waiting.append(child)
 
@@ -377,7 +393,7 @@ class BackwardSearch:
             ways += [WayTo(roots, steps, 1) for roots in self._roots_together(steps)]
         for key, items in ends.items():
             holder = self._objects[key]
-            chain = self.chain(holder, self.named)
+            chain = self._chain_outside(key, linked.keys())
             if chain is None:
                 continue
             root, steps = chain
@@ -432,6 +448,24 @@ class BackwardSearch:
         if owners and all(type(owner) is MappingProxyType for owner in owners):
             return False  # only a name of the dict itself could remove an item
         return not any(owns(owner, item) for owner in owners)
+
+    def _chain_outside(self, key: int, linked: Set[int]) -> tuple[Root, Steps] | None:
+        """Return a root and the chain of objects from it to a holder of ``linked`` objects, not
+        through one of these if there is another chain; None without a way.
+        """
+        chain = self.chain(self._objects[key], self.named)
+        if chain is None or linked.isdisjoint(map(id, chain[1])):
+            return chain
+        above: dict[int, int | None] = {key: None}
+        waiting = [key]
+        for lower in waiting:  # the list grows
+            for root in sorted(self._roots_at.get(lower, ()), key=_order):
+                return root, self._steps_down(lower, above)
+            for referrer in self._referrers.get(lower, ()):
+                if referrer not in above and referrer not in linked:
+                    above[referrer] = lower
+                    waiting.append(referrer)
+        return chain
 
     def _steps_down(self, key: int | None, linked: dict[int, int | None]) -> Steps:
         """Return the chain from an object to the target by which it was found."""
