@@ -229,3 +229,13 @@ def test_an_artist_that_users_keep_is_taken_out_of_its_axes_too(
         True,
     ]
     ok(notebook, "plt.close('all')")
+
+
+def test_the_only_artist_of_axes_is_taken_out_of_them_if_a_list_has_it(notebook: Kernel) -> None:
+    needs("matplotlib")
+    ok(notebook, _AXES, "line.remove(); del line; kept = []")
+    ok(notebook, "%%experiment drawing\nkept += ax.plot(numbers)")
+    ((_, _, line),) = left(notebook, least=1)
+    ok(notebook, line)
+    assert left(notebook, least=1) == []
+    ok(notebook, "assert not kept and not ax.lines; plt.close('all')")
