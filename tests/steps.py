@@ -71,7 +71,7 @@ class SharedKernel:
     def _is_well(self, kernel: Kernel) -> bool:
         try:
             replies = [kernel.run(cell, timeout=self._timeout) for cell in self._tidy]
-        except (TimeoutError, queue.Empty):
+        except (TimeoutError, queue.Empty, RuntimeError):  # the last one: it died
             return False
         return replies[-1].status == "ok"
 
