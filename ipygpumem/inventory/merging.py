@@ -35,6 +35,7 @@ _MOST_COMPARED = 40
 _MOST_ITEMS = 4
 """Maximum number of items of a list that are deleted without a loop."""
 _DELETED_ITEM = re.compile(r"del ([^;#]+)\[(\d+)\]")
+_CLEARED_ITEM = re.compile(r"([^;#]+)\[(\d+)\](\.zero_grad\(\)|\.grad = None)")
 _MOST_OWNERS = 12
 """Maximum number of objects from which the line of a merged row removes something."""
 _MOVING = {Kind.ITEM, Kind.ELEMENT, Kind.QUEUED}
@@ -488,50 +489,84 @@ def _joined_by_deletion(rows: list[RetainedArray]) -> list[RetainedArray]:
 _DELETING = ("%xdel ", "del ")
 
 
-# -- lines that remove items of one list ----------------------------------------------------------
+# -- lines for items of one list ------------------------------------------------------------------
+
+
+class _ItemLine(NamedTuple):
+    """A line that deletes an item of a list, or that clears the gradients of one."""
+
+    owner: str
+    """The code of the list."""
+    position: int
+    ending: str
+    """Empty to delete the item, else the code after it, such as ``.zero_grad()``."""
+
+    @classmethod
+    def of(cls, line: str) -> _ItemLine | None:
+        """Return a line of advice; None if it is another one."""
+        if not is_simple(line):
+            return None
+        deleted = _DELETED_ITEM.fullmatch(line)
+        if deleted is not None:
+            return cls(deleted[1], int(deleted[2]), "")
+        cleared = _CLEARED_ITEM.fullmatch(line)
+        if cleared is not None:
+            return cls(cleared[1], int(cleared[2]), cleared[3])
+        return None
 
 
 def _joined_by_positions(rows: list[RetainedArray]) -> list[RetainedArray]:
-    """Return the rows, as one those whose lines delete items of one list: after ``del runs[0]``,
-    ``del runs[1]`` would delete another item.
+    """Return the rows, as one those whose lines delete items of one list, or clear their gradients.
+
+    After ``del runs[0]``, ``del runs[1]`` would delete another item. A list may have a hundred
+    modules, each with a gradient.
     """
-    of_list = dict[str, list[RetainedArray]]()
+    of_list = dict[tuple[str, str], dict[int, list[RetainedArray]]]()
     remaining = list[RetainedArray]()
     for row in rows:
-        owner = "" if row.holder is None else _item_in(_line_of(row.holder))[0]
-        if owner:
-            of_list.setdefault(owner, []).append(row)
-        else:
+        line = None if row.holder is None else _ItemLine.of(_line_of(row.holder))
+        if line is None:
             remaining.append(row)
-    for owner, of_owner in of_list.items():
-        remaining += _row_of_items(owner, of_owner)
+        else:
+            of_owner = of_list.setdefault((line.owner, line.ending), {})
+            of_owner.setdefault(line.position, []).append(row)
+    for (owner, ending), of_owner in of_list.items():
+        remaining += _row_of_items(owner, ending, of_owner)
     return remaining
 
 
-def _row_of_items(owner: str, rows: list[RetainedArray]) -> list[RetainedArray]:
-    """Return one row for those whose lines delete items of the list ``owner``, or the only row."""
+def _row_of_items(
+    owner: str, ending: str, rows_at: Mapping[int, list[RetainedArray]]
+) -> list[RetainedArray]:
+    """Return one row for those whose lines are about items of a list, or the only row.
+
+    Args:
+        owner: the code of the list.
+        ending: that of ``_ItemLine``.
+        rows_at: the rows by the position of their item.
+    """
+    rows = [row for of_item in rows_at.values() for row in of_item]
     if len(rows) == 1:
         return rows
     holders = [row.holder for row in rows if row.holder is not None]
-    positions = sorted({_item_in(_line_of(holder))[1] for holder in holders}, reverse=True)
-    advice = in_sequence([f"del {owner}[{position}]" for position in positions])
+    positions = sorted(rows_at, reverse=not ending)
+    advice = in_sequence([_statement_of_item(owner, ending, position) for position in positions])
     if len(positions) > _MOST_ITEMS:
         listed = ", ".join(map(str, positions))
-        advice = f"for _position in {listed}: del {owner}[_position], _position"
+        if ending and positions[-1] - positions[0] == len(positions) - 1:
+            listed = f"range({positions[0]}, {positions[-1] + 1})"
+        statement = _statement_of_item(owner, ending, "_position")
+        deletion = "; del _position" if ending else ", _position"
+        advice = f"for _position in {listed}: {statement}{deletion}"
     _, dashes, comment = holders[0].advice.partition(_COMMENT)
     path = _text_of_registry(holders[0].path, len(positions))
     largest_first = sorted(rows, key=attrgetter("size_bytes"), reverse=True)
     return [_whole(largest_first, ReferencePath(path, advice + dashes + comment))]
 
 
-def _item_in(line: str) -> tuple[str, int]:
-    """Return the list and the position of the only item that a line deletes; an empty text if the
-    line is another one.
-    """
-    match = _DELETED_ITEM.fullmatch(line)
-    if match is None or not is_simple(line):
-        return "", 0
-    return match[1], int(match[2])
+def _statement_of_item(owner: str, ending: str, position: int | str) -> str:
+    item = f"{owner}[{position}]"
+    return f"{item}{ending}" if ending else f"del {item}"
 
 
 # -- lines that name what another line removes ----------------------------------------------------

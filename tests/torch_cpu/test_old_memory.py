@@ -75,6 +75,39 @@ def test_a_gradient_made_for_an_outer_model_is_freed_by_its_line(notebook: Kerne
     assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
 
 
+@pytest.mark.parametrize(
+    ("makes", "line"),
+    [
+        (
+            "outer = [nn.Linear(512, 1024) for _ in range(6)]",
+            "for _position in range(0, 6): outer[_position].zero_grad(); del _position",
+        ),
+        (
+            "outer = {3 * n: nn.Linear(512, 1024) for n in range(5)}",
+            "for _position in 0, 3, 6, 9, 12: outer[_position].zero_grad(); del _position",
+        ),
+        (
+            "outer = [torch.ones(1024, 512, requires_grad=True) for _ in range(2)]",
+            "outer[0].grad = None; outer[1].grad = None",
+        ),
+    ],
+)
+def test_one_line_frees_the_gradients_of_all_modules_in_a_container(
+    notebook: Kernel, makes: str, line: str
+) -> None:
+    works(notebook, makes)
+    backward = """
+        %%experiment a
+        for item in outer.values() if type(outer) is dict else outer:
+            (item(torch.ones(2, 512)) if callable(item) else item * 2).sum().backward()
+        """
+    works(notebook, backward)
+    assert {advice for _, advice in notebook.value(SURVIVORS)} == {line}
+    works(notebook, line)
+    assert notebook.value("'_position' in globals()") is False
+    assert works(notebook, "%gpumem leaks").leaks() == ["no leak of at least 1 MiB was found"]
+
+
 def test_a_gradient_of_an_outer_tensor_is_freed_by_its_line(notebook: Kernel) -> None:
     works(notebook, "leaf = torch.ones(1 << 20, requires_grad=True)")
     (report,) = works(notebook, "%%experiment a\n(2 * leaf).sum().backward()").survivors()
