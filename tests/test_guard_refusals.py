@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.harness.kernel import Kernel
+from benchmarks.harness.kernel import Kernel, Reply
 from ipygpumem.extras.guard.refusal import Refusal, refusal_in
 from tests.steps import fails, plain, tidied_kernel, works
 
@@ -127,6 +127,25 @@ list(f(0))
 }
 
 
+def _recursion(kernel: Kernel, code: str) -> Reply:
+    """Return the reply to a deep recursion.
+
+    On a busy machine it may be a frame that is refused. Then 3.11 calls another function than the
+    code names, also in IPython and in the extension, and may crash: nothing is asked of it.
+    """
+    if sys.version_info[:2] != (3, 11):
+        return fails(kernel, code, timeout=120)
+    try:
+        reply = kernel.run(code, timeout=120)
+    except RuntimeError:  # the kernel died
+        pytest.xfail("CPython 3.11 crashed, because memory for a frame was refused")
+    if "is not affected" in reply.stderr or reply.error == "TypeError":
+        pytest.xfail("CPython 3.11 called another object, because memory for a frame was refused")
+    while kernel.run("", silent=True).status == "aborted":
+        pass
+    return reply
+
+
 @pytest.mark.parametrize("kind", RECURSIONS)
 def test_a_deep_recursion_is_cut_and_freed(kind: str, notebook: Kernel) -> None:
     """CPython 3.11 to 3.13 raise a SystemError where memory for the next frame is refused.
@@ -142,7 +161,7 @@ class Local:
     def __init__(self): alive.add(self)
 """
     works(notebook, prepare, ON)
-    reply = fails(notebook, RECURSIONS[kind], timeout=120)
+    reply = _recursion(notebook, RECURSIONS[kind])
     assert reply.error in ("MemoryError", "MemoryGuardError", "SystemError", "RecursionError")
     assert (
         1
