@@ -57,23 +57,35 @@ def why(app: App, options: Options) -> list[Report]:
     if not is_name and type(holding[0]) is tuple and _NAMES.fullmatch(expression):
         words = expression.replace(",", "")
         raise UsageError(clean(f"%gpumem why: {_ONE_NAME.format(words)}"))
-    shell = app.context.shell
-    cache = names.get("_oh")
-    if type(cache) is dict and holding[0] is cache:
-        return [outputs_report(tensors.outputs(shell), len(cache))]
-    made = made_by_ipython(shell, expression) if is_name else ""
-    if made:
-        return [of_ipython_report(expression, type_name(holding[0]), made)]
+    report = _report_of_ipythons(app, expression, holding, is_name=is_name)
+    if report is not None:
+        return [report]
     references = 2 if is_name else 1  # of the list, and of the name
     roots = app.experiments.survivors.roots()
     with app.context.display.working("what else holds it"):
         ownership = ownership_of(expression, holding, roots, references, is_name=is_name)
-    ownership = replace(ownership, outputs=outputs_of(shell, holding[0]))
+    ownership = replace(ownership, outputs=outputs_of(app.context.shell, holding[0]))
     text = holding[0]
     if not is_name and type(text) is str and text in names:
         hint = f"this is about the text; for the variable: %gpumem why {text}"
         ownership = replace(ownership, notes=(*ownership.notes, hint))
     return [why_report(ownership)]
+
+
+def _report_of_ipythons(
+    app: App, expression: str, holding: list[object], *, is_name: bool
+) -> Report | None:
+    """Return the report on the only object in ``holding`` if it is IPython's own, such as its
+    outputs; None for another one.
+    """
+    shell = app.context.shell
+    cache = app.context.namespace.get("_oh")
+    if type(cache) is dict and holding[0] is cache:
+        return outputs_report(tensors.outputs(shell), len(cache))
+    made = made_by_ipython(shell, expression) if is_name else ""
+    if made:
+        return of_ipython_report(expression, type_name(holding[0]), made)
+    return None
 
 
 def _problem(expression: str, error: Exception, names: Container[str]) -> str:
