@@ -723,6 +723,7 @@ def test_keep_says_what_is_kept_and_what_does_not_exist_yet(notebook: Kernel) ->
 
 
 def test_a_trivial_experiment_names_no_step_that_freed_it(notebook: Kernel) -> None:
+    ok(notebook, "%gpumem free")  # what earlier tests have left in the heap
     (report,) = ok(notebook, "%%experiment trivial\nsmall = 1").reports("experiment")
     assert "freed by" not in report
 
