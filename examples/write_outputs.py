@@ -28,7 +28,7 @@ _PRIVATE = {
 }
 _HOST = re.compile(rf"\b{re.escape(socket.gethostname())}\b")
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
-_CELL_FILE = re.compile(r"/tmp/ipykernel_\d+/\d+\.py")
+_CELL_FILE = re.compile(r"[\w/]*/ipykernel_\d+/\d+\.py")
 _TAG = re.compile("<[^>]+>")
 _DURATION = re.compile(r"(?:\d[\d.]*\s(?:ns|µs|ms|s|min|h)\b\s?)+")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
