@@ -549,6 +549,35 @@ def test_a_limit_of_the_user_is_kept(notebook: Kernel) -> None:
     works(notebook, "%gpumem guard off")
 
 
+@pytest.mark.parametrize(
+    ("cell", "is_guarded"),
+    [
+        ("%gpumem free", False),
+        ("# make room\n%gpumem free", False),
+        ("gpumem free", False),
+        ("%gpumem free\ngc.collect()", True),
+        ("gc.collect()", True),
+    ],
+)
+def test_a_cell_that_only_frees_has_no_limit(cell: str, is_guarded: bool, notebook: Kernel) -> None:
+    """A busy machine had stopped `%gpumem free` itself: malloc still had the pages of the lists
+    that the command was to return, and the guard counted them.
+    """
+    cycle = f"""
+class Freed:
+    def __del__(self):
+        seen.append({SOFT})
+import gc, resource
+gc.collect()
+seen, freed = [], Freed()
+freed.cycle = freed
+"""
+    works(notebook, cycle, ON, "gc.disable(); del freed")
+    works(notebook, cell, "gc.enable()")
+    assert notebook.value("len(seen)") == 1
+    assert notebook.value("seen[0] > 0") is is_guarded
+
+
 def test_the_command_says_its_state_and_its_mistakes(notebook: Kernel) -> None:
     (state,) = ok(notebook, "%gpumem guard").reports("note")
     assert state == "the guard is off: %gpumem guard on starts it"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import sys
 import weakref
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ from ipygpumem.magics.tensors import largest
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.context import ShellContext
+from ipygpumem.shell.ipython.sources import has_only_our_commands
 from ipygpumem.units import MIB
 
 _WITHOUT_LIMIT = (
@@ -44,6 +46,8 @@ _WITHOUT_LIMIT = (
 """Functions that start processes without ``os.fork``, or load libraries: OpenBLAS ends the process
 where its large buffers, hardly used, are refused. An audit hook could not be removed, and misses
 some of them."""
+
+_FREES = re.compile(r"^\s*%?(?:ipy)?gpumem +(?:free|guard +off)\b", re.MULTILINE)
 
 
 class MemoryGuard:
@@ -146,8 +150,7 @@ class MemoryGuard:
             return False
         if self._watch.cell is not None and not self._watch.cell.over:
             return False
-        # threads of the user may be using up the memory
-        return not cell.source.startswith("%gpumem guard off")
+        return not _only_frees(cell.source)
 
     def _code_ended(self) -> list[Report]:
         """Restore the user's limit, unless threads of the cell go on: our own work and callbacks
@@ -183,6 +186,15 @@ class MemoryGuard:
 
     def shown(self) -> None:
         """Do nothing."""
+
+
+def _only_frees(source: str) -> bool:
+    """Return True for a cell of our commands, one of which frees memory or ends the guard.
+
+    The guard must not stop it: threads of the user, or pages that malloc keeps, may have reached
+    the limit already.
+    """
+    return has_only_our_commands(source) and _FREES.search(source) is not None
 
 
 @functools.cache
