@@ -1,0 +1,392 @@
+"""Finds leaks of other kinds than arrays: objects that outlived experiments, that only functions,
+generators, errors or libraries keep, that registries keep, and those of outputs.
+
+Each byte is in one row, so the order counts: the surviving objects are measured first, then arrays
+and what the user's names lead to are passed over, and the rest is in the rows of ``Unlisted``.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+from collections.abc import Container, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from itertools import compress
+from types import ModuleType
+from typing import Any
+
+from ipygpumem.heap.array_search import ArraySearch
+from ipygpumem.heap.arrays import StorageKey, holding_objects
+from ipygpumem.heap.bulk import by_identity, instances_among
+from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.cuts import Cut
+from ipygpumem.heap.holders.frames import in_traceback
+from ipygpumem.heap.holders.references_of import items_of
+from ipygpumem.heap.holders.registries import Registered, kept_by_registries
+from ipygpumem.heap.holders.roots import NOTEBOOK
+from ipygpumem.heap.holders.rows import Row
+from ipygpumem.heap.holders.tasks import is_pending
+from ipygpumem.heap.sizes import Size, Sizes, row_of
+from ipygpumem.introspect import is_instance, is_users_module, module_dict, text_of, type_name
+from ipygpumem.inventory import unreached
+from ipygpumem.inventory.merging import holder_of_registered
+from ipygpumem.inventory.remaining import (
+    holder_of_several,
+    is_searched_together,
+    objects_to_search,
+)
+from ipygpumem.records import ReferencePath, RetainedArray
+from ipygpumem.report.content import Kept
+from ipygpumem.scope.ownable import ownable_objects
+from ipygpumem.shell.array_holders import MOST_EXPLAINED, Explained
+from ipygpumem.shell.survivors import OtherAlive, Survivors
+
+_GLOBAL_OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")
+_QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")
+
+Holders = Mapping[StorageKey, ReferencePath]
+"""The answers of a search for holders; the key of an object is "object" and its identity."""
+
+
+class Notebook:
+    """The live objects and the user's names, which keep many of them on purpose.
+
+    Make it after the heap, else its dict would be a holder of all of the names' objects.
+
+    Args:
+        heap: the live objects.
+        namespace: the notebook's globals.
+        smallest: minimum bytes of each row.
+
+    Attributes:
+        names: the user's names and their objects.
+        modules: names of the user's modules reachable by a name, such as ``package.module``.
+    """
+
+    def __init__(self, heap: Heap, namespace: dict[str, Any], smallest: int) -> None:
+        self.heap = heap
+        self.smallest = smallest
+        self.names = ownable_objects(namespace)
+        self.modules = _users_modules(namespace)
+
+    def keeps_on_purpose(self, path: str) -> bool:
+        """Return True if a path consists of a variable's items and attributes only.
+
+        The variable may be a global of one of the user's modules:
+        ``module.name[index].attribute``.
+        """
+        path = _QUOTED.sub("", path)  # a key may hold anything
+        if path.startswith(NOTEBOOK) and ": " not in path:
+            return True
+        return _module_of(path) in self.modules
+
+
+def _module_of(path: str) -> str | None:
+    """Return the module to a global of which a path leads by items and attributes only; None for
+    other paths.
+    """
+    module = _GLOBAL_OF_MODULE.fullmatch(_QUOTED.sub("", path))
+    return module[1] if module is not None else None
+
+
+def _users_modules(namespace: dict[str, Any]) -> set[str]:
+    """Return the user's modules reachable by a name in the notebook, such as ``package.module``."""
+    names = set[str]()
+    waiting = [namespace]
+    while waiting:
+        values = list(waiting.pop().values())
+        for module in instances_among(values, ModuleType):
+            if not is_users_module(module):
+                continue
+            attributes = module_dict(module)
+            name = text_of(attributes.get("__name__"))
+            if "__file__" in attributes and name not in names:
+                names.add(name)
+                waiting.append(attributes)
+    return names
+
+
+class LargeObjects:
+    """The objects on a heap that may be leaks of other kinds than arrays.
+
+    Make it before anything is measured, because ``Sizes`` remembers an object only if several
+    objects refer to it.
+
+    Args:
+        heap: the live objects.
+        of_scripts: objects of modules that ran as scripts, which no name leads to.
+
+    Attributes:
+        places: places outside the names in which the user's code keeps objects.
+        items: the objects that are large by themselves.
+    """
+
+    def __init__(self, heap: Heap, of_scripts: Sequence[object]) -> None:
+        self.places = unreached.Places(heap)
+        self.places.contents.update(by_identity(of_scripts))
+        self.items = [*heap.large_containers.values(), *heap.large_leaves]
+
+
+class SurvivingObjects:
+    """The objects that outlived experiments without a name, with the arrays in them.
+
+    Args:
+        survivors: all that outlived experiments.
+        heap: the live objects.
+        smallest: minimum bytes of each row.
+        listed: storages that have rows of their own: each byte is in one row.
+
+    Attributes:
+        sizes: has measured them.
+        storages: the storages of the arrays in them.
+        rows_to_explain: the rows of several objects, by the key of the first.
+    """
+
+    def __init__(
+        self, survivors: Survivors, heap: Heap, smallest: int, listed: Set[StorageKey]
+    ) -> None:
+        self.sizes = Sizes()
+        self.sizes.leave_out(heap.on_storages(listed))
+        self._large = survivors.others_alive(heap, self.sizes, smallest)
+        self._cuts = survivors.cuts
+        self.storages = set[StorageKey]()
+        self.rows_to_explain: dict[StorageKey, Row] = {}
+        search = ArraySearch()
+        for survivor in self._large:
+            for item in survivor.items:
+                whole = [item, *_locals_of_errors(item)]
+                self.storages.update(array.storage for _, array in search.find(whole))
+            if is_searched_together(survivor.items):
+                self.rows_to_explain[_key_of(survivor.items[0])] = Row.of_objects(survivor.items)
+
+    @property
+    def to_explain(self) -> list[object]:
+        """The objects whose holders are searched."""
+        objects = list[object]()
+        for survivor in self._large:
+            objects += objects_to_search(survivor.items)
+        return objects
+
+    def rows(self, holders: Holders, of_arrays: Sequence[Explained]) -> Iterator[RetainedArray]:
+        """Yield their rows.
+
+        Args:
+            holders: the holders of the objects ``to_explain``.
+            of_arrays: the rows of the survivors' arrays, some of which may be in the objects.
+        """
+        for survivor in self._large:
+            yield survivor.with_holder(self._holder(survivor, holders), of_arrays)
+
+    def _holder(self, survivor: OtherAlive, holders: Holders) -> ReferencePath:
+        """Return the holder of the objects of one row."""
+        key = _key_of(survivor.items[0])
+        if len(survivor.items) == 1:
+            return holders[key]
+        row = self.rows_to_explain.get(key)
+        # The event loop keeps tasks, and the search ends there.
+        is_fixed = row is None or all(map(is_pending, survivor.items))
+        if survivor.reported.holder is not None and is_fixed:
+            return survivor.reported.holder
+        return holder_of_several(survivor.items, row, holders, self._cuts)
+
+
+def _locals_of_errors(item: object) -> list[object]:
+    """Return the objects of local names in the tracebacks of an exception, or of those in a
+    container: an array search does not enter them, but they count as its memory.
+    """
+    values = list[object]()
+    errors = by_identity([item, *items_of(item)])
+    waiting: list[Any] = [error for error in errors.values() if is_instance(error, BaseException)]
+    for error in waiting:  # the list grows by causes and contexts
+        values += [value for _, value in in_traceback(error)]
+        for other in gc.get_referents(error):
+            if is_instance(other, BaseException) and id(other) not in errors:
+                errors[id(other)] = other
+                waiting.append(other)
+    return values
+
+
+class Unlisted:
+    """Measures the memory that has no row yet; what one measurement has counted, no later one does.
+
+    Args:
+        notebook: the live objects and the user's names.
+        places: places outside the names in which the user's code keeps objects.
+        sizes: has measured what has a row.
+        listed: storages that have rows of their own.
+    """
+
+    def __init__(
+        self, notebook: Notebook, places: unreached.Places, sizes: Sizes, listed: Set[StorageKey]
+    ) -> None:
+        self.notebook = notebook
+        self._places = places
+        self._sizes = sizes
+        self._listed = listed
+        self._has_counted_names = False
+        self._pass_over_arrays(sizes)
+
+    def bytes_of(self, objects: Sequence[object]) -> int:
+        """Return the bytes that are in no row, and that no name leads to."""
+        self._count_names()
+        return self._sizes.together(objects)
+
+    def has_counted(self, item: object) -> bool:
+        """Return True if an object is in a row, or if a name leads to it."""
+        self._count_names()
+        return self._sizes.has_counted(item)
+
+    def is_large(self, objects: Sequence[object]) -> bool:
+        """Return True if objects may be worth a row: it need not be known what names lead to."""
+        return self.without_arrays().together(objects) >= self.notebook.smallest
+
+    def without_arrays(self) -> Sizes:
+        """Return sizes without the arrays that have rows of their own, and without large ones."""
+        sizes = Sizes()
+        self._pass_over_arrays(sizes)
+        return sizes
+
+    def _pass_over_arrays(self, sizes: Sizes) -> None:
+        """Count the arrays that have rows of their own, and large ones, so that no later
+        measurement does.
+        """
+        heap = self.notebook.heap
+        large = heap.large(self.notebook.smallest)
+        sizes.leave_out(heap.on_storages(self._listed - large.keys()))
+        items = list[Any]()
+        arrays = list[Any]()
+        for (library, _), same in large.items():
+            items += same
+            if library == "numpy":
+                arrays += same
+        of_objects = by_identity(list(compress(arrays, holding_objects(arrays))))
+        sizes.leave_out(of_objects.values())  # not their elements
+        sizes.together([item for item in items if id(item) not in of_objects])
+
+    def _count_names(self) -> None:
+        """Count all that names lead to, which takes long next to many objects."""
+        if self._has_counted_names:
+            return
+        self._has_counted_names = True
+        modules = [sys.modules[name] for name in self.notebook.modules if name in sys.modules]
+        unreached.count_named(self._sizes, self._places, self.notebook.names.values(), modules)
+
+
+class UnreachedObjects:
+    """Large objects that no name leads to by items and attributes.
+
+    Args:
+        large: the objects that may be leaks.
+        unlisted: measures them.
+        in_rows: identities of objects that have a row of their own.
+
+    Attributes:
+        to_explain: the objects whose holders are searched.
+    """
+
+    def __init__(self, large: LargeObjects, unlisted: Unlisted, in_rows: Container[int]) -> None:
+        self._unlisted = unlisted
+        notebook = unlisted.notebook
+        names = notebook.names.values()
+        candidates = unreached.candidates(
+            large.places,
+            large.items,
+            unlisted.without_arrays(),
+            names,
+            notebook.smallest,
+            MOST_EXPLAINED,
+        )
+        named = unreached.led_to_by_names(names, set(map(id, candidates)))
+        self.to_explain = list[object]()
+        for item in candidates:
+            if id(item) not in named and id(item) not in in_rows:
+                self.to_explain.append(item)
+
+    def rows(self, holders: Holders) -> Iterator[RetainedArray]:
+        """Yield the rows of leaks, given the holders of the objects ``to_explain``."""
+        for item in self._leaked(holders):
+            if self._unlisted.has_counted(item):
+                continue
+            size = self._unlisted.bytes_of([item])
+            if size >= self._unlisted.notebook.smallest:
+                # Only a large object's parts are worth the time.
+                measured = Sizes().measure(item)._replace(device_bytes={"cpu": size})
+                yield replace(row_of([item], measured), holder=holders[_key_of(item)])
+
+    def _leaked(self, holders: Holders) -> list[object]:
+        """Return the objects without those that are kept on purpose."""
+        notebook = self._unlisted.notebook
+        leaked = list[object]()
+        for item in self.to_explain:
+            is_container = id(item) in notebook.heap.large_containers
+            if is_container and not notebook.heap.is_referred(item):
+                continue  # one of our own lists
+            path = holders[_key_of(item)].path
+            if _module_of(path) is None and not notebook.keeps_on_purpose(path):
+                leaked.append(item)
+        return leaked
+
+
+def rows_of_registries(unlisted: Unlisted, cuts: dict[str, list[Cut]]) -> list[RetainedArray]:
+    """Return the other memory that registries keep alive without a name: each has one row.
+
+    Args:
+        unlisted: has measured all other leaks.
+        cuts: receives the references that the row's line removes, by the line.
+    """
+    registries = kept_by_registries(unlisted.notebook.names)
+    everything = list[object]()
+    for registry in registries:
+        for kept in registry:
+            everything += kept.objects
+    rows = list[RetainedArray]()
+    if unlisted.is_large(everything):
+        for registry in registries:
+            row = _row_of_registry(registry, unlisted, cuts)
+            if row is not None:
+                rows.append(row)
+    return rows
+
+
+def _row_of_registry(
+    registry: Sequence[Registered], unlisted: Unlisted, cuts: dict[str, list[Cut]]
+) -> RetainedArray | None:
+    """Return the row of a registry; None if nothing in it is large."""
+    named = set(map(id, unlisted.notebook.names.values()))
+    unnamed = [kept for kept in registry if named.isdisjoint(map(id, kept.objects))]
+    objects = list[object]()
+    for kept in unnamed:
+        objects += kept.objects
+    size = unlisted.bytes_of(objects)
+    if size < unlisted.notebook.smallest:
+        return None
+    holder = holder_of_registered([kept.root for kept in unnamed], cuts)
+    return replace(row_of(objects, Size({"cpu": size})), holder=holder)
+
+
+def rows_of_outputs(unlisted: Unlisted, outputs: Mapping[str, object]) -> list[Kept]:
+    """Return the memory without arrays that only outputs keep.
+
+    Args:
+        unlisted: has measured all leaks.
+        outputs: the outputs with memory, by the code of each.
+    """
+    if not outputs or not unlisted.is_large(list(outputs.values())):
+        return []
+    # Tensors in outputs are listed by storage, as are large arrays.
+    unlisted.bytes_of(unlisted.notebook.heap.tensors)
+    rows = list[Kept]()
+    for name, value in outputs.items():
+        size = unlisted.bytes_of([value])
+        if size >= unlisted.notebook.smallest:
+            what = f"{name}: {type_name(value)} that only IPython holds"
+            remedy = f"to free it: %xdel _{name[4:-1]}"
+            is_at_least = Sizes().measure(value).is_at_least
+            rows.append(Kept(size, "cpu", what, remedy, size, is_at_least))
+    return rows
+
+
+def _key_of(item: object) -> StorageKey:
+    """Return the key of an object among holders."""
+    return "object", id(item)
