@@ -120,13 +120,27 @@ def holder_of_several(
     return holder_of_all(of_items, cuts)
 
 
+class Changes(NamedTuple):
+    """The notebook's names, and what has come since the start of an experiment."""
+
+    names: Mapping[str, object]
+    """The names and their objects."""
+    contents: Contents
+    """What the names held at the start."""
+    new: set[int]
+    """Identities of the tracked objects made since, and maybe of some that have died."""
+    elsewhere: Sequence[object]
+    """Other new objects, to which no object of the heap refers."""
+
+    def received(self) -> list[Received]:
+        """Return the new objects in each old one."""
+        return list(self.contents.received(dict(self.names), self.new))
+
+
 def find_remaining(
     heap: Heap,
-    names: Mapping[str, object],
-    contents: Contents,
-    new: set[int],
+    changes: Changes,
     *,
-    elsewhere: Sequence[object],
     counted: Sizes,
     kept: Iterable[object],
     smallest: int,
@@ -136,21 +150,19 @@ def find_remaining(
 
     Args:
         heap: the live objects.
-        names: the notebook's names and their objects.
-        contents: what names held at the start.
-        new: identities of the tracked objects made since, and maybe of some that have died.
-        elsewhere: other new objects, to which no object of the heap refers.
+        changes: what has come since the start.
         counted: has measured everything that is named already.
         kept: new objects of names that stay.
         smallest: minimum bytes of a row.
         size_bytes: the memory to find; once so much has been found, the search ends.
     """
     counted.together(list(kept))
-    received = _received(names, contents, new)
+    new = changes.new
+    received = _without_older(changes)
     new_ids = set(new)
     for part in received:
         new_ids.update(map(id, part.items))
-    _measure_old(counted, names, new_ids)
+    _measure_old(counted, changes.names, new_ids)
     search = _Search(counted, smallest, size_bytes)
     for part in received:
         # Asked once for all items: each question goes through all nodes.
@@ -162,7 +174,7 @@ def find_remaining(
     not_counted = counted.not_counted(new)
     entries = without_old_blocks(_entries(heap, new, not_counted), new)
     entries += _pending_tasks(heap, not_counted)
-    search.add_rows([*entries, *elsewhere])
+    search.add_rows([*entries, *changes.elsewhere])
     if not search.is_done():
         search.add_rows(heap.in_arrays(counted.not_counted(new)))
     return search.remaining
@@ -315,11 +327,12 @@ def _size_of_types(sizes: Counter[str]) -> Size:
     return Size({"cpu": sizes.total()}, tuple(parts))
 
 
-def _received(names: Mapping[str, object], contents: Contents, new: set[int]) -> list[Received]:
+def _without_older(changes: Changes) -> list[Received]:
     """Return the new objects in each old one; of two places, the one that a search for holders
     names comes first.
     """
-    received = list(contents.received(dict(names), new))
+    new = changes.new
+    received = changes.received()
     if new:  # a tracked object that is not among them is older, however deep inside it was
         for number, part in enumerate(received):
             items = [item for item in part.items if id(item) in new or not gc.is_tracked(item)]
@@ -354,20 +367,18 @@ def grown(
     return sorted(rows, key=attrgetter("size_bytes"), reverse=True)
 
 
-def most_bytes(
-    names: Mapping[str, object], contents: Contents, new: set[int], elsewhere: Sequence[object]
-) -> int:
-    """Return an upper bound of what ``find`` can find; costs little if that is little."""
+def most_bytes(changes: Changes) -> int:
+    """Return an upper bound of what ``find_remaining`` can find; costs little if that is little."""
     sizes = Sizes()
     tracked = gc.get_objects()
     received = list[object]()
-    for part in contents.received(dict(names), new):
+    for part in changes.received():
         received += part.items
     received_bytes = sizes.together(received)
-    are_new = list(map(new.__contains__, map(id, tracked)))
+    are_new = list(map(changes.new.__contains__, map(id, tracked)))
     sizes.pass_over(compress(map(id, tracked), map(not_, are_new)))
     new_objects = compress(tracked, are_new)
-    return received_bytes + sizes.together([*new_objects, *elsewhere])
+    return received_bytes + sizes.together([*new_objects, *changes.elsewhere])
 
 
 def _measure_old(counted: Sizes, names: Mapping[str, object], new: set[int]) -> None:

@@ -17,6 +17,7 @@ from ipygpumem.heap.holders.tasks import is_pending
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.inventory.merging import merged, with_arrays
 from ipygpumem.inventory.remaining import (
+    Changes,
     Remaining,
     find_remaining,
     holder_of_several,
@@ -321,12 +322,16 @@ class _SearchAtEnd:
 
     def _most_others(self) -> int:
         """Return an upper bound of the memory without arrays that the experiment leaves."""
-        baseline = self._ended.baseline
         with undisturbed():
-            made = baseline.objects_since()
-            elsewhere = baseline.elsewhere()
-            names = ownable_objects(self._context.namespace)
-            return most_bytes(names, baseline.contents, made, elsewhere)
+            return most_bytes(self._changes())
+
+    def _changes(self) -> Changes:
+        """Return what has come since the start of the experiment."""
+        baseline = self._ended.baseline
+        made = baseline.objects_since()
+        elsewhere = baseline.elsewhere()
+        names = ownable_objects(self._context.namespace)
+        return Changes(names, baseline.contents, made, elsewhere)
 
     # -- rows -------------------------------------------------------------------------------------
 
@@ -400,10 +405,7 @@ class _SearchAtEnd:
         in_arrays = sum(item.size_bytes for item in self.alive)
         return find_remaining(
             heap,
-            ownable_objects(self._context.namespace),
-            baseline.contents,
-            baseline.objects_since(),
-            elsewhere=baseline.elsewhere(),
+            self._changes(),
             counted=sizes,
             kept=growth.kept(),
             smallest=self.smallest,
