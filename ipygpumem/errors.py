@@ -6,7 +6,8 @@ import os
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+
+from ipygpumem.notebook import current_shell
 
 _OUR_FOLDER = f"{Path(__file__).parent}{os.sep}"
 _BETWEEN = ("IPython.core.interactiveshell", "IPython.core.magic", "decorator", "contextlib")
@@ -24,7 +25,7 @@ class GpuMemError(Exception):
         what is wrong.
         """
         traceback = _without_our_frames(self.__traceback__)
-        shell = _shell()
+        shell = current_shell()
         if traceback is None or shell is None:
             return [f"{type(self).__name__}: {self}"]
         context = self.__context__
@@ -34,12 +35,6 @@ class GpuMemError(Exception):
             type(self), self, traceback, tb_offset=0
         )
         return lines
-
-
-def _shell() -> Any:
-    """Return the IPython shell of this process; None if there is none."""
-    module = sys.modules.get("IPython.core.getipython")
-    return None if module is None else module.get_ipython()
 
 
 def _without_our_frames(traceback: TracebackType | None) -> TracebackType | None:
@@ -155,8 +150,7 @@ def how_to_install(requirement: str) -> str:
     """
     if not requirement.isidentifier():
         requirement = f"'{requirement}'"
-    shells = getattr(sys.modules.get("IPython.core.interactiveshell"), "InteractiveShell", None)
-    if shells is not None and shells.initialized():
+    if current_shell() is not None:
         return f"%pip install {requirement}"
     return f"{sys.executable} -m pip install {requirement}"
 

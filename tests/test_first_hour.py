@@ -222,7 +222,8 @@ def test_the_line_that_installs_is_for_this_environment(
 ) -> None:
     assert how_to_install("memray") == "%pip install memray"
     assert how_to_install("lightning[extra]") == "%pip install 'lightning[extra]'"
-    monkeypatch.setitem(sys.modules, "IPython.core.interactiveshell", SimpleNamespace())
+    outside = SimpleNamespace(get_ipython=lambda: None)
+    monkeypatch.setitem(sys.modules, "IPython.core.getipython", outside)
     assert how_to_install("memray") == f"{sys.executable} -m pip install memray"
 
 

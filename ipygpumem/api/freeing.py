@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import overload
 
-from ipygpumem.api.shell import current_shell
 from ipygpumem.api.traces import F, can_decorate, decorated, run_inside
 from ipygpumem.errors import GpuMemError
 from ipygpumem.failures import Block, is_own_failure, tell
+from ipygpumem.notebook import current_shell
 from ipygpumem.reclaim.tracebacks import release
 from ipygpumem.shell.ipython.caches import release_stored, stored_errors
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from types import FrameType, ModuleType
 
-from ipygpumem.api.shell import current_shell, loaded_app
+from ipygpumem.api.shell import loaded_app
 from ipygpumem.errors import GpuMemError
 from ipygpumem.heap.holders.roots import Root, Roots
 from ipygpumem.heap.tensors import Storages
@@ -18,6 +18,7 @@ from ipygpumem.inventory import top as largest
 from ipygpumem.inventory.ownership import Ownership
 from ipygpumem.inventory.records import Inventory, InventoryDiff
 from ipygpumem.inventory.top import LargestNames
+from ipygpumem.notebook import current_shell
 from ipygpumem.probes.host import rss_bytes
 from ipygpumem.report import inventory as _reports  # noqa: F401  # registers how records are shown
 from ipygpumem.units import checked_bytes

@@ -11,18 +11,13 @@ from ipygpumem.errors import describe_error
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.meter import traces
+from ipygpumem.notebook import current_shell
 from ipygpumem.report import text
 
 if TYPE_CHECKING:
     from ipygpumem.meter.traces import Traces
     from ipygpumem.report.layout import Report
     from ipygpumem.shell.app import App
-
-
-def current_shell() -> Any | None:
-    """Return IPython's shell; None in a script."""
-    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    return get_ipython() if get_ipython is not None else None
 
 
 def loaded_app() -> App | None:

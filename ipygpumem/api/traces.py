@@ -10,13 +10,14 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar, overload
 
-from ipygpumem.api.shell import current_shell, current_traces, loaded_app, show
+from ipygpumem.api.shell import current_traces, loaded_app, show
 from ipygpumem.errors import NotLoadedError, ProbeError, TraceError
 from ipygpumem.failures import Block, CallBlock, is_own_failure, tell
 from ipygpumem.introspect import is_instance, text_of, type_name
 from ipygpumem.meter import traces as measuring
 from ipygpumem.meter.meter import Span
 from ipygpumem.meter.traces import Traces
+from ipygpumem.notebook import current_shell
 from ipygpumem.probes import Probe
 from ipygpumem.probes.pools import PluginProbe
 from ipygpumem.records import SessionRecord, TraceRecord, Usage

@@ -121,12 +121,12 @@ def holder_of_several(
 
 
 class Changes(NamedTuple):
-    """The notebook's names, and what has come since the start of an experiment."""
+    """The notebook's names, and all that has come since the start of an experiment."""
 
     names: Mapping[str, object]
     """The names and their objects."""
     contents: Contents
-    """What the names held at the start."""
+    """The contents of the names at the start."""
     new: set[int]
     """Identities of the tracked objects made since, and maybe of some that have died."""
     elsewhere: Sequence[object]

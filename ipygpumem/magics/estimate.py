@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import loading, users_part
 from ipygpumem.estimating.records import Estimate
+from ipygpumem.notebook import running_cell
 from ipygpumem.report.estimate import estimate_report
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, byte_size, command, duration, option
-from ipygpumem.shell.ipython.sources import running_cell
 from ipygpumem.units import MIB
 
 T = TypeVar("T")

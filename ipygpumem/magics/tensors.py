@@ -26,6 +26,7 @@ from ipygpumem.inventory import records, survey
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.top import LargestNames, NamedSize, measure_names, select
 from ipygpumem.magics import sources
+from ipygpumem.notebook import cell_of_file, running_cell
 from ipygpumem.probes.host import rss_bytes
 from ipygpumem.probes.mappings import own_pages
 from ipygpumem.reclaim.reclaim import current
@@ -52,7 +53,7 @@ from ipygpumem.shell.ipython.caches import (
     named_objects,
     references_of_names,
 )
-from ipygpumem.shell.ipython.sources import cell_of_file, cell_that_bound, running_cell
+from ipygpumem.shell.ipython.sources import cell_that_bound
 from ipygpumem.shell.other_places import Place
 from ipygpumem.units import KIB
 

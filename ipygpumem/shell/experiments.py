@@ -15,6 +15,7 @@ from ipygpumem import interrupts
 from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.failures import Block, is_own_failure, say, tell
 from ipygpumem.fitting.budgets import Budget
+from ipygpumem.notebook import running_cell
 from ipygpumem.reclaim.exceptions import traceback_of
 from ipygpumem.records import CellRecord, ExperimentRecord, RetainedArray, Usage
 from ipygpumem.report import content
@@ -27,12 +28,7 @@ from ipygpumem.shell.ending import ExperimentEnd, Surroundings
 from ipygpumem.shell.error_isolation import Part
 from ipygpumem.shell.experiment_options import ExperimentOptions, checked_patterns
 from ipygpumem.shell.ipython.caches import last_error
-from ipygpumem.shell.ipython.sources import (
-    cell_that_bound,
-    is_in_cell,
-    running_cell,
-    running_cell_deletes,
-)
+from ipygpumem.shell.ipython.sources import cell_that_bound, is_in_cell, running_cell_deletes
 from ipygpumem.shell.measured_scope import MeasuredScope, Progress
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.subscribers import Subscribers

@@ -12,9 +12,9 @@ from ipygpumem.heap.holders.references_of import is_added
 from ipygpumem.heap.holders.registries import Registries
 from ipygpumem.heap.holders.roots import LAST_ERROR, OF_IPYTHON, OF_MODULE, Root, Roots
 from ipygpumem.introspect import instance_dict, module_dict, text_of
+from ipygpumem.notebook import cell_of_file
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import global_of_run, is_of_ipython
-from ipygpumem.shell.ipython.sources import cell_of_file
 
 KEPT = Root("a name to keep", 5, "")
 """Root of the names kept on purpose; any other root is shown instead."""

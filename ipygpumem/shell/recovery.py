@@ -17,6 +17,7 @@ from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.meter.own_growth import growth_for
+from ipygpumem.notebook import running_cell
 from ipygpumem.probes.allocator import failed_allocation
 from ipygpumem.probes.cgroup import Kills
 from ipygpumem.probes.host import available_bytes
@@ -36,7 +37,7 @@ from ipygpumem.shell.ipython.caches import (
     stored_error,
     stored_errors,
 )
-from ipygpumem.shell.ipython.sources import cell_that_bound, running_cell
+from ipygpumem.shell.ipython.sources import cell_that_bound
 from ipygpumem.units import MIB, format_bytes
 
 MUCH = 32 * MIB

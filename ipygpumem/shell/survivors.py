@@ -25,6 +25,7 @@ from ipygpumem.inventory.remaining import (
     most_bytes,
 )
 from ipygpumem.meter.own_growth import growth_for
+from ipygpumem.notebook import running_cell
 from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.array_holders import (
@@ -39,7 +40,7 @@ from ipygpumem.shell.baselines import Baseline
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.deleted_names import DeletedNames
 from ipygpumem.shell.ipython.caches import cell_of_output
-from ipygpumem.shell.ipython.sources import cell_that_bound, running_cell
+from ipygpumem.shell.ipython.sources import cell_that_bound
 from ipygpumem.shell.notebook_roots import roots_of_notebook
 from ipygpumem.shell.recovery import MUCH
 from ipygpumem.shell.watched_names import (
@@ -326,7 +327,7 @@ class _SearchAtEnd:
             return most_bytes(self._changes())
 
     def _changes(self) -> Changes:
-        """Return what has come since the start of the experiment."""
+        """Return the names, and all that has come since the start of the experiment."""
         baseline = self._ended.baseline
         made = baseline.objects_since()
         elsewhere = baseline.elsewhere()

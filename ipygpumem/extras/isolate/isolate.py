@@ -30,12 +30,13 @@ from ipygpumem.extras.isolate.needs import unusable
 from ipygpumem.extras.isolate.packets import Connection, load
 from ipygpumem.magics import sources
 from ipygpumem.magics.experiment import patterns_of
+from ipygpumem.notebook import running_cell
 from ipygpumem.probes.cgroup import Kills
 from ipygpumem.report.layout import Report, clean, note
 from ipygpumem.scope.bindings import Bindings
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, byte_size, command, duration, option
-from ipygpumem.shell.ipython.sources import bound_names, running_cell
+from ipygpumem.shell.ipython.sources import bound_names
 from ipygpumem.units import KIB, MIB, format_bytes, format_seconds
 
 _PAUSE_SECONDS = 0.1

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType, GetSetDescriptorType
 from typing import Any, NamedTuple, NoReturn
 
-from ipygpumem.api.shell import current_shell, current_traces, garbage_here, loaded_app
+from ipygpumem.api.shell import current_traces, garbage_here, loaded_app
 from ipygpumem.errors import GpuMemError, ReleasedError
 from ipygpumem.heap.array_search import ArraySearch, summed
 from ipygpumem.heap.arrays import TOOLS, Array, describe, is_of_library, library_type
@@ -36,6 +36,7 @@ from ipygpumem.introspect import (
     type_name,
 )
 from ipygpumem.inventory import survey
+from ipygpumem.notebook import current_shell
 from ipygpumem.reclaim.emptying import trim_host_heap
 from ipygpumem.reclaim.reclaim import free_now
 from ipygpumem.records import FreeingStep, Record, RetainedArray
@@ -220,7 +221,7 @@ def _place_of(frame: FrameType) -> str:
     shell = current_shell()
     if shell is None:
         return f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno}"
-    from ipygpumem.shell.ipython.sources import running_cell  # no script needs IPython
+    from ipygpumem.notebook import running_cell  # no script needs IPython
 
     return f"cell {running_cell(shell)}"
 

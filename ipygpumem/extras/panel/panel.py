@@ -19,13 +19,13 @@ from ipygpumem.extras.panel import snapshot
 from ipygpumem.magics.gpumem import free
 from ipygpumem.magics.tensors import largest
 from ipygpumem.meter.own_growth import growth_for
+from ipygpumem.notebook import running_cell
 from ipygpumem.probes.accelerators import in_use
 from ipygpumem.probes.nvml import Nvml
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.app import App, current_app
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.commands.declarations import Options
-from ipygpumem.shell.ipython.sources import running_cell
 
 _PAUSE_SECONDS = 0.5
 _KEPT = 241

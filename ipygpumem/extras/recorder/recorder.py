@@ -18,12 +18,12 @@ import psutil
 from ipygpumem.errors import RecordingError, ellipsize
 from ipygpumem.extras.recorder import recordings
 from ipygpumem.extras.recorder.recordings import Kernel, Moment, RecordingWriter
+from ipygpumem.notebook import running_cell
 from ipygpumem.probes import cgroup, host
 from ipygpumem.records import Reading, Usage
 from ipygpumem.report.layout import Report, clean, note
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.ipython.sources import running_cell
 
 _TICK_SECONDS = 0.25
 

@@ -1,9 +1,8 @@
-"""Finds the cell of some code, by its file name or by a name that it binds."""
+"""Finds the cell that binds a name, and reads the source of cells."""
 
 from __future__ import annotations
 
 import ast
-import linecache
 import re
 import sys
 import threading
@@ -14,6 +13,7 @@ from typing import Any
 
 from IPython.core.inputtransformer2 import TransformerManager
 
+from ipygpumem.notebook import sources_of_cells
 from ipygpumem.scope.bindings import bindings_of
 from ipygpumem.shell.ipython.rewriting import (
     REWRITTEN,
@@ -32,7 +32,6 @@ _OUR_COMMAND = re.compile(
     r"|(?:(?:ipy)?gpumem|experiment) +(?!(?:and|if|in|is|not|or)\b)[a-z])"
 )
 """Matches a line with one of our commands that runs no code of the user."""
-_NUMBERED = re.compile(r"<ipython-input-(\d+)-")
 _RUN_CODE = ("time", "capture", "prun", *REWRITTEN)
 """Magics whose code binds names of the notebook; the code of %timeit runs in a function."""
 _ASSIGNMENTS = ast.Assign, ast.AugAssign, ast.AnnAssign
@@ -51,34 +50,6 @@ def has_only_our_commands(source: str) -> bool:
     lines = "\n".join(code).replace("\\\n", " ").splitlines()
     lines = [line.strip() for line in lines if line.strip()]
     return bool(lines) and all(map(_OUR_COMMAND.match, lines))
-
-
-def cell_of_file(shell: Any, filename: str) -> int | None:
-    """Return the number of the cell whose code was compiled under ``filename``; None for a module's
-    file.
-    """
-    numbers_by_file = getattr(shell.compile, "_filename_map", None)  # private; from IPython 8 on
-    if type(numbers_by_file) is dict and filename in numbers_by_file:
-        return int(numbers_by_file[filename])
-    numbered = _NUMBERED.match(filename)
-    if numbered:
-        return int(numbered[1])
-    if "ipykernel_" not in filename:
-        return None
-    # IPython 7 in a kernel: the file is named by a hash, and its text is the cell's.
-    text = "".join(linecache.getlines(filename)).strip()
-    if text:
-        for number, source in _cells(shell):
-            if source.strip() == text:
-                return number
-    return None
-
-
-def running_cell(shell: Any) -> int:
-    """Return the number of the running cell's input; ``execution_count`` may be the next one's
-    already.
-    """
-    return len(shell.history_manager.input_hist_parsed) - 1
 
 
 def number_of_input(shell: Any, raw: str) -> int | None:
@@ -102,7 +73,7 @@ def cell_that_bound(
     ``failed_at`` has the lines at which cells have failed: the statements from there on have bound
     nothing.
     """
-    for number, source in _cells(shell):
+    for number, source in sources_of_cells(shell):
         if name not in source or number in without:
             continue
         if name in _bound(source, failed_at.get(number)):
@@ -112,7 +83,7 @@ def cell_that_bound(
 
 def running_cell_deletes(shell: Any, name: str) -> bool:
     """Return True if the code of the running cell has a ``del`` statement for ``name``."""
-    for _, source in _cells(shell)[:1]:
+    for _, source in sources_of_cells(shell)[:1]:
         if "del" not in source or name not in source:
             return False
         try:
@@ -123,12 +94,6 @@ def running_cell_deletes(shell: Any, name: str) -> bool:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del) and node.id == name:
                 return True
     return False
-
-
-def _cells(shell: Any) -> list[tuple[int, str]]:
-    """Return the numbers and Python sources of the cells run so far, last one first."""
-    sources = shell.history_manager.input_hist_parsed
-    return [(number, sources[number]) for number in range(len(sources) - 1, 0, -1)]
 
 
 def _bound(source: str, end: int | None = None) -> set[str]:

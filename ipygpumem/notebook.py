@@ -1,0 +1,50 @@
+"""IPython's shell of this process, and the numbers of its cells."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+from typing import Any
+
+_NUMBERED = re.compile(r"<ipython-input-(\d+)-")
+
+
+def current_shell() -> Any:
+    """Return IPython's shell; None in a script."""
+    module = sys.modules.get("IPython.core.getipython")
+    return None if module is None else module.get_ipython()
+
+
+def cell_of_file(shell: Any, filename: str) -> int | None:
+    """Return the number of the cell whose code was compiled under ``filename``; None for a module's
+    file.
+    """
+    numbers_by_file = getattr(shell.compile, "_filename_map", None)  # private; from IPython 8 on
+    if type(numbers_by_file) is dict and filename in numbers_by_file:
+        return int(numbers_by_file[filename])
+    numbered = _NUMBERED.match(filename)
+    if numbered:
+        return int(numbered[1])
+    if "ipykernel_" not in filename:
+        return None
+    # IPython 7 in a kernel: the file is named by a hash, and its text is the cell's.
+    text = "".join(linecache.getlines(filename)).strip()
+    if text:
+        for number, source in sources_of_cells(shell):
+            if source.strip() == text:
+                return number
+    return None
+
+
+def running_cell(shell: Any) -> int:
+    """Return the number of the running cell's input; ``execution_count`` may be the next one's
+    already.
+    """
+    return len(shell.history_manager.input_hist_parsed) - 1
+
+
+def sources_of_cells(shell: Any) -> list[tuple[int, str]]:
+    """Return the numbers and Python sources of the cells run so far, last one first."""
+    sources = shell.history_manager.input_hist_parsed
+    return [(number, sources[number]) for number in range(len(sources) - 1, 0, -1)]
