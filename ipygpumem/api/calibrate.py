@@ -35,6 +35,7 @@ def estimate(
     device: str | None = None,
     device_memory: float | str | None = None,
     timeout: float = 300.0,
+    assume: Mapping[str | int, float] | None = None,
     **kwargs: object,
 ) -> Estimate:
     """Estimate the memory that ``function(*args, **kwargs)`` would allocate, without running it on
@@ -54,6 +55,9 @@ def estimate(
         device_memory: the device's memory, such as ``"24GiB"``; by default the free memory of each
             device.
         timeout: seconds after which the estimate is stopped.
+        assume: the share of all values, from 0 to 1, that a line such as ``x[x > 0]`` selects, by
+            the line as the report names it: ``5`` in the running cell, ``"3:5"`` in cell 3,
+            ``"model.py:5"`` in a file. Without it, the line selects all that it can.
         kwargs: its keyword arguments; for one called ``device``, use ``functools.partial``.
 
     >>> def train():
@@ -73,10 +77,19 @@ def estimate(
         seconds = finite(timeout)
     except UnitError as error:
         raise EstimateError(f"timeout: {error}") from None
-    estimation = loading.estimation(device, room_bytes, seconds)
+    assumed = [_assumption(line, share) for line, share in (assume or {}).items()]
+    estimation = loading.estimation(device, room_bytes, seconds, assumed)
     namespaces = (vars(sys.modules["__main__"]), sys._getframe(1).f_globals)
     result: Estimate = estimation.of_call(function, args, kwargs, namespaces)
     return result
+
+
+def _assumption(line: str | int, share: float) -> str:
+    """Return what a line is assumed to select, as ``%%estimate --assume`` takes it."""
+    try:
+        return f"{line}={finite(share, least=0, most=1):.15f}"
+    except UnitError as error:
+        raise EstimateError(f"assume: {line}: {error}") from None
 
 
 def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ipygpumem.heap.holders.frames import stack, steps
 from ipygpumem.introspect import is_ours, is_users
+from ipygpumem.notebook import cell_of_file, current_shell, running_cell
 
 FOR_FAKES = "torch's fake tensors"
 """Label of the modules that an estimate imports."""
@@ -75,14 +76,17 @@ def user_line_of(traceback: types.TracebackType | None) -> str:
 
 
 def line_text(name: str, number: int) -> str:
-    """Return the label of a line: its file, if it has one, its number and its source."""
+    """Return the label of a line: its file or its cell, unless it is of the running cell, its
+    number and its source.
+    """
     source = linecache.getline(name, number).strip()
-    path = Path(name)
     text = f"line {number}"
-    # ipykernel's temporary file for a cell has a meaningless name.
-    is_of_kernel = "ipykernel" in path.parent.name
-    if path.is_file() and not is_of_kernel:
-        text = f"{path.name}, {text}"
+    shell = current_shell()
+    cell = None if shell is None else cell_of_file(shell, name)
+    if cell is None and Path(name).is_file():
+        text = f"{Path(name).name}, {text}"
+    elif cell is not None and cell != running_cell(shell):
+        text = f"cell {cell}, {text}"
     if source:
         text = f"{text}: {source}"
     return text

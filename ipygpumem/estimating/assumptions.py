@@ -14,7 +14,8 @@ class Assumptions:
     """The share of all values that lines select, such as ``x[x > 0]``.
 
     Args:
-        shares: the shares by the label of a line, such as ``line 5`` or ``model.py, line 5``.
+        shares: the shares by the label of a line, such as ``line 5``, ``cell 3, line 5`` or
+            ``model.py, line 5``.
     """
 
     def __init__(self, shares: Mapping[str, float]) -> None:
@@ -24,7 +25,8 @@ class Assumptions:
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Assumptions:
-        """Return the assumptions of ``5=0.25`` or ``model.py:5=25%``.
+        """Return the assumptions of ``5=0.25``, ``3:5=0.25`` for a line of cell 3, or
+        ``model.py:5=25%``.
 
         Raises:
             EstimateError: a text is none.
@@ -35,11 +37,12 @@ class Assumptions:
             share = None if match is None else _share(match["share"])
             if match is None or share is None:
                 raise EstimateError(
-                    f"%%estimate: --assume: {quoted(text)} is not LINE=FRACTION, such as 5=0.25"
+                    f"the assumption {quoted(text)} is not LINE=FRACTION, such as 5=0.25"
                 )
             label = f"line {match['line']}"
-            if match["file"]:
-                label = f"{match['file']}, {label}"
+            place = match["file"]
+            if place:
+                label = f"cell {place}, {label}" if place.isdecimal() else f"{place}, {label}"
             shares[label] = share
         return cls(shares)
 
@@ -56,7 +59,8 @@ class Assumptions:
             met.add(line.partition(": ")[0])
         for label in self._shares:
             if label not in met:
-                notes.append(f"--assume: {label} selects nothing by values, or did not run")
+                why = "it selects nothing by values, or did not run"
+                notes.append(f"the share of {label} is not used: {why}")
         return notes
 
 

@@ -185,6 +185,23 @@ def test_values_at_unknown_positions_are_not_known() -> None:
     assert len(ipygpumem.estimate(step).guesses) == 1
 
 
+def test_a_line_selects_the_share_that_the_caller_assumes() -> None:
+    def select() -> torch.Tensor:
+        x = torch.zeros(1 << 20)
+        return x[x > 0]
+
+    line = select.__code__.co_firstlineno + 2
+    place = f"test_estimate.py:{line}"
+    assert ipygpumem.estimate(select).upper_bounds
+    (found,) = ipygpumem.estimate(select, assume={place: 0.25}).devices
+    assert found.kept_bytes == MIB
+    for share in (2, -0.1, "half"):
+        with pytest.raises(EstimateError, match=r"assume: 5: .* is not a number from 0 to 1"):
+            ipygpumem.estimate(select, assume={5: share})
+    with pytest.raises(EstimateError, match=r"the assumption 'five=0.5.*' is not LINE=FRACTION"):
+        ipygpumem.estimate(select, assume={"five": 0.5})
+
+
 def test_unknown_lengths_of_sequences_are_assumed_to_be_the_longest() -> None:
     x = torch.randn(8, 40, 32)
 

@@ -240,15 +240,28 @@ def test_a_line_selects_the_share_that_the_user_assumes(estimating: Kernel) -> N
     assert "line 4: rows" in report.rpartition("these lines are assumed")[2]
 
 
+def test_lines_of_earlier_cells_are_named_with_their_cell(estimating: Kernel) -> None:
+    ok(estimating, "def selected(x):\n    return x[x > 0]", "import os")
+    number = estimating.value("len(In) - 2")
+    cell = "\nx = torch.randn(1 << 22)\ny = selected(x)"
+    (report,) = ok(estimating, f"%%estimate --assume 2=0.25{cell}").reports("estimate")
+    assert f"cell {number}, line 2: return x[x > 0]" in report
+    assert " at most " in report
+    assert "the share of line 2 is not used: it selects nothing by values" in report
+    (report,) = ok(estimating, f"%%estimate --assume {number}:2=0.25{cell}").reports("estimate")
+    assert f"assumed to select 0.25 of all that it can: cell {number}, line 2" in report
+    assert " at most " not in report
+
+
 def test_an_assumption_about_another_line_is_said_to_be_unused(estimating: Kernel) -> None:
     (report,) = ok(estimating, "%%estimate --assume 2=0.5\nx = torch.ones(4)").reports("estimate")
-    assert "--assume: line 2 selects nothing by values" in report
+    assert "the share of line 2 is not used: it selects nothing by values" in report
 
 
 @pytest.mark.parametrize("text", ["3", "3=2", "3=150%", "0=0.5", "3=", "x=0.5", "3=-1", "3=1/2"])
 def test_a_wrong_assumption_is_one_line(estimating: Kernel, text: str) -> None:
     error = fails(estimating, f"%%estimate --assume {text}\nx = torch.ones(4)", None).stderr
-    assert f"--assume: '{text}' is not LINE=FRACTION, such as 5=0.25" in error
+    assert f"the assumption '{text}' is not LINE=FRACTION, such as 5=0.25" in error
 
 
 def test_a_mistake_in_a_cell_is_one_line(estimating: Kernel) -> None:
