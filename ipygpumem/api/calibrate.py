@@ -85,7 +85,7 @@ def estimate(
 
 
 def _assumption(line: str | int, share: float) -> str:
-    """Return what a line is assumed to select, as ``%%estimate --assume`` takes it."""
+    """Return an assumption as a text of ``%%estimate --assume``."""
     try:
         return f"{line}={finite(share, least=0, most=1):.15f}"
     except UnitError as error:
