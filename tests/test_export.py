@@ -451,28 +451,41 @@ def nested(levels: int) -> str:
         ('"started_at": ', '"started_at": 1e18, "_": '),
         ('"lr": 0.001', '"lr": Infinity'),
         ('"bs": 64', '"bs": 6' + "4" * 5000),
-        ('"consumed": {', '"consumed": {' + "".join(f'"cuda:{n}": 1, ' for n in range(20_000))),
-        ('"usages": [', '"usages": [' + (json.dumps(usage().to_dict()) + ", ") * 20_000),
-        (
-            '"cells": [',
-            '"cells": ['
-            + "".join(
-                f"{json.dumps(cell(usages=(usage(str(n)),)).to_dict())}, " for n in range(10_001)
-            ),
-        ),
-        (
-            '"engines": []',
-            f'"engines": [{", ".join([json.dumps(EngineRecord(0).to_dict())] * 20_000)}]',
-        ),
     ],
 )
 def test_what_no_export_has_is_refused_before_it_is_used(
     tmp_path: Path, old: str, new: str
 ) -> None:
+    is_refused(tmp_path, old, new)
+
+
+def is_refused(folder: Path, old: str, new: str) -> None:
+    """Check that an export with a replaced text is refused."""
     whole = export.to_json(SESSION)
     assert old in whole
-    (tmp_path / "x.json").write_text(whole.replace(old, new, 1))
-    refused_by_load(tmp_path / "x.json", "damaged|not JSON")
+    (folder / "x.json").write_text(whole.replace(old, new, 1))
+    refused_by_load(folder / "x.json", "damaged|not JSON")
+
+
+def test_an_export_with_too_many_devices_is_refused(tmp_path: Path) -> None:
+    devices = "".join(f'"cuda:{n}": 1, ' for n in range(20_000))
+    is_refused(tmp_path, '"consumed": {', '"consumed": {' + devices)
+
+
+def test_an_export_with_too_many_usages_is_refused(tmp_path: Path) -> None:
+    usages = (json.dumps(usage().to_dict()) + ", ") * 20_000
+    is_refused(tmp_path, '"usages": [', '"usages": [' + usages)
+
+
+def test_an_export_with_too_many_cells_is_refused(tmp_path: Path) -> None:
+    cells = [cell(usages=(usage(str(n)),)) for n in range(10_001)]
+    texts = "".join(f"{json.dumps(record.to_dict())}, " for record in cells)
+    is_refused(tmp_path, '"cells": [', '"cells": [' + texts)
+
+
+def test_an_export_with_too_many_engines_is_refused(tmp_path: Path) -> None:
+    engines = ", ".join([json.dumps(EngineRecord(0).to_dict())] * 20_000)
+    is_refused(tmp_path, '"engines": []', f'"engines": [{engines}]')
 
 
 def test_only_plain_files_of_an_exports_size_are_read(tmp_path: Path) -> None:
