@@ -25,7 +25,7 @@ def test_the_summary_names_the_page_and_what_each_cell_and_experiment_cost(
     folder, printed = demo
     assert str(folder / "quickstart.html") in printed
     assert printed.index(">>> import torch ...\n") < printed.index("\ncell 2 · ")
-    assert len(re.findall(r"^(?:cell )?\d+ · .*RAM", printed, re.MULTILINE)) in range(12, 15)
+    assert len(re.findall(r"^cell \d+ · .*RAM", printed, re.MULTILINE)) in range(12, 15)
     assert re.findall(r"^experiment (\w+) ·", printed, re.MULTILINE) == ["small", "large"]
     assert len(re.findall("^out of memory", printed, re.MULTILINE)) == 1
 

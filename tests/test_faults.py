@@ -406,7 +406,7 @@ class World:
         found = names.get("old"), names.get("since"), names.get("log"), "new" in names
         assert found == (1, 7, [2], False), f"names are wrong later: {found}"
         assert "ipygpumem:" not in text, f"said again: {text}"
-        assert re.search(r"^(cell )?\d+ · ", text, re.MULTILINE), "no report later"
+        assert re.search(r"^cell \d+ · ", text, re.MULTILINE), "no report later"
         assert not self.app.context.cells.running(), "a cell still runs"
         gc.collect()  # an error and its frames are a cycle, which may be old
         assert not len(self.app.context.meter._open), "a measurement is open"

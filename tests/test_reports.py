@@ -61,15 +61,11 @@ def test_a_device_that_did_not_move_by_a_mib_is_its_size_alone_and_quiet(
     record = cell(usages=(dataclasses.replace(STILL, **changes), STILL_CUDA))
     has_changed = "peak" in said
     assert (
-        content.cell_report(record).headline
-        == f"{'cell ' * has_changed}12 · 3.21 s · {said} · cuda:0 3.00/24.00 GiB"
+        content.cell_report(record).headline == f"cell 12 · 3.21 s · {said} · cuda:0 3.00/24.00 GiB"
     )
     short = content.cell_report(dataclasses.replace(record, duration_seconds=0.9)).headline
-    assert (
-        short == f"cell 12 · 900 ms · {said} · cuda:0 3.00/24.00 GiB"
-        if has_changed
-        else f"12 · {said}"
-    )
+    time = "900 ms · " if has_changed else ""
+    assert short == f"cell 12 · {time}{said} · cuda:0 3.00/24.00 GiB"
     assert content.is_quiet(record) is not bool(changes)
     assert not content.is_quiet(dataclasses.replace(record, error="ValueError"))
     assert not content.is_quiet(dataclasses.replace(record, recovery=recovery()))

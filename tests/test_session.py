@@ -190,7 +190,7 @@ def test_quiet_hides_no_error_no_growth_and_no_note(
         app.session.trends, "add", lambda record: Growing([Growth("cpu", 3, MIB, MIB)])
     )
     (line,) = run_cell(app)
-    assert line.startswith("1 · RAM")
+    assert line.startswith("cell 1 · RAM")
     assert "has grown RAM" in shown_in(app)[0].lines[0]
     monkeypatch.undo()
     told = note("a budget was crossed")

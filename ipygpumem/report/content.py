@@ -63,11 +63,10 @@ def cell_report(record: CellRecord, scales: layout.Scales | None = None) -> Repo
     if number is None:
         return Report("cell", ["cell", *segments])
     has_bars = any(isinstance(segment, LineSegment) for segment in segments)
-    if record.error is not None or has_bars:
-        return Report("cell", [f"cell {number}", *segments])
-    if record.duration_seconds < 1:
+    is_short = record.error is None and not has_bars
+    if is_short and record.duration_seconds < 1:
         segments.pop(0)  # the time
-    return Report("cell", [str(number), *segments])
+    return Report("cell", [f"cell {number}", *segments])
 
 
 def trace_report(record: TraceRecord, note: str = "") -> Report:

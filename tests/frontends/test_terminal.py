@@ -44,7 +44,7 @@ def test_a_cells_line_and_an_experiments_report_fit_the_screen(tmp_path: Path) -
 
 def rows_before_the_report(terminal: Terminal) -> list[str]:
     """Return what stands above the last report that begins a row, down from the prompt."""
-    last = max(at for at, row in enumerate(terminal.rows) if re.match(r"(cell )?\d+ · ", row))
+    last = max(at for at, row in enumerate(terminal.rows) if re.match(r"cell \d+ · ", row))
     prompt = max(at for at, row in enumerate(terminal.rows[:last]) if row.startswith("In ["))
     return terminal.rows[prompt + 1 : last]
 
@@ -75,5 +75,5 @@ def test_text_that_is_not_for_the_terminal_gets_no_blanks(wide: Terminal, tmp_pa
     wide.run(f"import sys; usual, sys.stdout = sys.stdout, open({str(log)!r}, 'w')")
     wide.run("print('x', end='')")
     wide.run("sys.stdout.close(); sys.stdout = usual")
-    assert re.search(r"\d+ · RAM", log.read_text())
+    assert re.search(r"cell \d+ · RAM", log.read_text())
     assert not re.search(" {20}", log.read_text())

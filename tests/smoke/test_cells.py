@@ -29,7 +29,7 @@ def test_the_line_of_a_cell_that_moves_nothing_is_short_and_quiet_hides_it(
     notebook: Kernel,
 ) -> None:
     (line,) = ok(notebook, "y = 1").reports("cell")
-    assert re.fullmatch(r"\d+ · RAM [\d.]+ MiB", line)
+    assert re.fullmatch(r"cell \d+ · RAM [\d.]+ MiB", line)
     ok(notebook, "%config IPyGpuMem.quiet = True")
     assert ok(notebook, "y = 2").displays == []
     assert len(ok(notebook, "z = bytearray(9 << 20)").reports("cell")) == 1
