@@ -78,6 +78,7 @@ def test_a_cell_magic_below_gpumem_gets_its_cell(notebook: Kernel) -> None:
         ("%%experiment\nx = 1", "which name? Write it first: %%experiment demo"),
         ("%experiment demo", "to open one of this name: %experiment start demo"),
         ("%gpumem experiments", "%gpumem: write %experiment list"),
+        ("%gpumem del x", "%gpumem: write del NAME in Python, or %gpumem why NAME for"),
         ("%gpumem export", "For instance: %gpumem export session.json"),
         ("%gpumem config", "%gpumem: write %config IPyGpuMem"),
         ("%gpumem trace", "%gpumem: write ipygpumem.trace(...) in Python"),
