@@ -247,7 +247,8 @@ def _went_into_hooks(
     removal = _removal_by_handle(hooks, key, names)
     if not removal and where:
         is_only_one = len(hooks) == 1  # type: ignore[arg-type]  # it is a dict
-        call = f"{where}.clear()" if is_only_one else f"{where}.pop({key!r})"
+        # ``pop`` would return the hook, which IPython would keep in ``Out``.
+        call = f"{where}.clear()" if is_only_one else f"{where}.__delitem__({key!r})"
         removal = path.statement("{}" + call)
     path.advise(removal, _HANDLE)
     path.ended = hooks  # other modules may have hooks that lead to the same objects
