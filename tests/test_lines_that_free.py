@@ -83,6 +83,16 @@ def row_of(path: str, line: str, size: int) -> RetainedArray:
     return RetainedArray("", "Tensor", (size,), "float32", "cpu", size, arrays=1, holder=holder)
 
 
+def test_rows_whose_gradients_one_call_clears_are_one() -> None:
+    rows = [
+        row_of("the gradient of layers.0", "layers.zero_grad()", 8),
+        row_of("the gradient of layers.1", "layers.zero_grad()", 4),
+        row_of("another", "net.zero_grad()", 2),
+    ]
+    lines = [(row.size_bytes, row.holder and row.holder.advice) for row in merged(rows, {})]
+    assert lines == [(12, "layers.zero_grad()"), (2, "net.zero_grad()")]
+
+
 def test_rows_are_one_if_a_line_names_what_another_removes() -> None:
     rows = [
         row_of("the optimizer", 'del runs["opt"]', 8),

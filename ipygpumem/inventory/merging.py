@@ -463,15 +463,17 @@ def _text_of_registry(path: str, number: int) -> str:
 
 
 def _joined_by_deletion(rows: list[RetainedArray]) -> list[RetainedArray]:
-    """Return the rows, as one those that the same line deletes: run again, it would fail.
+    """Return the rows, as one those that the same line deletes or clears: run again, it would fail
+    or free nothing.
 
-    An example is ``%xdel _4`` for each part of a model that a cell has shown.
+    Examples are ``%xdel _4`` for each part of a model that a cell has shown, and
+    ``layers.zero_grad()`` for each module of a ``ModuleDict``.
     """
     of_line = dict[str, list[RetainedArray]]()
     remaining = list[RetainedArray]()
     for row in rows:
         advice = "" if row.holder is None else row.holder.advice
-        if advice.startswith(_DELETING):
+        if advice.startswith(_DELETING) or advice.endswith(_CLEARING):
             of_line.setdefault(advice, []).append(row)
         else:
             remaining.append(row)
@@ -487,6 +489,7 @@ def _joined_by_deletion(rows: list[RetainedArray]) -> list[RetainedArray]:
 
 
 _DELETING = ("%xdel ", "del ")
+_CLEARING = ".zero_grad()"
 
 
 # -- lines for items of one list ------------------------------------------------------------------
