@@ -260,9 +260,10 @@ def test_an_estimate_inside_a_transform_is_refused(transform: str) -> None:
     getattr(torch.func, transform)(inside)(torch.ones(2, 8, 8) if transform == "vmap" else outer)
 
 
-def test_a_disabled_compiler_leaves_no_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["torch._dynamo"].config, "disable", True)
-    assert estimate_of("torch.compile(model)(x)").verdict == "fits"
+def test_a_disabled_compiler_leaves_no_doubt() -> None:
+    # pytest's monkeypatch would delete the setting afterwards, and nothing could be compiled.
+    with sys.modules["torch._dynamo"].config.patch(disable=True):
+        assert estimate_of("torch.compile(model)(x)").verdict == "fits"
 
 
 def test_every_reason_for_perhaps_is_said() -> None:
