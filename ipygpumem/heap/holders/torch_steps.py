@@ -248,8 +248,8 @@ def _went_into_hooks(
     if not removal and where:
         is_only_one = len(hooks) == 1  # type: ignore[arg-type]  # it is a dict
         # ``pop`` would return the hook, which IPython would keep in ``Out``.
-        call = f"{where}.clear()" if is_only_one else f"{where}.__delitem__({key!r})"
-        removal = path.statement("{}" + call)
+        line = f"{{}}{where}.clear()" if is_only_one else f"del {{}}{where}[{key!r}]"
+        removal = path.statement(line)
     path.advise(removal, _HANDLE)
     path.ended = hooks  # other modules may have hooks that lead to the same objects
     path.text = f"{hook} on {path.text.removeprefix(NOTEBOOK)}"
