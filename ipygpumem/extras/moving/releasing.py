@@ -36,7 +36,7 @@ from ipygpumem.introspect import (
     type_name,
 )
 from ipygpumem.inventory import survey
-from ipygpumem.notebook import current_shell
+from ipygpumem.notebook import current_shell, running_cell
 from ipygpumem.reclaim.emptying import trim_host_heap
 from ipygpumem.reclaim.reclaim import free_now
 from ipygpumem.records import FreeingStep, Record, RetainedArray
@@ -221,8 +221,6 @@ def _place_of(frame: FrameType) -> str:
     shell = current_shell()
     if shell is None:
         return f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno}"
-    from ipygpumem.notebook import running_cell  # no script needs IPython
-
     return f"cell {running_cell(shell)}"
 
 
