@@ -555,11 +555,14 @@ def test_a_limit_of_the_user_is_kept(notebook: Kernel) -> None:
         ("%gpumem free", False),
         ("# make room\n%gpumem free", False),
         ("gpumem free", False),
+        ("%gpumem top\n%gpumem free", False),
         ("%gpumem free\ngc.collect()", True),
         ("gc.collect()", True),
+        ("%gpumem why seen[gc.collect() * 0:]", True),
+        ("%gpumem free\n%gpumem why gc.collect()", True),
     ],
 )
-def test_a_cell_that_only_frees_has_no_limit(cell: str, is_guarded: bool, notebook: Kernel) -> None:
+def test_a_cell_without_code_of_the_user_has_no_limit(cell: str, is_guarded: bool, notebook: Kernel) -> None:
     """A busy machine had stopped `%gpumem free` itself: malloc still had the pages of the lists
     that the command was to return, and the guard counted them.
     """
@@ -576,6 +579,16 @@ freed.cycle = freed
     works(notebook, cell, "gc.enable()")
     assert notebook.value("len(seen)") == 1
     assert notebook.value("seen[0] > 0") is is_guarded
+
+
+def test_commands_look_at_memory_once_the_limit_is_reached(notebook: Kernel) -> None:
+    works(notebook, ON)
+    reply = fails(notebook, FILL)
+    assert reply.error in ERRORS
+    works(notebook, "%gpumem leaks")
+    status = "\n".join(ok(notebook, "%gpumem status").reports())
+    assert "cannot be read" not in status
+    works(notebook, "del rows", "%gpumem guard off")
 
 
 def test_the_command_says_its_state_and_its_mistakes(notebook: Kernel) -> None:

@@ -47,7 +47,8 @@ _WITHOUT_LIMIT = (
 where its large buffers, hardly used, are refused. An audit hook could not be removed, and misses
 some of them."""
 
-_FREES = re.compile(r"^\s*%?(?:ipy)?gpumem +(?:free|guard +off)\b", re.MULTILINE)
+_EVALUATES = re.compile(r"^\s*%?(?:ipy)?gpumem\s+why\b.*[(:]", re.MULTILINE)
+"""Matches a line that evaluates a call or a slice of the user."""
 
 
 class MemoryGuard:
@@ -150,7 +151,7 @@ class MemoryGuard:
             return False
         if self._watch.cell is not None and not self._watch.cell.over:
             return False
-        return not _only_frees(cell.source)
+        return not _has_no_code_of_user(cell.source)
 
     def _code_ended(self) -> list[Report]:
         """Restore the user's limit, unless threads of the cell go on: our own work and callbacks
@@ -188,13 +189,14 @@ class MemoryGuard:
         """Do nothing."""
 
 
-def _only_frees(source: str) -> bool:
-    """Return True for a cell of our commands, one of which frees memory or ends the guard.
+def _has_no_code_of_user(source: str) -> bool:
+    """Return True for a cell of our commands that evaluates no call and no slice of the user.
 
-    The guard must not stop it: threads of the user, or pages that malloc keeps, may have reached
-    the limit already.
+    The limit must stop neither the commands that free memory nor those that say where it is, and
+    threads of the user, or pages that malloc keeps, may have reached it already. Our own searches
+    end before they use up the memory (see ``Watch.check_search``).
     """
-    return has_only_our_commands(source) and _FREES.search(source) is not None
+    return has_only_our_commands(source) and _EVALUATES.search(source) is None
 
 
 @functools.cache
