@@ -562,7 +562,9 @@ def test_a_limit_of_the_user_is_kept(notebook: Kernel) -> None:
         ("%gpumem free\n%gpumem why gc.collect()", True),
     ],
 )
-def test_a_cell_without_code_of_the_user_has_no_limit(cell: str, is_guarded: bool, notebook: Kernel) -> None:
+def test_a_cell_without_code_of_the_user_has_no_limit(
+    cell: str, is_guarded: bool, notebook: Kernel
+) -> None:
     """A busy machine had stopped `%gpumem free` itself: malloc still had the pages of the lists
     that the command was to return, and the guard counted them.
     """
