@@ -511,7 +511,7 @@ def cell(source: random.Random, model: Model) -> str:
 
 
 THOROUGH = [pytest.param(1_000 + seed, marks=pytest.mark.thorough) for seed in range(20)]
-"""Numbers of cells, which seed the random ones: 20,000 in all. A busy machine runs so many well
+"""Numbers of cells, which seed the random ones: 20,000 in total. A busy machine runs so many well
 before a timeout.
 """
 

@@ -435,7 +435,7 @@ def test_objects_of_several_types_are_counted_with_their_types() -> None:
 
 def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
     line = (
-        "2 smaller storages, 2 MiB in all: too many to examine; free larger ones first, then run "
+        "2 smaller storages, 2 MiB in total: too many to examine; free larger ones first, then run "
         "it again"
     )
     found = content.leaks_report([leak("a\x1b[2Jb", name="x\ny")], MIB, [leak("y"), leak("z")])
@@ -495,7 +495,7 @@ def test_an_estimate_is_three_groups_that_add_up() -> None:
         ("+2 MiB", "fragmentation"),
         ("+16 MiB", "headroom for GPU kernels"),
         ("+400 MiB", "CUDA context"),
-        ("426 MiB", "sum: needed in all"),
+        ("426 MiB", "sum: needed in total"),
     )
     assert verdict.rows[-1] == ("1.00 GiB", "available: fits")
 

@@ -611,7 +611,7 @@ def leaks_report(
     if beyond:
         number = count(len(beyond), "smaller storage")
         hint = "free larger ones first, then run it again"
-        lines.insert(0, f"{number}, {_total(beyond)} in all: too many to examine; {hint}")
+        lines.insert(0, f"{number}, {_total(beyond)} in total: too many to examine; {hint}")
     return Report("leaks", headline, lines, [table], records=held)
 
 

@@ -95,7 +95,7 @@ def _added_rows(device: DeviceEstimate) -> list[dict[str, str]]:
         if size:
             rows.append({"size": format_change(size), _ADDED: name})
     if rows:
-        rows.append({"size": format_bytes(device.required_bytes), _ADDED: "sum: needed in all"})
+        rows.append({"size": format_bytes(device.required_bytes), _ADDED: "sum: needed in total"})
     return rows
 
 

@@ -246,7 +246,7 @@ def _figures_table(
     for key in sorted(values_by_figure, key=_rank_of_device):
         row = _figure_row(key, values_by_figure[key], is_sampled=key in sampled)
         rows.append(row)
-    return Table.of(rows, {"of", "in all", "lowest", "median", "highest"})
+    return Table.of(rows, {"of", "in total", "lowest", "median", "highest"})
 
 
 def _rank_of_device(key: tuple[str, str]) -> int:
@@ -269,7 +269,7 @@ def _figure_row(
         "device": device_label(device),
         "figure": name,
         "of": str(len(values)),
-        "in all": "",
+        "in total": "",
         "lowest": _value_text(name, lowest),
         "median": _value_text(name, statistics.median_low(sizes)),
         "highest": _value_text(name, highest),
@@ -277,7 +277,7 @@ def _figure_row(
     if is_sampled:
         row["figure"] = f"{name} (sampled)"
     if name in _TOTALLED:
-        row["in all"] = _value_text(name, sum(sizes))
+        row["in total"] = _value_text(name, sum(sizes))
     if lowest < highest:
         row["whose"] = f"engine {max(values, key=values.__getitem__)}"
     return row
