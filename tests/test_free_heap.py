@@ -75,3 +75,40 @@ def test_memory_that_goes_back_to_the_system_is_not(notebook: Kernel) -> None:
 
 def test_an_experiment_that_trims_the_heap_leaves_no_remark(notebook: Kernel) -> None:
     assert free(notebook, f"%%experiment a --keep kept\n{FREEING['a cleared dict']}") == []
+
+
+OUR_WORK = """
+import numpy
+from ipygpumem.meter.own_growth import growth_for
+with growth_for("a test"):
+    kept_by_us = numpy.ones(1 << 20)
+"""
+"""Grows by 8 MiB, of which no byte is free afterwards."""
+FREE_PAGES = """
+from ipygpumem.probes.mappings import own_pages
+own_pages().free_heap_bytes >> 20
+"""
+
+
+def test_our_own_work_leaves_free_pages_of_user_code_to_the_command(notebook: Kernel) -> None:
+    ok(notebook, FREEING["a cleared dict"])
+    ok(notebook, OUR_WORK)
+    assert int(ok(notebook, FREE_PAGES).result or 0) > 250
+    (freed,) = ok(notebook, "%gpumem free").reports("note")
+    (size,) = re.findall(r"freed: RAM ([\d.]+) MiB", freed)
+    assert float(size) == pytest.approx(300, rel=0.1)
+
+
+def test_our_own_work_frees_the_pages_that_it_leaves(notebook: Kernel) -> None:
+    ok(notebook, "%gpumem free")
+    ok(
+        notebook,
+        """
+from ipygpumem.meter.own_growth import growth_for
+with growth_for("a test"):
+    blocks = [bytes(3000) for _ in range(50_000)]
+    kept_by_us = blocks[::500]
+    del blocks
+""",
+    )
+    assert int(ok(notebook, FREE_PAGES).result or 0) < 16

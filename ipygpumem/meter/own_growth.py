@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ipygpumem.probes.host import rss_bytes
-from ipygpumem.probes.malloc import malloc_trim
+from ipygpumem.probes.malloc import free_heap_bytes, malloc_trim
+from ipygpumem.probes.mappings import own_pages
 from ipygpumem.records import Usage, usage_on
 from ipygpumem.units import MIB, format_bytes
 
@@ -22,18 +23,33 @@ def growth_for(what: str) -> Iterator[None]:
     """Open a block of our own work, not the user's; its growth, less that of inner blocks, is named
     ``what``.
 
-    Free pages that it leaves in the heap are freed.
+    Free pages that it leaves in the heap are freed, unless user code has left more of them:
+    ``%gpumem status`` would free what it lists as free, and ``%gpumem free`` would then report
+    nothing.
     """
     before = _unnamed_bytes()
-    trim = malloc_trim()
     try:
         yield
     finally:
-        if trim is not None and _unnamed_bytes() - before >= _LEAST_BYTES:
-            trim(0)
         grown = _unnamed_bytes() - before
         if grown >= _LEAST_BYTES:
+            _free_pages_of(grown)
+            grown = _unnamed_bytes() - before
+        if grown >= _LEAST_BYTES:
             waiting[what] = waiting.get(what, 0) + grown
+
+
+def _free_pages_of(grown: int) -> None:
+    """Free the heap's free pages, if they can all be part of what our work has ``grown``."""
+    trim = malloc_trim()
+    if trim is None:
+        return
+    most = grown + _LEAST_BYTES
+    free = free_heap_bytes() or 0
+    if free >= most:
+        free = own_pages().free_heap_bytes  # without pages that are not in RAM; takes longer
+    if free < most:
+        trim(0)
 
 
 def _unnamed_bytes() -> int:
