@@ -207,6 +207,38 @@ thread.join()
     wait_for(lambda: notebook.value(soft) == -1)
 
 
+def test_a_pools_workers_that_wait_keep_no_limit(notebook: Kernel) -> None:
+    soft = "__import__('resource').getrlimit(__import__('resource').RLIMIT_DATA)[0]"
+    works(notebook, "import asyncio", ON, "await asyncio.to_thread(len, ())")
+    assert notebook.value(soft) == -1
+    works(
+        notebook,
+        "event = threading.Event()",
+        "task = asyncio.ensure_future(asyncio.to_thread(event.wait)); await asyncio.sleep(0.1)",
+    )
+    assert notebook.value(soft) > 0, "this worker runs code of the cell"
+    works(notebook, "event.set(); await task")
+    assert notebook.value(soft) == -1
+
+
+@pytest.mark.parametrize("fill", ["parts.append", "[].append"])
+def test_threads_that_fill_memory_leave_room_for_the_traceback(fill: str, notebook: Kernel) -> None:
+    definitions = f"""\
+import asyncio
+kept, parts = [1, 2], []
+def fill(number):
+    add = {fill}
+    while True: add('x' * 1000 + str(number))
+"""
+    works(notebook, definitions, ON)
+    reply = fails(
+        notebook, "await asyncio.gather(*(asyncio.to_thread(fill, number) for number in range(6)))"
+    )
+    assert reply.error in ("MemoryError", "MemoryGuardError")
+    assert "Unexpected exception formatting exception" not in reply.stdout
+    lives_on(notebook)
+
+
 @pytest.fixture
 def limit() -> Iterator[AllocationLimit]:
     """A limit of 8 TiB, which nothing reaches, around 7 TiB that seem to be allocated."""

@@ -5,18 +5,20 @@ them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
+from ipygpumem.errors import describe_error
 from ipygpumem.extras.guard.bounds import LAST_ROOM_BYTES
 from ipygpumem.extras.guard.causes import Causes
 from ipygpumem.extras.guard.interrupt import HANDLER_CODE
 from ipygpumem.extras.guard.limit import NO_LIMIT
 from ipygpumem.extras.guard.memory import GuardedMemory
-from ipygpumem.extras.guard.replacing import replace
+from ipygpumem.extras.guard.replacing import install, replace
 from ipygpumem.extras.guard.watch import Watch
 from ipygpumem.introspect import is_instance
 from ipygpumem.reclaim.exceptions import chain, traceback_of
@@ -24,6 +26,9 @@ from ipygpumem.shell.error_isolation import Guard
 
 _STORE = "_format_exception_for_storage"
 """IPython's method that formats each error of a cell for the history; since IPython 9."""
+_REFUSED = (MemoryError, SystemError)
+"""Errors of code whose memory is refused: Python 3.13's ``compile`` sets no exception."""
+_WITHOUT_TRACEBACK = "too little memory is left for the traceback"
 _ENTRIES = 25
 """Entries shown at either end of a traceback."""
 
@@ -48,6 +53,7 @@ class ErrorRoom:
         yield replace(shell, "showtraceback", self._showing)
         if hasattr(shell, _STORE):
             yield replace(shell, _STORE, self._storing)
+        yield self._format_again(getattr(shell, "InteractiveTB", None))
         yield replace(threading, "excepthook", self._ending_thread)
         yield from self._install_at_first_step(shell)
 
@@ -113,6 +119,41 @@ class ErrorRoom:
             yield
         if not options.get("running_compiled_code", False):  # else the cell goes on, as after %run
             limit.end_error()
+
+    def _format_again(self, formatter: Any) -> Callable[[], None]:
+        """Format a traceback a second time if threads have used up the room for it, and return a
+        function that undoes this.
+
+        An error in here could leave the cell without a reply: the front-end would wait for good.
+        """
+        name = "structured_traceback"
+        if not hasattr(formatter, name):
+            return lambda: None
+        format_once = getattr(formatter, name)
+
+        @functools.wraps(format_once)
+        def format_traceback(*args: Any, **options: Any) -> Any:
+            __tracebackhide__ = True
+            try:
+                return format_once(*args, **options)
+            except _REFUSED:
+                if not self._memory.limit.is_failing:
+                    raise
+            self._make_room_again()
+            try:
+                return format_once(*args, **options)
+            except _REFUSED:
+                return [_WITHOUT_TRACEBACK, *map(describe_error, args[1:2])]
+
+        return install(formatter, name, format_traceback)
+
+    def _make_room_again(self) -> None:
+        """Raise the limit again once the threads that have used up the room have ended."""
+        limit = self._memory.limit
+        limit.wait_for_threads()
+        with contextlib.suppress(MemoryError, OSError, ValueError):
+            limit.follow()
+        self._make_room()
 
     def _explain(self, error: BaseException | None) -> None:
         try:

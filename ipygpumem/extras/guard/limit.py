@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 from ipygpumem.probes.own_limits import resource
 from ipygpumem.probes.pages import PAGE_BYTES
@@ -109,8 +112,23 @@ class AllocationLimit:
         self._threads.discard(threading.get_ident())
 
     def has_threads(self) -> bool:
-        """Return True if a thread that was started in a cell still runs."""
-        return bool(self._threads)
+        """Return True if a thread that was started in a cell still runs code."""
+        return bool(self._busy_threads())
+
+    def _busy_threads(self) -> set[int]:
+        """Return the threads that were started in a cell, without a pool's workers that wait.
+
+        ``asyncio.to_thread`` keeps its workers for good; they allocate nothing until the next call.
+        """
+        pool: Any = sys.modules.get("concurrent.futures.thread")
+        if pool is None or not self._threads:
+            return self._threads
+        try:
+            innermost = list(sys._current_frames().items())
+            waiting = {thread for thread, frame in innermost if _waits_for_work(frame, pool)}
+            return self._threads - waiting
+        except MemoryError:
+            return self._threads
 
     def wait_for_threads(self) -> None:
         """Wait a moment until a cell's threads have ended or allocate nothing: they would use up
@@ -123,7 +141,7 @@ class AllocationLimit:
         unchanged_looks = 0
         while unchanged_looks < _SETTLED_LOOKS and time.monotonic() < end:
             try:
-                state = len(self._threads), self._data_bytes() or 0
+                state = len(self._busy_threads()), self._data_bytes() or 0
             except MemoryError:  # they have not settled
                 state = -1, -1
             if state[0] == 0:
@@ -203,7 +221,7 @@ class AllocationLimit:
         try:
             yield
         finally:
-            self._set(NO_LIMIT)
+            self._apply()  # threads of a cell may go on under their limit
 
     @contextlib.contextmanager
     def lifted(self) -> Iterator[None]:
@@ -294,3 +312,10 @@ class AllocationLimit:
         if size_bytes != NO_LIMIT:
             bounds.append(size_bytes // PAGE_BYTES * PAGE_BYTES + _MARK)
         resource.setrlimit(resource.RLIMIT_DATA, (min(bounds, default=NO_LIMIT), hard))
+
+
+def _waits_for_work(frame: FrameType, pool: Any) -> bool:
+    """Return True if the innermost frame of a thread is that of a pool's worker between two calls:
+    its queue is written in C and has no frame.
+    """
+    return frame.f_code is getattr(getattr(pool, "_worker", None), "__code__", None)
