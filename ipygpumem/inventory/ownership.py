@@ -395,9 +395,8 @@ def _objects_to_search(
         for _, same in shared.get(key, ()):
             items += same
         searched[key] = items
-    reached = region.reach(held)
     for owner, pieces in shared.items():
-        if owner in reached or len(searched) >= 2 * _MOST_SEARCHED:
+        if owner in searched or len(searched) >= 2 * _MOST_SEARCHED:
             continue
         if type(owner) is int and is_atom(region.objects[owner]):
             continue
