@@ -890,10 +890,13 @@ def test_a_cycle_through_an_array_is_called_one(small_kernel: Kernel, code: str)
 
 
 def one_line(kernel: Kernel, name: str) -> str:
-    """Return the line of ``%gpumem why`` that has the lines of all holders; empty if none is
-    shown.
+    """Return the line or the cell of ``%gpumem why`` that has the lines of all holders; empty if
+    none is shown.
     """
     (report,) = kernel.run(f"%gpumem why {name}").reports("why")
+    _, _, cell = report.partition("  in one cell:\n")
+    if cell:
+        return textwrap.dedent(cell).strip()
     lines = [line for line in report.splitlines() if "in one line: " in line]
     return lines[0].partition("in one line: ")[2] if lines else ""
 
@@ -928,8 +931,8 @@ def test_one_line_has_the_lines_of_all_holders(kernel: Kernel, code: str, line: 
     ("code", "line"),
     [
         ("x", "%xdel x"),
-        ('cache = {"first": x}\nx', 'del cache["first"]; get_ipython().del_var("x")'),
-        ("(1, x)", 'del x; get_ipython().del_var("_1")'),
+        ('cache = {"first": x}\nx', 'del cache["first"]\n%xdel x'),
+        ("(1, x)", "del x\n%xdel _1"),
     ],
 )
 def test_one_line_removes_outputs_too(kernel: Kernel, code: str, line: str) -> None:
@@ -953,7 +956,7 @@ def test_one_line_for_an_output_deletes_it_once(kernel: Kernel) -> None:
     works(kernel, "import numpy, weakref", "numpy.ones(1 << 20)", "same = _; ref = weakref.ref(_)")
     number = kernel.value("max(Out)")
     shown = one_line(kernel, f"_{number}")
-    assert shown == f'del same; get_ipython().del_var("_{number}")'
+    assert shown == f"del same\n%xdel _{number}"
     works(kernel, shown)
     assert kernel.value("ref() is None") is True
 

@@ -17,16 +17,16 @@ _MOST_LINES = 5
 """Maximum number of lines to join; a longer line is hard to check before it is run."""
 
 
-def one_line_for_all(ownership: Ownership) -> str:
-    """Return the line that removes a name's object from all holders in the report and deletes the
-    name.
+def lines_for_all(ownership: Ownership) -> list[str]:
+    """Return the lines that remove a name's object from all holders in the report and delete the
+    name: one of statements, and one for each output, because no statement can follow a magic.
 
     Returns:
-        An empty text if no other holder is known, or some may not be, or if no statement for a
+        No lines if no other holder is known, or some may not be, or if no statement for a
         holder can be joined with another one.
     """
     if not ownership.is_name or not ownership.complete or ownership.has_graph:
-        return ""
+        return []
     parts = [part for part in ownership.held if _is_needed(part, ownership)]
     advice = list(dict.fromkeys(part.holder.advice for part in parts))
     outputs = list[str]()
@@ -38,33 +38,34 @@ def one_line_for_all(ownership: Ownership) -> str:
         else:
             outputs.append(output["name"])
     if any(COMMENT in line or not is_simple(line) for line in lines):
-        return ""
+        return []
     lines = _without_ended(lines)
     if not 1 <= len(lines) + len(outputs) <= _MOST_LINES:
-        return ""
+        return []
     if _meet(lines, ownership.name):
-        return ""
+        return []
     other_outputs = [name for name in outputs if name not in ownership.outputs]
     if len(other_outputs) < len(outputs) and is_name(ownership.name):
-        if not lines and not other_outputs:
-            return f"%xdel {ownership.name}"
-        return in_sequence([*lines, *map(_deletion_of_output, [ownership.name, *other_outputs])])
+        return _with_outputs(lines, [ownership.name, *other_outputs])
     own = f"del {target_of(ownership.name)}"
     if ownership.name not in outputs and not any(_ends_with(line, own) for line in lines):
         lines.append(own)
-    return in_sequence([*lines, *map(_deletion_of_output, outputs)])
+    return _with_outputs(lines, outputs)
 
 
 _OUTPUT = re.compile(r"%xdel (?P<name>\w+)")
 """Matches the lines that free an output."""
 
 
-def _deletion_of_output(name: str) -> str:
-    """Return the call that ``%xdel`` makes, because no statement can follow a magic.
+def _with_outputs(lines: Sequence[str], outputs: Sequence[str]) -> list[str]:
+    """Return statements in one line, followed by the lines that delete outputs.
 
-    It deletes all names of an output's object, so it follows the statements that use them.
+    ``%xdel`` deletes all names of an output's object, so it follows the statements that use them.
     """
-    return f'get_ipython().del_var("{name}")'
+    deletions = [f"%xdel {name}" for name in outputs]
+    if not lines:
+        return deletions
+    return [in_sequence(lines), *deletions]
 
 
 def _without_ended(lines: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ from ipygpumem.heap.holders.roots import NOTEBOOK
 from ipygpumem.heap.parts import CACHED
 from ipygpumem.heap.sizes import Share
 from ipygpumem.introspect import target_of
-from ipygpumem.inventory.one_line import one_line_for_all
+from ipygpumem.inventory.one_line import lines_for_all
 from ipygpumem.inventory.ownership import HeldPart, Ownership
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.inventory.top import SMALLEST, LargestNames, NamedSize
@@ -22,6 +22,7 @@ from ipygpumem.report import layout
 from ipygpumem.report.content import LAST_INDEX, leak_table
 from ipygpumem.report.layout import (
     SEPARATOR,
+    Listing,
     Report,
     Table,
     accelerator,
@@ -469,11 +470,16 @@ def why_report(ownership: Ownership) -> Report:
     rows = [_row_of_holder(part, least) for part in holders[:_HOLDERS_SHOWN]]
     table = Table.of(rows, {"still held"}, code={"freed by"})
     lines = _lines_of_holders(holders, sharing)
-    line = one_line_for_all(ownership)
-    if line:
-        lines.append(f"in one line: {clean(line)}")
+    code = lines_for_all(ownership)
+    listings = []
+    if len(code) == 1:
+        lines.append(f"in one line: {clean(code[0])}")
+    elif code:
+        listings.append(Listing("in one cell", code, code=True))
     lines += _lines_of_content(ownership)
-    return Report("why", _head_of_why(ownership), lines, [table], records=[ownership])
+    return Report(
+        "why", _head_of_why(ownership), lines, [table], listings=listings, records=[ownership]
+    )
 
 
 def outputs_report(names: LargestNames, number: int) -> Report:

@@ -208,6 +208,25 @@ def test_following_all_lines_frees_the_memory(notebook: Kernel, expression: str)
 
 
 @pytest.mark.usefixtures("small_heap")
+def test_a_view_of_text_is_a_holder_next_to_one_of_the_whole_frame(notebook: Kernel) -> None:
+    allocated = "pyarrow.total_allocated_bytes() >> 20"
+    works(notebook, "import pandas, pyarrow")
+    before = notebook.value(allocated)
+    works(
+        notebook,
+        "frame = pandas.DataFrame({'x': ['12345678'] * 2**18}); shelf = [frame]",
+        "frame.head()",
+    )
+    assert notebook.value(allocated) >= before + 3
+    (report,) = works(notebook, "%gpumem why frame").reports("why")
+    _, _, cell = report.partition("in one cell:\n")
+    assert "shelf" in cell
+    assert "%xdel _" in cell
+    works(notebook, cell)
+    assert notebook.value(allocated) == before
+
+
+@pytest.mark.usefixtures("small_heap")
 def test_leaks_have_a_line_for_the_gradients_of_an_output(notebook: Kernel) -> None:
     works(
         notebook,
