@@ -117,6 +117,33 @@ def test_help_of_a_command_shows_its_options(notebook: Kernel) -> None:
     assert "--keep" in ok(notebook, "%%isolate --help\nno code runs").stdout
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("%gpumem leaks?", "--min SIZE"),
+        ("%gpumem top ?", "-n N"),
+        ("%ipygpumem tensors??", "--by"),
+        ("%experiment start?", "--keep"),
+    ],
+)
+def test_a_question_mark_behind_a_command_asks_for_its_help(
+    notebook: Kernel, line: str, says: str
+) -> None:
+    reply = ok(notebook, line)
+    assert says in reply.stdout
+    assert reply.reports("cell") == []
+
+
+def test_a_question_mark_behind_a_wrong_command_names_the_command(notebook: Kernel) -> None:
+    assert "did you mean leaks?" in fails(notebook, "%gpumem leak?", None).stderr
+
+
+def test_a_question_mark_behind_a_name_is_ipythons(notebook: Kernel) -> None:
+    reply = ok(notebook, "%gpumem why int?")
+    assert "usage" not in reply.stdout
+    assert reply.stderr == ""
+
+
 @pytest.mark.parametrize("word", ["-h", "--help"])
 @pytest.mark.parametrize("magic", MAGICS)
 def test_every_magic_answers_a_call_for_help(notebook: Kernel, magic: str, word: str) -> None:

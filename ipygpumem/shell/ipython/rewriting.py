@@ -36,6 +36,8 @@ _WITH_HELP = re.compile(rf"(?:[ \t]+{_WORD})*?[ \t]+(?:-h|--help)(?:[ \t]+.*|[ \
 """Matches the rest of a first line that asks for help, next to other options or alone."""
 _CELL_MAGIC = re.compile(rf"%%({_NEED_A_CELL}|experiment|gpumemit)(?=\s|$)")
 """Matches the name in the first line of our cell magics."""
+_COMMAND_WITH_MARK = re.compile(r"(%(?:(?:ipy)?gpumem|experiment)[ \t]+[a-z]+)[ \t]*\?{1,2}\s*")
+"""Matches a line such as ``%gpumem leaks?``, of which IPython would only look for ``leaks``."""
 NO_BODY = "# no body\n"
 """Body of a cell magic without one, so that ours, not IPython, says what is missing.
 
@@ -56,6 +58,10 @@ def rewrite_cell(lines: list[str]) -> list[str]:
     """
     if not lines:
         return lines
+    if len(lines) == 1:
+        asked = _COMMAND_WITH_MARK.fullmatch(lines[0])
+        if asked is not None:
+            return [f"{asked[1]} -h\n"]
     lines = [_first_line(lines[0]), *lines[1:]]
     named = _CELL_MAGIC.match(lines[0])
     if named is not None and asks_for_help(lines[0][named.end() :]):
