@@ -427,7 +427,7 @@ class RetainedArray(Record):
     """Libraries that keep memory of it which nothing counts."""
 
 
-MALLOC_TRIM = "malloc_trim"
+FREE_HEAP_PAGES = "free heap pages"
 """Name of the step that returns free pages of the heap to the system."""
 
 

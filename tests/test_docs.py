@@ -37,7 +37,7 @@ _LINE = re.compile(r"^(?:cell )?(\d+) · (?:# · )?RAM #(?:, peak #, # now)?$", 
 machines.
 """
 _CELL_LINE = re.compile(r"(?:cell )?\d+(?: ·|$)")
-_SMALL_STEPS = re.compile(r", (?:garbage|malloc_trim|smaller steps) \(RAM #\)")
+_SMALL_STEPS = re.compile(r", (?:garbage|free heap pages|smaller steps) \(RAM #\)")
 _VARYING = re.compile("freed by:|garbage and caches")
 """Lines that depend on how much garbage there was, or on which steps freed enough to be listed."""
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")

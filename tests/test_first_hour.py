@@ -758,10 +758,12 @@ def test_a_trivial_experiment_names_no_step_that_freed_it(notebook: Kernel) -> N
 
 
 def test_small_trims_are_not_told_and_large_ones_are() -> None:
-    small = FreeingStep("malloc_trim", {"cpu": 3 * MIB}, {}, 0.1)
-    large = FreeingStep("malloc_trim", {"cpu": 30 * MIB}, {}, 0.1)
-    assert "malloc_trim" not in text.render([freed_report("freed", [small], small.freed)])
-    assert "malloc_trim (RAM 30 MiB)" in text.render([freed_report("freed", [large], large.freed)])
+    small = FreeingStep("free heap pages", {"cpu": 3 * MIB}, {}, 0.1)
+    large = FreeingStep("free heap pages", {"cpu": 30 * MIB}, {}, 0.1)
+    assert "free heap" not in text.render([freed_report("freed", [small], small.freed)])
+    assert "free heap pages (RAM 30 MiB)" in text.render(
+        [freed_report("freed", [large], large.freed)]
+    )
 
 
 def test_the_status_says_once_how_much_has_no_name(notebook: Kernel) -> None:

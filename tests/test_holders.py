@@ -67,7 +67,7 @@ def test_a_dict_holds_its_text_keys(kernel: Kernel) -> None:
         """,
     )
     answer = why(kernel, "keys")
-    assert holders(answer) == {"notebook variable table (one of its keys)": "del table"}
+    assert holders(answer) == {"notebook variable table.keys()": "del table"}
 
 
 @pytest.mark.parametrize(

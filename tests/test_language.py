@@ -94,7 +94,7 @@ OLD_WORDS = {
     r"held by C\+\+": "autograd or C++ code",
     r"\bother rows?\b(?= ·)|and \d+ other rows?\b": "reclaimable items, unexamined storages",
     r"(?:device|cells?) (?:has |that )?moved (?:by|less|no)|moved (?:a|no) device": "changed",
-    r"\(as a key\)": "one of its keys",
+    r"\(as a key\)|\(one of its keys\)": ".keys() after the dict's path",
     r"New View for Output": "Create New View for Cell Output, JupyterLab's menu entry",
     r"no device is named; write": "name a device, such as",
 }
@@ -125,7 +125,7 @@ def test_a_word_of_a_report_has_one_meaning() -> None:
 
 WORDS_OF_REPORTS = (
     *("allocator cache", "cache of private pools", "fragmentation", "headroom", "CUDA context"),
-    *("autograd or C++ code", "one of its keys", "reclaimable item", "at least", "gap"),
+    *("autograd or C++ code", ".keys()", "reclaimable item", "at least", "gap"),
 )
 
 

@@ -139,13 +139,13 @@ def test_the_order_is_garbage_then_caches_then_the_heap(monkeypatch: pytest.Monk
     def names(*, devices: bool = True) -> list[str]:
         return [name for name, _ in reclaim.steps_that_free(Garbage(), devices=devices)]
 
-    assert names() == ["garbage", "device caches", "malloc_trim"]
-    assert names(devices=False) == ["garbage", "malloc_trim"]
+    assert names() == ["garbage", "device caches", "free heap pages"]
+    assert names(devices=False) == ["garbage", "free heap pages"]
     monkeypatch.setitem(sys.modules, "pyarrow", fake_module())
-    assert names() == ["garbage", "pyarrow's pool", "device caches", "malloc_trim"]
+    assert names() == ["garbage", "pyarrow's pool", "device caches", "free heap pages"]
     monkeypatch.delitem(sys.modules, "pyarrow")
     monkeypatch.delitem(sys.modules, "torch")
-    assert names() == ["garbage", "malloc_trim"]
+    assert names() == ["garbage", "free heap pages"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RSS falls at once on Linux")
@@ -170,7 +170,7 @@ def test_memory_that_polars_returns_late_is_credited_to_no_step(kernel: Kernel) 
     works(kernel, "kept = []")
     (text,) = works(kernel, f"%%experiment frames\n{made}\n{kept}").reports("experiment")
     assert "polars' allocator returns the pages of deleted frames within seconds" in text
-    assert not re.search(r"garbage \(RAM|malloc_trim \(RAM \d\d[\d.]* MiB", text), text
+    assert not re.search(r"garbage \(RAM|free heap pages \(RAM \d\d[\d.]* MiB", text), text
 
 
 def test_device_caches_workspaces_and_pinned_memory_are_emptied(

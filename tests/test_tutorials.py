@@ -68,7 +68,7 @@ CLAIMS: dict[str, dict[str, tuple[float | str, ...]]] = {
         "graph-tensors": (r"1 storage.* 128 MiB   weights \+1   ",),
     },
     "lean_training": {
-        "unfreeze-estimate": (0, rf"\+(8|9|10){SIZE} +kept"),
+        "unfreeze-estimate": (0, rf"\+(8|9|10){SIZE} +still allocated"),
         "tidy": (-96, "released optimizer"),
         "export-gone": (-32, r"^((?!left:).)*$"),
         "end": (r"tensors and arrays · from [^\n]* RAM \+[\d.]+ KiB\n",),

@@ -22,7 +22,7 @@ from ipygpumem.reclaim.emptying import (
     release_pyarrow_pool,
     trim_host_heap,
 )
-from ipygpumem.records import MALLOC_TRIM, FreeingStep, Reading
+from ipygpumem.records import FREE_HEAP_PAGES, FreeingStep, Reading
 
 Step = tuple[str, Callable[[], object]]
 """A step's name and function.
@@ -115,7 +115,7 @@ def steps_that_free(
         steps.append(("pyarrow's pool", release_pyarrow_pool))
     if devices and loaded_torch() is not None:
         steps.append(("device caches", empty_device_caches))
-    return [*steps, (MALLOC_TRIM, trim_host_heap)]
+    return [*steps, (FREE_HEAP_PAGES, trim_host_heap)]
 
 
 def free_now(

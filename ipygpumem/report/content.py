@@ -11,7 +11,7 @@ from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from ipygpumem.records import (
-    MALLOC_TRIM,
+    FREE_HEAP_PAGES,
     OUTSIDE,
     SEVERAL_TYPES,
     CellRecord,
@@ -282,7 +282,7 @@ def _step_list(steps: Iterable[FreeingStep], total: Mapping[str, int]) -> list[s
                 remaining[device] -= freed[device]
         for device, size in step.freed_reserved.items():
             freed[f"{device_label(device)} reserved"] = size
-        is_noise = step.name == MALLOC_TRIM and freed.get("cpu", 0) < _SMALL_TRIM_BYTES
+        is_noise = step.name == FREE_HEAP_PAGES and freed.get("cpu", 0) < _SMALL_TRIM_BYTES
         if not is_noise:
             shares.add(step.name, freed)
     of_ended_processes = remaining.pop("children", 0)
@@ -296,7 +296,7 @@ def _step_list(steps: Iterable[FreeingStep], total: Mapping[str, int]) -> list[s
 _TINY_BYTES = MIB // 10
 """Less than that in a step is not shown."""
 _SMALL_TRIM_BYTES = 4 * MIB
-"""Less than that, returned by ``malloc_trim``, is not shown: any code leaves some free pages."""
+"""Less than that, of free heap pages, is not shown: any code leaves some."""
 
 
 class _Shares:

@@ -107,7 +107,7 @@ def _verdict_rows(device: DeviceEstimate) -> list[dict[str, str]]:
     if device.before_bytes:
         sizes["allocated before, part of the peak"] = format_bytes(device.before_bytes)
     if device.kept_bytes:
-        sizes["kept afterwards"] = format_change(device.kept_bytes)
+        sizes["still allocated at the end"] = format_change(device.kept_bytes)
     if device.device != "cpu":
         reserved = "reserved by the allocator if there is room, cache included"
         sizes[reserved] = format_bytes(device.reserved_bytes)

@@ -233,7 +233,9 @@ def test_a_line_selects_the_share_that_the_user_assumes(estimating: Kernel) -> N
     cell = f"%%estimate --assume 3=0.25 4=10% 5=0{SELECTS}"
     (report,) = ok(estimating, cell).reports("estimate")
     assert " at most " not in report
-    assert "+23.2 MiB   kept afterwards" in report  # x, a quarter of it, and 10 % positions
+    assert (
+        "+23.2 MiB   still allocated at the end" in report
+    )  # x, a quarter of it, and 10 % positions
     assert "assumed to select 0.25 of all that it can: line 3: y = x[x > 0]" in report
     (report,) = ok(estimating, f"%%estimate --assume 3=0.25{SELECTS}").reports("estimate")
     assert " at most " in report

@@ -175,10 +175,10 @@ def _value_at(owner: str, key: object, size: int, listing: Listing) -> _Entry:
 def _key_at(owner: str, key: object, size: int, listing: Listing) -> _Entry:
     """Return a key of a dict with ``size`` keys."""
     if not owner:
-        return _Entry(" (one of its keys)", "", "")
+        return _Entry(".keys()", "", "")
     imports, expression = split(owner)
     code = _same_key(expression, key, size, listing)
-    return _Entry(" (one of its keys)", f"{imports}{code}", f"{imports}{expression}[{code}]")
+    return _Entry(".keys()", f"{imports}{code}", f"{imports}{expression}[{code}]")
 
 
 def _same_key(owner: str, key: object, size: int, listing: Listing) -> str:
