@@ -426,6 +426,29 @@ CASES: dict[str, Case] = {
         "import pandas as pd; outer = pd.Series(10 * [None], dtype=object)",
         kinds=("object",),
     ),
+    "a variable of a data set": Case(
+        "outer['a'] = ('x', x)",
+        "import xarray; outer = xarray.Dataset({'o': ('p', np.ones(5 << 20))})",
+        after="assert len(repr(outer)) and outer['o'].sum() > 0",
+        kinds=("array",),
+    ),
+    "a coordinate with an index": Case(
+        "outer.coords['x'] = x",
+        "import xarray; outer = xarray.Dataset({'o': ('p', np.ones(5 << 20))})",
+        after="assert len(repr(outer)) and 'x' not in outer.coords",
+        kinds=("array",),
+    ),
+    "a coordinate of a labelled array": Case(
+        "outer.coords['c'] = ('p', x[:2])",
+        "import xarray; outer = xarray.DataArray(np.arange(2), dims='p')",
+        after="assert len(repr(outer)) and outer.sum() == 1",
+        kinds=("array",),
+    ),
+    "a note of a data set": Case(
+        "outer.attrs['note'] = x",
+        "import xarray; outer = xarray.Dataset({'o': ('p', np.ones(5 << 20))})",
+        after="assert len(repr(outer)) and outer['o'].sum() > 0",
+    ),
     "a series in a dict": Case(
         "outer['s'] = pd.Series(x)", "import pandas as pd; outer = {}", kinds=("array",)
     ),

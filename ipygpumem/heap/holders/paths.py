@@ -37,6 +37,7 @@ from ipygpumem.heap.holders.containers import (
 )
 from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, split, statement_of, with_repeated
 from ipygpumem.heap.holders.data_frames import went_into_frame
+from ipygpumem.heap.holders.datasets import went_into_dataset
 from ipygpumem.heap.holders.frames import FORGET_LAST_ERROR, code_of, frame_of, is_started, peek
 from ipygpumem.heap.holders.mocks import went_into_mock
 from ipygpumem.heap.holders.patches import is_started_patch
@@ -483,6 +484,9 @@ class PathWriter:
         """Cover any other object, and the attribute by which it refers to the next one."""
         parent, child = steps[0], steps[1]
         taken = went_into_frame(path, steps)
+        if taken:
+            return taken
+        taken = went_into_dataset(path, steps)
         if taken:
             return taken
         taken = went_into_torch(path, steps, self._names)

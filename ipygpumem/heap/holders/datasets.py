@@ -1,0 +1,103 @@
+"""Writes the steps of paths through xarray's data sets and labelled arrays.
+
+Users write no names for the objects inside, and a data set breaks if one of them is removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ipygpumem.heap.arrays import is_array, is_of_library
+from ipygpumem.heap.attributes import slots
+from ipygpumem.heap.holders.containers import literal
+from ipygpumem.heap.holders.cuts import Cut, Kind
+from ipygpumem.heap.holders.path import Path
+from ipygpumem.heap.holders.references_of import attribute_text
+from ipygpumem.introspect import is_exactly, module_of
+
+_NOTES = {"._attrs": ".attrs", "._encoding": ".encoding"}
+"""Attributes with a dict of the user."""
+_INSIDE = ("pandas", "xarray")
+"""Libraries whose objects hold the data of a variable."""
+
+
+def went_into_dataset(path: Path, steps: Sequence[object]) -> int:
+    """Append the way into one of xarray's objects; return the number of references.
+
+    The number is 0 if the object is none of xarray's, or if the step is an attribute like any
+    other.
+    """
+    parent, child = steps[0], steps[1]
+    if module_of(parent).partition(".")[0] != "xarray":
+        return 0
+    name = attribute_text(parent, child)
+    if name in _NOTES and is_exactly(child, dict):
+        notes = path.code and f"{path.code}{_NOTES[name]}"
+        cut = Cut(Kind.CALL, id(parent), path.code, f"{notes} = {{}}") if notes else None
+        path.enter(_NOTES[name], notes, cut)
+        return 1
+    is_dataset = is_of_library(parent, "xarray", "Dataset")
+    if not is_dataset and not is_of_library(parent, "xarray", "DataArray"):
+        return _went_to_data(path, steps)
+    if name in ("._variables", "._coords", "._indexes") and len(steps) > 2:
+        return _went_to_variable(path, steps, is_dataset=is_dataset)
+    if name == "._variable":
+        path.fixed(".variable", path.code and f"{path.code}.variable")
+        return 1
+    return 0
+
+
+def _went_to_variable(path: Path, steps: Sequence[object], *, is_dataset: bool) -> int:
+    """Append a variable or coordinate, which leaves together with its index."""
+    owner = steps[0]
+    label = _label(owner, steps[1], steps[2])
+    if not label:
+        path.enter(" (in a coordinate)", "", None)
+        return 2
+    removed_from = path.code
+    variables: Any = slots(owner).get("_variables")
+    shown = f"[{label}]"
+    if not is_dataset:
+        removed_from = path.code and f"{path.code}.coords"
+        variables = slots(owner).get("_coords")
+        shown = f".coords[{label}]"
+    cut = None
+    code = path.code and f"{path.code}{shown}"
+    if code:
+        size = len(variables)
+        cut = Cut(Kind.COLUMN, id(owner), removed_from, code, size=size, columns=(label,))
+    path.enter(shown, code, cut)
+    return 2
+
+
+def _label(owner: object, items: object, item: object) -> str:
+    """Return the code of the name of a variable or an index; empty if it does not leave alone, such
+    as one level of an index of several.
+    """
+    indexes: Any = slots(owner).get("_indexes")
+    if not is_exactly(items, dict) or not is_exactly(indexes, dict):
+        return ""
+    names = _keys_of(items, item)
+    if len(names) != 1:
+        return ""
+    index = indexes.get(names[0])
+    if index is not None and len(_keys_of(indexes, index)) > 1:
+        return ""
+    return literal(names[0])
+
+
+def _keys_of(items: Any, value: object) -> list[object]:
+    return [key for key, item in items.items() if item is value]
+
+
+def _went_to_data(path: Path, steps: Sequence[object]) -> int:
+    """Append the way from a variable or an index to its data."""
+    if is_array(steps[1]) and attribute_text(steps[0], steps[1]) == "._data":
+        path.fixed("", path.code and f"{path.code}.data")
+        return 1
+    number = 1
+    while number < len(steps) - 1 and module_of(steps[number]).partition(".")[0] in _INSIDE:
+        number += 1
+    path.fixed("", "")
+    return number
