@@ -169,22 +169,35 @@ def _reaches_out(names: tuple[str, ...], module: str) -> bool:
     return library in ("os", "posix", "nt") and name in _OF_OS
 
 
-def refuse_numpy(
-    code: types.CodeType | None, namespaces: tuple[dict[str, Any], ...], args: tuple[Any, ...]
+_WITHOUT_TENSORS = frozenset(
+    ("matplotlib", "numpy", "pandas", "polars", "pyarrow", "scipy", "sklearn")
+)
+"""Libraries whose objects hold no tensors."""
+_TYPES_WITHOUT_TENSORS = frozenset(("ndarray", "DataFrame", "Series"))
+
+
+def refuse_without_tensors(
+    code: types.CodeType | None,
+    namespaces: tuple[dict[str, Any], ...],
+    args: tuple[Any, ...] = (),
 ) -> None:
-    """Raise an EstimateError if ``code`` calls NumPy and names nothing that may hold tensors."""
+    """Raise an EstimateError if ``code`` uses NumPy, pandas and the like, and names nothing that
+    may hold tensors.
+    """
     origins = {type_name(value) for value in args if not is_atom(value)}
-    for _, value, module, _ in named_by(code, namespaces):
+    for names, value, module, _ in named_by(code, namespaces):
+        if value is None:
+            value, _ = _at(names[:1], namespaces)  # of ``model`` for ``model.encode``
         if module:
             origins.add(module)
         elif not is_atom(value) and not _is_users_function(value):
             origins.add(_module_or_type(value))
     libraries = {origin.partition(".")[0] for origin in origins}
-    holds_no_tensor = libraries.issubset(("numpy", "ndarray", *sys.stdlib_module_names))
-    if "numpy" in libraries and holds_no_tensor:
+    known = _WITHOUT_TENSORS | _TYPES_WITHOUT_TENSORS
+    if libraries & known and libraries <= known | sys.stdlib_module_names:
         raise EstimateError(
-            "NumPy arrays are not estimated: code really allocates them, and this code names no "
-            "tensor"
+            "only tensors are estimated, and this code names none: its arrays and data frames "
+            "would really be allocated; %%peak measures them"
         )
 
 
@@ -228,6 +241,9 @@ def named_by(
             if _is_users_function(value):
                 spaces_of_function = (closure_of(value), value.__globals__)
                 waiting.append((value.__code__, spaces_of_function))
+        for library in _imported_by(code):
+            if library not in sys.modules:
+                yield (library,), None, library, None
 
 
 def closure_of(function: Any) -> dict[str, Any]:
@@ -294,6 +310,15 @@ def _paths(code: types.CodeType) -> Iterator[tuple[str, ...]]:
             path.append(_name_loaded(step))
     if path:
         yield tuple(path)
+
+
+def _imported_by(code: types.CodeType) -> set[str]:
+    """Return the libraries that ``code`` imports."""
+    libraries = set[str]()
+    for step in dis.get_instructions(code):
+        if step.opname == "IMPORT_NAME":
+            libraries.add(str(step.argval).partition(".")[0])
+    return libraries - {""}  # of a relative import
 
 
 def _name_loaded(step: dis.Instruction) -> str:

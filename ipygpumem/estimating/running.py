@@ -31,7 +31,7 @@ from ipygpumem.estimating.autocast import Autocast
 from ipygpumem.estimating.caching_allocator import unfollowed_settings
 from ipygpumem.estimating.card_functions import CardFunctions
 from ipygpumem.estimating.devices import Devices
-from ipygpumem.estimating.effects import WAITS, closure_of, effects_of, refuse_numpy
+from ipygpumem.estimating.effects import WAITS, closure_of, effects_of, refuse_without_tensors
 from ipygpumem.estimating.fake_copies import FakeCopies, loading, run_code
 from ipygpumem.estimating.limits import Limits
 from ipygpumem.estimating.patches import Patches, choose_loop
@@ -141,7 +141,7 @@ class Estimation:
         function_globals = getattr(function, "__globals__", {})
         values = (*args, *kwargs.values())
         bound_to = getattr(function, "__self__", None)
-        refuse_numpy(code, (*spaces, function_globals), (*values, bound_to))
+        refuse_without_tensors(code, (*spaces, function_globals), (*values, bound_to))
         self._note_all(effects_of(code, spaces, values))
 
         def run() -> Any:
@@ -158,7 +158,7 @@ class Estimation:
         The code runs inside the context ``around``, which also observes its operations.
         """
         __tracebackhide__ = True  # of the user's errors
-        refuse_numpy(code, (namespace,), ())
+        refuse_without_tensors(code, (namespace,))
         self._note_all(effects_of(code, (namespace,)))
         if around is not None:
             self._follower.observe = around.observe

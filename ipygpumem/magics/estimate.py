@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import loading, users_part
+from ipygpumem.estimating.effects import refuse_without_tensors
 from ipygpumem.estimating.records import Estimate
 from ipygpumem.notebook import running_cell
 from ipygpumem.report.estimate import estimate_report
@@ -84,10 +85,12 @@ def with_code(app: App, cell: str, use: Callable[[types.CodeType], T]) -> T:
     if not cell.strip():
         problem = "the cell is empty: write the code to estimate below the line with %%estimate"
         raise EstimateError(f"%%estimate: {problem}")
-    loading.loaded()  # before the cell's own errors: whether there is a torch that can
     shell = app.context.shell
     try:
-        return use(_compiled(shell, cell))
+        code = _compiled(shell, cell)
+        refuse_without_tensors(code, (app.context.namespace,))  # before torch takes seconds
+        loading.loaded()  # before the cell's own errors: whether there is a torch that can
+        return use(code)
     except SyntaxError as error:
         # For a real SyntaxError IPython would show our frames too.
         frames = traceback.extract_tb(users_part(error.__traceback__))

@@ -1,0 +1,62 @@
+"""An estimate of code without tensors is refused before torch is imported."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.harness.kernel import Kernel
+from ipygpumem.errors import EstimateError
+from ipygpumem.estimating.effects import refuse_without_tensors
+from tests.steps import fails, needs, ok
+
+
+def is_refused(source: str, **names: Any) -> bool:
+    """Return True if code is refused in a namespace with NumPy, a small array, and ``names``."""
+    import numpy
+
+    namespace = {"np": numpy, "data": numpy.ones(3), **names}
+    try:
+        refuse_without_tensors(compile(source, "<cell>", "exec"), (namespace,))
+    except EstimateError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = np.ones(3)",
+        "import numpy\nx = numpy.ones(3)",
+        "x = data.sum()",
+        "import math\nx = math.sqrt(data[0])",
+        "for n in range(3): x = data * n",
+    ],
+)
+def test_code_with_arrays_alone_is_refused(source: str) -> None:
+    assert is_refused(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = 3",
+        "import a_library_that_is_not_loaded\nx = a_library_that_is_not_loaded.run(np.ones(3))",
+        "from a_library.parts import run\nrun(np.ones(3))",
+        "x = model.encode(np.ones(3))",
+        "x = model(np.ones(3))",
+        "def run():\n    import a_library\n    return a_library.run(data)\nrun()",
+    ],
+)
+def test_code_that_may_make_tensors_is_not_refused(source: str) -> None:
+    assert not is_refused(source, model=SimpleNamespace(encode=None))
+
+
+def test_a_cell_without_tensors_is_refused_before_torch_is_imported() -> None:
+    needs("torch")
+    with Kernel() as kernel:
+        ok(kernel, "%load_ext ipygpumem")
+        ok(kernel, "import numpy, sys")
+        reply = fails(kernel, "%%estimate\nnumpy.ones(2**20)", None)
+        assert "%%peak measures them" in reply.stderr
+        assert kernel.value("'torch' in sys.modules") is False
