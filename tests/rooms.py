@@ -16,6 +16,7 @@ ROOMS = {
     "api": ("test_helpers", "test_traces", "test_budget", "test_autofit", "test_docs"),
     "errors": ("recovery/test_classify", "bad_input/test_arguments"),
     "estimating": (
+        "test_estimate_refusals",
         "torch_cpu/test_estimate",
         "torch_cpu/test_estimate_memory",
         "torch_cpu/test_estimate_rollback",

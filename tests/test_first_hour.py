@@ -88,6 +88,25 @@ def test_another_magic_below_gpumem_is_named(notebook: Kernel, line: str, says: 
     assert says in fails(notebook, line, None).stderr
 
 
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [
+        ("%gpumem list", "did you mean top?"),
+        ("%%experiment --name x\na = 1", "the name stands alone, as in %%experiment x"),
+        ("%experiment start --name=x", "the name stands alone, as in %experiment start x"),
+        ("%%estimate cuda:0\na = 1", "did you mean --device cuda:0?"),
+        ("%%estimate 24GiB\na = 1", "did you mean --device-memory 24GiB?"),
+        ("%gpumem leaks 1MiB", "did you mean --min 1MiB?"),
+        ("%gpumem tensors cuda", "did you mean --device cuda?"),
+        ("%gpumem top cpu", "did you mean --device cpu?"),
+    ],
+)
+def test_a_value_without_its_option_is_named_with_it(
+    notebook: Kernel, cell: str, says: str
+) -> None:
+    assert says in fails(notebook, cell, None).stderr
+
+
 @pytest.mark.parametrize("line", ["%gpumem help", "%gpumem --help", "%gpumem -h"])
 def test_help_shows_the_commands(notebook: Kernel, line: str) -> None:
     shown = ok(notebook, line).stdout
@@ -902,6 +921,21 @@ def test_the_status_begins_with_a_short_line(notebook: Kernel) -> None:
 def test_help_called_as_a_function_is_named() -> None:
     with pytest.raises(AttributeError, match="it is a command, %gpumem help"):
         _ = ipygpumem.help
+
+
+def test_the_name_of_a_variable_stands_for_the_arrays_in_it(notebook: Kernel) -> None:
+    ok(
+        notebook,
+        """
+        import numpy
+        parts = [numpy.ones(1 << 18), numpy.ones(1 << 18)]; parts_of_more = [numpy.ones(1 << 18)]
+        """,
+    )
+    (report,) = ok(notebook, "%gpumem tensors parts").reports("tensors")
+    assert "parts[0]" in report
+    assert "parts[1]" in report
+    assert "parts_of_more" not in report
+    ok(notebook, "del parts, parts_of_more")
 
 
 def test_tensors_leave_out_tiny_arrays_without_a_name(notebook: Kernel) -> None:

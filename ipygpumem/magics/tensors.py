@@ -46,7 +46,7 @@ from ipygpumem.shell.commands.declarations import (
     one_of,
     option,
 )
-from ipygpumem.shell.commands.parsing import NUMBER_OF_ROWS
+from ipygpumem.shell.commands.parsing import NUMBER_OF_ROWS, device_hint
 from ipygpumem.shell.ipython.caches import (
     cell_of_output,
     kept_by_run,
@@ -206,7 +206,7 @@ def _check_names(app: App, command_name: str, patterns: Sequence[str]) -> None:
     for pattern in patterns:
         matches = records.matcher([pattern])
         if not any(map(matches, names)):
-            hint = did_you_mean(pattern, names)
+            hint = device_hint(pattern) or did_you_mean(pattern, names)
             message = f"{command_name}: no name matches {quoted(pattern)}{hint}"
             raise UsageError(clean(message))
 

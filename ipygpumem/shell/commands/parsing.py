@@ -82,7 +82,7 @@ def _no_command(table: CommandTable, group: Group, words: list[str]) -> str:
 
 _MEANINGS = {
     "status": ("memory", "mem", "usage", "info", "show", "report", "ram", "gpu", "devices"),
-    "top": ("names", "variables", "vars", "who", "whos", "largest", "biggest", "objects"),
+    "top": ("list", "names", "variables", "vars", "who", "whos", "largest", "biggest", "objects"),
     "free": ("clear", "clean", "cleanup", "empty", "gc", "collect", "release", "reset"),
     "tensors": ("arrays", "ls"),
     "history": ("cells", "log"),
@@ -168,10 +168,33 @@ def _unknown(command: Command, word: str) -> str:
     """Return the message on a word that is no option of a command, or that cannot stand alone."""
     names = list(command.options)
     hint = f"use {', '.join(names)}" if names else "this command has no options"
+    if word.partition("=")[0] == "--name" and command.positional:
+        return f"{quoted(word)} is not an option: the name stands alone, as in {command.name} x"
     similar = did_you_mean(word, names)
     if similar or word.startswith("-"):
         return f"{quoted(word)} is not an option{similar}; {hint}"
-    return f"{quoted(word)} cannot stand alone; {hint}"
+    return f"{quoted(word)} cannot stand alone{_with_option(command, word)}; {hint}"
+
+
+_DEVICE = re.compile(r"(?:cpu|ram|cuda|mps|xpu)(?::\d+)?", re.IGNORECASE)
+_SIZE = re.compile(rf"[\d.]+{UNIT}", re.IGNORECASE)
+
+
+def _with_option(command: Command, word: str) -> str:
+    """Return a suggestion of the option whose value a word looks like, or an empty text."""
+    for name, item in command.options.items():
+        is_device = item.value == "D" and _DEVICE.fullmatch(word)
+        is_size = item.value == "SIZE" and _SIZE.fullmatch(word)
+        if is_device or is_size:
+            return f" (did you mean {name} {word}?)"
+    return ""
+
+
+def device_hint(word: str) -> str:
+    """Return how to name a device if a word looks like one, or an empty text."""
+    if _DEVICE.fullmatch(word):
+        return f" (did you mean --device {word}?)"
+    return ""
 
 
 _SIZE_BEFORE_UNIT = re.compile(r"(^|=)-?[0-9.]*[1-9][0-9.]*$")
