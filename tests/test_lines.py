@@ -512,7 +512,7 @@ notebook = kernel_with(_SETUP, _FUNCTIONS)
 def line_sizes(reply: Reply) -> dict[str, tuple[int, int]]:
     (report,) = reply.reports("memlines")
     found = {}
-    block = ""
+    block = "cell"  # without a title if it is alone
     head = ""
     for line in report.splitlines()[1:]:
         if not line.startswith(" "):

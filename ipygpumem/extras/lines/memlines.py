@@ -239,7 +239,9 @@ def _table(record: LinesRecord, number: int, devices: list[str], order: str) -> 
         figures += [f"{device_label(device)} kept", f"{device_label(device)} peak"]
     columns = ("line", "hits", "time", *figures, "source")
     rows = [_row(line, block, costs.get(line), devices) for line in ordered]
-    return Table(clean(block.title), columns, rows, set(columns[:-1]), {"source"})
+    is_cell_alone = block.title == "cell" and len(record.blocks) == 1
+    title = "" if is_cell_alone else clean(block.title)
+    return Table(title, columns, rows, set(columns[:-1]), {"source"})
 
 
 def _figure(cost: LineCost, order: str) -> float:
