@@ -189,10 +189,19 @@ def select(
             continue
         if device not in (None, row.device, row.device.partition(":")[0]):
             continue
-        if patterns and (row.name is None or not matches(row.name)):
+        if patterns and not _is_named(row, matches):
             continue
         tensors.append(row)
     return dataclasses.replace(inventory, tensors=tuple(tensors))
+
+
+def _is_named(row: TensorRecord, matches: Callable[[str], object]) -> bool:
+    """Return True if a tensor's name matches, or the variable with which it begins: ``model``
+    stands for ``model[0].weight``.
+    """
+    if row.name is None:
+        return False
+    return bool(matches(row.name) or matches(first_part(row.name)))
 
 
 def group(tensors: Iterable[TensorRecord], by: str) -> tuple[TensorGroup, ...]:
