@@ -953,7 +953,17 @@ def test_why_of_a_module_promises_nothing(notebook: Kernel) -> None:
     ok(notebook, "import json")
     (report,) = ok(notebook, "%gpumem why json").reports("why")
     assert report.splitlines()[0] == "json · module"
-    assert "is not counted" in report
+    assert "is not counted: %gpumem why json.NAME" in report
+
+
+@pytest.mark.parametrize("name", ["len", "small"])
+def test_why_of_a_tiny_object_has_no_table(notebook: Kernel, name: str) -> None:
+    ok(notebook, "def small(): return 1\nuse = small")
+    (report,) = ok(notebook, f"%gpumem why {name}").reports("why")
+    head, *lines = report.splitlines()
+    assert head.startswith(f"{name} · ")
+    assert [line.strip() for line in lines] == ["it is too small to search for what else uses it"]
+    ok(notebook, "del small, use")
 
 
 def test_why_of_several_names_says_how_to_see_them(notebook: Kernel) -> None:

@@ -52,7 +52,7 @@ _MOST_PLACES = 4
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _PARTS_SHOWN = 5
 _LEAST_SHARE = 0.01
-_SMALL = ReferencePath("smaller objects, which something else uses too", "")
+_SMALL = ReferencePath("small objects that something else uses, too", "")
 _NOT_REACHED = ReferencePath("something that the search did not reach within its limits", "")
 _UNSEEN = ReferencePath(
     "something that cannot be seen from Python: a running function or compiled code", ""
@@ -143,6 +143,13 @@ class Ownership(Record):
     def size_bytes(self) -> int:
         """Bytes on all devices."""
         return sum(self.device_bytes.values())
+
+    @property
+    def is_small(self) -> bool:
+        """True if it is too small for advice, and no holder of it is named."""
+        if self.size_bytes >= _LEAST_BYTES:
+            return False
+        return all(part.holder == _SMALL for part in self.held)
 
 
 def ownership_of(

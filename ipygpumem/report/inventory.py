@@ -467,6 +467,9 @@ def why_report(ownership: Ownership) -> Report:
             holders.append(part)
         elif part.is_shared:
             sharing.append(part)
+    if ownership.held and ownership.is_small:
+        line = "it is too small to search for what else uses it"
+        return Report("why", _head_of_why(ownership), [line], records=[ownership])
     rows = [_row_of_holder(part, least) for part in holders[:_HOLDERS_SHOWN]]
     table = Table.of(rows, {"still held"}, code={"freed by"})
     lines = _lines_of_holders(holders, sharing)
@@ -521,8 +524,11 @@ def _lines_of_content(ownership: Ownership) -> list[str]:
     if parts:
         lines.append(f"consists of {', '.join(parts)}")
     lines += map(clean, ownership.notes)
-    if not ownership.followed:
-        lines.append("the content of a module, class, frame or part of IPython is not counted")
+    if not ownership.followed and ownership.type_name == "module":
+        name = clean_name(ownership.name)
+        lines.append(f"its content is not counted: %gpumem why {name}.NAME shows a part of it")
+    elif not ownership.followed:
+        lines.append("the content of a class, frame or part of IPython is not counted")
     if not ownership.complete:
         lines.append(
             "there are too many objects to follow all: figures are lower bounds, and any of it may "
