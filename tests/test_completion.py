@@ -16,7 +16,7 @@ from ipygpumem.magics.gpumem import RELEASED
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.commands.completion import complete
 from ipygpumem.shell.commands.declarations import Command, Group
-from ipygpumem.shell.commands.helps import help_of
+from ipygpumem.shell.commands.helps import help_of, printed_help
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.units import MIB
 from tests.steps import kernel_with
@@ -228,3 +228,12 @@ def test_jedi_offers_no_names_of_python_beside_our_options(shared: Kernel) -> No
     assert shared.value("offered('%gpumem tensors --d')") == ["--device"]
     assert shared.value("offered('%%experiment a --ke')") == ["--keep"]
     assert "print" in shared.value("offered('pri')")
+
+
+@pytest.mark.parametrize("words", [(), ("tensors",), ("leaks",)])
+def test_help_fits_a_narrow_terminal(words: tuple[str, ...]) -> None:
+    lines = printed_help(TABLE, "%gpumem", words, 80).splitlines()
+    broken = [line for line in lines if not line.lstrip().startswith("[--kind ")]  # one usage
+    assert max(map(len, broken)) <= 80
+    wide = printed_help(TABLE, "%gpumem", words).splitlines()
+    assert len(wide) < len(lines) or max(map(len, wide)) <= 80

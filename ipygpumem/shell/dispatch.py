@@ -98,12 +98,14 @@ class GpuMemMagics(Magics):
         help_text = ""
         if cell is not None and magic in self.commands.magics and asks_for_help(line):
             from ipygpumem.shell.commands.helps import printed_help  # when it is asked for
+            from ipygpumem.shell.display import terminal_columns  # as above
 
-            help_text = printed_help(self.commands, magic)
+            help_text = printed_help(self.commands, magic, columns=terminal_columns())
         elif line.rstrip().endswith(("help", "-h")):
             from ipygpumem.shell.commands.helps import help_asked_for  # when it is asked for
+            from ipygpumem.shell.display import terminal_columns  # as above
 
-            help_text = help_asked_for(self.commands, magic, line)
+            help_text = help_asked_for(self.commands, magic, line, terminal_columns())
         if help_text:
             sys.stdout.write(help_text)
         elif cell is not None and name in REWRITTEN and not is_for_engines(line):

@@ -146,9 +146,9 @@ class Display:
     def _for_terminal(self, reports: Sequence[Report]) -> str:
         """Return the text in the style and encoding of stdout."""
         stream = sys.stdout
-        has_width = is_terminal(sys.stdout)
-        width = shutil.get_terminal_size().columns if has_width else None
-        style = text.Style(width, wants_colour(stream, self._shell), has_width and self._config.bar)
+        width = terminal_columns()
+        has_bars = width is not None and self._config.bar
+        style = text.Style(width, wants_colour(stream, self._shell), has_bars)
         encoding = getattr(stream, "encoding", None) or "utf-8"
         return text.carried(text.render(reports, style), encoding)
 
@@ -174,6 +174,13 @@ def is_terminal(stream: Any) -> bool:
         return bool(stream.isatty())
     except (AttributeError, ValueError, OSError):  # a replacement, or closed
         return False
+
+
+def terminal_columns() -> int | None:
+    """Return the width of the terminal that stdout is; None if it is something else."""
+    if not is_terminal(sys.stdout):
+        return None
+    return shutil.get_terminal_size().columns
 
 
 def wants_colour(stream: Any, shell: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator
 
 from ipygpumem.shell.commands.declarations import Argument, Command, CommandTable, Group
@@ -17,12 +18,17 @@ _BLOCK = "::"
 """Marks in a docstring that lines follow which keep their layout."""
 
 
-def help_of(table: CommandTable, magic: str, words: Iterable[str] = ()) -> str:
+def help_of(
+    table: CommandTable, magic: str, words: Iterable[str] = (), columns: int = _WIDTH
+) -> str:
     """Return the help text of a magic, or of the command that its first words name, as a
     docstring.
     """
     place = table.find(magic, words)
-    lines = _lines_of_group(table, place) if isinstance(place, Group) else _lines_of_command(place)
+    if isinstance(place, Group):
+        lines = _lines_of_group(table, place, columns)
+    else:
+        lines = _lines_of_command(place, columns)
     block = "\n".join(lines)
     summary = place.summary[:1].upper() + place.summary[1:]
     paragraphs = [f"{summary}.", _BLOCK, block]
@@ -31,7 +37,7 @@ def help_of(table: CommandTable, magic: str, words: Iterable[str] = ()) -> str:
     return "\n\n".join(paragraphs) + "\n"
 
 
-def help_asked_for(table: CommandTable, magic: str, line: str) -> str:
+def help_asked_for(table: CommandTable, magic: str, line: str, columns: int | None = None) -> str:
     """Return the help text if a line asks for it, such as ``%gpumem help`` or ``%gpumem top -h``;
     empty for other lines.
     """
@@ -43,25 +49,35 @@ def help_asked_for(table: CommandTable, magic: str, line: str) -> str:
         return ""
     if last == "help" and isinstance(place, Command):  # may be a name of the user
         return ""
-    return printed_help(table, magic, words)
+    return printed_help(table, magic, words, columns)
 
 
-def printed_help(table: CommandTable, magic: str, words: Iterable[str] = ()) -> str:
-    """Return the help text of a magic or a command as it is printed."""
-    docstring = help_of(table, magic, words)
-    return docstring.replace(f"{_BLOCK}\n\n", "", 1).replace("``", "")
+def printed_help(
+    table: CommandTable, magic: str, words: Iterable[str] = (), columns: int | None = None
+) -> str:
+    """Return the help text of a magic or a command as it is printed; ``columns`` is the width of
+    the terminal.
+    """
+    most = min(_WIDTH, columns or _WIDTH)
+    docstring = help_of(table, magic, words, most)
+    lines = docstring.replace(f"{_BLOCK}\n\n", "", 1).replace("``", "").splitlines()
+    printed = list[str]()
+    for line in lines:
+        is_prose = not line.startswith(" ")
+        printed += textwrap.wrap(line, most) if line and is_prose else [line]
+    return "\n".join(printed) + "\n"
 
 
-def _lines_of_command(command: Command) -> list[str]:
+def _lines_of_command(command: Command, columns: int) -> list[str]:
     """Return a command's usage, and a row for each of its arguments."""
     usages = [usage_of(item) for item in command.arguments if item.usage]
     start = f"{_INDENT}{command.name} "
-    lines = _wrapped(usages, start, " " * len(start))
+    lines = _wrapped(usages, start, " " * len(start), columns)
     rows = [(item.usage, item.description.split()) for item in command.arguments if item.help]
-    return [*lines, *_aligned(rows)]
+    return [*lines, *_aligned(rows, columns)]
 
 
-def _lines_of_group(table: CommandTable, group: Group) -> list[str]:
+def _lines_of_group(table: CommandTable, group: Group, columns: int) -> list[str]:
     """Return a row for each command of a group, then one for each of their options."""
     rows = list[Row]()
     descriptions: dict[str, list[str]] = {}
@@ -73,7 +89,7 @@ def _lines_of_group(table: CommandTable, group: Group) -> list[str]:
             known = descriptions.setdefault(item.usage, [])
             _add_description(known, item.description, command.name.removeprefix(f"{group.name} "))
     options = [(usage, "; ".join(texts).split()) for usage, texts in descriptions.items()]
-    return [*_aligned(rows), "", *_aligned(options)]
+    return [*_aligned(rows, columns), "", *_aligned(options, columns)]
 
 
 def _add_description(known: list[str], description: str, command: str) -> None:
@@ -105,7 +121,7 @@ Row = tuple[str, list[str]]
 """The first column, and the pieces of the second: words, and usages that are not broken."""
 
 
-def _aligned(rows: Iterable[Row]) -> list[str]:
+def _aligned(rows: Iterable[Row], columns: int) -> list[str]:
     """Return the lines of a table with two columns."""
     rows = list(rows)
     widths = [len(first) for first, _ in rows if len(first) <= _WIDEST_COLUMN]
@@ -114,19 +130,19 @@ def _aligned(rows: Iterable[Row]) -> list[str]:
     lines = list[str]()
     for first, pieces in rows:
         if len(first) > width:
-            lines += [f"{_INDENT}{first}", *_wrapped(pieces, indent, indent)]
+            lines += [f"{_INDENT}{first}", *_wrapped(pieces, indent, indent, columns)]
         else:
-            lines += _wrapped(pieces, f"{_INDENT}{first:{width}}  ", indent)
+            lines += _wrapped(pieces, f"{_INDENT}{first:{width}}  ", indent, columns)
     return lines
 
 
-def _wrapped(pieces: list[str], start: str, indent: str) -> list[str]:
+def _wrapped(pieces: list[str], start: str, indent: str, columns: int) -> list[str]:
     """Return lines that begin with ``start``, then with ``indent``."""
     lines = list[str]()
     line = start
     is_empty = True
     for piece in pieces:
-        if not is_empty and len(line) + 1 + len(piece) > _WIDTH:
+        if not is_empty and len(line) + 1 + len(piece) > columns:
             lines.append(line)
             line = indent
             is_empty = True
