@@ -340,6 +340,26 @@ def test_a_table_that_is_too_wide_is_folded_and_then_becomes_lines() -> None:
     ]
 
 
+def test_a_table_that_is_too_wide_loses_its_expendable_columns_in_their_order() -> None:
+    columns = ("size", "share", "name", "type")
+    rows = (
+        ("1.00 GiB", "50%", "x" * 12, "DataFrame"),
+        ("512 MiB", "25%", "y" * 12, "Sequential"),
+    )
+    table = Table("", columns, rows, {"size", "share"}, expendable=("type", "share"))
+    report = [Report("note", "head", tables=(table,))]
+    assert text.render(report, text.Style(width=40)).splitlines()[1:] == [
+        "      size   share   name",
+        "  ───────────────────────────────",
+        "  1.00 GiB     50%   xxxxxxxxxxxx",
+        "   512 MiB     25%   yyyyyyyyyyyy",
+        "  columns left out in this width: type",
+    ]
+    lines = text.render(report, text.Style(width=26)).splitlines()
+    assert lines[1] == "      size   name"
+    assert lines[-1].split() == ["share"]
+
+
 def leak(path: str, *, name: str = "", size: int = MIB) -> RetainedArray:
     return RetainedArray(
         name, "Tensor", (4,), "f", "cpu", size, holder=ReferencePath(path, "del it")

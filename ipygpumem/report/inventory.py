@@ -156,7 +156,8 @@ def _table(
         size_bytes -= group.size_bytes
     if number:
         rows.append({"size": format_bytes(size_bytes), "name": _and_more(number)})
-    return Table.of(rows, {"cell", "size"}, title)
+    expendable = ("cell", "grad", "kind", "dtype", "type", "device")
+    return Table.of(rows, {"cell", "size"}, title, expendable=expendable)
 
 
 class _EqualTensors(NamedTuple):
@@ -269,7 +270,8 @@ def top_report(names: LargestNames, *, top: int = 20, small: Sequence[str] = ())
     for row in names.names[:top]:
         lines += [clean(f"{row.name}: {note}") for note in row.notes]
     numbers = {"cell", "size", "share", "del frees"}
-    table = Table.of(rows, numbers, whole={"to free it"})
+    expendable = ("share", "cell", "type", "content")
+    table = Table.of(rows, numbers, whole={"to free it"}, expendable=expendable)
     return Report("top", _top_head(names), lines, [table], records=[names])
 
 

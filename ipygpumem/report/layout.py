@@ -64,8 +64,10 @@ class Table:
     """Rows of text under headings; columns named in ``numbers`` are right-aligned, those in
     ``code`` monospaced.
 
-    Columns named in ``whole``, such as code to paste, are broken last. There is a bar for each row,
-    or none at all. A ``folded`` table shows only its title where the front-end can fold.
+    Columns named in ``whole``, such as code to paste, are broken last. Text that is too narrow for
+    the table has no ``expendable`` columns, the first of which are left out first. There is a bar
+    for each row, or none at all. A ``folded`` table shows only its title where the front-end can
+    fold.
     """
 
     title: str
@@ -76,6 +78,7 @@ class Table:
     bars: Sequence[Bar | None] = ()
     folded: bool = False
     whole: Collection[str] = ()
+    expendable: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -116,10 +119,18 @@ class Table:
                 equal_texts.append(f"{name} {self.rows[0][place]}")
         if not places or not equal_texts:
             return self, ""
+        return self._of_places(places), f"in every row: {', '.join(equal_texts)}"
+
+    def without(self, column: str) -> Table:
+        """Return the table without a column."""
+        places = [place for place, name in enumerate(self.columns) if name != column]
+        return self._of_places(places)
+
+    def _of_places(self, places: Sequence[int]) -> Table:
+        """Return the table with some of its columns."""
         columns = [self.columns[place] for place in places]
         rows = [[row[place] for place in places] for row in self.rows]
-        fewer = replace(self, columns=columns, rows=rows)
-        return fewer, f"in every row: {', '.join(equal_texts)}"
+        return replace(self, columns=columns, rows=rows)
 
 
 @dataclass(frozen=True)

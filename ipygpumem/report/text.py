@@ -288,9 +288,32 @@ def _table(table: Table, style: Style) -> list[str]:
     bars.
 
     Numbers are never broken. If the columns do not fit side by side, texts that are equal in all
-    rows follow the table; if that is not enough, each row becomes a line of names and values.
+    rows follow the table, and expendable columns are left out; if that is not enough, each row
+    becomes a line of names and values.
     """
     width = max(_NARROWEST, style.width or _TABLE_WIDTH) - 2
+    lines = _if_it_fits(table, style, width)
+    if lines is not None:
+        return lines
+    table, equal = table.split()
+    below = _hanging(clean(equal), style.width) if equal else []
+    shorter = table
+    left_out = list[str]()
+    lines = _if_it_fits(shorter, style, width)
+    for name in table.expendable:
+        if lines is None and name in table.columns:
+            shorter = shorter.without(name)
+            left_out.append(name)
+            lines = _if_it_fits(shorter, style, width)
+    if lines is None:
+        return [*_one_below_the_other(_Grid(table), width), *below]
+    if left_out:
+        below += _hanging(f"columns left out in this width: {', '.join(left_out)}", style.width)
+    return [*lines, *below]
+
+
+def _if_it_fits(table: Table, style: Style, width: int) -> list[str] | None:
+    """Return the lines of a table, or None if its columns do not fit side by side."""
     grid = _Grid(table)
     bars = list[str]()
     if style.bars and any(table.bars):
@@ -299,10 +322,7 @@ def _table(table: Table, style: Style) -> list[str]:
         widths = grid.fitting(layout, width)
         if widths is not None:
             return _side_by_side(grid, widths, layout, style)
-    fewer, equal = table.split()
-    if equal:
-        return [*_table(fewer, style), *_hanging(clean(equal), style.width)]
-    return _one_below_the_other(grid, width)
+    return None
 
 
 class _Layout(NamedTuple):
