@@ -183,6 +183,24 @@ def test_a_widget_is_closed_by_its_name(kernel: Kernel) -> None:
     works(kernel, advice, "assert watched() is None")
 
 
+def test_a_reference_that_a_thread_has_removed_counts_once(
+    kernel: Kernel,
+) -> None:
+    works(
+        kernel,
+        """
+        x = [bytearray(8 << 20)]
+        kept = {"a": x}
+        from ipygpumem.heap.holders.backward import BackwardSearch
+        real = BackwardSearch._number_of_references
+        BackwardSearch._number_of_references = lambda *arguments: 0
+        """,
+    )
+    found = holders(why(kernel, "x"))
+    works(kernel, "BackwardSearch._number_of_references = real; del kept, x")
+    assert found == {'notebook variable kept["a"]': 'del kept["a"]'}
+
+
 def owned(*held: HeldPart) -> Ownership:
     """Return the record of an object of 16 MiB with some holders."""
     return Ownership("data", True, "list", {"cpu": 16 * MIB}, {"cpu": 0}, (), held)

@@ -397,7 +397,8 @@ class BackwardSearch:
             if chain is None:
                 continue
             root, steps = chain
-            number = self._number_of_references(holder, linked.keys())
+            # Another thread may have removed the reference by now, as the end of a thread does.
+            number = max(1, self._number_of_references(holder, linked.keys()))
             below, *more = [self._steps_down(item, linked) for item in items[:_MOST_ITEMS]]
             names = self._names_of(root, steps)
             ways.append(WayTo(names, (*steps, *below), number, len(steps) - 1, tuple(more)))
