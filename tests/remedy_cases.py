@@ -1525,6 +1525,27 @@ CASES: dict[str, Case] = {
         "model(torch.ones(1, 2)); model.state_dict()",
         kinds=("tensor",),
     ),
+    "a parameter of two new modules in an older one": Case(
+        """
+        one, two = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+        one.weight = two.weight = torch.nn.Parameter(x)
+        model.one, model.two = one, two
+        watched.append(weakref.ref(one.weight))
+        """,
+        "import torch; model = torch.nn.Module(); model.body = torch.nn.Linear(2, 2)",
+        "model.body(torch.ones(1, 2)); model.state_dict()",
+        kinds=("tensor",),
+    ),
+    "a new module at the end of an older one": Case(
+        """
+        model.append(torch.nn.Linear(2, 2))
+        model[1].weight = torch.nn.Parameter(x)
+        watched.append(weakref.ref(model[1].weight))
+        """,
+        "import torch; model = torch.nn.Sequential(torch.nn.Linear(2, 2))",
+        "model(torch.ones(1, 2))",
+        kinds=("tensor",),
+    ),
     "a buffer that forward reads": Case(
         "model.mask = x",
         f"{_WITH_MASK}; model.register_buffer('mask', torch.ones(1))",

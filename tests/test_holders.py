@@ -1044,6 +1044,20 @@ def test_one_line_removes_a_part_that_a_cell_shows(kernel: Kernel) -> None:
     assert left(kernel) == []
 
 
+def test_no_line_removes_an_older_module_with_its_new_parameter(kernel: Kernel) -> None:
+    needs("torch")
+    works(
+        kernel,
+        _LEFT,
+        "import torch; layers = torch.nn.Sequential(torch.nn.Linear(2, 2))",
+        "%%experiment e\nlayers[0].weight = torch.nn.Parameter(torch.ones(1024, 1024))",
+    )
+    ((_, _, line),) = left_by_experiment(kernel)
+    assert line == ""
+    works(kernel, "del layers")
+    assert left(kernel) == []
+
+
 def test_no_line_takes_a_group_s_parameters_from_an_optimizer(kernel: Kernel) -> None:
     needs("torch")
     works(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import Array, StorageKey, describe, described
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
@@ -135,6 +137,8 @@ class Survivors:
         self._known_others: list[tuple[tuple[int, ...], RetainedArray]] = []
         """The identities of objects without arrays, and their rows."""
         self.cuts: dict[str, list[Cut]] = {}
+        self._removed_modules: list[weakref.ref[Any]] = []
+        """Modules of torch that lines of earlier reports remove."""
         self.deleted = DeletedNames(context)
 
     def baseline(self, remarks: list[str], names: tuple[str, ...]) -> Baseline:
@@ -147,7 +151,13 @@ class Survivors:
         """Return the namespaces and objects from which the user can reach objects, the names
         ``keepers`` last.
         """
-        return roots_of_notebook(self._context, self._saved(), self._ours, self.cuts, keepers)
+        roots = roots_of_notebook(self._context, self._saved(), self._ours, self.cuts, keepers)
+        return replace(roots, new=self._identities_of_removed_modules)
+
+    def _identities_of_removed_modules(self) -> set[int]:
+        """Return the identities of the modules that lines of earlier reports remove."""
+        modules = [reference() for reference in self._removed_modules]
+        return {id(module) for module in modules if module is not None}
 
     def explained(
         self, watched: Sequence[WatchedName], heap: Heap, questions: Questions | None = None
@@ -176,7 +186,12 @@ class Survivors:
         with growth_for("the search for holders"), working as progress, undisturbed():
             heap = Heap()
             progress(0.5)
-            rows = search.rows(heap, self.roots(ended.keepers))
+            roots = replace(
+                self.roots(ended.keepers),
+                new=functools.cache(ended.baseline.objects_since),
+                removed_modules=self._removed_modules,
+            )
+            rows = search.rows(heap, roots)
             if search.unnamed_bytes >= search.smallest:
                 progress(0.6)
                 for remaining, row in search.other_rows(heap, self.roots()):
@@ -194,6 +209,7 @@ class Survivors:
         """Drop records of arrays that are no longer on the ``heap``."""
         update_numpy(self.known, heap)
         self.known = [item for item in self.known if item.live_arrays()]
+        self._removed_modules = [item for item in self._removed_modules if item() is not None]
 
     def others_alive(self, heap: Heap, sizes: Sizes, smallest: int) -> list[OtherAlive]:
         """Return the objects without arrays that are still alive, and forget the rest."""

@@ -66,7 +66,7 @@ def _went_to_variable(path: Path, steps: Sequence[object], *, is_dataset: bool) 
     code = path.code and f"{path.code}{shown}"
     if code:
         size = len(variables)
-        cut = Cut(Kind.COLUMN, id(owner), removed_from, code, size=size, columns=(label,))
+        cut = Cut(Kind.COLUMN, id(variables), removed_from, code, size=size, columns=(label,))
     path.enter(shown, code, cut)
     return 2
 

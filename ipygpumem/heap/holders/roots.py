@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import builtins
 import sys
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from types import FrameType, ModuleType
 from typing import Any
@@ -231,6 +232,9 @@ class Roots:
         cell_of: returns the number of the cell with a code's file name.
         cuts: receives the references that each line of advice removes, if it does nothing else.
         names: the user's names, to write the statement that frees an object.
+        new: returns the identities of objects that are no older than the memory to free, such as
+            those that an experiment has made.
+        removed_modules: receives the new modules of torch that lines of advice remove as a whole.
     """
 
     namespaces: Mapping[int, Callable[[object], Root | None]] = field(default_factory=dict)
@@ -240,6 +244,8 @@ class Roots:
     cell_of: Callable[[str], int | None] = lambda filename: None
     names: Mapping[str, object] = field(default_factory=dict)
     cuts: dict[str, list[Cut]] = field(default_factory=dict)
+    new: Callable[[], Container[int]] = frozenset
+    removed_modules: list[weakref.ref[Any]] = field(default_factory=list)
 
 
 def module_code(name: str, names: Mapping[str, object]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import weakref
 from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
@@ -295,6 +296,8 @@ class _Explanation:
         self._writer = PathWriter(roots, of_leaks=True)
         self._kept = roots.kept
         self._cuts = roots.cuts
+        self._new = roots.new
+        self._removed_modules = roots.removed_modules
         self._rows: RowHolders | None = None
         self._names = roots.names
         self._figures = roots_of_figures(roots.names)
@@ -387,6 +390,9 @@ class _Explanation:
         else:
             chain_to_holder = chain[0], tuple(rows.shortened(key, chain[1]))
             removal = self._removal_of_row(row, rows, chain, chain_to_holder, way)
+        module = self._new_module(*chain, removal.way)
+        if module is not None:
+            removal = _Removal.of(module[0], removal.arrays, module[1])
         self._removed[key] = removal
         return removal.way
 
@@ -589,10 +595,35 @@ class _Explanation:
                 ways.append(self._writer.way(self._figures[key], (figure,)))
         return ways
 
+    def _with_line(self, root: Root, steps: Steps, way: Way) -> Way:
+        """Return a way, or if no line removes its object, that to the new module around it.
+
+        A parameter stays in its module, which leaves as a whole if all of it is unwanted.
+        """
+        module = self._new_module(root, steps, way)
+        return way if module is None else module[1]
+
+    def _new_module(self, root: Root, steps: Steps, way: Way) -> tuple[object, Way] | None:
+        """Return the outermost module of torch that is new and has nothing but rows' arrays, with
+        its way; None if there is none, or if a line removes the last object itself.
+        """
+        if self._rows is None or is_simple(line_of(way.holder.advice)):
+            return None
+        for position, item in enumerate(steps[:-1]):
+            if not is_of_library(item, "torch.nn", "Module") or id(item) not in self._new():
+                continue
+            way_to_module = self._writer.way(root, steps[: position + 1])
+            has_line = is_simple(line_of(way_to_module.holder.advice))
+            if has_line and self._rows.has_little_else(item):
+                self._removed_modules.append(weakref.ref(item))
+                return item, way_to_module
+        return None
+
     def _holder(self, way_to: WayTo) -> _Holder:
         """Return a holder of an object, with the ways through its items."""
         root, end = way_to.roots[0], way_to.holder_at + 1
-        ways = [self._writer.way(root, way_to.steps, of_graph=self._of_graphs)]
+        way = self._writer.way(root, way_to.steps, of_graph=self._of_graphs)
+        ways = [self._with_line(root, way_to.steps, way)]
         if end == 0 or way_to.references == 1:
             return _Holder(None, ways, [])
         to_holder = way_to.steps[:end]
@@ -669,7 +700,8 @@ class _Holder(NamedTuple):
         if not advice:
             return self.ways
         path = f"{self.ways[0].holder.path}, and {len(cuts) - 1} more there"
-        return [Way(ReferencePath(path, advice), tuple(cuts))]
+        _, dashes, comment = self.ways[0].holder.advice.partition(COMMENT)
+        return [Way(ReferencePath(path, advice + dashes + comment), tuple(cuts))]
 
 
 def _around(artist: object, figure: object) -> set[int]:

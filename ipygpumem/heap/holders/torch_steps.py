@@ -274,7 +274,8 @@ def _went_into_part(path: Path, steps: Sequence[object]) -> None:
     key = text_of(_key_of(parts, child))
     is_attribute = key.isidentifier()
     is_list = any(is_of_library(module, "torch.nn", name) for name in _LISTS)
-    is_item = key.isdecimal() and is_list
+    # A number is a position, and the name of a part may be another number.
+    is_item = is_list and key.isdecimal() and list(parts)[int(key) : int(key) + 1] == [key]  # type: ignore[call-overload]  # a dict
     part = f".get_submodule({key!r})"
     if is_attribute:
         part = f".{key}"
@@ -288,7 +289,8 @@ def _went_into_part(path: Path, steps: Sequence[object]) -> None:
     elif target and is_attribute:
         # A module's part that is None stays among its parts; a dict of modules would offer it.
         kind = Kind.MADE if is_of_library(child, "torch.nn", "Module") else Kind.ATTRIBUTE
-        cut = Cut(kind, id(module), path.code, target)
+        # The dict is the owner: the module's other parts stay.
+        cut = Cut(kind, id(parts), path.code, target)
     path.note_own()
     path.enter(f"[{key}]" if key.isdecimal() else part, target, cut)
 
