@@ -163,6 +163,15 @@ def test_a_question_mark_behind_a_name_is_ipythons(notebook: Kernel) -> None:
     assert reply.stderr == ""
 
 
+def test_a_glob_at_the_end_of_a_first_line_asks_for_no_help(notebook: Kernel) -> None:
+    reply = ok(notebook, "%%experiment globs --keep kept_?\nkept_1 = kept_2 = gone = 3")
+    assert reply.stderr == ""
+    (report,) = reply.reports("experiment")
+    assert "deleted: gone" in report
+    assert "kept: kept_1, kept_2" in report
+    ok(notebook, "del kept_1, kept_2")
+
+
 @pytest.mark.parametrize("word", ["-h", "--help"])
 @pytest.mark.parametrize("magic", MAGICS)
 def test_every_magic_answers_a_call_for_help(notebook: Kernel, magic: str, word: str) -> None:

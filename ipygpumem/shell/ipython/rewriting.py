@@ -77,7 +77,9 @@ def rewrite_cell(lines: list[str]) -> list[str]:
         return lines
     name = match[1]
     arguments = match[2] or ""
-    if arguments.endswith("?") or is_for_engines(arguments):
+    has_body = any(line.strip() for line in lines[1:])
+    asks_ipython = arguments.endswith("?") and not has_body  # with a body, it ends a glob
+    if asks_ipython or is_for_engines(arguments):
         return lines
     return [_call_of(name, f"{_MARK} {arguments}"), *cell_magic(rewrite_cell(lines[1:]))]
 
