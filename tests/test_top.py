@@ -107,9 +107,15 @@ def test_a_cache_shows_its_results_and_a_generator_its_locals() -> None:
     def run(big: bytes) -> Iterator[bytes]:
         yield big
 
+    @functools.cache
+    def once() -> bytes:
+        return bytes(MIB)
+
     running = run(bytes(MIB))
     next(running)
-    rows = take(cached=cached, running=running, results=[cached(MIB), cached(2 * MIB)])
+    results = [cached(MIB), cached(2 * MIB), once()]
+    rows = take(cached=cached, once=once, running=running, results=results)
+    assert content_of(rows["once"]) == "1 cached result"
     assert rows["cached"].size_bytes == pytest.approx(3 * MIB, rel=0.01)
     assert content_of(rows["cached"]) == "2 cached results"
     assert content_of(rows["running"]) == "1 variable: big 1 MiB"

@@ -394,6 +394,8 @@ def content_of(row: NamedSize) -> str:
         text = part.name
         if kind == "items":
             text = f"{part.items:,} {part.name}"
+            if part.name == CACHED:
+                text = count(part.items, CACHED.removesuffix("s"))
         if kind != "items" or row.part_count > 1:
             text += f" {format_bytes(part.size_bytes)}"
         texts.append(clean_name(text))

@@ -331,10 +331,10 @@ def listed(values: Sequence[str], most: int = NAMES_SHOWN) -> str:
 
 
 def count(number: int, thing: str) -> str:
-    """Return ``1 cell``, ``2 cells``."""
+    """Return ``1 cell``, ``2,000 cells``."""
     if number == 1:
         return f"1 {thing}"
-    return f"{number} {thing}s"
+    return f"{number:,} {thing}s"
 
 
 def number_text(number: int | None) -> str:
