@@ -99,6 +99,9 @@ def test_another_magic_below_gpumem_is_named(notebook: Kernel, line: str, says: 
         ("%gpumem leaks 1MiB", "did you mean --min 1MiB?"),
         ("%gpumem tensors cuda", "did you mean --device cuda?"),
         ("%gpumem top cpu", "did you mean --device cpu?"),
+        ("%gpumem top help", "did you mean %gpumem top -h?"),
+        ("%gpumem save x.json", "did you mean export?"),
+        ("%gpumem limit 4GB", "did you mean guard?"),
     ],
 )
 def test_a_value_without_its_option_is_named_with_it(
@@ -143,9 +146,12 @@ def test_help_of_a_command_shows_its_options(notebook: Kernel) -> None:
         ("%gpumem top ?", "-n N"),
         ("%ipygpumem tensors??", "--by"),
         ("%experiment start?", "--keep"),
+        ("%gpumem help tensors", "--by"),
+        ("%gpumem help recorder on", "Start the recording"),
+        ("%gpumem ?", "%gpumem tensors"),
     ],
 )
-def test_a_question_mark_behind_a_command_asks_for_its_help(
+def test_help_of_a_command_can_be_asked_for_in_each_usual_way(
     notebook: Kernel, line: str, says: str
 ) -> None:
     reply = ok(notebook, line)

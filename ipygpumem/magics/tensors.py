@@ -207,6 +207,8 @@ def _check_names(app: App, command_name: str, patterns: Sequence[str]) -> None:
         matches = records.matcher([pattern])
         if not any(map(matches, names)):
             hint = device_hint(pattern) or did_you_mean(pattern, names)
+            if pattern == "help":
+                hint = f" (did you mean {command_name} -h?)"
             message = f"{command_name}: no name matches {quoted(pattern)}{hint}"
             raise UsageError(clean(message))
 

@@ -101,7 +101,7 @@ class GpuMemMagics(Magics):
             from ipygpumem.shell.display import terminal_columns  # as above
 
             help_text = printed_help(self.commands, magic, columns=terminal_columns())
-        elif line.rstrip().endswith(("help", "-h")):
+        elif line.strip().startswith(("help", "?")) or line.rstrip().endswith(("help", "-h")):
             from ipygpumem.shell.commands.helps import help_asked_for  # when it is asked for
             from ipygpumem.shell.display import terminal_columns  # as above
 

@@ -38,10 +38,15 @@ def help_of(
 
 
 def help_asked_for(table: CommandTable, magic: str, line: str, columns: int | None = None) -> str:
-    """Return the help text if a line asks for it, such as ``%gpumem help`` or ``%gpumem top -h``;
-    empty for other lines.
+    """Return the help text if a line asks for it, such as ``%gpumem help``, ``%gpumem help top``
+    or ``%gpumem top -h``; empty for other lines.
     """
     *words, last = line.split() or [""]
+    if words[:1] == ["help"]:
+        words = [*words[1:], last]
+        last = "--help"
+    if last == "?" and not words:
+        last = "help"
     if magic not in table.magics or last not in ("help", "--help", "-h"):
         return ""
     place = table.find(magic, words)
