@@ -547,8 +547,18 @@ def test_two_frames_are_two_objects_with_their_columns(kernel: Kernel) -> None:
             "outer['a'] = x; y = torch.as_tensor(x)[5:]; keep['t'] = y",
             'del outer["a"]; del keep["t"]',
         ),
+        ("outer['t'] = torch.from_numpy(x)", 'del outer["t"]'),
+        ("outer['t'] = torch.from_numpy(x[:9])", 'del outer["t"]'),
+        (
+            "outer['t'] = torch.from_numpy(x[:9]); keep['t'] = [torch.from_numpy(x[:20])]",
+            'del keep["t"][0]; del outer["t"]',
+        ),
+        ("outer['a'] = x[5:9]; outer['t'] = torch.from_numpy(x[:9])", "outer.clear()"),
+        (
+            "outer['a'] = x[5:9]; keep['t'] = torch.from_numpy(x[20:29])",
+            'del outer["a"]; del keep["t"]',
+        ),
     ],
-    ids=["one dict", "a view in another dict"],
 )
 def test_an_array_and_a_tensor_on_its_memory_are_one_row(
     kernel: Kernel, code: str, expected_line: str

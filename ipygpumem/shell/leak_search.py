@@ -38,7 +38,7 @@ from ipygpumem.shell.leaked_objects import (
     rows_of_outputs,
     rows_of_registries,
 )
-from ipygpumem.shell.shared_memory import rows_of
+from ipygpumem.shell.shared_memory import rows_of, tensors_on_arrays
 from ipygpumem.shell.survivors import Survivors
 from ipygpumem.shell.watched_names import WatchedName, record_without_name, storages_of
 
@@ -101,6 +101,7 @@ class LeakSearch:
         """Return the leaks on a heap; one search finds the holders of all of them."""
         smallest = self._smallest
         survivors = self._leaked_names(heap)
+        survivors += tensors_on_arrays(survivors, heap)
         cuts = self._survivors.cuts
         listed = storages_of(survivors)
         graphs = [graph for graph in retained.graphs if graph.size_bytes >= smallest]

@@ -6,19 +6,22 @@ NumPy and torch each know a storage of their own; only the address tells that th
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
-from ipygpumem.heap.arrays import StorageKey, storage_key
+from ipygpumem.heap.arrays import StorageKey, describe, storage_key
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.cuts import Cut
+from ipygpumem.heap.holders.search import OUT_OF_SIGHT
 from ipygpumem.heap.tensors import Reader
 from ipygpumem.heap.watching import WatchedArray
 from ipygpumem.inventory.merging import holder_of_all
 from ipygpumem.records import RetainedArray
 from ipygpumem.shell.array_holders import Explained
-from ipygpumem.shell.watched_names import WatchedName
+from ipygpumem.shell.watched_names import WatchedName, storages_of
 
 
 def rows_of(
@@ -52,13 +55,9 @@ def rows_of(
 def _arrays_below(watched: Sequence[WatchedName], heap: Heap) -> dict[StorageKey, StorageKey]:
     """Return the storage of the array on whose memory each torch storage of names is."""
     of_torch = set[StorageKey]()
-    of_arrays = list[tuple[int, int, StorageKey]]()
     for item in watched:
         of_torch.update(storage for storage in item.live_storages() if storage[0] == "torch")
-        for is_alive, array in item.arrays:
-            if isinstance(is_alive, WatchedArray) and is_alive():
-                _, start, end = is_alive.place
-                of_arrays.append((start, end, array.storage))
+    of_arrays = _places_of_arrays(watched)
     if not of_torch or not of_arrays:
         return {}
     below = dict[StorageKey, StorageKey]()
@@ -67,6 +66,47 @@ def _arrays_below(watched: Sequence[WatchedName], heap: Heap) -> dict[StorageKey
             if start <= address < end:
                 below[key] = storage
     return below
+
+
+def tensors_on_arrays(watched: Sequence[WatchedName], heap: Heap) -> list[WatchedName]:
+    """Watch the tensors of any size on the memory of names' arrays, which they keep alive.
+
+    An example is ``torch.from_numpy(x[:100])``: no object that Python sees leads from it to ``x``.
+    """
+    places = _places_of_arrays(watched)
+    if not places or not heap.tensors:
+        return []
+    places.sort()
+    starts = list(map(itemgetter(0), places))
+    seen = storages_of(watched)
+    found = list[WatchedName]()
+    torch: Any = sys.modules["torch"]
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        reader = Reader(torch)
+        for tensor in heap.tensors:
+            key = storage_key(tensor)
+            if key is None or key in seen:
+                continue
+            seen.add(key)
+            address = reader.address_of_others(tensor) if reader.memory(tensor).is_plain else None
+            array = describe(tensor)
+            if address is None or array is None:
+                continue
+            position = bisect_right(starts, address) - 1
+            if position >= 0 and address < places[position][1]:
+                found.append(WatchedName.without_name(tensor, array))
+    return found
+
+
+def _places_of_arrays(watched: Sequence[WatchedName]) -> list[tuple[int, int, StorageKey]]:
+    """Return the start and the end of the memory of each live NumPy array of names."""
+    places = list[tuple[int, int, StorageKey]]()
+    for item in watched:
+        for is_alive, array in item.arrays:
+            if isinstance(is_alive, WatchedArray) and is_alive():
+                _, start, end = is_alive.place
+                places.append((start, end, array.storage))
+    return places
 
 
 def _addresses(storages: set[StorageKey], heap: Heap) -> dict[StorageKey, int]:
@@ -90,6 +130,8 @@ def _joined(row: RetainedArray, other: RetainedArray, cuts: dict[str, list[Cut]]
     names = [name for name in (row.name, other.name) if name]
     holders = [item.holder for item in (row, other) if item.holder is not None]
     holder = row.holder
-    if len(holders) == 2:
+    if row.holder == OUT_OF_SIGHT:
+        holder = other.holder  # torch itself refers to the array
+    elif len(holders) == 2:
         holder = holder_of_all(holders, cuts)
     return replace(row, name=", ".join(names), holder=holder)

@@ -354,9 +354,10 @@ class _SearchAtEnd:
 
     def rows(self, heap: Heap, roots: Roots) -> list[RetainedArray]:
         """Return the rows of arrays, with their holders; ``alive`` has the same arrays then."""
-        from ipygpumem.shell.shared_memory import rows_of  # only if something is left
+        from ipygpumem.shell.shared_memory import rows_of, tensors_on_arrays  # only if needed
 
         self.alive += self._arrays_without_name(heap)
+        self.alive += tensors_on_arrays(self.alive, heap)
         rows_by_name = explained(self.alive, heap, roots, smallest=self.smallest)
         self._explained = rows_by_name
         detach_numpy(self.alive, heap)

@@ -48,7 +48,7 @@ _WITH_GRADIENTS = (("torch.nn", "Module"), ("torch.optim", "Optimizer"))
 _NO_OBJECT = ReferencePath(
     path="no Python object: C++ code keeps it", advice="let the library that made it free it"
 )
-_OUT_OF_SIGHT = ReferencePath(
+OUT_OF_SIGHT = ReferencePath(
     path="something that cannot be seen from Python: a running function or compiled code",
     advice="end the function, or take the object out of the library that has it, "
     "as by atexit.unregister(function)",
@@ -110,7 +110,7 @@ def explain(
         if is_cut:
             unknown[key] = NOT_REACHED
         else:
-            unknown[key] = _OUT_OF_SIGHT if key in of_python else _NO_OBJECT
+            unknown[key] = OUT_OF_SIGHT if key in of_python else _NO_OBJECT
     return {**unknown, **explanation.unnamed, **holders}
 
 
