@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
-import os
 import pkgutil
 import re
 import sys
 import textwrap
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -35,10 +32,10 @@ from ipygpumem.shell.app import app_of
 from ipygpumem.units import parse_bytes
 from tests import kinds
 from tests.agreement_cases import CASES, PLACES, Case, Place
-from tests.answering import answer_questions
+from tests.answering import answer_questions, forked
 from tests.kinds import KINDS, MIB
 
-SIZE_BYTES = 8 * MIB
+SIZE_BYTES = 4 * MIB
 """Size of each object, roughly."""
 LEFT = 'outer["x"]'
 """The place in which a cell of an experiment leaves an object."""
@@ -246,15 +243,18 @@ class Question:
     over them.
     """
 
-    def answers(self) -> list[Answer]:
-        """Run the cells in a new shell with the extension, then ask each command."""
-        for make in KINDS.get(self.library, {}).values():
-            make(200_000)  # makes the library load everything
-        if not self.sees_libraries:
-            gc.collect()
+    def answers(self, shell: InteractiveShell | None) -> list[Answer]:
+        """Run the cells in a shell with the extension, then ask each command.
+
+        Args:
+            shell: the prepared shell; None if the library is not loaded yet.
+        """
+        if shell is None:
+            load_everything(self.library)
             gc.freeze()
-        shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
-        shell.run_line_magic("load_ext", "ipygpumem")
+            shell = new_shell()
+        if self.sees_libraries:
+            gc.unfreeze()
         ask = Asker(shell)
         for cell in self.cells:
             ask.run(cell)
@@ -310,25 +310,6 @@ def _about_place(kind: str, place: Place, library: str) -> dict[str, Question]:
     }
 
 
-def forked(work: Callable[[], object]) -> Any:
-    """Return the result of a function that runs in a child process, or its error as a text."""
-    reader, writer = os.pipe()
-    if not os.fork():
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        try:
-            result = work()
-        except BaseException as error:
-            result = f"{type(error).__name__}: {error}"
-        with os.fdopen(writer, "w") as file:
-            json.dump(result, file)
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as file:
-        text = file.read()
-    os.wait()
-    return json.loads(text or '"the process has ended"')
-
-
 def import_late_modules() -> None:
     """Import what shells and reports need: each forked process would import it again, for as long
     as its reports take.
@@ -345,9 +326,7 @@ def import_late_modules() -> None:
 def modules_of_a_notebook() -> list[str]:
     """Return the modules that a shell, an experiment and reports import."""
     before = set(sys.modules)
-    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
-    shell.run_line_magic("load_ext", "ipygpumem")
-    ask = Asker(shell)
+    ask = Asker(new_shell())
     ask.run("outer = []")
     ask.run("%%experiment e\nouter.append(bytes(1 << 20))")
     for line in ("", "top", "why outer", "leaks"):
@@ -355,22 +334,48 @@ def modules_of_a_notebook() -> list[str]:
     return sorted(set(sys.modules) - before)
 
 
-def prepare(library: str) -> None:
-    """Import a library, and what every question needs."""
+STARTS_NO_THREADS = ("", "numpy")
+"""Libraries that can be used before a process forks: a thread would stay in the parent."""
+
+
+def load_everything(library: str) -> None:
+    """Use a library, because many import their parts on first use."""
+    for make in KINDS.get(library, {}).values():
+        make(200_000)
+    gc.collect()
+
+
+def new_shell() -> InteractiveShell:
+    """Return a new shell with the extension, in which a first cell has run."""
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    shell.run_line_magic("load_ext", "ipygpumem")
+    shell.run_cell("").raise_error()
+    return shell
+
+
+def prepare(library: str) -> InteractiveShell | None:
+    """Import a library, and what every question needs; return the shell for all questions, in front
+    of which the objects of libraries are hidden. None if each process must use the library itself.
+    """
     importlib.import_module("zmq")  # the memory guard replaces its functions; a kernel has it
     import_late_modules()
     for name in ("numpy", library):
         for module in filter(None, (name.partition(".")[0], name)):
             with suppress(ImportError):
                 kinds.lib[module] = importlib.import_module(module)
+    if library not in STARTS_NO_THREADS:
+        return None
+    load_everything(library)
+    gc.freeze()
+    return new_shell()
 
 
-def answer_to(name: str) -> Any:
+def answer_to(name: str, shell: InteractiveShell | None) -> Any:
     """Return the answers to a question, or the error instead of them."""
-    answers = questions()[name].answers
-    return forked(lambda: [asdict(answer) for answer in answers()])
+    question = questions()[name]
+    return forked(lambda: [asdict(answer) for answer in question.answers(shell)])
 
 
 if __name__ == "__main__":
-    prepare(sys.argv[1])
-    answer_questions(answer_to)
+    shell = prepare(sys.argv[1])
+    answer_questions(lambda name: answer_to(name, shell))

@@ -6,13 +6,13 @@ import gc
 import importlib
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.answering import ROOT, Answerer, answer_questions, forked
 
 
 def printed(*arguments: object, **options: Any) -> str:
@@ -38,15 +38,59 @@ def limit_stack() -> None:
     resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, most))
 
 
+class TestRunner:
+    """A process that has imported one module of tests and nothing else; each test runs in a fork of
+    it, because the import takes most of the time.
+    """
+
+    __test__ = False
+
+    def __init__(self) -> None:
+        self._module = ""
+        self._process: Answerer | None = None
+
+    def run(self, test: Callable[..., None], given: dict[str, object]) -> None:
+        """Run a test with its arguments, which are data of JSON."""
+        module = test.__module__
+        if self._process is None or module != self._module:
+            self.close()
+            code = f"from tests.alone import run_tests; run_tests({module!r})"
+            self._process = Answerer("-c", code)
+            self._module = module
+        failure = self._process.ask([test.__name__, given])
+        assert failure == ""
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+
+RUNNER = TestRunner()
+"""Runs the tests of this process's current module; ``conftest.py`` closes it after the module."""
+
+
+def run_tests(module_name: str) -> None:
+    """Run each test that the runner names, and report its traceback; empty if it passes."""
+    module = importlib.import_module(module_name)
+
+    def failure_of(name: str, given: dict[str, object]) -> str:
+        try:
+            getattr(module, name).__wrapped__(**given)
+        except BaseException:
+            return traceback.format_exc()
+        return ""
+
+    answer_questions(lambda question: forked(lambda: failure_of(*question)))
+
+
 def alone(test: Callable[..., None]) -> Callable[..., None]:
     """Let a test run in a process that has imported its module and nothing else."""
 
     @functools.wraps(test)
     def run(**given: object) -> None:
-        printed(
-            "-c",
-            f"from {test.__module__} import {test.__name__} as test; test.__wrapped__(**{given!r})",
-        )
+        RUNNER.run(test, given)
 
     return run
 

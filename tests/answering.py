@@ -6,12 +6,14 @@ Each of pytest's processes asks only what its own tests need.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from tests.alone import ROOT
+ROOT = Path(__file__).parent.parent
 
 
 class Answerer:
@@ -46,3 +48,22 @@ def answer_questions(answer: Callable[[Any], Any]) -> None:
     """
     for line in sys.stdin:
         print(json.dumps(answer(json.loads(line))), flush=True)
+
+
+def forked(work: Callable[[], object]) -> Any:
+    """Return the result of a function that runs in a child process, or its error as a text."""
+    reader, writer = os.pipe()
+    if not os.fork():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        try:
+            result = work()
+        except BaseException as error:
+            result = f"{type(error).__name__}: {error}"
+        with os.fdopen(writer, "w") as file:
+            json.dump(result, file)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        text = file.read()
+    os.wait()
+    return json.loads(text or '"the process has ended"')

@@ -57,6 +57,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.api import shell as where
 from ipygpumem.meter.meter import Meter
 from ipygpumem.meter.traces import Traces
+from tests.alone import RUNNER
 from tests.fakes import FakeProbe
 
 
@@ -143,6 +144,13 @@ def script_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeProbe]:
     monkeypatch.setattr(where.traces, "of_script", lambda: traces)
     yield probe
     traces.meter.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_runner_of_another_module() -> Iterator[None]:
+    """End the process that ran the tests of a module which must run alone."""
+    yield
+    RUNNER.close()
 
 
 @pytest.fixture(autouse=True)

@@ -25,9 +25,9 @@ from random import Random
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
-from tests.agreement import Asker, forked, import_late_modules
+from tests.agreement import Asker, import_late_modules, new_shell
+from tests.answering import forked
 from tests.remedies import is_code, rows
 
 _MOST_STEPS = 8
@@ -190,19 +190,26 @@ class Order:
     """Code to run instead of each line, to see that the check can fail."""
 
 
-def failure(statements: Sequence[str], order: Order) -> str:
+def prepared_shell() -> InteractiveShell:
+    """Return the shell for all programs, in front of which the objects of libraries are hidden."""
+    gc.collect()
+    gc.freeze()
+    shell = new_shell()
+    ask = Asker(shell)
+    for cell in (PRELUDE, WATCH, PLACES):
+        ask.run(cell)
+    return shell
+
+
+def failure(shell: InteractiveShell, statements: Sequence[str], order: Order) -> str:
     """Return what is wrong with the lines that are printed after an experiment; empty if nothing.
 
     Args:
+        shell: the prepared shell.
         statements: the experiment's code.
         order: how the lines are run.
     """
-    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
-    shell.run_line_magic("load_ext", "ipygpumem")
     ask = Asker(shell)
-    ask.run(PRELUDE)
-    ask.run(WATCH)
-    ask.run(PLACES)
     ask.run("%%experiment e\n" + "\n".join(statements))
     printed = list[tuple[int, str, str]]()
     for _ in range(_MOST_STEPS):
@@ -226,16 +233,16 @@ def failure(statements: Sequence[str], order: Order) -> str:
     return ""
 
 
-def checked(statements: Sequence[str], order: Order) -> str:
+def checked(shell: InteractiveShell, statements: Sequence[str], order: Order) -> str:
     """Return what is wrong with a program that runs in a forked process."""
-    return str(forked(lambda: failure(statements, order)))
+    return str(forked(lambda: failure(shell, statements, order)))
 
 
-def shrunk(statements: list[str], order: Order) -> list[str]:
+def shrunk(shell: InteractiveShell, statements: list[str], order: Order) -> list[str]:
     """Return the fewest statements that still fail."""
     for position in reversed(range(len(statements))):
         fewer = [*statements[:position], *statements[position + 1 :]]
-        wrong = checked(fewer, order)
+        wrong = checked(shell, fewer, order)
         if wrong and "NameError" not in wrong:
             statements = fewer
     return statements
@@ -254,15 +261,14 @@ def main(arguments: Sequence[str]) -> list[Any]:
     order = Order(options.stepwise, options.lines)
     if options.torch:
         importlib.import_module("torch")
-    gc.collect()
-    gc.freeze()
+    shell = prepared_shell()
     failures = list[Any]()
     for seed in range(options.first, options.stop or options.first + 1):
         statements = program(seed, has_torch=options.torch)
-        wrong = checked(statements, order)
+        wrong = checked(shell, statements, order)
         if wrong and options.shrink:
-            statements = shrunk(statements, order)
-            wrong = checked(statements, order)
+            statements = shrunk(shell, statements, order)
+            wrong = checked(shell, statements, order)
         if wrong:
             failures.append([seed, statements, wrong])
     return failures

@@ -16,10 +16,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
-from tests.agreement import Asker, forked, import_late_modules
-from tests.answering import answer_questions
+from tests.agreement import Asker, import_late_modules, new_shell
+from tests.answering import answer_questions, forked
 from tests.remedy_cases import CASES, Case
 
 MAKERS = {
@@ -59,13 +58,9 @@ class Outcome:
     """Error of the case's own code after the lines."""
 
 
-def outcome(case: Case, kind: str) -> Outcome:
+def outcome(shell: InteractiveShell, case: Case, kind: str) -> Outcome:
     """Return the result of the lines that ``leaks`` prints after an experiment."""
-    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
-    shell.run_line_magic("load_ext", "ipygpumem")
     ask = Asker(shell)
-    ask.run(_PRELUDE)
-    ask.run(_WATCH)
     if case.setup:
         ask.run(textwrap.dedent(case.setup))
     code = textwrap.dedent(case.code)
@@ -124,7 +119,18 @@ def is_code(shell: Any, advice: str) -> bool:
     return True
 
 
-def answer(question: list[Any]) -> Any:
+def prepared_shell() -> InteractiveShell:
+    """Return the shell for all questions, in front of which the objects of libraries are hidden."""
+    gc.collect()
+    gc.freeze()
+    shell = new_shell()
+    ask = Asker(shell)
+    ask.run(_PRELUDE)
+    ask.run(_WATCH)
+    return shell
+
+
+def answer(question: list[Any], shell: InteractiveShell) -> Any:
     """Return the outcome of a case and a kind, or the error instead of it.
 
     The objects of libraries are hidden from the cases that do not need them, unless the question's
@@ -132,11 +138,13 @@ def answer(question: list[Any]) -> Any:
     """
     name, kind, sees_all = question
     case = CASES[name]
-    if sees_all or case.sees_libraries:
-        gc.unfreeze()
-    else:
-        gc.freeze()
-    return forked(lambda: asdict(outcome(case, kind)))
+
+    def work() -> dict[str, Any]:
+        if sees_all or case.sees_libraries:
+            gc.unfreeze()
+        return asdict(outcome(shell, case, kind))
+
+    return forked(work)
 
 
 LATE = {"torch": "torch._dynamo", "matplotlib": "matplotlib.pyplot"}
@@ -147,5 +155,5 @@ if __name__ == "__main__":
     for module in ("zmq", *sys.argv[1:], *late):  # zmq as a kernel has it
         importlib.import_module(module)
     import_late_modules()
-    gc.collect()
-    answer_questions(answer)
+    shell = prepared_shell()
+    answer_questions(lambda question: answer(question, shell))
