@@ -57,7 +57,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # pip would compile 20,000 modules in one process.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-compile -c $(CONSTRAINTS)
 # Modules that few programs import: Python compiles them when they are.
-SELDOM := /tests?/|/transformers/models/
+SELDOM := /tests?/|/transformers/models/|/(jax|jaxlib|sklearn|pip|setuptools|mypyc?|debugpy|fontTools|textual)/
 
 # Separate from the tests' packages, so that trying the demo does not install them.
 $(VENV)/.demo: setup.cfg pyproject.toml $(CONSTRAINTS)
@@ -91,12 +91,16 @@ quick: lint
 	tests=$$($(BIN)/python -m tests.rooms '$(ROOM)') && $(PYTEST) $$tests
 
 # Tests that import torch or other large libraries run in processes of their own, because each search of the heap takes
-# longer there.
+# longer there. Those with other large libraries run in one process next to those with torch: a second one would take
+# half a minute to import the libraries.
 # All three parts run, even if one fails.
 test: $(VENV)/.installed
+	mkdir -p build
 	$(PYTEST) --ignore tests/torch_cpu --ignore tests/integrations; main=$$?; \
+	$(BIN)/python -m pytest --durations=10 tests/integrations > build/integrations.txt 2>&1 & others=$$!; \
 	$(PYTEST) tests/torch_cpu; torch=$$?; \
-	$(PYTEST) tests/integrations; libraries=$$?; \
+	wait $$others; libraries=$$?; \
+	cat build/integrations.txt; \
 	exit $$((main | torch | libraries))
 
 # matrix includes the corners.
