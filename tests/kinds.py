@@ -507,6 +507,8 @@ if __name__ == "__main__":
     for name in ("numpy", *(arguments if mode == "each" else MIXED)):
         with suppress(ImportError):
             lib[name] = importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # each process would follow what libraries have made on import
     found: dict[str, object] = {}
     if mode == "each":
         for library in arguments or [""]:
