@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -54,11 +55,41 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from benchmarks.harness.kernel import Kernel
+from ipygpumem import introspect
 from ipygpumem.api import shell as where
+from ipygpumem.heap import arrays
+from ipygpumem.heap.holders import frames
+from ipygpumem.inventory import baseline
 from ipygpumem.meter.meter import Meter
 from ipygpumem.meter.traces import Traces
+from ipygpumem.shell import holders
 from tests.alone import RUNNER
 from tests.fakes import FakeProbe
+
+TOOLS_OF_TESTS = {"pytest", "_pytest", "pluggy", "xdist", "execnet"}
+"""Packages that run the tests. Their functions and objects lead to all tests of the process, so
+that looks do not follow them, as they do not follow those of IPython.
+"""
+frames._TOOLS.update(TOOLS_OF_TESTS)
+arrays.TOOLS.update(TOOLS_OF_TESTS)
+
+
+@pytest.fixture(autouse=True)
+def no_modules_of_other_tests(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hide the modules of other tests, which are users' modules, from looks and from what grows."""
+    own = {request.module.__name__, "tests.conftest"}
+
+    def users_modules() -> dict[str, ModuleType]:
+        modules = introspect.users_modules()
+        for name in list(modules):
+            if name.partition(".")[0] == "tests" and name not in own:
+                del modules[name]
+        return modules
+
+    for user in (baseline, holders):
+        monkeypatch.setattr(user, "users_modules", users_modules)
 
 
 @pytest.fixture
