@@ -5,7 +5,7 @@ variables, and items by type.
 from __future__ import annotations
 
 import gc
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import FunctionType, ModuleType
@@ -20,6 +20,7 @@ from ipygpumem.introspect import (
     ATOMS,
     class_dict,
     instance_dict,
+    is_atom,
     is_exactly,
     is_instance,
     key_text,
@@ -117,12 +118,18 @@ def _attributes(value: object) -> Iterator[ObjectPart]:
 
 
 def _content_of_module(attributes: Mapping[str, Any]) -> dict[str, object]:
-    """Return the parameters, buffers and modules of a torch module by name."""
+    """Return the parameters, buffers and modules of a torch module by name, and its other
+    attributes, such as dicts of hooks, which most modules have empty.
+    """
     content: dict[str, object] = {}
     for group in MODULE_PARTS:
         by_name: Any = attributes.get(group)
         if is_instance(by_name, dict):
             content.update(dict.items(by_name))
+    for name, value in attributes.items():
+        is_empty = is_exactly(value, dict, OrderedDict, list, set) and not value
+        if name not in MODULE_PARTS and not is_atom(value) and not is_empty:
+            content.setdefault(name, value)
     return content
 
 

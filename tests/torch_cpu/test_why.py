@@ -251,6 +251,21 @@ def test_deleting_a_name_frees_what_nothing_else_holds(notebook: Kernel) -> None
     assert found == {code: [freed, size, size - freed] for code, freed, size in CASES}
 
 
+@pytest.mark.usefixtures("small_heap")
+def test_a_module_consists_of_its_hooks_and_other_attributes_too(notebook: Kernel) -> None:
+    works(
+        notebook,
+        """
+        from torch import nn
+        a = nn.Linear(2, 2)
+        a.register_forward_hook(lambda module, inputs, output, big=bytes(4 << 20): None)
+        a.log = [bytes(2 << 20)]
+        """,
+    )
+    (report,) = notebook.run("%gpumem why a").reports("why")
+    assert "consists of ._forward_hooks 4 MiB, .log 2 MiB, .weight" in report
+
+
 def test_top_says_the_same_of_memory_that_libraries_share(notebook: Kernel) -> None:
     """``top`` compares addresses inside, ``why`` also those outside."""
     libraries = re.compile(r"\b(pyarrow|polars|torch\.from\w+|frombuffer|ctypes|BytesIO)\b")
