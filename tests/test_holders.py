@@ -3,6 +3,7 @@
 import json
 import re
 import textwrap
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -225,6 +226,13 @@ def test_holders_of_parts_stand_in_one_line(names: list[str], line: str) -> None
     report = why_report(owned(whole, *(part(name, 0, 4 * MIB) for name in names)))
     assert report.lines[0] == line
     assert [row[-1] for row in report.tables[0].rows] == ["del whole"]
+
+
+def test_small_parts_of_an_object_are_not_listed() -> None:
+    parts = (("._mgr", 16 * MIB - 240), ("._flags", 176), ("._attrs", 64))
+    ownership = replace(owned(), parts=parts)
+    (line,) = why_report(ownership).lines
+    assert line == "consists of ._mgr 16 MiB"
 
 
 def test_every_holder_of_the_whole_has_a_row() -> None:

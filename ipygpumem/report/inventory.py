@@ -523,8 +523,10 @@ def _lines_of_content(ownership: Ownership) -> list[str]:
     """Return lines about the object's parts, and about the limits of the figures."""
     lines = []
     parts = []
+    least = _LEAST_SHARE * ownership.size_bytes
     for name, size in ownership.parts:
-        parts.append(f"{clean_name(name)} {format_bytes(size)}")
+        if size >= least:
+            parts.append(f"{clean_name(name)} {format_bytes(size)}")
     if parts:
         lines.append(f"consists of {', '.join(parts)}")
     lines += map(clean, ownership.notes)
