@@ -379,6 +379,25 @@ def test_why_proposes_what_frees_and_no_more(notebook: Kernel, make: str, lines:
     assert notebook.value("[one() for one in watched]") == [None]
 
 
+def test_a_few_rows_of_polars_are_at_least_their_size(notebook: Kernel) -> None:
+    """They keep the columns alive that they were taken from, and polars does not say how much."""
+    needs("polars")
+    works(
+        notebook,
+        """
+        import numpy as np, polars as pl
+        large = pl.DataFrame({"a": np.arange(4 << 20)})
+        first = large.head(10); few = large["a"][5:8]; both = [large, first]
+        """,
+    )
+    for name in ("first", "few"):
+        (report,) = ok(notebook, f"%gpumem why {name}").reports("why")
+        assert "frees at least" in report
+    (report,) = ok(notebook, "%gpumem why large").reports("why")
+    assert "at least" not in report
+    assert "notebook variable first" in report
+
+
 # -- 11: what cells print -------------------------------------------------------------------------
 
 

@@ -70,6 +70,12 @@ _CATEGORY_BYTES = 100
 """Bytes that polars needs for a category besides a long text."""
 UNREAD = "not all of it can be read"
 """Note of a piece that has more memory than its size."""
+MAY_BE_SLICE = "a small column of polars may keep a larger one alive"
+"""Note of a piece that may have more memory than its size."""
+_SMALL_COLUMN_BYTES = 64 * 1024
+"""A smaller column of polars may show a few rows of a large one, which it keeps alive: polars does
+not say how much, and users slice frames with ``head()``.
+"""
 _MAPPED = "a memory map: only its used pages are in RAM"
 
 
@@ -321,8 +327,11 @@ def polars_column(column: Any, *key: object) -> Iterator[object]:
     if "Object" not in str(kind):  # these have no buffers, and polars would print an error
         with contextlib.suppress(AttributeError, KeyError):  # another version of polars
             # the start of a column is shorter, at the same address
-            for address, size in _polars_spans(column):
-                yield Piece(("polars", address, size), size, address=address)
+            spans = _polars_spans(column)
+            is_small = sum(size for _, size in spans) < _SMALL_COLUMN_BYTES
+            note = MAY_BE_SLICE if is_small else ""
+            for address, size in spans:
+                yield Piece(("polars", address, size), size, address=address, note=note)
             return
     identity = key or ("object", id(column))
     yield Piece(identity, column.estimated_size())
