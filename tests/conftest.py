@@ -66,20 +66,20 @@ from ipygpumem.shell import holders
 from tests.alone import RUNNER
 from tests.fakes import FakeProbe
 
-TOOLS_OF_TESTS = {"pytest", "_pytest", "pluggy", "xdist", "execnet"}
-"""Packages that run the tests. Their functions and objects lead to all tests of the process, so
-that looks do not follow them, as they do not follow those of IPython.
+TOOLS_OF_TESTS = {"pytest", "_pytest", "pluggy", "xdist", "execnet", "__channelexec__"}
+"""Packages that run the tests; execnet gives a worker's main module the last name. Their functions
+and objects lead to all tests of the process, so that looks do not follow them, as they do not
+follow those of IPython.
 """
 frames._TOOLS.update(TOOLS_OF_TESTS)
 arrays.TOOLS.update(TOOLS_OF_TESTS)
 
 
-@pytest.fixture(autouse=True)
-def no_modules_of_other_tests(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def no_modules_of_other_tests(request: pytest.FixtureRequest) -> Iterator[None]:
     """Hide the modules of other tests, which are users' modules, from looks and from what grows."""
     own = {request.module.__name__, "tests.conftest"}
+    del request  # it would lead looks to all of pytest
 
     def users_modules() -> dict[str, ModuleType]:
         modules = introspect.users_modules()
@@ -88,8 +88,11 @@ def no_modules_of_other_tests(
                 del modules[name]
         return modules
 
-    for user in (baseline, holders):
-        monkeypatch.setattr(user, "users_modules", users_modules)
+    # The fixture ``monkeypatch`` would be undone after all other fixtures of a test.
+    with pytest.MonkeyPatch.context() as patch:
+        for user in (baseline, holders):
+            patch.setattr(user, "users_modules", users_modules)
+        yield
 
 
 @pytest.fixture
