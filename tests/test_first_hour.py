@@ -169,6 +169,15 @@ def test_a_question_mark_behind_a_name_is_ipythons(notebook: Kernel) -> None:
     assert reply.stderr == ""
 
 
+@pytest.mark.parametrize("above", ["# a comment", "first = 1"])
+@pytest.mark.parametrize("name", ["experiment", "peak", "estimate"])
+def test_a_cell_magic_below_the_first_line_says_so(notebook: Kernel, name: str, above: str) -> None:
+    reply = fails(notebook, f"{above}\n%%{name} a\nsecond = 1", None)
+    assert f"%%{name} must be the first line of its cell" in reply.stderr
+    assert notebook.value("'second' in globals()") is False
+    assert ok(notebook, "%lsmagic").result
+
+
 def test_a_glob_at_the_end_of_a_first_line_asks_for_no_help(notebook: Kernel) -> None:
     reply = ok(notebook, "%%experiment globs --keep kept_?\nkept_1 = kept_2 = gone = 3")
     assert reply.stderr == ""

@@ -83,6 +83,8 @@ class GpuMemMagics(Magics):
         # write it.
         for name, called in self.magics["cell"].items():
             self.magics["line"].setdefault(name, called)
+        for name in self.magics["cell"]:
+            self.magics["line"][f"%{name}"] = _Misplaced(self, name)
         for name, other in OTHER_NAMES.items():
             self.magics["line"][other] = self.magics["line"][name]
 
@@ -215,6 +217,24 @@ def _run_of_option(command: Command, options: Options) -> Run | None:
         if argument.run is not None and getattr(options, argument.attribute) is not None:
             return argument.run
     return None
+
+
+class _Misplaced:
+    """Says that a cell magic is below the first line of its cell, such as below a comment.
+
+    There IPython takes ``%%experiment`` for a line magic of the name ``%experiment``, and would
+    report that no such magic exists.
+    """
+
+    def __init__(self, magics: GpuMemMagics, name: str) -> None:
+        self.__self__ = magics  # as in a method: %lsmagic groups by it
+        self.__name__ = f"%{name}"
+        self.__doc__ = f"Say that ``%%{name}`` must be the first line of its cell."
+
+    def __call__(self, line: str) -> None:
+        __tracebackhide__ = True
+        place = "the first line of its cell, above code and comments"
+        raise UsageError(f"%{self.__name__} must be {place}")
 
 
 class _Called:
