@@ -58,12 +58,12 @@ class _Removable:
         return self.cuts[0]
 
 
-def merged(rows: Sequence[RetainedArray], cuts: Mapping[str, Sequence[Cut]]) -> list[RetainedArray]:
+def merged(rows: Sequence[RetainedArray], cuts: dict[str, list[Cut]]) -> list[RetainedArray]:
     """Return the rows, the largest first, those of one object and of one container as one.
 
     Args:
         rows: the rows, each with its holder.
-        cuts: the references that a line removes, by the line.
+        cuts: the references that a line removes, by the line; those of new lines are added.
     """
     alone = list[RetainedArray]()
     removable = list[_Removable]()
@@ -76,8 +76,9 @@ def merged(rows: Sequence[RetainedArray], cuts: Mapping[str, Sequence[Cut]]) -> 
         else:
             alone.append(row)
     for group in _groups(_with_arrays_inside(removable)):
-        alone += _rows_of(group)
-    rows = _joined_by_lines(_joined_by_positions(_joined_by_deletion(alone)))
+        alone += _rows_of(group, cuts)
+    rows = _joined_by_positions(_joined_by_deletion(alone), cuts)
+    rows = _joined_by_lines(rows, cuts)
     return sorted(rows, key=attrgetter("size_bytes"), reverse=True)
 
 
@@ -318,11 +319,11 @@ def _outer(cut: Cut) -> Iterator[Cut]:
 # -- rows -----------------------------------------------------------------------------------------
 
 
-def _rows_of(group: list[_Removable]) -> list[RetainedArray]:
+def _rows_of(group: list[_Removable], cuts: dict[str, list[Cut]]) -> list[RetainedArray]:
     """Return one row for a group, or rows for its parts if no line can free all of it."""
     if len(group) == 1:
         return [group[0].row]
-    whole = _as_one(group)
+    whole = _as_one(group, cuts)
     if whole is not None:
         return [whole]
     by_owner = dict[int, list[_Removable]]()
@@ -332,23 +333,35 @@ def _rows_of(group: list[_Removable]) -> list[RetainedArray]:
         return [row.row for row in group]
     rows = list[RetainedArray]()
     for part in by_owner.values():
-        rows += _rows_of(part)
+        rows += _rows_of(part, cuts)
     return rows
 
 
-def _as_one(group: list[_Removable]) -> RetainedArray | None:
+def _as_one(group: list[_Removable], cuts: dict[str, list[Cut]]) -> RetainedArray | None:
     """Return one row for a group; None if no line can free all of it."""
-    cuts, rows = list[Cut](), list[RetainedArray]()
+    removed, rows = list[Cut](), list[RetainedArray]()
     for item in group:
-        cuts += item.cuts
+        removed += item.cuts
         rows.append(item.row)
     first = rows[0]
     # A long line is better than two, of which the first moves the items of the second.
-    statement = statement_of(cuts, most_owners=_MOST_OWNERS)
+    statement = statement_of(removed, most_owners=_MOST_OWNERS)
     if not statement or first.holder is None:
         return None
+    cuts[statement] = removed
     _, dashes, comment = first.holder.advice.partition(_COMMENT)
     return _whole(rows, ReferencePath(_path(group), statement + dashes + comment))
+
+
+def _cuts_of(
+    rows: Iterable[RetainedArray], cuts: Mapping[str, Sequence[Cut]]
+) -> list[Cut]:
+    """Return the references that the lines of rows remove, as far as they are known."""
+    removed = list[Cut]()
+    for row in rows:
+        if row.holder is not None:
+            removed += cuts.get(_line_of(row.holder), ())
+    return removed
 
 
 def _whole(rows: Sequence[RetainedArray], holder: ReferencePath) -> RetainedArray:
@@ -518,7 +531,9 @@ class _ItemLine(NamedTuple):
         return None
 
 
-def _joined_by_positions(rows: list[RetainedArray]) -> list[RetainedArray]:
+def _joined_by_positions(
+    rows: list[RetainedArray], cuts: dict[str, list[Cut]]
+) -> list[RetainedArray]:
     """Return the rows, as one those whose lines delete items of one list, or clear their gradients.
 
     After ``del runs[0]``, ``del runs[1]`` would delete another item. A list may have a hundred
@@ -534,12 +549,15 @@ def _joined_by_positions(rows: list[RetainedArray]) -> list[RetainedArray]:
             of_owner = of_list.setdefault((line.owner, line.ending), {})
             of_owner.setdefault(line.position, []).append(row)
     for (owner, ending), of_owner in of_list.items():
-        remaining += _row_of_items(owner, ending, of_owner)
+        remaining += _row_of_items(owner, ending, of_owner, cuts)
     return remaining
 
 
 def _row_of_items(
-    owner: str, ending: str, rows_at: Mapping[int, list[RetainedArray]]
+    owner: str,
+    ending: str,
+    rows_at: Mapping[int, list[RetainedArray]],
+    cuts: dict[str, list[Cut]],
 ) -> list[RetainedArray]:
     """Return one row for those whose lines are about items of a list, or the only row.
 
@@ -547,6 +565,7 @@ def _row_of_items(
         owner: the code of the list.
         ending: that of ``_ItemLine``.
         rows_at: the rows by the position of their item.
+        cuts: the references that a line removes; those of the row's line are added.
     """
     rows = [row for of_item in rows_at.values() for row in of_item]
     if len(rows) == 1:
@@ -561,6 +580,7 @@ def _row_of_items(
         statement = _statement_of_item(owner, ending, "_position")
         deletion = "; del _position" if ending else ", _position"
         advice = f"for _position in {listed}: {statement}{deletion}"
+    cuts[advice] = _cuts_of(rows, cuts)
     _, dashes, comment = holders[0].advice.partition(_COMMENT)
     path = _text_of_registry(holders[0].path, len(positions))
     largest_first = sorted(rows, key=attrgetter("size_bytes"), reverse=True)
@@ -575,7 +595,9 @@ def _statement_of_item(owner: str, ending: str, position: int | str) -> str:
 # -- lines that name what another line removes ----------------------------------------------------
 
 
-def _joined_by_lines(rows: list[RetainedArray]) -> list[RetainedArray]:
+def _joined_by_lines(
+    rows: list[RetainedArray], cuts: dict[str, list[Cut]]
+) -> list[RetainedArray]:
     """Return the rows, as one those of which one's line names an object that another's removes.
 
     Run in any order, one of their lines would fail: ``del runs["opt"]`` and
@@ -592,6 +614,7 @@ def _joined_by_lines(rows: list[RetainedArray]) -> list[RetainedArray]:
         lines = [_line_of(row.holder) for row in pair if row.holder is not None]
         paths = list(dict.fromkeys(row.holder.path for row in pair if row.holder is not None))
         holder = ReferencePath(", ".join(paths), in_sequence(lines))
+        cuts[holder.advice] = _cuts_of(pair, cuts)
         remaining = [row for row in remaining if row is not user and row is not remover]
         largest_first = sorted(pair, key=attrgetter("size_bytes"), reverse=True)
         remaining.append(_whole(largest_first, holder))

@@ -18,7 +18,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import NamedTuple
 
 from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS, StorageKey
-from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, one_of_each, types_of
+from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.cuts import Cut
 from ipygpumem.heap.holders.data_frames import without_old_blocks
@@ -162,7 +162,8 @@ def find_remaining(
     new_ids = set(new)
     for part in received:
         new_ids.update(map(id, part.items))
-    _measure_old(counted, changes.names, new_ids)
+    _measure_old(counted, list(changes.names.values()), new_ids)
+    _measure_old(counted, _older_behind(heap, new), new_ids)
     search = _Search(counted, smallest, size_bytes)
     for part in received:
         # Asked once for all items: each question goes through all nodes.
@@ -381,10 +382,23 @@ def most_bytes(changes: Changes) -> int:
     return received_bytes + sizes.together([*new_objects, *changes.elsewhere])
 
 
-def _measure_old(counted: Sizes, names: Mapping[str, object], new: set[int]) -> None:
-    """Count the memory behind the names, without passing through new objects."""
+def _measure_old(counted: Sizes, objects: Sequence[object], new: set[int]) -> None:
+    """Count the memory behind some objects, without passing through new ones."""
     with counted.passing_over(counted.not_counted(new)):
-        counted.together(list(names.values()))
+        counted.together(objects)
+
+
+def _older_behind(heap: Heap, new: set[int]) -> list[object]:
+    """Return the older objects to which new ones refer, such as the tail of a list after a new
+    head.
+    """
+    older = dict[int, object]()
+    for part in chunks(heap.tracked) if new else ():
+        made = compress(part, map(new.__contains__, map(id, part)))
+        referents = by_identity(list(filter(gc.is_tracked, gc.get_referents(*made))))
+        for key in referents.keys() - new:
+            older[key] = referents[key]
+    return list(older.values())
 
 
 def _pending_tasks(heap: Heap, not_counted: set[int]) -> list[object]:

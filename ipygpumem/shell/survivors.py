@@ -9,15 +9,18 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import Array, StorageKey, describe, described
+from ipygpumem.heap.bulk import Progress
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
 from ipygpumem.heap.holders.cuts import Cut
 from ipygpumem.heap.holders.graphs import live_tensors
+from ipygpumem.heap.holders.path import line_of
 from ipygpumem.heap.holders.roots import Roots
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import NOT_REACHED, explain
 from ipygpumem.heap.holders.tasks import is_pending
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.inventory.merging import merged, with_arrays
+from ipygpumem.inventory.older_data import OlderData, with_remarks
 from ipygpumem.inventory.remaining import (
     Changes,
     Remaining,
@@ -186,22 +189,44 @@ class Survivors:
         with growth_for("the search for holders"), working as progress, undisturbed():
             heap = Heap()
             progress(0.5)
-            roots = replace(
-                self.roots(ended.keepers),
-                new=functools.cache(ended.baseline.objects_since),
-                removed_modules=self._removed_modules,
-            )
-            rows = search.rows(heap, roots)
-            if search.unnamed_bytes >= search.smallest:
-                progress(0.6)
-                for remaining, row in search.other_rows(heap, self.roots()):
-                    self._known_others.append((tuple(map(id, remaining.items)), row))
-                    rows.append(row)
+            rows, older = self._rows_at_end(search, heap, ended, progress)
             heap.drop()
+            rows = with_remarks(rows, older.remarks())
+            del older
         for item in search.alive:
             if not reported.issuperset(item.live_storages()):
                 self.known.append(item)
-        return tuple(merged(rows, self.cuts))
+        return tuple(rows)
+
+    def _rows_at_end(
+        self, search: _SearchAtEnd, heap: Heap, ended: EndedExperiment, progress: Progress
+    ) -> tuple[list[RetainedArray], OlderData]:
+        """Return the rows of all objects that outlive an experiment, and the older data that their
+        lines drop.
+        """
+        roots = replace(
+            self.roots(ended.keepers),
+            new=functools.cache(ended.baseline.objects_since),
+            removed_modules=self._removed_modules,
+        )
+        rows = search.rows(heap, roots)
+        removed = dict(roots.removed)
+        new = list[object]()
+        if search.unnamed_bytes >= search.smallest:
+            progress(0.6)
+            roots = self.roots()
+            for remaining, row in search.other_rows(heap, roots):
+                self._known_others.append((tuple(map(id, remaining.items)), row))
+                new += remaining.items
+                rows.append(row)
+            removed.update(roots.removed)
+        rows = merged(rows, self.cuts)
+        baseline = ended.baseline
+        older = OlderData(baseline.objects_since, baseline.was_there, roots.namespaces, new)
+        for row in rows:
+            line = "" if row.holder is None else line_of(row.holder.advice)
+            older.look_behind(line, self.cuts.get(line, ()), removed)
+        return rows, older
 
     # -- later ------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from ipygpumem.introspect import type_name
@@ -155,6 +155,8 @@ class Cut:
         protocol: the calls by which that owner removes items.
         is_detached: True if the line replaces a tensor by one without its graph instead of removing
             it.
+        removed_id: identity of the object to which the reference leads; 0 if it is unknown, or if
+            a call ends the owner, which lets go of all objects.
     """
 
     kind: Kind
@@ -173,6 +175,7 @@ class Cut:
     items: str = ""
     protocol: Protocol | None = None
     is_detached: bool = False
+    removed_id: int = field(default=0, compare=False)
 
     @property
     def statement(self) -> str:
@@ -185,7 +188,14 @@ class Cut:
             return [self]
         more = list[Cut]()
         for other in self.repeated:
-            more.append(replace(other, outer=self.outer, is_detached=self.is_detached))
+            more.append(
+                replace(
+                    other,
+                    outer=self.outer,
+                    is_detached=self.is_detached,
+                    removed_id=self.removed_id,
+                )
+            )
         return [replace(self, repeated=()), *more]
 
     def _statement_of_one(self) -> str:

@@ -104,6 +104,10 @@ _SUSPENSIONS = {
 """The description of each kind, and the statement that ends it."""
 
 
+_NAMED = {Kind.NAME, Kind.KEY}
+"""Kinds of references from a root that lead to the root's own object."""
+
+
 class CutsInside(NamedTuple):
     """References by which a container or its items hold some objects."""
 
@@ -126,6 +130,7 @@ class PathWriter:
     def __init__(self, roots: Roots, *, of_leaks: bool = False) -> None:
         self._cell_of = roots.cell_of
         self._names = roots.names
+        self._removed = roots.removed
         self._of_leaks = of_leaks
 
     def holder(self, root: Root, chain: Sequence[object]) -> ReferencePath:
@@ -181,16 +186,29 @@ class PathWriter:
     def _write(self, steps: Sequence[object], path: Path) -> int:
         """Write all steps; return the identity of the object that the advice ends, 0 if none."""
         ended_id, position = 0, 0
+        if path.cut is not None and path.cut.kind in _NAMED:
+            self._note_removed(path, steps[0])
         while True:
             parent = steps[position]
             is_last = position == len(steps) - 1
             self._say_how_to_end(parent, path)
             if not is_last:
+                cut = path.cut
                 position += self._step(steps[position:], path)
+                if path.cut is not cut:
+                    self._note_removed(path, steps[position])
             if path.is_ending and ended_id == 0:
-                ended_id = id(parent if path.ended is None else path.ended)
+                owner = parent if path.ended is None else path.ended
+                ended_id = id(owner)
+                self._removed[ended_id] = owner
             if is_last:
                 return ended_id
+
+    def _note_removed(self, path: Path, item: object) -> None:
+        """Record the object to which the reference that is removed leads."""
+        if path.cut is not None:
+            self._removed[id(item)] = item
+            path.cut = replace(path.cut, removed_id=id(item))
 
     def _say_how_to_end(self, item: object, path: Path) -> None:
         """Record the statement that ends the path's target, if it has to be ended."""
@@ -274,11 +292,13 @@ class PathWriter:
         if len(unique) <= _MOST_WRITTEN:
             return cuts
         first = cuts[0]
-        positions = list[int]()
+        of_items = list[Cut]()
         for position, item in enumerate(items_of(holder)):
             if id(item) in unique:
-                positions.append(position)
-        return [replace(first, position=position, target="") for position in positions]
+                self._removed[id(item)] = item
+                cut = replace(first, position=position, target="", removed_id=id(item))
+                of_items.append(cut)
+        return of_items
 
     def removal_of_items(
         self, name: str, chain: Sequence[object], items: Sequence[object]

@@ -235,6 +235,8 @@ class Roots:
         new: returns the identities of objects that are no older than the memory to free, such as
             those that an experiment has made.
         removed_modules: receives the new modules of torch that lines of advice remove as a whole.
+        removed: receives the objects to which references in ``cuts`` lead, and those that a call
+            ends, by identity.
     """
 
     namespaces: Mapping[int, Callable[[object], Root | None]] = field(default_factory=dict)
@@ -246,6 +248,7 @@ class Roots:
     cuts: dict[str, list[Cut]] = field(default_factory=dict)
     new: Callable[[], Container[int]] = frozenset
     removed_modules: list[weakref.ref[Any]] = field(default_factory=list)
+    removed: dict[int, object] = field(default_factory=dict)
 
 
 def module_code(name: str, names: Mapping[str, object]) -> str:

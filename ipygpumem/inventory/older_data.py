@@ -1,0 +1,176 @@
+"""Finds data from before an experiment that a line drops together with what the experiment left.
+
+After ``box["top"] = (array, box["top"])``, no line frees the array alone: ``del box["top"]`` drops
+the older tuple, too. The line then says so.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import _lru_cache_wrapper
+from itertools import compress
+
+from ipygpumem.heap.arrays import Array, describe, described, elements
+from ipygpumem.heap.bulk import by_identity
+from ipygpumem.heap.holders.cuts import Cut, Kind
+from ipygpumem.heap.holders.frames import SUSPENDED
+from ipygpumem.heap.holders.path import COMMENT, is_simple
+from ipygpumem.heap.knowledge.barriers import Barriers
+from ipygpumem.heap.knowledge.references import ReferenceReader
+from ipygpumem.heap.parts import cached
+from ipygpumem.heap.region import Region
+from ipygpumem.introspect import is_exactly
+from ipygpumem.records import RetainedArray
+from ipygpumem.units import format_bytes
+
+_MOST_NEW = 1_000_000
+"""Maximum number of new objects behind one line to look at."""
+_LARGE = 1 << 16
+"""Minimum bytes to mention of an older object that the line itself names."""
+
+
+class OlderData:
+    """The older objects behind what the lines of an experiment's rows remove.
+
+    It keeps these objects alive: drop it soon.
+
+    Args:
+        objects_since: returns the identities of the tracked objects made since the start of the
+            experiment, and maybe of some that have died; none if they cannot be told apart.
+        was_there: returns True for an array that may have been allocated before.
+        namespaces: the identities of the dicts with the user's names, which lead to everything.
+        new: the objects of the rows that are no arrays.
+    """
+
+    def __init__(
+        self,
+        objects_since: Callable[[], set[int]],
+        was_there: Callable[[object, Array], bool],
+        namespaces: Iterable[int],
+        new: Sequence[object],
+    ) -> None:
+        self._objects_since = objects_since
+        self._made = set[int]()
+        self._was_there = was_there
+        self._namespaces = list(namespaces)
+        self._new = list(by_identity(new).values())
+        self._new_ids = set(map(id, self._new))
+        self._removed: dict[str, list[object]] = {}
+        """The object at the end of each reference that a line removes, by the line."""
+        self._older: dict[str, dict[int, object]] = {}
+        """The nearest older objects behind these, by identity and by the line."""
+
+    def look_behind(self, line: str, cuts: Sequence[Cut], removed: Mapping[int, object]) -> None:
+        """Look for older objects behind what a line removes.
+
+        Args:
+            line: the line.
+            cuts: the references that it removes.
+            removed: the objects at the end of all lines' references, by identity.
+        """
+        objects = list[object]()
+        for cut in cuts:
+            for reference in cut.each():
+                objects += _let_go(reference, removed)
+        if not any(map(_leads_on, objects)):
+            return
+        self._made = self._made or self._objects_since()
+        older = self._nearest_older(objects)
+        if older:
+            self._removed[line] = objects
+            self._older[line] = older
+
+    def _nearest_older(self, objects: Sequence[object]) -> dict[int, object]:
+        """Return the nearest older objects behind some objects, or these objects themselves."""
+        references = ReferenceReader(Barriers(self._namespaces), has_text_keys=False)
+        older = dict[int, object]()
+        seen = set[int]()
+        waiting = by_identity(objects)
+        while waiting and len(seen) < _MOST_NEW:
+            seen.update(waiting)
+            new = list[object]()
+            for key, item in waiting.items():
+                if self._is_older(item):
+                    older[key] = item
+                elif _leads_on(item):
+                    new.append(item)
+            below = by_identity(references.of(new).of_python)
+            waiting = {key: item for key, item in below.items() if key not in seen}
+        return older
+
+    def _is_older(self, item: object) -> bool:
+        if id(item) in self._new_ids:
+            return False
+        array = describe(item)
+        if array is not None:
+            return self._was_there(item, array)
+        return gc.is_tracked(item) and bool(self._made) and id(item) not in self._made
+
+    def remarks(self) -> dict[str, str]:
+        """Return the remark on each line that drops older objects.
+
+        Nothing else of ours may refer to these objects now: it would count as their holder.
+        """
+        remarks = {line: self._remark(line) for line in self._older}
+        return {line: remark for line, remark in remarks.items() if remark}
+
+    def _remark(self, line: str) -> str:
+        """Return the remark on a line; empty if all older objects have other holders."""
+        removed, older = self._removed[line], self._older[line]
+        region = Region(
+            [*removed, *older.values(), *self._new], namespaces=self._namespaces, keeps_arrays=True
+        )
+        # The line removes one reference of each object in ``removed``, and that list has another
+        # one; so have ``older`` and the new objects.
+        ours = Counter([*map(id, removed), *map(id, removed), *older, *self._new_ids])
+        held = region.held_from_outside(ours) | region.in_hidden_cycles()
+        dropped = region.reach(map(id, removed)) - region.reach(held)
+        dropped_older = list(compress(older, map(dropped.__contains__, older)))
+        new = {key for key in region.objects if key in self._made} | self._new_ids
+        of_older = region.reach(dropped_older, without=new) & dropped
+        size_bytes = region.bytes_of(of_older).total()
+        for item, array in described(region.arrays_of(of_older)):
+            if not self._was_there(item, array):
+                size_bytes -= array.size_bytes
+        are_named = set(map(id, removed)).issuperset(dropped_older)
+        if not dropped_older or (are_named and size_bytes < _LARGE):
+            return ""
+        return f"also drops {format_bytes(size_bytes)} of older data"
+
+
+def _leads_on(item: object) -> bool:
+    """Return False for an array without objects."""
+    return describe(item) is None or elements(item) is not None
+
+
+def _let_go(cut: Cut, removed: Mapping[int, object]) -> Sequence[object]:
+    """Return the objects that lose a reference when one is removed, or when a call ends its
+    owner.
+    """
+    if cut.removed_id:
+        return [removed[cut.removed_id]] if cut.removed_id in removed else []
+    owner = removed.get(cut.owner_id) if cut.kind is Kind.CALL else None
+    if is_exactly(owner, *SUSPENDED):
+        return gc.get_referents(owner)
+    if type(owner) is _lru_cache_wrapper:
+        return cached(owner)
+    return []
+
+
+def with_remarks(
+    rows: Iterable[RetainedArray], remarks: Mapping[str, str]
+) -> list[RetainedArray]:
+    """Return the rows with the remark on each one's line, by the line."""
+    remarked = list[RetainedArray]()
+    for row in rows:
+        if row.holder is not None:
+            line, dashes, comment = row.holder.advice.partition(COMMENT)
+            remark = remarks.get(line, "")
+            if remark and is_simple(line):
+                comments = f"{comment}; {remark}" if dashes else remark
+                row = replace(row, holder=replace(row.holder, advice=line + COMMENT + comments))
+        remarked.append(row)
+    return remarked

@@ -1,0 +1,143 @@
+"""A line that also drops data from before the experiment says so."""
+
+import json
+import textwrap
+
+import pytest
+
+from benchmarks.harness.kernel import Kernel
+from tests.steps import kernel_with, works
+
+pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
+
+_DEFINITIONS = """
+import functools
+import numpy as np
+
+MIB = 1 << 17
+
+class Node:
+    def __init__(self, data, next):
+        self.data = data
+        self.next = next
+
+class Branch:
+    def __init__(self, parent, data):
+        self.parent, self.data, self.branches = parent, data, []
+
+class NeverDeletes(list):
+    def __delitem__(self, position):
+        raise TypeError("not this list")
+
+def texts(mib):
+    return [str(number) * 100 for number in range(10 ** 5, 10 ** 5 + mib * 1600)]
+
+def rows():
+    import json
+    import ipygpumem
+    survivors = ipygpumem.experiments()[-1].survivors
+    return json.dumps([(row.size_bytes / 2 ** 20, row.holder.advice) for row in survivors])
+
+def mib_of(value):
+    from ipygpumem.heap.sizes import Sizes
+    return Sizes().measure(value).size_bytes / 2 ** 20
+"""
+kernel = kernel_with("%load_ext ipygpumem", "%config IPyGpuMem.quiet = True", _DEFINITIONS)
+
+
+def survivors(kernel: Kernel, before: str, experiment: str) -> list[tuple[float, str]]:
+    """Return the MiB and the line of each row after an experiment."""
+    works(kernel, before, "%%experiment e\n" + textwrap.dedent(experiment))
+    rows = json.loads(kernel.value("rows()"))
+    return [(size, line) for size, line in rows]
+
+
+def line_of(kernel: Kernel, before: str, experiment: str) -> str:
+    """Return the line of the only row after an experiment."""
+    ((_, line),) = survivors(kernel, before, experiment)
+    return line
+
+
+@pytest.mark.parametrize(
+    ("before", "experiment", "line"),
+    [
+        pytest.param(
+            'box = {"top": (np.ones(4 * MIB), (np.ones(4 * MIB), None))}',
+            'box["top"] = (np.ones(16 * MIB), box["top"])',
+            'del box["top"]  # also drops 8 MiB of older data',
+            id="a stack of tuples",
+        ),
+        pytest.param(
+            'box = {"top": (np.ones(4 * MIB), None)}; second = [box["top"]]',
+            'box["top"] = (np.ones(16 * MIB), box["top"])',
+            'del box["top"]',
+            id="an older tuple that has another holder",
+        ),
+        pytest.param(
+            "one, other = np.ones(4 * MIB), np.ones(4 * MIB); box = {}",
+            'box["all"] = (one, other, np.ones(16 * MIB)); del one',
+            'del box["all"]  # also drops 4 MiB of older data',
+            id="an older array whose name the experiment deletes",
+        ),
+        pytest.param(
+            """
+            @functools.cache
+            def load(number):
+                return np.full(4 * MIB, float(number))
+            load(1), load(2);
+            """,
+            "load(3)[:0].copy();",
+            "load.cache_clear()  # also drops 8 MiB of older data",
+            id="results in a cache",
+        ),
+        pytest.param(
+            """
+            def stack():
+                rows = [[np.ones(4 * MIB)]]
+                while True:
+                    rows.append((yield))
+            stacked = stack()
+            next(stacked)
+            """,
+            "stacked.send(np.ones(16 * MIB))",
+            "stacked.close()  # also drops 4 MiB of older data",
+            id="a local name of a generator",
+        ),
+        pytest.param(
+            "fixed = NeverDeletes([[np.ones(4 * MIB)]])",
+            "fixed.append(np.ones(16 * MIB))",
+            "fixed = None  # it deletes no items; also drops 4 MiB of older data",
+            id="a list that deletes nothing",
+        ),
+        pytest.param(
+            "first, second, runs = [np.ones(4 * MIB)], [np.ones(4 * MIB)], []",
+            """
+            runs.append((np.ones(16 * MIB), first)); runs.append((np.ones(16 * MIB), second))
+            del first, second
+            """,
+            "runs.clear()  # also drops 8 MiB of older data",
+            id="two items of a list",
+        ),
+        pytest.param(
+            "tree = Branch(None, np.ones(4 * MIB))",
+            "tree.branches.append(Branch(tree, np.ones(16 * MIB)))",
+            "del tree.branches[0]",
+            id="a child that refers to its older parent",
+        ),
+    ],
+)
+def test_a_line_says_which_older_data_it_drops(
+    kernel: Kernel, before: str, experiment: str, line: str
+) -> None:
+    assert line_of(kernel, before, experiment) == line
+
+
+def test_older_data_behind_a_new_object_is_not_in_its_row(kernel: Kernel) -> None:
+    ((size, line),) = survivors(
+        kernel,
+        "head = Node(None, Node(texts(8), None))",
+        "head.next = Node(texts(16), head.next)",
+    )
+    of_list = kernel.value("mib_of(head.next.data)")
+    assert size == pytest.approx(of_list, rel=0.05)
+    assert line == "head.next = None  # also drops 8.3 MiB of older data"
