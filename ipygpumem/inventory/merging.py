@@ -353,9 +353,7 @@ def _as_one(group: list[_Removable], cuts: dict[str, list[Cut]]) -> RetainedArra
     return _whole(rows, ReferencePath(_path(group), statement + dashes + comment))
 
 
-def _cuts_of(
-    rows: Iterable[RetainedArray], cuts: Mapping[str, Sequence[Cut]]
-) -> list[Cut]:
+def _cuts_of(rows: Iterable[RetainedArray], cuts: Mapping[str, Sequence[Cut]]) -> list[Cut]:
     """Return the references that the lines of rows remove, as far as they are known."""
     removed = list[Cut]()
     for row in rows:
@@ -595,9 +593,7 @@ def _statement_of_item(owner: str, ending: str, position: int | str) -> str:
 # -- lines that name what another line removes ----------------------------------------------------
 
 
-def _joined_by_lines(
-    rows: list[RetainedArray], cuts: dict[str, list[Cut]]
-) -> list[RetainedArray]:
+def _joined_by_lines(rows: list[RetainedArray], cuts: dict[str, list[Cut]]) -> list[RetainedArray]:
     """Return the rows, as one those of which one's line names an object that another's removes.
 
     Run in any order, one of their lines would fail: ``del runs["opt"]`` and

@@ -12,6 +12,7 @@ from ipygpumem.heap.arrays import StorageKey, library_type, storage_key
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.graphs import live_tensors, requiring_grad
+from ipygpumem.heap.holders.roots import Roots
 from ipygpumem.heap.libraries import loaded_classes
 from ipygpumem.introspect import (
     is_atom,
@@ -19,6 +20,7 @@ from ipygpumem.introspect import (
 )
 from ipygpumem.inventory import unreached
 from ipygpumem.inventory.merging import merged
+from ipygpumem.inventory.dropped_data import OtherData, with_remarks
 from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
 from ipygpumem.inventory.roles import added_to_optimizers, optimizer_states
 from ipygpumem.records import RetainedArray
@@ -89,27 +91,37 @@ class LeakSearch:
             progress(0.3)
             retained = outputs.retained(heap)
             progress(0.5)
-            leaks = self._leaks_on(heap, retained, outputs, progress)
+            roots = self._survivors.roots()
+            leaks = self._leaks_on(heap, retained, outputs, roots, progress)
+            other_data = OtherData(leaks.leaks, roots.cuts, roots.removed, roots.namespaces)
             heap.drop()
+            del roots, retained, outputs
+            remarks = other_data.remarks(self._smallest)
+            del other_data
         kept = [*leaks.kept, *_sized(caches(), self._smallest)]
         kept += [Kept(*row) for row in self._printed.leaks(self._smallest)]
-        return leaks._replace(kept=kept)
+        return leaks._replace(leaks=with_remarks(leaks.leaks, remarks), kept=kept)
 
     def _leaks_on(
-        self, heap: Heap, retained: Retained, outputs: _Outputs, progress: Progress
+        self,
+        heap: Heap,
+        retained: Retained,
+        outputs: _Outputs,
+        roots: Roots,
+        progress: Progress,
     ) -> Leaks:
         """Return the leaks on a heap; one search finds the holders of all of them."""
         smallest = self._smallest
         survivors = self._leaked_names(heap)
         survivors += tensors_on_arrays(survivors, heap)
-        cuts = self._survivors.cuts
+        cuts = roots.cuts
         listed = storages_of(survivors)
         graphs = [graph for graph in retained.graphs if graph.size_bytes >= smallest]
         large = LargeObjects(heap, list(in_run_modules(self._context.shell)))
-        surviving = SurvivingObjects(self._survivors, heap, smallest, listed)
-        in_rows = listed.union(surviving.storages, *(graph.shares for graph in graphs))
         namespace = self._context.namespace
         notebook = Notebook(heap, namespace, smallest)
+        surviving = SurvivingObjects(self._survivors, notebook, large.places, listed)
+        in_rows = listed.union(surviving.storages, *(graph.shares for graph in graphs))
         arrays = _UnnamedArrays(notebook, in_rows)
         unlisted = Unlisted(notebook, large.places, surviving.sizes, listed)
         # From 30,000 names on, the namespace is a large dict itself.
@@ -120,7 +132,7 @@ class LeakSearch:
             [*surviving.to_explain, *objects.to_explain],
             surviving.rows_to_explain,
         )
-        of_survivors = self._survivors.explained(survivors, heap, questions)
+        of_survivors = self._survivors.explained(survivors, heap, roots, questions)
         rows = rows_of(of_survivors, heap, cuts)
         rows += arrays.rows(questions.holders)
         rows += surviving.rows(questions.holders, of_survivors)

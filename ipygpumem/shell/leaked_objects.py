@@ -81,6 +81,11 @@ class Notebook:
             return True
         return _module_of(path) in self.modules
 
+    def count_names(self, sizes: Sizes, places: unreached.Places) -> None:
+        """Count all that names lead to, which takes long next to many objects."""
+        modules = [sys.modules[name] for name in self.modules if name in sys.modules]
+        unreached.count_named(sizes, places, self.names.values(), modules)
+
 
 def _module_of(path: str) -> str | None:
     """Return the module to a global of which a path leads by items and attributes only; None for
@@ -133,8 +138,8 @@ class SurvivingObjects:
 
     Args:
         survivors: all that outlived experiments.
-        heap: the live objects.
-        smallest: minimum bytes of each row.
+        notebook: the live objects and the user's names.
+        places: places outside the names in which the user's code keeps objects.
         listed: storages that have rows of their own: each byte is in one row.
 
     Attributes:
@@ -144,16 +149,30 @@ class SurvivingObjects:
     """
 
     def __init__(
-        self, survivors: Survivors, heap: Heap, smallest: int, listed: Set[StorageKey]
+        self,
+        survivors: Survivors,
+        notebook: Notebook,
+        places: unreached.Places,
+        listed: Set[StorageKey],
     ) -> None:
         self.sizes = Sizes()
-        self.sizes.leave_out(heap.on_storages(listed))
-        self._large = survivors.others_alive(heap, self.sizes, smallest)
+        self.sizes.leave_out(notebook.heap.on_storages(listed))
+        others = survivors.others_alive(notebook.heap)
+        if others:
+            # A new node of a tree may refer to its older parent, which stays.
+            identities = {id(item) for other in others for item in other.items}
+            with self.sizes.passing_over(identities):
+                notebook.count_names(self.sizes, places)
+        self._large = list[tuple[OtherAlive, Size]]()
+        for other in others:
+            size = other.size_now(self.sizes)
+            if size.size_bytes >= notebook.smallest:
+                self._large.append((other, size))
         self._cuts = survivors.cuts
         self.storages = set[StorageKey]()
         self.rows_to_explain: dict[StorageKey, Row] = {}
         search = ArraySearch()
-        for survivor in self._large:
+        for survivor, _ in self._large:
             for item in survivor.items:
                 whole = [item, *_locals_of_errors(item)]
                 self.storages.update(array.storage for _, array in search.find(whole))
@@ -164,7 +183,7 @@ class SurvivingObjects:
     def to_explain(self) -> list[object]:
         """The objects whose holders are searched."""
         objects = list[object]()
-        for survivor in self._large:
+        for survivor, _ in self._large:
             objects += objects_to_search(survivor.items)
         return objects
 
@@ -175,8 +194,8 @@ class SurvivingObjects:
             holders: the holders of the objects ``to_explain``.
             of_arrays: the rows of the survivors' arrays, some of which may be in the objects.
         """
-        for survivor in self._large:
-            yield survivor.with_holder(self._holder(survivor, holders), of_arrays)
+        for survivor, size in self._large:
+            yield survivor.row(size, self._holder(survivor, holders), of_arrays)
 
     def _holder(self, survivor: OtherAlive, holders: Holders) -> ReferencePath:
         """Return the holder of the objects of one row."""
@@ -269,8 +288,7 @@ class Unlisted:
         if self._has_counted_names:
             return
         self._has_counted_names = True
-        modules = [sys.modules[name] for name in self.notebook.modules if name in sys.modules]
-        unreached.count_named(self._sizes, self._places, self.notebook.names.values(), modules)
+        self.notebook.count_names(self._sizes, self._places)
 
 
 class UnreachedObjects:

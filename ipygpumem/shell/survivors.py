@@ -20,7 +20,7 @@ from ipygpumem.heap.holders.search import NOT_REACHED, explain
 from ipygpumem.heap.holders.tasks import is_pending
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.inventory.merging import merged, with_arrays
-from ipygpumem.inventory.older_data import OlderData, with_remarks
+from ipygpumem.inventory.dropped_data import OlderData, with_remarks
 from ipygpumem.inventory.remaining import (
     Changes,
     Remaining,
@@ -68,12 +68,15 @@ class OtherAlive(NamedTuple):
     """The object, or several that have one row."""
     reported: RetainedArray
     """Its row in the report of the experiment."""
-    row: RetainedArray
-    """Its size now."""
 
-    def with_holder(self, holder: ReferencePath, arrays: Iterable[Explained]) -> RetainedArray:
+    def size_now(self, sizes: Sizes) -> Size:
+        """Measure it."""
+        return sizes.measure(self.items if len(self.items) > 1 else self.items[0])
+
+    def row(self, size: Size, holder: ReferencePath, arrays: Iterable[Explained]) -> RetainedArray:
         """Return its row with the holder, given the rows of arrays, which may be inside it."""
-        row = replace(self.row, name=self.reported.name, cell=self.reported.cell, holder=holder)
+        row = row_of(self.items, size)
+        row = replace(row, name=self.reported.name, cell=self.reported.cell, holder=holder)
         if self.reported.objects != 1:
             return row
         return with_arrays(row, self.items[0], storages_with_holder_of(row, arrays))
@@ -163,13 +166,17 @@ class Survivors:
         return {id(module) for module in modules if module is not None}
 
     def explained(
-        self, watched: Sequence[WatchedName], heap: Heap, questions: Questions | None = None
+        self,
+        watched: Sequence[WatchedName],
+        heap: Heap,
+        roots: Roots,
+        questions: Questions | None = None,
     ) -> list[Explained]:
         """Return the live arrays of each name, largest first, with the object that holds all of
         them.
         """
         smallest = self._context.config.min_held_bytes
-        return explained(watched, heap, self.roots(), smallest=smallest, questions=questions)
+        return explained(watched, heap, roots, smallest=smallest, questions=questions)
 
     # -- at the end of an experiment --------------------------------------------------------------
 
@@ -236,22 +243,19 @@ class Survivors:
         self.known = [item for item in self.known if item.live_arrays()]
         self._removed_modules = [item for item in self._removed_modules if item() is not None]
 
-    def others_alive(self, heap: Heap, sizes: Sizes, smallest: int) -> list[OtherAlive]:
+    def others_alive(self, heap: Heap) -> list[OtherAlive]:
         """Return the objects without arrays that are still alive, and forget the rest."""
         alive = heap.with_identities({key for keys, _ in self._known_others for key in keys})
         recorded = self._known_others
         self._known_others = []
-        large = list[OtherAlive]()
+        others = list[OtherAlive]()
         for keys, reported in recorded:
             items = [alive[key] for key in keys if key in alive]
             # An identity may be that of a new object.
-            if not items or row_of(items, Size({})).type_name != reported.type_name:
-                continue
-            self._known_others.append((tuple(map(id, items)), reported))
-            size = sizes.measure(items if len(items) > 1 else items[0])
-            if size.size_bytes >= smallest:
-                large.append(OtherAlive(items, reported, row_of(items, size)))
-        return large
+            if items and row_of(items, Size({})).type_name == reported.type_name:
+                self._known_others.append((tuple(map(id, items)), reported))
+                others.append(OtherAlive(items, reported))
+        return others
 
     def left_by(self, name: str, cell: int | None) -> tuple[RetainedArray, ...]:
         """Return the live object of a name that is not defined, or the live arrays that it held.
@@ -269,7 +273,7 @@ class Survivors:
             if not watched and of_deleted is not None:
                 watched = [of_deleted]
             update_numpy(watched, heap)
-            rows = [row for _, row in self.explained(watched, heap)]
+            rows = [row for _, row in self.explained(watched, heap, self.roots())]
             if value is not None and not rows:
                 holder = explain((), heap, self.roots(), more=[value])["object", id(value)]
                 row = row_of([value], Sizes().measure(value))

@@ -1,6 +1,7 @@
 """A line that also drops data from before the experiment says so."""
 
 import json
+import re
 import textwrap
 
 import pytest
@@ -141,3 +142,29 @@ def test_older_data_behind_a_new_object_is_not_in_its_row(kernel: Kernel) -> Non
     of_list = kernel.value("mib_of(head.next.data)")
     assert size == pytest.approx(of_list, rel=0.05)
     assert line == "head.next = None  # also drops 8.3 MiB of older data"
+
+
+@pytest.mark.parametrize(
+    ("before", "experiment", "row"),
+    [
+        pytest.param(
+            "b = NeverDeletes([np.ones(4 * MIB)])",
+            "b.append(np.ones(16 * MIB))",
+            ("16 MiB", "b = None  # it deletes no items; also drops 4 MiB of other data"),
+            id="a list that deletes nothing",
+        ),
+        pytest.param(
+            "b = Branch(None, np.ones(4 * MIB))",
+            "b.branches.append(Branch(b, np.ones(16 * MIB)))",
+            ("16 MiB", "del b.branches[0]"),
+            id="a child that refers to its older parent",
+        ),
+    ],
+)
+def test_leaks_says_which_other_data_a_line_drops(
+    kernel: Kernel, before: str, experiment: str, row: tuple[str, str]
+) -> None:
+    works(kernel, before, "%%experiment e\n" + experiment)
+    (text,) = works(kernel, "%gpumem leaks").leaks()
+    rows = re.findall(r"^  (.*?) · .* · to free it: (.*)$", text, re.MULTILINE)
+    assert row in rows

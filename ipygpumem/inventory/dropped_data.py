@@ -1,7 +1,8 @@
-"""Finds data from before an experiment that a line drops together with what the experiment left.
+"""Finds data that a line drops besides the memory of its row.
 
 After ``box["top"] = (array, box["top"])``, no line frees the array alone: ``del box["top"]`` drops
-the older tuple, too. The line then says so.
+the older tuple, too. The line then says so. An experiment knows which data is older; ``%gpumem
+leaks`` only knows that there is more than the leak.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import _lru_cache_wrapper
-from itertools import compress
+from itertools import chain, compress
 
 from ipygpumem.heap.arrays import Array, describe, described, elements
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.holders.cuts import Cut, Kind
 from ipygpumem.heap.holders.frames import SUSPENDED
-from ipygpumem.heap.holders.path import COMMENT, is_simple
+from ipygpumem.heap.holders.path import COMMENT, is_simple, line_of
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.parts import cached
@@ -28,6 +29,10 @@ from ipygpumem.units import format_bytes
 
 _MOST_NEW = 1_000_000
 """Maximum number of new objects behind one line to look at."""
+_MOST_LEAKS = 50
+"""Maximum number of leaks, the largest ones, whose lines are examined."""
+_UNSURE = 0.1
+"""Share of a row's bytes by which two measurements may differ."""
 _LARGE = 1 << 16
 """Minimum bytes to mention of an older object that the line itself names."""
 
@@ -71,10 +76,7 @@ class OlderData:
             cuts: the references that it removes.
             removed: the objects at the end of all lines' references, by identity.
         """
-        objects = list[object]()
-        for cut in cuts:
-            for reference in cut.each():
-                objects += _let_go(reference, removed)
+        objects = objects_let_go(cuts, removed)
         if not any(map(_leads_on, objects)):
             return
         self._made = self._made or self._objects_since()
@@ -141,6 +143,71 @@ class OlderData:
         return f"also drops {format_bytes(size_bytes)} of older data"
 
 
+class OtherData:
+    """The data that the lines of leaks drop besides the leaks, however old it is.
+
+    It keeps objects alive: drop it soon.
+
+    Args:
+        rows: the leaks.
+        cuts: the references that each line removes.
+        removed: the objects at the end of these references, by identity.
+        namespaces: the identities of the dicts with the user's names, which lead to everything.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[RetainedArray],
+        cuts: Mapping[str, Sequence[Cut]],
+        removed: Mapping[int, object],
+        namespaces: Iterable[int],
+    ) -> None:
+        self._namespaces = list(namespaces)
+        self._sizes = dict[str, int]()
+        """The bytes of the row, by its line."""
+        self._removed: dict[str, list[object]] = {}
+        """The object at the end of each reference that a line removes."""
+        for row in rows[:_MOST_LEAKS]:
+            line = "" if row.holder is None else line_of(row.holder.advice)
+            objects = objects_let_go(cuts.get(line, ()), removed)
+            if not row.is_at_least and any(map(_leads_on, objects)):
+                self._sizes[line] = row.size_bytes
+                self._removed[line] = objects
+
+    def remarks(self, smallest: int) -> dict[str, str]:
+        """Return the remark on each line that drops at least ``smallest`` bytes of other data.
+
+        Nothing else of ours may refer to these objects now: it would count as their holder.
+        """
+        everything = list(chain.from_iterable(self._removed.values()))
+        region = Region(everything, namespaces=self._namespaces)
+        in_lists = Counter(map(id, everything))
+        in_lists.update(in_lists)  # ``everything``, and the list of each line
+        remarks = dict[str, str]()
+        for line, objects in self._removed.items():
+            held = region.held_from_outside(in_lists + Counter(map(id, objects)))
+            held |= region.in_hidden_cycles()
+            dropped = region.reach(map(id, objects)) - region.reach(held)
+            other_bytes = region.bytes_of(dropped).total() - self._sizes[line]
+            if other_bytes >= max(smallest, self._sizes[line] * _UNSURE):
+                remarks[line] = f"also drops {format_bytes(other_bytes)} of other data"
+        return remarks
+
+
+def objects_let_go(cuts: Iterable[Cut], removed: Mapping[int, object]) -> list[object]:
+    """Return the objects that lose a reference when a line removes some references.
+
+    Args:
+        cuts: the references.
+        removed: the objects at the end of all lines' references, by identity.
+    """
+    objects = list[object]()
+    for cut in cuts:
+        for reference in cut.each():
+            objects += _let_go(reference, removed)
+    return objects
+
+
 def _leads_on(item: object) -> bool:
     """Return False for an array without objects."""
     return describe(item) is None or elements(item) is not None
@@ -160,9 +227,7 @@ def _let_go(cut: Cut, removed: Mapping[int, object]) -> Sequence[object]:
     return []
 
 
-def with_remarks(
-    rows: Iterable[RetainedArray], remarks: Mapping[str, str]
-) -> list[RetainedArray]:
+def with_remarks(rows: Iterable[RetainedArray], remarks: Mapping[str, str]) -> list[RetainedArray]:
     """Return the rows with the remark on each one's line, by the line."""
     remarked = list[RetainedArray]()
     for row in rows:
