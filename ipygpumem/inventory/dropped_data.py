@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import _lru_cache_wrapper
 from itertools import chain, compress
 
-from ipygpumem.heap.arrays import Array, describe, described, elements
-from ipygpumem.heap.bulk import by_identity
+from ipygpumem.heap.arrays import Array, described, holding_objects, is_array, library_type
+from ipygpumem.heap.bulk import by_identity, instances_among
 from ipygpumem.heap.holders.cuts import Cut, Kind
 from ipygpumem.heap.holders.frames import SUSPENDED
 from ipygpumem.heap.holders.path import COMMENT, is_simple, line_of
@@ -27,7 +27,7 @@ from ipygpumem.introspect import is_exactly
 from ipygpumem.records import RetainedArray
 from ipygpumem.units import format_bytes
 
-_MOST_NEW = 1_000_000
+_MOST_NEW = 300_000
 """Maximum number of new objects behind one line to look at."""
 _MOST_LEAKS = 50
 """Maximum number of leaks, the largest ones, whose lines are examined."""
@@ -77,7 +77,7 @@ class OlderData:
             removed: the objects at the end of all lines' references, by identity.
         """
         objects = objects_let_go(cuts, removed)
-        if not any(map(_leads_on, objects)):
+        if not _leads_on(objects):
             return
         self._made = self._made or self._objects_since()
         older = self._nearest_older(objects)
@@ -93,23 +93,27 @@ class OlderData:
         waiting = by_identity(objects)
         while waiting and len(seen) < _MOST_NEW:
             seen.update(waiting)
-            new = list[object]()
-            for key, item in waiting.items():
-                if self._is_older(item):
-                    older[key] = item
-                elif _leads_on(item):
-                    new.append(item)
-            below = by_identity(references.of(new).of_python)
-            waiting = {key: item for key, item in below.items() if key not in seen}
+            items = list(waiting.values())
+            older_here = self._older_among(items)
+            older.update(older_here)
+            plain = _plain_arrays(items)
+            leading_on = [waiting[key] for key in waiting.keys() - older_here.keys() - plain]
+            below = by_identity(references.of(leading_on).of_python)
+            waiting = {key: below[key] for key in below.keys() - seen}
         return older
 
-    def _is_older(self, item: object) -> bool:
-        if id(item) in self._new_ids:
-            return False
-        array = describe(item)
-        if array is not None:
-            return self._was_there(item, array)
-        return gc.is_tracked(item) and bool(self._made) and id(item) not in self._made
+    def _older_among(self, items: Sequence[object]) -> dict[int, object]:
+        """Return the objects that are older than the experiment, by identity."""
+        older = dict[int, object]()
+        arrays = by_identity(_arrays_among(items))
+        for item, array in described(list(arrays.values())):
+            if self._was_there(item, array):
+                older[id(item)] = item
+        if self._made:
+            tracked = by_identity(list(filter(gc.is_tracked, items)))
+            for key in tracked.keys() - self._made - self._new_ids - arrays.keys():
+                older[key] = tracked[key]
+        return older
 
     def remarks(self) -> dict[str, str]:
         """Return the remark on each line that drops older objects.
@@ -170,7 +174,7 @@ class OtherData:
         for row in rows[:_MOST_LEAKS]:
             line = "" if row.holder is None else line_of(row.holder.advice)
             objects = objects_let_go(cuts.get(line, ()), removed)
-            if not row.is_at_least and any(map(_leads_on, objects)):
+            if not row.is_at_least and _leads_on(objects):
                 self._sizes[line] = row.size_bytes
                 self._removed[line] = objects
 
@@ -208,9 +212,24 @@ def objects_let_go(cuts: Iterable[Cut], removed: Mapping[int, object]) -> list[o
     return objects
 
 
-def _leads_on(item: object) -> bool:
-    """Return False for an array without objects."""
-    return describe(item) is None or elements(item) is not None
+def _arrays_among(items: Sequence[object]) -> list[object]:
+    """Return the tensors and NumPy arrays among some objects."""
+    array_type, tensor_type = library_type("numpy", "ndarray"), library_type("torch", "Tensor")
+    bases = [kind for kind in (array_type, tensor_type) if kind is not None]
+    return instances_among(items, *bases)
+
+
+def _plain_arrays(items: Sequence[object]) -> set[int]:
+    """Return the identities of the tensors and the arrays without objects."""
+    arrays = by_identity(_arrays_among(items))
+    of_numpy = list(filter(is_array, arrays.values()))
+    of_objects = compress(of_numpy, holding_objects(of_numpy))
+    return arrays.keys() - set(map(id, of_objects))
+
+
+def _leads_on(items: Sequence[object]) -> bool:
+    """Return True if some objects are no arrays, or arrays of objects."""
+    return len(_plain_arrays(items)) < len(by_identity(items))
 
 
 def _let_go(cut: Cut, removed: Mapping[int, object]) -> Sequence[object]:

@@ -19,8 +19,8 @@ from ipygpumem.introspect import (
     is_instance,
 )
 from ipygpumem.inventory import unreached
-from ipygpumem.inventory.merging import merged
 from ipygpumem.inventory.dropped_data import OtherData, with_remarks
+from ipygpumem.inventory.merging import merged
 from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
 from ipygpumem.inventory.roles import added_to_optimizers, optimizer_states
 from ipygpumem.records import RetainedArray

@@ -18,11 +18,10 @@ from typing import Any
 
 from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.heap.arrays import StorageKey, holding_objects
-from ipygpumem.heap.bulk import by_identity, instances_among
+from ipygpumem.heap.bulk import by_identity, instances_among, of_types
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.cuts import Cut
 from ipygpumem.heap.holders.frames import in_traceback
-from ipygpumem.heap.holders.references_of import items_of
 from ipygpumem.heap.holders.registries import Registered, kept_by_registries
 from ipygpumem.heap.holders.roots import NOTEBOOK
 from ipygpumem.heap.holders.rows import Row
@@ -173,9 +172,8 @@ class SurvivingObjects:
         self.rows_to_explain: dict[StorageKey, Row] = {}
         search = ArraySearch()
         for survivor, _ in self._large:
-            for item in survivor.items:
-                whole = [item, *_locals_of_errors(item)]
-                self.storages.update(array.storage for _, array in search.find(whole))
+            whole = [*survivor.items, *_locals_of_errors(survivor.items)]
+            self.storages.update(array.storage for _, array in search.find(whole))
             if is_searched_together(survivor.items):
                 self.rows_to_explain[_key_of(survivor.items[0])] = Row.of_objects(survivor.items)
 
@@ -210,13 +208,15 @@ class SurvivingObjects:
         return holder_of_several(survivor.items, row, holders, self._cuts)
 
 
-def _locals_of_errors(item: object) -> list[object]:
-    """Return the objects of local names in the tracebacks of an exception, or of those in a
-    container: an array search does not enter them, but they count as its memory.
+def _locals_of_errors(items: Sequence[object]) -> list[object]:
+    """Return the objects of local names in the tracebacks of exceptions among some objects, their
+    items and attributes: an array search does not enter them, but they count as its memory.
     """
     values = list[object]()
-    errors = by_identity([item, *items_of(item)])
-    waiting: list[Any] = [error for error in errors.values() if is_instance(error, BaseException)]
+    inside = gc.get_referents(*items)
+    attributes = gc.get_referents(*of_types({id(dict)}, inside))
+    errors = by_identity(instances_among([*items, *inside, *attributes], BaseException))
+    waiting: list[Any] = list(errors.values())
     for error in waiting:  # the list grows by causes and contexts
         values += [value for _, value in in_traceback(error)]
         for other in gc.get_referents(error):

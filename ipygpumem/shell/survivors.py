@@ -19,8 +19,8 @@ from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import NOT_REACHED, explain
 from ipygpumem.heap.holders.tasks import is_pending
 from ipygpumem.heap.sizes import Size, Sizes, row_of
-from ipygpumem.inventory.merging import merged, with_arrays
 from ipygpumem.inventory.dropped_data import OlderData, with_remarks
+from ipygpumem.inventory.merging import merged, with_arrays
 from ipygpumem.inventory.remaining import (
     Changes,
     Remaining,

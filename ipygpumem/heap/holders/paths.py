@@ -292,10 +292,11 @@ class PathWriter:
         if len(unique) <= _MOST_WRITTEN:
             return cuts
         first = cuts[0]
+        if len(unique) <= _MOST_REMOVED:
+            self._removed.update(unique)
         of_items = list[Cut]()
         for position, item in enumerate(items_of(holder)):
             if id(item) in unique:
-                self._removed[id(item)] = item
                 cut = replace(first, position=position, target="", removed_id=id(item))
                 of_items.append(cut)
         return of_items
@@ -658,6 +659,8 @@ _READ_AS_THEMSELVES = (
     type(functools.lru_cache(len)),
 )
 """Types of attributes which, read from a class, are themselves, or the function in them."""
+_MOST_REMOVED = 10_000
+"""Maximum number of items of one container to record as objects that a line removes."""
 _MOST_WRITTEN = 10
 """Maximum number of items of one container whose code is written; of more, only the positions are
 needed.
