@@ -156,17 +156,17 @@ class SurvivingObjects:
     ) -> None:
         self.sizes = Sizes()
         self.sizes.leave_out(notebook.heap.on_storages(listed))
-        others = survivors.others_alive(notebook.heap)
-        if others:
+        alive = survivors.others_alive(notebook.heap)
+        if alive:
             # A new node of a tree may refer to its older parent, which stays.
-            identities = {id(item) for other in others for item in other.items}
+            identities = {id(item) for survivor in alive for item in survivor.items}
             with self.sizes.passing_over(identities):
                 notebook.count_names(self.sizes, places)
         self._large = list[tuple[OtherAlive, Size]]()
-        for other in others:
-            size = other.size_now(self.sizes)
+        for survivor in alive:
+            size = survivor.size_now(self.sizes)
             if size.size_bytes >= notebook.smallest:
-                self._large.append((other, size))
+                self._large.append((survivor, size))
         self._cuts = survivors.cuts
         self.storages = set[StorageKey]()
         self.rows_to_explain: dict[StorageKey, Row] = {}

@@ -248,14 +248,14 @@ class Survivors:
         alive = heap.with_identities({key for keys, _ in self._known_others for key in keys})
         recorded = self._known_others
         self._known_others = []
-        others = list[OtherAlive]()
+        still_alive = list[OtherAlive]()
         for keys, reported in recorded:
             items = [alive[key] for key in keys if key in alive]
             # An identity may be that of a new object.
             if items and row_of(items, Size({})).type_name == reported.type_name:
                 self._known_others.append((tuple(map(id, items)), reported))
-                others.append(OtherAlive(items, reported))
-        return others
+                still_alive.append(OtherAlive(items, reported))
+        return still_alive
 
     def left_by(self, name: str, cell: int | None) -> tuple[RetainedArray, ...]:
         """Return the live object of a name that is not defined, or the live arrays that it held.

@@ -156,7 +156,7 @@ class Cut:
         is_detached: True if the line replaces a tensor by one without its graph instead of removing
             it.
         removed_id: identity of the object to which the reference leads; 0 if it is unknown, or if
-            a call ends the owner, which lets go of all objects.
+            a call ends the owner, which then refers to nothing.
     """
 
     kind: Kind
