@@ -1525,6 +1525,27 @@ CASES: dict[str, Case] = {
         "model(torch.ones(1, 2)); model.state_dict()",
         kinds=("tensor",),
     ),
+    "an object that its session has by key and in a list": Case(
+        """
+        made = Mapped(session, 2)
+        made.data = x
+        watched.append(weakref.ref(made))
+        """,
+        """
+        class Session:
+            def __init__(self):
+                self.identity = {}
+                self.new = []
+        class Mapped:
+            def __init__(self, session, key):
+                session.identity["Mapped", key] = self
+                session.new.append(self)
+                self.session = session
+        session = Session()
+        older = Mapped(session, 1)
+        """,
+        after="assert session.new == list(session.identity.values()) == [older]",
+    ),
     "a parameter of two new modules in an older one": Case(
         """
         one, two = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)

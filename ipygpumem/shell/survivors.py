@@ -493,6 +493,7 @@ def _holder_of(
     if not part.chain and searched is not None:
         return searched
     from_name = part.from_name(roots)
-    if searched is not None and searched.path.startswith(f"{from_name.path}, "):
-        return searched
-    return from_name
+    if searched is None or searched.path == from_name.path:
+        return from_name
+    is_one_of_several = f", {from_name.path}, " in f", {searched.path}, "
+    return searched if is_one_of_several else from_name

@@ -515,6 +515,7 @@ class _Explanation:
             object_id = 0 if row is None else row.object_id
             ways = self._all_ways([*removal.targets, *parts_of[key]], way, object_id)
             if len(ways) > 1 or len(ways[0].cuts) > 1:
+                ways.sort(key=lambda way: _order(way.holder))
                 way = joined(ways) if len(ways) > 1 else ways[0]
                 self._note_cuts(way)
                 self.named[key] = way.holder
