@@ -118,9 +118,8 @@ class Asker:
                 cells = dict(zip(table.columns, row, strict=True))
                 if name in cells["name"].split(", "):
                     advice = cells.get("to free it", "")
-                    return Answer(
-                        "guard", parse_bytes(cells["size"]), _says_at_least(report), advice=advice
-                    )
+                    size = parse_bytes(cells["size"].removeprefix("at least "))
+                    return Answer("guard", size, _says_at_least(report), advice=advice)
         return Answer("guard", 0, _says_at_least(report))
 
     def why(self, expression: str) -> tuple[Answer, Ownership]:
