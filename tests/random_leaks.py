@@ -141,6 +141,20 @@ PUTS = (
     'pairs[1]["new"] = {x}',
 )
 
+PUTS_AROUND = (
+    "rows[0] = ({x}, rows[0])",
+    'table["old"] = [table["old"], {x}]',
+    'runs["first"] = ({x}, runs.pop("first"))',
+    'runs["second"]["old"] = {{"new": {x}, "old": runs["second"]["old"]}}',
+    "owner.items[0] = Plain([{x}, owner.items[0]])",
+    "owner.data = ({x}, owner.data)",
+    "slotted.more[0] = ({x}, (slotted.more[0],))",
+    "queue.append(({x}, queue.popleft()))",
+    'groups["old"] = closing_over(({x}, groups["old"]))',
+    "Registry.entries[0] = functools.partial(print, {x}, Registry.entries[0])",
+)
+"""Ways to put data around an older object, which no line can keep if it removes what is new."""
+
 WATCH = """
 def watch(item):
     if isinstance(item, (np.ndarray, Big)):
@@ -159,9 +173,16 @@ def started(generator):
 """
 
 
-def program(seed: int, *, has_torch: bool = False) -> list[str]:
-    """Return the statements of an experiment, in most of which torch has data if ``has_torch``."""
+def program(seed: int, *, has_torch: bool = False, has_older: bool = False) -> list[str]:
+    """Return the statements of an experiment.
+
+    Args:
+        seed: the seed.
+        has_torch: True to make tensors in most of them.
+        has_older: True to put most of the data around older objects.
+    """
     random = Random(seed)
+    puts = PUTS + 3 * PUTS_AROUND if has_older else PUTS
     statements = list[str]()
     data = DATA | DATA_OF_TORCH if has_torch else DATA
     for number in range(random.choice([1, 1, 1, 2, 3])):
@@ -175,7 +196,7 @@ def program(seed: int, *, has_torch: bool = False) -> list[str]:
             forms = FORMS | OF_TENSORS
         for _ in range(random.choice([1, 2, 2, 3, 4])):
             form = random.choice(list(forms.values())).format(x=name)
-            put = random.choice(PUTS)
+            put = random.choice(puts)
             statements.append(put.format(x=form, number=random.randrange(4, 9)))
     return statements
 
@@ -188,6 +209,10 @@ class Order:
     """True to run the first line only, and to ask again, until nothing is left."""
     line: str = ""
     """Code to run instead of each line, to see that the check can fail."""
+    report: str = "leaks"
+    """The report whose lines are run; ``survivors`` is the experiment's, whose lines say if they
+    drop older objects.
+    """
 
 
 def prepared_shell() -> InteractiveShell:
@@ -213,7 +238,7 @@ def failure(shell: InteractiveShell, statements: Sequence[str], order: Order) ->
     ask.run("%%experiment e\n" + "\n".join(statements))
     printed = list[tuple[int, str, str]]()
     for _ in range(_MOST_STEPS):
-        left = rows(ask, "leaks")
+        left = rows(ask, order.report)
         if order.is_stepwise:
             left = left[:1]
         for size, holder, advice in left:
@@ -228,7 +253,8 @@ def failure(shell: InteractiveShell, statements: Sequence[str], order: Order) ->
     gc.collect()
     alive = sum(reference() is not None for reference in shell.user_ns["watched"])
     lost = sum(reference() is None for reference in shell.user_ns["innocent"])
-    if alive or lost:
+    says_lost = any("of older data" in advice for _, _, advice in printed)
+    if alive or (lost > 0) != says_lost:
         return f"{alive} alive, {lost} innocent lost: {printed}"
     return ""
 
@@ -257,14 +283,16 @@ def main(arguments: Sequence[str]) -> list[Any]:
     parser.add_argument("--stepwise", action="store_true")
     parser.add_argument("--lines", default="")
     parser.add_argument("--torch", action="store_true")
+    parser.add_argument("--older", action="store_true")
     options = parser.parse_args(arguments)
-    order = Order(options.stepwise, options.lines)
+    report = "survivors" if options.older else "leaks"
+    order = Order(options.stepwise, options.lines, report)
     if options.torch:
         importlib.import_module("torch")
     shell = prepared_shell()
     failures = list[Any]()
     for seed in range(options.first, options.stop or options.first + 1):
-        statements = program(seed, has_torch=options.torch)
+        statements = program(seed, has_torch=options.torch, has_older=options.older)
         wrong = checked(shell, statements, order)
         if wrong and options.shrink:
             statements = shrunk(shell, statements, order)

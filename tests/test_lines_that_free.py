@@ -63,6 +63,12 @@ def test_a_name_is_deleted_after_the_items_below_it() -> None:
     assert statement_of([name, item]) == "del mock.calls[0]; del mock"
 
 
+def test_an_item_behind_a_tuple_is_deleted_before_an_earlier_item_of_the_list() -> None:
+    item = Cut(Kind.ITEM, 1, "queue", "queue[0]", size=2)
+    inner = Cut(Kind.KEY, 2, "queue[1][0]", 'queue[1][0]["key"]', size=1)
+    assert statement_of([item, inner]) == 'del queue[1][0]["key"]; del queue[0]'
+
+
 def test_a_value_is_deleted_after_the_items_below_it() -> None:
     value = Cut(Kind.KEY, 0, "outer", 'outer["m"]', size=1)
     item = Cut(Kind.ITEM, 1, 'outer["m"].calls', 'outer["m"].calls[0]', size=2)

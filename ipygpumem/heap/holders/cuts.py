@@ -55,6 +55,8 @@ class Listing(Enum):
         return f"list(dict.values({code}))"
 
 
+_WITH_POSITIONS = {Kind.ITEM, Kind.QUEUED}
+"""References that code names by a position, which changes if an earlier one is removed."""
 _ORDERED = {Kind.ITEM, Kind.KEY, Kind.ELEMENT}
 """References of containers with positions, several of which one statement can remove."""
 
@@ -347,14 +349,17 @@ def _inner_first(groups: list[list[Cut]]) -> list[list[Cut]]:
 
 
 def _is_below(group: list[Cut], outer: list[Cut]) -> bool:
-    """Return True if the code of a group's owner begins with an object that another removes."""
+    """Return True if the code of a group's owner begins with an object that another removes, or
+    leads through an item of a list of which another removes items: it would move.
+    """
     owners = {cut.owner for cut in group}  # often one for thousands of references
     for prefix in {cut.target for cut in outer}:
         for owner in owners:
             after = owner.removeprefix(prefix)
             if prefix and after != owner and after[:1] in ("", ".", "["):
                 return True
-    return False
+    lists = {f"{cut.owner}[" for cut in outer if cut.kind in _WITH_POSITIONS}
+    return any(owner.startswith(tuple(lists)) for owner in owners)
 
 
 def _positions(cut: Cut) -> tuple[int, ...]:
