@@ -155,6 +155,9 @@ PUTS_AROUND = (
 )
 """Ways to put data around an older object, which no line can keep if it removes what is new."""
 
+_INTO_REPLACED = ('runs["first"].append({x})', 'groups["old"].append({x})')
+"""Ways to put data into lists that are no longer there then."""
+
 WATCH = """
 def watch(item):
     if isinstance(item, (np.ndarray, Big)):
@@ -182,7 +185,9 @@ def program(seed: int, *, has_torch: bool = False, has_older: bool = False) -> l
         has_older: True to put most of the data around older objects.
     """
     random = Random(seed)
-    puts = PUTS + 3 * PUTS_AROUND if has_older else PUTS
+    puts = PUTS
+    if has_older:
+        puts = tuple(put for put in PUTS if put not in _INTO_REPLACED) + 3 * PUTS_AROUND
     statements = list[str]()
     data = DATA | DATA_OF_TORCH if has_torch else DATA
     for number in range(random.choice([1, 1, 1, 2, 3])):

@@ -1393,6 +1393,17 @@ CASES: dict[str, Case] = {
         "outer = {'z': 1}",
         "assert outer == {'z': 1, 'd': 5}",
     ),
+    "three attributes, one of them a list": Case(
+        "outer.empty = [x]; outer.items.append(x); outer.data = (x,)",
+        """
+        class Outer:
+            def __init__(self):
+                self.empty = self.data = None
+                self.items = [1]
+        outer = Outer(); vars(outer);
+        """,
+        "assert outer.items == [1]",
+    ),
     "an argument of a partial": Case(
         "outer['f'].keywords['data'] = x",
         "import functools; outer = {'f': functools.partial(print, data=1), 'kept': 1}",

@@ -46,6 +46,14 @@ def test_printed_lines_free_random_leaks_of_torch(first: int, stop: int) -> None
 
 
 @linux
+@pytest.mark.parametrize(
+    ("first", "stop"), [(0, FEW), pytest.param(FEW, ALL, marks=pytest.mark.thorough)]
+)
+def test_the_lines_of_a_report_say_if_they_drop_older_objects(first: int, stop: int) -> None:
+    assert failures(first, stop, "--older") == []
+
+
+@linux
 def test_a_line_that_frees_nothing_fails() -> None:
     found = failures(0, 3, "--lines", "pass")
     assert len(found) == 3, found

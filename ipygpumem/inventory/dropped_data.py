@@ -7,6 +7,7 @@ leaks`` only knows that there is more than the leak.
 
 from __future__ import annotations
 
+import ast
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from ipygpumem.heap.arrays import Array, described, holding_objects, is_array, l
 from ipygpumem.heap.bulk import by_identity, instances_among
 from ipygpumem.heap.holders.cuts import Cut, Kind
 from ipygpumem.heap.holders.frames import SUSPENDED
-from ipygpumem.heap.holders.path import COMMENT, is_simple, line_of
+from ipygpumem.heap.holders.path import COMMENT, line_of
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.parts import cached
@@ -246,6 +247,15 @@ def _let_go(cut: Cut, removed: Mapping[int, object]) -> Sequence[object]:
     return []
 
 
+def _takes_comment(line: str) -> bool:
+    """Return False for words, and for a magic, which would take the comment for its argument."""
+    try:
+        ast.parse(line)
+    except (SyntaxError, ValueError):  # the latter for half a surrogate pair in a user's text
+        return False
+    return True
+
+
 def with_remarks(rows: Iterable[RetainedArray], remarks: Mapping[str, str]) -> list[RetainedArray]:
     """Return the rows with the remark on each one's line, by the line."""
     remarked = list[RetainedArray]()
@@ -253,7 +263,7 @@ def with_remarks(rows: Iterable[RetainedArray], remarks: Mapping[str, str]) -> l
         if row.holder is not None:
             line, dashes, comment = row.holder.advice.partition(COMMENT)
             remark = remarks.get(line, "")
-            if remark and is_simple(line):
+            if remark and _takes_comment(line):
                 comments = f"{comment}; {remark}" if dashes else remark
                 row = replace(row, holder=replace(row.holder, advice=line + COMMENT + comments))
         remarked.append(row)

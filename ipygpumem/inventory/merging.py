@@ -627,8 +627,7 @@ def _user_and_remover(
             with_lines.append((row, line, _Expressions.of(line)))
     for user, line_of_user, of_user in with_lines:
         for remover, line_of_remover, of_remover in with_lines:
-            are_different = line_of_user != line_of_remover
-            if are_different and not of_user.used.isdisjoint(of_remover.removed):
+            if line_of_user != line_of_remover and of_user.fails_after(of_remover):
                 return user, remover
     return None
 
@@ -640,20 +639,43 @@ class _Expressions(NamedTuple):
     """Objects of which the line uses an attribute or item."""
     removed: set[str]
     """Objects that it deletes, or replaces by None."""
+    containers: set[str]
+    """Objects of which it uses an attribute or item of an item: ``rows`` in ``rows[0].x``."""
+    emptied: set[str]
+    """Objects from which it removes items by position, or all of them."""
 
     @classmethod
     def of(cls, line: str) -> _Expressions:
         """Return the objects that a line uses and removes."""
-        used, removed = set[str](), set[str]()
+        expressions = cls(set(), set(), set(), set())
         for node in ast.walk(ast.parse(line)):
             match node:
                 case ast.Attribute(value=owner) | ast.Subscript(value=owner):
-                    used.add(ast.unparse(owner))
+                    expressions.used.add(ast.unparse(owner))
+                    if isinstance(owner, ast.Subscript):
+                        expressions.containers.add(ast.unparse(owner.value))
                 case ast.Delete(targets=targets):
-                    removed.update(map(ast.unparse, targets))
+                    expressions.removed.update(map(ast.unparse, targets))
+                    expressions.emptied.update(_lists_of(targets))
                 case ast.Assign(targets=targets, value=ast.Constant(value=None)):
-                    removed.update(map(ast.unparse, targets))
-        return cls(used, removed)
+                    expressions.removed.update(map(ast.unparse, targets))
+                case ast.Call(func=ast.Attribute(value=owner, attr="clear" | "pop")):
+                    expressions.emptied.add(ast.unparse(owner))
+        return expressions
+
+    def fails_after(self, other: _Expressions) -> bool:
+        """Return True if this line would fail after another one, or be about another object."""
+        if not self.used.isdisjoint(other.removed):
+            return True
+        return not self.containers.isdisjoint(other.emptied)
+
+
+def _lists_of(targets: Iterable[ast.expr]) -> Iterator[str]:
+    """Yield the lists from which ``del`` removes items by position."""
+    for target in targets:
+        match target:
+            case ast.Subscript(value=owner, slice=ast.Slice() | ast.Constant(value=int())):
+                yield ast.unparse(owner)
 
 
 # -- parts -----------------------------------------------------------------------------------------

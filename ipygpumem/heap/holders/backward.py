@@ -397,9 +397,11 @@ class BackwardSearch:
             if chain is None:
                 continue
             root, steps = chain
-            # Another thread may have removed the reference by now, as the end of a thread does.
-            number = max(1, self._number_of_references(holder, linked.keys()))
-            below, *more = [self._steps_down(item, linked) for item in items[:_MOST_ITEMS]]
+            below, *more = self._chains_down(items[:_MOST_ITEMS], linked)
+            # Another thread may have removed the reference by now, as the end of a thread does. And
+            # the dict of a holder's attributes is one reference, which has several.
+            number = self._number_of_references(holder, linked.keys())
+            number = max(1 + len(more), number)
             names = self._names_of(root, steps)
             ways.append(WayTo(names, (*steps, *below), number, len(steps) - 1, tuple(more)))
         ways.sort(key=lambda way: way.roots[0].rank)
@@ -467,6 +469,19 @@ class BackwardSearch:
                     above[referrer] = lower
                     waiting.append(referrer)
         return chain
+
+    def _chains_down(self, items: Sequence[int], linked: dict[int, int | None]) -> Iterator[Steps]:
+        """Yield the chains from items of a holder to targets, one for each attribute if an item is
+        the dict of the holder's attributes.
+        """
+        for item in items:
+            below = linked[item]
+            if below is None or type(self._objects[item]) is not dict:
+                yield self._steps_down(item, linked)
+                continue
+            for attribute in dict.fromkeys([below, *self._children.get(item, ())]):
+                if attribute in linked:
+                    yield (self._objects[item], *self._steps_down(attribute, linked))
 
     def _steps_down(self, key: int | None, linked: dict[int, int | None]) -> Steps:
         """Return the chain from an object to the target by which it was found."""
