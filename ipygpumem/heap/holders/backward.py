@@ -281,14 +281,22 @@ class BackwardSearch:
             without: the objects to which no way leads.
             proxies: receives the mappingproxies on these ways, which end there; None to go on.
         """
-        for parent in waiting:  # the list grows
-            if proxies is not None and type(self._objects[parent]) is MappingProxyType:
-                proxies.append(parent)
-                continue
-            for child in self._children.get(parent, ()):
-                if child not in ways and child not in without:
-                    ways[child] = ways[parent][0], parent
-                    waiting.append(child)
+        level = waiting
+        while level:
+            below = list[int]()
+            for parent in level:
+                if proxies is not None and type(self._objects[parent]) is MappingProxyType:
+                    proxies.append(parent)
+                    continue
+                for child in self._children.get(parent, ()):
+                    if child not in ways and child not in without:
+                        ways[child] = ways[parent][0], parent
+                        below.append(child)
+            if len(below) <= _MOST_ITEMS:
+                # Of two ways of one length, the same one in all reports: the order in which the
+                # collector lists objects changes.
+                below.sort(key=lambda key: (_order(ways[key][0]), type_name(self._objects[key])))
+            level = below
 
     # -- its result -------------------------------------------------------------------------------
 
