@@ -116,6 +116,12 @@ def line_of(kernel: Kernel, before: str, experiment: str) -> str:
             id="a list that deletes nothing",
         ),
         pytest.param(
+            "fixed = NeverDeletes([np.ones(4 * MIB)])",
+            "x = np.ones(16 * MIB); fixed.append(x[1:]); fixed.append(x[2:])",
+            "fixed = None  # it deletes no items; also drops 4 MiB of older data",
+            id="a list with two views of one new array",
+        ),
+        pytest.param(
             "first, second, runs = [np.ones(4 * MIB)], [np.ones(4 * MIB)], []",
             """
             runs.append((np.ones(16 * MIB), first)); runs.append((np.ones(16 * MIB), second))

@@ -15,7 +15,14 @@ from dataclasses import replace
 from functools import _lru_cache_wrapper
 from itertools import chain, compress
 
-from ipygpumem.heap.arrays import Array, described, holding_objects, is_array, library_type
+from ipygpumem.heap.arrays import (
+    Array,
+    StorageKey,
+    described,
+    holding_objects,
+    is_array,
+    library_type,
+)
 from ipygpumem.heap.bulk import by_identity, instances_among
 from ipygpumem.heap.holders.cuts import Cut, Kind
 from ipygpumem.heap.holders.frames import SUSPENDED
@@ -138,10 +145,11 @@ class OlderData:
         dropped_older = list(compress(older, map(dropped.__contains__, older)))
         new = {key for key in region.objects if key in self._made} | self._new_ids
         of_older = region.reach(dropped_older, without=new) & dropped
-        size_bytes = region.bytes_of(of_older).total()
+        new_arrays = dict[StorageKey, int]()
         for item, array in described(region.arrays_of(of_older)):
             if not self._was_there(item, array):
-                size_bytes -= array.size_bytes
+                new_arrays[array.storage] = array.size_bytes
+        size_bytes = region.bytes_of(of_older).total() - sum(new_arrays.values())
         are_named = set(map(id, removed)).issuperset(dropped_older)
         if not dropped_older or (are_named and size_bytes < _LARGE):
             return ""
