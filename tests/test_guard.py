@@ -593,6 +593,24 @@ def test_commands_look_at_memory_once_the_limit_is_reached(notebook: Kernel) -> 
     works(notebook, "del rows", "%gpumem guard off")
 
 
+def test_names_that_a_cell_deletes_are_watched_without_a_limit(notebook: Kernel) -> None:
+    """A large dict leaves too little memory below the limit for a walk through it."""
+    works(
+        notebook,
+        f"""\
+import ipygpumem.shell.deleted_names
+deleted, limits = ipygpumem.shell.deleted_names.DeletedNames, []
+watch = deleted.watch
+deleted.watch = lambda self, source: (limits.append({SOFT}), watch(self, source))
+some = 1""",
+        ON,
+        "del some",
+        "%gpumem guard off",
+        "deleted.watch = watch",
+    )
+    assert set(notebook.value("limits")) == {-1}
+
+
 def test_the_command_says_its_state_and_its_mistakes(notebook: Kernel) -> None:
     (state,) = ok(notebook, "%gpumem guard").reports("note")
     assert state == "the guard is off: %gpumem guard on starts it"

@@ -234,8 +234,9 @@ def fill(number):
     reply = fails(
         notebook, "await asyncio.gather(*(asyncio.to_thread(fill, number) for number in range(6)))"
     )
-    assert reply.error in ("MemoryError", "MemoryGuardError")
     assert "Unexpected exception formatting exception" not in reply.stdout
+    # The last one: no thread could be started any more, because the first ones were quicker.
+    assert reply.error in ("MemoryError", "MemoryGuardError", "RuntimeError")
     lives_on(notebook)
 
 

@@ -79,12 +79,13 @@ class Session:
             cell.measured.span = context.meter.span()
 
         parts: list[Part] = [(measure, "this cell's memory was not measured")]
+        if "del" in cell.source or "reset" in cell.source:
+            # Before the guard, an observer, limits the memory.
+            watch = partial(self._experiments.survivors.deleted.watch, cell.source)
+            parts.append((watch, "what stays alive of deleted objects will not be found"))
         for observer in self.observers:
             lost = f"{_feature(observer)} missed this cell's start"
             parts.append((partial(observer.cell_begins, cell), lost))
-        if "del" in cell.source or "reset" in cell.source:
-            watch = partial(self._experiments.survivors.deleted.watch, cell.source)
-            parts.append((watch, "what stays alive of deleted objects will not be found"))
         context.guard.each("pre_run_cell", *parts)
         # Our own work may have taken long.
         cell.measured.started_at = time()

@@ -26,8 +26,6 @@ from ipygpumem.shell.error_isolation import Guard
 
 _STORE = "_format_exception_for_storage"
 """IPython's method that formats each error of a cell for the history; since IPython 9."""
-_REFUSED = (MemoryError, SystemError)
-"""Errors of code whose memory is refused: Python 3.13's ``compile`` sets no exception."""
 _WITHOUT_TRACEBACK = "too little memory is left for the traceback"
 _ENTRIES = 25
 """Entries shown at either end of a traceback."""
@@ -136,13 +134,13 @@ class ErrorRoom:
             __tracebackhide__ = True
             try:
                 return format_once(*args, **options)
-            except _REFUSED:
+            except Exception:  # a library may replace a refusal by an error of its own
                 if not self._memory.limit.is_failing:
                     raise
             self._make_room_again()
             try:
                 return format_once(*args, **options)
-            except _REFUSED:
+            except Exception:  # as above
                 return [_WITHOUT_TRACEBACK, *map(describe_error, args[1:2])]
 
         return install(formatter, name, format_traceback)
