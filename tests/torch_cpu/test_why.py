@@ -263,7 +263,7 @@ def test_a_module_consists_of_its_hooks_and_other_attributes_too(notebook: Kerne
         """,
     )
     (report,) = notebook.run("%gpumem why a").reports("why")
-    assert "consists of ._forward_hooks 4 MiB, .log 2 MiB, .weight" in report
+    assert "consists of ._forward_hooks 4 MiB, .log 2 MiB" in report
 
 
 def test_top_says_the_same_of_memory_that_libraries_share(notebook: Kernel) -> None:
