@@ -114,6 +114,8 @@ def numbers():
 start(numbers, 1)
 """
     reply = works(notebook, work)
+    if "MemoryError" not in reply.stderr:  # nothing was left for the thread's stack
+        reply = works(notebook, "parts.clear()", "%gpumem free", work)
     assert "MemoryError" in reply.stderr
     (report,) = reply.reports("guard")
     assert "the memory guard perhaps refused a request" in report
@@ -223,6 +225,7 @@ def test_a_pools_workers_that_wait_keep_no_limit(notebook: Kernel) -> None:
 
 @pytest.mark.parametrize("fill", ["parts.append", "[].append"])
 def test_threads_that_fill_memory_leave_room_for_the_traceback(fill: str, notebook: Kernel) -> None:
+    soft = "__import__('resource').getrlimit(__import__('resource').RLIMIT_DATA)[0]"
     definitions = f"""\
 import asyncio
 kept, parts = [1, 2], []
@@ -237,6 +240,7 @@ def fill(number):
     assert "Unexpected exception formatting exception" not in reply.stdout
     # The last one: no thread could be started any more, because the first ones were quicker.
     assert reply.error in ("MemoryError", "MemoryGuardError", "RuntimeError")
+    wait_for(lambda: notebook.value(soft) == -1)  # until no worker fills memory any more
     lives_on(notebook)
 
 
