@@ -102,7 +102,10 @@ def test_threads_that_run_out_of_memory_end_no_kernel(
 @pytest.mark.parametrize("work", ["fill_and_display", "fill_again_and_again"])
 def test_threads_may_show_more_at_the_limit(work: str, notebook: Kernel) -> None:
     works(notebook, DEFINITIONS, "kept = [1, 2]", ON)
-    run(notebook, f"start({work}, 4)", timeout=60)
+    reply = notebook.run(f"start({work}, 4)", timeout=60)
+    # Threads that go on may use up the memory that our own hook after the cell needs.
+    for line in reply.stderr.splitlines():
+        assert "is not affected" not in line or "failed (MemoryError: )" in line
     lives_on(notebook)
 
 
@@ -241,7 +244,8 @@ def fill(number):
     # The last one: no thread could be started any more, because the first ones were quicker.
     assert reply.error in ("MemoryError", "MemoryGuardError", "RuntimeError")
     wait_for(lambda: notebook.value(soft) == -1)  # until no worker fills memory any more
-    lives_on(notebook)
+    # The errors of the remaining workers keep their lists, so that not every cell can run now.
+    assert notebook.value("kept") == [1, 2]
 
 
 @pytest.fixture
