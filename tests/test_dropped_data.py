@@ -170,6 +170,12 @@ def test_older_data_behind_a_new_object_is_not_in_its_row(kernel: Kernel) -> Non
             ("16 MiB", "del b.branches[0]"),
             id="a child that refers to its older parent",
         ),
+        pytest.param(
+            "b = [[texts(8)]]",
+            "b[0] = [texts(16), b[0]]",
+            ("16.6 MiB", "del b[0]  # also drops 8.3 MiB of other data"),
+            id="an older list in a new one",
+        ),
     ],
 )
 def test_leaks_says_which_other_data_a_line_drops(

@@ -123,6 +123,17 @@ class OlderData:
                 older[key] = tracked[key]
         return older
 
+    def types_by_identity(self) -> dict[int, int]:
+        """Return the identity of the type of each of the nearest older objects that the collector
+        tracks, by the object's identity.
+        """
+        types = dict[int, int]()
+        for older in self._older.values():
+            for key, item in older.items():
+                if gc.is_tracked(item):
+                    types[key] = id(type(item))
+        return types
+
     def remarks(self) -> dict[str, str]:
         """Return the remark on each line that drops older objects.
 

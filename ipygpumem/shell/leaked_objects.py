@@ -166,7 +166,8 @@ class SurvivingObjects:
         whole_sizes.leave_out(notebook.heap.on_storages(listed))
         self._large = list[tuple[OtherAlive, Size]]()
         for survivor in alive:
-            size = survivor.size_now(self.sizes)
+            with self.sizes.passing_over(survivors.older_alive()):
+                size = survivor.size_now(self.sizes)
             if size.size_bytes < notebook.smallest:
                 # Names lead to it by more new objects, too: each call of a mock has the arguments.
                 size = survivor.size_now(whole_sizes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -144,6 +144,8 @@ class Survivors:
         """The identities of objects without arrays, and their rows."""
         self.cuts: dict[str, list[Cut]] = {}
         self._removed_modules: list[weakref.ref[Any]] = []
+        self._older: dict[int, int] = {}
+        """The identity of the type of each of the nearest older objects behind survivors."""
         """Modules of torch that lines of earlier reports remove."""
         self.deleted = DeletedNames(context)
 
@@ -233,6 +235,7 @@ class Survivors:
         for row in rows:
             line = "" if row.holder is None else line_of(row.holder.advice)
             older.look_behind(line, self.cuts.get(line, ()), removed)
+        self._older.update(older.types_by_identity())
         return rows, older
 
     # -- later ------------------------------------------------------------------------------------
@@ -245,7 +248,12 @@ class Survivors:
 
     def others_alive(self, heap: Heap) -> list[OtherAlive]:
         """Return the objects without arrays that are still alive, and forget the rest."""
-        alive = heap.with_identities({key for keys, _ in self._known_others for key in keys})
+        wanted = {key for keys, _ in self._known_others for key in keys}
+        alive = heap.with_identities(wanted | self._older.keys())
+        # An identity may be that of a new object.
+        self._older = {
+            key: kind for key, kind in self._older.items() if id(type(alive.get(key))) == kind
+        }
         recorded = self._known_others
         self._known_others = []
         still_alive = list[OtherAlive]()
@@ -256,6 +264,10 @@ class Survivors:
                 self._known_others.append((tuple(map(id, items)), reported))
                 still_alive.append(OtherAlive(items, reported))
         return still_alive
+
+    def older_alive(self) -> Set[int]:
+        """Return the identities of the objects behind survivors that are older than these."""
+        return self._older.keys()
 
     def left_by(self, name: str, cell: int | None) -> tuple[RetainedArray, ...]:
         """Return the live object of a name that is not defined, or the live arrays that it held.
