@@ -24,6 +24,7 @@ from ipygpumem.heap.arrays import (
     library_type,
 )
 from ipygpumem.heap.bulk import by_identity, instances_among
+from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.holders.cuts import Cut, Kind
 from ipygpumem.heap.holders.frames import SUSPENDED
 from ipygpumem.heap.holders.path import COMMENT, line_of
@@ -151,8 +152,7 @@ class OlderData:
         # The line removes one reference of each object in ``removed``, and that list has another
         # one; so have ``older`` and the new objects.
         ours = Counter([*map(id, removed), *map(id, removed), *older, *self._new_ids])
-        held = region.held_from_outside(ours) | region.in_hidden_cycles()
-        dropped = region.reach(map(id, removed)) - region.reach(held)
+        dropped = _dropped(region, removed, ours)
         dropped_older = list(compress(older, map(dropped.__contains__, older)))
         new = {key for key in region.objects if key in self._made} | self._new_ids
         of_older = region.reach(dropped_older, without=new) & dropped
@@ -209,13 +209,17 @@ class OtherData:
         in_lists.update(in_lists)  # ``everything``, and the list of each line
         remarks = dict[str, str]()
         for line, objects in self._removed.items():
-            held = region.held_from_outside(in_lists + Counter(map(id, objects)))
-            held |= region.in_hidden_cycles()
-            dropped = region.reach(map(id, objects)) - region.reach(held)
+            dropped = _dropped(region, objects, in_lists + Counter(map(id, objects)))
             other_bytes = region.bytes_of(dropped).total() - self._sizes[line]
             if other_bytes >= max(smallest, self._sizes[line] * _UNSURE):
                 remarks[line] = f"also drops {format_bytes(other_bytes)} of other data"
         return remarks
+
+
+def _dropped(region: Region, objects: Sequence[object], ours: Mapping[int, int]) -> set[NodeKey]:
+    """Return the nodes that die with some objects; ``ours`` as in ``held_from_outside``."""
+    held = region.held_from_outside(ours) | region.in_hidden_cycles()
+    return region.reach(map(id, objects)) - region.reach(held)
 
 
 def objects_let_go(cuts: Iterable[Cut], removed: Mapping[int, object]) -> list[object]:
