@@ -131,6 +131,30 @@ def line_of(kernel: Kernel, before: str, experiment: str) -> str:
             id="two items of a list",
         ),
         pytest.param(
+            "tree = Branch(None, None); o = np.ones(4 * MIB)",
+            "tree.branches.append(Branch(tree, (o, {'new': np.ones(16 * MIB)}))); del o",
+            "del tree.branches[0]  # also drops 4 MiB of older data",
+            id="an older array in a child that refers to its parent",
+        ),
+        pytest.param(
+            "fixed, o = NeverDeletes([[np.ones(4 * MIB)]]), [np.ones(2 * MIB)]",
+            "fixed.append((np.ones(16 * MIB), o)); del o",
+            "fixed = None  # it deletes no items; also drops 6 MiB of older data",
+            id="older data behind new data in an older list",
+        ),
+        pytest.param(
+            "from concurrent.futures import Future; done, o = Future(), [np.ones(4 * MIB)]",
+            "done.set_result((np.ones(16 * MIB), o)); del o",
+            "del done  # also drops 4 MiB of older data",
+            id="the result of an older future",
+        ),
+        pytest.param(
+            "import sys; o = [np.ones(4 * MIB)]",
+            "sys.stash = (o, np.ones(16 * MIB)); del o",
+            "del sys.stash  # also drops 4 MiB of older data",
+            id="an attribute of a library's module",
+        ),
+        pytest.param(
             "tree = Branch(None, np.ones(4 * MIB))",
             "tree.branches.append(Branch(tree, np.ones(16 * MIB)))",
             "del tree.branches[0]",

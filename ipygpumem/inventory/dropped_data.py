@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import _lru_cache_wrapper
 from itertools import chain, compress
+from typing import NamedTuple
 
 from ipygpumem.heap.arrays import (
     Array,
@@ -72,7 +73,7 @@ class OlderData:
         self._namespaces = list(namespaces)
         self._new = list(by_identity(new).values())
         self._new_ids = set(map(id, self._new))
-        self._removed: dict[str, list[object]] = {}
+        self._removed: dict[str, Removed] = {}
         """The object at the end of each reference that a line removes, by the line."""
         self._older: dict[str, dict[int, object]] = {}
         """The nearest older objects behind these, by identity and by the line."""
@@ -85,18 +86,25 @@ class OlderData:
             cuts: the references that it removes.
             removed: the objects at the end of all lines' references, by identity.
         """
-        objects = objects_let_go(cuts, removed)
-        if not _leads_on(objects):
+        let_go = Removed.of(cuts, removed)
+        if not _leads_on(let_go.objects):
             return
         self._made = self._made or self._objects_since()
-        older = self._nearest_older(objects)
+        references = ReferenceReader(Barriers(self._namespaces), has_text_keys=False)
+        parts = self._older_among(let_go.objects)
+        # What an older object has received, such as a future its result, may lead to older data.
+        in_parts = references.of(list(parts.values())).of_python
+        parts.update(self._older_among(in_parts))
+        older = self._nearest_older([*let_go.objects, *in_parts], references)
+        older.update(parts)
         if older:
-            self._removed[line] = objects
+            self._removed[line] = let_go
             self._older[line] = older
 
-    def _nearest_older(self, objects: Sequence[object]) -> dict[int, object]:
+    def _nearest_older(
+        self, objects: Sequence[object], references: ReferenceReader
+    ) -> dict[int, object]:
         """Return the nearest older objects behind some objects, or these objects themselves."""
-        references = ReferenceReader(Barriers(self._namespaces), has_text_keys=False)
         older = dict[int, object]()
         seen = set[int]()
         waiting = by_identity(objects)
@@ -147,11 +155,14 @@ class OlderData:
         """Return the remark on a line; empty if all older objects have other holders."""
         removed, older = self._removed[line], self._older[line]
         region = Region(
-            [*removed, *older.values(), *self._new], namespaces=self._namespaces, keeps_arrays=True
+            [*removed.objects, *older.values(), *self._new],
+            namespaces=self._namespaces,
+            keeps_arrays=True,
         )
-        # The line removes one reference of each object in ``removed``, and that list has another
-        # one; so have ``older`` and the new objects.
-        ours = Counter([*map(id, removed), *map(id, removed), *older, *self._new_ids])
+        # The line removes one reference of each object in ``removed``, whose list has another one;
+        # so have ``older`` and the new objects.
+        ids = list(map(id, removed.objects))
+        ours = Counter([*ids, *ids, *older, *self._new_ids])
         dropped = _dropped(region, removed, ours)
         dropped_older = list(compress(older, map(dropped.__contains__, older)))
         new = {key for key in region.objects if key in self._made} | self._new_ids
@@ -161,8 +172,8 @@ class OlderData:
             if not self._was_there(item, array):
                 new_arrays[array.storage] = array.size_bytes
         size_bytes = region.bytes_of(of_older).total() - sum(new_arrays.values())
-        are_named = set(map(id, removed)).issuperset(dropped_older)
-        if not dropped_older or (are_named and size_bytes < _LARGE):
+        names_older = not older.keys().isdisjoint(ids)
+        if not dropped_older or (names_older and size_bytes < _LARGE):
             return ""
         return f"also drops {format_bytes(size_bytes)} of older data"
 
@@ -189,51 +200,70 @@ class OtherData:
         self._namespaces = list(namespaces)
         self._sizes = dict[str, int]()
         """The bytes of the row, by its line."""
-        self._removed: dict[str, list[object]] = {}
+        self._removed: dict[str, Removed] = {}
         """The object at the end of each reference that a line removes."""
         for row in rows[:_MOST_LEAKS]:
             line = "" if row.holder is None else line_of(row.holder.advice)
-            objects = objects_let_go(cuts.get(line, ()), removed)
-            if not row.is_at_least and _leads_on(objects):
+            let_go = Removed.of(cuts.get(line, ()), removed)
+            if not row.is_at_least and _leads_on(let_go.objects):
                 self._sizes[line] = row.size_bytes
-                self._removed[line] = objects
+                self._removed[line] = let_go
 
     def remarks(self, smallest: int) -> dict[str, str]:
         """Return the remark on each line that drops at least ``smallest`` bytes of other data.
 
         Nothing else of ours may refer to these objects now: it would count as their holder.
         """
-        everything = list(chain.from_iterable(self._removed.values()))
+        everything = list(chain.from_iterable(let_go.objects for let_go in self._removed.values()))
         region = Region(everything, namespaces=self._namespaces)
         in_lists = Counter(map(id, everything))
         in_lists.update(in_lists)  # ``everything``, and the list of each line
         remarks = dict[str, str]()
-        for line, objects in self._removed.items():
-            dropped = _dropped(region, objects, in_lists + Counter(map(id, objects)))
+        for line, let_go in self._removed.items():
+            ours = in_lists + Counter(map(id, let_go.objects))
+            dropped = _dropped(region, let_go, ours)
             other_bytes = region.bytes_of(dropped).total() - self._sizes[line]
             if other_bytes >= max(smallest, self._sizes[line] * _UNSURE):
                 remarks[line] = f"also drops {format_bytes(other_bytes)} of other data"
         return remarks
 
 
-def _dropped(region: Region, objects: Sequence[object], ours: Mapping[int, int]) -> set[NodeKey]:
-    """Return the nodes that die with some objects; ``ours`` as in ``held_from_outside``."""
-    held = region.held_from_outside(ours) | region.in_hidden_cycles()
-    return region.reach(map(id, objects)) - region.reach(held)
+class Removed(NamedTuple):
+    """The objects that lose a reference when a line runs."""
 
-
-def objects_let_go(cuts: Iterable[Cut], removed: Mapping[int, object]) -> list[object]:
-    """Return the objects that lose a reference when a line removes some references.
-
-    Args:
-        cuts: the references.
-        removed: the objects at the end of all lines' references, by identity.
+    objects: list[object]
+    certain: set[int]
+    """The identities of the objects that die: the line removes their last references. Those that a
+    call removes may have more.
     """
-    objects = list[object]()
-    for cut in cuts:
-        for reference in cut.each():
-            objects += _let_go(reference, removed)
-    return objects
+
+    @classmethod
+    def of(cls, cuts: Iterable[Cut], removed: Mapping[int, object]) -> Removed:
+        """Return the objects at the end of some references.
+
+        Args:
+            cuts: the references.
+            removed: the objects at the end of all lines' references, by identity.
+        """
+        let_go = cls([], set())
+        for cut in cuts:
+            for reference in cut.each():
+                if reference.removed_id in removed:
+                    let_go.objects.append(removed[reference.removed_id])
+                    let_go.certain.add(reference.removed_id)
+                else:
+                    let_go.objects.extend(_let_go(reference, removed))
+        return let_go
+
+
+def _dropped(region: Region, removed: Removed, ours: Mapping[int, int]) -> set[NodeKey]:
+    """Return the nodes that die with the objects that a line removes; ``ours`` as in
+    ``held_from_outside``.
+    """
+    held = region.held_from_outside(ours) | region.in_hidden_cycles()
+    # A holder that is read, too, because a child refers to its parent, leads to what it loses.
+    alive = region.reach(held, without=removed.certain)
+    return region.reach(map(id, removed.objects)) - alive
 
 
 def _arrays_among(items: Sequence[object]) -> list[object]:
@@ -257,11 +287,7 @@ def _leads_on(items: Sequence[object]) -> bool:
 
 
 def _let_go(cut: Cut, removed: Mapping[int, object]) -> Sequence[object]:
-    """Return the objects that lose a reference when one is removed, or when a call ends its
-    owner.
-    """
-    if cut.removed_id:
-        return [removed[cut.removed_id]] if cut.removed_id in removed else []
+    """Return the objects that lose a reference when a call ends their owner."""
     owner = removed.get(cut.owner_id) if cut.kind is Kind.CALL else None
     if is_exactly(owner, *SUSPENDED):
         return gc.get_referents(owner)

@@ -104,7 +104,7 @@ _SUSPENSIONS = {
 """The description of each kind, and the statement that ends it."""
 
 
-_NAMED = {Kind.NAME, Kind.KEY}
+_NAMED = {Kind.NAME, Kind.KEY, Kind.ATTRIBUTE, Kind.MADE}
 """Kinds of references from a root that lead to the root's own object."""
 
 
