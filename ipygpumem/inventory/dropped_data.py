@@ -28,13 +28,12 @@ from ipygpumem.heap.bulk import by_identity, instances_among
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.holders.cuts import Cut, Kind
 from ipygpumem.heap.holders.frames import SUSPENDED
-from ipygpumem.heap.holders.path import COMMENT, line_of
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.parts import cached
 from ipygpumem.heap.region import Region
 from ipygpumem.introspect import is_exactly
-from ipygpumem.records import RetainedArray
+from ipygpumem.records import COMMENT, RetainedArray, line_of
 from ipygpumem.units import format_bytes
 
 _MOST_NEW = 300_000

@@ -21,11 +21,16 @@ from ipygpumem.heap.holders.path import is_simple
 from ipygpumem.heap.holders.roots import REMOVE_THEM, Root
 from ipygpumem.heap.parts import ObjectPart, parts_of
 from ipygpumem.interrupts import is_from_signal
-from ipygpumem.records import SEVERAL_TYPES, ReferencePath, RetainedArray
+from ipygpumem.records import (
+    COMMENT,
+    SEVERAL_TYPES,
+    ReferencePath,
+    RetainedArray,
+    line_of,
+)
 
 _ITEM = re.compile(r"\[[^\[\]]*\]$")
 """The last item of a path."""
-_COMMENT = "  # "
 _MOST_NAMES = 3
 """Maximum number of names to show of a row of several."""
 _MOST_CALLS = 4
@@ -70,7 +75,7 @@ def merged(rows: Sequence[RetainedArray], cuts: dict[str, list[Cut]]) -> list[Re
     for row in _one_of_each_object(rows):
         cuts_of_row: Sequence[Cut] = ()
         if row.holder is not None:
-            cuts_of_row = cuts.get(_line_of(row.holder), ())
+            cuts_of_row = cuts.get(line_of(row.holder.advice), ())
         if cuts_of_row:
             removable.append(_Removable(row, tuple(cuts_of_row)))
         else:
@@ -80,11 +85,6 @@ def merged(rows: Sequence[RetainedArray], cuts: dict[str, list[Cut]]) -> list[Re
     rows = _joined_by_positions(_joined_by_deletion(alone), cuts)
     rows = _joined_by_lines(rows, cuts)
     return sorted(rows, key=attrgetter("size_bytes"), reverse=True)
-
-
-def _line_of(holder: ReferencePath) -> str:
-    """Return the statement that frees a holder's memory, without its comment."""
-    return holder.advice.partition(_COMMENT)[0]
 
 
 def holder_of_all(holders: Sequence[ReferencePath], cuts: dict[str, list[Cut]]) -> ReferencePath:
@@ -101,15 +101,15 @@ def holder_of_all(holders: Sequence[ReferencePath], cuts: dict[str, list[Cut]]) 
     (row, *more) = merged(rows, cuts)
     removed = list[Cut]()
     for holder in holders:
-        removed += cuts.get(_line_of(holder), ())
+        removed += cuts.get(line_of(holder.advice), ())
     if not more and row.holder is not None:
-        cuts[_line_of(row.holder)] = removed
+        cuts[line_of(row.holder.advice)] = removed
         return row.holder
     path = f"{first.path}, and {len(holders) - 1:,} more"
     line = ""
-    if _are_equal(map(_line_of, holders)):
+    if _are_equal(line_of(holder.advice) for holder in holders):
         line = first.advice  # such as ``mock.reset_mock()``
-    elif all(_line_of(holder) in cuts for holder in holders):
+    elif all(line_of(holder.advice) in cuts for holder in holders):
         line = statement_of(removed)  # of several containers
     if line:
         cuts[line] = removed
@@ -349,7 +349,7 @@ def _as_one(group: list[_Removable], cuts: dict[str, list[Cut]]) -> RetainedArra
     if not statement or first.holder is None:
         return None
     cuts[statement] = removed
-    _, dashes, comment = first.holder.advice.partition(_COMMENT)
+    _, dashes, comment = first.holder.advice.partition(COMMENT)
     return _whole(rows, ReferencePath(_path(group), statement + dashes + comment))
 
 
@@ -358,7 +358,7 @@ def _cuts_of(rows: Iterable[RetainedArray], cuts: Mapping[str, Sequence[Cut]]) -
     removed = list[Cut]()
     for row in rows:
         if row.holder is not None:
-            removed += cuts.get(_line_of(row.holder), ())
+            removed += cuts.get(line_of(row.holder.advice), ())
     return removed
 
 
@@ -540,7 +540,7 @@ def _joined_by_positions(
     of_list = dict[tuple[str, str], dict[int, list[RetainedArray]]]()
     remaining = list[RetainedArray]()
     for row in rows:
-        line = None if row.holder is None else _ItemLine.of(_line_of(row.holder))
+        line = None if row.holder is None else _ItemLine.of(line_of(row.holder.advice))
         if line is None:
             remaining.append(row)
         else:
@@ -579,7 +579,7 @@ def _row_of_items(
         deletion = "; del _position" if ending else ", _position"
         advice = f"for _position in {listed}: {statement}{deletion}"
     cuts[advice] = _cuts_of(rows, cuts)
-    _, dashes, comment = holders[0].advice.partition(_COMMENT)
+    _, dashes, comment = holders[0].advice.partition(COMMENT)
     path = _text_of_registry(holders[0].path, len(positions))
     largest_first = sorted(rows, key=attrgetter("size_bytes"), reverse=True)
     return [_whole(largest_first, ReferencePath(path, advice + dashes + comment))]
@@ -607,7 +607,7 @@ def _joined_by_lines(rows: list[RetainedArray], cuts: dict[str, list[Cut]]) -> l
         if pair is None:
             return remaining
         user, remover = pair
-        lines = [_line_of(row.holder) for row in pair if row.holder is not None]
+        lines = [line_of(row.holder.advice) for row in pair if row.holder is not None]
         paths = list(dict.fromkeys(row.holder.path for row in pair if row.holder is not None))
         holder = ReferencePath(", ".join(paths), in_sequence(lines))
         cuts[holder.advice] = _cuts_of(pair, cuts)
@@ -622,7 +622,7 @@ def _user_and_remover(
     """Return a row whose line names an object, and the row whose line removes it."""
     with_lines = list[tuple[RetainedArray, str, _Expressions]]()
     for row in rows:
-        line = "" if row.holder is None else _line_of(row.holder)
+        line = "" if row.holder is None else line_of(row.holder.advice)
         if is_simple(line):
             with_lines.append((row, line, _Expressions.of(line)))
     for user, line_of_user, of_user in with_lines:

@@ -7,9 +7,10 @@ import re
 from collections.abc import Sequence
 
 from ipygpumem.heap.holders.cuts import in_sequence
-from ipygpumem.heap.holders.path import COMMENT, is_simple
+from ipygpumem.heap.holders.path import is_simple
 from ipygpumem.introspect import is_name, target_of
 from ipygpumem.inventory.ownership import HeldPart, Ownership
+from ipygpumem.records import COMMENT
 
 _LEAST_SHARE = 0.01
 """Minimum share of an object's bytes that a holder keeps alive."""

@@ -13,7 +13,6 @@ from ipygpumem.heap.bulk import Progress
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
 from ipygpumem.heap.holders.cuts import Cut
 from ipygpumem.heap.holders.graphs import live_tensors
-from ipygpumem.heap.holders.path import line_of
 from ipygpumem.heap.holders.roots import Roots
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import NOT_REACHED, explain
@@ -31,7 +30,7 @@ from ipygpumem.inventory.remaining import (
 )
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.notebook import running_cell
-from ipygpumem.records import ReferencePath, RetainedArray
+from ipygpumem.records import ReferencePath, RetainedArray, line_of
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.array_holders import (
     MOST_EXPLAINED,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import elements, is_array, is_of_library, read_array
 from ipygpumem.heap.holders.cuts import Cut, Kind, Listing, split, statement_of, with_repeated
-from ipygpumem.heap.holders.path import COMMENT, LONGEST_PATH, Path
+from ipygpumem.heap.holders.path import LONGEST_PATH, Path
 from ipygpumem.heap.holders.references_of import items_of, position_of
 from ipygpumem.heap.holders.tasks import is_pending, is_waiting_thread, is_waiting_timer
 from ipygpumem.introspect import (
@@ -22,6 +22,7 @@ from ipygpumem.introspect import (
     text_of,
     type_name,
 )
+from ipygpumem.records import COMMENT
 
 
 def went_into(path: Path, parent: Any, child: object) -> bool:

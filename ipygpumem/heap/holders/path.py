@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, split, statement_of
 from ipygpumem.heap.holders.roots import NOTEBOOK, REMOVE, Root
-from ipygpumem.records import ReferencePath
+from ipygpumem.records import COMMENT, ReferencePath, line_of
 
 LONGEST_PATH = 240
 
@@ -202,9 +202,6 @@ class Path:
         return Way(ReferencePath(text, root.advice or REMOVE))
 
 
-COMMENT = "  # "
-
-
 _MOST_WAYS = 4
 """Maximum number of places to name that hold one object."""
 
@@ -274,11 +271,6 @@ def _ended_first(ways: Sequence[Way], cuts: list[Cut]) -> list[Cut]:
 
 _REFERENCES = {Kind.NAME, Kind.ITEM, Kind.KEY, Kind.ATTRIBUTE, Kind.MADE, Kind.SLOT}
 """Kinds of references whose target is the code of an object."""
-
-
-def line_of(advice: str) -> str:
-    """Return the statement of a line of advice, without its comment."""
-    return advice.partition(COMMENT)[0]
 
 
 def ended(path: str) -> str:

@@ -41,7 +41,7 @@ from ipygpumem.heap.holders.datasets import went_into_dataset
 from ipygpumem.heap.holders.frames import FORGET_LAST_ERROR, code_of, frame_of, is_started, peek
 from ipygpumem.heap.holders.mocks import went_into_mock
 from ipygpumem.heap.holders.patches import is_started_patch
-from ipygpumem.heap.holders.path import COMMENT, Path, Way, ended, line_of
+from ipygpumem.heap.holders.path import Path, Way, ended
 from ipygpumem.heap.holders.protocols import went_into_protocol
 from ipygpumem.heap.holders.references_of import (
     attribute_names,
@@ -85,7 +85,7 @@ from ipygpumem.introspect import (
     text_of,
     type_name,
 )
-from ipygpumem.records import ReferencePath
+from ipygpumem.records import COMMENT, ReferencePath, line_of
 
 _OR_EXCEPTION = f"{REMOVE}, or delete the exception once you have read it"
 
@@ -378,7 +378,7 @@ class PathWriter:
         assert type(function) is FunctionType
         name = self._code_name(function)
         after = steps[2] if len(steps) > 2 else None
-        path.advise_unless("  # when you no longer need the function", _OR_FUNCTION)
+        path.advise_unless(f"{COMMENT}when you no longer need the function", _OR_FUNCTION)
         cells = function.__closure__
         if cells is not None and child is cells:
             if type(after) is not CellType:
@@ -470,7 +470,7 @@ class PathWriter:
     def _traceback(self, steps: Sequence[object], path: Path) -> int:
         """Cover exceptions, tracebacks and frames up to the name that a frame holds."""
         removal = path.removal
-        path.advise(removal and f"{removal}  # once you have read it", _OR_EXCEPTION)
+        path.advise(removal and f"{removal}{COMMENT}once you have read it", _OR_EXCEPTION)
         line = 0
         for position, item in enumerate(steps):
             if type(item) is TracebackType:

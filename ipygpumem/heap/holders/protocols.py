@@ -19,7 +19,7 @@ from typing import Any
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.holders.containers import literal
 from ipygpumem.heap.holders.cuts import Cut, Kind, Protocol, split
-from ipygpumem.heap.holders.path import COMMENT, Path
+from ipygpumem.heap.holders.path import Path
 from ipygpumem.heap.holders.references_of import attribute_text, position_of
 from ipygpumem.introspect import (
     instance_dict,
@@ -29,6 +29,7 @@ from ipygpumem.introspect import (
     is_users_class,
     text_of,
 )
+from ipygpumem.records import COMMENT
 
 _TAKING = "{0}.get_nowait(){ending}"
 _EVERY = "for _ in range({0}.qsize())"

@@ -20,7 +20,7 @@ from ipygpumem.heap.holders.backward import MOST_VISITS, BackwardSearch, Steps, 
 from ipygpumem.heap.holders.containers import cuts_of_repeated, removal_of_repeated
 from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, statement_of
 from ipygpumem.heap.holders.graphs import GRADIENT, Keeper, keepers, requiring_grad
-from ipygpumem.heap.holders.path import COMMENT, Way, is_simple, joined, line_of
+from ipygpumem.heap.holders.path import Way, is_simple, joined
 from ipygpumem.heap.holders.paths import PathWriter
 from ipygpumem.heap.holders.references_of import is_opaque, is_private, items_of
 from ipygpumem.heap.holders.registries import figure_of, roots_of_figures
@@ -33,7 +33,7 @@ from ipygpumem.heap.holders.roots import (
 )
 from ipygpumem.heap.holders.rows import Row, RowHolders
 from ipygpumem.introspect import instance_dict, is_instance
-from ipygpumem.records import ReferencePath
+from ipygpumem.records import COMMENT, ReferencePath, line_of
 
 _MOST_OWNERS = 5000
 """Maximum number of tensors whose graphs are searched."""

@@ -12,7 +12,7 @@ from typing import Any
 from ipygpumem.heap.arrays import is_array, is_of_library, library_type
 from ipygpumem.heap.holders.cuts import Cut, Kind, split
 from ipygpumem.heap.holders.graphs import DETACH
-from ipygpumem.heap.holders.path import COMMENT, Path
+from ipygpumem.heap.holders.path import Path
 from ipygpumem.heap.holders.references_of import attribute_text, is_needed_by_methods
 from ipygpumem.heap.holders.roots import NOTEBOOK
 from ipygpumem.introspect import (
@@ -23,6 +23,7 @@ from ipygpumem.introspect import (
     text_of,
     type_name,
 )
+from ipygpumem.records import COMMENT
 
 _PARTS = {"_modules", "_parameters", "_buffers"}
 """Attributes of modules with their parts by name."""
