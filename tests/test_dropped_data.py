@@ -70,6 +70,12 @@ def line_of(kernel: Kernel, before: str, experiment: str) -> str:
             id="a stack of tuples",
         ),
         pytest.param(
+            'box = {"run  # 3": (np.ones(4 * MIB), None)}',
+            'box["run  # 3"] = (np.ones(16 * MIB), box["run  # 3"])',
+            r'del box["run  \x23 3"]  # also drops 4 MiB of older data',
+            id="a key that looks like a comment",
+        ),
+        pytest.param(
             'box = {"top": (np.ones(4 * MIB), None)}; second = [box["top"]]',
             'box["top"] = (np.ones(16 * MIB), box["top"])',
             'del box["top"]',

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import elements, is_array, is_of_library, read_array
 from ipygpumem.heap.holders.cuts import Cut, Kind, Listing, split, statement_of, with_repeated
+from ipygpumem.heap.holders.literals import literal
 from ipygpumem.heap.holders.path import LONGEST_PATH, Path
 from ipygpumem.heap.holders.references_of import items_of, position_of
 from ipygpumem.heap.holders.tasks import is_pending, is_waiting_thread, is_waiting_timer
@@ -19,7 +20,6 @@ from ipygpumem.introspect import (
     is_instance,
     key_text,
     mro_of,
-    text_of,
     type_name,
 )
 from ipygpumem.records import COMMENT
@@ -235,20 +235,6 @@ def removal_of_repeated(cuts: Sequence[Cut], parent: object) -> str:
     return ""
 
 
-def literal(key: object) -> str:
-    """Return the code of a dict's key; empty if there is none that is sure to equal it."""
-    if type(key) is tuple:
-        parts = [literal(part) for part in key]
-        if not all(parts):
-            return ""
-        return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
-    shown = key_text(key)
-    if shown in (None, "nan", "inf", "-inf"):
-        return ""
-    is_plain = shown == f'"{key}"' and text_of(key).isprintable() and "\\" not in text_of(key)
-    return text_of(shown) if is_plain else repr(key)
-
-
 def _went_into_set(path: Path, parent: Any, child: object) -> None:
     """Append an element of a set."""
     base: Any = set if is_instance(parent, set) else frozenset
@@ -332,7 +318,7 @@ def _places_in_array(
         if names is not None and type(item) is tuple:
             for name, value in zip(names, item, strict=True):
                 if value is child:
-                    places.append(f"[{name!r}]{_written(index)}")
+                    places.append(f"[{literal(name)}]{_written(index)}")
         if len(index) < max(1, dimensions) and type(item) is list:
             waiting += [((*index, position), part) for position, part in enumerate(item)]
     return places[::-1]

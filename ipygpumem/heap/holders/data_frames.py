@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipygpumem.heap.arrays import elements, is_array, is_of_library, is_of_pandas, storage_key
-from ipygpumem.heap.holders.containers import literal
 from ipygpumem.heap.holders.cuts import Cut, Kind, with_repeated
+from ipygpumem.heap.holders.literals import literal
 from ipygpumem.heap.holders.path import Path
 from ipygpumem.heap.holders.references_of import attribute_text
 from ipygpumem.heap.libraries import library_of

@@ -9,6 +9,7 @@ from typing import Any
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import kinds_of
 from ipygpumem.heap.holders.cuts import Cut, Kind, condition_of, split
+from ipygpumem.heap.holders.literals import literal
 from ipygpumem.heap.holders.path import Path
 from ipygpumem.heap.holders.references_of import attribute_text, position_of
 from ipygpumem.heap.holders.roots import Root
@@ -44,7 +45,7 @@ def loggers(names: Mapping[str, object]) -> Iterator[tuple[object, Root]]:
     for name, logger in list(attributes.get("loggerDict", {}).items()):
         if is_instance(logger, kind):  # else a placeholder
             text = text_of(name)
-            code = f"import logging; logging.getLogger({text!r})".replace("'", '"')
+            code = f"import logging; logging.getLogger({literal(text)})"
             code = named.get(id(logger), code)
             yield logger, _of_logger(logger, f'logger "{text}"', code)
 

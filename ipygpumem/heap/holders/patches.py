@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from ipygpumem.heap.arrays import library_type
+from ipygpumem.heap.holders.literals import literal
 from ipygpumem.introspect import (
     attribute_of,
     class_dict,
@@ -58,14 +59,14 @@ def _condition(patch: object, patches: Sequence[object]) -> str:
     target = attribute_of(patch, "target")
     if type(attribute) is str:  # ``patch.dict`` has none
         of_name = [other for other in patches if attribute_of(other, "attribute") == attribute]
-        condition = f'getattr(patch, "attribute", None) == {attribute!r}'
+        condition = f'getattr(patch, "attribute", None) == {literal(attribute)}'
         targets = [attribute_of(other, "target") for other in of_name]
         if all(other is target for other in targets):
             return condition
         name = _name_of_target(target)
         names = [_name_of_target(other) for other in targets if other is not target]
         if name and name not in names:
-            return f'{condition} and getattr(patch.target, "__name__", None) == {name!r}'
+            return f'{condition} and getattr(patch.target, "__name__", None) == {literal(name)}'
     return f"id(patch) == {id(patch)}"
 
 

@@ -31,7 +31,6 @@ from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.holders.containers import (
     CANCEL,
     cuts_of_repeated,
-    literal,
     removal_of_repeated,
     went_into,
 )
@@ -39,6 +38,7 @@ from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, split, statement
 from ipygpumem.heap.holders.data_frames import went_into_frame
 from ipygpumem.heap.holders.datasets import went_into_dataset
 from ipygpumem.heap.holders.frames import FORGET_LAST_ERROR, code_of, frame_of, is_started, peek
+from ipygpumem.heap.holders.literals import literal
 from ipygpumem.heap.holders.mocks import went_into_mock
 from ipygpumem.heap.holders.patches import is_started_patch
 from ipygpumem.heap.holders.path import Path, Way, ended
@@ -145,7 +145,7 @@ class PathWriter:
         path = Path(root, root.text or self._name(steps[0]))
         if not root.text and is_pending(steps[0]):
             name = library_type("asyncio", "Task").get_name(steps[0])  # type: ignore[union-attr]  # it is one of them
-            task = f"task for task in asyncio.all_tasks() if task.get_name() == {name!r}"
+            task = f"task for task in asyncio.all_tasks() if task.get_name() == {literal(name)}"
             path.advice = f"import asyncio; next({task}).cancel()"
         ended_id = self._write(steps, path)
         if of_graph:

@@ -17,8 +17,8 @@ from itertools import pairwise
 from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library
-from ipygpumem.heap.holders.containers import literal
 from ipygpumem.heap.holders.cuts import Cut, Kind, Protocol, split
+from ipygpumem.heap.holders.literals import literal
 from ipygpumem.heap.holders.path import Path
 from ipygpumem.heap.holders.references_of import attribute_text, position_of
 from ipygpumem.introspect import (

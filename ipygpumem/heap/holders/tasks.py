@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import kinds_of, of_types
+from ipygpumem.heap.holders.literals import literal
 from ipygpumem.introspect import instance_dict, is_instance, target_of, text_of, type_name
 
 BUILTIN, _NAME_OF, _WAKES = {id(BuiltinFunctionType)}, attrgetter("__name__"), "task_wakeup"
@@ -161,7 +162,9 @@ def cancelling_timer(timer: threading.Timer) -> str:
     """Return the line that cancels a timer and waits until its thread has ended."""
     name = text_of(timer.name)
     names = [thread.name for thread in threading.enumerate()]
-    condition = f"timer.name == {name!r}" if names.count(name) == 1 else f"id(timer) == {id(timer)}"
+    condition = (
+        f"timer.name == {literal(name)}" if names.count(name) == 1 else f"id(timer) == {id(timer)}"
+    )
     timers = f"timer in threading.enumerate() if {condition}"
     return f"import threading; [(timer.cancel(), timer.join()) for {timers}];"
 
@@ -193,7 +196,7 @@ def context_values(names: Mapping[str, object]) -> Iterator[ContextValue]:
         name = text_of(variable.name)
         if not code and called[name] == 1:
             every = "for var in contextvars.copy_context()"
-            code = f"import contextvars; next(var {every} if var.name == {name!r})"
+            code = f"import contextvars; next(var {every} if var.name == {literal(name)})"
         is_shared = any(one.get(variable) is value for one in contexts)
         # With the semicolon, IPython keeps no output: a token, which refers to the old value.
         advice = f"{code}.set(None);" if code and not is_shared else ""

@@ -12,6 +12,7 @@ from typing import Any
 from ipygpumem.heap.arrays import is_array, is_of_library, library_type
 from ipygpumem.heap.holders.cuts import Cut, Kind, split
 from ipygpumem.heap.holders.graphs import DETACH
+from ipygpumem.heap.holders.literals import literal
 from ipygpumem.heap.holders.path import Path
 from ipygpumem.heap.holders.references_of import attribute_text, is_needed_by_methods
 from ipygpumem.heap.holders.roots import NOTEBOOK
@@ -249,7 +250,7 @@ def _went_into_hooks(
     if not removal and where:
         is_only_one = len(hooks) == 1  # type: ignore[arg-type]  # it is a dict
         # ``pop`` would return the hook, which IPython would keep in ``Out``.
-        line = f"{{}}{where}.clear()" if is_only_one else f"del {{}}{where}[{key!r}]"
+        line = f"{{}}{where}.clear()" if is_only_one else f"del {{}}{where}[{literal(key)}]"
         removal = path.statement(line)
     path.advise(removal, _HANDLE)
     path.ended = hooks  # other modules may have hooks that lead to the same objects
@@ -277,7 +278,7 @@ def _went_into_part(path: Path, steps: Sequence[object]) -> None:
     is_list = any(is_of_library(module, "torch.nn", name) for name in _LISTS)
     # A number is a position, and the name of a part may be another number.
     is_item = is_list and key.isdecimal() and list(parts)[int(key) : int(key) + 1] == [key]  # type: ignore[call-overload]  # a dict
-    part = f".get_submodule({key!r})"
+    part = f".get_submodule({literal(key)})"
     if is_attribute:
         part = f".{key}"
     elif is_item:

@@ -1,0 +1,26 @@
+"""The code of texts, numbers and tuples, in lines to paste."""
+
+from __future__ import annotations
+
+from ipygpumem.introspect import key_text, text_of
+from ipygpumem.records import COMMENT
+
+_NO_COMMENT = r"  \x23 "
+"""``COMMENT`` in the code of a text, where no comment begins."""
+
+
+def literal(key: object) -> str:
+    """Return the code of a text, number or tuple, such as a dict's key; empty if there is none that
+    is sure to equal it.
+    """
+    if type(key) is tuple:
+        parts = [literal(part) for part in key]
+        if not all(parts):
+            return ""
+        return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+    shown = key_text(key)
+    if shown in (None, "nan", "inf", "-inf"):
+        return ""
+    is_plain = shown == f'"{key}"' and text_of(key).isprintable() and "\\" not in text_of(key)
+    written = text_of(shown) if is_plain else repr(key)
+    return written.replace(COMMENT, _NO_COMMENT)
