@@ -340,6 +340,21 @@ def test_a_table_that_is_too_wide_is_folded_and_then_becomes_lines() -> None:
     ]
 
 
+def test_a_comment_that_does_not_fit_after_its_line_is_a_comment_in_each_line() -> None:
+    line = 'del box["top"]'
+    rows = (("x" * 20, f"{line}  # also drops 16 MiB of older data"),)
+    code = frozenset({"to free it"})
+    table = Table("", ("name", "to free it"), rows, code=code, whole=code)
+    report = [Report("note", "head", tables=(table,))]
+    wide, narrow = (text.render(report, text.Style(width=width)) for width in (80, 50))
+    assert rows[0][1] in wide
+    assert narrow.splitlines()[3:] == [
+        f"  {'x' * 20}   {line}",
+        f"  {'':20}   # also drops 16 MiB of",
+        f"  {'':20}   # older data",
+    ]
+
+
 def test_a_table_that_is_too_wide_loses_its_expendable_columns_in_their_order() -> None:
     columns = ("size", "share", "name", "type")
     rows = (

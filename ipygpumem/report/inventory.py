@@ -475,7 +475,7 @@ def why_report(ownership: Ownership) -> Report:
         line = "it is too small to search for what else uses it"
         return Report("why", _head_of_why(ownership), [line], records=[ownership])
     rows = [_row_of_holder(part, least) for part in holders[:_HOLDERS_SHOWN]]
-    table = Table.of(rows, {"still held"}, code={"freed by"})
+    table = Table.of(rows, {"still held"}, code={"freed by"}, whole={"freed by"})
     lines = _lines_of_holders(holders, sharing)
     code = lines_for_all(ownership)
     listings = []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ipygpumem.records import COMMENT
 from ipygpumem.report.layout import SEPARATOR, Bar, Report, Table, clean, listed
 
 
@@ -243,6 +244,18 @@ def _fold_source(text: str, width: int) -> list[str]:
     return [indent + line for line in fold(bare, width - len(indent))]
 
 
+def fold_code(code: str, width: int) -> list[str]:
+    """Return a line of code in lines of at most ``width`` columns, each line of its comment with
+    the sign of a comment: a pasted line must be no code if it is none.
+    """
+    lines = fold(code, width)
+    statement, _, comment = code.partition(COMMENT)
+    if len(lines) == 1 or not comment:
+        return lines
+    mark = COMMENT.lstrip()
+    return fold(statement, width) + [mark + line for line in fold(comment, width - len(mark))]
+
+
 def _without_separators(lines: list[str]) -> list[str]:
     """Return lines that neither begin nor end with a separator where they were broken."""
     begun = [line.removeprefix(SEPARATOR.lstrip()) for line in lines]
@@ -352,12 +365,14 @@ class _Grid:
         for texts in zip(self.head, *self.body, strict=True):
             self.widths.append(max(map(columns, texts)))
         self.is_number: list[bool] = []
+        self._fold: list[Callable[[str, int], list[str]]] = []
         self._is_whole: list[bool] = []
         """True for columns of numbers, and for short code, which is broken last."""
         for name, width in zip(table.columns, self.widths, strict=True):
             is_number = name in table.numbers
             is_code = name in table.whole and width <= _WIDEST_WHOLE
             self.is_number.append(is_number)
+            self._fold.append(fold_code if name in table.whole else fold)
             self._is_whole.append(is_number or is_code)
 
     def layouts(self, bars: Sequence[str]) -> Iterator[_Layout]:
@@ -375,9 +390,10 @@ class _Grid:
     def folded(self, row: Sequence[str], widths: Sequence[int], gap: int) -> list[str]:
         """Return the lines of a row, whose texts are folded to the widths of the columns."""
         columns_of_lines = []
-        for text, width, is_number in zip(row, widths, self.is_number, strict=True):
+        looks = zip(widths, self.is_number, self._fold, strict=True)
+        for text, (width, is_number, folded) in zip(row, looks, strict=True):
             align = _right if is_number else _left
-            lines = [align(line, width) for line in fold(text, width)]
+            lines = [align(line, width) for line in folded(text, width)]
             columns_of_lines.append(lines)
         height = max(map(len, columns_of_lines))
         for lines, width in zip(columns_of_lines, widths, strict=True):
