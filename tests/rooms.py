@@ -45,6 +45,7 @@ ROOMS = {
         "test_heap",
         "test_mapped",
         "test_random_graphs",
+        "test_remembered",
         "test_structs",
         "test_views",
         "test_weak_references",

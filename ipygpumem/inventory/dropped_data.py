@@ -131,16 +131,12 @@ class OlderData:
                 older[key] = tracked[key]
         return older
 
-    def types_by_identity(self) -> dict[int, int]:
-        """Return the identity of the type of each of the nearest older objects that the collector
-        tracks, by the object's identity.
-        """
-        types = dict[int, int]()
+    def tracked(self) -> list[object]:
+        """Return the nearest older objects that the collector tracks."""
+        objects = dict[int, object]()
         for older in self._older.values():
-            for key, item in older.items():
-                if gc.is_tracked(item):
-                    types[key] = id(type(item))
-        return types
+            objects.update(older)
+        return list(filter(gc.is_tracked, objects.values()))
 
     def remarks(self) -> dict[str, str]:
         """Return the remark on each line that drops older objects.

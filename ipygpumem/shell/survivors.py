@@ -6,6 +6,7 @@ import functools
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import Array, StorageKey, describe, described
@@ -17,6 +18,7 @@ from ipygpumem.heap.holders.roots import Roots
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import NOT_REACHED, explain
 from ipygpumem.heap.holders.tasks import is_pending
+from ipygpumem.heap.remembered import Remembered
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.inventory.dropped_data import OlderData, with_remarks
 from ipygpumem.inventory.merging import merged, with_arrays
@@ -139,13 +141,13 @@ class Survivors:
         self._saved = saved
         self._ours = ours
         self.known: list[WatchedName] = []
-        self._known_others: list[tuple[tuple[int, ...], RetainedArray]] = []
-        """The identities of objects without arrays, and their rows."""
+        self._known_others: list[tuple[Remembered, RetainedArray]] = []
+        """The objects without arrays, and their rows."""
         self.cuts: dict[str, list[Cut]] = {}
         self._removed_modules: list[weakref.ref[Any]] = []
-        self._older: dict[int, int] = {}
-        """The identity of the type of each of the nearest older objects behind survivors."""
         """Modules of torch that lines of earlier reports remove."""
+        self._older: list[Remembered] = []
+        """The nearest older objects behind survivors."""
         self.deleted = DeletedNames(context)
 
     def baseline(self, remarks: list[str], names: tuple[str, ...]) -> Baseline:
@@ -224,7 +226,7 @@ class Survivors:
             progress(0.6)
             roots = self.roots()
             for remaining, row in search.other_rows(heap, roots):
-                self._known_others.append((tuple(map(id, remaining.items)), row))
+                self._known_others.append((Remembered(remaining.items), row))
                 new += remaining.items
                 rows.append(row)
             removed.update(roots.removed)
@@ -234,7 +236,7 @@ class Survivors:
         for row in rows:
             line = "" if row.holder is None else line_of(row.holder.advice)
             older.look_behind(line, self.cuts.get(line, ()), removed)
-        self._older.update(older.types_by_identity())
+        self._older.append(Remembered(older.tracked()))
         return rows, older
 
     # -- later ------------------------------------------------------------------------------------
@@ -247,26 +249,25 @@ class Survivors:
 
     def others_alive(self, heap: Heap) -> list[OtherAlive]:
         """Return the objects without arrays that are still alive, and forget the rest."""
-        wanted = {key for keys, _ in self._known_others for key in keys}
-        alive = heap.with_identities(wanted | self._older.keys())
-        # An identity may be that of a new object.
-        self._older = {
-            key: kind for key, kind in self._older.items() if id(type(alive.get(key))) == kind
-        }
+        records = [*self._older, *(remembered for remembered, _ in self._known_others)]
+        alive = heap.with_identities(set(chain.from_iterable(item.identities for item in records)))
+        older_alive = list(filter(None, [item.alive(alive) for item in self._older]))
+        self._older = list(map(Remembered, older_alive))
         recorded = self._known_others
         self._known_others = []
         still_alive = list[OtherAlive]()
-        for keys, reported in recorded:
-            items = [alive[key] for key in keys if key in alive]
-            # An identity may be that of a new object.
-            if items and row_of(items, Size({})).type_name == reported.type_name:
-                self._known_others.append((tuple(map(id, items)), reported))
+        for remembered, reported in recorded:
+            items = remembered.alive(alive)
+            if items:
+                self._known_others.append((Remembered(items), reported))
                 still_alive.append(OtherAlive(items, reported))
         return still_alive
 
     def older_alive(self) -> Set[int]:
-        """Return the identities of the objects behind survivors that are older than these."""
-        return self._older.keys()
+        """Return the identities of the objects behind survivors that are older than these, as of
+        the last look at the heap.
+        """
+        return set(chain.from_iterable(item.identities for item in self._older))
 
     def left_by(self, name: str, cell: int | None) -> tuple[RetainedArray, ...]:
         """Return the live object of a name that is not defined, or the live arrays that it held.

@@ -1,0 +1,84 @@
+"""An object is recognised by more than its place in memory, which another one may have taken."""
+
+import pytest
+
+from benchmarks.harness.kernel import Kernel
+from ipygpumem.heap.remembered import Remembered
+from tests.steps import kernel_with, works
+
+kernel = kernel_with(
+    "%load_ext ipygpumem",
+    "%config IPyGpuMem.quiet = True",
+    """
+class Plain:
+    pass
+
+class Slots:
+    __slots__ = ("texts",)
+
+def fill(item):
+    texts = [str(number) * 100 for number in range(10 ** 5, 10 ** 5 + 13_000)]
+    if type(item) is list:
+        item += texts
+    elif type(item) is dict:
+        item["texts"] = texts
+    else:
+        item.texts = texts
+    return item
+
+def take_the_place(make):
+    address, made = id(kept[0]), []
+    kept.clear()
+    while len(made) < 1000 and address not in map(id, made):
+        made.append(make())
+    assert id(made[-1]) == address
+    return fill(made[-1])
+
+kept = []
+[fill(Plain()) for _ in range(3)]  # CPython 3.13 makes later objects of a class smaller
+None
+""",
+)
+
+
+@pytest.mark.parametrize("new", ["Plain()", "Slots()", "{}", "[]"])
+def test_an_object_that_takes_the_place_of_a_leak_is_none(kernel: Kernel, new: str) -> None:
+    works(kernel, f"%%experiment e\nkept.append(fill({new}))")
+    (leaks,) = works(kernel, "%gpumem leaks").leaks()
+    assert "to free it: del kept[0]" in leaks
+    works(kernel, f"other = take_the_place(lambda: {new})")
+    (leaks,) = works(kernel, "%gpumem leaks").leaks()
+    assert leaks == "no leak of at least 1 MiB was found"
+    works(kernel, "del other")
+
+
+@pytest.mark.parametrize("new", ["Plain()", "Slots()", "{}", "[]"])
+def test_a_leak_that_grows_is_still_one(kernel: Kernel, new: str) -> None:
+    grow = {"[]": "kept[0] += ['more']", "{}": "kept[0]['more'] = 1"}
+    works(kernel, f"%%experiment e\nkept.append(fill({new}))")
+    works(kernel, grow.get(new, "kept[0].texts.append('more')"))
+    (leaks,) = works(kernel, "%gpumem leaks").leaks()
+    assert "to free it: del kept[0]" in leaks
+    works(kernel, "kept.clear()")
+
+
+def by_identity(items: list[object]) -> dict[int, object]:
+    return {id(item): item for item in items}
+
+
+def test_of_many_objects_samples_decide() -> None:
+    items: list[object] = [[f"text {number}"] for number in range(2000)]
+    remembered = Remembered(items)
+    assert remembered.alive(by_identity(items)) == items
+    assert remembered.alive(by_identity(items[:1500])) == items[:1500]
+    assert remembered.alive(by_identity(items[:500])) == []
+    for item in items:
+        item[0] = "another"  # type: ignore[index]
+    assert remembered.alive(by_identity(items)) == []
+
+
+def test_each_of_a_few_objects_is_recognised_alone() -> None:
+    items: list[object] = [{"number": float(number)} for number in range(20)]
+    remembered = Remembered(items)
+    items[3]["number"] = 0.5  # type: ignore[index]
+    assert remembered.alive(by_identity(items)) == [*items[:3], *items[4:]]
