@@ -356,6 +356,8 @@ def test_readme_imports_what_its_examples_use() -> None:
         "%%isolate -h\nrows = 1",
         "gpumem top",
         "experiment list",
+        "# only a comment",
+        "\n  # path C:\\\n\n# rows = 1\n",
     ],
 )
 def test_a_cell_of_our_commands_has_no_line_and_no_row(notebook: Kernel, cell: str) -> None:
@@ -393,6 +395,7 @@ def test_a_command_without_code_has_no_line(notebook: Kernel, cell: str) -> None
         "text = '''\n%gpumem top\n'''",
         "%gpumem top\n# path C:\\\nrows = 1",
         "gpumem = 3; del gpumem",
+        "# a comment\nrows = 1",
     ],
 )
 def test_a_cell_with_other_code_keeps_its_line(notebook: Kernel, cell: str) -> None:

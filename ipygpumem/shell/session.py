@@ -26,7 +26,7 @@ from ipygpumem.shell.error_isolation import Part
 from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.shell.free_heap import FreeHeap
 from ipygpumem.shell.ipython.caches import error_of, last_error, shown_since
-from ipygpumem.shell.ipython.sources import has_only_our_commands
+from ipygpumem.shell.ipython.sources import has_only_comments, has_only_our_commands
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.subscribers import Subscribers
 from ipygpumem.shell.trends import Trends
@@ -387,7 +387,8 @@ _WITHOUT_SIGN = ("gpumem ", "ipygpumem ", "experiment ")
 
 
 def _is_ours(cell: Cell, record: CellRecord) -> bool:
-    """Return True if a cell has only our commands, whose reports say what they did.
+    """Return True if a cell has only our commands, whose reports say what they did, or only
+    comments.
 
     Its line would be noise, and so would its row in the history. An error other than a command's
     message is worth a line.
@@ -397,6 +398,8 @@ def _is_ours(cell: Cell, record: CellRecord) -> bool:
     if cell.measured.is_rejected:
         return True
     source = cell.source
+    if has_only_comments(source):
+        return True
     return ("%" in source or source.startswith(_WITHOUT_SIGN)) and has_only_our_commands(source)
 
 

@@ -52,6 +52,12 @@ def has_only_our_commands(source: str) -> bool:
     return bool(lines) and all(map(_OUR_COMMAND.match, lines))
 
 
+def has_only_comments(source: str) -> bool:
+    """Return True if each line of a cell is blank or a comment."""
+    lines = [line.lstrip() for line in source.splitlines()]
+    return all(line.startswith("#") for line in lines if line)
+
+
 def number_of_input(shell: Any, raw: str) -> int | None:
     """Return the number of the last cell with this source; subshells may run several at once."""
     inputs = shell.history_manager.input_hist_raw
