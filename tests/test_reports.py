@@ -91,7 +91,7 @@ def test_the_report_of_an_experiment_in_each_style() -> None:
         experiment(name="n" * 500, freed={"cpu": -2 * MIB}), "compact"
     )
     assert report.headline.endswith(
-        "n · 2 cells · 4.20 s · RAM consumed +600 MiB, freed -2 MiB, peak +1.31 GiB"
+        "n · 2 cells · 4.20 s · RAM consumed +600 MiB, freed 0 B, peak +1.31 GiB"
     )
     assert len(report.headline) < 170
     assert content.experiment_reports(experiment(), "none") == []

@@ -246,14 +246,14 @@ def _experiment_facts(record: ExperimentRecord) -> list[layout.Fact]:
 
 
 def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
-    """Return the labels of the memory held at an experiment's end, and of the decrease: negative
-    for an increase.
+    """Return the labels of the memory held at an experiment's end, and of the memory freed: none
+    if it grew while the experiment ended, by our own records for instance.
     """
     freed = record.freed.get(device)
     if freed is None:
         return {"consumed": "unknown", "freed": "unknown"}
     consumed = record.consumed.get(device, 0)
-    return {"consumed": format_change(consumed), "freed": format_bytes(freed)}
+    return {"consumed": format_change(consumed), "freed": format_bytes(max(0, freed))}
 
 
 def times(seconds: float, span_seconds: float) -> list[str]:

@@ -229,7 +229,7 @@ def _head(record: ExperimentRecord, failed: int) -> list[str]:
     for device, size in record.consumed.items():
         if device in devices_in_use:
             consumed = f"{device_label(device)} consumed {format_change(size)}"
-            freed = format_bytes(record.freed.get(device, 0))
+            freed = format_bytes(max(0, record.freed.get(device, 0)))
             head.append(f"{consumed}, freed {freed}")
     return head
 
