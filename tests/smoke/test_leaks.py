@@ -192,7 +192,7 @@ PASTED = {
     "def make(x): return lambda: x\nclosures = [make(big())]": (
         "del closures[0]  # when you no longer need the function"
     ),
-    "def f(x=big()): pass": "f = None  # when you no longer need the function",
+    "def f(x=big()): pass": "del f  # when you no longer need the function",
     "class Trainer:\n    def __init__(self): self.x = big()\nends = {'end': Trainer().__init__}": 'del ends["end"]',  # noqa: E501
     "def steps(x): yield x\ng = steps(big()); next(g);": "g.close()",
     "async def turns(x): yield x\nag = turns(big()); await ag.asend(None);": "await ag.aclose()",

@@ -165,7 +165,10 @@ class Path:
         """
         if self._unless or self._is_all:
             return
-        self._unless = f"{self.removal}{comment}" if self.removal else words
+        line = self.removal
+        if self.cut is not None and self.cut.kind is Kind.NAME and "." not in self.cut.target:
+            line = self.cut.statement  # as ``why`` deletes a variable of the notebook
+        self._unless = f"{line}{comment}" if line else words
         self._unless_cut = self.cut
 
     def _advised_cuts(self, ended_id: int) -> tuple[Cut, ...]:
