@@ -18,6 +18,8 @@ from ipygpumem.shell.commands.completion import complete
 from ipygpumem.shell.commands.declarations import Command, Group
 from ipygpumem.shell.commands.helps import help_of, printed_help
 from ipygpumem.shell.config import IPyGpuMem
+from ipygpumem.shell.dispatch import OTHER_NAMES
+from ipygpumem.shell.ipython.rewriting import LINE_MAGICS, NEED_A_CELL
 from ipygpumem.units import MIB
 from tests.steps import kernel_with
 
@@ -40,6 +42,16 @@ def commands_in(place: Command | Group) -> Iterator[Command]:
         found = place.load(name)
         assert found.name == f"{place.name} {name}"  # the table and the declaration agree
         yield from commands_in(found)
+
+
+def test_the_patterns_of_our_magics_name_all_of_them() -> None:
+    """IPython's edge knows them without importing the table."""
+    signs = set(TABLE.magics)
+    with_line = {name.removeprefix("%") for name in signs if not name.startswith("%%")}
+    of_cells = {name.removeprefix("%%") for name in signs if name.startswith("%%")}
+    line_magics = {*with_line, *OTHER_NAMES.values()} - {"gpumemit"}  # which runs the user's code
+    assert set(LINE_MAGICS.split("|")) == line_magics
+    assert set(NEED_A_CELL.split("|")) == of_cells - with_line
 
 
 @pytest.fixture

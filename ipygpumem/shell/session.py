@@ -382,10 +382,6 @@ _MESSAGES = ("UsageError", "MissingPackageError")
 """Errors whose message a command shows; it has run none of the cell's code."""
 
 
-_WITHOUT_SIGN = ("gpumem ", "ipygpumem ", "experiment ")
-"""Beginnings of cells with our commands as IPython's automagic takes them."""
-
-
 def _is_ours(cell: Cell, record: CellRecord) -> bool:
     """Return True if a cell has only our commands, whose reports say what they did, or only
     comments.
@@ -397,10 +393,7 @@ def _is_ours(cell: Cell, record: CellRecord) -> bool:
         return False
     if cell.measured.is_rejected:
         return True
-    source = cell.source
-    if has_only_comments(source):
-        return True
-    return ("%" in source or source.startswith(_WITHOUT_SIGN)) and has_only_our_commands(source)
+    return has_only_comments(cell.source) or has_only_our_commands(cell.source)
 
 
 def _code_that_ran(source: str, error: BaseException | None) -> str:

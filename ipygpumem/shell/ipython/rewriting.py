@@ -23,9 +23,12 @@ from ipygpumem.introspect import text_of
 REWRITTEN = ("experiment", "memlines", "peak", "autofit")
 """Cell magics whose first line is turned into a call, so that the body is a plain cell."""
 _FIRST_LINE = re.compile(rf"%%({'|'.join(REWRITTEN)})(?:[ \t]+(.*?))?[ \t]*\r?\n?", re.DOTALL)
-_NEED_A_CELL = "autofit|estimate|isolate|memlines|peak"
+LINE_MAGICS = "gpumem|ipygpumem|experiment"
+"""Pattern of the names of our magics that are a line, without their sign."""
+NEED_A_CELL = "autofit|estimate|isolate|memlines|peak"
+"""Pattern of the names of our magics that need a cell: a line with one says how to write it."""
 _BELOW_GPUMEM = re.compile(
-    rf"%%?gpumem[ \t]+(?=(?:{_NEED_A_CELL})\b)|%%gpumem[ \t]+(?=(?:experiment|gpumemit)\b)"
+    rf"%%?gpumem[ \t]+(?=(?:{NEED_A_CELL})\b)|%%gpumem[ \t]+(?=(?:experiment|gpumemit)\b)"
 )
 """Matches ``%gpumem`` in a first line such as ``%gpumem peak``, which means ``%%peak``."""
 _ON = re.compile(r"(?:^|\s)--on(?:[\s=]|$)")
@@ -34,9 +37,9 @@ _WORD = r"""(?:[^\s'"]|'[^']*'|"[^"]*")+"""
 """Matches a word of a line, with the texts in quotes that it contains."""
 _WITH_HELP = re.compile(rf"(?:[ \t]+{_WORD})*?[ \t]+(?:-h|--help)(?:[ \t]+.*|[ \t]*)\r?\n?")
 """Matches the rest of a first line that asks for help, next to other options or alone."""
-_CELL_MAGIC = re.compile(rf"%%({_NEED_A_CELL}|experiment|gpumemit)(?=\s|$)")
+_CELL_MAGIC = re.compile(rf"%%({NEED_A_CELL}|experiment|gpumemit)(?=\s|$)")
 """Matches the name in the first line of our cell magics."""
-_COMMAND_WITH_MARK = re.compile(r"(%(?:(?:ipy)?gpumem|experiment)[ \t]+[a-z]+)[ \t]*\?{1,2}\s*")
+_COMMAND_WITH_MARK = re.compile(rf"(%(?:{LINE_MAGICS})[ \t]+[a-z]+)[ \t]*\?{{1,2}}\s*")
 """Matches a line such as ``%gpumem leaks?``, of which IPython would only look for ``leaks``."""
 NO_BODY = "# no body\n"
 """Body of a cell magic without one, so that ours, not IPython, says what is missing.

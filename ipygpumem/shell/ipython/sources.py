@@ -16,6 +16,8 @@ from IPython.core.inputtransformer2 import TransformerManager
 from ipygpumem.notebook import sources_of_cells
 from ipygpumem.scope.bindings import bindings_of
 from ipygpumem.shell.ipython.rewriting import (
+    LINE_MAGICS,
+    NEED_A_CELL,
     REWRITTEN,
     first_lines,
     is_first_line,
@@ -24,14 +26,16 @@ from ipygpumem.shell.ipython.rewriting import (
 
 _OUR_COMMAND = re.compile(
     r"(?!.*[{$])"  # ``{name}`` and ``$name`` run code of the user
-    r"(?:%(?:(?:ipy)?gpumem|experiment)(?:\s|\?|$)|%(?:re|un)?load_ext ipygpumem\b"
-    r"|%(?:autofit|estimate|isolate|memlines|peak)(?:\s|$)|%gpumemit$"  # which say how to write it
+    rf"(?:%(?:{LINE_MAGICS})(?:\s|\?|$)|%(?:re|un)?load_ext ipygpumem\b"
+    rf"|%(?:{NEED_A_CELL})(?:\s|$)|%gpumemit$"  # which say how to write it
     r"|%config IPyGpuMem(?:\.\w+ *= *(?:\w+|[\d.]+|'[^']*'|\"[^\"]*\"))? *$"
     r"|%%?(?:gpumem\w*|experiment)\?"
     # without a sign, as IPython allows it; ``gpumem in names`` is Python
-    r"|(?:(?:ipy)?gpumem|experiment) +(?!(?:and|if|in|is|not|or)\b)[a-z])"
+    rf"|(?:{LINE_MAGICS}) +(?!(?:and|if|in|is|not|or)\b)[a-z])"
 )
 """Matches a line with one of our commands that runs no code of the user."""
+_MAY_BE_OURS = re.compile(f"%|{LINE_MAGICS}")
+"""Matches somewhere in each cell that contains one of our commands."""
 _RUN_CODE = ("time", "capture", "prun", *REWRITTEN)
 """Magics whose code binds names of the notebook; the code of %timeit runs in a function."""
 _ASSIGNMENTS = ast.Assign, ast.AugAssign, ast.AnnAssign
@@ -41,6 +45,8 @@ def has_only_our_commands(source: str) -> bool:
     """Return True if a cell runs no code of the user: each line is a line magic of ipygpumem, a
     comment or blank, or the cell is a cell magic of ipygpumem that has no body or asks for help.
     """
+    if _MAY_BE_OURS.search(source) is None:  # as in most cells
+        return False
     if runs_no_code(source):
         return True
     if first_lines(source)[0]:
