@@ -1,4 +1,4 @@
-"""IPython's shell of this process, and the numbers of its cells."""
+"""IPython's shell of this process, the numbers of its cells, and the code of their outputs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import sys
 from typing import Any
 
 _NUMBERED = re.compile(r"<ipython-input-(\d+)-")
+OUTPUT_PREFIX = "Out["
+"""The first characters of an output's code, and of all paths that begin at an output."""
+OUTPUT = re.compile(r"Out\[(?P<number>\d+)\]")
+"""Matches the code of an output."""
 
 
 def current_shell() -> Any:
@@ -48,3 +52,36 @@ def sources_of_cells(shell: Any) -> list[tuple[int, str]]:
     """Return the numbers and Python sources of the cells run so far, last one first."""
     sources = shell.history_manager.input_hist_parsed
     return [(number, sources[number]) for number in range(len(sources) - 1, 0, -1)]
+
+
+# -- outputs --------------------------------------------------------------------------------------
+
+
+def code_of_output(number: object) -> str:
+    """Return the code of a cell's output.
+
+    >>> code_of_output(5)
+    'Out[5]'
+    """
+    return f"{OUTPUT_PREFIX}{number}]"
+
+
+def cell_of_output(code: str) -> int | None:
+    """Return the number of the cell whose output has this code; None for any other code.
+
+    >>> cell_of_output("Out[5]"), cell_of_output("outer")
+    (5, None)
+    """
+    match = OUTPUT.fullmatch(code)
+    if match is None:
+        return None
+    return int(match["number"])
+
+
+def deletion_of_output(number: object) -> str:
+    """Return the line that deletes a cell's output; ``del`` would leave IPython's copies of it.
+
+    >>> deletion_of_output(5)
+    '%xdel _5'
+    """
+    return f"%xdel _{number}"

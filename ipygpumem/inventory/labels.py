@@ -7,6 +7,7 @@ from itertools import repeat
 from operator import itemgetter
 
 from ipygpumem.inventory.records import first_part
+from ipygpumem.notebook import OUTPUT_PREFIX
 
 CellOf = Callable[[str], "int | None"]
 
@@ -54,6 +55,6 @@ class Labels:
 
 
 def _head_of(path: str) -> str:
-    if path.startswith(("Out[", "list(")):
+    if path.startswith((OUTPUT_PREFIX, "list(")):
         return path
     return path.partition("[")[0]

@@ -26,12 +26,13 @@ from ipygpumem.heap.holders.nodes import Nodes, has_graph, is_leaf
 from ipygpumem.heap.named_arrays import NamedArrays
 from ipygpumem.introspect import instance_dict, is_instance, name_of, type_name
 from ipygpumem.inventory.tensor_records import torch_reader
+from ipygpumem.notebook import OUTPUT, OUTPUT_PREFIX, cell_of_output, deletion_of_output
 from ipygpumem.probes.allocator import snapshots
 
 _MOST_NODES = 1_000_000
 _OTHERS = ""
 """Owner of the graph nodes that may still be needed."""
-_ROOT = re.compile(r"Out\[\d+\]|\w+")
+_ROOT = re.compile(rf"(?:{OUTPUT.pattern})|\w+")
 _LAST_STEP = re.compile(r"""\[("[^"]*"|[^\[\]"]*)\]$|[.][^.\[\]"]+$""")
 _POSITION = re.compile(r"\[\d+\]")
 _NO_CODE = re.compile(r"[<{…'\\]|cell_contents|_hooks\[")
@@ -87,8 +88,9 @@ class _Root(NamedTuple):
 
 def _name_in(path: str) -> str:
     """Return the name or output at which a path begins."""
-    first: str = _ROOT.findall(path)[0]
-    return first
+    first = _ROOT.search(path)
+    assert first is not None
+    return first[0]
 
 
 class Retained:
@@ -193,7 +195,7 @@ class Retained:
         if is_evaluation:
             return _Root(node, path, "wrap the evaluation in with torch.no_grad():", "evaluation")
         kind, instead = self._storing(tensor, node, nodes, path)
-        if path.startswith("Out["):
+        if path.startswith(OUTPUT_PREFIX):
             kind = "output"
         return _Root(node, path, instead, kind)
 
@@ -255,7 +257,7 @@ class Retained:
                 continue
             keys = [key for key in storages.get(name, ()) if key not in listed]
             what = f"{name}: {type_name(value)} that only IPython holds"
-            remedy = f"to free it: %xdel _{name[4:-1]}"
+            remedy = f"to free it: {deletion_of_output(cell_of_output(name))}"
             yield from self._memory.findings(keys, what, remedy)
 
     def _storages_of_outputs(self) -> dict[StorageKey, str]:

@@ -26,7 +26,7 @@ from ipygpumem.inventory import records, survey
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.top import LargestNames, NamedSize, measure_names, select
 from ipygpumem.magics import sources
-from ipygpumem.notebook import cell_of_file, running_cell
+from ipygpumem.notebook import OUTPUT_PREFIX, cell_of_file, cell_of_output, running_cell
 from ipygpumem.probes.host import rss_bytes
 from ipygpumem.probes.mappings import own_pages
 from ipygpumem.reclaim.reclaim import current
@@ -48,7 +48,6 @@ from ipygpumem.shell.commands.declarations import (
 )
 from ipygpumem.shell.commands.parsing import NUMBER_OF_ROWS, device_hint
 from ipygpumem.shell.ipython.caches import (
-    cell_of_output,
     kept_by_run,
     named_objects,
     references_of_names,
@@ -251,7 +250,9 @@ def largest(
 def _outputs_in(names: Iterable[str]) -> set[str]:
     """Return the names that are outputs, such as ``Out[5]``."""
     names = list(names)
-    are_outputs = map(str.startswith, names, repeat("Out["))  # in C: there may be 100,000 names
+    are_outputs = map(
+        str.startswith, names, repeat(OUTPUT_PREFIX)
+    )  # in C: there may be 100,000 names
     return set(compress(names, are_outputs))
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import kinds_of, of_types
 from ipygpumem.introspect import target_of
+from ipygpumem.notebook import cell_of_output, deletion_of_output
 from ipygpumem.reclaim.stored_errors import (
     CLEARABLE_TYPES,
     DICT_TYPES,
@@ -102,15 +103,16 @@ def _item_at(container: Any, key: object) -> Any:
 
 def _code_of(name: str) -> str:
     """Return the code for a named object or an output."""
-    if name.startswith("Out["):
+    if cell_of_output(name) is not None:
         return name
     return target_of(name)
 
 
 def _deletion(name: str) -> str:
     """Return the statement that deletes a name or an output."""
-    if name.startswith("Out["):
-        return f"%xdel _{name[4:-1]}"
+    number = cell_of_output(name)
+    if number is not None:
+        return deletion_of_output(number)
     return f"del {target_of(name)}"
 
 

@@ -20,6 +20,7 @@ from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.heap.arrays import Array
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.introspect import is_atom, named_objects
+from ipygpumem.notebook import code_of_output
 from ipygpumem.probes.children import children as children_now
 from ipygpumem.probes.host import RamFigures
 from ipygpumem.probes.malloc import allocated_bytes
@@ -235,7 +236,7 @@ class ExperimentEnd:
             if not is_atom(value):
                 named.append((name, value))
         for number, value in self._scope.outputs().items():
-            named.append((f"Out[{number}]", value))
+            named.append((code_of_output(number), value))
         self._before.names_by_object = {id(value): name for name, value in named}
         if named:
             self._leave_out_the_notebooks(search, own_names)

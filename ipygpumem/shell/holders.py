@@ -27,6 +27,7 @@ from ipygpumem.inventory.contents import Contents
 from ipygpumem.inventory.records import Inventory, TensorRecord
 from ipygpumem.inventory.top import LargestNames, NamedSize
 from ipygpumem.meter.meter import Meter
+from ipygpumem.notebook import OUTPUT_PREFIX
 from ipygpumem.probes.children import Child
 from ipygpumem.probes.children import children as children_now
 from ipygpumem.probes.mappings import own_pages
@@ -225,7 +226,7 @@ def _grouped(named: dict[str, object]) -> dict[str, object]:
     objects: dict[str, object] = {}
     outputs = list[object]()
     for name, value in named.items():
-        if name.startswith("Out["):
+        if name.startswith(OUTPUT_PREFIX):
             outputs.append(value)
         else:
             objects[name] = value

@@ -23,6 +23,7 @@ from ipygpumem.inventory.dropped_data import OtherData, with_remarks
 from ipygpumem.inventory.merging import merged
 from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
 from ipygpumem.inventory.roles import added_to_optimizers, optimizer_states
+from ipygpumem.notebook import code_of_output
 from ipygpumem.records import RetainedArray
 from ipygpumem.report.content import Kept
 from ipygpumem.scope.ownable import ownable_objects
@@ -172,7 +173,7 @@ class _Outputs:
         self.values: dict[str, object] = {}
         for number, value in kept.items():
             if not is_atom(value):
-                self.values[f"Out[{number}]"] = value
+                self.values[code_of_output(number)] = value
         self._paths, self._inside = paths_of(names, self.values)
         self._inside |= keepers | {id(kept), id(self.values)}
 

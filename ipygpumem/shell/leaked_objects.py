@@ -35,6 +35,7 @@ from ipygpumem.inventory.remaining import (
     is_searched_together,
     objects_to_search,
 )
+from ipygpumem.notebook import cell_of_output, deletion_of_output
 from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.report.content import Kept
 from ipygpumem.scope.ownable import ownable_objects
@@ -405,7 +406,7 @@ def rows_of_outputs(unlisted: Unlisted, outputs: Mapping[str, object]) -> list[K
         size = unlisted.bytes_of([value])
         if size >= unlisted.notebook.smallest:
             what = f"{name}: {type_name(value)} that only IPython holds"
-            remedy = f"to free it: %xdel _{name[4:-1]}"
+            remedy = f"to free it: {deletion_of_output(cell_of_output(name))}"
             is_at_least = Sizes().measure(value).is_at_least
             rows.append(Kept(size, "cpu", what, remedy, size, is_at_least))
     return rows

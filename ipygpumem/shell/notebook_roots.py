@@ -12,7 +12,7 @@ from ipygpumem.heap.holders.references_of import is_added
 from ipygpumem.heap.holders.registries import Registries
 from ipygpumem.heap.holders.roots import LAST_ERROR, OF_IPYTHON, OF_MODULE, Root, Roots
 from ipygpumem.introspect import instance_dict, module_dict, text_of
-from ipygpumem.notebook import cell_of_file
+from ipygpumem.notebook import cell_of_file, code_of_output, deletion_of_output
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import global_of_run, is_of_ipython
 
@@ -121,7 +121,7 @@ def _variable_or_kept(keepers: Container[str], key: object) -> Root:
 
 def _output(key: object) -> Root:
     # ``del`` and ``%reset -f out`` leave copies; %xdel knows where IPython keeps them.
-    return Root(f"Out[{key}]", 1, f"%xdel _{key}")
+    return Root(code_of_output(key), 1, deletion_of_output(key))
 
 
 def _hidden(key: object) -> Root:

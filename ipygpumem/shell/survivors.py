@@ -31,7 +31,7 @@ from ipygpumem.inventory.remaining import (
     most_bytes,
 )
 from ipygpumem.meter.own_growth import growth_for
-from ipygpumem.notebook import running_cell
+from ipygpumem.notebook import cell_of_output, running_cell
 from ipygpumem.records import ReferencePath, RetainedArray, line_of
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.array_holders import (
@@ -45,7 +45,6 @@ from ipygpumem.shell.array_holders import (
 from ipygpumem.shell.baselines import Baseline
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.deleted_names import DeletedNames
-from ipygpumem.shell.ipython.caches import cell_of_output
 from ipygpumem.shell.ipython.sources import cell_that_bound
 from ipygpumem.shell.notebook_roots import roots_of_notebook
 from ipygpumem.shell.recovery import MUCH

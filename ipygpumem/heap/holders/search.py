@@ -7,7 +7,6 @@ text or numbers, so that no user code runs.
 from __future__ import annotations
 
 import itertools
-import re
 import weakref
 from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
@@ -33,6 +32,7 @@ from ipygpumem.heap.holders.roots import (
 )
 from ipygpumem.heap.holders.rows import Row, RowHolders
 from ipygpumem.introspect import instance_dict, is_instance
+from ipygpumem.notebook import OUTPUT
 from ipygpumem.records import COMMENT, ReferencePath, line_of
 
 _MOST_OWNERS = 5000
@@ -249,10 +249,6 @@ def _holder_of_kept(keeper: Keeper, owner: ReferencePath, module: str) -> Refere
     return ReferencePath(path, owner.advice or keeper.advice)
 
 
-_OUTPUT = re.compile(r"Out\[\d+\]")
-"""Matches the beginning of a path from an output, which is code, too."""
-
-
 def _clearing_gradients(path: str, module: str) -> str:
     """Return the statement that drops the gradient of a tensor, given its path.
 
@@ -261,7 +257,7 @@ def _clearing_gradients(path: str, module: str) -> str:
     """
     for place, ending in ((module, ".zero_grad()"), (path, ".grad = None")):
         code = place.removeprefix(NOTEBOOK)
-        is_code = code != place or _OUTPUT.match(code) is not None
+        is_code = code != place or OUTPUT.match(code) is not None
         if is_code and ": " not in code and " (" not in code and "…" not in code:
             return f"{code}{ending}"
     return ""

@@ -18,6 +18,7 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from ipygpumem.introspect import instance_dict, is_exactly, is_instance, module_dict
+from ipygpumem.notebook import code_of_output
 from ipygpumem.reclaim.exceptions import traceback_of
 from ipygpumem.reclaim.tracebacks import release
 from ipygpumem.scope.ownable import ownable
@@ -25,7 +26,6 @@ from ipygpumem.shell.ipython.printed import Printed, PrintedMark
 
 _NAME = re.compile(r"(?P<output>_{1,3}|_(?P<number>\d+))|_i{1,3}|_i\d+")
 """IPython's names of outputs, and (with an ``i``) of inputs."""
-_LABEL = re.compile(r"Out\[(\d+)\]")
 _LATEST = ("_", "__", "___")
 
 
@@ -94,7 +94,7 @@ def named_objects(shell: Any) -> dict[str, object]:
     if is_instance(outputs, dict):
         for number, value in list(dict.items(outputs)):
             if type(number) is int:
-                objects[f"Out[{number}]"] = value
+                objects[code_of_output(number)] = value
     return objects
 
 
@@ -178,14 +178,6 @@ def kept_by_run(shell: Any, names: Iterable[str]) -> list[str]:
             if module_dict(module).get(name, missing) is shell.user_ns.get(name):
                 statements.append(f"{global_of_run(file, name)} = None")
     return statements
-
-
-def cell_of_output(label: str) -> int | None:
-    """Return the number in ``Out[5]``; None for any other name."""
-    match = _LABEL.fullmatch(label)
-    if match is None:
-        return None
-    return int(match[1])
 
 
 StoredMark = dict[Any, float]
