@@ -297,6 +297,36 @@ def held_once() -> int:
     return next(map(sys.getrefcount, part))
 
 
+def _counts_of_one_holder() -> tuple[int, int]:
+    """Return the reference counts of an object with one holder, in a list of referents: by ``map``,
+    and by index.
+    """
+    holder = [object()]
+    references = gc.get_referents(holder)
+    by_map = next(map(sys.getrefcount, references))
+    by_index = sys.getrefcount(references[0])
+    return by_map, by_index
+
+
+ONCE_IN_LIST, ONCE_BY_INDEX = _counts_of_one_holder()
+
+
+def linked_to(item: object) -> list[Any]:
+    """Return the objects of its own type to which an object refers, as a node of a linked list
+    refers to the next one: directly, or by the dict of its attributes.
+    """
+    kind = type(item)
+    referents = gc.get_referents(item)
+    same = of_types({id(kind)}, referents)
+    if same or kind is dict:
+        return same
+    # A dict with other holders may be a namespace, which leads to everything.
+    counts = list(map(sys.getrefcount, referents))
+    unshared = list(compress(referents, map(ONCE_IN_LIST.__ge__, counts)))
+    attributes = of_types({id(dict)}, unshared)
+    return of_types({id(kind)}, gc.get_referents(*attributes))
+
+
 def by_identity(items: Sequence[T]) -> dict[int, T]:
     """Return the items without duplicates, by identity."""
     return dict(zip(ids_of(items), items, strict=True))

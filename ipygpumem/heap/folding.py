@@ -6,7 +6,6 @@ Loops over objects run in C, in chunks.
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,10 +19,13 @@ from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import (
     CHUNK,
     CONTAINER_TYPES,
+    ONCE_BY_INDEX,
+    ONCE_IN_LIST,
     by_identity,
     chunks,
     held_once,
     lengths_of,
+    linked_to,
     of_types,
     parts_of_container,
     types_of,
@@ -96,29 +98,15 @@ class Folder:
         Each node of a doubly linked list leads to one new node: read one by one, a list of 50,000
         takes 2.7 s instead of 0.3 s.
         """
-        kind = type(node)
-        is_read = id(node) in self._with_items_read
-        if is_read or any(is_instance(node, base) for base in _LEADS_TO_ALL):
+        if not self._may_be_link(node):
             return
-        met = {id(node)}
-        following = list[Any]()
-        level = [node]
-        while level and len(following) < CHUNK:
-            shared = list[Any]()
-            for item in level:
-                same = _of_same_kind(item, kind) if self._is_short(item) else []
-                # ``compress`` holds an item while it asks for the next selector, so count before.
-                counts = list(map(sys.getrefcount, same))
-                shared += compress(same, map(ONCE_IN_LIST.__lt__, counts))
-            new = {key: item for key, item in by_identity(shared).items() if key not in met}
-            met.update(new)
-            level = [item for key, item in new.items() if key not in self._graph.objects]
-            following += level
-        entered = set(map(id, self._context.barriers.entered(following)))
-        is_left_out = [id(item) not in entered for item in following]
-        if any(is_left_out):  # nothing behind a barrier is read
-            del following[is_left_out.index(True) :]
-        self._context.frontier.add(following)
+        links = self._shared_links(node)
+        entered = set(map(id, self._context.barriers.entered(links)))
+        for position, link in enumerate(links):
+            if id(link) not in entered:  # nothing behind a barrier is read
+                del links[position:]
+                break
+        self._context.frontier.add(links)
 
     # -- one node --------------------------------------------------------------------------------
 
@@ -127,7 +115,7 @@ class Folder:
     ) -> None:
         """Read some objects that belong to a node; each stands for ``times`` objects."""
         if len(part) == 1:
-            following = self._linked(part[0])
+            following = self._single_links(part[0])
             folding.linked.update(map(id, following))
             part = [*part, *following]
         self._measure(folding, part, type_ids, times)
@@ -326,23 +314,55 @@ class Folder:
 
     # -- linked lists ----------------------------------------------------------------------------
 
-    def _linked(self, item: Any) -> list[Any]:
-        """Return the next objects of a linked list to which only the list refers: one by one would
-        take long.
+    def _single_links(self, item: Any) -> list[Any]:
+        """Return the next links of a list to which only the list refers: one by one would take
+        long.
         """
-        kind = type(item)
-        linked = list[Any]()
-        is_read = id(item) in self._with_items_read
-        leads_to_all = any(is_instance(item, base) for base in _LEADS_TO_ALL)
-        if is_read or leads_to_all or not self._is_short(item):
-            return linked
-        while len(linked) < CHUNK:
-            following = _of_same_kind(item, kind)
-            if len(following) != 1 or sys.getrefcount(following[0]) > _ONCE_BY_INDEX:
+        links = list[Any]()
+        if not self._may_be_link(item) or not self._is_short(item):
+            return links
+        while len(links) < CHUNK:
+            following = linked_to(item)
+            if len(following) != 1 or sys.getrefcount(following[0]) > ONCE_BY_INDEX:
                 break
             item = following[0]
-            linked.append(item)
-        return linked
+            links.append(item)
+        return links
+
+    def _shared_links(self, node: Any) -> list[Any]:
+        """Return the next unread links of a list whose links have several references, as those of a
+        doubly linked list.
+        """
+        links = list[Any]()
+        met = {id(node)}
+        level = [node]
+        while level and len(links) < CHUNK:
+            following = self._shared_links_of(level)
+            level = []
+            for key, link in following.items():
+                if key not in met and key not in self._graph.objects:
+                    level.append(link)
+            met.update(following)
+            links += level
+        return links
+
+    def _shared_links_of(self, items: Sequence[Any]) -> dict[int, Any]:
+        """Return the links with several references to which some links refer, by identity."""
+        shared = list[Any]()
+        for item in items:
+            if not self._is_short(item):
+                continue
+            following = linked_to(item)
+            # ``compress`` holds an item while it asks for the next selector, so count before.
+            counts = list(map(sys.getrefcount, following))
+            shared += compress(following, map(ONCE_IN_LIST.__lt__, counts))
+        return by_identity(shared)
+
+    def _may_be_link(self, item: Any) -> bool:
+        """Return False for an object that is read in another way, or that leads to everything."""
+        if id(item) in self._with_items_read:
+            return False
+        return not any(is_instance(item, base) for base in _LEADS_TO_ALL)
 
     def _is_short(self, item: Any) -> bool:
         """Return False for a container with more items than a link of a list has."""
@@ -386,31 +406,3 @@ def constants_among(items: Sequence[Any], counts: Sequence[int]) -> set[int]:
     return {
         key for key, item in by_identity(common).items() if sys.getsizeof(item) <= _LARGEST_CONSTANT
     }
-
-
-def _of_same_kind(item: object, kind: type) -> list[Any]:
-    """Return the objects of a type to which an object refers, if need be by the dict of its
-    attributes.
-    """
-    references = gc.get_referents(item)
-    same = of_types({id(kind)}, references)
-    if not same and kind is not dict:
-        counts = list(map(sys.getrefcount, references))
-        unshared = list(compress(references, map(ONCE_IN_LIST.__ge__, counts)))
-        own_dicts = of_types({id(dict)}, unshared)
-        same = of_types({id(kind)}, gc.get_referents(*own_dicts))
-    return same
-
-
-def _counts_of_one_holder() -> tuple[int, int]:
-    """Return the reference counts of an object with one holder, in a list of referents: by ``map``,
-    and by index.
-    """
-    holder = [object()]
-    references = gc.get_referents(holder)
-    by_map = next(map(sys.getrefcount, references))
-    by_index = sys.getrefcount(references[0])
-    return by_map, by_index
-
-
-ONCE_IN_LIST, _ONCE_BY_INDEX = _counts_of_one_holder()

@@ -13,8 +13,8 @@ from itertools import chain, compress, repeat
 from operator import and_, not_
 from typing import Any
 
-from ipygpumem.heap.bulk import CHUNK, chunks, of_types
-from ipygpumem.heap.folding import ONCE_IN_LIST, Folder, constants_among
+from ipygpumem.heap.bulk import CHUNK, ONCE_IN_LIST, chunks, of_types
+from ipygpumem.heap.folding import Folder, constants_among
 from ipygpumem.heap.frontier import Context
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.holders.tasks import BUILTIN

@@ -32,6 +32,7 @@ from ipygpumem.heap.bulk import (
     chunks,
     container_base,
     lengths_of,
+    linked_to,
     of_types,
     one_of_each,
     parts_of_container,
@@ -335,7 +336,7 @@ class Walk:
         (node,) = objects
         node_ids = set[int]()
         while len(nodes) < CHUNK:
-            following = _next_nodes(node, node_ids)
+            following = [item for item in linked_to(node) if id(item) not in node_ids]
             if len(following) != 1 or id(following[0]) in self.seen:
                 break
             (node,) = following
@@ -478,17 +479,3 @@ def _with_attributes(tensors: Sequence[Any]) -> list[Any]:
     if len(gc.get_referents(*tensors)) == len(tensors):
         return []
     return [tensor for tensor in tensors if len(gc.get_referents(tensor)) > 1]
-
-
-def _next_nodes(node: object, visited: Collection[int]) -> list[Any]:
-    """Return the objects of the same type to which a node of a linked list refers, directly or by
-    its attributes, without those already visited.
-    """
-    kind = type(node)
-    referents = gc.get_referents(node)
-    following = [item for item in referents if type(item) is kind and id(item) not in visited]
-    if following or kind is dict:
-        return following
-    dicts = [item for item in referents if type(item) is dict and "__builtins__" not in item]
-    values = gc.get_referents(*dicts)
-    return [item for item in values if type(item) is kind and id(item) not in visited]
