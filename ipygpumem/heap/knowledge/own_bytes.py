@@ -123,28 +123,31 @@ class OwnBytes:
         """
         type_ids = self.learn(items)
         # ``sys.getsizeof`` would run the code of a class with a ``__sizeof__`` of its own.
-        different = (self._special - _TWO_BLOCKS) & type_ids
-        sizes = list(each(sys.getsizeof, without_types(different, items)))
-        in_one_block = {size: rounded({size: 1}) for size in set(sizes)}
-        if not different and _TWO_BLOCKS.isdisjoint(type_ids):
-            return list(map(in_one_block.__getitem__, sizes))
-        in_two_blocks = {size: rounded({size: 1}, _HEADER) for size in in_one_block}
-        shares: dict[int, int] = {}
-        for type_id in (self._inline | self._in_bulk.keys()) & different:
-            same = of_types({type_id}, items)
-            shares[type_id] = self.of(same) // len(same)
-        rounded_sizes = list[int]()
-        following = iter(sizes)
+        special = (self._special - _TWO_BLOCKS) & type_ids
+        plain_sizes = _sizes_of_plain(without_types(special, items))
+        if not special:
+            return plain_sizes
+        shares = self._shares(items, special)
+        sizes = list[int]()
+        next_plain = iter(plain_sizes)
         for item, type_id in zip(items, map(id, map(type, items)), strict=True):
             if type_id in shares:
-                rounded_sizes.append(shares[type_id])
-            elif type_id in different:
-                rounded_sizes.append(self.of([item]))
-            elif type_id in _TWO_BLOCKS:
-                rounded_sizes.append(in_two_blocks[next(following)])
+                sizes.append(shares[type_id])
+            elif type_id in special:
+                sizes.append(self.of([item]))
             else:
-                rounded_sizes.append(in_one_block[next(following)])
-        return rounded_sizes
+                sizes.append(next(next_plain))
+        return sizes
+
+    def _shares(self, items: Sequence[Any], type_ids: set[int]) -> dict[int, int]:
+        """Return the bytes of one object of each type whose objects have memory outside them: the
+        mean of all of these, by the identity of the type.
+        """
+        shares: dict[int, int] = {}
+        for type_id in (self._inline | self._in_bulk.keys()) & type_ids:
+            same = of_types({type_id}, items)
+            shares[type_id] = self.of(same) // len(same)
+        return shares
 
     def requested(self, batch: Batch[Any]) -> int:
         """Return the bytes that objects have requested from allocators, without the data of arrays.
@@ -248,6 +251,25 @@ class OwnBytes:
         for types in (self._sizers, self._in_bulk, self.arrays, self._inline, in_two_blocks):
             if type_id in types:
                 self._special.add(type_id)
+
+
+def _sizes_of_plain(items: Sequence[Any]) -> list[int]:
+    """Return the bytes of each object, if ``sys.getsizeof`` measures all of them.
+
+    Each size is rounded once, because most objects have one of a few sizes.
+    """
+    sizes = list(each(sys.getsizeof, items))
+    in_one_block = {size: rounded({size: 1}) for size in set(sizes)}
+    if _TWO_BLOCKS.isdisjoint(types_of(items)):
+        return list(map(in_one_block.__getitem__, sizes))
+    in_two_blocks = {size: rounded({size: 1}, _HEADER) for size in in_one_block}
+    rounded_sizes = list[int]()
+    for size, type_id in zip(sizes, map(id, map(type, items)), strict=True):
+        if type_id in _TWO_BLOCKS:
+            rounded_sizes.append(in_two_blocks[size])
+        else:
+            rounded_sizes.append(in_one_block[size])
+    return rounded_sizes
 
 
 def of_tensors(reader: Reader, tensors: Sequence[Any]) -> int:
