@@ -304,30 +304,69 @@ def _ended_by_name(groups: _Groups, target: str, item: object, roots: Roots) -> 
 
 def _parts(region: Region, groups: _Groups, held: set[int]) -> tuple[list[HeldPart], set[NodeKey]]:
     """Return the memory that each holder keeps alive, and all nodes of these parts."""
-    named = set[NodeKey]().union(*groups.values())
-    without_holder = set[NodeKey](held - named)
-    counted = set[NodeKey]()
-    parts = dict[ReferencePath, HeldPart]()
-    for holder, keys in [*groups.items(), (_SMALL, without_holder)]:
-        reached = region.reach(keys)
-        shared_bytes = region.bytes_of(counted & reached).total()
-        added = region.bytes_of(reached - counted)
-        counted |= reached
-        # A number that the whole process shares is no reason to delete what has it.
-        is_large = added.total() >= _LEAST_BYTES
+    parts = _Parts(region)
+    named = set[NodeKey]()
+    for holder, keys in groups.items():
+        parts.add(holder, keys)
+        named |= keys
+    parts.add_without_holder(held - named)
+    return parts.with_memory(), parts.counted
+
+
+class _Parts:
+    """The memory that each holder keeps alive.
+
+    Memory that several holders keep alive counts for the first of them.
+
+    Attributes:
+        counted: the nodes of all parts so far.
+    """
+
+    def __init__(self, region: Region) -> None:
+        self.counted = set[NodeKey]()
+        self._region = region
+        self._by_holder: dict[ReferencePath, HeldPart] = {}
+
+    def add(self, holder: ReferencePath, keys: Collection[NodeKey]) -> None:
+        """Add the memory behind some nodes that a holder refers to."""
+        added, shared_bytes = self._count(keys)
         is_shared = shared_bytes >= _LEAST_BYTES
-        if holder is _SMALL and not is_large:
+        if added.total() >= _LEAST_BYTES or is_shared:
+            part = HeldPart(holder, len(keys), dict(added), is_shared, shared_bytes)
+        else:  # a number that the whole process shares is no reason to delete its holder
+            part = HeldPart(_SMALL, len(keys), dict(added))
+        self._join(part)
+
+    def add_without_holder(self, keys: Collection[NodeKey]) -> None:
+        """Add the memory behind some nodes whose holders were not searched."""
+        added, _ = self._count(keys)
+        if added.total() < _LEAST_BYTES:
             added.clear()  # constants, such as names of attributes
-        if not is_large and not is_shared:
-            holder = _SMALL
-        if holder is _SMALL:
-            is_shared = False
-            shared_bytes = 0
-        earlier = parts.get(holder, HeldPart(holder, 0, {}))
-        added.update(earlier.device_bytes)
-        objects = earlier.objects + len(keys)
-        parts[holder] = HeldPart(holder, objects, dict(added), is_shared, shared_bytes)
-    return [part for part in parts.values() if part.size_bytes or part.is_shared], counted
+        self._join(HeldPart(_SMALL, len(keys), dict(added)))
+
+    def with_memory(self) -> list[HeldPart]:
+        """Return the parts that have memory, or share that of earlier parts."""
+        return [part for part in self._by_holder.values() if part.size_bytes or part.is_shared]
+
+    def _count(self, keys: Collection[NodeKey]) -> tuple[Counter[str], int]:
+        """Return the bytes behind some nodes that no earlier part has, by device, and the number of
+        those that one has.
+        """
+        reached = self._region.reach(keys)
+        shared_bytes = self._region.bytes_of(reached & self.counted).total()
+        added = self._region.bytes_of(reached - self.counted)
+        self.counted |= reached
+        return added, shared_bytes
+
+    def _join(self, part: HeldPart) -> None:
+        """Add a part to that of the same holder, if there is one."""
+        earlier = self._by_holder.get(part.holder)
+        if earlier is not None:
+            total = Counter(earlier.device_bytes)
+            total.update(part.device_bytes)
+            objects = earlier.objects + part.objects
+            part = replace(part, objects=objects, device_bytes=dict(total))
+        self._by_holder[part.holder] = part
 
 
 def _worth_naming(region: Region, held_outside: set[int], every: Collection[NodeKey]) -> set[int]:
