@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Container, Iterable, Iterator, Mapping, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from ipygpumem.notebook import code_of_output
 from ipygpumem.records import RetainedArray
 from ipygpumem.report.content import Kept
 from ipygpumem.scope.ownable import ownable_objects
-from ipygpumem.shell.array_holders import MOST_EXPLAINED, Questions
+from ipygpumem.shell.array_holders import MOST_EXPLAINED, Explained, Questions
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs
 from ipygpumem.shell.ipython.printed import Printed
@@ -112,36 +112,44 @@ class LeakSearch:
         progress: Progress,
     ) -> Leaks:
         """Return the leaks on a heap; one search finds the holders of all of them."""
-        smallest = self._smallest
         survivors = self._leaked_names(heap)
         survivors += tensors_on_arrays(survivors, heap)
-        cuts = roots.cuts
         listed = storages_of(survivors)
-        graphs = [graph for graph in retained.graphs if graph.size_bytes >= smallest]
-        large = LargeObjects(heap, list(in_run_modules(self._context.shell)))
+        graphs = [graph for graph in retained.graphs if graph.size_bytes >= self._smallest]
+        unnamed = self._unnamed(heap, listed, graphs)
+        progress(0.7)
+        questions = unnamed.questions()
+        of_survivors = self._survivors.explained(survivors, heap, roots, questions)
+        rows = rows_of(of_survivors, heap, roots.cuts)
+        rows += unnamed.rows(questions.holders, of_survivors)
+        rows += rows_of_registries(unnamed.unlisted, roots.cuts)
+        findings = [*graphs, *retained.outputs(heap.large(self._smallest))]
+        kept = _sized(findings, self._smallest, listed)
+        kept += rows_of_outputs(unnamed.unlisted, outputs.values)
+        return Leaks(
+            merged(rows, roots.cuts), unnamed.arrays.beyond, _together(kept), retained.complete
+        )
+
+    def _unnamed(
+        self, heap: Heap, listed: Set[StorageKey], graphs: Iterable[Finding]
+    ) -> _UnnamedMemory:
+        """Return the memory that may have leaked without a name of an experiment.
+
+        Args:
+            heap: the live objects.
+            listed: the storages of survivors, which have rows of their own.
+            graphs: autograd graphs, which have rows of their own.
+        """
         namespace = self._context.namespace
-        notebook = Notebook(heap, namespace, smallest)
+        large = LargeObjects(heap, list(in_run_modules(self._context.shell)))
+        notebook = Notebook(heap, namespace, self._smallest)
         surviving = SurvivingObjects(self._survivors, notebook, large.places, listed)
-        in_rows = listed.union(surviving.storages, *(graph.shares for graph in graphs))
+        in_rows = set(listed).union(surviving.storages, *(graph.shares for graph in graphs))
         arrays = _UnnamedArrays(notebook, in_rows)
         unlisted = Unlisted(notebook, large.places, surviving.sizes, listed)
         # From 30,000 names on, the namespace is a large dict itself.
         objects = UnreachedObjects(large, unlisted, self._printed_texts | {id(namespace)})
-        progress(0.7)
-        questions = Questions(
-            arrays.to_explain,
-            [*surviving.to_explain, *objects.to_explain],
-            surviving.rows_to_explain,
-        )
-        of_survivors = self._survivors.explained(survivors, heap, roots, questions)
-        rows = rows_of(of_survivors, heap, cuts)
-        rows += arrays.rows(questions.holders)
-        rows += surviving.rows(questions.holders, of_survivors)
-        rows += objects.rows(questions.holders)
-        rows += rows_of_registries(unlisted, cuts)
-        kept = _sized([*graphs, *retained.outputs(heap.large(smallest))], smallest, listed)
-        kept += rows_of_outputs(unlisted, outputs.values)
-        return Leaks(merged(rows, cuts), arrays.beyond, _together(kept), retained.complete)
+        return _UnnamedMemory(surviving, arrays, objects, unlisted)
 
     def _leaked_names(self, heap: Heap) -> list[WatchedName]:
         """Return the large survivors, without state of training: what the user's live optimizer
@@ -180,6 +188,32 @@ class _Outputs:
     def retained(self, heap: Heap) -> Retained:
         """Return the memory that names and outputs keep alive."""
         return Retained(heap, self._paths, self.values, self._inside)
+
+
+class _UnnamedMemory(NamedTuple):
+    """The memory that may have leaked without a name of an experiment."""
+
+    surviving: SurvivingObjects
+    """Objects of experiments to which no name referred."""
+    arrays: _UnnamedArrays
+    objects: UnreachedObjects
+    """Large objects to which no name leads."""
+    unlisted: Unlisted
+    """Measures objects without the memory of other rows."""
+
+    def questions(self) -> Questions:
+        """Return the objects whose holders must be searched."""
+        return Questions(
+            self.arrays.to_explain,
+            [*self.surviving.to_explain, *self.objects.to_explain],
+            self.surviving.rows_to_explain,
+        )
+
+    def rows(self, holders: Holders, of_survivors: Sequence[Explained]) -> Iterator[RetainedArray]:
+        """Yield the rows of leaks, given the holders and the rows of the experiments' names."""
+        yield from self.arrays.rows(holders)
+        yield from self.surviving.rows(holders, of_survivors)
+        yield from self.objects.rows(holders)
 
 
 class _UnnamedArrays:
