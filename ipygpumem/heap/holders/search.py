@@ -156,19 +156,48 @@ def _kept_by_graphs(
     kept, is_complete = keepers(tensors, missing)
     keepers_of = _all_keepers(tensors, kept)
     explanation.add_other_holders(_owners_of_graphs(kept, keepers_of))
-    holders = dict[StorageKey, ReferencePath]()
-    for key, keeper in kept.items():
-        owner = named["object", id(keeper.tensor)]
-        owners_of_all = [named["object", id(tensor)] for tensor in keepers_of.get(key, ())]
-        module = explanation.path_of_trained(keeper.tensor)
-        holder = _holder_of_kept(keeper, owner, module)
-        holders[key] = _with_other_keepers(holder, owner, owners_of_all, roots.cuts)
+    holders = _holders_of_kept(kept, keepers_of, explanation, roots.cuts)
     if explanation.is_cut or not is_complete or len(candidates) > _MOST_OWNERS:
         is_cut = True
-    among_themselves, _ = keepers(heap.tensors, missing - kept.keys())
-    if any(keeper.how == GRADIENT for keeper in among_themselves.values()):
-        holders.update(dict.fromkeys(among_themselves, NOT_REACHED if is_cut else _CYCLE))
+    for key in _kept_by_cycles(heap, missing - kept.keys()):
+        holders[key] = NOT_REACHED if is_cut else _CYCLE
     return holders, is_cut
+
+
+def _holders_of_kept(
+    kept: Mapping[StorageKey, Keeper],
+    keepers_of: Mapping[StorageKey, Sequence[object]],
+    explanation: _Explanation,
+    cuts: dict[str, list[Cut]],
+) -> dict[StorageKey, ReferencePath]:
+    """Return the holders of storages that graphs and gradients keep.
+
+    Args:
+        kept: one tensor that keeps each storage.
+        keepers_of: all tensors that keep a storage, where they are known.
+        explanation: has the holders of these tensors.
+        cuts: the references that each line removes, to which those of new lines are added.
+    """
+    holders = dict[StorageKey, ReferencePath]()
+    for key, keeper in kept.items():
+        owner = explanation.named["object", id(keeper.tensor)]
+        owners_of_all = list[ReferencePath]()
+        for tensor in keepers_of.get(key, ()):
+            owners_of_all.append(explanation.named["object", id(tensor)])
+        module = explanation.path_of_trained(keeper.tensor)
+        holder = _holder_of_kept(keeper, owner, module)
+        holders[key] = _with_other_keepers(holder, owner, owners_of_all, cuts)
+    return holders
+
+
+def _kept_by_cycles(heap: Heap, keys: set[StorageKey]) -> Iterable[StorageKey]:
+    """Return the storages that tensors keep to which nothing refers: a cycle in torch's own code
+    with a gradient in it.
+    """
+    among_themselves, _ = keepers(heap.tensors, keys)
+    if any(keeper.how == GRADIENT for keeper in among_themselves.values()):
+        return among_themselves
+    return ()
 
 
 def _all_keepers(
@@ -312,9 +341,7 @@ class _Explanation:
         """Find the holders, of whole rows if there are any."""
         self._rows = rows
         for key, items in self._objects.items():
-            row = None if rows is None else rows.row(key)
-            object_id = 0 if row is None else row.object_id
-            nearest = self._nearest(self._search.named, items, object_id=object_id)
+            nearest = self._nearest(self._search.named, items, object_id=self._object_id(key))
             if nearest is not None:
                 way = self._of_row(key, *nearest, rows)
                 self._note_cuts(way)
@@ -506,19 +533,33 @@ class _Explanation:
         if parts:
             self._search.search_for_all(parts, self._max_visits)
         for key, removal in removals.items():
-            way = removal.way
-            row = None if self._rows is None else self._rows.row(key)
-            object_id = 0 if row is None else row.object_id
-            ways = self._all_ways([*removal.targets, *parts_of[key]], way, object_id)
-            if len(ways) > 1 or len(ways[0].cuts) > 1:
-                ways.sort(key=lambda way: _order(way.holder))
-                way = joined(ways) if len(ways) > 1 else ways[0]
-                self._note_cuts(way)
-                self.named[key] = way.holder
-            elif not way.holder.advice and way.cut is not None:
-                self.named[key] = ReferencePath(way.holder.path, statement_of([way.cut]))
-            elif not way.holder.advice:
-                self.named[key] = ReferencePath(way.holder.path, ways[0].words)
+            targets = [*removal.targets, *parts_of[key]]
+            ways = self._all_ways(targets, removal.way, self._object_id(key))
+            self._name_all(key, removal.way, ways)
+
+    def _name_all(self, key: StorageKey, nearest: Way, ways: list[Way]) -> None:
+        """Name the holders of a storage, given all ways to it; the ``nearest`` one is named
+        already, and stays if its line removes the object from all places.
+        """
+        if len(ways) > 1 or len(ways[0].cuts) > 1:
+            ways.sort(key=lambda way: _order(way.holder))
+            way = joined(ways) if len(ways) > 1 else ways[0]
+            self._note_cuts(way)
+            self.named[key] = way.holder
+            return
+        if nearest.holder.advice:
+            return
+        advice = ways[0].words
+        if nearest.cut is not None:
+            advice = statement_of([nearest.cut])
+        self.named[key] = ReferencePath(nearest.holder.path, advice)
+
+    def _object_id(self, key: StorageKey) -> int:
+        """Return the identity of the object for whose row a storage stands; 0 if there is none."""
+        row = None if self._rows is None else self._rows.row(key)
+        if row is None:
+            return 0
+        return row.object_id
 
     def _parts(self, removal: _Removal) -> list[object]:
         """Return further objects that must die, because they lead to the arrays: those that the
