@@ -26,7 +26,11 @@ from ipygpumem.shell.error_isolation import Part
 from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.shell.free_heap import FreeHeap
 from ipygpumem.shell.ipython.caches import error_of, last_error, shown_since
-from ipygpumem.shell.ipython.sources import has_only_comments, has_only_our_commands
+from ipygpumem.shell.ipython.sources import (
+    MAY_RUN_NO_CODE,
+    has_only_comments,
+    has_only_our_commands,
+)
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.subscribers import Subscribers
 from ipygpumem.shell.trends import Trends
@@ -393,6 +397,8 @@ def _is_ours(cell: Cell, record: CellRecord) -> bool:
         return False
     if cell.measured.is_rejected:
         return True
+    if MAY_RUN_NO_CODE.search(cell.source) is None:  # as in most cells
+        return False
     return has_only_comments(cell.source) or has_only_our_commands(cell.source)
 
 

@@ -34,8 +34,8 @@ _OUR_COMMAND = re.compile(
     rf"|(?:{LINE_MAGICS}) +(?!(?:and|if|in|is|not|or)\b)[a-z])"
 )
 """Matches a line with one of our commands that runs no code of the user."""
-_MAY_BE_OURS = re.compile(f"%|{LINE_MAGICS}")
-"""Matches somewhere in each cell that contains one of our commands."""
+MAY_RUN_NO_CODE = re.compile(rf"[%#]|{LINE_MAGICS}|\A\s*\Z")
+"""Matches somewhere in each cell with one of our commands, and in each without code."""
 _RUN_CODE = ("time", "capture", "prun", *REWRITTEN)
 """Magics whose code binds names of the notebook; the code of %timeit runs in a function."""
 _ASSIGNMENTS = ast.Assign, ast.AugAssign, ast.AnnAssign
@@ -45,8 +45,6 @@ def has_only_our_commands(source: str) -> bool:
     """Return True if a cell runs no code of the user: each line is a line magic of ipygpumem, a
     comment or blank, or the cell is a cell magic of ipygpumem that has no body or asks for help.
     """
-    if _MAY_BE_OURS.search(source) is None:  # as in most cells
-        return False
     if runs_no_code(source):
         return True
     if first_lines(source)[0]:
