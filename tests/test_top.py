@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -438,6 +439,21 @@ def test_a_displayed_part_of_a_name_has_no_row_of_its_own(loaded: InteractiveShe
     assert 400_000 < rows["Out[2]"].size_bytes < 500_000  # the other part is that of the name
     loaded.run_cell("%xdel steps")
     assert {row.name: row for row in largest(loaded).names}["Out[1]"].size_bytes > 400_000
+
+
+def test_data_of_a_run_script_does_not_count_for_its_functions(
+    loaded: InteractiveShell, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"data = bytes({9 * MIB})\n\n\ndef use():\n    return len(data)\n")
+    try:
+        loaded.run_line_magic("run", str(script))
+        del loaded.user_ns["data"]
+        row = _row_of(loaded, "use")
+        assert row is None or row.size_bytes < MIB  # deleting it would not free the data
+    finally:
+        loaded.user_ns.pop("use", None)
+        loaded.clear_main_mod_cache()
 
 
 def test_a_script_needs_neither_ipython_nor_numpy() -> None:

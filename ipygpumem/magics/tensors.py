@@ -50,6 +50,7 @@ from ipygpumem.shell.commands.parsing import NUMBER_OF_ROWS, device_hint
 from ipygpumem.shell.ipython.caches import (
     kept_by_run,
     named_objects,
+    namespaces_of_run,
     references_of_names,
 )
 from ipygpumem.shell.ipython.sources import cell_that_bound
@@ -221,6 +222,8 @@ def largest(
     """
     free_heap_bytes = own_pages().free_heap_bytes  # before the search uses some of it
     named = _Named.of(shell, frame)
+    namespaces = {id(shell.user_ns), id(shell.user_ns_hidden), id(shell.user_ns.get("_oh"))}
+    namespaces |= namespaces_of_run(shell)
     app = find_app(shell)
     used = {"cpu": rss_bytes()} if app is None else current(app.context.meter.now())
     working = _working(app, "names") if progress is None else contextlib.nullcontext(progress)
@@ -229,7 +232,7 @@ def largest(
             named.objects,
             used,
             references=named.references,
-            namespaces={id(shell.user_ns), id(shell.user_ns_hidden), id(shell.user_ns.get("_oh"))},
+            namespaces=namespaces,
             outputs=_outputs_in(named.objects),
             cell_of=_cell_finder(shell, named.elsewhere),
             remedy_of=functools.partial(_remedy_of, shell, named.remedies),

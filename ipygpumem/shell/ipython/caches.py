@@ -162,6 +162,14 @@ def in_run_modules(shell: Any) -> list[object]:
     return data
 
 
+def namespaces_of_run(shell: Any) -> set[int]:
+    """Return the identities of the globals of scripts that ``%run`` has run.
+
+    Functions of a script refer to them, and IPython keeps them without those functions, too.
+    """
+    return {id(module_dict(module)) for _, module in _modules_of_run(shell)}
+
+
 def _modules_of_run(shell: Any) -> list[tuple[str, Any]]:
     """Return the files of scripts that ``%run`` has run, with their modules."""
     return list(getattr(shell, "_main_mod_cache", {}).items())
