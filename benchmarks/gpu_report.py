@@ -131,7 +131,7 @@ def _surroundings(seconds: int) -> list[list[str]]:
         ["Python", platform.python_version()],
         *([name, versions.get(name, "not installed")] for name in names),
     ]
-    return [*found, ["time in all", f"{seconds} s"]]
+    return [*found, ["total time", f"{seconds} s"]]
 
 
 def _commit() -> str:

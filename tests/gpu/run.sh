@@ -100,5 +100,5 @@ report=0
 "$python" benchmarks/gpu_report.py "${out:-docs/measured}/gpu-verification.md" --outcomes "${out:-tests/gpu/outcomes}" --results "$GPU_RESULTS" --suite-exit "$suite" \
     --quickstart-exit "$quickstart" --quickstart-log "$logs/quickstart.log" --seconds $((SECONDS - started)) || report=$?
 [[ -z $out || $quickstart != 0 ]] || cp build/demo/*.html "$out/"
-echo "run.sh: $((SECONDS - started)) s in all"
+echo "run.sh: $((SECONDS - started)) s in total"
 exit "$report"
