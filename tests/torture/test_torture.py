@@ -51,6 +51,31 @@ def test_all_memory_is_freed_unless_held(
     assert scenario.holder in result.told
 
 
+_WORDS = {
+    "a thread that outlives the scope": "only the user knows how to end a running thread",
+    "backward(create_graph=True)": "no code reaches a cycle in torch's own C++ code",
+}
+"""Scenarios whose advice is no line."""
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(
+            scenario, id=scenario.name, marks=[pytest.mark.thorough] * bool(scenario.needs)
+        )
+        for scenario in SCENARIOS
+        if scenario.holder and scenario.name not in _WORDS
+    ],
+)
+def test_the_printed_lines_free_what_is_held(scenario: Scenario) -> None:
+    if scenario.missing():
+        pytest.skip(scenario.missing())
+    result = Runner(CELL if CELL.serves(scenario) else SPAN).run_with_lines(scenario)
+    assert result.made_bytes >= 64 << 20
+    assert result.share >= 0.9
+
+
 def test_without_the_extension_an_error_keeps_its_memory(
     runner_for: Callable[[Way], Runner],
 ) -> None:
