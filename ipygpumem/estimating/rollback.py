@@ -92,6 +92,8 @@ class Rollback(Walk):
         self._undo: list[Callable[[], object]] = []
         self._free_bytes = available_bytes() // _SHARE_FOR_ARRAYS
         """Bytes that further copies of arrays may take."""
+        self._unfreezes = False
+        """True while ``put_back`` has to unfreeze the existing objects."""
         self._spared: dict[int, object] = {}
         """Containers that are not restored, by identity."""
         self._spare_threads()
@@ -439,6 +441,16 @@ class Rollback(Walk):
 
         return self._leaf(state, set_state)
 
+    def freeze_heap(self) -> None:
+        """Exclude the existing objects from collections until ``put_back``.
+
+        With large libraries loaded, each collection of all objects takes 0.2 s. What the user has
+        frozen stays frozen.
+        """
+        self._unfreezes = gc.get_freeze_count() == 0
+        if self._unfreezes:
+            gc.freeze()
+
     # -- the end ---------------------------------------------------------------------------------
 
     def _fail(self, what: str) -> None:
@@ -451,7 +463,7 @@ class Rollback(Walk):
         if not self.complete:
             self._fail(f"the last of more than {MOST_KEPT:,} objects")
         steps = [*reversed(self._undo), self._undo.clear, self.drop]
-        steps += [self._forget_modules, self._name_holders]
+        steps += [self._forget_modules, self._name_holders, self._unfreeze]
         # An error raised here would hide the code's own error.
         for step in steps:
             try:
@@ -467,16 +479,29 @@ class Rollback(Walk):
             if is_users_module(sys.modules[name]):
                 _forget_module(name)
 
+    def _unfreeze(self) -> None:
+        if self._unfreezes:
+            self._unfreezes = False
+            gc.unfreeze()
+
     def _name_holders(self) -> None:
-        with interrupts.reraise_swallowed():
-            gc.collect()
-        if not _alive(self._fakes):
+        if not self._fakes_that_survive():
             return
+        if self._unfreezes:  # older objects hold them, or garbage among these
+            self._unfreeze()
+            if not self._fakes_that_survive():
+                return
         for cache in _caches():
             if _holds_fakes(cache):
                 _CACHE.cache_clear(cache)
         for holder in _named_holders(self._fakes):
             self._note(f"{holder} still holds a fake tensor of this estimate: delete or empty it")
+
+    def _fakes_that_survive(self) -> list[Any]:
+        """Return the fake tensors that are alive after a collection."""
+        with interrupts.reraise_swallowed():
+            gc.collect()
+        return _alive(self._fakes)
 
 
 def _named_values(frame: types.FrameType) -> list[Any]:

@@ -265,6 +265,7 @@ class Estimation:
         restorer = Rollback(self._fakes, self._note)
         self.copies.restorer = restorer
         try:
+            restorer.freeze_heap()
             # Our callback runs inside the user's code, whenever a storage is freed.
             with self._limits, interrupts.reraise_swallowed(around_users_code=True):
                 result = work()
