@@ -20,7 +20,7 @@ from ipygpumem.estimating.kernels import ORDERS, Kernel
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storages import WORKSPACES, StorageLog
 from ipygpumem.estimating.transients import HOPPERS_PROCESSORS, is_unknown, transient_sizes
-from ipygpumem.introspect import is_exactly
+from ipygpumem.heap.bulk import of_types
 from ipygpumem.probes.allocator import Block, Snapshot, snapshots
 from ipygpumem.units import KIB, MIB, format_bytes
 
@@ -289,9 +289,8 @@ def _blocks_of_sizes(devices: Mapping[str, Snapshot], sizes: set[int]) -> dict[s
 def _addresses_of_tensors() -> set[int]:
     """Return the addresses of the storages of all plain CUDA tensors, and of their gradients."""
     addresses = set[int]()
-    for value in gc.get_objects():
-        if not is_exactly(value, torch.Tensor, torch.nn.Parameter):
-            continue
+    plain_types = {id(torch.Tensor), id(torch.nn.Parameter)}
+    for value in of_types(plain_types, gc.get_objects()):
         if value.device.type != "cuda":
             continue
         tensors = [value]
