@@ -190,7 +190,7 @@ class FakeCopies:
         with self._quietly(), torch.no_grad():
             copy = self._strided(tensor)
             if kind is torch.nn.Parameter:
-                copy = torch.nn.Parameter(copy, tensor.requires_grad)
+                copy._is_param = True  # as torch.nn.Parameter does, which makes another one first
             elif is_instance(tensor, torch.nn.Parameter):  # such as a bitsandbytes parameter
                 copy = fake_parameter(kind, copy, tensor.requires_grad)
             copy.requires_grad_(tensor.requires_grad)
@@ -282,11 +282,13 @@ class FakeCopies:
             if tensor.device == device == _HOST and _is_alone(tensor):
                 return self._number(tensor)
             size_bytes = tensor.untyped_storage().nbytes()
-            memory = torch.empty(size_bytes, dtype=torch.uint8, device=device)
-            storage = memory.untyped_storage()
+            storage = torch.UntypedStorage(size_bytes, device="meta")
             self._storages[key] = weakref.ref(storage)
-        empty = torch.empty(0, dtype=tensor.dtype, device=device)
-        return empty.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+        # Operations on fake tensors would take four times as long.
+        with no_dispatch():
+            empty = torch.empty(0, dtype=tensor.dtype, device="meta")
+            empty.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+        return FakeTensor(self._fakes, empty, device)
 
     def _number(self, tensor: Any) -> Any:
         """Return a fake tensor that keeps the value of a tensor with a single element."""
