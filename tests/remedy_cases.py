@@ -925,6 +925,7 @@ CASES: dict[str, Case] = {
         def complete(shell, event, data=x):
             return []
         get_ipython().set_hook("complete_command", complete, str_key="zz")
+        get_ipython().Completer.use_jedi = False  # takes a second
         """,
         after="get_ipython().complete('pri')",
         is_out_of_reach=True,

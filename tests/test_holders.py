@@ -275,7 +275,7 @@ async def wait(data):
 async def give():
     return array()
 """
-_MANY = 400
+_MANY = 200
 """Number of arrays of 80 kB: too small for rows of their own."""
 
 
@@ -907,10 +907,10 @@ def test_an_experiment_names_cycles_through_arrays(kernel: Kernel) -> None:
 
 @linux
 @pytest.mark.parametrize("code", _CYCLES.values(), ids=_CYCLES)
-def test_a_cycle_through_an_array_is_called_one(small_kernel: Kernel, code: str) -> None:
-    works(small_kernel, _LEFT, f"class Owner: pass\ndef make():{code.rstrip()}\n    {_WATCH}")
-    works(small_kernel, "%%experiment e\nmake()")
-    rows = left(small_kernel)
+def test_a_cycle_through_an_array_is_called_one(kernel: Kernel, code: str) -> None:
+    works(kernel, _LEFT, f"class Owner: pass\ndef make():{code.rstrip()}\n    {_WATCH}")
+    works(kernel, "%%experiment e\nmake()")
+    rows = left(kernel)
     assert len(rows) == 1, rows
     (row,) = rows
     assert row[0] == pytest.approx(8 * MIB, rel=0.1)
@@ -918,8 +918,8 @@ def test_a_cycle_through_an_array_is_called_one(small_kernel: Kernel, code: str)
         "a cycle through an array of objects, which Python never frees",
         "set the array's elements to None before you delete it",
     )
-    works(small_kernel, "watched[-1]().fill(None)")
-    assert left(small_kernel) == []
+    works(kernel, "watched[-1]().fill(None)")
+    assert left(kernel) == []
 
 
 # -- the lines of all holders as one ---------------------------------------------------------------
