@@ -1,4 +1,25 @@
-"""Opens and ends nested experiments, each a scope over the notebook's names."""
+"""Opens and ends nested experiments, each a scope over the notebook's names.
+
+All ends of experiments pass through ``ExperimentManager._end``, which repeats the attempts that an
+interrupt or our own failure has stopped, or through ``give_up``, which needs no attempt:
+
+=====================  ============================  ============================================
+end                    called by                     differs
+=====================  ============================  ============================================
+``end_experiments_of`` the end of a cell             the cell's report shows theirs
+``shown``              the same, once it is shown    for those that the call above has missed
+``close_experiment``   ``%%autofit``, ``finish``     returns the reports
+``finish``             ``%experiment end``, Python,  shows the reports, and returns the record
+                       the end of a ``with`` block,
+                       another start with its name
+``give_up``            ``_end`` after all attempts,  restores overwritten names, deletes none
+                       the begin of a later cell
+``close``              unloading the extension       keeps all names, makes no record
+=====================  ============================  ============================================
+
+The steps of an end are in ``ending.py``. An ``Experiment`` that a user holds isolates our failures:
+its ``finish`` and its ``with`` block fall back to ``give_up``.
+"""
 
 from __future__ import annotations
 
