@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow, draw
@@ -105,6 +106,7 @@ def _reserved_facts(device: DevicePeak) -> list[Fact]:
 
 
 def _tables(device: DevicePeak, top: int) -> list[Table]:
+    """Return the tables of a device: of its parts, if it has several, and of the largest layers."""
     parts = share_rows(device.parts, device.size_bytes)
     in_ram = [row for row in device.rows if row.size_bytes]
     groups = sorted(layers(in_ram, top).items(), key=lambda group: -_size(group[1]))
@@ -112,33 +114,55 @@ def _tables(device: DevicePeak, top: int) -> list[Table]:
     least = max(device.size_bytes / 1000, KIB)
     large = [rows for _, rows in groups if _size(rows) >= least]
     top = min(top, len(large) or 1)
-    rows = [_row(key, rows, by_role=by_role) for key, rows in groups[:top]]
-    if rest := groups[top:]:
-        size = format_bytes(sum(_size(found) for _, found in rest))
-        rows.append({"size": size, _WHAT: count(len(rest), "smaller row")})
-    what = Table.of(rows, {"size", *_COLUMNS}, title(device) * (len(parts) < 2), code={_WHAT})
-    return [Table.of(parts, {"size", "share"}, title(device)), what] if len(parts) > 1 else [what]
+    table_rows = [_row(key, rows, by_role=by_role) for key, rows in groups[:top]]
+    smaller = groups[top:]
+    if smaller:
+        size = format_bytes(sum(_size(rows) for _, rows in smaller))
+        table_rows.append({"size": size, _WHAT: count(len(smaller), "smaller row")})
+    numbers = {"size", *_COLUMNS}
+    if len(parts) < 2:
+        return [Table.of(table_rows, numbers, title(device), code={_WHAT})]
+    table_of_parts = Table.of(parts, {"size", "share"}, title(device))
+    return [table_of_parts, Table.of(table_rows, numbers, "", code={_WHAT})]
 
 
 def _row(key: Key, rows: Sequence[PeakRow], *, by_role: bool) -> dict[str, str]:
-    roles: dict[str, int] = {}
+    """Return the table's row of a layer, with a column for each role if ``by_role``."""
+    bytes_by_role = Counter[str]()
     for row in rows:
-        roles[row.role] = roles.get(row.role, 0) + row.size_bytes
+        bytes_by_role[row.role] += row.size_bytes
+    texts = {"size": format_bytes(_size(rows))}
+    if by_role:
+        for role in _COLUMNS:
+            texts[role] = format_bytes(bytes_by_role[role]) if role in bytes_by_role else ""
+    texts["role"] = ""
+    if len(bytes_by_role) == 1:
+        (only_role,) = bytes_by_role
+        if only_role not in texts:  # it has no column
+            texts["role"] = only_role
+    texts[_WHAT] = clean_name(_label(key, rows))
+    return texts
+
+
+def _label(key: Key, rows: Sequence[PeakRow]) -> str:
+    """Return the path of a layer, with the operation of its rows if all have the same."""
     path = [part for part in key if isinstance(part, str)]
-    what = ".".join(path)
+    label = ".".join(path)
     if "*" in path:
-        what += f" ({len({_parts(row)[path.index('*')] for row in rows})} layers)"
-    labels = {(row.name, row.operation, row.line) for row in rows if row.name or row.operation}
-    if len(labels) == 1:
-        whole = ": ".join(filter(None, [what, ", ".join(filter(None, *labels))]))
-        what = whole if not what or len(whole) <= _LONGEST_LABEL else what
-    columns = [role for role in _COLUMNS if by_role]
-    return {
-        "size": format_bytes(_size(rows)),
-        **{role: format_bytes(roles[role]) if role in roles else "" for role in columns},
-        "role": "".join(roles) if len(roles) == 1 and not roles.keys() & set(columns) else "",
-        _WHAT: clean_name(what),
-    }
+        position = path.index("*")
+        items = {_parts(row)[position] for row in rows}
+        label += f" ({len(items)} layers)"
+    operations = {(row.name, row.operation, row.line) for row in rows if row.name or row.operation}
+    if len(operations) != 1:
+        return label
+    (operation,) = operations
+    words = ", ".join(filter(None, operation))
+    if not label:
+        return words
+    with_operation = f"{label}: {words}"
+    if len(with_operation) > _LONGEST_LABEL:
+        return label
+    return with_operation
 
 
 # -- layers -------------------------------------------------------------------------------------
@@ -156,28 +180,42 @@ def layers(rows: Sequence[PeakRow], most: int) -> dict[Key, list[PeakRow]]:
     The items of a list, such as a transformer's blocks, are split together. A list with too many
     items becomes one layer ``blocks.*``, so that its parts are sums over all items.
     """
-    groups, whole, total = _split(rows, ()), set[Key](), _size(rows)
+    total = _size(rows)
+    groups = _split(rows, ())
+    whole = set[Key]()
+    """Layers that are not split further."""
     while True:
-        sizes = {key: _size(found) for key, found in groups.items() if key not in whole}
-        key = max(sizes, key=sizes.__getitem__, default=())
-        if not key or sizes[key] < total / most:
+        key = _largest(groups, whole)
+        if not key or _size(groups[key]) < total / most:
             return groups
-        family = [
-            other
-            for other in groups
-            if other == key or (_is_item(key) and _is_item(other, key[:-1]))
-        ]
-        rest = {other: found for other, found in groups.items() if other not in family}
-        parts = {
-            part: found for item in family for part, found in _split(groups[item], item).items()
-        }
-        is_long = _below(rest | parts, most) > max(0.05 * total, _below(groups, most))
+        family = _family(key, groups)
+        parts = dict[Key, list[PeakRow]]()
+        for item in family:
+            parts.update(_split(groups[item], item))
+        other_layers = {item: of_item for item, of_item in groups.items() if item not in family}
+        left_out = _below({**other_layers, **parts}, most)
+        is_long = left_out > max(0.05 * total, _below(groups, most))
         if is_long and all(_is_item(part, key) for part in parts):
             parts = {(*key, "*"): groups[key]}
         elif is_long or not any(_has_parts(item, parts) for item in family):
             parts = {item: groups[item] for item in family}
-        groups = rest | parts
+        groups = {**other_layers, **parts}
         whole.update(item for item in family if item in parts)
+
+
+def _largest(groups: Mapping[Key, Sequence[PeakRow]], whole: Container[Key]) -> Key:
+    """Return the key of the largest layer that may be split; empty if there is none."""
+    sizes = {key: _size(rows) for key, rows in groups.items() if key not in whole}
+    return max(sizes, key=sizes.__getitem__, default=())
+
+
+def _family(key: Key, groups: Iterable[Key]) -> list[Key]:
+    """Return the layers that are split together: an item of a list with all its items, or one layer
+    alone.
+    """
+    if not _is_item(key):
+        return [key]
+    return [other for other in groups if _is_item(other, key[:-1])]
 
 
 def _split(rows: Sequence[PeakRow], key: Key) -> dict[Key, list[PeakRow]]:
@@ -205,8 +243,11 @@ def _is_item(key: Key, of: Key | None = None) -> bool:
 
 
 def _parts(row: PeakRow) -> Key:
+    """Return the parts of the path to a row's module, and the row's own part below it."""
     path = row.module.split(".") if row.module else []
-    return (*path, *[(row.name, row.operation, row.line)] * bool(row.name or row.operation))
+    if row.name or row.operation:
+        return (*path, (row.name, row.operation, row.line))
+    return tuple(path)
 
 
 def _size(rows: Sequence[PeakRow]) -> int:
