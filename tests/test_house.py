@@ -133,6 +133,26 @@ def test_no_import_is_chosen_by_a_text_made_at_run_time() -> None:
     assert [line for line in lines if not line.startswith("ipygpumem:")] == []
 
 
+def is_truth_value(node: ast.expr) -> bool:
+    """Return True for an expression that is True or False, such as ``bool(rows)`` or ``n == 1``."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in ("bool", "isinstance", "any")
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.Not)
+    return isinstance(node, ast.Compare | ast.BoolOp)
+
+
+def test_no_value_is_multiplied_by_a_truth_value() -> None:
+    """An ``if`` statement says the same to a reader."""
+    lines = list[str]()
+    for name, tree in TREES.items():
+        for node in ast.walk(tree):
+            is_product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
+            if is_product and any(map(is_truth_value, (node.left, node.right))):
+                lines.append(f"{name}:{node.lineno}")
+    assert lines == []
+
+
 def test_each_import_inside_a_function_says_why() -> None:
     without_reason = []
     for module in TREES:
