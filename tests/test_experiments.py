@@ -1,5 +1,7 @@
 """Experiments in a real kernel: their first error, and the memory that their rows name."""
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.harness.kernel import Kernel
@@ -20,6 +22,24 @@ def test_the_first_error_in_an_experiment_imports_nothing(kernel: Kernel) -> Non
     fails(kernel, "1 / 0")
     assert kernel.value(NEW_LIBRARIES) == []
     ok(kernel, "%experiment end")
+
+
+def test_the_syntax_tree_that_a_traceback_needs_ends_with_its_experiment(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    """The tree of torch/nn/functional.py takes 20 MiB, and has so many references that a search for
+    holders did not end.
+    """
+    functions = "".join(f"def f{n}(a, b): return a if a or b else not b\n" for n in range(300))
+    (tmp_path / "large_file.py").write_text(f"{functions}def fails(): return 1 / 0\n")
+    ok(kernel, "%load_ext ipygpumem", f"import sys; sys.path.insert(0, {str(tmp_path)!r})")
+    ok(kernel, "import ast, gc, stack_data, large_file")
+    trees = "sum(type(item) is ast.Module for item in gc.get_objects())"
+    before = kernel.value(trees)
+    fails(kernel, "large_file.fails()")
+    assert kernel.value(trees) > before
+    fails(kernel, "%%experiment failing\nlarge_file.fails()")
+    assert kernel.value(f"(gc.collect(), {trees})[1]") == before
 
 
 OLD_GARBAGE = """

@@ -8,6 +8,8 @@ debugger is created again when needed.
 
 from __future__ import annotations
 
+import ast
+import functools
 import re
 import sys
 from collections import Counter
@@ -17,7 +19,13 @@ from operator import not_
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from ipygpumem.introspect import instance_dict, is_exactly, is_instance, module_dict
+from ipygpumem.introspect import (
+    instance_dict,
+    is_exactly,
+    is_instance,
+    loaded_object,
+    module_dict,
+)
 from ipygpumem.notebook import code_of_output
 from ipygpumem.reclaim.exceptions import traceback_of
 from ipygpumem.reclaim.tracebacks import release
@@ -188,6 +196,8 @@ def kept_by_run(shell: Any, names: Iterable[str]) -> list[str]:
     return statements
 
 
+_CachedFunction = type(functools.lru_cache(lambda: None))
+
 StoredMark = dict[Any, float]
 """Files cached by %store's database → their time."""
 
@@ -330,8 +340,8 @@ class Outputs:
         need.
 
         These are modules of scripts, which %run clears itself on a rerun; the debugger, which keeps
-        each frame in which it displays something; and the warning registry, which IPython drops
-        before each cell.
+        each frame in which it displays something; the warning registry, which IPython drops before
+        each cell; and the syntax trees of files in tracebacks.
         """
         shell = self._shell
         stored = self._stored()
@@ -341,6 +351,7 @@ class Outputs:
         if getattr(shell.InteractiveTB, "pdb", None) is not None:
             shell.InteractiveTB.pdb = None
         shell.user_ns.pop("__warningregistry__", None)
+        _forget_syntax_trees()
 
     def _stored(self) -> dict[Any, tuple[Any, float]]:
         """Return the objects that %store's database caches, with their times, by file."""
@@ -349,6 +360,45 @@ class Outputs:
         database = attributes.get("_db", attributes.get("db"))
         cache = getattr(database, "cache", None)
         return cache if type(cache) is dict else {}
+
+
+_OPERATORS = """
+a = b + c - d * e @ f / g % h ** i << j >> k | l ^ m & n // o
+del a
+b = ~c, not d, +e, -f, g and h or i
+c = a == b != c < d <= e > f >= g is h is not i in j not in k
+"""
+"""Code with each operator and each context of a name."""
+_CACHES_OF_SOURCES = ("__source_cache", "__source_cache_with_lines", "__executing_cache")
+
+
+def _forget_syntax_trees() -> None:
+    """Drop the syntax trees that IPython's traceback has made of the files in it.
+
+    executing and stack_data, which mark the code that failed, keep them until the kernel ends: 20
+    MiB for torch/nn/functional.py. The next traceback parses a file again.
+    """
+    source = loaded_object("executing.executing", "Source")
+    if source is None:
+        return
+    caches = list[dict[Any, Any]]()
+    for kind in (source, loaded_object("stack_data.core", "Source")):
+        of_class = {} if kind is None else vars(kind)
+        for name in _CACHES_OF_SOURCES:
+            cache = of_class.get(name)
+            if type(cache) is dict:
+                caches.append(cache)
+    if not any(caches):  # no traceback was shown since the last experiment
+        return
+    for cache in caches:
+        cache.clear()
+    statement_of_node = loaded_object("executing.executing", "statement_containing_node")
+    for function in (vars(source).get("statements_at_line"), statement_of_node):
+        if isinstance(function, _CachedFunction):
+            function.cache_clear()
+    # All syntax trees share one object for each operator, and executing gives it a parent.
+    for node in ast.walk(ast.parse(_OPERATORS)):
+        vars(node).pop("parent", None)
 
 
 def _latest(value: object, last: list[tuple[int, Any]]) -> LatestOutput:
