@@ -57,7 +57,7 @@ def sources_of_cells(shell: Any) -> list[tuple[int, str]]:
 # -- outputs --------------------------------------------------------------------------------------
 
 
-def code_of_output(number: object) -> str:
+def code_of_output(number: int) -> str:
     """Return the code of a cell's output.
 
     >>> code_of_output(5)

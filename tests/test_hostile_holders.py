@@ -49,6 +49,16 @@ HOSTILE = {
             outer.move_to_end(1)
             calls.clear()
     """,
+    "a key that the user adds to the outputs": """
+        class Key:
+            def __format__(self, spec):
+                calls.append("format")
+                return "1"
+            __repr__ = __str__ = lambda self: format(self)
+        key = Key()
+        def keep(data):
+            Out[key] = data
+    """,
     "the keys of a subclass of OrderedDict": """
         import collections
         class Key:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ipygpumem.heap.holders.cuts import Cut, Kind
+from ipygpumem.heap.holders.literals import literal
 from ipygpumem.heap.holders.references_of import is_added
 from ipygpumem.heap.holders.registries import Registries
-from ipygpumem.heap.holders.roots import LAST_ERROR, OF_IPYTHON, OF_MODULE, Root, Roots
+from ipygpumem.heap.holders.roots import LAST_ERROR, OF_IPYTHON, OF_MODULE, REMOVE, Root, Roots
 from ipygpumem.introspect import instance_dict, module_dict, text_of
 from ipygpumem.notebook import cell_of_file, code_of_output, deletion_of_output
 from ipygpumem.shell.context import ShellContext
@@ -120,8 +121,14 @@ def _variable_or_kept(keepers: Container[str], key: object) -> Root:
 
 
 def _output(key: object) -> Root:
-    # ``del`` and ``%reset -f out`` leave copies; %xdel knows where IPython keeps them.
-    return Root(code_of_output(key), 1, deletion_of_output(key))
+    if type(key) is int:
+        # ``del`` and ``%reset -f out`` leave copies; %xdel knows where IPython keeps them.
+        return Root(code_of_output(key), 1, deletion_of_output(key))
+    key_code = literal(key)  # the user has added it
+    if not key_code:
+        return Root("an item of Out", 1, REMOVE)
+    code = f"Out[{key_code}]"
+    return Root(code, 1, "", code, cut=Cut(Kind.KEY, 0, "", code))
 
 
 def _hidden(key: object) -> Root:

@@ -235,11 +235,19 @@ class Outputs:
         cache = self._shell.user_ns.get("_oh")
         return cache if type(cache) is dict else {}
 
+    def _by_number(self) -> dict[int, Any]:
+        """Return the outputs by cell number, without items of ``Out`` that the user has added: no
+        code of their keys must run.
+        """
+        items = list(self._cache().items())
+        return {number: value for number, value in items if type(number) is int}
+
     def mark(self) -> OutputMark:
         """Return the current outputs."""
         namespace = self._shell.user_ns
         hook = self._shell.displayhook
-        last = list(self._cache().items())[: -2 * len(_LATEST) : -1]
+        outputs = self._by_number()
+        last = list(outputs.items())[: -2 * len(_LATEST) : -1]
         users = dict[str, Any]()
         latest = dict[str, LatestOutput]()
         for name in _LATEST:
@@ -248,7 +256,7 @@ class Outputs:
                 users[name] = namespace[name]
             latest[name] = _latest(getattr(hook, name, ""), last)
         stored = {path: time for path, (_, time) in self._stored().items()}
-        return OutputMark(set(self._cache()), latest, users, stored, self.printed.mark())
+        return OutputMark(set(outputs), latest, users, stored, self.printed.mark())
 
     def _value_of(self, latest: LatestOutput) -> object:
         """Return the object, or an empty text if it has been deleted."""
@@ -264,7 +272,7 @@ class Outputs:
         """Remove deleted outputs from ``mark``, because %reset restarts the count and reuses their
         numbers.
         """
-        mark.keys.intersection_update(self._cache())
+        mark.keys.intersection_update(self._by_number())
         self.printed.settle(mark.printed)
 
     def leave_to_others(self, mark: OutputMark, number: int) -> None:
@@ -275,8 +283,8 @@ class Outputs:
 
     def since(self, mark: OutputMark) -> dict[int, Any]:
         """Return the outputs created after ``mark``, by cell number."""
-        outputs = list(self._cache().items())
-        return {key: value for key, value in outputs if key not in mark.keys}
+        outputs = self._by_number()
+        return {number: value for number, value in outputs.items() if number not in mark.keys}
 
     def forget_since(self, mark: OutputMark) -> None:
         """Remove the outputs created after ``mark`` everywhere in IPython."""
