@@ -424,7 +424,7 @@ def train():
         if step == 2:
             signal.raise_signal(signal.SIGINT)
 train()
-### backward(create_graph=True) [needs torch; holder a cycle in torch's own C++ code]
+### backward(create_graph=True) [needs torch; holder a cycle in torch's own C++]
 A gradient with a graph and its tensor reference each other: a cycle in C++, about which torch warns.
 Only `.grad = None` breaks it, before the tensor is deleted: `%gpumem leaks` says so.
 ---
