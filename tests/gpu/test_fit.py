@@ -45,6 +45,53 @@ def test_each_change_fits_on_a_card_of_the_size_that_is_said(
     figure(f"with {', '.join(found)}, a step ran on the smallest card on which it fits")
 
 
+LINES_OF_MODELS = """
+import json, torch
+from dataclasses import replace
+from tests.fit_models import MODELS, changes, pasted
+from tests.gpu.random_steps import clean
+
+total_bytes = torch.cuda.get_device_properties(0).total_memory
+
+def runs(code, limit_bytes):
+    code = code.replace("optimizer = torch", "model.cuda()\\noptimizer = torch", 1)
+    code = code.replace("whole = x, y", "x, y = x.cuda(), y.cuda()\\nwhole = x, y")
+    clean()
+    torch.cuda.set_per_process_memory_fraction((limit_bytes + 1) / total_bytes)
+    try:
+        exec(code, {})
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    return torch.cuda.max_memory_allocated() > 0
+
+rows = []
+for name in MODELS:
+    clean()  # an estimate counts what other code has left on the card
+    for change, device in list(changes(name)):
+        least_bytes = device.needed_bytes + device.spare_bytes
+        said = replace(device, context_bytes=0, room_bytes=least_bytes).verdict
+        rows.append([f"{name}, {change.title}", said, runs(pasted(name, change), least_bytes)])
+enough, too_little = runs(pasted(name, change), least_bytes), runs(pasted(name, change), 1 << 20)
+print(json.dumps([rows, len(MODELS), enough, too_little]))
+"""
+
+
+@pytest.mark.simulated
+def test_lines_for_ten_models_run_in_the_memory_that_is_said(
+    machine: Callable[..., None], figure: Callable[[str], None]
+) -> None:
+    """Small workspaces, so that the models take most of the memory."""
+    machine()
+    environment = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+    rows, models, enough, too_little = script(LINES_OF_MODELS, env=environment)
+    wrong = [title for title, said, ran in rows if said != "fits" or not ran]
+    assert wrong == []
+    assert (models, enough, too_little) == (10, True, False)
+    figure(f"{len(rows)} lines for {models} models")
+
+
 AFTER_STEPS = """
 import json
 import torch
