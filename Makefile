@@ -127,7 +127,7 @@ build/simgpu/.built: $(wildcard tests/simulated_gpu/*.py tests/simulated_gpu/*.[
 	touch $@
 
 gpu-sim: build/simgpu/.built
-	PYTHON=build/simgpu/python OUT_DIR='$(OUT)' SUITE_SECONDS=2400 QUICKSTART_SECONDS=300 tests/gpu/run.sh
+	PYTHON=build/simgpu/python OUT_DIR='$(OUT)' SUITE_SECONDS=3600 QUICKSTART_SECONDS=300 tests/gpu/run.sh
 
 gpu-memory: build/simgpu/.built
 	PYTHON=build/simgpu/python OUT_DIR=build/gpu-memory SUITE_SECONDS=2400 GPU_CASES=sample \

@@ -10,7 +10,7 @@ import pytest
 
 from tests.alone import printed
 
-FEW, ALL = 25, 100
+FEW, ALL = 25, 200
 """Steps of `make gpu-sim` in one process, and in all."""
 FROZEN_CELL = 5062
 """A step under autocast whose weights of an LSTM cell do not train."""
