@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import (
         BrowserContext,
         ConsoleMessage,
+        Error,
         Locator,
         Playwright,
         Request,
@@ -180,7 +181,7 @@ class Notebook:
         self._server = server
         self._is_used = False
         self.page.on("console", self._console)
-        self.page.on("pageerror", lambda error: self.complaints.append(f"exception: {error}"))
+        self.page.on("pageerror", self._exception)
         self.page.on("request", self._local_only)
 
     def open(self, content: Node, name: str = "notebook.ipynb") -> None:
@@ -289,6 +290,10 @@ class Notebook:
     def _console(self, message: ConsoleMessage) -> None:
         if message.type == "error" and not any(text in message.text for text in _OF_LAB):
             self.complaints.append(f"console: {message.text} ({message.location.get('url', '')})")
+
+    def _exception(self, error: Error) -> None:
+        if not any(text in error.message for text in _OF_LAB):
+            self.complaints.append(f"exception: {error}")
 
     def _local_only(self, request: Request) -> None:
         if urlsplit(request.url).hostname not in (None, "127.0.0.1"):
