@@ -75,7 +75,9 @@ $(VENV)/.installed: $(VENV)/.demo
 demo: $(VENV)/.demo
 	$(BIN)/python examples/run_demo.py build/demo
 
+# will_it_fit needs peft, and peft what is installed already.
 notebooks: $(VENV)/.installed $(if $(filter $(ON_CARD),$(NOTEBOOKS)),build/simgpu/.built)
+	$(INSTALL) --quiet --no-deps peft
 	$(BIN)/python examples/write_outputs.py $(filter-out $(ON_CARD),$(NOTEBOOKS))
 	$(if $(filter $(ON_CARD),$(NOTEBOOKS)),SIM_TABLE=$$(mktemp) PYTHONPATH=$(CURDIR) build/simgpu/python examples/write_outputs.py $(ON_CARD))
 
