@@ -26,6 +26,8 @@ _SIGNALS = [int(number) for number in signal.valid_signals()]
 class _Listener:
     """A signal handler that calls another one, and records its exceptions."""
 
+    __slots__ = ("_raised", "handler")
+
     def __init__(self, handler: Callable[..., object], raised: list[BaseException]) -> None:
         self.handler = handler
         self._raised = raised
@@ -182,9 +184,14 @@ def _is_interrupt(error: BaseException) -> bool:
     return type.__subclasscheck__(KeyboardInterrupt, type(error))
 
 
+def is_listener(item: object) -> bool:
+    """Return True for a handler of ours that calls another one."""
+    return type(item) is _Listener
+
+
 def original_handler(handler: Any) -> Any:
     """Return the handler that listeners call."""
-    while type(handler) is _Listener:
+    while is_listener(handler):
         handler = handler.handler
     return handler
 

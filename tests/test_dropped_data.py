@@ -118,13 +118,13 @@ def line_of(kernel: Kernel, before: str, experiment: str) -> str:
         pytest.param(
             "fixed = NeverDeletes([[np.ones(4 * MIB)]])",
             "fixed.append(np.ones(16 * MIB))",
-            "fixed = None  # it deletes no items; also drops 4 MiB of older data",
+            "del fixed  # it deletes no items; also drops 4 MiB of older data",
             id="a list that deletes nothing",
         ),
         pytest.param(
             "fixed = NeverDeletes([np.ones(4 * MIB)])",
             "x = np.ones(16 * MIB); fixed.append(x[1:]); fixed.append(x[2:])",
-            "fixed = None  # it deletes no items; also drops 4 MiB of older data",
+            "del fixed  # it deletes no items; also drops 4 MiB of older data",
             id="a list with two views of one new array",
         ),
         pytest.param(
@@ -145,7 +145,7 @@ def line_of(kernel: Kernel, before: str, experiment: str) -> str:
         pytest.param(
             "fixed, o = NeverDeletes([[np.ones(4 * MIB)]]), [np.ones(2 * MIB)]",
             "fixed.append((np.ones(16 * MIB), o)); del o",
-            "fixed = None  # it deletes no items; also drops 6 MiB of older data",
+            "del fixed  # it deletes no items; also drops 6 MiB of older data",
             id="older data behind new data in an older list",
         ),
         pytest.param(
@@ -191,7 +191,7 @@ def test_older_data_behind_a_new_object_is_not_in_its_row(kernel: Kernel) -> Non
         pytest.param(
             "b = NeverDeletes([np.ones(4 * MIB)])",
             "b.append(np.ones(16 * MIB))",
-            ("16 MiB", "b = None  # it deletes no items; also drops 4 MiB of other data"),
+            ("16 MiB", "del b  # it deletes no items; also drops 4 MiB of other data"),
             id="a list that deletes nothing",
         ),
         pytest.param(

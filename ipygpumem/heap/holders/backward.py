@@ -24,6 +24,7 @@ from ipygpumem.heap.holders.root_finder import RootFinder
 from ipygpumem.heap.holders.roots import OF_IPYTHON, REMOVE, Root, Roots
 from ipygpumem.heap.holders.tasks import wakes_task
 from ipygpumem.heap.knowledge.text_keys import referents_with_keys
+from ipygpumem.interrupts import is_listener
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,
@@ -233,8 +234,9 @@ class BackwardSearch:
         return children
 
     def _is_ours(self, referrer: object) -> bool:
-        """Return True for a running frame, and for an object that this look has made."""
-        return id(referrer) in self._roots.hidden or id(referrer) in self._running
+        """Return True for a running frame, and for an object that we have made for a while."""
+        is_hidden = id(referrer) in self._roots.hidden or id(referrer) in self._running
+        return is_hidden or is_listener(referrer)
 
     def _record(self, holder: object, children: list[int]) -> None:
         """Record that an object holds some children, as a root or as an object to examine later."""

@@ -100,8 +100,8 @@ class Registries:
     def _add_signal_handlers(self) -> None:
         """Add the functions that handle signals; only the interpreter refers to them."""
         for number in signal.Signals:
-            handler = signal.getsignal(number)
-            if not is_users_callable(original_handler(handler)):
+            handler = original_handler(signal.getsignal(number))
+            if not is_users_callable(handler):
                 continue  # a library's handler does its work until the library removes it
             call = f"import signal; signal.signal(signal.{number.name}, signal.SIG_DFL);"
             cut = Cut(Kind.CALL, 0, "", call)

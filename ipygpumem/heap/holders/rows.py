@@ -10,6 +10,7 @@ from operator import not_
 from ipygpumem.heap.arrays import StorageKey, describe, is_of_library, is_of_pandas, storage_key
 from ipygpumem.heap.bulk import by_identity, chunks
 from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.references_of import items_of
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.introspect import instance_dict, is_atom, is_exactly, is_instance, type_name
@@ -165,7 +166,7 @@ class RowHolders:
 
     def _leads_only_to(self, item: object, wanted: Container[int], of_row: Container[int]) -> bool:
         """Return True if all objects of an item lead to some ``wanted`` ones, but for numbers,
-        text and empty containers, such as those of a module of torch.
+        text and empty containers, such as those of a module of torch; not those of a list.
 
         Args:
             item: the item.
@@ -192,6 +193,8 @@ class RowHolders:
             new = [owner for owner in parents.get(key, ()) if owner not in leading]
             leading.update(new)
             found += new
+        if is_instance(item, list) or is_instance(item, deque):  # its numbers are data, too
+            return all(key in leading or key in wanted for key in map(id, items_of(item)))
         return all(
             key in leading or is_atom(value) or _is_empty(value) for key, value in objects.items()
         )
