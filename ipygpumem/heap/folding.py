@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress
+from itertools import compress, repeat
 from operator import not_
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
@@ -362,7 +362,7 @@ class Folder:
         """Return False for an object that is read in another way, or that leads to everything."""
         if id(item) in self._with_items_read:
             return False
-        return not any(is_instance(item, base) for base in _LEADS_TO_ALL)
+        return not any(map(is_instance, repeat(item), _LEADS_TO_ALL))
 
     def _is_short(self, item: Any) -> bool:
         """Return False for a container with more items than a link of a list has."""

@@ -122,8 +122,8 @@ class Extension:
             "open experiments cannot tell the code's own names",
             self._struck_in_transformer,
         )
-        self._first = _Observer(code_seen, may_change=False)
-        self._last = _Observer(code_seen, may_change=True)
+        self._first = _Observer(code_seen, self._struck_in_transformer, may_change=False)
+        self._last = _Observer(code_seen, self._struck_in_transformer, may_change=True)
         self._shell.ast_transformers.append(self._last)
         self._undo.append(self._stop_observing)
 
@@ -342,14 +342,26 @@ class _Observer:
     in place.
     """
 
-    def __init__(self, callback: Callable[..., None], *, may_change: bool) -> None:
+    def __init__(
+        self,
+        callback: Callable[..., None],
+        struck: Callable[[BaseException, Any], None],
+        *,
+        may_change: bool,
+    ) -> None:
         self._callback = callback
+        self._struck = struck
         self._may_change = may_change
 
     def visit(self, node: Any) -> Any:
         # the magic calls the transformers itself
         is_timed = sys._getframe(2).f_code.co_name == "timeit"
-        self._callback(node, may_change=self._may_change, is_timed=is_timed)
+        try:
+            self._callback(node, may_change=self._may_change, is_timed=is_timed)
+        except BaseException as error:  # a signal may arrive before the callback handles it
+            if not interrupts.is_from_signal(error):
+                raise
+            self._struck(error, node)
         return node
 
 
