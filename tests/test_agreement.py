@@ -48,7 +48,12 @@ KNOWN_HOLDERS: dict[str, str] = {
 """Questions to which commands name different holders today, with the reason."""
 if sys.version_info < (3, 11):
     KNOWN_SIZES["place : a suspended generator"] = GROWTH
-NEVER_FREED = {"named numpy: an object in a cycle through an array"}
+NEVER_FREED = {
+    "named numpy: an object in a cycle through an array",
+    "left numpy: an object in a cycle through an array",
+    "named pandas: a frame that refers to itself",
+    "left pandas: a frame that refers to itself",
+}
 """Questions about objects that ``del`` does not free, which only ``why`` says."""
 UNSEEN = {
     "named : a compressor",

@@ -210,6 +210,22 @@ LEFT_ROWS: dict[str, tuple[str, str, int, list[str]]] = {
         1,
         ['del outer["g"]'],
     ),
+    "an object in a cycle through an array": (
+        """
+        class Owner:
+            pass
+        outer = {}
+        """,
+        """
+        x = Owner()
+        x.data = [array() for _ in range(3)]
+        x.rows = np.empty(1, object)
+        x.rows[0] = x
+        outer["x"] = x
+        """,
+        3,
+        ['del outer["x"]'],
+    ),
 }
 """Cells before, the code of the experiment, the arrays that it leaves, and the lines that free
 them.

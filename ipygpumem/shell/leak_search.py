@@ -20,6 +20,7 @@ from ipygpumem.introspect import (
 )
 from ipygpumem.inventory import unreached
 from ipygpumem.inventory.dropped_data import OtherData, with_remarks
+from ipygpumem.inventory.ended_cycles import may_end_in_cycles, with_ended_cycles
 from ipygpumem.inventory.merging import merged
 from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
 from ipygpumem.inventory.roles import added_to_optimizers, optimizer_states
@@ -126,9 +127,10 @@ class LeakSearch:
         findings = [*graphs, *retained.outputs(heap.large(self._smallest))]
         kept = _sized(findings, self._smallest, listed)
         kept += rows_of_outputs(unnamed.unlisted, outputs.values)
-        return Leaks(
-            merged(rows, roots.cuts), unnamed.arrays.beyond, _together(kept), retained.complete
-        )
+        leaks = merged(rows, roots.cuts)
+        if may_end_in_cycles(heap.ndarrays):
+            leaks = with_ended_cycles(leaks, roots.cuts, roots.removed, roots.namespaces)
+        return Leaks(leaks, unnamed.arrays.beyond, _together(kept), retained.complete)
 
     def _unnamed(
         self, heap: Heap, listed: Set[StorageKey], graphs: Iterable[Finding]

@@ -21,6 +21,7 @@ from ipygpumem.heap.holders.tasks import is_pending
 from ipygpumem.heap.remembered import Remembered
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.inventory.dropped_data import OlderData, with_remarks
+from ipygpumem.inventory.ended_cycles import may_end_in_cycles, with_ended_cycles
 from ipygpumem.inventory.merging import merged, with_arrays
 from ipygpumem.inventory.remaining import (
     Changes,
@@ -230,6 +231,8 @@ class Survivors:
                 rows.append(row)
             removed.update(roots.removed)
         rows = merged(rows, self.cuts)
+        if may_end_in_cycles(heap.ndarrays):
+            rows = with_ended_cycles(rows, self.cuts, removed, roots.namespaces)
         baseline = ended.baseline
         older = OlderData(baseline.objects_since, baseline.was_there, roots.namespaces, new)
         for row in rows:
