@@ -51,9 +51,15 @@ def test_an_object_is_deleted_after_its_parts_are_used(is_first: bool) -> None:
         (["a.opt = None", ""], "a.opt = None  # and remove it from a place"),
         (["", "a.opt = None", "del b"], "a.opt = None; del b  # and remove it from a place"),
         (["", ""], ""),
+        (
+            ["f.cache_clear()", "%xdel _5"],
+            'f.cache_clear(); get_ipython().run_line_magic("xdel", "_5")',
+        ),
     ],
 )
-def test_a_place_without_a_line_is_named_in_a_comment(lines: list[str], advice: str) -> None:
+def test_lines_are_joined_and_places_without_one_named_in_a_comment(
+    lines: list[str], advice: str
+) -> None:
     assert joined(list(map(way, lines))).holder.advice == advice
 
 

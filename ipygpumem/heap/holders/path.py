@@ -9,6 +9,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, split, statement_of
+from ipygpumem.heap.holders.literals import literal
 from ipygpumem.heap.holders.roots import NOTEBOOK, REMOVE, Root
 from ipygpumem.records import COMMENT, ReferencePath, line_of
 
@@ -226,6 +227,7 @@ def joined(ways: Sequence[Way]) -> Way:
     if len(ways) > _MOST_WAYS:
         return Way(ReferencePath(path, "remove it from all of these"))
     lines = _used_first([line_of(way.holder.advice) for way in ways if way.holder.advice])
+    lines = list(map(_as_code, lines))
     if all(map(is_simple, lines)):
         advice = in_sequence(lines)
         without_line = [way.holder.path for way in ways if not way.holder.advice]
@@ -234,6 +236,14 @@ def joined(ways: Sequence[Way]) -> Way:
             advice += f"{COMMENT}and remove it from {places}"
         return Way(ReferencePath(path, advice))
     return Way(ReferencePath(path, ", and ".join(lines)))
+
+
+def _as_code(line: str) -> str:
+    """Return a line with a call instead of a magic, after which no statement can follow."""
+    if not line.startswith("%"):
+        return line
+    name, _, argument = line[1:].partition(" ")
+    return f"get_ipython().run_line_magic({literal(name)}, {literal(argument)})"
 
 
 def is_simple(line: str) -> bool:
