@@ -232,6 +232,9 @@ PROGRAMS |= BLOCKS
 EDGES = ("<module>", "error_isolation.py call", "extension.py visit", "dispatch.py __call__")
 EDGES += (" __missing__", " needs_no", " __del__", " __enter__", " __exit__")
 """Called first by Python or by instrumented code: the very call is before any ``try``."""
+EDGES += ("options.py checked_patterns",)  # of a cell's own call of ``keep``, which may raise
+EDGES += tuple(f"loops.py {name}" for name in ("begins", "ended", "show", "close"))
+"""Methods that are called by a loop of the user, and have a ``try`` of their own."""
 SETUP = "import ipygpumem, numpy as np; old, log, kept = 1, [], []"
 
 
