@@ -63,9 +63,10 @@ def execute(notebook: NotebookNode) -> str | None:
     )
     with tempfile.TemporaryDirectory() as profile:
         # A profile of its own: no start-up file or option of the user's can change what the page
-        # shows.
+        # shows; nor can the warnings of a library's version.
+        env = {"IPYTHONDIR": profile, "PYTHONWARNINGS": "ignore"}
         try:
-            client.execute(env={**os.environ, "IPYTHONDIR": profile})
+            client.execute(env=os.environ | env)
         except CellExecutionError as error:
             return f"a cell failed:\n{error}"
     for cell in notebook.cells:

@@ -164,7 +164,9 @@ def _environment(folder: Path) -> dict[str, str]:
         path = folder / f"settings/@jupyterlab/{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(settings))
-    return {**os.environ, **{variable: str(folder / name) for variable, name in own.items()}}
+    folders = {variable: str(folder / name) for variable, name in own.items()}
+    # A kernel in ``data`` comes before that of a virtual environment.
+    return {**os.environ, **folders, "JUPYTER_PREFER_ENV_PATH": "0"}
 
 
 class Notebook:
