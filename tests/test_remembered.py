@@ -62,6 +62,35 @@ def test_a_leak_that_grows_is_still_one(kernel: Kernel, new: str) -> None:
     works(kernel, "kept.clear()")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "del kept[0][:5000]",
+        "del kept[0][2000:]",
+        "kept[0].insert(0, 'first')",
+        "kept[0].reverse()",
+        "kept[0].append(kept[0].pop(0))",
+    ],
+)
+def test_a_leaked_list_whose_items_move_is_still_one(kernel: Kernel, change: str) -> None:
+    works(kernel, "%%experiment e\nkept.append(fill([]))")
+    works(kernel, change)
+    (leaks,) = works(kernel, "%gpumem leaks").leaks()
+    assert "to free it: del kept[0]" in leaks
+    works(kernel, "kept.clear()")
+
+
+def test_the_last_texts_of_a_long_dict_recognise_it() -> None:
+    item: dict[str, object] = {f"key {number}": f"value {number}" for number in range(50_000)}
+    remembered = Remembered([item])
+    for key in list(item)[:45_000]:
+        del item[key]
+    assert remembered.alive(by_identity([item])) == [item]
+    item["key 49999"] = "other"
+    item.update(dict.fromkeys(item, "other"))
+    assert remembered.alive(by_identity([item])) == []
+
+
 def by_identity(items: list[object]) -> dict[int, object]:
     return {id(item): item for item in items}
 

@@ -12,8 +12,7 @@ import gc
 import sys
 import weakref
 from array import array
-from collections.abc import Mapping, Sequence
-from heapq import nsmallest
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -22,10 +21,10 @@ from ipygpumem.introspect import is_atom
 
 _MOST_SAMPLES = 300
 """Maximum number of objects to examine of one record."""
-_FIRST = 32
-"""Number of an object's parts among which some are remembered."""
-_MOST_CLUES = 2
-"""Maximum number of objects by which one is recognised."""
+_MOST_CANDIDATES = 32
+"""Maximum number of an object's first, and of its last parts among which one is remembered."""
+_MOST_PARTS = 10_000
+"""Maximum number of an object's first, and of its last parts among which one is found again."""
 _MOST_STEPS = 4
 """Maximum number of references from an object to one by which it is recognised."""
 _SMALL = 4096
@@ -73,8 +72,7 @@ class _Sample:
         self._reference = weak(item)
         self._clues = list[_Clue]()
         if self._reference is None:
-            parts = _parts_of(item)
-            self._clues = [_Clue.below(parts, place) for place in _rarest(parts)]
+            self._clues = _clues_of(_parts_of(item))
 
     def is_of(self, item: object) -> bool:
         """Return True if an object at the same place in memory is the remembered one."""
@@ -89,7 +87,10 @@ class _Clue(NamedTuple):
     """An object by which another one, which leads to it, is recognised."""
 
     path: tuple[int, ...]
-    """Its place among the parts of the other one, then among the parts of that part, and so on."""
+    """Its place among the parts of the other one, then among the parts of that part, and so on.
+
+    The first place changes when the earlier items of a list are removed.
+    """
     evidence: object
     """A weak reference, a small text or number itself, or at least an identity."""
 
@@ -107,35 +108,61 @@ class _Clue(NamedTuple):
             parts = _parts_of(part)
             if not parts or len(path) == _MOST_STEPS:
                 return cls(tuple(path), id(part))
-            path.append(_rarest(parts)[0])
+            path.append(_rarest(parts, range(min(len(parts), _MOST_CANDIDATES))))
 
     def is_below(self, item: object) -> bool:
-        """Return True if the path from an object leads to the clue."""
-        for place in self.path:
-            parts = _parts_of(item)
+        """Return True if the path leads to the clue from any part of an object."""
+        parts = _parts_of(item)
+        place = self.path[0]
+        if place < len(parts) and self._is_below_part(parts[place]):
+            return True
+        return any(map(self._is_below_part, parts))
+
+    def _is_below_part(self, part: object) -> bool:
+        """Return True if the path after its first step leads to the clue."""
+        for place in self.path[1:]:
+            parts = _parts_of(part)
             if place >= len(parts):
                 return False
-            item = parts[place]
+            part = parts[place]
         if type(self.evidence) is weakref.ref:
-            return self.evidence() is item
-        return item is self.evidence or id(item) == self.evidence
+            return self.evidence() is part
+        return part is self.evidence or id(part) == self.evidence
 
 
-def _parts_of(item: object) -> list[object]:
-    """Return some of the objects to which one refers, always in the same order."""
+def _clues_of(parts: Sequence[object]) -> list[_Clue]:
+    """Return two clues among the parts of an object, one in each half: users append to a list, or
+    remove its first items.
+    """
+    middle = (len(parts) + 1) // 2
+    first = range(min(middle, _MOST_CANDIDATES))
+    last = range(max(middle, len(parts) - _MOST_CANDIDATES), len(parts))
+    return [_Clue.below(parts, _rarest(parts, places)) for places in (first, last) if places]
+
+
+def _parts_of(item: object) -> Sequence[object]:
+    """Return the first and last of the objects to which one refers, always in the same order."""
     if type(item) is list or type(item) is tuple:
-        parts = list(item[:_FIRST])  # ``gc.get_referents`` would copy all of them
-    elif type(item) is dict:
-        parts = list(islice(item.values(), _FIRST))
-    else:
-        parts = gc.get_referents(item)[:_FIRST]
-    return [part for part in parts if part is not type(item)]
+        return _ends_of(item)  # ``gc.get_referents`` would copy all of them
+    if type(item) is dict:
+        values = item.values()
+        if len(values) <= 2 * _MOST_PARTS:
+            return list(values)
+        last = list(islice(reversed(values), _MOST_PARTS))
+        return [*islice(values, _MOST_PARTS), *reversed(last)]
+    referents = gc.get_referents(item)
+    return _ends_of([part for part in referents if part is not type(item)])
 
 
-def _rarest(parts: Sequence[object]) -> list[int]:
-    """Return the places of the parts with the fewest references: many objects refer to None, small
+def _ends_of(items: Sequence[object]) -> Sequence[object]:
+    """Return the first and the last items."""
+    if len(items) <= 2 * _MOST_PARTS:
+        return items
+    return [*items[:_MOST_PARTS], *items[-_MOST_PARTS:]]
+
+
+def _rarest(parts: Sequence[object], places: Iterable[int]) -> int:
+    """Return the place of the part with the fewest references: many objects refer to None, small
     numbers and short texts.
     """
-    return nsmallest(
-        _MOST_CLUES, range(len(parts)), key=lambda place: sys.getrefcount(parts[place])
-    )
+    return min(places, key=lambda place: sys.getrefcount(parts[place]))
