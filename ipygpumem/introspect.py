@@ -255,11 +255,20 @@ def module_of(value: object) -> str:
 
 
 _LONGEST_KEY = 60
+"""Maximum number of characters of a key in a path."""
+_MOST_BITS = 1000
+"""Maximum number of bits of a number whose digits are written: Python refuses to convert longer
+numbers to text (``sys.set_int_max_str_digits``).
+"""
 
 
 def key_text(key: object) -> str | None:
-    """Return the source text of a dict's key in a path; None if only user code could return it."""
+    """Return the source text of a dict's key in a path; None if only user code could return it, or
+    for a number of hundreds of digits.
+    """
     kind = type(key)
+    if kind is int and key.bit_length() > _MOST_BITS:  # type: ignore[attr-defined]  # kind says so
+        return None
     if kind is str:
         shown = key.replace('"', "'")  # type: ignore[attr-defined]  # kind says so
         if len(shown) > _LONGEST_KEY:

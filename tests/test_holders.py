@@ -1126,3 +1126,31 @@ def test_lines_for_items_of_one_list_are_one_line(kernel: Kernel, setup: str, co
     works(kernel, line)
     assert [row for row in left(kernel) if row[0] >= 2**20] == []
     assert kernel.value("len(kept) if type(kept) is list else 1") == 1
+
+
+_LISTS_WITH_A_LENGTH = """
+class Rows(list):
+    def __len__(self):
+        calls.append("len")
+        return 1000
+
+calls = []
+rows = Rows()
+"""
+
+
+def test_a_list_is_not_asked_for_its_length(kernel: Kernel) -> None:
+    works(kernel, _LISTS_WITH_A_LENGTH)
+    works(kernel, "%%experiment e\nrows.append(bytearray(8 << 20))")
+    (leaks,) = works(kernel, "%gpumem leaks").leaks()
+    assert "to free it: del rows[0]" in leaks
+    works(kernel, "assert calls == []")
+
+
+def test_a_key_with_thousands_of_digits_is_named_by_its_type(kernel: Kernel) -> None:
+    works(kernel, "table = {}")
+    works(kernel, "%%experiment e\ntable[10 ** 5000] = bytearray(8 << 20)")
+    (leaks,) = works(kernel, "%gpumem leaks").leaks()
+    assert "notebook variable table (under a key of type int)" in leaks
+    works(kernel, "x = table[10 ** 5000]")
+    assert "notebook variable table (under a key of type int)" in holders(why(kernel, "x"))

@@ -32,6 +32,7 @@ def went_into(path: Path, parent: Any, child: object) -> bool:
     if is_instance(parent, dict):
         _went_into_dict(path, parent, child)
     elif is_instance(parent, list) or type(parent) is deque:
+        base: Any = deque if type(parent) is deque else list
         position = position_of(parent, child)
         code = path.code and f"{path.code}[{position}]"
         cut = None
@@ -42,7 +43,7 @@ def went_into(path: Path, parent: Any, child: object) -> bool:
                 path.code,
                 code,
                 position,
-                len(parent),
+                base.__len__(parent),
                 has_slices=type(parent) is not deque,
             )
         if _refuses(parent):
