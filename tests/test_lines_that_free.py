@@ -51,6 +51,12 @@ def test_an_object_is_deleted_after_its_parts_are_used(is_first: bool) -> None:
         (["a.opt = None", ""], "a.opt = None  # and remove it from a place"),
         (["", "a.opt = None", "del b"], "a.opt = None; del b  # and remove it from a place"),
         (["", ""], ""),
+        (["del a", "remove it from there"], "del a  # and remove it from a place"),
+        (
+            ["close() it when it is done", "del a", "del b  # if nothing needs it", ""],
+            "del a; del b  # and close() it when it is done, and remove it from a place",
+        ),
+        (["close() it", "stop() it"], "close() it, and stop() it"),
         (
             ["f.cache_clear()", "%xdel _5"],
             'f.cache_clear(); get_ipython().run_line_magic("xdel", "_5")',

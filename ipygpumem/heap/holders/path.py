@@ -226,16 +226,25 @@ def joined(ways: Sequence[Way]) -> Way:
             return Way(ReferencePath(path, advice + comment), tuple(cuts))
     if len(ways) > _MOST_WAYS:
         return Way(ReferencePath(path, "remove it from all of these"))
-    lines = _used_first([line_of(way.holder.advice) for way in ways if way.holder.advice])
-    lines = list(map(_as_code, lines))
-    if all(map(is_simple, lines)):
+    lines = list[str]()
+    words = list[str]()
+    for way in ways:
+        line = line_of(way.holder.advice)
+        if line in ("", REMOVE):
+            place = way.holder.path.removeprefix(NOTEBOOK)
+            words.append(f"remove it from {place}")
+        elif is_code(line):
+            lines.append(_as_code(line))
+        else:
+            words.append(line)
+    lines = _used_first(lines)
+    if lines and all(map(is_simple, lines)):
         advice = in_sequence(lines)
-        without_line = [way.holder.path for way in ways if not way.holder.advice]
-        if advice and without_line:
-            places = ", ".join(place.removeprefix(NOTEBOOK) for place in without_line)
-            advice += f"{COMMENT}and remove it from {places}"
+        if words:
+            advice += f"{COMMENT}and {', and '.join(words)}"
         return Way(ReferencePath(path, advice))
-    return Way(ReferencePath(path, ", and ".join(lines)))
+    advices = _used_first([line_of(way.holder.advice) for way in ways if way.holder.advice])
+    return Way(ReferencePath(path, ", and ".join(map(_as_code, advices))))
 
 
 def _as_code(line: str) -> str:
@@ -246,13 +255,23 @@ def _as_code(line: str) -> str:
     return f"get_ipython().run_line_magic({literal(name)}, {literal(argument)})"
 
 
+def is_code(line: str) -> bool:
+    """Return True for Python code or a magic, False for words."""
+    return line.startswith("%") or bool(_statements(line))
+
+
 def is_simple(line: str) -> bool:
     """Return True for code to which other statements can be appended: no words, magic or loop."""
-    try:
-        body = ast.parse(line).body
-    except (SyntaxError, ValueError):  # the latter for half a surrogate pair in a user's text
-        return False
+    body = _statements(line)
     return bool(body) and not any(isinstance(statement, _BLOCKS) for statement in body)
+
+
+def _statements(line: str) -> list[ast.stmt]:
+    """Return the statements of a line; none for words."""
+    try:
+        return ast.parse(line).body
+    except (SyntaxError, ValueError):  # the latter for half a surrogate pair in a user's text
+        return []
 
 
 _BLOCKS = (ast.For, ast.While, ast.With)
