@@ -226,6 +226,43 @@ LEFT_ROWS: dict[str, tuple[str, str, int, list[str]]] = {
         3,
         ['del outer["x"]'],
     ),
+    "objects in cycles in a list": (
+        """
+        class Owner:
+            pass
+        outer = {}
+        """,
+        """
+        xs = []
+        for _ in range(2):
+            x = Owner()
+            x.data = [array(), array()]
+            x.rows = np.empty(1, object)
+            x.rows[0] = x
+            xs.append(x)
+        outer["xs"] = xs
+        """,
+        4,
+        ['del outer["xs"]'],
+    ),
+    "objects in cycles, each with its own key": (
+        """
+        import dataclasses
+        @dataclasses.dataclass(frozen=True)
+        class Owner:
+            data: object
+            rows: object
+        outer = {}
+        """,
+        """
+        for number in range(2):
+            x = Owner([array(), array()], np.empty(1, object))
+            x.rows[0] = x
+            outer[number] = x
+        """,
+        4,
+        ["del outer[0]"],
+    ),
 }
 """Cells before, the code of the experiment, the arrays that it leaves, and the lines that free
 them.

@@ -137,6 +137,17 @@ def line_of(kernel: Kernel, before: str, experiment: str) -> str:
             id="two items of a list",
         ),
         pytest.param(
+            "box, o = {}, [np.ones(4 * MIB)]",
+            """
+            node = Node((np.ones(16 * MIB), o), np.empty(1, object))
+            node.next[0] = node
+            box["node"] = node
+            del node, o
+            """,
+            'box["node"].next = None; del box["node"]  # also drops 4 MiB of older data',
+            id="an object in a cycle through an array",
+        ),
+        pytest.param(
             "tree = Branch(None, None); o = np.ones(4 * MIB)",
             "tree.branches.append(Branch(tree, (o, {'new': np.ones(16 * MIB)}))); del o",
             "del tree.branches[0]  # also drops 4 MiB of older data",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import _lru_cache_wrapper
 from itertools import chain, compress
@@ -138,16 +138,21 @@ class OlderData:
             objects.update(older)
         return list(filter(gc.is_tracked, objects.values()))
 
-    def remarks(self) -> dict[str, str]:
+    def remarks(self, ended: Mapping[str, Set[int]]) -> dict[str, str]:
         """Return the remark on each line that drops older objects.
 
         Nothing else of ours may refer to these objects now: it would count as their holder.
+
+        Args:
+            ended: the arrays in the cycles that each line ends, by identity.
         """
-        remarks = {line: self._remark(line) for line in self._older}
+        remarks = {line: self._remark(line, ended.get(line, set())) for line in self._older}
         return {line: remark for line, remark in remarks.items() if remark}
 
-    def _remark(self, line: str) -> str:
-        """Return the remark on a line; empty if all older objects have other holders."""
+    def _remark(self, line: str, ended: Set[int]) -> str:
+        """Return the remark on a line, which ends the cycles through some arrays; empty if all
+        older objects have other holders.
+        """
         removed, older = self._removed[line], self._older[line]
         region = Region(
             [*removed.objects, *older.values(), *self._new],
@@ -158,7 +163,7 @@ class OlderData:
         # so have ``older`` and the new objects.
         ids = list(map(id, removed.objects))
         ours = Counter([*ids, *ids, *older, *self._new_ids])
-        dropped = _dropped(region, removed, ours)
+        dropped = _dropped(region, removed, ours, ended)
         dropped_older = list(compress(older, map(dropped.__contains__, older)))
         new = {key for key in region.objects if key in self._made} | self._new_ids
         of_older = region.reach(dropped_older, without=new) & dropped
@@ -204,10 +209,14 @@ class OtherData:
                 self._sizes[line] = row.size_bytes
                 self._removed[line] = let_go
 
-    def remarks(self, smallest: int) -> dict[str, str]:
+    def remarks(self, smallest: int, ended: Mapping[str, Set[int]]) -> dict[str, str]:
         """Return the remark on each line that drops at least ``smallest`` bytes of other data.
 
         Nothing else of ours may refer to these objects now: it would count as their holder.
+
+        Args:
+            smallest: the bytes.
+            ended: the arrays in the cycles that each line ends, by identity.
         """
         everything = list(chain.from_iterable(let_go.objects for let_go in self._removed.values()))
         region = Region(everything, namespaces=self._namespaces)
@@ -216,7 +225,7 @@ class OtherData:
         remarks = dict[str, str]()
         for line, let_go in self._removed.items():
             ours = in_lists + Counter(map(id, let_go.objects))
-            dropped = _dropped(region, let_go, ours)
+            dropped = _dropped(region, let_go, ours, ended.get(line, set()))
             other_bytes = region.bytes_of(dropped).total() - self._sizes[line]
             if other_bytes >= max(smallest, self._sizes[line] * _UNSURE):
                 remarks[line] = f"also drops {format_bytes(other_bytes)} of other data"
@@ -251,11 +260,18 @@ class Removed(NamedTuple):
         return let_go
 
 
-def _dropped(region: Region, removed: Removed, ours: Mapping[int, int]) -> set[NodeKey]:
-    """Return the nodes that die with the objects that a line removes; ``ours`` as in
-    ``held_from_outside``.
+def _dropped(
+    region: Region, removed: Removed, ours: Mapping[int, int], ended: Set[int]
+) -> set[NodeKey]:
+    """Return the nodes that die with the objects that a line removes.
+
+    Args:
+        region: what these objects lead to.
+        removed: the objects.
+        ours: as in ``held_from_outside``.
+        ended: the arrays in the cycles that the line ends, by identity.
     """
-    held = region.held_from_outside(ours) | region.in_hidden_cycles()
+    held = region.held_from_outside(ours) | (region.in_hidden_cycles() - ended)
     # A holder that is read, too, because a child refers to its parent, leads to what it loses.
     alive = region.reach(held, without=removed.certain)
     return region.reach(map(id, removed.objects)) - alive

@@ -10,11 +10,12 @@ import gc
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, compress
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import flat_elements, holding_objects
 from ipygpumem.heap.holders.cuts import Cut
 from ipygpumem.heap.holders.hidden_cycles import lines_that_end
+from ipygpumem.heap.holders.roots import Roots
 from ipygpumem.heap.holders.search import HIDDEN_CYCLE
 from ipygpumem.heap.region import Region
 from ipygpumem.records import COMMENT, ReferencePath, RetainedArray, line_of
@@ -25,56 +26,78 @@ _FREED = 0.9
 """Least share of a row's bytes that its line frees."""
 
 
-def may_end_in_cycles(arrays: Sequence[Any]) -> bool:
+class EndedCycles(NamedTuple):
+    """Rows, with lines that also end cycles through arrays of objects."""
+
+    rows: list[RetainedArray]
+    arrays: dict[str, set[int]]
+    """The identities of the arrays in the cycles that each line ends."""
+
+
+def with_ended_cycles(
+    rows: list[RetainedArray],
+    cuts: dict[str, list[Cut]],
+    removed: Mapping[int, object],
+    roots: Roots,
+    arrays: Sequence[Any],
+) -> EndedCycles:
+    """Return the rows with the lines that end cycles in front of their own lines.
+
+    Args:
+        rows: the rows, the largest first.
+        cuts: the references that each line removes; those of new lines are added.
+        removed: the objects at the end of these references, by identity.
+        roots: has the dicts with the user's names, which lead to everything.
+        arrays: all NumPy arrays.
+    """
+    if not _may_be_in_cycles(arrays):
+        return EndedCycles(rows, {})
+    ended = EndedCycles([], {})
+    for row in rows[:_MOST_ROWS]:
+        if row.holder is not None:
+            line, mark, comment = row.holder.advice.partition(COMMENT)
+            of_line = cuts.get(line, [])
+            end = _end_of_cycles(row.size_bytes, of_line, removed, roots.namespaces)
+            if end is not None:
+                advice = HIDDEN_CYCLE.advice
+                if end.lines:
+                    advice = "; ".join([*end.lines, line])
+                    ended.arrays[line_of(advice)] = end.arrays
+                cuts[line_of(advice)] = of_line
+                row = replace(row, holder=ReferencePath(row.holder.path, advice + mark + comment))
+        ended.rows.append(row)
+    return EndedCycles([*ended.rows, *rows[_MOST_ROWS:]], ended.arrays)
+
+
+def _may_be_in_cycles(arrays: Sequence[Any]) -> bool:
     """Return True if some arrays contain more than text and numbers."""
     of_objects = compress(arrays, holding_objects(arrays))
     items = chain.from_iterable(flat_elements(array) or () for array in of_objects)
     return any(map(gc.is_tracked, items))
 
 
-def with_ended_cycles(
-    rows: Sequence[RetainedArray],
-    cuts: dict[str, list[Cut]],
-    removed: Mapping[int, object],
-    namespaces: Iterable[int],
-) -> list[RetainedArray]:
-    """Return the rows, with lines that also end cycles through arrays of objects.
+class _End(NamedTuple):
+    """The end of the cycles behind a line."""
 
-    Args:
-        rows: the rows, the largest first.
-        cuts: the references that each line removes; those of new lines are added.
-        removed: the objects at the end of these references, by identity.
-        namespaces: the identities of the dicts with the user's names, which lead to everything.
-    """
-    namespaces = list(namespaces)
-    ended = list[RetainedArray]()
-    for row in rows[:_MOST_ROWS]:
-        if row.holder is not None:
-            line, mark, comment = row.holder.advice.partition(COMMENT)
-            of_line = cuts.get(line, [])
-            ends = _ends_of_cycles(row.size_bytes, of_line, removed, namespaces)
-            if ends is not None:
-                first = "; ".join([*ends, line]) if ends else HIDDEN_CYCLE.advice
-                cuts[line_of(first)] = of_line
-                row = replace(row, holder=ReferencePath(row.holder.path, first + mark + comment))
-        ended.append(row)
-    return [*ended, *rows[_MOST_ROWS:]]
+    lines: list[str]
+    """The lines that end them; none if they are further inside."""
+    arrays: set[int]
+    """The identities of the arrays through which they lead."""
 
 
-def _ends_of_cycles(
+def _end_of_cycles(
     size_bytes: int,
     cuts: Sequence[Cut],
     removed: Mapping[int, object],
-    namespaces: Sequence[int],
-) -> list[str] | None:
-    """Return the lines that end the cycles which keep memory after a line; None if the line frees
-    it, and no line if they are further inside.
+    namespaces: Iterable[int],
+) -> _End | None:
+    """Return the end of the cycles that keep memory after a line; None if the line frees it.
 
     Args:
         size_bytes: the memory.
         cuts: the references that the line removes.
         removed: the objects at the end of these references, by identity.
-        namespaces: as above.
+        namespaces: the identities of the dicts with the user's names.
     """
     codes = dict[int, str]()
     for cut in cuts:
@@ -83,14 +106,16 @@ def _ends_of_cycles(
                 codes[reference.removed_id] = reference.target
     if not codes:
         return None
-    objects = [removed[key] for key in codes]
-    region = Region(objects, namespaces=namespaces)
+    region = Region([removed[key] for key in codes], namespaces=namespaces)
     cycles = region.in_hidden_cycles()
-    freed = region.reach(codes.keys()) - region.reach(cycles)
-    if not cycles or region.bytes_of(freed).total() >= _FREED * size_bytes:
+    if not cycles:
+        return None
+    kept = region.reach(cycles)
+    freed = region.reach(codes.keys()) - kept
+    # A removed object that is in a cycle cannot be reached afterwards, to end the cycle then.
+    is_removed_kept = not kept.isdisjoint(codes)
+    if not is_removed_kept and region.bytes_of(freed).total() >= _FREED * size_bytes:
         return None
     arrays = [region.objects[key] for key in cycles]
-    lines = list[str]()
-    for item, code in zip(objects, codes.values(), strict=True):
-        lines += lines_that_end(code, item, arrays) if code else []
-    return lines
+    with_code = [(code, removed[key]) for key, code in codes.items() if code]
+    return _End(lines_that_end(with_code, arrays), cycles)

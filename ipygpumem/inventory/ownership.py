@@ -241,7 +241,7 @@ def _hidden_cycle(owned: _Owned, cycles: set[int]) -> ReferencePath:
     if not owned.is_name:
         return HIDDEN_CYCLE
     arrays = [owned.region.objects[key] for key in cycles]
-    lines = lines_that_end(target_of(owned.name), owned.holding[0], arrays)
+    lines = lines_that_end([(target_of(owned.name), owned.holding[0])], arrays)
     if not lines:
         return HIDDEN_CYCLE
     return ReferencePath(HIDDEN_CYCLE.path, "; ".join(lines))

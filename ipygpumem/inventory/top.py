@@ -347,9 +347,9 @@ def _ends_of_cycles(
     for row in rows:
         lines = list[str]()
         for array in arrays:
-            lines += lines_that_end(target_of(row.name), named[row.name], [array])
+            lines += lines_that_end([(target_of(row.name), named[row.name])], [array])
         if lines:
-            ends[row.name] = "; ".join(lines)
+            ends[row.name] = "; ".join(dict.fromkeys(lines))
     return ends
 
 

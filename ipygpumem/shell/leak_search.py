@@ -20,7 +20,7 @@ from ipygpumem.introspect import (
 )
 from ipygpumem.inventory import unreached
 from ipygpumem.inventory.dropped_data import OtherData, with_remarks
-from ipygpumem.inventory.ended_cycles import may_end_in_cycles, with_ended_cycles
+from ipygpumem.inventory.ended_cycles import with_ended_cycles
 from ipygpumem.inventory.merging import merged
 from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
 from ipygpumem.inventory.roles import added_to_optimizers, optimizer_states
@@ -52,6 +52,8 @@ class Leaks(NamedTuple):
 
     leaks: list[RetainedArray]
     """The largest first."""
+    in_ended_cycles: Mapping[str, Set[int]]
+    """The arrays in the cycles that each line ends, by identity."""
     beyond: list[RetainedArray]
     """Arrays that were too many to examine."""
     kept: list[Kept]
@@ -98,7 +100,7 @@ class LeakSearch:
             other_data = OtherData(leaks.leaks, roots.cuts, roots.removed, roots.namespaces)
             heap.drop()
             del roots, retained, outputs
-            remarks = other_data.remarks(self._smallest)
+            remarks = other_data.remarks(self._smallest, leaks.in_ended_cycles)
             del other_data
         kept = [*leaks.kept, *_sized(caches(), self._smallest)]
         kept += [Kept(*row) for row in self._printed.leaks(self._smallest)]
@@ -128,9 +130,9 @@ class LeakSearch:
         kept = _sized(findings, self._smallest, listed)
         kept += rows_of_outputs(unnamed.unlisted, outputs.values)
         leaks = merged(rows, roots.cuts)
-        if may_end_in_cycles(heap.ndarrays):
-            leaks = with_ended_cycles(leaks, roots.cuts, roots.removed, roots.namespaces)
-        return Leaks(leaks, unnamed.arrays.beyond, _together(kept), retained.complete)
+        cycles = with_ended_cycles(leaks, roots.cuts, roots.removed, roots, heap.ndarrays)
+        beyond = unnamed.arrays.beyond
+        return Leaks(cycles.rows, cycles.arrays, beyond, _together(kept), retained.complete)
 
     def _unnamed(
         self, heap: Heap, listed: Set[StorageKey], graphs: Iterable[Finding]

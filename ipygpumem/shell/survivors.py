@@ -21,7 +21,7 @@ from ipygpumem.heap.holders.tasks import is_pending
 from ipygpumem.heap.remembered import Remembered
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.inventory.dropped_data import OlderData, with_remarks
-from ipygpumem.inventory.ended_cycles import may_end_in_cycles, with_ended_cycles
+from ipygpumem.inventory.ended_cycles import EndedCycles, with_ended_cycles
 from ipygpumem.inventory.merging import merged, with_arrays
 from ipygpumem.inventory.remaining import (
     Changes,
@@ -199,9 +199,9 @@ class Survivors:
         with growth_for("the search for holders"), working as progress, undisturbed():
             heap = Heap()
             progress(0.5)
-            rows, older = self._rows_at_end(search, heap, ended, progress)
+            cycles, older = self._rows_at_end(search, heap, ended, progress)
             heap.drop()
-            rows = with_remarks(rows, older.remarks())
+            rows = with_remarks(cycles.rows, older.remarks(cycles.arrays))
             del older
         for item in search.alive:
             if not reported.issuperset(item.live_storages()):
@@ -210,7 +210,7 @@ class Survivors:
 
     def _rows_at_end(
         self, search: _SearchAtEnd, heap: Heap, ended: EndedExperiment, progress: Progress
-    ) -> tuple[list[RetainedArray], OlderData]:
+    ) -> tuple[EndedCycles, OlderData]:
         """Return the rows of all objects that outlive an experiment, and the older data that their
         lines drop.
         """
@@ -231,15 +231,14 @@ class Survivors:
                 rows.append(row)
             removed.update(roots.removed)
         rows = merged(rows, self.cuts)
-        if may_end_in_cycles(heap.ndarrays):
-            rows = with_ended_cycles(rows, self.cuts, removed, roots.namespaces)
+        cycles = with_ended_cycles(rows, self.cuts, removed, roots, heap.ndarrays)
         baseline = ended.baseline
         older = OlderData(baseline.objects_since, baseline.was_there, roots.namespaces, new)
-        for row in rows:
+        for row in cycles.rows:
             line = "" if row.holder is None else line_of(row.holder.advice)
             older.look_behind(line, self.cuts.get(line, ()), removed)
         self._older.append(Remembered(older.tracked()))
-        return rows, older
+        return cycles, older
 
     # -- later ------------------------------------------------------------------------------------
 

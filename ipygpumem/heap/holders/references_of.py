@@ -90,12 +90,10 @@ def kind_of_attribute(owner: object, name: str, child: object) -> Kind | None:
     kind = type(owner)
     if type(_class_attribute(kind, name)) is functools.cached_property:
         return Kind.MADE
-    if is_exactly(owner, SimpleNamespace):  # has a ``__setattr__`` of its own, which does the same
+    if is_exactly(owner, SimpleNamespace):
         return Kind.MADE
-    if _class_attribute(kind, "__setattr__") is not object.__setattr__ and not is_of_library(
-        owner, "torch.nn", "Module"
-    ):
-        return None  # such as a frozen data class
+    if not sets_attributes(owner):
+        return None
     if is_users_class(kind):
         return Kind.ATTRIBUTE
     is_stored = name in (instance_dict(owner) or {})
@@ -104,6 +102,16 @@ def kind_of_attribute(owner: object, name: str, child: object) -> Kind | None:
     # Without one of its parts a library's object breaks: ``ax.xaxis``. Data can be replaced.
     is_part = is_opaque(child) and not is_of_library(child, "torch", "Tensor")
     return None if is_part else Kind.ATTRIBUTE
+
+
+def sets_attributes(owner: object) -> bool:
+    """Return False for an object whose class may refuse new values of attributes, such as a frozen
+    data class.
+    """
+    if is_exactly(owner, SimpleNamespace):  # has one of its own, which does the same
+        return True
+    setter = _class_attribute(type(owner), "__setattr__")
+    return setter is object.__setattr__ or is_of_library(owner, "torch.nn", "Module")
 
 
 def _class_attribute(kind: type, name: str) -> object:
