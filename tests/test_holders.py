@@ -1154,3 +1154,38 @@ def test_a_key_with_thousands_of_digits_is_named_by_its_type(kernel: Kernel) -> 
     assert "notebook variable table (under a key of type int)" in leaks
     works(kernel, "x = table[10 ** 5000]")
     assert "notebook variable table (under a key of type int)" in holders(why(kernel, "x"))
+
+
+_TIMERS = """
+import asyncio, threading
+class Box: pass
+def work(data): pass
+def timer(kind, data):
+    if kind == "thread":
+        made = threading.Timer(600, work, [data])
+        made.daemon = True
+        made.start()
+        return made
+    return asyncio.get_running_loop().call_later(600, work, data)
+"""
+
+
+@pytest.mark.parametrize("kind", ["thread", "loop"])
+def test_a_timer_with_a_name_is_cancelled_by_it(kernel: Kernel, kind: str) -> None:
+    works(kernel, _TIMERS)
+    works(kernel, f"t = timer({kind!r}, bytearray(8 << 20))")
+    assert set(holders(why(kernel, "t")).values()) == {"t.cancel(); del t"}
+    works(kernel, f"t.cancel(); x = bytearray(8 << 20); t = timer({kind!r}, x)")
+    lines = holders(why(kernel, "x"))
+    assert "t.cancel(); del t" in lines.values()
+    assert "del t" not in lines.values()
+    works(kernel, "t.cancel(); del t, x")
+
+
+@pytest.mark.parametrize("kind", ["thread", "loop"])
+def test_a_timer_in_an_attribute_is_cancelled(kernel: Kernel, kind: str) -> None:
+    works(kernel, _TIMERS)
+    works(kernel, f"x = bytearray(8 << 20); box = Box(); box.t = timer({kind!r}, x)")
+    lines = holders(why(kernel, "x"))
+    assert "box.t.cancel(); box.t = None" in lines.values()
+    works(kernel, "box.t.cancel(); del box, x")

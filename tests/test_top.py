@@ -322,6 +322,35 @@ def test_the_line_ends_a_cycle_through_an_array_before_del(
     assert reference() is None
 
 
+TIMERS = {
+    "a thread's timer": "threading.Timer(600, print, [bytearray(4 << 20)])",
+    "a task": "asyncio.new_event_loop().create_task(asyncio.sleep(600, bytearray(4 << 20)))",
+    "an event loop's timer": "loop.call_later(600, print, bytearray(4 << 20))",
+}
+
+
+@pytest.mark.parametrize("make", TIMERS.values(), ids=TIMERS)
+def test_the_line_cancels_a_timer_or_task(loaded: InteractiveShell, make: str) -> None:
+    loaded.run_cell("import asyncio, threading; loop = asyncio.new_event_loop()")
+    loaded.run_cell(f"x = {make}\nif hasattr(x, 'start'): x.start()")
+    row = _row_of(loaded, "x")
+    assert row is not None
+    assert row.remedy == "x.cancel(); del x"
+    loaded.run_cell("x.cancel(); loop.close(); del x, loop")
+
+
+def test_words_end_a_cycle_further_inside(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    further_inside = CYCLES["an attribute"].replace("x.rows", "x.part = Big(); x.part.rows", 1)
+    loaded.run_cell("import numpy" + further_inside.replace("x.rows[0]", "x.part.rows[0]"))
+    row = _row_of(loaded, "x")
+    assert row is not None
+    assert row.remedy == "set the array's elements to None before you delete it"
+    loaded.run_cell("%gpumem why x")
+    assert "set the array's elements to None before" in capsys.readouterr().out
+
+
 QUIET = "class Quiet(list):\n    __repr__ = lambda self: 'quiet'"
 
 

@@ -19,7 +19,7 @@ from ipygpumem.heap.holders.hidden_cycles import lines_that_end
 from ipygpumem.heap.holders.paths import PathWriter
 from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, Root, Roots
 from ipygpumem.heap.holders.search import HIDDEN_CYCLE, explain, kept_by_graphs
-from ipygpumem.heap.holders.tasks import is_pending
+from ipygpumem.heap.holders.tasks import ending_of
 from ipygpumem.heap.knowledge.barriers import Barriers, is_left_out
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
@@ -286,9 +286,9 @@ def _ended_by_name(groups: _Groups, target: str, item: object, roots: Roots) -> 
     The event loop keeps a pending task, and a registry a widget: a user writes ``w.close()``.
     """
     root = roots.kept.get(id(item))
-    if is_pending(item):  # it is deleted, too, because a done task keeps its error
-        start = EVENT_LOOP
-        ending = "cancel()"
+    ending = ending_of(item)
+    if ending:  # it is deleted, too, because a done task keeps its error
+        start = EVENT_LOOP if root is None else root.text
     elif root is not None and root.cut is not None and root.cut.kind is Kind.CLOSED:
         start = root.text
         ending = root.cut.ending
@@ -694,8 +694,9 @@ def _named(
             aliases[root.text] = None
     if may_delete and first.rank == 0 and variables:
         advice = f"del {', '.join(variables)}"
-        if is_pending(item):
-            advice = f"{next(iter(variables))}.cancel(); {advice}"
+        ending = ending_of(item)
+        if ending:
+            advice = f"{next(iter(variables))}.{ending}; {advice}"
         holder = replace(holder, advice=advice)
     shown = [holder.path, *islice(aliases, _MOST_ALIASES)]
     if len(aliases) > _MOST_ALIASES:

@@ -15,7 +15,8 @@ from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import Progress, chunks, instances_among, no_progress
 from ipygpumem.heap.heap import refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.hidden_cycles import lines_that_end
-from ipygpumem.heap.holders.tasks import is_pending, pending
+from ipygpumem.heap.holders.search import HIDDEN_CYCLE
+from ipygpumem.heap.holders.tasks import ending_of, is_pending, pending
 from ipygpumem.heap.knowledge.views import small_view
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.region import Region
@@ -167,8 +168,9 @@ def measure_names(
     rows = list[NamedSize]()
     for row in sorted(measured.rows, key=lambda row: -row.size_bytes):
         deletion = remedy_of((row.name, *row.same))
-        if row.name in measured.ends_of_cycles:
-            deletion = f"{measured.ends_of_cycles[row.name]}; {deletion}"
+        ends = measured.ends_of_cycles.get(row.name)
+        if ends is not None:
+            deletion = "; ".join([*ends, deletion]) if ends else HIDDEN_CYCLE.advice
         row_with_cell = row._replace(cell=cell_of(row.name))
         rows.append(_with_remedy(row_with_cell, named, deletion))
     notes = () if measured.complete else (_INCOMPLETE,)
@@ -182,8 +184,9 @@ def _with_remedy(row: NamedSize, named: Mapping[str, object], deletion: str) -> 
     """Return a row with the line that frees its memory; ``deletion`` deletes its names."""
     value = named[row.name]
     target = target_of(row.name)
-    if is_pending(value) and deletion.startswith("del "):
-        return row._replace(remedy=f"{target}.cancel(); {deletion}")
+    ending = ending_of(value)
+    if ending and deletion.startswith("del "):
+        return row._replace(remedy=f"{target}.{ending}; {deletion}")
     if is_pending(value) or _has_pending(value):  # the event loop keeps them
         return row._replace(remedy=f"cancel its tasks, then {deletion}")
     if is_segment(value):
@@ -224,8 +227,10 @@ class _Measured(NamedTuple):
     complete: bool
     sizes: Sizes
     """Its region is the only one besides our callers to refer to the objects."""
-    ends_of_cycles: Mapping[str, str] = {}
-    """The lines to run before an object is deleted that a cycle keeps, by its name."""
+    ends_of_cycles: Mapping[str, Sequence[str]] = {}
+    """The lines to run before an object is deleted that cycles keep, by its name; no lines if a
+    cycle is further inside.
+    """
 
 
 def _measure(
@@ -338,18 +343,19 @@ def _with_freed(
 
 def _ends_of_cycles(
     rows: Iterable[NamedSize], named: Mapping[str, object], region: Region
-) -> dict[str, str]:
-    """Return the lines that end cycles through arrays of objects, by the name that leads to one."""
-    ends = dict[str, str]()
-    arrays = [region.objects[key] for key in region.in_hidden_cycles()]
-    if not arrays:
+) -> dict[str, list[str]]:
+    """Return the lines that end the cycles through arrays of objects, by each name that leads to
+    some; no lines if one of these cycles is further inside.
+    """
+    ends = dict[str, list[str]]()
+    in_cycles = region.in_hidden_cycles()
+    if not in_cycles:
         return ends
     for row in rows:
-        lines = list[str]()
-        for array in arrays:
-            lines += lines_that_end([(target_of(row.name), named[row.name])], [array])
-        if lines:
-            ends[row.name] = "; ".join(dict.fromkeys(lines))
+        item = named[row.name]
+        arrays = [region.objects[key] for key in in_cycles & region.reach([id(item)])]
+        if arrays:
+            ends[row.name] = lines_that_end([(target_of(row.name), item)], arrays)
     return ends
 
 

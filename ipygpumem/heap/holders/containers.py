@@ -9,12 +9,12 @@ from dataclasses import replace
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import elements, is_array, is_of_library, read_array
+from ipygpumem.heap.arrays import elements, is_array, read_array
 from ipygpumem.heap.holders.cuts import Cut, Kind, Listing, split, statement_of, with_repeated
 from ipygpumem.heap.holders.literals import literal
 from ipygpumem.heap.holders.path import LONGEST_PATH, Path
 from ipygpumem.heap.holders.references_of import items_of, position_of
-from ipygpumem.heap.holders.tasks import is_pending, is_waiting_thread, is_waiting_timer
+from ipygpumem.heap.holders.tasks import ending_of
 from ipygpumem.introspect import (
     class_dict,
     is_instance,
@@ -97,22 +97,12 @@ _REMOVING = {"super", "__delitem__", "__setitem__", "pop", "popitem", "remove", 
 """Names in code that removes items."""
 
 
-CANCEL = "cancel()"
-
-
 def _ended_by(item: object, cut: Cut | None) -> Cut | None:
-    """Return the reference to an item, with the call that ends the item if something must.
-
-    The event loop keeps a pending task, and a timer, without any other reference; a registry keeps
-    a finalizer.
-    """
-    if cut is None:
-        return None
-    if is_pending(item) or is_waiting_timer(item) or is_waiting_thread(item):
-        return replace(cut, ending=CANCEL)
-    if is_of_library(item, "weakref", "finalize"):
-        return replace(cut, ending="detach()")
-    return cut
+    """Return the reference to an item, with the call that ends the item if something must."""
+    ending = ending_of(item)
+    if cut is None or not ending:
+        return cut
+    return replace(cut, ending=ending)
 
 
 def _went_into_dict(path: Path, parent: Any, child: object) -> None:

@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.holders.containers import (
-    CANCEL,
     cuts_of_repeated,
     removal_of_repeated,
     went_into,
@@ -63,7 +62,12 @@ from ipygpumem.heap.holders.roots import (
     Roots,
     module_code,
 )
-from ipygpumem.heap.holders.tasks import is_pending
+from ipygpumem.heap.holders.tasks import (
+    ending_of,
+    is_pending,
+    is_waiting_thread,
+    is_waiting_timer,
+)
 from ipygpumem.heap.holders.torch_steps import (
     advice_for_graph,
     is_needed_by_optimizer,
@@ -216,6 +220,8 @@ class PathWriter:
             path.advise(path.statement("{0}.close(); {0}.unlink()"), "close() and unlink() it")
         if is_started_patch(item) and path.code:
             path.advise(in_sequence([path.statement("{}.stop()"), path.removal]), "")
+        if (is_waiting_timer(item) or is_waiting_thread(item)) and path.code:
+            path.advise(_ending(item, path), "")
 
     def holder_from_name(self, name: str, chain: Sequence[object]) -> ReferencePath:
         """Return the path from a notebook's name along ``chain``, which begins with the name's
@@ -461,10 +467,7 @@ class PathWriter:
         if not is_pending(task) and not is_failure:
             path.fixed(".result()", path.code and f"{path.code}.result()")
             return
-        removal = path.removal
-        if path.code and is_pending(task) and f".{CANCEL}" not in removal:
-            removal = f"{path.statement('{}.cancel()')}; {removal}"
-        path.advise(removal, "")
+        path.advise(_ending(task, path), "")
         path.say(": asyncio task")
 
     def _traceback(self, steps: Sequence[object], path: Path) -> int:
@@ -552,6 +555,15 @@ class PathWriter:
             cuts.append(Cut(Kind.CALL, id(parent), path.code, call))
         path.enter(name, f"{path.code}{name}", with_repeated(cuts))
         return True
+
+
+def _ending(item: object, path: Path) -> str:
+    """Return the line that ends an object, the path's target, if something must, and removes it."""
+    removal = path.removal
+    call = ending_of(item)
+    if not call or f".{call}" in removal:
+        return removal
+    return in_sequence([path.statement(f"{{}}.{call}"), removal])
 
 
 def _removed(cut: Cut | None, ended_id: int, step_ids: Sequence[int]) -> frozenset[tuple[int, int]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -152,7 +153,10 @@ class Registries:
 
     def _add_thread_timers(self) -> None:
         """Add the timers of ``threading`` that wait; each has a thread that refers to it."""
-        for timer in waiting_timers():
+        timers = waiting_timers()
+        if timers:
+            self.hidden.add(id(attribute_of(threading, "_active")))
+        for timer in timers:
             cut = Cut(Kind.CALL, 0, "", cancelling_timer(timer))
             text = f'the timer "{timer.name}"'
             self.kept[id(timer)] = Root(text, _RANK, "", is_all=True, cut=cut, is_only_place=True)

@@ -16,7 +16,7 @@ from operator import attrgetter, is_
 from types import BuiltinFunctionType, CoroutineType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import library_type
+from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import kinds_of, of_types
 from ipygpumem.heap.holders.literals import literal
 from ipygpumem.introspect import instance_dict, is_instance, target_of, text_of, type_name
@@ -28,6 +28,19 @@ def is_pending(item: object) -> bool:
     """Return True for an asyncio task that is not done."""
     kind: Any = library_type("asyncio", "Task")
     return kind is not None and is_instance(item, kind) and not kind.done(item)
+
+
+def ending_of(item: object) -> str:
+    """Return the call that ends an object which ``del`` alone does not free; empty for any other
+    object.
+
+    The event loop keeps a pending task, a thread its timer, and a registry a finalizer.
+    """
+    if is_pending(item) or is_waiting_timer(item) or is_waiting_thread(item):
+        return "cancel()"
+    if is_of_library(item, "weakref", "finalize"):
+        return "detach()"
+    return ""
 
 
 def pending(items: Sequence[object]) -> list[object]:
