@@ -212,8 +212,7 @@ _MOST_WAYS = 4
 
 def joined(ways: Sequence[Way]) -> Way:
     """Return the holders of one object as one, with the line that removes it from all of them."""
-    paths = [way.holder.path for way in ways[:_MOST_WAYS]]
-    path = ", ".join(paths)
+    path = ", ".join(way.holder.path for way in ways[:_MOST_WAYS])
     if len(ways) > _MOST_WAYS:
         path += f", and {len(ways) - _MOST_WAYS} more"
     cuts = [cut for way in ways for cut in way.cuts]
@@ -226,6 +225,13 @@ def joined(ways: Sequence[Way]) -> Way:
             return Way(ReferencePath(path, advice + comment), tuple(cuts))
     if len(ways) > _MOST_WAYS:
         return Way(ReferencePath(path, "remove it from all of these"))
+    return Way(ReferencePath(path, _advice_of_all(ways)))
+
+
+def _advice_of_all(ways: Sequence[Way]) -> str:
+    """Return the lines of some holders as one, with words in its comment for holders without a
+    line; everything in words if no line can be joined with another one.
+    """
     lines = list[str]()
     words = list[str]()
     for way in ways:
@@ -237,14 +243,13 @@ def joined(ways: Sequence[Way]) -> Way:
             lines.append(_as_code(line))
         else:
             words.append(line)
-    lines = _used_first(lines)
     if lines and all(map(is_simple, lines)):
-        advice = in_sequence(lines)
+        advice = in_sequence(_used_first(lines))
         if words:
             advice += f"{COMMENT}and {', and '.join(words)}"
-        return Way(ReferencePath(path, advice))
-    advices = _used_first([line_of(way.holder.advice) for way in ways if way.holder.advice])
-    return Way(ReferencePath(path, ", and ".join(map(_as_code, advices))))
+        return advice
+    advices = [line_of(way.holder.advice) for way in ways if way.holder.advice]
+    return ", and ".join(map(_as_code, _used_first(advices)))
 
 
 def _as_code(line: str) -> str:
