@@ -9,7 +9,8 @@ from types import TracebackType
 
 from ipygpumem.notebook import current_shell
 
-_OUR_FOLDER = f"{Path(__file__).parent}{os.sep}"
+OUR_FOLDER = f"{Path(__file__).parent}{os.sep}"
+"""The beginning of the names of this package's files."""
 _BETWEEN = ("IPython.core.interactiveshell", "IPython.core.magic", "decorator", "contextlib")
 """Modules whose frames lie between a cell and our code, or within that."""
 
@@ -43,7 +44,7 @@ def _without_our_frames(traceback: TracebackType | None) -> TracebackType | None
     while traceback is not None:
         frame = traceback.tb_frame
         is_between = frame.f_globals.get("__name__") in _BETWEEN
-        if not is_between and not frame.f_code.co_filename.startswith(_OUR_FOLDER):
+        if not is_between and not frame.f_code.co_filename.startswith(OUR_FOLDER):
             steps.append(traceback)
         traceback = traceback.tb_next
     shown: TracebackType | None = None
@@ -56,7 +57,7 @@ def _begins_in_ours(traceback: TracebackType | None) -> bool:
     """Return True if an error was caught by our code, and is not the user's."""
     if traceback is None:
         return False
-    return traceback.tb_frame.f_code.co_filename.startswith(_OUR_FOLDER)
+    return traceback.tb_frame.f_code.co_filename.startswith(OUR_FOLDER)
 
 
 NOT_LOADED = "ipygpumem is not loaded here: run %load_ext ipygpumem first"

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import keyword
+import re
 import site
 import sys
 import sysconfig
@@ -18,6 +19,8 @@ from pathlib import Path
 from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 from unicodedata import normalize
+
+from ipygpumem.errors import OUR_FOLDER
 
 ATOMS = frozenset(
     id(kind) for kind in (int, float, complex, bool, str, bytes, bytearray, type(None))
@@ -279,10 +282,18 @@ def key_text(key: object) -> str | None:
     return None
 
 
+_LINE_END = re.compile("\r\n|\r|\n")
+
+
+def code_lines(source: str) -> list[str]:
+    """Return the lines of Python code, numbered as Python does.
+
+    ``splitlines`` also ends a line at a form feed, or at a line separator within a text.
+    """
+    return _LINE_END.split(source)
+
+
 # -- origin of code: the user's, a library's, or ours, by its file ------------------------------
-
-_OURS = str(Path(__file__).parent)
-
 
 @functools.cache
 def _libraries() -> tuple[str, ...]:
@@ -292,7 +303,7 @@ def _libraries() -> tuple[str, ...]:
     if torch:
         paths.append(str(Path(torch).parent))
     folders = filter(None, paths)
-    return (*folders, _OURS, "<frozen", "<string", "<__array_function__")
+    return (*folders, OUR_FOLDER, "<frozen", "<string", "<__array_function__")
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -306,7 +317,7 @@ def is_users(filename: str) -> bool:
 
 def is_ours(filename: str) -> bool:
     """Return True for a file of this package."""
-    return filename.startswith(_OURS)
+    return filename.startswith(OUR_FOLDER)
 
 
 def is_users_module(module: Any) -> bool:

@@ -463,6 +463,11 @@ def test_lines_of_a_cell_are_statements_and_a_block_is_one(shared: Kernel) -> No
         ]
 
 
+def test_a_line_separator_in_a_text_ends_no_line(shared: Kernel) -> None:
+    shown = rows(shared, "%%gpumemit -r 1\nfirst = 'a\u2028b\x0c'\nsecond = 2")
+    assert [row.split("RAM")[0].strip().partition(" ")[0] for row in shown] == ["first", "second"]
+
+
 def test_braces_are_pythons_and_no_variable_of_ipythons(shared: Kernel) -> None:
     """IPython would put a value's text where ``{name}`` stands: another statement, and a ``repr``
     of the user's.
@@ -551,6 +556,14 @@ kept = work(32)
     assert line_sizes(reply) == {**cell, **work, "work:4": (-32, 0), "work:5": (0, 0)}
     assert "del second" in reply.reports("memlines")[0]
     ok(notebook, "del kept")
+
+
+def test_lines_are_numbered_as_python_does(notebook: Kernel) -> None:
+    reply = ok(notebook, "%%memlines\ntext = 'a\u2028b\x0c'\nkept = bytearray(32 << 20)\n")
+    assert line_sizes(reply)["cell:3"] == (32, 32)
+    (report,) = reply.reports("memlines")
+    assert re.search(r"^\s*3 .*kept = bytearray", report, re.MULTILINE)
+    ok(notebook, "del kept, text")
 
 
 def test_methods_and_async_functions_and_await_at_the_top(notebook: Kernel) -> None:

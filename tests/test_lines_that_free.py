@@ -7,12 +7,14 @@ import json
 import pickle
 import sys
 import threading
+from pathlib import Path
 from types import FrameType
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from ipygpumem import introspect
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders import containers
 from ipygpumem.heap.holders.cuts import Cut, Kind, statement_of
@@ -21,7 +23,7 @@ from ipygpumem.heap.holders.path import Way, joined
 from ipygpumem.heap.holders.registries import Registries
 from ipygpumem.heap.holders.roots import Root, Roots
 from ipygpumem.heap.holders.search import explain
-from ipygpumem.introspect import is_ours
+from ipygpumem.introspect import is_ours, is_users
 from ipygpumem.inventory.merging import merged
 from ipygpumem.records import ReferencePath, RetainedArray
 
@@ -67,6 +69,13 @@ def test_lines_are_joined_and_places_without_one_named_in_a_comment(
     lines: list[str], advice: str
 ) -> None:
     assert joined(list(map(way, lines))).holder.advice == advice
+
+
+def test_a_file_whose_name_begins_as_our_folder_is_the_user_s() -> None:
+    folder = Path(introspect.__file__).parent
+    assert is_ours(str(folder / "api" / "shell.py"))
+    assert not is_ours(f"{folder}_demo.py")
+    assert is_users(f"{folder.parent.parent}/{folder.name}_demo.py")
 
 
 def test_a_name_is_deleted_after_the_items_below_it() -> None:

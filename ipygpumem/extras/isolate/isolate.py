@@ -28,6 +28,7 @@ from ipygpumem.errors import describe_error
 from ipygpumem.extras.isolate import child
 from ipygpumem.extras.isolate.needs import unusable
 from ipygpumem.extras.isolate.packets import Connection, load
+from ipygpumem.introspect import code_lines
 from ipygpumem.magics import sources
 from ipygpumem.magics.experiment import patterns_of
 from ipygpumem.notebook import running_cell
@@ -115,7 +116,7 @@ def _with_lines(app: App, cell: str) -> str:
     running = app.context.cells.running()
     source = running[-1].source if running else ""
     above, body, _ = source.rpartition(cell.rstrip())
-    lines = above.splitlines() if body else [""]
+    lines = code_lines(above)[:-1] if body else [""]
     comments = [f"#{line}\n" for line in lines]
     return "".join(comments) + cell
 

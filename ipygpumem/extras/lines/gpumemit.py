@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from IPython.core.error import UsageError
 
 from ipygpumem.extras.lines.statements import Cost, Statement, measure
+from ipygpumem.introspect import code_lines
 from ipygpumem.magics import sources
 from ipygpumem.report.layout import Report, Table, clean, clean_name, count, device_label
 from ipygpumem.shell.app import App
@@ -105,7 +106,7 @@ def _statements(shell: Any, cell: str) -> list[Statement]:
             spans[-1] = (spans[-1][0], last)  # after a semicolon
         else:
             spans.append((first, last))
-    lines = source.splitlines()
+    lines = code_lines(source)
     return [_statement(shell, "\n".join(lines[first - 1 : last])) for first, last in spans]
 
 
@@ -197,7 +198,7 @@ def _time_of(cost: Cost, device: str) -> dict[str, str]:
 
 
 def _in_one_line(source: str) -> str:
-    lines = [" ".join(line.split()) for line in source.splitlines() if line.strip()]
+    lines = [" ".join(line.split()) for line in code_lines(source) if line.strip()]
     return clean_name(" ⏎ ".join(lines))
 
 

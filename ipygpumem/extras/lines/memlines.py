@@ -21,6 +21,7 @@ from ipygpumem.extras.lines.lines import (
     Tracer,
     code_of,
 )
+from ipygpumem.introspect import code_lines
 from ipygpumem.magics import sources
 from ipygpumem.report.layout import (
     Report,
@@ -120,9 +121,9 @@ def _has_lines_below(frame: FrameType) -> bool:
 def _cell_block(file: str, cell: Cell) -> CodeBlock:
     """Return a cell's lines as they were compiled, but its magics as they were written."""
     compiled = [line.rstrip("\n") for line in linecache.getlines(file)]
-    written = cell.source.splitlines()
+    written = cell.source.splitlines()  # as IPython splits what it has compiled
     if len(written) == len(compiled):
-        return CodeBlock("cell", 1, tuple(written))
+        return CodeBlock("cell", 1, tuple(code_lines(cell.source.rstrip("\n"))))
     # A magic's line has taken up those below it, so that later lines are not at their places.
     lines = []
     for place, line in enumerate(compiled):

@@ -13,6 +13,7 @@ from typing import Any
 
 from IPython.core.inputtransformer2 import TransformerManager
 
+from ipygpumem.introspect import code_lines
 from ipygpumem.notebook import sources_of_cells
 from ipygpumem.scope.bindings import bindings_of
 from ipygpumem.shell.ipython.rewriting import (
@@ -50,15 +51,15 @@ def has_only_our_commands(source: str) -> bool:
     if first_lines(source)[0]:
         return False
     # A backslash at the end of a comment continues nothing: ``# path C:\``.
-    code = [line for line in source.splitlines() if not line.lstrip().startswith("#")]
-    lines = "\n".join(code).replace("\\\n", " ").splitlines()
+    code = [line for line in code_lines(source) if not line.lstrip().startswith("#")]
+    lines = code_lines("\n".join(code).replace("\\\n", " "))
     lines = [line.strip() for line in lines if line.strip()]
     return bool(lines) and all(map(_OUR_COMMAND.match, lines))
 
 
 def has_only_comments(source: str) -> bool:
     """Return True if each line of a cell is blank or a comment."""
-    lines = [line.lstrip() for line in source.splitlines()]
+    lines = [line.lstrip() for line in code_lines(source)]
     return all(line.startswith("#") for line in lines if line)
 
 
