@@ -127,6 +127,32 @@ def test_inside_offload_a_model_is_on_the_host(freeing: Kernel) -> None:
     )
 
 
+def test_after_the_error_of_a_signal_handler_all_is_on_the_device(freeing: Kernel) -> None:
+    run_ok(
+        freeing,
+        """
+        from ipygpumem.extras.moving import moving
+        class Alarm(BaseException): pass
+        model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)).cuda()
+        before = torch.cuda.memory_allocated()
+        values = [p.detach().cpu().clone() for p in model.parameters()]
+        empty, calls = moving._Piece.empty, []
+        def interrupted(piece):
+            calls.append(piece)
+            if len(calls) == 3:
+                raise Alarm
+            empty(piece)
+        moving._Piece.empty = interrupted
+        """,
+    )
+    assert freeing.run("with ipygpumem.offload(model): pass").error == "Alarm"
+    run_ok(freeing, "moving._Piece.empty = empty; calls.clear()")
+    same = "all(map(torch.equal, [p.detach().cpu() for p in model.parameters()], values))"
+    places = "{p.device.type for p in model.parameters()}"
+    assert freeing.value(f"{places}, {same}") == ({"cuda"}, True)
+    assert freeing.value("torch.cuda.memory_allocated() == before")
+
+
 def test_a_model_is_not_moved_while_a_captured_graph_may_use_it(bare_kernel: Kernel) -> None:
     """Where a private pool of the allocator is in use, `offload` refuses, and the model stays on
     the device.

@@ -210,10 +210,14 @@ class Offload:
             self.size_bytes = sum(piece.size_bytes for piece in pieces)
             _copy_out(pieces)
             if not struck:
-                _point_to_host(pieces)
                 self._pieces = pieces
-                for piece in pieces:
-                    piece.empty()
+                try:
+                    _point_to_host(pieces)
+                    for piece in pieces:
+                        piece.empty()
+                except BaseException:  # such as an exception from the user's handler of a signal
+                    _warn(self.come_back())
+                    raise
         if struck:
             _warn(self.come_back())
             raise KeyboardInterrupt
