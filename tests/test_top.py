@@ -50,6 +50,16 @@ def test_names_of_one_object_share_a_row_and_holders_are_named() -> None:
     assert [row[-1] for row in table.rows] == ["del box", "del data, again; box also refers to it"]
 
 
+def test_remarks_are_those_of_the_rows_that_are_shown() -> None:
+    shared = NamedSize("shared", "Tensor", {"cpu": 6 * MIB, "cuda:0": 5 * MIB}, notes=("on both",))
+    larger = NamedSize("larger", "ndarray", {"cpu": 10 * MIB}, same=("again",), notes=("alone",))
+    names = LargestNames((shared, larger), {"cpu": 100 * MIB}, 0.0)
+    report = top_report(names, top=1)
+    assert [row[0] for row in report.tables[0].rows] == ["10 MiB", "11 MiB"]
+    assert "larger: alone" in report.lines
+    assert "shared: on both" not in report.lines
+
+
 def test_an_item_in_two_lists_of_a_name_is_freed_with_it() -> None:
     shared = bytearray(MIB)
     names: dict[str, object] = {"both": [shared, [shared]]}

@@ -260,14 +260,15 @@ def top_report(names: LargestNames, *, top: int = 20, small: Sequence[str] = ())
         size = format_bytes(sum(share.size_bytes for share in remaining))
         rows.append({"size": size, "name": _and_more(len(remaining))})
     rows += _rows_without_name(names)
+    shown = list({share.row.name: share.row for share in shares[:top]}.values())
     lines = list(map(clean, names.notes))
-    if any(row.held_by for row in names.names[:top]):
+    if any(row.held_by for row in shown):
         lines.append(_COUNTED_ONCE)
-    if any(row.same for row in names.names[:top]):
+    if any(row.same for row in shown):
         lines.append(_DELETES_ALL)
     if small:
         lines.append(clean(f"{listed(small)}: less than {format_bytes(SMALLEST)}"))
-    for row in names.names[:top]:
+    for row in shown:
         lines += [clean(f"{row.name}: {note}") for note in row.notes]
     numbers = {"cell", "size", "share", "del frees"}
     expendable = ("share", "cell", "type", "content")
