@@ -100,7 +100,8 @@ class Asker:
         report = self.report("")
         shown = [line for line in report.lines if line.startswith("largest names: ")]
         is_shown = any(re.search(rf"[: ]{re.escape(name)} [\d.]", line) for line in shown)
-        size = self._app.last_look.get(name, 0) if is_shown else 0
+        look = self._app.last_look
+        size = look.name_bytes.get(name, 0) if is_shown else 0
         return Answer("%gpumem", size, _says_at_least(report))
 
     def guard(self, name: str) -> Answer:

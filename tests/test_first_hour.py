@@ -117,6 +117,15 @@ def test_help_shows_the_commands(notebook: Kernel, line: str) -> None:
     assert "%gpumem panel" in shown
 
 
+def test_a_variable_named_ram_is_not_taken_for_the_device(notebook: Kernel) -> None:
+    ok(notebook, "RAM = bytearray(4 << 20)", "%gpumem", "RAM += bytearray(60 << 20)")
+    (report,) = ok(notebook, "%gpumem").reports("note")
+    changes = re.findall(r"RAM \+(\d+)", report.partition("since the last look: ")[2])
+    assert len(changes) == 2
+    assert all(55 <= int(change) <= 75 for change in changes)
+    ok(notebook, "del RAM")
+
+
 def test_help_names_each_option_once(notebook: Kernel) -> None:
     for magic in ("%gpumem", "%experiment"):
         shown = ok(notebook, f"{magic} help").stdout

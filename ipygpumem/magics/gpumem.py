@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 
 from ipygpumem.errors import ExperimentError, quoted
@@ -23,7 +23,7 @@ from ipygpumem.report.export import save
 from ipygpumem.report.history import history_report, traces_report
 from ipygpumem.report.layout import Report, clean, count, device_label, listed, note, sizes
 from ipygpumem.report.status import status_report
-from ipygpumem.shell.app import App
+from ipygpumem.shell.app import App, LastLook
 from ipygpumem.shell.commands.declarations import (
     Options,
     argument,
@@ -182,24 +182,31 @@ def short_status(app: App, options: Options) -> list[Report]:
     shown = [f"{clean(row.name)} {format_bytes(row.size_bytes)}" for row in named[:_LARGEST_SHOWN]]
     lines.append(f"largest names: {', '.join(shown) or 'none holds a KiB'}")
     before = app.last_look
-    app.last_look = {device_label(device): size for device, size in used.items()}
-    app.last_look |= {clean(row.name): row.size_bytes for row in named}
-    if before:
+    app.last_look = LastLook(dict(used), {row.name: row.size_bytes for row in named})
+    if before is not None:
         lines.append(f"since the last look: {_changes(before, app.last_look)}")
     lines.append("next: %gpumem top, status, leaks, history or free; %gpumem? describes them")
     return [Report("note", (on_or_off, measured, *sizes(used)), lines)]
 
 
-def _changes(before: Mapping[str, int], now: Mapping[str, int]) -> str:
+def _changes(before: LastLook, now: LastLook) -> str:
     """Return the devices and names that changed by a MiB, the largest changes first."""
-    changes = []
-    for name in {**before, **now}:
-        change = now.get(name, 0) - before.get(name, 0)
-        if abs(change) >= MIB:
-            changes.append((name, change))
+    changes = list[tuple[str, int]]()
+    for device, change in _differences(before.device_bytes, now.device_bytes):
+        changes.append((device_label(device), change))
+    for name, change in _differences(before.name_bytes, now.name_bytes):
+        changes.append((clean(name), change))
     changes.sort(key=lambda item: abs(item[1]), reverse=True)
-    texts = [f"{name} {format_change(change)}" for name, change in changes]
+    texts = [f"{label} {format_change(change)}" for label, change in changes]
     return listed(texts) or "nothing changed by a MiB"
+
+
+def _differences(before: Mapping[str, int], now: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Yield each key whose bytes differ by a MiB, and the difference."""
+    for key in {**before, **now}:
+        change = now.get(key, 0) - before.get(key, 0)
+        if abs(change) >= MIB:
+            yield key, change
 
 
 def _headline(app: App) -> tuple[str, str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from IPython import get_ipython
 
@@ -24,6 +24,13 @@ from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.session import Session
 from ipygpumem.shell.subscribers import Subscribers
+
+
+class LastLook(NamedTuple):
+    """The memory that the last ``%gpumem`` has shown."""
+
+    device_bytes: Mapping[str, int]
+    name_bytes: Mapping[str, int]
 
 
 class App:
@@ -47,8 +54,8 @@ class App:
         self.on_cluster: list[Any] = []
         """Experiments open on engines of a cluster: objects of ``extras/cluster``."""
         self.traces = Traces(context.meter, HISTORY_LENGTH)
-        self.last_look: dict[str, int] = {}
-        """Bytes of each device and name at the last ``%gpumem``."""
+        self.last_look: LastLook | None = None
+        """The figures of the last ``%gpumem``."""
         self.session = Session(context, self.recovery, self.experiments, self.subscribers)
 
     @functools.cached_property
