@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Sequence
+from numbers import Integral
 
 from ipygpumem.errors import UnitError, quoted
 
@@ -160,8 +161,9 @@ def checked_bytes(size: object, least: int = 0) -> int:
     """
     if isinstance(size, str):
         size = parse_bytes(size)
-    if type(size) is float and size.is_integer():  # 8e9
+    if isinstance(size, float) and size.is_integer():  # 8e9
         size = int(size)
+    size = _plain_integer(size)
     if type(size) is not int or size < 0:
         raise UnitError(
             f"a size must be a number of bytes or a string such as '8GiB', not {quoted(size)}"
@@ -175,8 +177,18 @@ def checked_bytes(size: object, least: int = 0) -> int:
     return size
 
 
+def _plain_integer(value: object) -> object:
+    """Return the plain integer that equals one of a library, such as NumPy's; any other object as
+    it is.
+    """
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    return value
+
+
 def whole(value: object, least: int = 1, most: int = _MANY) -> int:
     """Return an integer argument within bounds (``UnitError`` otherwise)."""
+    value = _plain_integer(value)
     if type(value) is not int or not least <= value <= most:
         bounds = f"of {least} or more" if most == _MANY else f"from {least} to {most}"
         raise UnitError(f"{quoted(value)} is not a whole number {bounds}")

@@ -164,6 +164,13 @@ def test_a_search_of_several_variables_that_has_no_tries_left_says_that_more_may
     assert "all tries are used up: larger values may fit, too" in report
 
 
+def test_numbers_of_numpy_and_tiny_shares_are_accepted() -> None:
+    numpy = pytest.importorskip("numpy")
+    plan = Plan({"n": 8}, step=numpy.float64(0.5), max_tries=numpy.int64(3), headroom=0.00005)
+    assert plan.headroom == 0.00005
+    assert Plan({"n": 8}, headroom=numpy.float32(0.25)).headroom == 0.25
+
+
 @pytest.mark.parametrize(
     ("start", "options", "said"),
     [

@@ -128,6 +128,12 @@ def test_wrong_numbers_are_refused_in_a_short_line(
         assert len(str(caught.value)) < 160, value
 
 
+def test_numbers_of_numpy_are_taken() -> None:
+    numpy = pytest.importorskip("numpy")
+    assert checked_bytes(numpy.prod([4, 8])) == checked_bytes(numpy.float64(32.0)) == 32
+    assert whole(numpy.int64(3)) == 3
+
+
 def test_numbers_within_their_bounds_are_taken() -> None:
     assert [whole(1), whole(-3, least=-5)] == [1, -3]
     assert [finite(1), finite(2.5), finite(0, least=0)] == [1.0, 2.5, 0.0]

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from ipygpumem.errors import AutofitError, UnitError, quoted
@@ -150,7 +151,7 @@ def _factor(step: object) -> float:
     if step is None or (type(step) is str and step in ("halve", "search")):
         return 0.5
     factor = 0.0
-    if type(step) is str or type(step) is float:
+    if type(step) is str or isinstance(step, Real):
         with contextlib.suppress(ValueError):
             factor = float(step)
     if not 0 < factor < 1:
@@ -165,11 +166,13 @@ def _share(headroom: object) -> float:
     text = headroom[:40] if type(headroom) is str else quoted(headroom)
     share = 1.0
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
-    if match is not None:
+    if isinstance(headroom, Real) and not isinstance(headroom, bool):
+        share = float(headroom)
+    elif match is not None:
         share = float(match[1])
         if match[2]:
             share /= 100
-    if share >= 1:
+    if not 0 <= share < 1:
         raise AutofitError(
             f"headroom={text!r}: write a share of the device's memory, such as 5% or 0.05"
         )
