@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.features import all_features
 from ipygpumem.magics.gpumem import RELEASED
+from ipygpumem.magics.sources import files
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.commands.completion import complete
 from ipygpumem.shell.commands.declarations import Command, Group
@@ -92,6 +94,15 @@ def test_the_cursor_counts_and_a_variable_is_no_magic(loaded: InteractiveShell) 
     loaded.run_cell("estimate = 5; experiment = 6")
     for line in ("estimate --", "experiment st"):
         assert not {"--device", "start"} & offered(loaded, line)
+
+
+def test_files_in_folders_with_brackets_are_offered(
+    loaded: InteractiveShell, tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs[1]"
+    folder.mkdir()
+    (folder / "export.json").write_text("{}")
+    assert files(app_of(loaded), f"{folder}/ex") == [f"{folder}/export.json"]
 
 
 def test_commands_options_and_names_are_offered(loaded: InteractiveShell) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glob import glob
+from glob import escape, glob
 from pathlib import Path
 from types import FunctionType
 
@@ -42,7 +42,7 @@ def finished_experiments(app: App, begun: str = "") -> list[str]:
 
 def files(app: App, begun: str) -> list[str]:
     """Return the files and folders whose paths begin with a text."""
-    paths = sorted(glob(f"{begun}*"))  # noqa: PTH207  # keeps the typed form
+    paths = sorted(glob(f"{escape(begun)}*"))  # noqa: PTH207  # keeps the typed form
     return [_with_slash(path) for path in paths]
 
 
