@@ -2,6 +2,9 @@
 
 import re
 import subprocess
+import sys
+import types
+import weakref
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.bulk import no_progress
-from ipygpumem.inventory.children import growth_by_ending, with_endings
+from ipygpumem.inventory.children import endings, growth_by_ending, with_endings
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.children import Child
 from ipygpumem.records import CellRecord, Growth, Usage
@@ -412,8 +415,36 @@ def test_a_process_in_a_list_or_dict_has_a_line_and_a_name_a_shorter_one() -> No
     }
     children = [child(pid, 1) for pid in (1, 2, 3)]
     lines = [item.ends_by for item in with_endings(children, names)]
-    assert lines == ["processes[1].terminate()", "by['a b'].terminate()", "by[7].terminate()"]
+    assert lines == ["processes[1].terminate()", 'by["a b"].terminate()', "by[7].terminate()"]
     assert with_endings(children, {**names, "last": started[0]})[0].ends_by == "last.terminate()"
+
+
+def test_lines_for_data_loaders_can_run_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = type("DataLoader", (), {})
+    iterator = type("_MultiProcessingDataLoaderIter", (), {})
+    module = types.ModuleType("torch.utils.data.dataloader")
+    vars(module).update(DataLoader=loader, _MultiProcessingDataLoaderIter=iterator)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    loaders = []
+    for pid in range(1, 6):
+        loaders.append(loader())
+        loaders[-1]._iterator = SimpleNamespace(_workers=[SimpleNamespace(_popen=pid)])
+    first, second, third, fourth, fifth = loaders
+    names = {"rows": [first, second], "pair": (third,), "third": third, "by": {7: fourth, 8: fifth}}
+    children = with_endings([child(pid, 1) for pid in range(1, 6)], names)
+    assert endings(children) == [
+        "rows[0] = None",
+        "rows[1] = None",
+        "del pair, third",
+        "del by[7]",
+        "del by[8]",
+    ]
+    last = loaders.pop()
+    del first, second, third, fourth, fifth, last
+    references = [weakref.ref(item) for item in loaders]
+    loaders.clear()
+    exec("; ".join(endings(children)), names)
+    assert [reference() for reference in references] == [None] * 4
 
 
 def test_gaps_between_objects_are_named_only_where_free_pages_grew() -> None:

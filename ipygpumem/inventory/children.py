@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library
+from ipygpumem.heap.holders.literals import literal
 from ipygpumem.introspect import instance_dict, is_instance, is_name, module_dict, named_objects
 from ipygpumem.probes.children import Child
 
@@ -22,16 +23,11 @@ _KINDS = (
     ("multiprocessing.process", "BaseProcess", "_popen", "{name}.terminate()"),
     ("multiprocessing.pool", "Pool", "_pool", "{name}.terminate()"),
     ("concurrent.futures.process", "ProcessPoolExecutor", "_processes", "{name}.shutdown()"),
-    ("torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter", "_workers", "del {name}"),
-    (
-        "torch.utils.data.dataloader",
-        "DataLoader",
-        "_iterator",
-        "del {name}",
-    ),  # with persistent workers
+    ("torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter", "_workers", ""),
+    ("torch.utils.data.dataloader", "DataLoader", "_iterator", ""),  # with persistent workers
 )
 """Classes whose objects have processes: module, name, the attribute that leads to them, and the
-line that ends them.
+line that ends them; empty if they end when nothing refers to the object.
 """
 _MOST_ITEMS = 1000
 """Maximum number of items of a list or dict to look at."""
@@ -52,12 +48,26 @@ def with_endings(children: Sequence[Child], namespace: dict[str, Any]) -> list[C
     """Return ``children`` with the line that ends each, as far as one is known."""
     if not children:
         return []
-    lines: dict[int, str] = {}
-    for place, value in _named_owners(namespace):
+    lines = _lines_of_loky()
+    removals: dict[int, list[str]] = {}
+    for owner in _named_owners(namespace):
         for module, kind, attribute, line in _KINDS:
-            if is_of_library(value, module, kind):
-                for pid in _processes(value, attribute):
-                    _add_ending(lines, pid, place, line)
+            if not is_of_library(owner.value, module, kind):
+                continue
+            for pid in _processes(owner.value, attribute):
+                if line:
+                    lines[pid] = line.format(name=owner.code)
+                else:
+                    removals.setdefault(pid, []).append(owner.removal)
+    for pid, of_process in removals.items():
+        # Workers that persist are held by the data loader and by its iterator.
+        lines.setdefault(pid, _joined(of_process))
+    return [child._replace(ends_by=lines.get(child.pid, "")) for child in children]
+
+
+def _lines_of_loky() -> dict[int, str]:
+    """Return the line that ends each process of loky's executor."""
+    lines: dict[int, str] = {}
     for package in _LOKY:
         loky: Any = sys.modules.get(f"{package}.reusable_executor")
         if is_instance(loky, ModuleType):
@@ -67,12 +77,36 @@ def with_endings(children: Sequence[Child], namespace: dict[str, Any]) -> list[C
             )
             for pid in _processes(executor, "_processes"):
                 lines[pid] = line
-    return [child._replace(ends_by=lines.get(child.pid, "")) for child in children]
+    return lines
 
 
-def _named_owners(namespace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the items of named lists, tuples and dicts, then the named objects, each with the code
-    that refers to it.
+class _Owner(NamedTuple):
+    """An object that may have processes."""
+
+    code: str
+    """The code that refers to it."""
+    value: Any
+    removal: str
+    """The line that removes the reference, and leaves the positions of other items."""
+
+
+def _joined(removals: Iterable[str]) -> str:
+    """Return some lines as one, with a single ``del``."""
+    deleted = dict[str, None]()
+    statements = list[str]()
+    for removal in removals:
+        target = removal.removeprefix("del ")
+        if target == removal:
+            statements.append(removal)
+        else:
+            deleted[target] = None
+    if deleted:
+        statements.append(f"del {', '.join(deleted)}")
+    return "; ".join(statements)
+
+
+def _named_owners(namespace: dict[str, Any]) -> Iterator[_Owner]:
+    """Yield the items of named lists, tuples and dicts, then the named objects.
 
     A name replaces the line of an item, because it is shorter: ``process.terminate()``, not
     ``started[0].terminate()``.
@@ -83,32 +117,26 @@ def _named_owners(namespace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             named.append((name, value))
     for name, value in named:
         yield from _items(name, value)
-    yield from named
+    for name, value in named:
+        yield _Owner(name, value, f"del {name}")
 
 
-def _items(name: str, container: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the items of a short list, tuple or dict, with the code that refers to each; none of
-    any other object.
-    """
+def _items(name: str, container: Any) -> Iterator[_Owner]:
+    """Yield the items of a short list, tuple or dict; none of any other object."""
     if type(container) not in (list, tuple, dict) or len(container) > _MOST_ITEMS:
         return
     if type(container) is dict:
         for key, item in list(container.items()):
-            if type(key) in (int, str):
-                yield f"{name}[{key!r}]", item
+            written = literal(key)
+            if written:
+                yield _Owner(f"{name}[{written}]", item, f"del {name}[{written}]")
         return
     for index, item in enumerate(list(container)):
-        yield f"{name}[{index}]", item
-
-
-def _add_ending(lines: dict[int, str], pid: int, place: str, line: str) -> None:
-    """Add the line that ends a process to ``lines``, for an object at ``place``."""
-    earlier = lines.get(pid, "")
-    if line.startswith("del ") and earlier.startswith("del "):
-        # Workers that persist are held by the data loader and by its iterator.
-        lines[pid] = f"{earlier}, {place}"
-    else:
-        lines[pid] = line.format(name=place)
+        code = f"{name}[{index}]"
+        removal = f"{code} = None"
+        if type(container) is tuple:
+            removal = f"del {name}"
+        yield _Owner(code, item, removal)
 
 
 def _processes(value: object, attribute: str) -> Iterator[int]:
