@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ipygpumem.meter import own_growth
 from ipygpumem.meter.meter import Meter, Span
 from ipygpumem.meter.worker import Worker
-from ipygpumem.records import Reading
+from ipygpumem.records import Reading, Usage
+from ipygpumem.units import MIB
 from tests.fakes import FakeProbe
 from tests.waiting import wait_for
 
@@ -224,3 +226,10 @@ def test_a_probe_that_failed_at_the_start_gives_no_figure(monkeypatch: pytest.Mo
     more[0].set(7)
     assert [usage.delta_bytes for usage in measured.stop()] == [0, 7]
     meter.close()
+
+
+def test_our_part_of_a_cell_s_growth_is_never_more_than_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_growth, "waiting", {"%%peak": 20 * MIB, "modules": 15 * MIB})
+    kept = Usage("cpu", 0, 24 * MIB, 24 * MIB, None, "rss")
+    assert own_growth.growth_line([kept]) == "of it 20 MiB for %%peak, 4 MiB for modules"
+    assert own_growth.growth_line([kept]) == ""

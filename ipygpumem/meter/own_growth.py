@@ -61,11 +61,15 @@ def growth_line(usages: Sequence[Usage]) -> str:
     """Return the line that names our part of what a cell kept, if it has one, and forget it."""
     usage = usage_on(usages, "cpu")
     grown = 0 if usage is None else usage.delta_bytes
-    parts = list[str]()
-    for what, size in waiting.items():
-        at_most = min(size, grown)
-        parts.append(f"{format_bytes(at_most)} for {what}")
+    ours = dict(waiting)
     waiting.clear()
-    if not parts or grown < _LEAST_BYTES:
+    if grown < _LEAST_BYTES:
         return ""
-    return f"of it {', '.join(parts)}"
+    left = grown  # the cell may have freed more than it has allocated
+    parts = list[str]()
+    for what, size in ours.items():
+        at_most = min(size, left)
+        left -= at_most
+        if at_most:
+            parts.append(f"{format_bytes(at_most)} for {what}")
+    return f"of it {', '.join(parts)}" if parts else ""

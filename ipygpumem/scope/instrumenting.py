@@ -95,7 +95,9 @@ _MAY_RUN_CODE = (
 
 def instrument(tree: ast.Module, names: frozenset[str]) -> None:
     """Change ``tree`` so that its code reports bindings and deletions of ``names``."""
-    last = tree.body[-1] if tree.body else None
+    if not tree.body:  # only comments
+        return
+    last = tree.body[-1]
     # No recursion: each "elif" is a statement nested in the previous one.
     waiting = [_Block(tree, "body", set())]
     while waiting:
