@@ -295,6 +295,7 @@ def code_lines(source: str) -> list[str]:
 
 # -- origin of code: the user's, a library's, or ours, by its file ------------------------------
 
+
 @functools.cache
 def _libraries() -> tuple[str, ...]:
     torch = loaded_object("torch", "__file__")  # may be a source checkout

@@ -120,6 +120,14 @@ def test_rows_whose_gradients_one_call_clears_are_one() -> None:
     assert lines == [(12, "layers.zero_grad()"), (2, "net.zero_grad()")]
 
 
+def test_a_key_that_names_figures_stays_a_key() -> None:
+    place = 'notebook variable cache["matplotlib figure"]'
+    line = 'del cache["matplotlib figure"]'
+    rows = [row_of(f"{place}[{at}]", f"{line}[{at}]", 8) for at in range(2)]
+    (row,) = merged(rows, {})
+    assert row.holder == ReferencePath(f"{place}[0], and 1 more there", f"{line}[1]; {line}[0]")
+
+
 def test_rows_are_one_if_a_line_names_what_another_removes() -> None:
     rows = [
         row_of("the optimizer", 'del runs["opt"]', 8),

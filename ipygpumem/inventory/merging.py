@@ -465,7 +465,7 @@ def _text_of_registry(path: str, number: int) -> str:
     """Return the words for some objects of a registry, given those for the first."""
     if number == 1:
         return path
-    if "matplotlib figure" in path:
+    if path.startswith("matplotlib figure "):
         return f"{number} matplotlib figures"
     return f"{path}, and {number - 1} more there"
 
