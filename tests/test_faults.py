@@ -594,7 +594,7 @@ def test_each_kind_of_failure_is_told_once_with_what_was_lost(
         (line,) = told()
         assert line.startswith(f"ipygpumem: pre_run_cell failed ({kind.__name__}: ")
         assert line.endswith("Your code is not affected, but this cell's memory was not measured.")
-    monkeypatch.setattr(app.session, "_measure", broken(RuntimeError))
+    monkeypatch.setattr(app.session, "_finish_measurement", broken(RuntimeError))
     shell.run_cell("1")
     (line,) = told()
     assert line.startswith("ipygpumem: post_run_cell failed (RuntimeError: "), "another component"

@@ -105,7 +105,7 @@ def test_the_line_says_that_the_oom_killer_took_a_process(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("step", ["_measure", "_line", "_recover", "cell_ended"])
+@pytest.mark.parametrize("step", ["_finish_measurement", "_line", "_recover", "cell_ended"])
 def test_a_failure_at_a_cells_end_prevents_no_other_step(
     app: App, monkeypatch: pytest.MonkeyPatch, step: str, error: type[BaseException]
 ) -> None:

@@ -35,20 +35,16 @@ class Worker:
         """Run ``job`` as soon as possible, and again when it asks to; a job that is already there
         is not changed.
         """
-        if (
-            os.getpid() != self._pid
-        ):  # the thread, and the lock's owner, stayed in the parent process
+        # In a forked child, the thread and the lock's owner have stayed in the parent process.
+        if os.getpid() != self._pid:
             self._begin()
         with self._changed:
             if job in self._due:
                 return
             if self._thread is None:
-                (
-                    thread := threading.Thread(
-                        target=self._run, name="ipygpumem-sampler", daemon=True
-                    )
-                ).start()
-                # later: without memory for its stack the start fails, and the next job tries
+                thread = threading.Thread(target=self._run, name="ipygpumem-sampler", daemon=True)
+                thread.start()
+                # After the start, which fails without memory for a stack: the next job tries again.
                 self._thread = thread
             self._due[job] = 0.0
             self._changed.notify()

@@ -148,7 +148,8 @@ class HostProbe(Probe):
 
     def rearm(self) -> None:
         if self._marks is not None and not self._mark_is_low:
-            if len(self._with_mark) > (self in self._with_mark):  # another probe uses it, too
+            others = [probe for probe in self._with_mark if probe is not self]
+            if others:  # which lose the mark, too
                 peak = self._rss_and_peak()[1]
                 for probe in self._with_mark:
                     probe._lost_peak = max(probe._lost_peak, peak)

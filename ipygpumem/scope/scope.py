@@ -478,7 +478,7 @@ def note_event(scopes: Sequence[Scope], what: str) -> bool:
     word, name = split_event(what)
     if word in _CONFIRMS:
         scope.confirm(name, scopes, is_import=word == HAS_IMPORTED, by_identity=word == HAS_ENDED)
-    elif name not in scope._namespace:
+    elif name not in scope._namespace:  # after ``del``, or before a new name is bound
         note_deleted(scopes, name)
         return False
     elif word == BINDS:

@@ -19,7 +19,7 @@ from ipygpumem.shell.cell import HISTORY_LENGTH
 from ipygpumem.shell.commands.features import Features
 from ipygpumem.shell.config import IPyGpuMem, config_of
 from ipygpumem.shell.context import context_for
-from ipygpumem.shell.error_isolation import Guard
+from ipygpumem.shell.error_isolation import ErrorIsolation
 from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.session import Session
@@ -42,12 +42,14 @@ class App:
         config: IPyGpuMem,
         probes: Sequence[Probe] = (),
         features: Features | None = None,
-        guard: Guard | None = None,
+        isolation: ErrorIsolation | None = None,
     ) -> None:
         self._features = features or Features()
         self.commands = self._features.commands
         self.host = HostProbe(exact=config.host_peak == "kernel")
-        self.context = context = context_for(shell, config, guard or Guard(), self.host, probes)
+        self.context = context = context_for(
+            shell, config, isolation or ErrorIsolation(), self.host, probes
+        )
         self.recovery = Recovery(context)
         self.subscribers = Subscribers(shell)
         self.experiments = ExperimentManager(context, self.recovery, self.subscribers)

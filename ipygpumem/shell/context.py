@@ -15,7 +15,7 @@ from ipygpumem.probes.pools import finder
 from ipygpumem.shell.cell import CellStack
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.display import Display
-from ipygpumem.shell.error_isolation import Guard
+from ipygpumem.shell.error_isolation import ErrorIsolation
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -30,7 +30,7 @@ class ShellContext:
     garbage: Garbage
     cells: CellStack
     display: Display
-    guard: Guard
+    isolation: ErrorIsolation
 
     @property
     def namespace(self) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class ShellContext:
 def context_for(
     shell: Any,
     config: IPyGpuMem,
-    guard: Guard,
+    isolation: ErrorIsolation,
     host: HostProbe,
     probes: Sequence[Probe] = (),
 ) -> ShellContext:
@@ -51,4 +51,4 @@ def context_for(
     find_more = None if probes else finder()
     meter = Meter(probes or [host, OutsideProbe()], find_more=find_more)
     display = Display(shell, config)
-    return ShellContext(shell, config, meter, Garbage(), CellStack(), display, guard)
+    return ShellContext(shell, config, meter, Garbage(), CellStack(), display, isolation)

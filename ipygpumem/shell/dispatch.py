@@ -281,8 +281,8 @@ class _Called:
 
     def _failed(self, error: Exception, lost: str) -> None:
         """Report a failure of the magic."""
-        guard = self.__self__.app.context.guard
-        guard.failed(f"%{self.__name__}", error, lost, asked=True)
+        isolation = self.__self__.app.context.isolation
+        isolation.failed(f"%{self.__name__}", error, lost, asked=True)
 
 
 def _expanded(shell: Any, line: str) -> str:

@@ -180,7 +180,7 @@ class ExperimentEnd:
                 if was_interrupted:
                     struck.append(error)
                 elif isinstance(error, Exception):
-                    self._context.guard.failed("the end of an experiment", error, step.lost)
+                    self._context.isolation.failed("the end of an experiment", error, step.lost)
                 else:
                     raise
                 if step.is_left(was_interrupted=was_interrupted):

@@ -17,7 +17,7 @@ not measured".
 """
 
 
-class Guard:
+class ErrorIsolation:
     """Isolates our own failures from user code in one shell, and reports each kind of failure once.
 
     An exception that a signal handler raises is none of them: it is the user's, like a Ctrl-C.

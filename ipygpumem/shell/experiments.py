@@ -218,7 +218,7 @@ class ExperimentManager:
         for experiment in reversed(cell.scopes.ending):
             end = functools.partial(self._end_unless_ending, experiment, cell.scopes.ended)
             parts.append((end, f"experiment {quoted(experiment.name)} ends later"))
-        self.context.guard.each("the end of an experiment", *parts)
+        self.context.isolation.each("the end of an experiment", *parts)
 
     def overdue(self) -> list[Experiment]:
         """Return open experiments whose cells have ended.
@@ -328,8 +328,10 @@ class ExperimentManager:
                     struck.append(error)
                 elif isinstance(error, Exception):
                     lost = f"the end of experiment {quoted(experiment.name)} is not complete"
-                    self.context.guard.failed("the end of an experiment", error, lost)
-                    self.context.guard.each("names", (self.code.code_missed, "its names may stay"))
+                    self.context.isolation.failed("the end of an experiment", error, lost)
+                    self.context.isolation.each(
+                        "names", (self.code.code_missed, "its names may stay")
+                    )
                 else:
                     raise
         self.give_up(experiment)
@@ -394,7 +396,7 @@ class ExperimentManager:
             ),
             (lambda: experiment.abandon(), f"the measurement of {name} was not ended"),
         ]
-        self.context.guard.each("the end of an experiment", *parts)
+        self.context.isolation.each("the end of an experiment", *parts)
 
     def _publish(self, ended: list[Experiment]) -> list[Report]:
         """Store the records of finished experiments, and return their reports."""
@@ -618,7 +620,7 @@ class Experiment(Block):
             (lambda _: self._end_or_give_up(), "the experiment is still open"),
         ]
         with interrupts.reraise_swallowed():
-            self._context.guard.each_with((error,), f"the end of {self._block_name}", parts)
+            self._context.isolation.each_with((error,), f"the end of {self._block_name}", parts)
 
     def _after_failed_end(self) -> None:
         """End the experiment after a failure at the end of its ``with`` block."""
@@ -647,7 +649,7 @@ class Experiment(Block):
             (self._end_if_open, self._lost_at_end),
             (lambda: self._experiments.give_up(self), "the experiment is still open"),
         ]
-        self._context.guard.each(f"the end of {self._block_name}", *parts)
+        self._context.isolation.each(f"the end of {self._block_name}", *parts)
 
     # -- for the manager ---------------------------------------------------------------------------
 

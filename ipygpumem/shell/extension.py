@@ -18,7 +18,7 @@ from ipygpumem.errors import NOT_LOADED, NotLoadedError
 from ipygpumem.shell.commands.features import Features
 from ipygpumem.shell.config import IPyGpuMem, config_of
 from ipygpumem.shell.dispatch import GpuMemMagics
-from ipygpumem.shell.error_isolation import Guard
+from ipygpumem.shell.error_isolation import ErrorIsolation
 from ipygpumem.shell.ipython.rewriting import loop_over_body, raise_at_start, rewrite_cell
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Extension:
         self._shell = shell
         self._features = features
         self._undo: list[Callable[[], object]] = []
-        self._guarded = Guard()
+        self._isolation = ErrorIsolation()
         self._config = config = _configured(shell)
         self._app: App | None = None
         self._building = threading.RLock()
@@ -82,7 +82,9 @@ class Extension:
             if self._app is None:
                 from ipygpumem.shell.app import App  # 100 modules that loading does not need
 
-                app = App(self._shell, self._config, features=self._features, guard=self._guarded)
+                app = App(
+                    self._shell, self._config, features=self._features, isolation=self._isolation
+                )
                 app.context.cells.missed = self._missed
                 self._install_binding_recorder(app)
                 self._app = app
@@ -100,9 +102,9 @@ class Extension:
         self._install_cell_hooks()
         self._install_magics()
         # These are optional: their failure does not stop loading.
-        self._guarded("completion", self._install_completers, lost="completion is off")()
+        self._isolation("completion", self._install_completers, lost="completion is off")()
         if config.recorder:
-            self._guarded("the recorder", self._start_recorder, lost="the recorder is off")()
+            self._isolation("the recorder", self._start_recorder, lost="the recorder is off")()
 
     def _start_recorder(self) -> None:
         self.app.recorder.start_if_it_can(tell=True)
@@ -115,7 +117,7 @@ class Extension:
 
     def _install_observers_of_code(self) -> None:
         """Observe the trees of all code that the shell compiles."""
-        code_seen = self._guarded(
+        code_seen = self._isolation(
             "code_seen",
             self._code_seen,
             self._code_missed,
@@ -134,7 +136,7 @@ class Extension:
         code = app.experiments.code
         trap = self._shell.builtin_trap
         recorder = code.binding_recorder
-        recorder.note = self._guarded(
+        recorder.note = self._isolation(
             "names", recorder.note, code.event_missed, "names of the running code are kept"
         )
         # Stays in the running cell's builtins: its instrumented code may still use it.
@@ -163,7 +165,7 @@ class Extension:
             self._struck_after,
             self._forget_cell,
         )
-        rewrite = self._guarded(
+        rewrite = self._isolation(
             "rewriting",
             rewrite_cell,
             lambda lines: lines,
@@ -189,7 +191,7 @@ class Extension:
     def _cell_begins(self, info: Any) -> None:
         self._struck = None
         with interrupts.reraise_swallowed():
-            self._guarded.each(
+            self._isolation.each(
                 "pre_run_cell", (self._observe_both_ends, "other transformers may hide code")
             )
             self.app.session.cell_begins(info)
@@ -279,8 +281,8 @@ class Extension:
         """Call ``callback`` at an event of IPython; ``instead`` if it fails, ``struck`` if a signal
         arrives in it.
         """
-        guarded = self._guarded(name, callback, instead, lost, struck)
-        self._adds(functools.partial(self._shell.events.callbacks.__getitem__, name), guarded)
+        isolated = self._isolation(name, callback, instead, lost, struck)
+        self._adds(functools.partial(self._shell.events.callbacks.__getitem__, name), isolated)
 
     def _install_magics(self) -> None:
         """Register the magics; those of the same names come back at the end."""

@@ -202,7 +202,7 @@ class MeasuredScope:
         parts.append((self.names.saved.clear, "objects that it has overwritten stay alive"))
         if self._baseline is not None:
             parts.append((self._baseline.forget, "its list of older objects stays in memory"))
-        self._context.guard.each("the end of an experiment", *parts)
+        self._context.isolation.each("the end of an experiment", *parts)
 
     def drop_measurement(self) -> None:
         """End the measurement without reading it."""

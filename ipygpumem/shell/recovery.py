@@ -120,7 +120,7 @@ class Recovery:
             failure = replace(failure, kind="oom")
         releases = cell.errors.released_by == id(error) or self._releases(failure)
         if cell.errors.recovery is None and (releases or failure.poisoned):
-            cell.errors.recovery = self._record(error, failure, cell, release=releases)
+            cell.errors.recovery = self._free_and_record(error, failure, cell, release=releases)
         elif releases:
             # frames that still ran when the inner experiment ended
             release_stored(error, self._shell)
@@ -160,7 +160,7 @@ class Recovery:
             if is_from_signal(problem):
                 raise
             lost = "the report does not name the memory that errors still hold"
-            self._context.guard.failed("the list of memory that errors hold", problem, lost)
+            self._context.isolation.failed("the list of memory that errors hold", problem, lost)
             return record
         return replace(record, kept_errors=errors)
 
@@ -169,7 +169,7 @@ class Recovery:
         policy = self._config.release_frames
         return policy == "always" or failure.kind in policy.split("+")
 
-    def _record(
+    def _free_and_record(
         self, error: BaseException, failure: Failure, cell: Cell | None, *, release: bool
     ) -> RecoveryRecord:
         """Free the memory held by the frames of ``error``, and return the record."""
@@ -286,7 +286,7 @@ class Recovery:
                 # announced already, by an experiment inside this one
                 release_stored(error, self._shell)
                 return ""
-            record = self._record(error, failure, cell, release=True)
+            record = self._free_and_record(error, failure, cell, release=True)
             if cell is not None:
                 cell.errors.recovery = record
         elif cell is not None and self._config.release_frames != "never":
@@ -338,7 +338,7 @@ class Recovery:
             if is_from_signal(problem):
                 raise
             lost = "the cause is not in the report"
-            self._context.guard.failed("the cause of an out-of-memory error", problem, lost)
+            self._context.isolation.failed("the cause of an out-of-memory error", problem, lost)
             return None
 
     def _cause_by_figures(

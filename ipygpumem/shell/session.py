@@ -90,7 +90,7 @@ class Session:
         for observer in self.observers:
             lost = f"{_feature(observer)} missed this cell's start"
             parts.append((partial(observer.cell_begins, cell), lost))
-        context.guard.each("pre_run_cell", *parts)
+        context.isolation.each("pre_run_cell", *parts)
         # Our own work may have taken long.
         cell.measured.started_at = time()
         cell.measured.started = perf_counter()
@@ -104,7 +104,7 @@ class Session:
             self._drop(other)
         if cell is None:
             leave_names = self._experiments.code.unseen_cell_ended
-            self._context.guard.each(
+            self._context.isolation.each(
                 "post_run_cell", (leave_names, "open experiments missed this cell's end")
             )
             self._shown()
@@ -134,10 +134,10 @@ class Session:
 
     def _finish(self, cell: Cell, result: Any, seconds: float) -> None:
         """Free memory that ends with the cell, then create the records, so that they agree."""
-        guard = self._context.guard
+        isolation = self._context.isolation
         reports = cell.above
         parts: list[Part] = [
-            (partial(self._free_memory, cell), "memory that ends with this cell was not freed"),
+            (partial(self._after_code, cell), "memory that ends with this cell was not freed"),
             (partial(self._add_record, cell, seconds), "this cell's memory was not measured"),
             (lambda _: reports.extend(cell.below), "this cell's reports were not shown"),
         ]
@@ -146,7 +146,7 @@ class Session:
             parts.append((end, f"{_feature(observer)} missed this cell's end"))
         try:
             with interrupts.reraise_swallowed():
-                guard.each_with((result,), "post_run_cell", parts)
+                isolation.each_with((result,), "post_run_cell", parts)
         except BaseException as error:
             if not interrupts.is_from_signal(error):
                 raise
@@ -158,11 +158,11 @@ class Session:
             (self._shown, "this cell's records were not passed on"),
             (partial(self._drop, cell), "the measurement of this cell was not ended"),
         ]
-        guard.each_with((result,), "post_run_cell", parts)
+        isolation.each_with((result,), "post_run_cell", parts)
 
     def _add_record(self, cell: Cell, seconds: float, result: Any) -> None:
         """Make the cell's record and its line; nested cells are not shown."""
-        record = self._measure(cell, result, seconds)
+        record = self._finish_measurement(cell, result, seconds)
         cell.measured.record = record
         if record is not None and not cell.nested:
             cell.measured.is_ours = _is_ours(cell, record)
@@ -176,9 +176,9 @@ class Session:
     def _end_for_observer(self, cell: Cell, observer: CellObserver, _: Any) -> None:
         cell.above += observer.cell_ended(cell)
 
-    def _free_memory(self, cell: Cell, result: Any) -> None:
-        """Free memory held by the cell's error, then memory of experiments that end
-        with the cell.
+    def _after_code(self, cell: Cell, result: Any) -> None:
+        """Free the memory of the cell's error, end its magics and its experiments, in this order:
+        an experiment's report must not contain what its error still held.
         """
         error = error_of(result)
         cell.failed = error is not None or last_error() != cell.last_error
@@ -205,7 +205,7 @@ class Session:
                 "the report of the recovery is missing",
             ),
         ]
-        self._context.guard.each_with((cell, result), "post_run_cell", parts)
+        self._context.isolation.each_with((cell, result), "post_run_cell", parts)
 
     def _settle(self, cell: Cell, result: Any) -> None:
         if cell.measured.span and (cell.scopes.ending or cell.failed):
@@ -222,7 +222,7 @@ class Session:
         if cell.measured.span is not None:
             cell.measured.span.close()
 
-    def _measure(self, cell: Cell, result: Any, seconds: float) -> CellRecord | None:
+    def _finish_measurement(self, cell: Cell, result: Any, seconds: float) -> CellRecord | None:
         """Collect garbage if that is cheap, and return the cell's record.
 
         None if the cell was not measured.
@@ -352,7 +352,7 @@ class Session:
         for observer in self.observers:
             lost = f"{_feature(observer)} missed that this cell was shown"
             parts.append((observer.shown, lost))
-        self._context.guard.each("post_run_cell", *parts)
+        self._context.isolation.each("post_run_cell", *parts)
 
 
 def _note_ended_children(cell: Cell, usages: Sequence[Usage]) -> None:

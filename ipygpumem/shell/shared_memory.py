@@ -78,24 +78,24 @@ def tensors_on_arrays(watched: Sequence[WatchedName], heap: Heap) -> list[Watche
         return []
     places.sort()
     starts = list(map(itemgetter(0), places))
-    seen = storages_of(watched)
-    found = list[WatchedName]()
+    listed = storages_of(watched)
+    on_arrays = list[WatchedName]()
     torch: Any = sys.modules["torch"]
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         reader = Reader(torch)
         for tensor in heap.tensors:
             key = storage_key(tensor)
-            if key is None or key in seen:
+            if key is None or key in listed:
                 continue
-            seen.add(key)
+            listed.add(key)
             address = reader.address_of_others(tensor) if reader.memory(tensor).is_plain else None
             array = describe(tensor)
             if address is None or array is None:
                 continue
             position = bisect_right(starts, address) - 1
             if position >= 0 and address < places[position][1]:
-                found.append(WatchedName.without_name(tensor, array))
-    return found
+                on_arrays.append(WatchedName.without_name(tensor, array))
+    return on_arrays
 
 
 def _places_of_arrays(watched: Sequence[WatchedName]) -> list[tuple[int, int, StorageKey]]:

@@ -22,7 +22,7 @@ from ipygpumem.extras.guard.replacing import install, replace
 from ipygpumem.extras.guard.watch import Watch
 from ipygpumem.introspect import is_instance
 from ipygpumem.reclaim.exceptions import chain, traceback_of
-from ipygpumem.shell.error_isolation import Guard
+from ipygpumem.shell.error_isolation import ErrorIsolation
 
 _STORE = "_format_exception_for_storage"
 """IPython's method that formats each error of a cell for the history; since IPython 9."""
@@ -37,7 +37,7 @@ class ErrorRoom:
     """
 
     def __init__(
-        self, memory: GuardedMemory, watch: Watch, causes: Causes, isolation: Guard
+        self, memory: GuardedMemory, watch: Watch, causes: Causes, isolation: ErrorIsolation
     ) -> None:
         self._memory = memory
         self._watch = watch

@@ -71,9 +71,9 @@ class MemoryGuard:
         self._memory = GuardedMemory(
             most_bytes, touched=touched, knows_peak=lambda: config.host_peak == "kernel"
         )
-        self._watch = Watch(self._memory, context.meter.worker, context.guard)
+        self._watch = Watch(self._memory, context.meter.worker, context.isolation)
         self._causes = Causes(self._memory, self._watch.interrupt)
-        self._errors = ErrorRoom(self._memory, self._watch, self._causes, context.guard)
+        self._errors = ErrorRoom(self._memory, self._watch, self._causes, context.isolation)
         self._raised_calls = RaisedCalls(self._memory.limit)
         self._buffers = Buffers()
         self._undo = contextlib.ExitStack()

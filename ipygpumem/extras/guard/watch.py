@@ -11,7 +11,7 @@ from ipygpumem.extras.guard.limit import SMALL_BYTES
 from ipygpumem.extras.guard.memory import GuardedMemory
 from ipygpumem.meter.worker import Worker
 from ipygpumem.shell.cell import Cell
-from ipygpumem.shell.error_isolation import Guard
+from ipygpumem.shell.error_isolation import ErrorIsolation
 
 _LONGEST_PAUSE_SECONDS = 1.0
 """Longest time between two checks."""
@@ -28,7 +28,7 @@ _GRACE_SECONDS = 1.0
 class Watch:
     """Checks the memory left, more often the less there is, until ``stop``."""
 
-    def __init__(self, memory: GuardedMemory, worker: Worker, isolation: Guard) -> None:
+    def __init__(self, memory: GuardedMemory, worker: Worker, isolation: ErrorIsolation) -> None:
         self._memory = memory
         self._worker = worker
         self._isolation = isolation
