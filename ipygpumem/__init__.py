@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from ipygpumem.api.calibrate import autofit, budget, estimate, summary
+    from ipygpumem.api.fitting import autofit, budget, estimate, summary
     from ipygpumem.api.freeing import clear_tracebacks
     from ipygpumem.api.inventories import diff, tensors, top, why
     from ipygpumem.api.loops import track
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ipygpumem.shell.python import experiment, experiments, history, last, subscribe
 
 _PLACES = {
-    "api.calibrate": ("autofit", "budget", "estimate", "summary"),
+    "api.fitting": ("autofit", "budget", "estimate", "summary"),
     "api.freeing": ("clear_tracebacks",),
     "api.inventories": ("diff", "tensors", "top", "why"),
     "api.loops": ("track",),

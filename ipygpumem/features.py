@@ -2,7 +2,8 @@
 
 A new command is declared above its function, in a file of ``magics/`` or of a folder in
 ``extras/``; its name in a table below makes it known. To remove an optional feature, delete its
-folder in ``extras/`` and its lines here. Nothing else imports one.
+folder in ``extras/``, its lines here, and if it has functions or records, those in ``__init__.py``
+and ``reading.py``. Nothing else imports one.
 
 Each function below imports its module when one of its commands is used for the first time, so that
 loading the extension stays fast.

@@ -1,4 +1,4 @@
-"""``ipygpumem.release``, ``purge``, ``offload`` and ``clear_tracebacks``."""
+"""``ipygpumem.clear_tracebacks``; the functions that move or release objects are an extra."""
 
 from __future__ import annotations
 

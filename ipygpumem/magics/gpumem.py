@@ -1,4 +1,4 @@
-"""The commands of ``%gpumem``, except ``leaks`` and ``tensors``."""
+"""The commands of ``%gpumem`` that need no file of their own."""
 
 from __future__ import annotations
 

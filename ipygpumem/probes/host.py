@@ -148,8 +148,8 @@ class HostProbe(Probe):
 
     def rearm(self) -> None:
         if self._marks is not None and not self._mark_is_low:
-            others = [probe for probe in self._with_mark if probe is not self]
-            if others:  # which lose the mark, too
+            other_probes = [probe for probe in self._with_mark if probe is not self]
+            if other_probes:  # their mark is lost, too
                 peak = self._rss_and_peak()[1]
                 for probe in self._with_mark:
                     probe._lost_peak = max(probe._lost_peak, peak)

@@ -299,4 +299,4 @@ def test_an_estimate_of_no_function_shows_only_the_users_line(
     shown = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)  # without colours
     assert "estimate takes a function and its arguments" in shown
     assert f"estimate({value})" in shown
-    assert "calibrate.py" not in shown
+    assert "fitting.py" not in shown

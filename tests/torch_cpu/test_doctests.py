@@ -12,7 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 
 _SCRIPT = (
-    "api.calibrate",
+    "api.fitting",
     "api.freeing",
     "api.inventories",
     "api.loops",
