@@ -22,7 +22,7 @@ from ipygpumem.heap.named_arrays import NamedArrays
 from ipygpumem.introspect import users_modules
 from ipygpumem.inventory import baseline, records, survey
 from ipygpumem.inventory.records import Inventory, TensorRecord
-from ipygpumem.magics.tensors import inventory_of_notebook
+from ipygpumem.shell.notebook_inventory import inventory_of_notebook
 from tests import hostile
 from tests.alone import printed
 

@@ -137,7 +137,7 @@ def test_names_that_take_too_long_to_find_stay_as_they_were(
         calls.append("look")
         progress(0.5)
 
-    monkeypatch.setattr(module, "largest", slow)
+    monkeypatch.setattr(module, "largest_names", slow)
     monkeypatch.setattr(module, "_LOOK_SECONDS", 1e-9)
     monkeypatch.setattr(module, "_LOOK_SHARE", 0)  # not more for a cell that happens to take long
     for _ in range(3):

@@ -19,12 +19,12 @@ from tests.steps import kernel_with
 LOAD = """
 import sys, threading, time, ipygpumem
 import ipygpumem.shell.display
-from ipygpumem.magics import tensors
-real = tensors.survey.take_inventory
+from ipygpumem.shell import notebook_inventory
+real = notebook_inventory.survey.take_inventory
 def slow(*arguments, **options):
     options["progress"](0.25)
     return real(*arguments, **options)
-tensors.survey.take_inventory = slow
+notebook_inventory.survey.take_inventory = slow
 ipygpumem.shell.display._WORK_SECONDS = 0.0
 """
 notebook = kernel_with(f"%load_ext ipygpumem\n{LOAD}")

@@ -22,8 +22,8 @@ from ipygpumem.heap.region import Region
 from ipygpumem.heap.sizes import Share
 from ipygpumem.inventory import top
 from ipygpumem.inventory.top import LargestNames, NamedSize
-from ipygpumem.magics.tensors import largest
 from ipygpumem.report.inventory import content_of, top_report
+from ipygpumem.shell.notebook_inventory import largest_names
 from ipygpumem.units import MIB
 from tests import hostile
 from tests.alone import printed
@@ -196,7 +196,7 @@ loop = [bytes(2**20)]
 loop.append(loop)
 """
     )
-    rows = {row.name: row for row in largest(shell).names}
+    rows = {row.name: row for row in largest_names(shell).names}
     freed = {name: round((row.freed_bytes or {}).get("cpu", 0) / MIB) for name, row in rows.items()}
     assert freed == {"alone": 1, "twice": 1, "part": 0, "box": 1, "array": 0, "loop": 1}
     assert rows["twice"].remedy == "del twice, also"
@@ -240,7 +240,7 @@ def test_del_of_many_objects_leaves_free_heap_pages_in_top(loaded: InteractiveSh
     # Single texts stay everywhere, because malloc gives the end of its heap back at once.
     loaded.run_cell("texts = [str(number) * 200 for number in range(100_000)]")
     loaded.run_cell("some = texts[::1000]; del texts")
-    names = largest(loaded)
+    names = largest_names(loaded)
     assert names.free_heap_bytes > 50 * MIB
     assert names.unnamed_bytes["cpu"] > names.free_heap_bytes
 
@@ -433,13 +433,13 @@ def test_a_place_without_a_name_has_a_row_and_its_line_frees_it(
 
 
 def _row_of(shell: InteractiveShell, name: str) -> NamedSize | None:
-    return next((row for row in largest(shell).names if row.name == name), None)
+    return next((row for row in largest_names(shell).names if row.name == name), None)
 
 
 @pytest.mark.usefixtures("empty_places")
 def test_a_named_figure_counts_under_its_name(loaded: InteractiveShell) -> None:
     loaded.run_cell(OTHER_PLACES + "figure = plt.gcf()")
-    rows = {row.name: row.size_bytes for row in largest(loaded).names}
+    rows = {row.name: row.size_bytes for row in largest_names(loaded).names}
     assert rows["figure"] > 8_000_000
     assert 2 * 8_000_000 < rows["open figures"] < 3 * 8_000_000
 
@@ -469,7 +469,7 @@ def test_a_displayed_part_of_a_name_has_no_row_of_its_own(loaded: InteractiveShe
     loaded.run_cell(f"{QUIET}\nsteps = [Quiet([bytes(400_000)]) for _ in range(2)]\nkept = 1")
     loaded.run_cell("steps[0]", store_history=True)
     loaded.run_cell("(kept, Quiet([bytes(400_000), steps[0]]))[1]", store_history=True)
-    rows = {row.name: row for row in largest(loaded).names}
+    rows = {row.name: row for row in largest_names(loaded).names}
     assert rows["steps"].size_bytes > 800_000
     assert rows["steps"].held_by == ("Out[1]", "Out[2]")
     assert rows["steps"].freed_bytes is not None
@@ -477,7 +477,7 @@ def test_a_displayed_part_of_a_name_has_no_row_of_its_own(loaded: InteractiveShe
     assert "Out[1]" not in rows
     assert 400_000 < rows["Out[2]"].size_bytes < 500_000  # the other part is that of the name
     loaded.run_cell("%xdel steps")
-    assert {row.name: row for row in largest(loaded).names}["Out[1]"].size_bytes > 400_000
+    assert {row.name: row for row in largest_names(loaded).names}["Out[1]"].size_bytes > 400_000
 
 
 def test_data_of_a_run_script_does_not_count_for_its_functions(

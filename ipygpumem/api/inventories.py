@@ -89,7 +89,9 @@ def top(*names: str, device: str | None = None, min_bytes: float | str = 0) -> L
     if shell is None:
         all_names = _in_script(frame)
     else:
-        from ipygpumem.magics.tensors import largest as in_notebook  # no script needs IPython
+        from ipygpumem.shell.notebook_inventory import (  # no script needs IPython
+            largest_names as in_notebook,
+        )
 
         all_names = in_notebook(shell, frame)
     return largest.select(all_names, names, device=device, min_bytes=least)
@@ -145,7 +147,9 @@ def inventory_at(
             has_arrays=has_arrays,
         )
 
-    from ipygpumem.magics.tensors import inventory_of_notebook  # no script needs IPython
+    from ipygpumem.shell.notebook_inventory import (  # no script needs IPython
+        inventory_of_notebook,
+    )
 
     return inventory_of_notebook(shell, frame, storages, has_arrays=has_arrays)
 

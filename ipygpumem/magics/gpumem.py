@@ -11,7 +11,7 @@ from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.inventory import findings
 from ipygpumem.inventory.breakdown import PRINTED
 from ipygpumem.inventory.children import with_endings
-from ipygpumem.magics import sources, tensors
+from ipygpumem.magics import sources
 from ipygpumem.magics.experiment import available_names, lines_of_open
 from ipygpumem.meter.traces import preload as create
 from ipygpumem.meter.traces import why_none
@@ -35,6 +35,7 @@ from ipygpumem.shell.commands.declarations import (
 from ipygpumem.shell.ipython.caches import Outputs
 from ipygpumem.shell.ipython.printed import Printed
 from ipygpumem.shell.ipython.sources import number_of_input
+from ipygpumem.shell.notebook_inventory import largest_names
 from ipygpumem.units import MIB, format_bytes, format_change, format_seconds
 
 
@@ -177,7 +178,7 @@ def short_status(app: App, options: Options) -> list[Report]:
     """
     on_or_off, measured = _headline(app)
     used = reclaim.current(app.context.meter.now())
-    named = tensors.largest(app.context.shell).names
+    named = largest_names(app.context.shell).names
     lines = lines_of_open(app.experiments)
     shown = [f"{clean(row.name)} {format_bytes(row.size_bytes)}" for row in named[:_LARGEST_SHOWN]]
     lines.append(f"largest names: {', '.join(shown) or 'none holds a KiB'}")

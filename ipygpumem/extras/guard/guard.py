@@ -28,11 +28,11 @@ from ipygpumem.extras.guard.report import guard_report
 from ipygpumem.extras.guard.watch import Watch
 from ipygpumem.heap.bulk import OBSERVERS
 from ipygpumem.inventory.top import select
-from ipygpumem.magics.tensors import largest
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.sources import has_only_our_commands
+from ipygpumem.shell.notebook_inventory import largest_names
 from ipygpumem.units import MIB
 
 _WITHOUT_LIMIT = (
@@ -180,7 +180,7 @@ class MemoryGuard:
         limit_bytes = (figures.data_bytes or 0) + figures.available_bytes // 2
         try:
             with self._memory.limit.bounded(limit_bytes):
-                names = select(largest(self._shell), min_bytes=MIB)
+                names = select(largest_names(self._shell), min_bytes=MIB)
         except MemoryError:
             cause += ". Too little memory is left to measure the names"
         return guard_report(cause, self._memory.bounds.room_bytes(self._memory.trimmed()), names)

@@ -17,7 +17,6 @@ from typing import Any
 from ipygpumem.errors import GpuMemError, describe_error, how_to_install
 from ipygpumem.extras.panel import snapshot
 from ipygpumem.magics.gpumem import free
-from ipygpumem.magics.tensors import largest
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.notebook import running_cell
 from ipygpumem.probes.accelerators import in_use
@@ -26,6 +25,7 @@ from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.app import App, current_app
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.commands.declarations import Options
+from ipygpumem.shell.notebook_inventory import largest_names
 
 _PAUSE_SECONDS = 0.5
 _KEPT = 241
@@ -284,14 +284,14 @@ class Feed:
                 raise TimeoutError
 
         try:
-            largest_names = largest(self._app.context.shell, progress=check).names
+            rows = largest_names(self._app.context.shell, progress=check).names
         except TimeoutError:
             self._look_seconds = 2 * most
         except GpuMemError:  # torch traces the code
             pass
         else:
             self._look_seconds = thread_time() - started
-            self._names = {"cell": cell.measured.number, "names": snapshot.names(largest_names)}
+            self._names = {"cell": cell.measured.number, "names": snapshot.names(rows)}
 
     def shown(self) -> None:
         """Do nothing."""

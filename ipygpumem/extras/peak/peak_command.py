@@ -11,13 +11,13 @@ from ipygpumem.errors import PlotError
 from ipygpumem.extras.peak.peak import Peak
 from ipygpumem.extras.peak.report import peak_report
 from ipygpumem.magics import sources
-from ipygpumem.magics.tensors import inventory_of_notebook
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, at_least_one, command, option
 from ipygpumem.shell.ipython.caches import named_objects, shown_since
 from ipygpumem.shell.ipython.rewriting import first_lines
+from ipygpumem.shell.notebook_inventory import inventory_of_notebook
 
 
 @command(

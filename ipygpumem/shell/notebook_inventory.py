@@ -1,0 +1,219 @@
+"""Measures the memory of the notebook's names and outputs, with the cells and the lines of both."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from itertools import compress, repeat
+from types import FrameType
+from typing import Any, NamedTuple
+
+from ipygpumem.heap.bulk import Progress, no_progress
+from ipygpumem.heap.tensors import Storages
+from ipygpumem.introspect import is_name, target_of
+from ipygpumem.inventory import survey
+from ipygpumem.inventory.records import Inventory
+from ipygpumem.inventory.top import LargestNames, NamedSize, measure_names
+from ipygpumem.notebook import OUTPUT_PREFIX, cell_of_file, cell_of_output, running_cell
+from ipygpumem.probes.host import rss_bytes
+from ipygpumem.probes.mappings import own_pages
+from ipygpumem.reclaim.reclaim import current
+from ipygpumem.shell import other_places
+from ipygpumem.shell.app import App, find_app
+from ipygpumem.shell.ipython.caches import (
+    kept_by_run,
+    named_objects,
+    namespaces_of_run,
+    references_of_names,
+)
+from ipygpumem.shell.ipython.sources import cell_that_bound
+from ipygpumem.shell.other_places import Place
+
+_LEAST_BYTES_OF_PLACE = 1 << 16
+"""Smallest size in bytes of a listed place that is no name, such as that of the last error."""
+
+
+def largest_names(
+    shell: Any, frame: FrameType | None = None, progress: Progress | None = None
+) -> LargestNames:
+    """Return the memory that names and outputs hold, and the local names of ``frame`` if given.
+
+    ``progress`` replaces the progress bar; it may raise to stop.
+    """
+    free_heap_bytes = own_pages().free_heap_bytes  # before the search uses some of it
+    named = _Named.of(shell, frame)
+    namespaces = {id(shell.user_ns), id(shell.user_ns_hidden), id(shell.user_ns.get("_oh"))}
+    namespaces |= namespaces_of_run(shell)
+    app = find_app(shell)
+    used = {"cpu": rss_bytes()} if app is None else current(app.context.meter.now())
+    working = _working(app, "names") if progress is None else contextlib.nullcontext(progress)
+    with working as report:
+        result = measure_names(
+            named.objects,
+            used,
+            references=named.references,
+            namespaces=namespaces,
+            outputs=_outputs_in(named.objects),
+            cell_of=_cell_finder(shell, named.elsewhere),
+            remedy_of=functools.partial(_remedy_of, shell, named.remedies),
+            progress=report,
+        )
+    rows = list[NamedSize]()
+    for row in result.names:
+        place = named.places.get(row.name)
+        if place is None and not named.places.keys().isdisjoint(row.same):
+            rows.append(row._replace(freed_bytes=None))  # no ``del`` ends what a place keeps
+        elif place is None:
+            rows.append(row)
+        elif row.is_at_least or row.size_bytes >= _LEAST_BYTES_OF_PLACE:
+            rows.append(_of_place(row, place))
+    return replace(result, names=tuple(rows), free_heap_bytes=free_heap_bytes)
+
+
+def _outputs_in(names: Iterable[str]) -> set[str]:
+    """Return the names that are outputs, such as ``Out[5]``."""
+    names = list(names)
+    are_outputs = map(
+        str.startswith, names, repeat(OUTPUT_PREFIX)
+    )  # in C: there may be 100,000 names
+    return set(compress(names, are_outputs))
+
+
+class _Named(NamedTuple):
+    """The objects of names, outputs and other places; nothing else of ours refers to them."""
+
+    objects: dict[str, object]
+    references: Counter[int]
+    """Number of references to each object, by its identity, that end with its names."""
+    places: dict[str, Place]
+    """The places that are no names, without their objects, by their text."""
+    elsewhere: set[str]
+    """Keys of ``objects`` that are no names of the notebook."""
+
+    @classmethod
+    def of(cls, shell: Any, frame: FrameType | None) -> _Named:
+        """Collect the objects of a shell, and of the local names of a frame if given."""
+        named = named_objects(shell)
+        local = {} if frame is None else survey.function_locals(frame)
+        items = dict[str, object]()
+        places = dict[str, Place]()
+        for place in other_places.places(shell, named):
+            items[place.text] = place.item
+            places[place.text] = place._replace(item=None)
+        references = references_of_names(shell)
+        references.update(map(id, [*local.values(), *items.values()]))
+        return cls({**named, **local, **items}, references, places, {*local, *items})
+
+    @property
+    def remedies(self) -> dict[str, str]:
+        """The lines that free the places' objects."""
+        return {text: place.remedy for text, place in self.places.items()}
+
+
+def _of_place(row: NamedSize, place: Place) -> NamedSize:
+    """Return a place's row without freed bytes, because other contexts or functions may refer to
+    its object, too, and no ``del`` ends that.
+    """
+    type_name = place.type_name or row.type_name
+    return row._replace(freed_bytes=None, type_name=type_name)
+
+
+def _working(app: App | None, what: str) -> AbstractContextManager[Progress]:
+    """Return a block that shows a progress bar if it takes long and the extension is loaded."""
+    if app is None:
+        return contextlib.nullcontext(no_progress)
+    return app.context.display.working(what)
+
+
+def _remedy_of(shell: Any, elsewhere: Mapping[str, str], names: Sequence[str]) -> str:
+    """Return the line that deletes an object's names.
+
+    ``elsewhere`` has the advice for places that are no names.
+    """
+    deletable = [name for name in names if name not in elsewhere]
+    steps = [_deletion_of(shell, deletable)] if deletable else []
+    steps += [elsewhere[name] for name in names if name in elsewhere]
+    return "; ".join(step for step in dict.fromkeys(steps) if step)
+
+
+def _deletion_of(shell: Any, names: Sequence[str]) -> str:
+    """Return the line that deletes names; ``del`` would leave IPython's copies of an output."""
+    numbers = list[int]()
+    plain = list[str]()
+    for name in names:
+        number = cell_of_output(name)
+        if number is None:
+            plain.append(name)
+        else:
+            numbers.append(number)
+    if numbers:
+        name = next(filter(is_name, plain), f"_{numbers[0]}")
+        return f"%xdel {name}"
+    targets = ", ".join(target_of(name) for name in plain)
+    # A script's names are also in the module that IPython keeps of it.
+    return "; ".join([f"del {targets}", *kept_by_run(shell, plain)])
+
+
+def inventory_of_notebook(
+    shell: Any,
+    frame: FrameType | None = None,
+    storages: Storages | None = None,
+    *,
+    has_arrays: bool = True,
+) -> Inventory:
+    """Return an inventory with the notebook's names, and the local names of ``frame`` if given.
+
+    With ``has_arrays=False`` it lists tensors of torch only, which needs no pass over the heap.
+    """
+    local: dict[str, object] = {}
+    file: str | None = None
+    line: int | None = None
+    cell: int | None
+    if frame is None:
+        cell = running_cell(shell)
+    else:
+        local = survey.function_locals(frame)
+        filename = frame.f_code.co_filename
+        cell = cell_of_file(shell, filename)
+        if cell is None and not filename.startswith("<"):  # a script
+            file = filename
+            line = frame.f_lineno
+    with _working(find_app(shell), "tensors and arrays") as progress:
+        named = named_objects(shell)
+        outputs = {name: named.pop(name) for name in _outputs_in(named)}
+        return survey.take_inventory(
+            [*local.items(), *named.items()],
+            outputs.items(),
+            cell_of=_cell_finder(shell, local),
+            file=file,
+            line=line,
+            cell=cell,
+            storages=storages,
+            progress=progress,
+            has_arrays=has_arrays,
+        )
+
+
+def _cell_finder(shell: Any, local: Container[str]) -> Callable[[str], int | None]:
+    """Return a function that finds the last cell that bound a name, ignoring cells whose bindings
+    were undone.
+    """
+    app = find_app(shell)
+    undone: dict[str, set[int | None]] = {}
+    if app is not None:
+        for experiment in app.experiments.finished:
+            numbers = [cell.execution_count for cell in experiment.cells]
+            for name in experiment.restored:
+                undone.setdefault(name, set()).update(numbers)
+
+    def cell_of(root: str) -> int | None:
+        if root in local:
+            return None
+        failed_at = {} if app is None else app.context.cells.failed_at
+        return cell_of_output(root) or cell_that_bound(shell, root, undone.get(root, ()), failed_at)
+
+    return cell_of
