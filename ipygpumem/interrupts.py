@@ -210,7 +210,7 @@ def _code_of(handler: Any) -> CodeType | None:
     return None
 
 
-class _Noting:
+class _InterruptRecorder:
     """A signal handler that records interrupts."""
 
     def __init__(self) -> None:
@@ -225,19 +225,23 @@ def deferred() -> Iterator[list[int]]:
     """Record interrupts in a list during work that must not be interrupted; the caller handles
     them.
 
-    A nested block shares the outer block's list.
+    A nested block shares the outer block's list. In other threads, and with a handler of the user,
+    nothing is deferred, and the list stays empty.
     """
-    here = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGINT)
-    own = _Noting()
-    original = original_handler(handler)
-    if not here or original is not signal.default_int_handler:
-        is_deferred = here and isinstance(original, _Noting)  # by a block around this one
-        struck = original.struck if is_deferred else own.struck
-        yield struck
+    if threading.current_thread() is not threading.main_thread():
+        yield []
         return
-    signal.signal(signal.SIGINT, own)
+    handler = signal.getsignal(signal.SIGINT)
+    original = original_handler(handler)
+    if isinstance(original, _InterruptRecorder):  # of a block around this one
+        yield original.struck
+        return
+    if original is not signal.default_int_handler:
+        yield []
+        return
+    recorder = _InterruptRecorder()
+    signal.signal(signal.SIGINT, recorder)
     try:
-        yield own.struck
+        yield recorder.struck
     finally:
         signal.signal(signal.SIGINT, handler)

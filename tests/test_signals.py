@@ -360,7 +360,9 @@ def test_the_traceback_shows_the_handler_and_not_our_frames(notebook: Interactiv
         name if sys.version_info >= (3, 11) else name.rpartition(".")[2]
         for name in ("Ringing.handler", "Ringing.fail")
     ]
-    assert not [name for name in names if name in {"largest_names", "measure_names", "take_inventory"}]
+    assert not [
+        name for name in names if name in {"largest_names", "measure_names", "take_inventory"}
+    ]
 
 
 def struck_at_exit(block: object, *given: object) -> None:

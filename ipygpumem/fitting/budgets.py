@@ -381,12 +381,14 @@ def leave_free(size: int | str, device: object = "cuda") -> MemoryReservation:
     free = _free_for_torch(torch, name)
     if free < leave_bytes:
         raise DeviceError(f"{name} has only {format_bytes(free)} free: {left} cannot stay free")
+    # The driver's tables come out of its free memory, too: reserve a block less each time, until
+    # ``leave_bytes`` can be allocated next to it.
     largest = (free - leave_bytes) // _BLOCK_BYTES * _BLOCK_BYTES
-    for size in range(largest, max(-1, largest - _MOST_TABLES_BYTES), -_BLOCK_BYTES):
+    for reserved_bytes in range(largest, max(-1, largest - _MOST_TABLES_BYTES), -_BLOCK_BYTES):
         reserved = None  # frees the last one
         with contextlib.suppress(DeviceError, RuntimeError):  # torch's OutOfMemoryError is one
-            text = f"{format_bytes(size)} reserved until free(), so that {left} stay free"
-            reserved = _tensor(torch, name, size, text)
+            text = f"{format_bytes(reserved_bytes)} reserved until free(), so that {left} stay free"
+            reserved = _tensor(torch, name, reserved_bytes, text)
             torch.empty(leave_bytes, dtype=torch.uint8, device=name)
             torch.cuda.empty_cache()
             return reserved
@@ -448,8 +450,26 @@ _MOST_TABLES_BYTES = 128 * MIB
 """The driver's own tables of reserved memory are surely smaller; they come out of its free memory.
 """
 
-_host_limits: list[int] = []
-"""The system's limit on this process's address space, then our limits in force."""
+
+class _HostLimits:
+    """The limits on this process's address space.
+
+    Attributes:
+        original: the limit of the system, or of other code.
+        ours: our limits in force, the lowest of which counts.
+    """
+
+    def __init__(self) -> None:
+        self.original = 0
+        self.ours: list[int] = []
+
+    @property
+    def lowest(self) -> int:
+        """The limit that is in force unless other code has changed it."""
+        return min(self.ours, default=self.original)
+
+
+_host_limits = _HostLimits()
 
 
 def _limit_host(leave_bytes: int) -> Callable[[], None]:
@@ -471,19 +491,16 @@ def _limit_host(leave_bytes: int) -> Callable[[], None]:
             "this system cannot limit a process's memory: leave_free needs Linux here"
         ) from None
 
-    def least() -> int:
-        return min(_host_limits[1:], default=_host_limits[0])
-
     def end() -> None:
-        is_ours = resource.getrlimit(resource.RLIMIT_AS)[0] == least()
-        _host_limits.remove(limit)
+        is_ours = resource.getrlimit(resource.RLIMIT_AS)[0] == _host_limits.lowest
+        _host_limits.ours.remove(limit)
         if is_ours:  # else other code has changed it
-            resource.setrlimit(resource.RLIMIT_AS, (least(), hard))
+            resource.setrlimit(resource.RLIMIT_AS, (_host_limits.lowest, hard))
 
-    if len(_host_limits) <= 1:
-        _host_limits[:] = [now]
-    _host_limits.append(limit)
-    resource.setrlimit(resource.RLIMIT_AS, (least(), hard))
+    if not _host_limits.ours:
+        _host_limits.original = now
+    _host_limits.ours.append(limit)
+    resource.setrlimit(resource.RLIMIT_AS, (_host_limits.lowest, hard))
     return end
 
 

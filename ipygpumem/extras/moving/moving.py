@@ -23,6 +23,7 @@ from ipygpumem.api.shell import current_traces, garbage_here
 from ipygpumem.errors import DeviceError, GpuMemError
 from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.heap.arrays import is_of_library
+from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.heap import refuse_while_traced
 from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.heap.tensors import Reader
@@ -277,28 +278,20 @@ class Offload:
             raise GpuMemError(f"{self._what} needs torch 2.1 or newer")
         reader = Reader(torch)
         own_tensors = self._own_tensors()
-        storages = _storages_of(own_tensors, reader)
-        kinds = {storage.device.type for storage in storages.values()}
-        _refuse_other_devices(kinds)
-        on_devices = dict[Any, Any]()
-        for key, storage in storages.items():
-            is_on_device = storage.device.type in DEVICES
-            if is_on_device and storage.nbytes():
-                on_devices[key] = storage
-        tensors = {id(tensor): tensor for tensor in own_tensors}
-        if on_devices:  # other tensors may share their memory
-            tensors |= {id(tensor): tensor for tensor in live_tensors(garbage_here())}
+        storages = _storages_on_devices(own_tensors, reader)
+        tensors = by_identity(own_tensors)
+        if storages:  # other tensors may share their memory
+            tensors |= by_identity(live_tensors(garbage_here()))
         tensors_by_storage: dict[int, list[Any]] = defaultdict(list)
         for tensor in tensors.values():
-            for key in reader.memory(tensor).storages.keys() & on_devices.keys():
+            for key in reader.memory(tensor).storages.keys() & storages.keys():
                 tensors_by_storage[key].append(tensor)
         self._refuse_odd(own_tensors, tensors_by_storage, reader)
-        accelerators = kinds & set(DEVICES) - {"cpu"}
-        if any(map(private_pools, accelerators)):
+        if any(map(private_pools, {storage.device.type for storage in storages.values()})):
             raise GpuMemError("a captured CUDA graph may use these addresses: nothing was moved")
         references = _VisibleReferences(list(tensors.values()), reader)
         pieces = []
-        for key, storage in on_devices.items():
+        for key, storage in storages.items():
             sharers = tensors_by_storage[key]
             is_shared = references.has_others(storage, sharers)
             pieces.append(_Piece(storage, storage.nbytes(), sharers, is_shared))
@@ -472,6 +465,21 @@ def _refusal(given: Sequence[Any], what: str) -> str:
     but = f", and not {type_name(wrong[0])}" if wrong else ""
     example = f"{what}(learner.model, learner.optimizer)"
     return f"{what} takes a torch module and its optimizer{but}: {example}"
+
+
+def _storages_on_devices(tensors: Sequence[Any], reader: Reader) -> dict[int, Any]:
+    """Return the storages of tensors that take memory of a device, by their address.
+
+    Raises:
+        DeviceError: some are on a device whose storages cannot be emptied.
+    """
+    storages = _storages_of(tensors, reader)
+    _refuse_other_devices({storage.device.type for storage in storages.values()})
+    on_devices = dict[int, Any]()
+    for key, storage in storages.items():
+        if storage.device.type in DEVICES and storage.nbytes():
+            on_devices[key] = storage
+    return on_devices
 
 
 def _refuse_other_devices(kinds: set[str]) -> None:
