@@ -25,12 +25,12 @@ from ipygpumem.introspect import (
 from ipygpumem.records import COMMENT
 
 
-def went_into(path: Path, parent: Any, child: object) -> bool:
+def append_item(path: Path, parent: Any, child: object) -> bool:
     """Append an item and return True if ``parent`` is a container."""
     if _refuses(parent):
         path.advise_unless(_REFUSES, f"remove the {type_name(parent)}: {_REFUSAL}")
     if is_instance(parent, dict):
-        _went_into_dict(path, parent, child)
+        _append_dict_item(path, parent, child)
     elif is_instance(parent, list) or type(parent) is deque:
         base: Any = deque if type(parent) is deque else list
         position = position_of(parent, child)
@@ -54,9 +54,9 @@ def went_into(path: Path, parent: Any, child: object) -> bool:
         position = position_of(parent, child)
         path.fixed(f"[{position}]", path.code and f"{path.code}[{position}]")
     elif is_instance(parent, set) or is_instance(parent, frozenset):
-        _went_into_set(path, parent, child)
+        _append_set_item(path, parent, child)
     elif elements(parent) is not None:
-        _went_into_array(path, parent, child)
+        _append_array_item(path, parent, child)
     elif is_array(parent):
         path.fixed("")  # a view: its own path says enough
     else:
@@ -105,7 +105,7 @@ def _ended_by(item: object, cut: Cut | None) -> Cut | None:
     return replace(cut, ending=ending)
 
 
-def _went_into_dict(path: Path, parent: Any, child: object) -> None:
+def _append_dict_item(path: Path, parent: Any, child: object) -> None:
     """Append a value of a dict, or a key."""
     pairs = list(dict.items(parent))  # one copy: a thread may change it
     listing = listing_of(parent)
@@ -226,7 +226,7 @@ def removal_of_repeated(cuts: Sequence[Cut], parent: object) -> str:
     return ""
 
 
-def _went_into_set(path: Path, parent: Any, child: object) -> None:
+def _append_set_item(path: Path, parent: Any, child: object) -> None:
     """Append an element of a set."""
     base: Any = set if is_instance(parent, set) else frozenset
     items = list(base.__iter__(parent))
@@ -240,7 +240,7 @@ def _went_into_set(path: Path, parent: Any, child: object) -> None:
         path.enter(" (in a set)", code, _ended_by(child, cut))
 
 
-def _went_into_array(path: Path, parent: Any, child: object) -> None:
+def _append_array_item(path: Path, parent: Any, child: object) -> None:
     """Append an element of an array of objects, or a field of a structured array."""
     cut = None
     target = ""

@@ -22,7 +22,7 @@ _MOST_CELLS = 10
 """Maximum number of cells with one object that a line empties one by one."""
 
 
-def went_into_frame(path: Path, steps: Sequence[object]) -> int:
+def append_frame_step(path: Path, steps: Sequence[object]) -> int:
     """Append the way through a data frame or series; return the number of references.
 
     The number is 0 if the object is neither. Users write no names for the objects inside.

@@ -22,7 +22,7 @@ _INSIDE = ("pandas", "xarray")
 """Libraries whose objects hold the data of a variable."""
 
 
-def went_into_dataset(path: Path, steps: Sequence[object]) -> int:
+def append_dataset_step(path: Path, steps: Sequence[object]) -> int:
     """Append the way into one of xarray's objects; return the number of references.
 
     The number is 0 if the object is none of xarray's, or if the step is an attribute like any

@@ -65,7 +65,7 @@ def handlers_and_filters(names: Mapping[str, object]) -> Iterator[tuple[object, 
             yield handler, root_of_handler
 
 
-def went_into_logger(path: Path, owner: object, items: Sequence[object], item: object) -> int:
+def append_logger_step(path: Path, owner: object, items: Sequence[object], item: object) -> int:
     """Append a handler or filter of a logger or handler; return the number of references, 0 if it
     is neither.
     """

@@ -15,7 +15,7 @@ _CALLS = {"_mock_call_args", "_mock_call_args_list", "_mock_mock_calls", "method
 """Attributes in which a mock keeps the arguments of its calls."""
 
 
-def went_into_mock(path: Path, steps: Sequence[object]) -> int:
+def append_mock_step(path: Path, steps: Sequence[object]) -> int:
     """Append the way from a mock to what it keeps; return the number of references.
 
     The number is 0 if the object is no mock. A mock notes its calls also in the mocks around it:

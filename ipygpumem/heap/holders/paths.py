@@ -29,19 +29,19 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.holders.containers import (
+    append_item,
     cuts_of_repeated,
     removal_of_repeated,
-    went_into,
 )
 from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, split, statement_of, with_repeated
-from ipygpumem.heap.holders.data_frames import went_into_frame
-from ipygpumem.heap.holders.datasets import went_into_dataset
+from ipygpumem.heap.holders.data_frames import append_frame_step
+from ipygpumem.heap.holders.datasets import append_dataset_step
 from ipygpumem.heap.holders.frames import FORGET_LAST_ERROR, code_of, frame_of, is_started, peek
 from ipygpumem.heap.holders.literals import literal
-from ipygpumem.heap.holders.mocks import went_into_mock
+from ipygpumem.heap.holders.mocks import append_mock_step
 from ipygpumem.heap.holders.patches import is_started_patch
 from ipygpumem.heap.holders.path import Path, Way, ended
-from ipygpumem.heap.holders.protocols import went_into_protocol
+from ipygpumem.heap.holders.protocols import append_protocol_step
 from ipygpumem.heap.holders.references_of import (
     attribute_names,
     attribute_text,
@@ -52,7 +52,7 @@ from ipygpumem.heap.holders.references_of import (
     owns,
     position_of,
 )
-from ipygpumem.heap.holders.registered import went_into_registry
+from ipygpumem.heap.holders.registered import append_registry_step
 from ipygpumem.heap.holders.roots import (
     EVENT_LOOP,
     LAST_ERROR,
@@ -70,8 +70,8 @@ from ipygpumem.heap.holders.tasks import (
 )
 from ipygpumem.heap.holders.torch_steps import (
     advice_for_graph,
+    append_torch_step,
     is_needed_by_optimizer,
-    went_into_torch,
     words_for_needed,
     words_for_parameter,
 )
@@ -340,30 +340,30 @@ class PathWriter:
         """Write the next piece of a path; return the number of its references."""
         parent, child = steps[0], steps[1]
         kind = type(parent)
-        taken = (
-            went_into_registry(path, steps, self._names)
-            or went_into_mock(path, steps)
-            or went_into_protocol(path, steps, self._names)
+        written = (
+            append_registry_step(path, steps, self._names)
+            or append_mock_step(path, steps)
+            or append_protocol_step(path, steps, self._names)
         )
-        if taken:
-            return taken
+        if written:
+            return written
         if kind is FunctionType:
-            return self._function(steps, path)
+            return self._append_function(steps, path)
         if is_exactly(parent, *_SUSPENSIONS):
-            return self._suspended(steps, path)
+            return self._append_suspended(steps, path)
         if kind is TracebackType or kind is FrameType or is_instance(parent, BaseException):
-            return self._traceback(steps, path)
+            return self._append_traceback(steps, path)
         if kind is functools._lru_cache_wrapper:
-            return self._cache(steps, path)
+            return self._append_cache(steps, path)
         if is_exactly(parent, MethodType, BuiltinMethodType, MethodWrapperType):
-            self._bound_method(parent, path)
+            self._append_bound_method(parent, path)
         elif is_of_library(parent, "asyncio", "Task"):
-            self._task(parent, child, path)
+            self._append_task(parent, child, path)
         elif kind is staticmethod or kind is classmethod:
             # Reading the attribute returns the function: users do not type ``.__func__``.
             path.fixed("", path.code)
-        elif not went_into(path, parent, child):
-            return self._instance(steps, path)
+        elif not append_item(path, parent, child):
+            return self._append_instance(steps, path)
         return 1
 
     # -- functions -------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ class PathWriter:
         cell = self._cell_of(code.co_filename)
         return code.co_name if cell is None else f"{code.co_name} (cell {cell})"
 
-    def _function(self, steps: Sequence[object], path: Path) -> int:
+    def _append_function(self, steps: Sequence[object], path: Path) -> int:
         """Cover a function and its closure, its default arguments or its attributes."""
         function, child = steps[0], steps[1]
         assert type(function) is FunctionType
@@ -410,7 +410,7 @@ class PathWriter:
         self._attribute_of_function(function, child, path)
         return 1
 
-    def _bound_method(self, method: Any, path: Path) -> None:
+    def _append_bound_method(self, method: Any, path: Path) -> None:
         """Cover a method with its object; one in C, such as ``rows.append``, shows the object."""
         if type(method) is MethodType:
             path.advise(path.removal, "")
@@ -440,14 +440,14 @@ class PathWriter:
                 cuts.append(Cut(kind, id(function), code, f"{code}.{name}"))
         path.enter(attribute, target, with_repeated(cuts) if code else None)
 
-    def _cache(self, steps: Sequence[object], path: Path) -> int:
+    def _append_cache(self, steps: Sequence[object], path: Path) -> int:
         """Cover an ``lru_cache`` and the dict of its results."""
         function = (instance_dict(steps[0]) or {}).get("__wrapped__")
         path.advise(path.statement("{}.cache_clear()"), "call cache_clear() of that function")
         path.say(f": lru_cache of function {self._code_name(function)}")
         return 2 if type(steps[1]) is dict and len(steps) > 2 else 1
 
-    def _suspended(self, steps: Sequence[object], path: Path) -> int:
+    def _append_suspended(self, steps: Sequence[object], path: Path) -> int:
         """Cover a generator or coroutine, up to the name that its frame holds."""
         suspended = steps[0]
         what, ending = _SUSPENSIONS[type(suspended)]
@@ -460,7 +460,7 @@ class PathWriter:
         path.say(f": suspended {what} {name}{_local(frame, steps[taken])}")
         return taken
 
-    def _task(self, task: object, child: object, path: Path) -> None:
+    def _append_task(self, task: object, child: object, path: Path) -> None:
         is_failure = is_exactly(child, CoroutineType, TracebackType) or is_instance(
             child, BaseException
         )
@@ -470,7 +470,7 @@ class PathWriter:
         path.advise(_ending(task, path), "")
         path.say(": asyncio task")
 
-    def _traceback(self, steps: Sequence[object], path: Path) -> int:
+    def _append_traceback(self, steps: Sequence[object], path: Path) -> int:
         """Cover exceptions, tracebacks and frames up to the name that a frame holds."""
         removal = path.removal
         path.advise(removal and f"{removal}{COMMENT}once you have read it", _OR_EXCEPTION)
@@ -479,7 +479,7 @@ class PathWriter:
             if type(item) is TracebackType:
                 line = item.tb_lineno
             elif type(item) is FrameType:
-                return self._frame(item, line, position, steps, path)
+                return self._append_frame(item, line, position, steps, path)
             elif not is_instance(item, BaseException):
                 if path.advice == LAST_ERROR.advice:
                     path.advice = FORGET_LAST_ERROR
@@ -488,7 +488,7 @@ class PathWriter:
         path.say(": exception")
         return len(steps) - 1
 
-    def _frame(
+    def _append_frame(
         self, frame: FrameType, line: int, position: int, steps: Sequence[object], path: Path
     ) -> int:
         """Cover a frame of a traceback; ``line`` is 0 if no traceback leads to it."""
@@ -504,18 +504,16 @@ class PathWriter:
 
     # -- objects ---------------------------------------------------------------------------------
 
-    def _instance(self, steps: Sequence[object], path: Path) -> int:
+    def _append_instance(self, steps: Sequence[object], path: Path) -> int:
         """Cover any other object, and the attribute by which it refers to the next one."""
         parent, child = steps[0], steps[1]
-        taken = went_into_frame(path, steps)
-        if taken:
-            return taken
-        taken = went_into_dataset(path, steps)
-        if taken:
-            return taken
-        taken = went_into_torch(path, steps, self._names)
-        if taken:
-            return taken
+        written = (
+            append_frame_step(path, steps)
+            or append_dataset_step(path, steps)
+            or append_torch_step(path, steps, self._names)
+        )
+        if written:
+            return written
         name = attribute_text(parent, child)
         target = ""
         if path.code and name.startswith("."):

@@ -62,7 +62,7 @@ _BEHIND_SEMAPHORE = Protocol(
 )
 
 
-def went_into_protocol(path: Path, steps: Sequence[object], names: Mapping[str, object]) -> int:
+def append_protocol_step(path: Path, steps: Sequence[object], names: Mapping[str, object]) -> int:
     """Append an item that only its owner's calls remove; return the number of references, 0 if the
     next object is none.
 
@@ -75,18 +75,18 @@ def went_into_protocol(path: Path, steps: Sequence[object], names: Mapping[str, 
     if not path.code:
         return 0
     if is_of_library(owner, "_queue", "SimpleQueue"):
-        return _went_into_simple_queue(path, steps)
+        return _append_simple_queue_item(path, steps)
     if is_exactly(child, deque, list):
         protocol = _protocol_of(owner, child)
         if protocol is not None:
-            return _went_into_items(path, steps, protocol)
+            return _append_queued_item(path, steps, protocol)
     if is_exactly(owner, list) and _is_heap(owner, names):
         _enter(path, owner, list(owner), child, _HEAP, path.code)  # type: ignore[call-overload]  # a list
         return 1
     if is_of_library(owner, "concurrent.futures", "ThreadPoolExecutor"):
-        return _went_into_pool(path, steps)
+        return _append_pool_item(path, steps)
     if is_instance(owner, functools.partial) and len(steps) > 2:
-        return _went_into_arguments(path, steps)
+        return _append_argument(path, steps)
     return 0
 
 
@@ -153,7 +153,7 @@ def _of_users_object(owner: object) -> Protocol | None:
     return None
 
 
-def _went_into_items(path: Path, steps: Sequence[object], protocol: Protocol) -> int:
+def _append_queued_item(path: Path, steps: Sequence[object], protocol: Protocol) -> int:
     """Append an item of an owner's list or deque; return the number of references."""
     owner, items = steps[0], steps[1]
     name = attribute_text(owner, items)
@@ -226,7 +226,7 @@ def _enter(
     path.advise("", protocol.words)
 
 
-def _went_into_simple_queue(path: Path, steps: Sequence[object]) -> int:
+def _append_simple_queue_item(path: Path, steps: Sequence[object]) -> int:
     """Append an item of a ``SimpleQueue``; return the number of references."""
     queue: Any = steps[0]
     items = [item for item in gc.get_referents(queue) if item is not type(queue)]
@@ -243,7 +243,7 @@ def _went_into_simple_queue(path: Path, steps: Sequence[object]) -> int:
     return taken
 
 
-def _went_into_pool(path: Path, steps: Sequence[object]) -> int:
+def _append_pool_item(path: Path, steps: Sequence[object]) -> int:
     """Append the queue of a pool of threads with a call that waits; return the number of
     references, 0 if the next object is none.
     """
@@ -261,7 +261,7 @@ def _went_into_pool(path: Path, steps: Sequence[object]) -> int:
     return 1
 
 
-def _went_into_arguments(path: Path, steps: Sequence[object]) -> int:
+def _append_argument(path: Path, steps: Sequence[object]) -> int:
     """Append an argument of a partial; return the number of references, 0 if it is none.
 
     The argument stays, because the partial fails without it: the partial itself is removed.

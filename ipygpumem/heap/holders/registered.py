@@ -8,7 +8,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.holders.cuts import Cut, Kind, condition_of, split, with_repeated
-from ipygpumem.heap.holders.loggers import is_filterer, went_into_logger
+from ipygpumem.heap.holders.loggers import append_logger_step, is_filterer
 from ipygpumem.heap.holders.path import Path
 from ipygpumem.heap.holders.references_of import position_of
 from ipygpumem.introspect import (
@@ -21,30 +21,30 @@ from ipygpumem.introspect import (
 )
 
 
-def went_into_registry(path: Path, steps: Sequence[object], names: Mapping[str, object]) -> int:
+def append_registry_step(path: Path, steps: Sequence[object], names: Mapping[str, object]) -> int:
     """Append an object that a library's registry keeps; return the number of references, 0 if there
     is no registry.
     """
     if path.code and type(steps[0]) is threading.local:
-        return _went_into_local(path, steps)
+        return _append_local(path, steps)
     if path.code and is_of_library(steps[0], "sqlite3", "Connection"):
-        return _went_into_connection(path, steps)
+        return _append_connection(path, steps)
     if path.code and is_of_library(steps[0], "matplotlib.axes", "Axes"):
-        return _went_into_axes(path, steps)
+        return _append_artist(path, steps)
     if len(steps) < 3 or not path.code:
         return 0
     parent, child, item = steps[:3]
     if is_exactly(child, list) and is_filterer(parent):
-        return went_into_logger(path, parent, child, item)  # type: ignore[arg-type]  # a list
+        return append_logger_step(path, parent, child, item)  # type: ignore[arg-type]  # a list
     if is_exactly(child, dict) and parent is library_type("weakref", "finalize"):
-        return _went_into_finalizers(path, child, item)
+        return _append_finalizer(path, child, item)
     is_manager = is_of_library(parent, "IPython.core.events", "EventManager")
     if is_manager and is_exactly(child, dict) and is_exactly(item, list) and len(steps) > 3:
-        return _went_into_callbacks(path, child, item, steps[3], names)
+        return _append_callback(path, child, item, steps[3], names)
     return 0
 
 
-def _went_into_axes(path: Path, steps: Sequence[object]) -> int:
+def _append_artist(path: Path, steps: Sequence[object]) -> int:
     """Append an artist of axes, such as a line or an image; return the number of references.
 
     The number is 0 if there is none on the way. The axes have several lists of the artist, and its
@@ -109,7 +109,7 @@ def _contains(container: object, artist: object) -> bool:
     return any(item is not None and _contains(item, artist) for item in items)
 
 
-def _went_into_local(path: Path, steps: Sequence[object]) -> int:
+def _append_local(path: Path, steps: Sequence[object]) -> int:
     """Append an attribute that this thread has in a ``threading.local``; return the number of
     references, 0 if another thread has it.
     """
@@ -129,7 +129,7 @@ def _went_into_local(path: Path, steps: Sequence[object]) -> int:
     return 0
 
 
-def _went_into_connection(path: Path, steps: Sequence[object]) -> int:
+def _append_connection(path: Path, steps: Sequence[object]) -> int:
     """Append a function of a connection to a database; return the number of references."""
     connection = steps[0]
     base: Any = library_type("sqlite3", "Connection")
@@ -142,7 +142,7 @@ def _went_into_connection(path: Path, steps: Sequence[object]) -> int:
     return 0
 
 
-def _went_into_finalizers(path: Path, registry: Any, info: object) -> int:
+def _append_finalizer(path: Path, registry: Any, info: object) -> int:
     """Append the arguments of a ``weakref.finalize``."""
     keys = [key for key, value in list(dict.items(registry)) if value is info]
     imports, code = split(path.code)
@@ -157,7 +157,7 @@ def _went_into_finalizers(path: Path, registry: Any, info: object) -> int:
     return 2
 
 
-def _went_into_callbacks(
+def _append_callback(
     path: Path, callbacks: Any, functions: Any, function: object, names: Mapping[str, object]
 ) -> int:
     """Append a function that IPython calls at an event."""

@@ -73,7 +73,7 @@ MADE_IN_STEPS = frozenset(
 """The names of the state that torch's optimizers make in the first step in which it is missing."""
 
 
-def went_into_torch(path: Path, steps: Sequence[object], names: Mapping[str, object]) -> int:
+def append_torch_step(path: Path, steps: Sequence[object], names: Mapping[str, object]) -> int:
     """Append a step through an object of torch; return the number of references.
 
     The number is 0 if the object is none of torch, or if the step is an attribute like any other.
@@ -92,14 +92,14 @@ def went_into_torch(path: Path, steps: Sequence[object], names: Mapping[str, obj
     if len(steps) > 2 and is_instance(child, dict):
         hook = _kind_of_hook(parent, name)
         if hook:
-            _went_into_hooks(path, hook, steps, names)
+            _append_hook(path, hook, steps, names)
             return 2
         if name[1:] in _PARTS:
-            _went_into_part(path, steps)
+            _append_part(path, steps)
             return 2
     if is_of_library(parent, "torch.optim", "Optimizer"):
         if name == ".state":
-            if _went_into_parameter_of_group(path, steps):
+            if _append_parameter_of_group(path, steps):
                 return 2
             path.advise(_clearing_state(parent, child, path), "")
             path.ended = child  # the groups still lead to the parameters
@@ -109,7 +109,7 @@ def went_into_torch(path: Path, steps: Sequence[object], names: Mapping[str, obj
     return 0
 
 
-def _went_into_parameter_of_group(path: Path, steps: Sequence[object]) -> bool:
+def _append_parameter_of_group(path: Path, steps: Sequence[object]) -> bool:
     """Append the step from an optimizer to a parameter that is a key of its state, if a group has
     the parameter; return True if it does.
 
@@ -239,7 +239,7 @@ def _last_attribute(steps: Sequence[object]) -> tuple[object, str]:
     return owner, attribute_text(owner, child)[1:]
 
 
-def _went_into_hooks(
+def _append_hook(
     path: Path, hook: str, steps: Sequence[object], names: Mapping[str, object]
 ) -> None:
     """Append a hook of a tensor, module or optimizer."""
@@ -270,7 +270,7 @@ def _removal_by_handle(hooks: object, key: object, names: Mapping[str, object]) 
     return ""
 
 
-def _went_into_part(path: Path, steps: Sequence[object]) -> None:
+def _append_part(path: Path, steps: Sequence[object]) -> None:
     """Append a module, parameter or buffer of a module."""
     module, parts, child = steps[:3]
     key = text_of(_key_of(parts, child))
