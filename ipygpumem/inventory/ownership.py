@@ -17,7 +17,7 @@ from ipygpumem.heap.holders.backward import BackwardSearch, WayTo
 from ipygpumem.heap.holders.cuts import Kind
 from ipygpumem.heap.holders.hidden_cycles import lines_that_end
 from ipygpumem.heap.holders.paths import PathWriter
-from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, Root, Roots
+from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, Rank, Root, Roots
 from ipygpumem.heap.holders.search import HIDDEN_CYCLE, explain, kept_by_graphs
 from ipygpumem.heap.holders.tasks import ending_of
 from ipygpumem.heap.knowledge.barriers import Barriers, is_left_out
@@ -39,12 +39,8 @@ from ipygpumem.records import Record, ReferencePath
 
 _MOST_SEARCHED = 2000
 """Maximum number of objects whose holders are searched, the nearest first."""
-_OUTPUT = 1
-"""The rank of an item of ``Out``."""
-_OF_IPYTHON, _MOST_ALIASES = 3, 4
-"""The rank of IPython's own copies, whose variables users should keep; maximum number of names in a
-row.
-"""
+_MOST_ALIASES = 4
+"""Maximum number of names in a row."""
 _LEAST_BYTES = 1 << 12
 """Minimum bytes of a holder's part for advice."""
 _MOST_PLACES = 4
@@ -586,7 +582,7 @@ class _HolderRows:
         roots = self._search.roots_of(item)
         if any(map(_is_of_output, roots)):
             return True
-        return all(root.rank != _OF_IPYTHON for root in roots)
+        return all(root.rank is not Rank.IPYTHON for root in roots)
 
     def _is_deleted_as_a_whole(self, steps: Sequence[object], number: int) -> bool:
         """Return True if an object has nothing that its user may want to keep.
@@ -685,14 +681,14 @@ def _named(
     first = roots[0]
     variables = dict[str, None]()
     aliases = dict[str, None]()
-    has_output = any(root.rank == _OUTPUT and _is_of_output(root) for root in roots)
+    has_output = any(root.rank is Rank.PLACE and _is_of_output(root) for root in roots)
     for root in roots:
-        if root.rank == 0 and root.code:
+        if root.rank is Rank.VARIABLE and root.code:
             variables[root.code] = None
-        is_copy = has_output and root.rank > _OUTPUT and _is_of_output(root)
+        is_copy = has_output and root.rank > Rank.PLACE and _is_of_output(root)
         if root.text != first.text and not is_copy:
             aliases[root.text] = None
-    if may_delete and first.rank == 0 and variables:
+    if may_delete and first.rank is Rank.VARIABLE and variables:
         advice = f"del {', '.join(variables)}"
         ending = ending_of(item)
         if ending:

@@ -11,13 +11,13 @@ from ipygpumem.heap.holders.cuts import Cut, Kind
 from ipygpumem.heap.holders.literals import literal
 from ipygpumem.heap.holders.references_of import is_added
 from ipygpumem.heap.holders.registries import Registries
-from ipygpumem.heap.holders.roots import LAST_ERROR, OF_IPYTHON, OF_MODULE, REMOVE, Root, Roots
+from ipygpumem.heap.holders.roots import LAST_ERROR, REMOVE, Rank, Root, Roots
 from ipygpumem.introspect import instance_dict, module_dict, text_of
 from ipygpumem.notebook import cell_of_file, code_of_output, deletion_of_output
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import global_of_run, is_of_ipython
 
-KEPT = Root("a name to keep", 5, "")
+KEPT = Root("a name to keep", Rank.KEPT, "")
 """Root of the names kept on purpose; any other root is shown instead."""
 
 RootOf = Callable[[object], "Root | None"]
@@ -60,8 +60,8 @@ def roots_of_notebook(
     namespaces.update(registries.namespaces)
     namespaces.update(_attributes_of_shell(shell))
     objects = {
-        id(shell): Root("IPython's shell", OF_IPYTHON, "%gpumem free"),
-        id(ours): Root("ipygpumem itself", 4, "please report this bug in ipygpumem"),
+        id(shell): Root("IPython's shell", Rank.IPYTHON, "%gpumem free"),
+        id(ours): Root("ipygpumem itself", Rank.OURS, "please report this bug in ipygpumem"),
     }
     return Roots(
         namespaces,
@@ -110,7 +110,7 @@ def _attributes_of_shell(shell: Any) -> dict[int, RootOf]:
 def _variable(key: object) -> Root:
     name = text_of(key)
     if is_of_ipython(name):
-        return Root(f"IPython's output {name}", 2, f"%xdel {name}")
+        return Root(f"IPython's output {name}", Rank.MODULE, f"%xdel {name}")
     return Root.of_variable(key)
 
 
@@ -123,12 +123,12 @@ def _variable_or_kept(keepers: Container[str], key: object) -> Root:
 def _output(key: object) -> Root:
     if type(key) is int:
         # ``del`` and ``%reset -f out`` leave copies; %xdel knows where IPython keeps them.
-        return Root(code_of_output(key), 1, deletion_of_output(key))
+        return Root(code_of_output(key), Rank.PLACE, deletion_of_output(key))
     key_code = literal(key)  # the user has added it
     if not key_code:
-        return Root("an item of Out", 1, REMOVE)
+        return Root("an item of Out", Rank.PLACE, REMOVE)
     code = f"Out[{key_code}]"
-    return Root(code, 1, "", code, cut=Cut(Kind.KEY, 0, "", code))
+    return Root(code, Rank.PLACE, "", code, cut=Cut(Kind.KEY, 0, "", code))
 
 
 def _hidden(key: object) -> Root:
@@ -136,8 +136,8 @@ def _hidden(key: object) -> Root:
     if not name.startswith("_"):
         code = f'get_ipython().user_ns_hidden["{name}"]'
         cut = Cut(Kind.KEY, 0, "", code)
-        return Root(f"IPython's hidden copy of {name}", 3, "", code, cut=cut)
-    return Root(f"IPython's hidden copy of {text_of(key)}", 3, "%gpumem free")
+        return Root(f"IPython's hidden copy of {name}", Rank.IPYTHON, "", code, cut=cut)
+    return Root(f"IPython's hidden copy of {text_of(key)}", Rank.IPYTHON, "%gpumem free")
 
 
 def _last_error(key: object) -> Root:
@@ -148,23 +148,23 @@ def _of_run(file: str, key: object) -> Root:
     name = text_of(key)
     code = global_of_run(file, name)
     cut = Cut(Kind.ATTRIBUTE, 0, "", code)
-    return Root(f"module of %run {Path(file).name}, global {name}", OF_MODULE, "", code, cut=cut)
+    return Root(f"module of %run {Path(file).name}, global {name}", Rank.MODULE, "", code, cut=cut)
 
 
 def _waits_in(experiment: str, key: object) -> Root:
     restores = f"experiment {experiment}, which restores {text_of(key)} at its end"
-    return Root(restores, 0, "end it, then delete the name")
+    return Root(restores, Rank.VARIABLE, "end it, then delete the name")
 
 
 def _attribute_of_shell(shell: object, key: object) -> Root:
     name = text_of(key)
     if name in _FREED_OF_SHELL or name.startswith("_"):
-        return Root(f"IPython's shell, {name}", OF_IPYTHON, "%gpumem free")
+        return Root(f"IPython's shell, {name}", Rank.IPYTHON, "%gpumem free")
     code = f"get_ipython().{name}"
     if name == "CustomTB":
         call = Cut(Kind.CALL, id(shell), "", "get_ipython().set_custom_exc((), None)")
-        return Root(code, OF_IPYTHON, "", is_all=True, cut=call)
+        return Root(code, Rank.IPYTHON, "", is_all=True, cut=call)
     if is_added(shell, name, None):
         cut = Cut(Kind.MADE, id(shell), "get_ipython()", code)
-        return Root(code, OF_IPYTHON, "", code, cut=cut)
-    return Root(code, OF_IPYTHON, "", code)
+        return Root(code, Rank.IPYTHON, "", code, cut=cut)
+    return Root(code, Rank.IPYTHON, "", code)

@@ -21,7 +21,7 @@ from ipygpumem.heap.holders.data_frames import is_removable_from
 from ipygpumem.heap.holders.frames import SUSPENDED, running_ids
 from ipygpumem.heap.holders.references_of import owns
 from ipygpumem.heap.holders.root_finder import RootFinder
-from ipygpumem.heap.holders.roots import OF_IPYTHON, REMOVE, Root, Roots
+from ipygpumem.heap.holders.roots import REMOVE, Rank, Root, Roots
 from ipygpumem.heap.holders.tasks import wakes_task
 from ipygpumem.heap.knowledge.text_keys import referents_with_keys
 from ipygpumem.interrupts import is_listener
@@ -164,7 +164,7 @@ class BackwardSearch:
         self._roots_at = {}
         for root, key in self._kept:
             self._roots_at.setdefault(key, []).append(root)
-        nowhere = Root("", 9, "end what keeps it: C++ code or a library")
+        nowhere = Root("", Rank.NOWHERE, "end what keeps it: C++ code or a library")
         tops = sorted(self._tops, key=lambda key: type_name(self._objects[key]))
         self.unnamed = self._ways([(nowhere, key) for key in tops])
 
@@ -189,7 +189,7 @@ class BackwardSearch:
 
     def _kept_by_variables(self) -> list[tuple[Root, int]]:
         """Return the variables, and the objects that they keep."""
-        return [(root, key) for root, key in self._kept if root.rank == 0]
+        return [(root, key) for root, key in self._kept if root.rank is Rank.VARIABLE]
 
     def _keep_values(self, level: list[int]) -> None:
         """Record the roots of objects that no other object need refer to."""
@@ -508,7 +508,7 @@ class BackwardSearch:
         for root in sorted(self.roots_of(steps[0]), key=lambda root: (root.rank, root.text)):
             if root.advice.startswith("%"):
                 group = root.advice.partition(" ")[0]
-            elif is_target and root.rank == 0 and not root.advice:
+            elif is_target and root.rank is Rank.VARIABLE and not root.advice:
                 group = ""  # one ``del`` names all variables
             else:
                 group = root.text
@@ -582,6 +582,6 @@ def _has_managed_dict(item: object) -> bool:
 
 def _is_of_ipython(way: WayTo) -> bool:
     """Return True for a way from IPython's own objects."""
-    if way.roots[0].rank >= OF_IPYTHON:
+    if way.roots[0].rank >= Rank.IPYTHON:
         return True
     return module_of(way.steps[0]).partition(".")[0] in ("IPython", "ipykernel")

@@ -12,7 +12,7 @@ from ipygpumem.heap.holders.cuts import Cut, Kind, condition_of, split
 from ipygpumem.heap.holders.literals import literal
 from ipygpumem.heap.holders.path import Path
 from ipygpumem.heap.holders.references_of import attribute_text, position_of
-from ipygpumem.heap.holders.roots import Root
+from ipygpumem.heap.holders.roots import Rank, Root
 from ipygpumem.introspect import (
     attribute_of,
     class_dict,
@@ -24,7 +24,6 @@ from ipygpumem.introspect import (
     text_of,
 )
 
-_RANK = 1
 _METHODS = {"handlers": "removeHandler", "filters": "removeFilter"}
 """The method that removes an item from a list of a logger or handler, by the list's name."""
 
@@ -97,7 +96,7 @@ def _items_of(owner: object, name: str, text: str, code: str) -> Iterator[tuple[
     for position, item in enumerate(items):
         place = f".{name}[{position}]"
         cut = Cut(Kind.CALL, id(items), code, _removal(code, name, items, item), position)
-        yield item, Root(f"{text}{place}", _RANK, "", f"{code}{place}", cut=cut)
+        yield item, Root(f"{text}{place}", Rank.PLACE, "", f"{code}{place}", cut=cut)
 
 
 def _list_of(owner: object, name: str) -> Sequence[object]:
@@ -138,7 +137,7 @@ def _of_logger(logger: object, name: str, code: str) -> Root:
     # A logger with a name stays in the logging module, too, and leads to all loggers.
     return Root(
         f"the logging module, {name}",
-        _RANK,
+        Rank.PLACE,
         "",
         code,
         cut=cut,

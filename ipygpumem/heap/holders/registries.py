@@ -18,7 +18,7 @@ from ipygpumem.heap.holders.cuts import Cut, Kind, split
 from ipygpumem.heap.holders.loggers import handlers_and_filters, loggers
 from ipygpumem.heap.holders.patches import started_patches
 from ipygpumem.heap.holders.references_of import is_users_callable
-from ipygpumem.heap.holders.roots import OF_MODULE, Root
+from ipygpumem.heap.holders.roots import Rank, Root
 from ipygpumem.heap.holders.tasks import (
     cancelling_timer,
     event_loops,
@@ -33,8 +33,6 @@ from ipygpumem.introspect import (
     is_instance,
     loaded_object,
 )
-
-_RANK = 1
 
 
 class Registered(NamedTuple):
@@ -106,7 +104,7 @@ class Registries:
                 continue  # a library's handler does its work until the library removes it
             call = f"import signal; signal.signal(signal.{number.name}, signal.SIG_DFL);"
             cut = Cut(Kind.CALL, 0, "", call)
-            root = Root(f"handler of {number.name}", _RANK, call, cut=cut, is_only_place=True)
+            root = Root(f"handler of {number.name}", Rank.PLACE, call, cut=cut, is_only_place=True)
             self.kept[id(handler)] = root
 
     def _add_tracers(self) -> None:
@@ -121,7 +119,7 @@ class Registries:
                 continue
             cut = Cut(Kind.CALL, 0, "", f"import sys; sys.set{name}(None)")
             text = f"the function of sys.set{name}"
-            self.kept[id(function)] = Root(text, _RANK, "", cut=cut, is_only_place=True)
+            self.kept[id(function)] = Root(text, Rank.PLACE, "", cut=cut, is_only_place=True)
 
     def _add_widgets_and_figures(self, names: Mapping[str, object]) -> None:
         """Add the widgets of ipywidgets and the figures of pyplot, which may be widgets."""
@@ -149,7 +147,9 @@ class Registries:
             call = f"{imports}[timer.cancel() for timer in {loop_code}._scheduled {condition}];"
             cut = Cut(Kind.CALL, 0, "", call)
             text = "a timer of the event loop"
-            self.kept[id(timer)] = Root(text, _RANK, "", is_all=True, cut=cut, is_only_place=True)
+            self.kept[id(timer)] = Root(
+                text, Rank.PLACE, "", is_all=True, cut=cut, is_only_place=True
+            )
 
     def _add_thread_timers(self) -> None:
         """Add the timers of ``threading`` that wait; each has a thread that refers to it."""
@@ -159,7 +159,9 @@ class Registries:
         for timer in timers:
             cut = Cut(Kind.CALL, 0, "", cancelling_timer(timer))
             text = f'the timer "{timer.name}"'
-            self.kept[id(timer)] = Root(text, _RANK, "", is_all=True, cut=cut, is_only_place=True)
+            self.kept[id(timer)] = Root(
+                text, Rank.PLACE, "", is_all=True, cut=cut, is_only_place=True
+            )
 
     def _add_patches(self) -> None:
         """Add the patches of ``unittest.mock`` that were started; the class refers to them."""
@@ -174,7 +176,7 @@ class Registries:
         document = attribute_of(state, "_document")
         if document is not None:
             cut = Cut(Kind.CALL, 0, "", "import bokeh.io; bokeh.io.curdoc().clear()")
-            root = Root("bokeh's current document", _RANK, "", is_all=True, cut=cut)
+            root = Root("bokeh's current document", Rank.PLACE, "", is_all=True, cut=cut)
             self.kept[id(document)] = root
 
 
@@ -267,7 +269,7 @@ class _Figures:
             len(self.managers),
             all_of=self.closing_all(),
         )
-        return Root(f"matplotlib figure {number}", OF_MODULE, "", is_all=True, cut=cut)
+        return Root(f"matplotlib figure {number}", Rank.MODULE, "", is_all=True, cut=cut)
 
     def registered(self) -> list[Registered]:
         """Return the figures with their roots."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.holders.frames import peek, running_frames
-from ipygpumem.heap.holders.roots import EVENT_LOOP, Root, Roots, module_code
+from ipygpumem.heap.holders.roots import EVENT_LOOP, Rank, Root, Roots, module_code
 from ipygpumem.heap.holders.tasks import context_values, is_waiting_thread
 from ipygpumem.introspect import instance_dict, is_instance, module_dict, text_of
 
@@ -66,10 +66,10 @@ class RootFinder:
             return _of_module(referrer)
         if id(referrer) in self._threads and not is_waiting_thread(referrer):
             name = text_of((instance_dict(referrer) or {}).get("_name"))
-            return [Root(f'thread "{name}"', 1, "let it end, then join() it")]
+            return [Root(f'thread "{name}"', Rank.PLACE, "let it end, then join() it")]
         if is_of_library(referrer, "asyncio", "AbstractEventLoop"):
             # Every task refers to the loop, and owns no other one.
-            return [Root(EVENT_LOOP, 1, "let its tasks end, or cancel them")]
+            return [Root(EVENT_LOOP, Rank.PLACE, "let its tasks end, or cancel them")]
         return []
 
     def _code_of(self, module: str) -> str:

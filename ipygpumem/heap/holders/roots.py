@@ -9,6 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -25,23 +26,39 @@ from ipygpumem.introspect import (
     text_of,
 )
 
-OF_MODULE, OF_IPYTHON = 2, 3
-"""The ranks of modules' global names, and of IPython's own copies."""
 NOTEBOOK, EVENT_LOOP = "notebook variable ", "the event loop"
 REMOVE = "remove it from there"
 REMOVE_THEM = "remove them from there"
 """Advice for references that no line can be written for."""
 
 
+class Rank(IntEnum):
+    """The kinds of roots; of several roots that lead to an object, the lowest is shown."""
+
+    VARIABLE = 0
+    PLACE = 1
+    """Another place that a user knows, such as ``Out[5]``, a logger or a timer."""
+    MODULE = 2
+    """A module's global name, or IPython's name for an output, such as ``_5``."""
+    IPYTHON = 3
+    """IPython's own copies, whose variables users should keep."""
+    OURS = 4
+    """An object of this package."""
+    KEPT = 5
+    """A name that is kept on purpose."""
+    NOWHERE = 9
+    """No root that Python sees."""
+
+
 @dataclass(frozen=True)
 class Root:
-    """A root of references, such as a variable; the one with the lowest ``rank`` is shown.
+    """A root of references, such as a variable.
 
     No advice deletes more than the leak: a name may lead to much else, and be older than the leak.
     """
 
     text: str
-    rank: int
+    rank: Rank
     advice: str
     code: str = ""
     """The code to type for it, after a statement with its imports; empty if it cannot be typed."""
@@ -60,7 +77,7 @@ class Root:
         code = target_of(key) if type(key) is str else ""
         return cls(
             f"{NOTEBOOK}{text_of(key)}",
-            0,
+            Rank.VARIABLE,
             "",
             code,
             cut=Cut(Kind.NAME, 0, "", code) if code else None,
@@ -79,40 +96,42 @@ class Root:
         if (module, name) in _LAST_ERROR:
             return LAST_ERROR
         if key is None:
-            return cls(f"module {module}", OF_MODULE, REMOVE)
+            return cls(f"module {module}", Rank.MODULE, REMOVE)
         where = f"module {module}, global {name}"
         if not code or not is_name(name):
-            return cls(where, OF_MODULE, REMOVE)
+            return cls(where, Rank.MODULE, REMOVE)
         patch = patch_of(sys.modules.get(module), name)
         if patch is not None:
             return cls.of_patch(patch)
         target = f"{code}.{name}"
         if (module, name) in _OPEN or _is_of_hooks(module, name):
-            return cls(where, OF_MODULE, "", target)
+            return cls(where, Rank.MODULE, "", target)
         cut = _cut_of_global(module, name, code)
         if cut is None:
-            return cls(where, OF_MODULE, REMOVE, target)
-        return cls(where, OF_MODULE, "", target, is_all=(module, name) in _CACHES, cut=cut)
+            return cls(where, Rank.MODULE, REMOVE, target)
+        return cls(where, Rank.MODULE, "", target, is_all=(module, name) in _CACHES, cut=cut)
 
     @classmethod
     def of_context(cls, found: ContextValue) -> Root:
         """Return the root of a context variable."""
         cut = Cut(Kind.CALL, 0, "", found.advice) if found.advice else None
-        return cls(f"context variable {found.variable}", 1, found.advice, found.code, cut=cut)
+        return cls(
+            f"context variable {found.variable}", Rank.PLACE, found.advice, found.code, cut=cut
+        )
 
     @classmethod
     def of_patch(cls, patch: object) -> Root:
         """Return the root of a started patch of ``unittest.mock``."""
         cut = Cut(Kind.CALL, 0, "", stopping(patch))
         text = "a started patch of unittest.mock"
-        return cls(text, 1, "", is_all=True, cut=cut, is_only_place=True)
+        return cls(text, Rank.PLACE, "", is_all=True, cut=cut, is_only_place=True)
 
     @classmethod
     def of_running(cls, frame: FrameType, thread: str, name: str) -> Root:
         """Return the root of a local name of a running function."""
         code = frame.f_code
         where = f'thread "{thread}": running {code.co_name}() line {frame.f_lineno}, local {name}'
-        return cls(where, 1, "let the function return")
+        return cls(where, Rank.PLACE, "let the function return")
 
 
 def _cut_of_global(module: str, name: str, code: str) -> Cut | None:
@@ -144,7 +163,7 @@ def _cut_of_global(module: str, name: str, code: str) -> Cut | None:
     return None
 
 
-LAST_ERROR = Root("the last error", 1, "%gpumem free")
+LAST_ERROR = Root("the last error", Rank.PLACE, "%gpumem free")
 _LAST_ERROR = {("sys", name) for name in ("last_value", "last_traceback", "last_exc")}
 
 

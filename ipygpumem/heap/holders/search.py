@@ -25,8 +25,8 @@ from ipygpumem.heap.holders.references_of import is_opaque, is_private, items_of
 from ipygpumem.heap.holders.registries import figure_of, roots_of_figures
 from ipygpumem.heap.holders.roots import (
     NOTEBOOK,
-    OF_IPYTHON,
     REMOVE,
+    Rank,
     Root,
     Roots,
 )
@@ -489,7 +489,7 @@ class _Explanation:
         Users remove it as a whole: they write no names of what is inside. An example is a group of
         zarr in a dict. IPython's own objects stay: it needs them.
         """
-        if root.rank == OF_IPYTHON:
+        if root.rank is Rank.IPYTHON:
             return None
         for position in range(1, len(steps) - 1):
             item = steps[position]

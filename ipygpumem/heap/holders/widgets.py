@@ -7,10 +7,9 @@ from typing import Any
 
 from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.holders.cuts import Cut, Kind, split
-from ipygpumem.heap.holders.roots import Root, module_code
+from ipygpumem.heap.holders.roots import Rank, Root, module_code
 from ipygpumem.introspect import attribute_of, class_dict, is_instance, loaded_object, type_name
 
-_RANK = 1
 _PARTS = {"Layout"}
 """Names of the types of widgets that only style another one."""
 
@@ -112,9 +111,9 @@ class WidgetRegistry:
         )
         if number_of_families == 1 and len(family) > 1:
             cut = Cut(Kind.CALL, cut.owner_id, "", self.closing_all)
-            return Root(text, _RANK, "", is_all=True, cut=cut)
+            return Root(text, Rank.PLACE, "", is_all=True, cut=cut)
         if len(family) == 1:
-            return Root(text, _RANK, "", code, is_all=True, cut=cut)
+            return Root(text, Rank.PLACE, "", code, is_all=True, cut=cut)
         if all(id(widget) in inner for widget in family[1:]):
             imports, target = split(code)
             ending = f"{imports}[widget.close() for widget in [*{target}.children, {target}]];"
@@ -127,8 +126,8 @@ class WidgetRegistry:
                 number_of_families,
                 all_of=self.closing_all,
             )
-            return Root(text, _RANK, "", is_all=True, cut=cut)
-        return Root(text, _RANK, "close() each of its widgets", is_all=True)
+            return Root(text, Rank.PLACE, "", is_all=True, cut=cut)
+        return Root(text, Rank.PLACE, "close() each of its widgets", is_all=True)
 
 
 def _is_style(widget: object) -> bool:
