@@ -101,7 +101,7 @@ def _run_cell(app: App, options: Options, line: str, cell: str, struck: list[int
         for number, result in ready.items():
             if result.wait_for_output(1):
                 _show_outputs(number, result, is_alone=len(results) == 1)
-        app.context.display.show(_ended(app, experiment, record))
+        app.context.display.show(_store_and_report(app, experiment, record))
         errors = [result.exception(timeout=0) for result in ready.values()]
         errors = [error for error in errors if error is not None]
         if errors and not struck:
@@ -127,10 +127,10 @@ def _start(app: App, options: Options, line: str, struck: list[int]) -> list[Rep
             continue
         app.on_cluster.remove(other)
         if not _is_closed(other.all.client):
-            app.context.display.show(_end(app, other))
+            app.context.display.show(_end_and_report(app, other))
     experiment.begin("start", line)
     if struck:
-        experiment.end(no_progress)
+        experiment.collect_record(no_progress)
     else:
         app.on_cluster.append(experiment)
     return []
@@ -141,14 +141,16 @@ def _new_experiment(app: App, options: Options) -> ClusterExperiment:
     return ClusterExperiment(options.name, engines, options.report)
 
 
-def end(app: App, experiment: ClusterExperiment) -> list[Report]:
-    """End an experiment that is open on engines, and return its report."""
+def end_experiment(app: App, experiment: ClusterExperiment) -> list[Report]:
+    """End an experiment that is open on engines, and return its report; a Ctrl-C takes effect
+    afterwards.
+    """
     app.on_cluster.remove(experiment)
     if _is_closed(experiment.all.client):
         again = "connect again, and end it with %experiment end NAME --on all"
         raise ClusterError(f"the client that began {quoted(experiment.name)} is closed: {again}")
     with interrupts.deferred() as struck:
-        reports = _end(app, experiment)
+        reports = _end_and_report(app, experiment)
     return _unless(struck, app, reports)
 
 
@@ -158,26 +160,30 @@ def _end_by_name(app: App, options: Options) -> list[Report]:
         raise ClusterError("%experiment end --on: which experiment? Write its name")
     for experiment in reversed(app.on_cluster):
         if experiment.name == options.name and not _is_closed(experiment.all.client):
-            return end(app, experiment)
+            return end_experiment(app, experiment)
     engines = _engines_of(app.context.shell, options.on)
-    return _end(app, ClusterExperiment(options.name, engines), is_ours=False)
+    return _end_and_report(app, ClusterExperiment(options.name, engines), is_ours=False)
 
 
-def _end(app: App, experiment: ClusterExperiment, *, is_ours: bool = True) -> list[Report]:
+def _end_and_report(
+    app: App, experiment: ClusterExperiment, *, is_ours: bool = True
+) -> list[Report]:
     """End an experiment, and return its report.
 
     Raises:
         ClusterError: another client has begun it, and no engine has a record of it.
     """
     with app.context.display.working(f"experiment {experiment.name}") as progress:
-        record = experiment.end(progress)
+        record = experiment.collect_record(progress)
     has_records = any(engine.record for engine in record.engines)
     if not is_ours and not has_records:
         raise ClusterError(record.notes[0])
-    return _ended(app, experiment, record)
+    return _store_and_report(app, experiment, record)
 
 
-def _ended(app: App, experiment: ClusterExperiment, record: ExperimentRecord) -> list[Report]:
+def _store_and_report(
+    app: App, experiment: ClusterExperiment, record: ExperimentRecord
+) -> list[Report]:
     """Store the record of an ended experiment, and return its report."""
     app.experiments.finished.append(record)
     app.subscribers.add(record)
@@ -248,7 +254,7 @@ class ClusterExperiment:
 
     def finish(self, app: App) -> list[Report]:
         """End it, and return its report."""
-        return end(app, self)
+        return end_experiment(app, self)
 
     def begin(self, function: str, line: str) -> None:
         """Ask all engines; those that reply participate, and a busy one will not begin later."""
@@ -296,7 +302,7 @@ class ClusterExperiment:
             return _why(error)
         return ""
 
-    def end(self, progress: Progress) -> ExperimentRecord:
+    def collect_record(self, progress: Progress) -> ExperimentRecord:
         """End it on the engines, and return the merged record."""
         return self._merged(self.engines.ask("end", self.name), progress)
 
