@@ -20,10 +20,10 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from benchmarks.harness.control_group import limited_group, move
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.extras.guard.failing import shortened
 from ipygpumem.extras.guard.guard import MemoryGuard
-from ipygpumem.extras.guard.headroom import Figures, Headroom
 from ipygpumem.extras.guard.interrupt import _runs_code
+from ipygpumem.extras.guard.memory_left import Figures, Headroom
+from ipygpumem.extras.guard.room_for_errors import shortened
 from ipygpumem.heap.bulk import OBSERVERS
 from ipygpumem.probes.pages import PAGE_BYTES
 from ipygpumem.shell.app import app_of

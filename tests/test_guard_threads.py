@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.extras.guard.limit import NO_LIMIT, SMALL_BYTES, AllocationLimit
+from ipygpumem.extras.guard.allocation_limit import NO_LIMIT, SMALL_BYTES, AllocationLimit
 from tests.steps import fails, run, tidied_kernel, works
 from tests.waiting import wait_for
 
@@ -329,8 +329,8 @@ def test_threads_that_allocate_are_waited_for(
     """An error is shown once they have ended or settled: they would use up the memory that it
     needs.
     """
-    monkeypatch.setattr("ipygpumem.extras.guard.limit._SETTLE_SECONDS", 600)
-    monkeypatch.setattr("ipygpumem.extras.guard.limit._LOOK_SECONDS", 0)
+    monkeypatch.setattr("ipygpumem.extras.guard.allocation_limit._SETTLE_SECONDS", 600)
+    monkeypatch.setattr("ipygpumem.extras.guard.allocation_limit._LOOK_SECONDS", 0)
     sizes = [1, 2, 3, 4, 5]
     limit._data_bytes = lambda: sizes.pop(0) if len(sizes) > 1 else sizes[0]
     limit.wait_for_threads()

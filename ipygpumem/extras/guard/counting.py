@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from ipygpumem.extras.guard.bounds import LEAST_ROOM_BYTES, Bounds
-from ipygpumem.extras.guard.headroom import Figures
-from ipygpumem.extras.guard.limit import NO_LIMIT, AllocationLimit
+from ipygpumem.extras.guard.allocation_limit import NO_LIMIT, AllocationLimit
+from ipygpumem.extras.guard.memory_left import Figures
 from ipygpumem.extras.guard.refusal import Refusal
-from ipygpumem.extras.guard.spare import Spare
+from ipygpumem.extras.guard.reserve_block import Spare
+from ipygpumem.extras.guard.shares import LEAST_ROOM_BYTES, Bounds
 from ipygpumem.probes import own_limits
 from ipygpumem.units import format_bytes
 

@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
-from ipygpumem.extras.guard.buffers import Buffers
 from ipygpumem.extras.guard.causes import Causes
-from ipygpumem.extras.guard.failing import ErrorRoom
+from ipygpumem.extras.guard.limit_raising import RaisedCalls
 from ipygpumem.extras.guard.memory import GuardedMemory
-from ipygpumem.extras.guard.raising import RaisedCalls
+from ipygpumem.extras.guard.openblas_buffers import Buffers
 from ipygpumem.extras.guard.replacing import replace
 from ipygpumem.extras.guard.report import guard_report
+from ipygpumem.extras.guard.room_for_errors import ErrorRoom
 from ipygpumem.extras.guard.watch import Watch
 from ipygpumem.heap.bulk import OBSERVERS
 from ipygpumem.inventory.top import select

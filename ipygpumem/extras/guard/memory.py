@@ -6,11 +6,11 @@ import contextlib
 import sys
 from collections.abc import Callable
 
-from ipygpumem.extras.guard.bounds import LAST_ROOM_BYTES, Bounds
+from ipygpumem.extras.guard.allocation_limit import AllocationLimit
 from ipygpumem.extras.guard.counting import CountAllocated, Counting, CountTouched, CountUnlimited
-from ipygpumem.extras.guard.headroom import Figures, Headroom
-from ipygpumem.extras.guard.limit import AllocationLimit
-from ipygpumem.extras.guard.spare import Spare
+from ipygpumem.extras.guard.memory_left import Figures, Headroom
+from ipygpumem.extras.guard.reserve_block import Spare
+from ipygpumem.extras.guard.shares import LAST_ROOM_BYTES, Bounds
 from ipygpumem.probes.malloc import free_heap_bytes, malloc_trim
 from ipygpumem.probes.own_limits import resource
 from ipygpumem.units import format_bytes

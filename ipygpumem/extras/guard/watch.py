@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
+from ipygpumem.extras.guard.allocation_limit import SMALL_BYTES
 from ipygpumem.extras.guard.counting import CHECK_SECONDS, LIMITED_CHECK_SECONDS
 from ipygpumem.extras.guard.interrupt import CellInterrupt
-from ipygpumem.extras.guard.limit import SMALL_BYTES
 from ipygpumem.extras.guard.memory import GuardedMemory
 from ipygpumem.meter.worker import Worker
 from ipygpumem.shell.cell import Cell

@@ -13,12 +13,12 @@ from types import TracebackType
 from typing import Any
 
 from ipygpumem.errors import describe_error
-from ipygpumem.extras.guard.bounds import LAST_ROOM_BYTES
+from ipygpumem.extras.guard.allocation_limit import NO_LIMIT
 from ipygpumem.extras.guard.causes import Causes
 from ipygpumem.extras.guard.interrupt import HANDLER_CODE
-from ipygpumem.extras.guard.limit import NO_LIMIT
 from ipygpumem.extras.guard.memory import GuardedMemory
 from ipygpumem.extras.guard.replacing import install, replace
+from ipygpumem.extras.guard.shares import LAST_ROOM_BYTES
 from ipygpumem.extras.guard.watch import Watch
 from ipygpumem.introspect import is_instance
 from ipygpumem.reclaim.exceptions import chain, traceback_of

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ipygpumem.extras.guard.limit import SMALL_BYTES, AllocationLimit, stack_bytes
+from ipygpumem.extras.guard.allocation_limit import SMALL_BYTES, AllocationLimit, stack_bytes
 from ipygpumem.extras.guard.replacing import install
 
 _STREAMS = (

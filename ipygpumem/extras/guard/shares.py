@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipygpumem.extras.guard.headroom import Figures, Headroom
+from ipygpumem.extras.guard.memory_left import Figures, Headroom
 from ipygpumem.units import MIB, format_bytes
 
 LEAST_ROOM_BYTES = 32 * MIB
