@@ -35,6 +35,8 @@ NEEDS = [
 """What torch imports."""
 SUITE = ["-r", HERE.parent / "gpu" / "wheels.txt", "scikit-learn", "matplotlib", "pandas"]
 """What the GPU suite and the quickstart import."""
+USED = "torch torch._dynamo IPython ipykernel.kernelapp nbclient nbconvert pytest"
+"""Modules to compile now, with all that they import, so that no test does it."""
 PREFIXES = {
     "libcudart": r"(__)?cuda[A-Z]",
     "libcublasLt": r"cublasLt",
@@ -94,14 +96,15 @@ def main(folder: Path) -> None:
     path = f'"{libraries.absolute()}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"'
     machine = f'"${{SIM_TABLE:-{folder.absolute() / "machine"}}}"'
     launcher = folder / "python"
+    # Each process that imports a module for the first time keeps its bytecode for all others.
     launcher.write_text(
-        f'#!/bin/sh\nexport LD_LIBRARY_PATH={path} SIM_TABLE={machine}\nexec "{python.absolute()}" '
-        f'"$@"\n'
+        f"#!/bin/sh\nunset PYTHONDONTWRITEBYTECODE\nexport LD_LIBRARY_PATH={path} "
+        f'SIM_TABLE={machine}\nexec "{python.absolute()}" "$@"\n'
     )
     launcher.chmod(0o755)
     look = (
-        "import torch; print(torch.__version__, torch.cuda.get_device_name(), "
-        "*torch.cuda.mem_get_info())"
+        f"import {', '.join(USED.split())}; print(torch.__version__, "
+        "torch.cuda.get_device_name(), *torch.cuda.mem_get_info())"
     )
     print(_run(launcher, "-c", look).strip())
 
@@ -119,7 +122,11 @@ def _environment(folder: Path) -> Path:
 
 
 def _install(python: Path, *what: object) -> None:
-    _run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what)
+    """Install packages without compiling them: pip would compile 12,000 modules, and few of them
+    are ever imported.
+    """
+    options = ("--quiet", "--disable-pip-version-check", "--no-compile")
+    _run(python, "-m", "pip", "install", *options, *what)
 
 
 def _headers(python: Path, site: Path, folder: Path) -> Path:
