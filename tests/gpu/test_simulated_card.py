@@ -40,3 +40,30 @@ def test_a_process_that_is_killed(card: Card) -> None:
         assert card.memory.used - before > GIB
         process.kill()
         assert card.settle() == before
+
+
+FORK = """
+import json, os
+import torch
+
+def works_in_child():
+    child = os.fork()
+    if not child:
+        try:
+            torch.ones(1, device="cuda")
+        except RuntimeError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+before = works_in_child()
+torch.ones(1, device="cuda")
+print(json.dumps([before, works_in_child()]))
+"""
+
+
+def test_a_fork_ends_cuda_only_where_it_was_used() -> None:
+    """A child uses a card if its parent has only imported torch, and cannot if the parent has used
+    one.
+    """
+    assert script(FORK, env={}) == [True, False]

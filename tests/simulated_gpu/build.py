@@ -64,6 +64,16 @@ ANSWERS = {
         ["cublasCreate_v2", "cublasLtCreate", "cudnnCreate", "cusparseCreate", "cusolverDnCreate"],
         HANDLE,
     ),
+    # A library registers its kernels when it is loaded: no use of CUDA, which a fork would end.
+    **dict.fromkeys(
+        [
+            "__cudaRegisterFatBinaryEnd",
+            "__cudaRegisterFunction",
+            "__cudaRegisterVar",
+            "__cudaUnregisterFatBinary",
+        ],
+        "return 0;",
+    ),
     "cudnnGetVersion": "return 91900;",
     "cudnnGetErrorString": 'return (long)"simulated";',
     "cublasGetStatusString": 'return (long)"simulated";',
