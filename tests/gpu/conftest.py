@@ -2,6 +2,7 @@
 result.
 """
 
+import functools
 import importlib
 import importlib.util
 import json
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.gpu.support import Card, is_simulated, ready, run_ok
+from tests.gpu.support import TIDY, Card, is_simulated
+from tests.steps import SharedKernel
 
 HERE = Path(__file__).parent
 
@@ -129,14 +131,18 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., No
     No other test's process is on them.
     """
 
-    def choose(*, cards: int = 1, gib: float = 24, **more: object) -> None:
-        monkeypatch.setenv("SIM_DEVICES", str(cards))
-        monkeypatch.setenv("SIM_TOTAL_MIB", str(round(gib * 1024)))
-        monkeypatch.setenv("SIM_TABLE", str(tmp_path / "machine"))
-        for name, value in more.items():
-            monkeypatch.setenv(f"SIM_{name.upper()}", str(value))
+    return functools.partial(choose_cards, monkeypatch, tmp_path)
 
-    return choose
+
+def choose_cards(
+    patch: pytest.MonkeyPatch, folder: Path, *, cards: int = 1, gib: float = 24, **more: object
+) -> None:
+    """Choose the simulated cards of the processes started from now on, until ``patch`` ends."""
+    patch.setenv("SIM_DEVICES", str(cards))
+    patch.setenv("SIM_TOTAL_MIB", str(round(gib * 1024)))
+    patch.setenv("SIM_TABLE", str(folder / "machine"))
+    for name, value in more.items():
+        patch.setenv(f"SIM_{name.upper()}", str(value))
 
 
 @pytest.fixture(scope="session")
@@ -150,13 +156,17 @@ def card(torch: Any) -> Card:
     return Card(torch.cuda.get_device_properties(0))
 
 
-@pytest.fixture(scope="module")
-def gpu_kernel() -> Iterator[Kernel]:
-    """A kernel for all tests of a module: the extension is loaded, torch imported, the CUDA context
-    made.
+@pytest.fixture(scope="session")
+def shared_gpu_kernel() -> Iterator[SharedKernel]:
+    """A kernel for all tests that can do with one in which others have run before: the extension is
+    loaded, torch imported, the CUDA context made. It is tidied when a test asks for it.
     """
-    kernel = Kernel()
-    run_ok(kernel, "%load_ext ipygpumem")
-    ready(kernel)
-    yield kernel
-    kernel.close()
+    shared = SharedKernel(*TIDY, timeout=600)
+    yield shared
+    shared.close()
+
+
+@pytest.fixture(scope="module")
+def gpu_kernel(shared_gpu_kernel: SharedKernel) -> Kernel:
+    """The same, tidied before the first of a module's tests."""
+    return shared_gpu_kernel.get()

@@ -18,6 +18,7 @@ from benchmarks.harness.kernel import Kernel, Reply
 from ipygpumem.records import Usage
 from ipygpumem.units import MIB, parse_bytes
 from tests.alone import printed
+from tests.answering import Answerer
 from tests.steps import fails, ok
 
 DEVICE = "cuda:0"
@@ -46,8 +47,24 @@ run_ok = ok
 """Run cells that must succeed without a warning from the extension."""
 
 
+READY = """
+import gc, sys
+import torch
+torch.ones(1, device='cuda').add_(1).cpu()
+None
+"""
+CLEAR = """
+gc.collect()
+torch._C._cuda_clearCublasWorkspaces()
+torch.cuda.empty_cache()
+"""
+TIDY = ("%reset -f", f"%reload_ext ipygpumem\n{READY}\n{CLEAR}")
+"""Cells that leave a kernel as it was after its first use of the device."""
+
+
 def ready(kernel: Kernel) -> None:
-    run_ok(kernel, "import gc, sys\nimport torch\ntorch.ones(1, device='cuda').add_(1).cpu()\nNone")
+    """Import torch in a kernel and use the device for the first time."""
+    run_ok(kernel, READY)
 
 
 @contextmanager
@@ -97,8 +114,23 @@ def size_after(label: str, text: str) -> int:
 
 
 def script(code: str, *, env: dict[str, str] | None = None) -> Any:
-    """Run Python code in a process of its own and return what it printed last, as JSON."""
-    return json.loads(printed("-c", code, env={**os.environ, **(env or {})}).splitlines()[-1])
+    """Run Python code in a process of its own and return what it printed last, as JSON.
+
+    The process is a fork of one that has imported torch and not used a device yet. With ``env``,
+    it is a new one: libraries read some variables when they are loaded.
+    """
+    if env is not None:
+        text = printed("-c", code, env={**os.environ, **env})
+    else:
+        text, failure = _scripts().ask([code, dict(os.environ)])
+        assert failure == "", failure
+    return json.loads(text.splitlines()[-1])
+
+
+@functools.cache
+def _scripts() -> Answerer:
+    """Return the process that forks for each script; it ends with pytest's process."""
+    return Answerer("-m", "tests.gpu.scripts")
 
 
 @contextmanager

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.gpu.support import cases, other_process, recovery, run_ok, started_kernel
-from tests.steps import fails, run
+from tests.gpu.conftest import choose_cards
+from tests.gpu.support import TIDY, cases, other_process, recovery, run_ok, started_kernel
+from tests.steps import SharedKernel, fails, run
 
 GB = """
 import os, torch, ipygpumem
@@ -22,13 +23,21 @@ def cause():
 pytestmark = pytest.mark.simulated
 
 
+@pytest.fixture(scope="module")
+def shared_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedKernel]:
+    """A kernel on a card of this module: 24 GiB, of which the driver and the context take 0.65."""
+    whole_card = "torch.cuda.set_per_process_memory_fraction(1.0)"
+    shared = SharedKernel(*TIDY, f"{GB}\n{whole_card}; gb(0.01); None", timeout=600)
+    with pytest.MonkeyPatch.context() as patch:
+        choose_cards(patch, tmp_path_factory.mktemp("causes"), gib=24)
+        yield shared
+        shared.close()
+
+
 @pytest.fixture
-def on_card(machine: Callable[..., None]) -> Iterator[Kernel]:
-    """A kernel on a card of its own: 24 GiB, of which the driver and the context take 0.65."""
-    machine(gib=24)
-    with started_kernel() as kernel:
-        run_ok(kernel, GB, "gb(0.01); None")
-        yield kernel
+def on_card(shared_kernel: SharedKernel) -> Kernel:
+    """The same, tidied."""
+    return shared_kernel.get()
 
 
 def cause(kernel: Kernel, cell: str) -> tuple[str, str, str]:
@@ -67,6 +76,7 @@ def test_names_of_earlier_cells_hold_it(on_card: Kernel) -> None:
     with all aliases; once they are deleted, the cell runs. A name whose memory something else holds
     is not blamed.
     """
+    first = on_card.value("get_ipython().execution_count")
     run_ok(
         on_card,
         "history = [gb(0.5) for _ in range(8)]",
@@ -75,13 +85,16 @@ def test_names_of_earlier_cells_hold_it(on_card: Kernel) -> None:
     )
     kind, text, remedy = cause(on_card, "x = gb(8 + 0 * len(model))")
     assert (kind, remedy) == ("names", "del history")
-    assert ". 4.00 GiB are still held by history from cell 4, which this cell does not use" in text
+    held = f". 4.00 GiB are still held by history from cell {first}, which this cell does not use"
+    assert held in text
     kind, text, remedy = cause(on_card, "x = gb(12.5 + 0 * len(model))")
     assert (kind, remedy) == ("names", "del history, cache, also")
-    assert "7.00 GiB are still held by history from cell 4 and cache from cell 5, which" in text
+    both = f"history from cell {first} and cache from cell {first + 1}"
+    assert f"7.00 GiB are still held by {both}, which" in text
     run_ok(on_card, remedy, "x = gb(12.5 + 0 * len(model))", "del x")
     run_ok(on_card, "history = [gb(6)]", "import sys; sys.kept = history[0]")
     assert cause(on_card, "x = gb(8 + 0 * len(model))")[0] == "too much"
+    run_ok(on_card, "del sys.kept")
 
 
 def test_gaps_are_too_small_each(on_card: Kernel) -> None:

@@ -11,6 +11,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.inventory.breakdown import Reconciliation
 from ipygpumem.units import MIB, format_bytes
 from tests.gpu.support import DEVICE, ROUNDING, Card, cases, other_process, ready, run_ok
+from tests.steps import SharedKernel
 
 LOOK = """
 import gc as _gc
@@ -23,6 +24,12 @@ def _look():
     assert not found.failures, found.failures
     return [item.to_dict() for item in found.reconciliations]
 """  # noqa: E501
+
+
+@pytest.fixture
+def kernel(shared_gpu_kernel: SharedKernel) -> Kernel:
+    """A kernel that has just used the device for the first time, or was tidied."""
+    return shared_gpu_kernel.get()
 
 
 def look(kernel: Kernel, device: str = DEVICE) -> Reconciliation:
@@ -45,7 +52,6 @@ def size(found: Reconciliation, name: str) -> int:
 
 def test_what_autograd_keeps(kernel: Kernel, card: Card) -> None:
     """What only a graph holds is a part of its own, and no tensor's."""
-    ready(kernel)
     run_ok(
         kernel, "x = torch.ones(16 << 20, device='cuda', requires_grad=True)\nloss = x.exp().sum()"
     )
@@ -60,7 +66,6 @@ def test_what_cublas_keeps(kernel: Kernel) -> None:
     """What a matrix product leaves in the allocator is told as what it may be, cuBLAS's, and
     %gpumem free takes it.
     """
-    ready(kernel)
     run_ok(kernel, "x = torch.ones(512, 512, device='cuda')\ny = x @ x")
     (part,) = [part for part in look(kernel).parts if part.name == "autograd or C++ code"]
     assert (part.size_bytes or 0) >= 4 * MIB
@@ -90,7 +95,6 @@ def test_many_gaps(kernel: Kernel) -> None:
     """Where much is lost in gaps, %gpumem status says how to have fewer; once torch does so, it
     says so no more.
     """
-    ready(kernel)
     run_ok(kernel, "x = torch.empty(360 << 20, dtype=torch.uint8, device='cuda')\ndel x", SPREAD)
     assert given_back(kernel)[1] < 20 * MIB
     assert ADVICE in run_ok(kernel, "%gpumem status").reports("status")[0]
@@ -116,7 +120,6 @@ def test_a_deleted_graphs_pool(kernel: Kernel) -> None:
     """What a CUDA graph has kept for itself is a part of its own, and %gpumem free gives it back
     once it is deleted.
     """
-    ready(kernel)
     run_ok(
         kernel,
         """
@@ -138,7 +141,6 @@ def test_looking_changes_nothing(kernel: Kernel, card: Card) -> None:
     """%gpumem status and an inventory leave torch's counters as they are, and take no memory on the
     device.
     """
-    ready(kernel)
     run_ok(kernel, "kept = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')")
     counters = (
         "[torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), "
@@ -228,7 +230,6 @@ sys.modules["cupy"] = cupy
 def test_a_pool_next_to_torch_has_parts_that_add_up(
     kernel: Kernel, card: Card, figure: Callable[[str], None]
 ) -> None:
-    ready(kernel)
     before = size(look(kernel), "context")
     run_ok(kernel, STAND_IN)
     reply = run_ok(
@@ -259,3 +260,4 @@ def test_a_pool_next_to_torch_has_parts_that_add_up(
             if part.size_bytes
         )
     )
+    run_ok(kernel, "del sys.modules['cupy']")
