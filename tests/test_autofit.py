@@ -83,7 +83,7 @@ def test_one_variable_is_reduced(
     assert {type(value) for value in found} == {type(start)}
 
 
-def test_a_search_ends_with_the_largest_that_fits_and_tries_no_value_twice_but_that() -> None:
+def test_a_search_ends_with_the_largest_fitting_value() -> None:
     for largest in range(1, 1025):
         values = tried({"n": 1024}, lambda n, most=largest: n <= most, step="search")
         assert values[-1] == largest
@@ -122,12 +122,12 @@ def test_a_search_for_a_large_batch_stops_early() -> None:
         assert len(values) <= 12
 
 
-def test_a_value_that_fitted_in_a_search_and_then_does_not_is_halved() -> None:
+def test_a_value_that_no_longer_fits_is_halved() -> None:
     outcomes = iter([False, True, False, False, False, False, True])
     assert tried({"n": 8}, lambda n: next(outcomes), step="search") == [8, 4, 6, 5, 4, 2, 1]
 
 
-def test_several_variables_are_reduced_in_turn_and_each_has_its_minimum() -> None:
+def test_several_variables_are_reduced_in_turn_to_their_minimums() -> None:
     values = tried(
         {"batch": 8, "length": 64},
         lambda batch, length: batch * length <= 40,
@@ -140,7 +140,7 @@ def test_several_variables_are_reduced_in_turn_and_each_has_its_minimum() -> Non
     assert everything == [(2, 64), (1, 64), (1, 32), (1, 16)]
 
 
-def test_a_search_of_several_variables_makes_one_after_the_other_larger() -> None:
+def test_a_search_raises_several_variables_one_after_another() -> None:
     values = tried(
         {"batch": 8, "length": 64},
         lambda batch, length: batch * length <= 40,
@@ -155,7 +155,7 @@ def test_a_search_of_several_variables_makes_one_after_the_other_larger() -> Non
     assert length == [(2, 24), (2, 20), (2, 22), (2, 21), (2, 20)]  # 32 failed beside 2 before
 
 
-def test_a_search_of_several_variables_that_has_no_tries_left_says_that_more_may_fit() -> None:
+def test_a_search_without_tries_left_says_that_more_may_fit() -> None:
     plan = Plan({"batch": 8, "length": 8}, step="search", max_tries=3)
     while plan.note(fits=plan.values["length"] <= 5):
         pass
@@ -191,7 +191,7 @@ def test_numbers_of_numpy_and_tiny_shares_are_accepted() -> None:
         ({"n": 8}, {"headroom": 1.2}, "write a share"),
     ],
 )
-def test_what_makes_no_sense_is_said(
+def test_autofit_refuses_contradictory_arguments(
     start: dict[str, Any], options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(AutofitError, match=said):
@@ -202,7 +202,7 @@ def usage(device: str, peak: int, *, before: int = 0, **more: Any) -> Usage:
     return Usage(device, before, before, peak, 1000, "allocator", **more)
 
 
-def test_headroom_counts_what_else_is_in_use_on_the_device() -> None:
+def test_headroom_counts_all_memory_in_use_on_the_device() -> None:
     beside = {"reserved_bytes": 400, "used_bytes": 600}  # 200 are others' and the context's
     assert crowded_device([usage("cuda:0", 750, **beside)], 0.05) is None
     assert crowded_device([usage("cuda:0", 751, **beside)], 0.05) == "cuda:0"
@@ -295,7 +295,7 @@ class Big:
     """What a test follows with a weak reference."""
 
 
-def test_what_a_failed_call_held_is_gone_before_the_next_even_what_an_except_keeps(
+def test_a_failed_call_is_freed_before_the_next_call(
     meter: Meter,
 ) -> None:
     alive: list[weakref.ref[Big]] = []
@@ -358,7 +358,7 @@ LEAST = ": it needs at least"
         ("CUDA error: out of memory", " on cuda:0"),
     ],
 )
-def test_nothing_fits_says_what_would_be_needed(message: str, what: str) -> None:
+def test_a_search_without_a_fit_says_how_much_is_needed(message: str, what: str) -> None:
     probe = FakeProbe()
     meter = Meter([probe])
     probe.set(300)
@@ -373,7 +373,7 @@ def test_nothing_fits_says_what_would_be_needed(message: str, what: str) -> None
     meter.close()
 
 
-def test_too_little_headroom_is_no_fit_but_the_last_run_of_a_search_may_take_of_it() -> None:
+def test_only_the_last_run_of_a_search_may_use_the_headroom() -> None:
     probe = FakeProbe("cuda:0")
     meter = Meter([probe])
     calls = []
@@ -442,7 +442,7 @@ def test_a_function_that_cannot_be_fitted_is_an_error() -> None:
             ipygpumem.autofit(function, n=8)
 
 
-def test_the_decorator_returns_what_the_function_returns_and_reports_what_fitted() -> None:
+def test_the_decorator_returns_the_result_and_reports_the_fit() -> None:
     @ipygpumem.autofit(batch_size=64, step=0.5)
     def train(name: str, batch_size: int, *, epochs: int = 1) -> tuple[str, int, int]:
         """Train."""
@@ -492,7 +492,7 @@ class Trainer:
         ),
     ],
 )
-def test_a_decorated_functions_positional_arguments_leave_the_variable_out(
+def test_positional_arguments_leave_out_the_fitted_variable(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     options: dict[str, Any],
@@ -541,7 +541,7 @@ def rows(reply: Any) -> list[str]:
     return [line.split()[0] for line in lines[rule + 1 :] if line.startswith("   ")]
 
 
-def test_a_cell_runs_until_it_fits_and_leaves_what_that_run_leaves(notebook: Kernel) -> None:
+def test_a_cell_leaves_only_the_names_of_its_fitting_run(notebook: Kernel) -> None:
     works(notebook, "total = 7")
     code = """\
 %%autofit size=400
@@ -565,7 +565,7 @@ work(size)"""
     )
 
 
-def test_what_a_failed_try_replaces_of_an_earlier_one_is_gone_before_the_next(
+def test_values_replaced_by_a_failed_try_die_before_the_next_try(
     notebook: Kernel,
 ) -> None:
     # Seen: each try's cycle stayed, since it was older than the try in which it became garbage.
@@ -577,7 +577,7 @@ def test_what_a_failed_try_replaces_of_an_earlier_one_is_gone_before_the_next(
     assert notebook.value("alive") == [0, 1, 1, 1, 1]
 
 
-def test_where_it_starts_and_how_it_goes_on(notebook: Kernel) -> None:
+def test_autofit_steps_from_the_given_or_current_value(notebook: Kernel) -> None:
     works(notebook, "size = 160")
     assert works(notebook, "%%autofit size --step 0.9\nwork(size)").result == "93"
     works(notebook, "%%autofit size=1e3 --min 1e1\nwork(size)")
@@ -637,7 +637,7 @@ work(size)""",
     assert notebook.value("size, out.stdout, alive()") == (100, "try 100\n", 0)
 
 
-def test_another_error_is_shown_as_ever_and_stops(notebook: Kernel) -> None:
+def test_another_error_is_shown_as_usual_and_ends_autofit(notebook: Kernel) -> None:
     bare = notebook.run("""\
 # first
 1 + 1
@@ -670,7 +670,7 @@ x: nowhere = size
     )
 
 
-def test_nothing_fits_is_one_line_and_leaves_the_variable_as_it_was(notebook: Kernel) -> None:
+def test_a_search_without_a_fit_leaves_the_variable_unchanged(notebook: Kernel) -> None:
     works(notebook, "size = 'mine'")
     reply = notebook.run("""\
 %%autofit size=3
@@ -685,7 +685,7 @@ size""")
     assert notebook.value("size, 'x' in globals(), alive()") == ("mine", False, 0)
 
 
-def test_nothing_fits_in_an_experiment_before_any_traceback_was_shown(kernel: Kernel) -> None:
+def test_an_autofit_without_a_fit_works_before_any_traceback(kernel: Kernel) -> None:
     reply = kernel.run("""\
 %%experiment a
 %%autofit size=2
@@ -695,7 +695,7 @@ size""")
     assert "AttributeError" not in reply.reports("experiment")[0]
 
 
-def test_an_interrupt_while_a_failed_try_is_taken_back_loses_no_name(notebook: Kernel) -> None:
+def test_an_interrupt_during_the_rollback_of_a_try_loses_no_name(notebook: Kernel) -> None:
     works(
         notebook,
         """\
@@ -720,7 +720,7 @@ class Bomb:
     assert works(notebook, "%%autofit size=400\nwork(size)").result == "100"
 
 
-def test_inside_an_experiment_the_variable_is_the_experiments_and_around_one_each_try_is_one(
+def test_autofit_works_inside_and_around_experiments(
     notebook: Kernel,
 ) -> None:
     works(notebook, "size = 'mine'")
@@ -753,7 +753,7 @@ found""",
     ]
 
 
-def test_a_traceback_shows_the_users_frames_and_no_way_through_ours(notebook: Kernel) -> None:
+def test_a_traceback_of_autofit_shows_only_the_users_frames(notebook: Kernel) -> None:
     reply = notebook.run(
         """
         def fails(size):
@@ -770,7 +770,7 @@ def test_a_traceback_shows_the_users_frames_and_no_way_through_ours(notebook: Ke
     assert (reply.error, reply.message[:29]) == ("AutofitError", "an autofit is already running")
 
 
-def test_a_cell_that_does_not_use_the_variable_or_binds_it_is_reported(notebook: Kernel) -> None:
+def test_a_cell_that_ignores_or_rebinds_the_variable_is_reported(notebook: Kernel) -> None:
     unused = works(notebook, "%%autofit size=4\nwork(1)").reports("autofit")[0]
     assert "the cell does not use size" in unused
     bound = works(notebook, "%%autofit size=4\nglobals()['size'] = 3").reports("autofit")[0]

@@ -80,7 +80,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     return lambda cuda: monkeypatch.setattr(budgets, "torch_cuda", lambda: cuda)
 
 
-def test_the_limit_is_set_and_what_was_set_before_is_back_after_an_error_too(use: Any) -> None:
+def test_a_budget_restores_the_earlier_limit_even_after_an_error(use: Any) -> None:
     cuda = KnowingCuda(reserved=(0, 5))
     cuda.fractions = [0.75, 1.0]
     use(cuda)
@@ -121,7 +121,7 @@ def test_a_limit_is_no_byte_too_small_on_a_card_of_any_size(
                 assert int(cuda.fractions[0] * total) - size in (0, 1)
 
 
-def test_more_than_the_card_has_is_all_that_it_has(use: Any) -> None:
+def test_a_budget_above_the_cards_size_is_the_cards_size(use: Any) -> None:
     cuda = KnowingCuda()
     use(cuda)
     with Budget({"gpu": 99 * GIB, "cuda:7": GIB}) as budget:
@@ -205,7 +205,7 @@ def test_a_device_that_fails_at_the_end_is_noted(use: Any) -> None:
     ]
 
 
-def test_no_limit_is_put_back_as_none_where_the_allocator_calls_it_more_than_all(use: Any) -> None:
+def test_a_budget_restores_no_limit_as_a_fraction_of_one(use: Any) -> None:
     class Async(KnowingCuda):
         def get_per_process_memory_fraction(self, index: int) -> float:
             return 2.0**30 if self.fractions[index] == 1.0 else self.fractions[index]
@@ -236,7 +236,7 @@ def test_a_limit_that_the_code_under_a_budget_sets_stays(use: Any) -> None:
         ),
     ],
 )
-def test_what_cannot_be_limited_is_said(
+def test_devices_that_cannot_be_limited_are_reported(
     use: Any, monkeypatch: pytest.MonkeyPatch, cuda: Any, said: str
 ) -> None:
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
@@ -290,7 +290,7 @@ TEXT = (
 SAID = "refused 2.00 GiB of cuda:0, although 23.00 GiB of it were free"
 
 
-def test_a_limit_refused_what_the_device_had_free() -> None:
+def test_a_limit_that_refused_free_memory_is_named() -> None:
     lift = "torch.cuda.set_per_process_memory_fraction(1.0, 0)"
     assert refusal(TEXT) == (
         "cuda:0",

@@ -274,7 +274,7 @@ _OF_MODULES = 5 * MIB
 
 
 @pytest.mark.parametrize("row", LEFT_ROWS)
-def test_the_lines_free_what_an_experiment_has_left(notebook: Kernel, row: str) -> None:
+def test_the_printed_lines_free_an_experiments_leaks(notebook: Kernel, row: str) -> None:
     setup, code, number, lines = LEFT_ROWS[row]
     if "pandas" in setup:
         needs("pandas")

@@ -72,7 +72,7 @@ def test_the_figures_decide(found: Shortage, kind: str | None, remedy: str) -> N
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 100))]
 )
-def test_a_cause_is_what_decides(seed: int) -> None:
+def test_the_cause_is_the_figure_that_decides(seed: int) -> None:
     """In random states, the request would fit without the cause, and does not fit with it."""
     choose = random.Random(seed)
     for _ in range(100):
@@ -181,7 +181,7 @@ def test_a_limit_of_the_process(name: str, what: str, notebook: Kernel) -> None:
     works(notebook, remedy, "array(600)[0]")
 
 
-def test_names_of_earlier_cells_hold_what_a_limit_leaves(notebook: Kernel) -> None:
+def test_names_of_earlier_cells_hold_memory_below_a_limit(notebook: Kernel) -> None:
     works(
         notebook,
         "%gpumem free",
@@ -222,7 +222,7 @@ def test_a_name_that_the_cell_may_use_is_not_blamed(before: str, notebook: Kerne
     assert found is None or "history" not in found[1] + found[2]
 
 
-def test_a_shared_mapping_is_not_blamed_nor_an_error_of_another_time(notebook: Kernel) -> None:
+def test_shared_mappings_and_earlier_errors_are_not_blamed(notebook: Kernel) -> None:
     works(
         notebook,
         "import mmap",

@@ -148,14 +148,14 @@ def test_memory_that_nothing_counts_is_said_in_top_and_why(value: object) -> Non
     assert "all of it" not in str(why_report(found).head)
 
 
-def test_what_is_known_to_the_last_byte_is_said_to_be_all() -> None:
+def test_a_completely_counted_size_is_not_marked_at_least() -> None:
     value = {"rows": [bytes(1000)], "names": ("a", "b")}
     (row,) = top.measure_names({"value": value}, {}, references={}).names
     assert not row.is_at_least
     assert row.notes == ()
 
 
-def test_a_small_view_says_what_it_keeps_alive() -> None:
+def test_a_small_view_names_the_memory_that_it_keeps_alive() -> None:
     numpy = pytest.importorskip("numpy")
     view = numpy.ones((1 << 16, 8))[:10]
     (row,) = top.measure_names({"view": view}, {}, references={}).names

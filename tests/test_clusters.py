@@ -75,7 +75,7 @@ def test_a_cell_runs_as_an_experiment_on_every_engine(cluster: Kernel) -> None:
     assert re.search(r"RAM +peak +4 +\+6\d(\.\d)? MiB", text)
 
 
-def test_engines_that_fail_are_named_and_the_others_results_are_kept(cluster: Kernel) -> None:
+def test_failed_engines_are_named_and_other_results_are_kept(cluster: Kernel) -> None:
     source = (
         f"%%experiment failing --on all\nx = 1\nif {ID} == 1: raise MemoryError('full')\nif {ID} "
         f"!= 3: y = 2"
@@ -149,7 +149,7 @@ MOMENTS += [pytest.param(*moment, marks=pytest.mark.thorough) for moment in REST
 
 
 @pytest.mark.parametrize(("cell", "place"), MOMENTS)
-def test_a_ctrl_c_at_any_moment_leaves_nothing_open_and_engines_alike(
+def test_a_ctrl_c_at_any_moment_ends_experiments_on_all_engines(
     cluster: Kernel, cell: str, place: str
 ) -> None:
     works(cluster, "%gpumem status --on all")  # loads the extension there
@@ -164,9 +164,7 @@ BUSY = "rc[1].execute('import time\\nwhile True: time.sleep(0.05)', block=False)
 STOP_BUSY = "rc.send_signal(2, targets=[1], block=True)\nbusy.wait(30)"
 
 
-def test_a_second_ctrl_c_ends_the_waiting_for_an_engine_that_takes_none(
-    cluster: Kernel, tmp_path: Path
-) -> None:
+def test_a_second_ctrl_c_stops_waiting_for_a_stuck_engine(cluster: Kernel, tmp_path: Path) -> None:
     deaf, end = tmp_path / "deaf", tmp_path / "end"
     source = f"%%experiment deaf --on 0-1\nimport signal\n{UNTIL}if {ID} == 1:\n" + (
         "    before = signal.signal(2, signal.SIG_IGN)\n"
@@ -188,7 +186,7 @@ def test_a_second_ctrl_c_ends_the_waiting_for_an_engine_that_takes_none(
     assert on_engines(cluster, OPEN) == [0] * 4, "it has ended with its cell"
 
 
-def test_an_engine_that_is_busy_is_left_out_and_does_not_begin_later(cluster: Kernel) -> None:
+def test_a_busy_engine_is_left_out_and_does_not_begin_later(cluster: Kernel) -> None:
     seconds = (
         "from ipygpumem.extras.cluster import on_engines as e\nbefore, e._START_SECONDS = "
         "e._START_SECONDS, 3"
@@ -211,7 +209,7 @@ def test_an_engine_that_is_busy_is_left_out_and_does_not_begin_later(cluster: Ke
     assert "no experiment is open" in text, "the request that waited for it was cancelled"
 
 
-def test_commands_show_figures_of_all_engines_and_each_ones_report(cluster: Kernel) -> None:
+def test_commands_show_a_summary_and_a_report_for_each_engine(cluster: Kernel) -> None:
     (text,) = works(cluster, "%gpumem status --on all").reports("engines")
     assert text.startswith("%gpumem status on 4 engines\n")
     assert len(re.findall(r"^ *engine \d \(.+\):$", text, re.MULTILINE)) == 4
@@ -260,7 +258,7 @@ def test_an_engine_without_the_extension_is_named(cluster: Kernel) -> None:
         )
 
 
-def test_what_a_closed_client_has_begun_does_not_stand_in_the_way(cluster: Kernel) -> None:
+def test_an_experiment_of_a_closed_client_blocks_no_new_client(cluster: Kernel) -> None:
     works(cluster, "%experiment start shut --on all\nrc.close()")
     try:
         assert "is closed: connect again" in refusal(cluster, "%experiment end")
@@ -278,7 +276,7 @@ def test_what_a_closed_client_has_begun_does_not_stand_in_the_way(cluster: Kerne
     assert [bool(engine["record"]) for engine in record(cluster)["engines"]] == [True] * 4
 
 
-def test_a_view_names_its_engines_and_a_closed_client_is_not_asked(cluster: Kernel) -> None:
+def test_a_view_names_its_engines_without_asking_a_closed_client(cluster: Kernel) -> None:
     works(cluster, "pair = rc[1:3]\nevery = rc.broadcast_view()")
     for name, numbers in {"pair": [1, 2], "every": [0, 1, 2, 3]}.items():
         works(cluster, f"%%experiment two --on {name}\nx = 1")
@@ -327,7 +325,7 @@ begin.
 """
 
 
-def test_cells_of_another_client_are_in_no_experiment_of_ours(other: Kernel) -> None:
+def test_cells_of_another_client_belong_to_no_experiment(other: Kernel) -> None:
     works(other, "%px %load_ext ipygpumem")
     works(other, "other.execute('%experiment start a\\ntheirs = 1', silent=False, block=True)")
     works(other, "%%experiment a --on 0\nx = 1")
@@ -351,9 +349,7 @@ def test_cells_of_another_client_are_in_no_experiment_of_ours(other: Kernel) -> 
     assert on_engines(other, "globals().get('theirs')")[0] == 2
 
 
-def test_a_ctrl_c_does_not_reach_another_clients_task_before_our_cell(
-    other: Kernel, tmp_path: Path
-) -> None:
+def test_a_ctrl_c_spares_another_clients_earlier_task(other: Kernel, tmp_path: Path) -> None:
     end, ran = tmp_path / "end", tmp_path / "ran"
     works(other, f"import time{MEANWHILE.replace('THEIRS', repr(f'{UNTIL}until({str(end)!r})'))}")
     works(
@@ -396,7 +392,7 @@ def test_an_engine_that_dies_is_named_and_the_rest_goes_on(kernel: Kernel, tmp_p
     kernel.run("cluster.stop_cluster_sync()")
 
 
-def test_without_a_cluster_it_says_how_to_start_one(kernel: Kernel) -> None:
+def test_on_without_a_cluster_says_how_to_start_one(kernel: Kernel) -> None:
     assert "pip install ipyparallel" in refusal(kernel, "%%experiment a --on all\n1")
     works(kernel, "import ipyparallel")
     assert "--on needs a running cluster" in refusal(kernel, "%gpumem free --on all")
@@ -426,9 +422,7 @@ def four(*peaks: int, **changes: object) -> list[EngineRecord]:
     ]  # type: ignore[arg-type]
 
 
-def test_each_figure_has_its_sum_lowest_median_and_highest_and_cards_are_one_kind_of_device() -> (
-    None
-):
+def test_figures_of_engines_are_summarised_by_kind_of_device() -> None:
     report = engines_report(merged_record("s", 0.0, 1.0, four(10, 30, 20, 40)))
     rows = {tuple(row[:2]): row[2:] for row in report.tables[0].rows}
     assert rows["RAM", "peak"] == ("4", "", "+10 MiB", "+20 MiB", "+40 MiB", "engine 3")
@@ -440,7 +434,7 @@ def test_each_figure_has_its_sum_lowest_median_and_highest_and_cards_are_one_kin
     assert (values["peak", "cuda"], values["kept", "cuda"]) == (300 * MIB, 12 * MIB)
 
 
-def test_errors_and_notes_are_told_once_for_engines_that_are_alike() -> None:
+def test_equal_errors_and_notes_of_engines_are_shown_once() -> None:
     engines = [
         *four(1, 1, notes=("a note",)),
         *(replace(one, error="KeyError") for one in four(1, 1, 1)[2:]),

@@ -133,7 +133,7 @@ def test_commands_options_and_names_are_offered(loaded: InteractiveShell) -> Non
     assert after("%gpumem export x.json --force ") == ["--force"]
 
 
-def test_a_command_has_at_most_one_required_argument_and_asks_for_it() -> None:
+def test_a_command_asks_for_its_only_required_argument() -> None:
     for command in all_commands():
         questions = [item.missing for item in command.arguments if item.missing]
         assert len(questions) <= 1, command.name
@@ -161,7 +161,7 @@ def test_status_has_words_for_each_value_of_release_frames() -> None:
     assert RELEASED.keys() == set(IPyGpuMem.class_traits()["release_frames"].values)
 
 
-def test_free_gives_back_garbage_and_what_stored_tracebacks_hold(shared: Kernel) -> None:
+def test_free_releases_garbage_and_stored_tracebacks(shared: Kernel) -> None:
     shared.run(
         """
         def fail():
@@ -179,7 +179,7 @@ def test_free_gives_back_garbage_and_what_stored_tracebacks_hold(shared: Kernel)
     assert before - shared.value("ipygpumem.last().usages[0].after_bytes") > 90 * MIB
 
 
-def test_the_cost_of_our_own_look_at_the_names_is_not_the_experiments_peak(shared: Kernel) -> None:
+def test_our_own_search_of_names_is_not_in_an_experiments_peak(shared: Kernel) -> None:
     shared.run("%%experiment first\npass")  # imports what ends need
     reply = shared.run("%%experiment heavy\ncorpus = [[i] for i in range(300_000)]")
     assert reply.reports("experiment")
@@ -189,7 +189,7 @@ def test_the_cost_of_our_own_look_at_the_names_is_not_the_experiments_peak(share
     assert whole == pytest.approx(cell, abs=2 * MIB)
 
 
-def test_nested_blocks_that_an_error_leaves_tell_of_it_once(shared: Kernel) -> None:
+def test_an_error_in_nested_blocks_is_reported_once(shared: Kernel) -> None:
     shared.run("import numpy")
     reply = shared.run(
         """
@@ -206,14 +206,14 @@ def test_nested_blocks_that_an_error_leaves_tell_of_it_once(shared: Kernel) -> N
     assert "held" in report
 
 
-def test_to_close_a_generator_in_a_block_is_no_failure(shared: Kernel) -> None:
+def test_closing_a_generator_inside_a_block_is_no_failure(shared: Kernel) -> None:
     shared.run("def items():\n    with ipygpumem.experiment('closed'): yield 1")
     shared.run("rest = items(); next(rest)")
     (report,) = shared.run("del rest").reports("experiment")
     assert "traceback" not in report
 
 
-def test_an_error_after_one_that_was_caught_keeps_its_frames_for_debug(shared: Kernel) -> None:
+def test_an_error_after_a_caught_one_keeps_its_frames_for_debug(shared: Kernel) -> None:
     shared.run("import numpy, sys")
     shared.run(
         """
@@ -239,7 +239,7 @@ def test_an_error_after_one_that_was_caught_keeps_its_frames_for_debug(shared: K
 @pytest.mark.skipif(
     IPython.version_info < (8, 6), reason="matchers of one's own are new in IPython 8.6"
 )
-def test_jedi_offers_no_names_of_python_beside_our_options(shared: Kernel) -> None:
+def test_jedi_adds_no_python_names_to_our_options(shared: Kernel) -> None:
     shared.run(
         """
         from IPython.core.completer import provisionalcompleter

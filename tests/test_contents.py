@@ -142,7 +142,7 @@ def test_objects_added_to_old_ones_are_found(
     assert received(change) == expected
 
 
-def test_a_new_object_at_the_address_of_an_old_one_is_new_if_the_collector_knows() -> None:
+def test_a_new_object_at_an_old_objects_address_is_new() -> None:
     kept = list[Made]()
     new = Made()
     # as if the old one had died, and this one were made there

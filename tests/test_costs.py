@@ -222,7 +222,7 @@ def modules_of_ours():
         assert count <= MOST_MODULES[moment], counts
 
 
-def test_a_cell_imports_nothing_of_ours_while_it_runs(bare_kernel: Kernel) -> None:
+def test_no_module_of_ours_is_imported_while_a_cell_runs(bare_kernel: Kernel) -> None:
     """Memory may be short then, and the import would count as the cell's."""
     works(bare_kernel, "import sys\n%load_ext ipygpumem")
     works(bare_kernel, "before = set(sys.modules)")
@@ -239,7 +239,7 @@ def test_a_cell_imports_nothing_of_ours_while_it_runs(bare_kernel: Kernel) -> No
 
 
 @alone
-def test_a_cell_without_peak_loads_nothing_of_it() -> None:
+def test_a_cell_without_peak_loads_no_module_of_it() -> None:
     shell = measured_shell()
     for cell in ("1", EMPTY, "%gpumem status"):
         files_in(shell, cell)
@@ -437,7 +437,7 @@ def test_a_guarded_cell_calls_few_functions() -> None:
     assert risen(calls) == {}, calls
 
 
-def test_the_line_names_what_our_own_command_has_imported(kernel: Kernel) -> None:
+def test_the_line_names_modules_imported_by_our_own_command(kernel: Kernel) -> None:
     works(kernel, "import torch")
     for command, what in (
         ("%%estimate\ntorch.ones(3)", "torch's fake tensors"),

@@ -19,7 +19,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, printed(EXAMPLES / "run_demo.py", folder)
 
 
-def test_the_summary_names_the_page_and_what_each_cell_and_experiment_cost(
+def test_the_summary_names_the_page_and_the_cost_of_each_cell(
     demo: tuple[Path, str],
 ) -> None:
     folder, printed = demo

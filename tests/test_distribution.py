@@ -50,7 +50,7 @@ def test_releasing_names_the_placeholder_of_each_address() -> None:
         assert f"`{PLACEHOLDER}`" in releasing
 
 
-def test_releasing_replaces_the_placeholder_in_each_file_that_has_it() -> None:
+def test_a_release_replaces_the_placeholder_in_each_file() -> None:
     address = f"github.com/{PLACEHOLDER}/"
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "setup.cfg"]
     pages += [ROOT / ".github" / "description.md", ROOT / "mkdocs.yml", ROOT / "CITATION.cff"]

@@ -109,7 +109,7 @@ def sessions() -> Iterator[ParameterSet]:
 
 
 @pytest.mark.parametrize("session", [*sessions()])
-def test_the_examples_of_a_session_run_and_show_what_the_page_says(
+def test_examples_of_a_session_run_with_the_output_of_the_page(
     session: str, bare_kernel: Kernel
 ) -> None:
     cells = _CELL.findall(session)
@@ -184,7 +184,7 @@ def test_the_index_of_the_documentation_has_every_page_in_order() -> None:
     ]
 
 
-def test_the_page_of_a_package_index_has_no_link_that_leads_nowhere_there() -> None:
+def test_the_front_page_has_no_links_that_break_on_pypi() -> None:
     assert "](" not in read(".github/description.md")
 
 
@@ -253,7 +253,7 @@ def undocumented(command: Command, texts: list[str]) -> list[str]:
     ]
 
 
-def test_a_section_of_the_documentation_has_each_option_of_each_command() -> None:
+def test_the_documentation_lists_each_option_of_each_command() -> None:
     texts = sections()
     missing = []
     for command in all_commands():
@@ -261,7 +261,7 @@ def test_a_section_of_the_documentation_has_each_option_of_each_command() -> Non
     assert missing == []
 
 
-def test_the_reference_of_the_functions_and_records_is_that_of_the_docstrings() -> None:
+def test_the_reference_of_the_api_is_made_of_its_docstrings() -> None:
     spec = importlib.util.spec_from_file_location("api", ROOT / "docs/site/api.py")
     assert spec
     assert spec.loader

@@ -179,7 +179,7 @@ def line_of(kernel: Kernel, before: str, experiment: str) -> str:
         ),
     ],
 )
-def test_a_line_says_which_older_data_it_drops(
+def test_a_line_names_the_older_data_that_it_drops(
     kernel: Kernel, before: str, experiment: str, line: str
 ) -> None:
     assert line_of(kernel, before, experiment) == line

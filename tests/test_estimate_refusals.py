@@ -52,7 +52,7 @@ def test_code_that_may_make_tensors_is_not_refused(source: str) -> None:
     assert not is_refused(source, model=SimpleNamespace(encode=None))
 
 
-def test_a_cell_without_tensors_is_refused_before_torch_is_imported() -> None:
+def test_estimate_refuses_code_without_tensors_before_torch() -> None:
     needs("torch")
     with Kernel() as kernel:
         ok(kernel, "%load_ext ipygpumem")

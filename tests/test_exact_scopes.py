@@ -420,7 +420,7 @@ def statement(source: random.Random, form: str) -> str:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_form_binds_only_what_it_binds(form: str) -> None:
+def test_each_syntax_form_binds_exactly_its_own_names(form: str) -> None:
     for seed in range(6):
         source = random.Random(seed)
         ends = "change('a', -1); change('b', -2)", "if 'a' in globals(): del a"
@@ -529,7 +529,7 @@ def test_random_cells_leave_the_names_that_scopes_should_leave(kernel: Kernel, c
         assert kernel.value(_FOUND) == model.names(), "\n-----\n".join(run[-5:])
 
 
-def test_a_name_kept_with_the_object_that_it_had_belongs_to_the_scope_around(
+def test_a_kept_older_value_belongs_to_the_outer_scope(
     kernel: Kernel,
 ) -> None:
     ok(kernel, HELPERS + "b = 1", "%experiment start around")

@@ -63,7 +63,7 @@ class AsyncTest(unittest.IsolatedAsyncioTestCase):
 """
 
 
-def test_a_block_or_function_fails_if_its_peak_is_higher_than_expected() -> None:
+def test_a_block_or_function_fails_above_its_expected_peak() -> None:
     with ipygpumem.expect(ram="32MiB"):
         kept = bytearray(MIB)
     with pytest.raises(MemoryExpectationError) as raised, ipygpumem.expect(ram="32MiB", gpu="1MiB"):
@@ -97,7 +97,7 @@ def test_wrong_arguments_are_refused() -> None:
         ipygpumem.expect(ram=1)(dict)
 
 
-def test_the_marker_fails_tests_that_use_or_keep_more_than_expected(tmp_path: Path) -> None:
+def test_the_marker_fails_tests_above_their_expected_memory(tmp_path: Path) -> None:
     (tmp_path / "test_marked.py").write_text(MARKED)
     plugin = ["-p", pytest_plugin.__name__] * (not _is_installed())
     command = [

@@ -24,7 +24,7 @@ def test_the_first_error_in_an_experiment_imports_nothing(kernel: Kernel) -> Non
     ok(kernel, "%experiment end")
 
 
-def test_the_syntax_tree_that_a_traceback_needs_ends_with_its_experiment(
+def test_a_tracebacks_syntax_tree_is_freed_with_its_experiment(
     kernel: Kernel, tmp_path: Path
 ) -> None:
     """The tree of torch/nn/functional.py takes 20 MiB, and has so many references that a search for
@@ -64,7 +64,7 @@ def test_arrays_in_older_garbage_are_not_left(kernel: Kernel) -> None:
     assert kernel.value(LEFT) == "['notebook variable keeper']"
 
 
-def test_a_cell_that_misses_a_deleted_name_says_what_deleted_it(kernel: Kernel) -> None:
+def test_a_name_error_says_which_experiment_deleted_the_name(kernel: Kernel) -> None:
     says = "data belonged to experiment second, which has ended: --keep data keeps it"
     ok(kernel, "%load_ext ipygpumem", "%%experiment first\ndata = 1")
     ok(kernel, "%%experiment second\ndata = 2", "def use(): return data")
@@ -89,7 +89,7 @@ def test_a_name_that_no_experiment_has_deleted_gets_no_remark(kernel: Kernel, ce
     assert "belonged" not in fails(kernel, cell).reports("cell")[-1]
 
 
-def test_a_cell_that_rebinds_the_name_it_misses_says_what_deleted_it(kernel: Kernel) -> None:
+def test_a_name_error_of_a_rebound_name_is_explained_too(kernel: Kernel) -> None:
     says = "data belonged to experiment first, which has ended: --keep data keeps it"
     ok(kernel, "%load_ext ipygpumem", "%%experiment first\ndata = 1")
     for cell in ("data = data + 1", "x = 1\ndata += 1", "if x:\n    data = [data]"):

@@ -220,7 +220,7 @@ def test_only_force_replaces_a_file_of_another_program(
     assert names(tmp_path) == sorted([path.name, f"y{other}"])
 
 
-def test_links_and_long_names_work_and_files_have_the_umasks_mode(
+def test_exports_work_with_links_long_names_and_the_umask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -278,7 +278,7 @@ ipygpumem.export("x.json")
 """
 
 
-def test_what_a_killed_process_had_begun_to_write_goes_with_the_next_export(tmp_path: Path) -> None:
+def test_an_export_removes_a_killed_process_partial_file(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, check=False)
     assert done.returncode == -9
     (left,) = names(tmp_path)
@@ -393,7 +393,7 @@ for kind, import_it in MODULES.items():
 """
 
 
-def test_a_new_process_finds_the_class_and_the_report_of_each_kind() -> None:
+def test_a_new_process_reads_and_reports_each_kind_of_record() -> None:
     lines = printed("-c", NEW_PROCESS).splitlines()
     without_report = {"Reconciliation", "Try"}  # parts of others
     assert lines == [f"{kind} {kind not in without_report}" for kind in MODULES]
@@ -453,9 +453,7 @@ def nested(levels: int) -> str:
         ('"bs": 64', '"bs": 6' + "4" * 5000),
     ],
 )
-def test_what_no_export_has_is_refused_before_it_is_used(
-    tmp_path: Path, old: str, new: str
-) -> None:
+def test_an_export_with_impossible_content_is_refused(tmp_path: Path, old: str, new: str) -> None:
     is_refused(tmp_path, old, new)
 
 
@@ -509,7 +507,7 @@ def test_only_plain_files_of_an_exports_size_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [None, 7, ["x.json"], object()])
-def test_what_names_no_file_is_refused(path: Any) -> None:
+def test_a_path_that_names_no_file_is_refused(path: Any) -> None:
     refused_by_load(path, "a file name must be a string or a path, not")
     with pytest.raises(FileError, match="a file name must be"):
         ipygpumem.export(path)
@@ -551,7 +549,7 @@ def test_export_writes_done_cells(
         assert len(str(error).splitlines()) == 1
 
 
-def test_every_cell_and_experiment_comes_once_in_the_order_in_which_they_finish(
+def test_subscribers_get_each_record_once_in_order_of_its_end(
     loaded: InteractiveShell,
 ) -> None:
     records: list[Any] = []
@@ -576,7 +574,7 @@ def test_every_cell_and_experiment_comes_once_in_the_order_in_which_they_finish(
     )[:-1]
 
 
-def test_a_failing_one_is_dropped_an_interrupted_not(
+def test_a_failing_subscriber_is_dropped_an_interrupted_one_kept(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records: list[Any] = []
@@ -606,7 +604,7 @@ def test_a_failing_one_is_dropped_an_interrupted_not(
     assert len(records) == 4
 
 
-def test_a_subscription_lasts_through_a_reload_and_its_undo_too(shell: InteractiveShell) -> None:
+def test_a_subscription_and_its_undo_survive_a_reload(shell: InteractiveShell) -> None:
     records: list[Any] = []
     shell.run_line_magic("load_ext", "ipygpumem")
     undo = ipygpumem.subscribe(records.append)

@@ -136,7 +136,7 @@ def test_a_block_ends_quietly_after_unloading(
     assert "unloaded with open experiments ('a'); their names are kept" in capsys.readouterr().err
 
 
-def test_the_api_says_what_is_missing_where_nothing_is_loaded(shell: InteractiveShell) -> None:
+def test_the_api_asks_to_load_the_extension_if_it_is_missing(shell: InteractiveShell) -> None:
     for call in (
         ipygpumem.last,
         ipygpumem.history,
@@ -200,7 +200,7 @@ def test_bad_options_in_a_file_get_defaults_and_line(
     )
 
 
-def test_it_reloads_after_a_refused_value(
+def test_the_extension_reloads_after_a_refused_value(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded.run_line_magic("config", "IPyGpuMem.release_frames = 'nonsense'")
@@ -317,9 +317,7 @@ def test_loading_imports_nothing_that_takes_long() -> None:
 @pytest.mark.parametrize(
     ("name", "needed"), [("load", "report.export"), ("tensors", "inventory.survey")]
 )
-def test_a_script_imports_what_it_calls_and_nothing_of_other_features(
-    name: str, needed: str
-) -> None:
+def test_a_script_imports_only_features_that_it_calls(name: str, needed: str) -> None:
     loaded = imported_after(f"import ipygpumem\nipygpumem.{name}")
     assert needed in loaded
     assert not [

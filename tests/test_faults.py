@@ -516,7 +516,7 @@ def test_a_fault_that_lasts_stops_no_code_and_loses_no_name(
     "by", ["run('0')", "later = Thread(target=run, args=['0']); later.start(); later.join()"]
 )
 @pytest.mark.parametrize("end", ["", "%experiment end", "%reload_ext ipygpumem"])
-def test_what_runs_while_an_experiment_ends_does_not_end_it_too(
+def test_code_run_during_an_experiments_end_does_not_end_it(
     shell: InteractiveShell, capsys: pytest.CaptureFixture[str], by: str, end: str
 ) -> None:
     """A finaliser runs a cell, in its own thread or in another as a subshell does."""
@@ -568,7 +568,7 @@ def test_an_experiment_ends_with_its_cell(
     assert [shell.user_ns.get(name) for name in ("old", "since", "runs")] == [1, 7, [1, 1]]
 
 
-def test_each_kind_of_failure_is_told_once_with_what_was_lost(
+def test_each_kind_of_failure_is_reported_once_with_its_loss(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The place and the text of an error may differ by a number; another type is
@@ -605,7 +605,7 @@ def test_each_kind_of_failure_is_told_once_with_what_was_lost(
     assert len(told()) == 1, "the extension was loaded again"
 
 
-def test_a_cell_runs_although_the_variables_of_its_line_were_not_replaced(
+def test_a_cell_runs_even_if_its_lines_variables_stay_unreplaced(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object) -> str:
@@ -670,7 +670,7 @@ experiment.finish()
 """,
     ],
 )
-def test_an_experiment_that_could_not_start_has_a_record_at_its_end(
+def test_an_experiment_that_failed_to_start_has_a_record(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, form: str, owner: type
 ) -> None:
     """Code after the block reads it."""

@@ -168,7 +168,7 @@ def test_help_of_a_command_can_be_asked_for_in_each_usual_way(
     assert reply.reports("cell") == []
 
 
-def test_a_question_mark_behind_a_wrong_command_names_the_command(notebook: Kernel) -> None:
+def test_a_question_mark_after_a_wrong_command_names_the_command(notebook: Kernel) -> None:
     assert "did you mean leaks?" in fails(notebook, "%gpumem leak?", None).stderr
 
 
@@ -285,7 +285,7 @@ def test_the_panel_is_a_command(
     assert "the panel needs a notebook" in capsys.readouterr().out
 
 
-def test_the_command_panel_says_what_to_install(notebook: Kernel) -> None:
+def test_the_command_panel_names_the_package_to_install(notebook: Kernel) -> None:
     ok(notebook, "import sys\nsys.modules['anywidget'] = None")
     (line,) = ok(notebook, "%gpumem panel").reports("note")
     assert line == (
@@ -338,7 +338,7 @@ def test_one_extra_has_all_that_readme_needs() -> None:
     assert "'.[all]'" in (ROOT / "README.md").read_text("utf-8")
 
 
-def test_readme_imports_what_its_examples_use() -> None:
+def test_readme_imports_all_names_of_its_examples() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     assert "import ipygpumem" in readme or "ipygpumem." not in readme
 
@@ -528,7 +528,7 @@ def test_an_object_shows_its_report_and_no_address(
         assert "Record(" not in shape
 
 
-def test_what_a_user_shows_is_not_counted_as_a_record_again(objects: Kernel) -> None:
+def test_displayed_records_are_not_stored_again_in_the_output(objects: Kernel) -> None:
     reply = ok(objects, "ipygpumem.history()")
     metadata = [display["metadata"].get("ipygpumem", {}) for display in reply.displays]
     assert [len(item.get("records", [])) for item in metadata] == [1]  # the cell's own
@@ -540,7 +540,7 @@ def test_what_a_user_shows_is_not_counted_as_a_record_again(objects: Kernel) -> 
 @pytest.mark.parametrize(
     "first_line", ["%%peak", "%%experiment demo", "%%memlines", "%gpumem peak"]
 )
-def test_a_traceback_shows_no_call_of_ours(notebook: Kernel, first_line: str) -> None:
+def test_a_traceback_shows_no_frame_of_ipygpumem(notebook: Kernel, first_line: str) -> None:
     traceback = fails(notebook, f"{first_line}\n1 / 0", "ZeroDivisionError").traceback
     assert "run_line_magic" not in traceback
     assert "1 / 0" in plain(traceback)
@@ -608,7 +608,7 @@ def test_a_missing_package_is_no_wrong_usage(notebook: Kernel, cell: str) -> Non
 # -- tensors without a name ------------------------------------------------------------------------
 
 
-def test_equal_tensors_without_a_name_are_one_row_with_their_holder(notebook: Kernel) -> None:
+def test_equal_unnamed_tensors_share_one_row_with_their_holder(notebook: Kernel) -> None:
     needs("numpy")
     ok(
         notebook,
@@ -634,7 +634,7 @@ def test_equal_tensors_without_a_name_are_one_row_with_their_holder(notebook: Ke
 # -- figures that a user asks for with a text, and at the top level of a cell ----------------------
 
 
-def test_a_name_in_quotes_is_answered_with_the_call_for_the_variable(notebook: Kernel) -> None:
+def test_a_name_in_quotes_gets_the_call_for_the_variable(notebook: Kernel) -> None:
     ok(notebook, "import ipygpumem\nnoise = bytearray(8 << 20)")
     shown = ok(notebook, "ipygpumem.why('noise')").result
     assert "for the variable: ipygpumem.why(noise)" in shown
@@ -681,7 +681,7 @@ def test_a_device_with_hardly_any_memory_has_no_table() -> None:
 # -- options ---------------------------------------------------------------------------------------
 
 
-def test_the_options_say_what_their_values_mean(notebook: Kernel) -> None:
+def test_the_options_explain_their_values(notebook: Kernel) -> None:
     shown = " ".join(ok(notebook, "%config IPyGpuMem").stdout.split())
     assert "%config IPyGpuMem.quiet = True" in shown
     assert "'oom': out-of-memory errors" in shown
@@ -693,7 +693,7 @@ def test_the_options_say_what_their_values_mean(notebook: Kernel) -> None:
 # -- names and outputs -----------------------------------------------------------------------------
 
 
-def test_why_of_the_outputs_says_what_they_hold(notebook: Kernel) -> None:
+def test_why_of_the_outputs_lists_their_memory(notebook: Kernel) -> None:
     needs("numpy")
     ok(notebook, "import numpy\nshown = [numpy.ones(1 << 20)]")
     numbers = []
@@ -778,7 +778,7 @@ def test_copies_of_an_output_are_not_listed(notebook: Kernel) -> None:
 # -- what a command has done ----------------------------------------------------------------------
 
 
-def test_a_start_says_what_is_open(notebook: Kernel) -> None:
+def test_a_start_names_the_open_experiments(notebook: Kernel) -> None:
     (line,) = ok(notebook, "%experiment start outer").reports("note")
     assert line == "experiment outer is open: %experiment end ends it"
     (line,) = ok(notebook, "%experiment start inner --keep a").reports("note")
@@ -792,7 +792,7 @@ def test_a_start_with_no_report_says_nothing(notebook: Kernel) -> None:
     ok(notebook, "x = 1", "%experiment end")
 
 
-def test_keep_says_what_is_kept_and_what_does_not_exist_yet(notebook: Kernel) -> None:
+def test_keep_lists_kept_names_and_names_that_do_not_exist_yet(notebook: Kernel) -> None:
     ok(notebook, "%experiment start kept --keep first", "second = 2; other = 3")
     (line,) = ok(notebook, "%experiment keep second").reports("note")
     assert line == "experiment kept keeps first, second (no name matches first yet)"
@@ -883,7 +883,7 @@ def test_tiny_parts_of_an_estimate_are_one_row() -> None:
     assert (row["share"], row["at the peak"]) == ("<1%", "other")
 
 
-def test_a_name_of_a_child_process_is_missed_with_the_option_that_keeps_it(
+def test_a_missing_name_of_an_isolated_cell_gets_the_keep_option(
     notebook: Kernel,
 ) -> None:
     ok(notebook, "%%isolate\ninner, other = 1, 2")

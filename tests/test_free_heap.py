@@ -63,7 +63,7 @@ def test_del_in_a_later_cell_is_mentioned(notebook: Kernel) -> None:
     assert free(notebook, "del x") == [pytest.approx(300, rel=0.1)]
 
 
-def test_memory_that_goes_back_to_the_system_is_not(notebook: Kernel) -> None:
+def test_memory_that_returns_to_the_system_gets_no_remark(notebook: Kernel) -> None:
     cells = (
         "x = bytearray(300 << 20)",
         "del x",
@@ -90,7 +90,7 @@ own_pages().free_heap_bytes >> 20
 """
 
 
-def test_our_own_work_leaves_free_pages_of_user_code_to_the_command(notebook: Kernel) -> None:
+def test_our_own_work_does_not_free_heap_pages_of_user_code(notebook: Kernel) -> None:
     ok(notebook, FREEING["a cleared dict"])
     ok(notebook, OUR_WORK)
     assert int(ok(notebook, FREE_PAGES).result or 0) > 250
@@ -99,7 +99,7 @@ def test_our_own_work_leaves_free_pages_of_user_code_to_the_command(notebook: Ke
     assert float(size) == pytest.approx(300, rel=0.1)
 
 
-def test_our_own_work_frees_the_pages_that_it_leaves(notebook: Kernel) -> None:
+def test_our_own_work_frees_its_own_heap_pages(notebook: Kernel) -> None:
     ok(notebook, "%gpumem free")
     ok(
         notebook,

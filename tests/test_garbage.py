@@ -45,7 +45,7 @@ def work(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 
 @alone
-def test_a_full_collection_leaves_no_garbage_of_ours_for_the_next() -> None:
+def test_a_full_collection_leaves_no_garbage_of_our_own() -> None:
     collector = Garbage()
     rounds = list[int]()
     for _ in range(2):
@@ -58,7 +58,7 @@ def test_a_full_collection_leaves_no_garbage_of_ours_for_the_next() -> None:
     assert [collector.collect(None, []) for _ in range(3)] == [0, 0, 0], rounds
 
 
-def test_garbage_is_left_alone_where_collecting_would_cost_too_much(
+def test_garbage_is_not_collected_if_that_costs_too_much(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     collected: list[int] = []
@@ -196,7 +196,7 @@ def test_the_trial_is_not_disturbed_by_automatic_collections() -> None:
 
 
 @needs_generations
-def test_an_object_that_grows_older_while_the_lists_are_read_is_new(
+def test_an_object_promoted_while_the_lists_are_read_is_new(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Collecting:
@@ -220,7 +220,7 @@ def test_an_object_that_grows_older_while_the_lists_are_read_is_new(
 
 
 @needs_generations
-def test_any_increment_ends_what_is_known_since_a_mark(incremental: Incremental) -> None:
+def test_any_incremental_collection_ends_the_knowledge_of_a_mark(incremental: Incremental) -> None:
     collector = Garbage()
     endings: list[Any] = [
         incremental.collect,
@@ -256,7 +256,7 @@ def test_increments_collect_garbage_since_a_mark_and_leave_older(incremental: In
 
 
 @needs_generations
-def test_what_is_made_since_a_mark_is_known_until_something_makes_it_old() -> None:
+def test_new_objects_are_known_until_a_collection_makes_them_old() -> None:
     endings: list[Any] = [gc.collect, lambda: gc.collect(1), lambda: Garbage().mark(), gc.disable]
     endings += [lambda: (gc.freeze(), gc.unfreeze()), lambda: [[] for _ in range(50_000)]]
     for end in endings:
@@ -287,7 +287,7 @@ def test_garbage_since_a_mark_goes_and_older_garbage_waits() -> None:
 
 @needs_generations
 @pytest.mark.parametrize("how", ["finaliser", "callback", "slots"])
-def test_what_code_that_garbage_runs_lets_go_of_is_collected_too(how: str) -> None:
+def test_garbage_released_by_finalisers_is_collected_too(how: str) -> None:
     class Finalised(Made):
         def __del__(self) -> None:
             holder.clear()
@@ -407,7 +407,7 @@ def test_a_collection_in_another_thread_prevents_none(monkeypatch: pytest.Monkey
 
 @needs_generations
 @alone  # it takes the more cells, the more is alive
-def test_python_collects_all_by_itself_however_short_the_cells_are() -> None:
+def test_python_still_collects_everything_after_short_cells() -> None:
     # Seen: each collection after a cell began the count anew, and no full one came in 600 cells.
     collector = Garbage()
     kept = list[object]()
@@ -452,13 +452,13 @@ def walk(random: Random, collector: Garbage, held: list[Made]) -> None:
 
 
 @alone
-def test_the_instances_are_those_that_a_walk_over_the_heap_finds() -> None:
+def test_instances_match_a_walk_over_the_heap() -> None:
     compare_instances()
 
 
 @alone
 @needs_generations
-def test_the_instances_are_those_that_a_walk_finds_with_increments() -> None:
+def test_instances_match_a_walk_with_incremental_collections() -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(garbage, "gc", Incremental())
         monkeypatch.setattr(garbage, "_YOUNG", (0,))

@@ -51,7 +51,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_grew_is_named_with_its_growth(notebook: Kernel, case: str) -> None:
+def test_objects_that_grew_are_named_with_their_growth(notebook: Kernel, case: str) -> None:
     before, inside, path, size = CASES[case]
     ok(notebook, before)
     (text,) = ok(notebook, f"%%experiment grows\n{inside}").survivors()
@@ -88,7 +88,7 @@ def test_a_list_that_had_items_is_named_with_their_number(notebook: Kernel) -> N
     assert found[4] is None
 
 
-def test_what_did_not_grow_is_not_named(notebook: Kernel) -> None:
+def test_objects_that_did_not_grow_are_not_named(notebook: Kernel) -> None:
     ok(notebook, "buf = bytearray(30 << 20); keeper = []")
     (text,) = ok(notebook, "%%experiment grows\nx = bytes(64 << 20); keeper.append(x)").reports(
         "experiment"

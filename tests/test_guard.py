@@ -109,7 +109,7 @@ def test_without_linux_psutil_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert headroom.total_bytes == psutil.virtual_memory().total
 
 
-def test_where_the_memory_left_is_unknown_it_says_so(
+def test_the_guard_says_if_the_memory_left_is_unknown(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
@@ -123,7 +123,7 @@ def test_where_the_memory_left_is_unknown_it_says_so(
 @pytest.mark.parametrize(
     ("cell", "options"), [(FILL, ""), (DICT, ""), (ARRAYS, ""), (FILL, " --touched")]
 )
-def test_a_cell_that_would_use_too_much_ends_in_an_error_each_time(
+def test_each_cell_above_the_limit_ends_in_an_error(
     cell: str, options: str, notebook: Kernel
 ) -> None:
     works(notebook, ON + options, "other = [1, 2]")
@@ -263,7 +263,7 @@ def test_cells_that_keep_memory_hardly_exceed_the_limit(loaded: InteractiveShell
     assert rooms == [32, 16, 8, 4]
 
 
-def test_a_wait_for_threads_ends_and_the_users_threads_get_their_error(notebook: Kernel) -> None:
+def test_at_the_limit_threads_get_their_error_and_waits_end(notebook: Kernel) -> None:
     threads = """\
 from concurrent.futures import ThreadPoolExecutor
 parts = []
@@ -289,7 +289,7 @@ def work():
     works(notebook, "%gpumem guard off", "thread.join(); del data")
 
 
-def test_the_report_comes_though_unwinding_freed_all_and_not_for_others_errors(
+def test_the_guard_reports_its_own_refusals_and_no_other_errors(
     notebook: Kernel,
 ) -> None:
     works(notebook, "import numpy", ON)
@@ -300,7 +300,7 @@ def test_the_report_comes_though_unwinding_freed_all_and_not_for_others_errors(
     assert "the memory guard perhaps refused 9.00 GiB" in reply.reports("guard")[0]
 
 
-def test_beside_polars_no_allocation_is_refused(
+def test_with_polars_no_allocation_is_refused(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "polars", types.ModuleType("polars"))
@@ -313,7 +313,7 @@ def test_beside_polars_no_allocation_is_refused(
     assert loaded.user_ns["inside"] == before
 
 
-def test_each_new_guard_can_interrupt_waits_and_the_last_restores(loaded: InteractiveShell) -> None:
+def test_each_guard_installs_its_signal_and_the_last_restores_it(loaded: InteractiveShell) -> None:
     """Our commands put a listener in front of the handler while they run."""
     for _ in range(2):
         loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
@@ -323,7 +323,7 @@ def test_each_new_guard_can_interrupt_waits_and_the_last_restores(loaded: Intera
     assert signal.getsignal(signal.SIGURG) is signal.SIG_DFL
 
 
-def test_the_thread_looks_though_the_limit_refuses_it_memory(
+def test_the_guards_thread_works_without_free_memory(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
@@ -420,7 +420,7 @@ def test_a_cell_that_begins_during_a_look_is_watched(
     assert guard._watch._tick() is not None
 
 
-def test_a_look_that_was_due_at_off_reads_no_closed_file(
+def test_a_reading_that_was_due_at_off_reads_no_closed_file(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded.run_line_magic("gpumem", "guard on --limit 8GiB")

@@ -194,7 +194,7 @@ def test_the_limit_stays_while_threads_of_the_cell_go_on(notebook: Kernel) -> No
     assert notebook.value(soft) == -1
 
 
-def test_the_limit_stays_while_a_thread_runs_whose_join_was_interrupted(notebook: Kernel) -> None:
+def test_the_limit_stays_for_a_thread_whose_join_was_interrupted(notebook: Kernel) -> None:
     """Until Python 3.13 ``is_alive`` is False of such a thread; the guard's error does it, too."""
     interrupted = """
 event = threading.Event()

@@ -22,7 +22,7 @@ def holds(heap: Heap, array: object) -> bool:
     return any(item is array for item in heap.ndarrays)
 
 
-def test_arrays_are_found_wherever_they_are() -> None:
+def test_arrays_are_found_in_each_kind_of_container() -> None:
     class Own(numpy.ndarray):  # type: ignore[misc, name-defined]  # numpy may be missing
         pass
 
@@ -39,7 +39,7 @@ def test_arrays_are_found_wherever_they_are() -> None:
     assert holds(heap, own)
 
 
-def test_a_heap_is_no_cycle_and_keeps_no_memory_once_it_is_dropped() -> None:
+def test_dropping_a_heap_frees_its_memory_without_the_collector() -> None:
     """What follows gives free memory back to the system, while somebody's variable still names the
     heap.
     """
@@ -64,7 +64,7 @@ def test_a_heap_is_no_cycle_and_keeps_no_memory_once_it_is_dropped() -> None:
         gc.enable()
 
 
-def test_a_look_at_the_heap_frees_nothing_that_asyncio_keeps_for_later() -> None:
+def test_reading_the_heap_frees_no_object_kept_by_asyncio() -> None:
     """On Python 3.12 the next collection would never end."""
     code = """
 import asyncio, gc
@@ -88,7 +88,7 @@ gc.collect()
 
 @pytest.mark.skipif(own_limits.resource is None, reason="no limits here")
 @alone
-def test_looks_of_several_threads_take_turns() -> None:
+def test_threads_take_turns_to_read_the_heap() -> None:
     """Three at once, with 1 GiB to be had."""
     failures: list[str] = []
 
@@ -114,7 +114,7 @@ def test_looks_of_several_threads_take_turns() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_process_that_is_forked_during_a_look_may_look_and_collects_garbage() -> None:
+def test_a_child_forked_during_a_look_can_read_its_own_heap() -> None:
     looking = threading.Event()
     enough = threading.Event()
 

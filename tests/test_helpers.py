@@ -52,7 +52,7 @@ def use_cuda(
     return allocator
 
 
-def test_the_host_has_what_the_system_says() -> None:
+def test_the_hosts_memory_is_the_systems_figure() -> None:
     found = ipygpumem.memory()
     assert found.device == "cpu"
     assert 0 < (found.total_bytes or 0) <= psutil.virtual_memory().total
@@ -62,7 +62,7 @@ def test_the_host_has_what_the_system_says() -> None:
     assert DeviceMemory.from_dict(found.to_dict()) == found
 
 
-def test_a_device_that_torch_does_not_use_is_asked_through_the_driver(driver: FakeNvml) -> None:
+def test_a_device_unused_by_torch_is_read_through_the_driver(driver: FakeNvml) -> None:
     assert ipygpumem.memory("cuda:1") == DeviceMemory("cuda:1", 2000, 1700, 300, 0, 0)
     assert (
         ipygpumem.memory(0)
@@ -88,7 +88,7 @@ def test_a_device_that_torch_does_not_use_is_asked_through_the_driver(driver: Fa
         ("", []),
     ],
 )
-def test_cards_are_those_that_cuda_shows(
+def test_only_cards_visible_to_cuda_are_listed(
     driver: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str, totals: list[int]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -159,7 +159,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="limits on address sp
 
 
 @linux
-def test_so_much_is_left_to_this_process_and_no_more() -> None:
+def test_leave_free_leaves_this_process_the_requested_size() -> None:
     code = (
         "with ipygpumem.leave_free('256 MiB', 'cpu'):\n    inside = fits(250 * MIB), fits(260 * "
         "MIB)\n"
@@ -169,7 +169,7 @@ def test_so_much_is_left_to_this_process_and_no_more() -> None:
 
 
 @linux
-def test_a_limit_of_the_users_is_there_again_and_one_set_meanwhile_stays() -> None:
+def test_leave_free_restores_the_users_limit_unless_changed() -> None:
     code = (
         "import resource\ndef limit(size): resource.setrlimit(resource.RLIMIT_AS, (size, "
         "resource.RLIM_INFINITY))\n"
@@ -182,7 +182,7 @@ def test_a_limit_of_the_users_is_there_again_and_one_set_meanwhile_stays() -> No
     assert in_script(code).split() == ["True", "8000", "7000", "7000"]
 
 
-def test_memory_that_is_held_on_the_host_is_in_ram_until_it_is_given_back() -> None:
+def test_leave_free_holds_host_memory_in_ram_until_it_ends() -> None:
     code = (
         "def rss(): return ipygpumem.memory().allocated_bytes // MIB\nbefore = rss()\n"
         "with ipygpumem.allocate('256 MiB', 'cpu') as held: inside = rss() - before\n"
@@ -216,7 +216,7 @@ class PickyError(Exception):
         self.code = code
 
 
-def test_an_error_leaves_the_block_as_it_is_but_for_the_locals_of_its_frames() -> None:
+def test_an_error_leaves_the_block_without_its_frames_locals() -> None:
     watched: list[weakref.ref[Big]] = []
     here = Big()
     with pytest.raises(PickyError) as caught, ipygpumem.clear_tracebacks():
@@ -226,7 +226,7 @@ def test_an_error_leaves_the_block_as_it_is_but_for_the_locals_of_its_frames() -
     assert here is not None
 
 
-def test_what_was_passed_to_a_decorated_function_does_not_stay_alive_with_its_error() -> None:
+def test_arguments_of_a_decorated_function_die_despite_its_error() -> None:
     async def awaited(given: Big) -> None:
         raise PickyError(3, "enough")
 
@@ -250,7 +250,7 @@ def test_what_was_passed_to_a_decorated_function_does_not_stay_alive_with_its_er
         assert error.value.code == 3
 
 
-def test_methods_are_decorated_above_and_below_what_makes_them() -> None:
+def test_methods_are_decorated_above_and_below_staticmethod() -> None:
     for decorate in (ipygpumem.clear_tracebacks, ipygpumem.trace):
 
         class Some:
@@ -293,7 +293,7 @@ class Model:
 
 
 @pytest.mark.parametrize("call", [Model(), functools.partial(Model())], ids=["object", "partial"])
-def test_what_can_be_awaited_is_decorated_until_it_is_done(
+def test_a_decorated_coroutine_is_covered_until_it_is_done(
     script_memory: FakeProbe, call: Any
 ) -> None:
     async def main(function: Any) -> int:
@@ -344,9 +344,7 @@ _MISTAKES: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("call", "said"), _MISTAKES)
-def test_whatever_is_given_the_message_is_one_short_line(
-    call: Callable[[], object], said: str
-) -> None:
+def test_any_wrong_argument_gives_one_short_line(call: Callable[[], object], said: str) -> None:
     with pytest.raises(GpuMemError) as caught:
         call()
     assert said in str(caught.value)

@@ -60,7 +60,7 @@ def test_pandas_gets_a_row_per_cell_with_units_in_the_names() -> None:
     assert "source_line" in History().to_pandas().columns
 
 
-def test_the_history_shows_devices_in_use_and_drops_what_is_empty() -> None:
+def test_the_history_shows_used_devices_and_no_empty_columns() -> None:
     idle = dataclasses.replace(usage("cuda:1", 0, 0, 0), reserved_bytes=0)
     report = reports.history_report([cell(7, usages=(usage(), idle))], total=5, experiment="a")
     assert report.tables[0].columns == ("cell", "RAM kept", "RAM peak", "time", "source")
@@ -184,12 +184,12 @@ run(y)""",
         ("#\n" * 10_000 + "x = 1", "#"),
     ],
 )
-def test_the_first_line_that_says_what_a_cell_does(source: str, line: str) -> None:
+def test_a_cell_is_listed_with_its_first_meaningful_line(source: str, line: str) -> None:
     assert describing_line(source) == line
     assert len(describing_line(source)) <= 80
 
 
-def test_each_out_of_memory_error_counts_once_for_every_experiment_that_it_met(
+def test_an_oom_counts_once_for_each_open_experiment(
     loaded: InteractiveShell,
 ) -> None:
     loaded.run_cell("%experiment start outer")

@@ -136,7 +136,7 @@ def fill(connection):
 """
 
 
-def test_connections_of_one_cache_hold_it_together(kernel: Kernel) -> None:
+def test_connections_with_a_shared_cache_are_its_joint_holders(kernel: Kernel) -> None:
     works(kernel, _SHARED_DATABASE, "first = connect(); second = connect(); fill(first)")
     answer = why(kernel, "first")
     assert sum(answer["device_bytes"].values()) > 19 * MIB
@@ -988,7 +988,7 @@ def test_one_line_removes_outputs_too(kernel: Kernel, code: str, line: str) -> N
     assert kernel.value("ref() is None") is True
 
 
-def test_one_line_for_an_output_deletes_it_once(kernel: Kernel) -> None:
+def test_the_line_for_an_output_deletes_it_once(kernel: Kernel) -> None:
     works(kernel, "import numpy, weakref", "numpy.ones(1 << 20)", "same = _; ref = weakref.ref(_)")
     number = kernel.value("max(Out)")
     shown = one_line(kernel, f"_{number}")
@@ -1009,7 +1009,7 @@ refs = [weakref.ref(parameter) for parameter in layers.parameters()]
 
 
 @pytest.mark.parametrize("name", ["layers", "optimizer"])
-def test_one_line_leaves_out_what_another_deletion_ends(kernel: Kernel, name: str) -> None:
+def test_the_joint_line_omits_objects_freed_by_another_deletion(kernel: Kernel, name: str) -> None:
     needs("torch")
     works(kernel, _GROWS + "del result")
     shown = one_line(kernel, name)

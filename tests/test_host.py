@@ -68,7 +68,7 @@ def test_a_peak_inside_one_call_that_holds_the_gil_is_exact() -> None:
 
 @needs_mark
 @alone
-def test_two_meters_see_each_their_own_peak_over_the_one_mark_of_the_process() -> None:
+def test_two_meters_measure_their_own_peaks_with_one_kernel_mark() -> None:
     """One opens, and resets the mark, inside a span of the other."""
     first = Meter([HostProbe()])
     around = first.span()
@@ -105,7 +105,7 @@ def test_sampling_leaves_the_kernels_mark_alone(exact: bool) -> None:
 
 
 @pytest.mark.parametrize("missing", ["/proc/self/clear_refs", "/proc/self/status"])
-def test_what_the_system_does_not_offer_falls_back_and_says_so(
+def test_missing_system_features_are_replaced_and_reported(
     monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     original = host.open_file
@@ -208,7 +208,7 @@ def test_shared_and_file_pages_are_not_this_processs_own(tmp_path: Path) -> None
     assert anonymous_bytes([(address_of(mapped), 8 * MIB)]) == [2 * MIB]
 
 
-def test_a_container_with_a_namespace_of_its_own_sees_its_limit_at_the_top(tmp_path: Path) -> None:
+def test_a_container_with_a_namespace_has_its_limit_at_the_root(tmp_path: Path) -> None:
     v2_system(tmp_path, "/").v2("", 1000, 400)
     assert cgroup.limits(tmp_path) == [Group(1000, 400)]
     assert host.available_bytes(tmp_path) == 600
@@ -235,7 +235,7 @@ def test_version_1_is_understood_and_its_huge_number_is_no_limit(tmp_path: Path)
     assert host.available_bytes(tmp_path) == 1300
 
 
-def test_a_container_without_a_namespace_shows_the_hosts_path_of_which_only_the_end_is_mounted(
+def test_a_container_without_a_namespace_resolves_the_hosts_path(
     tmp_path: Path,
 ) -> None:
     system = v1_system(tmp_path, "/docker/abc/inner", top="/docker/abc")
@@ -244,14 +244,14 @@ def test_a_container_without_a_namespace_shows_the_hosts_path_of_which_only_the_
     assert cgroup.limits(tmp_path) == [Group(500, 80), Group(2000, 700)]
 
 
-def test_a_path_that_is_not_below_the_mounted_group_means_the_mounted_group(tmp_path: Path) -> None:
+def test_a_path_outside_the_mounted_group_means_that_group(tmp_path: Path) -> None:
     v1_system(tmp_path, "/elsewhere", top="/docker/abc").v1("", 2000, 700)
     assert cgroup.tightest(tmp_path) == Group(2000, 700)
     v2_system(tmp_path / "b", "/../sibling").v2("", 30, 7)
     assert cgroup.tightest(tmp_path / "b") == Group(30, 7)
 
 
-def test_in_the_mixture_of_both_versions_the_one_that_controls_memory_tells(tmp_path: Path) -> None:
+def test_with_both_cgroup_versions_the_memory_controllers_counts(tmp_path: Path) -> None:
     mounts = V1_MOUNT.format(top="/") + V2_MOUNT.format(top="/", at="/sys/fs/cgroup/unified")
     system = FakeSystem(tmp_path, "4:memory:/job\n0::/job\n", mounts)
     system.v1("job", 4000, 1000)
@@ -300,7 +300,7 @@ def test_files_that_make_no_sense_mean_no_limit(tmp_path: Path, membership: str)
     assert cgroup.limits(tmp_path) == []
 
 
-def test_the_hosts_total_is_the_containers_limit_where_that_is_less(tmp_path: Path) -> None:
+def test_a_lower_container_limit_is_the_hosts_total(tmp_path: Path) -> None:
     system = v2_system(tmp_path, "/")
     system.v2("", 64 * MIB, 5)
     assert host.total_bytes(tmp_path) == 64 * MIB
@@ -330,7 +330,7 @@ def test_without_a_counter_no_kill_is_told(tmp_path: Path) -> None:
     assert cgroup.Kills(tmp_path).new() == 0
 
 
-def test_a_limit_that_changes_is_seen_by_the_next_detailed_reading(
+def test_a_changed_limit_is_in_the_next_detailed_reading(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     probe = host.HostProbe()
@@ -398,7 +398,7 @@ def allow(name: str, more: int) -> int:
 
 @NAMES
 @alone
-def test_what_is_free_is_what_the_limit_leaves(name: str) -> None:
+def test_free_memory_is_measured_against_the_limit(name: str) -> None:
     host.available_bytes()
     allow(name, 512 * MIB)
     free = host.available_bytes()
@@ -411,14 +411,14 @@ def test_what_is_free_is_what_the_limit_leaves(name: str) -> None:
 
 
 @alone
-def test_a_limit_on_the_address_space_is_the_total_from_the_next_reading_on() -> None:
+def test_an_address_space_limit_is_the_total_of_the_next_reading() -> None:
     probe = host.HostProbe()
     before = probe.read()[0].total_bytes
     bound = allow("RLIMIT_AS", GIB)
     assert probe.read()[0].total_bytes == bound < before
 
 
-def test_headroom_is_a_share_of_what_the_process_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headroom_is_a_share_of_the_processs_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     used = Usage("cpu", 100, 100, 500, 24_000, "kernel")
     monkeypatch.setattr(own_limits, "limits", lambda: [own_limits.Limit("RLIMIT_DATA", 1000, 100)])
     monkeypatch.setattr(fit, "available_bytes", lambda: 900)
@@ -426,7 +426,7 @@ def test_headroom_is_a_share_of_what_the_process_may_have(monkeypatch: pytest.Mo
     assert fit.crowded_device([used], 0.51) == "cpu"
 
 
-def test_what_is_free_but_above_the_limit_is_out_of_reach_in_the_table() -> None:
+def test_free_memory_above_the_limit_is_shown_as_out_of_reach() -> None:
     figures = HostFigures(10_000, 6000, 8000, 500, limit=own_limits.Limit("RLIMIT_AS", 2000, 800))
     found = host_parts(figures, None, lambda ranges: [])
     sizes = {part.name: part.size_bytes for part in found.parts if part.size_bytes}
@@ -446,7 +446,7 @@ def limited(kernel: Kernel) -> Kernel:
     return kernel
 
 
-def test_free_memory_is_what_the_limit_leaves_wherever_it_is_said(limited: Kernel) -> None:
+def test_all_reports_show_free_memory_within_the_limit(limited: Kernel) -> None:
     reply = limited.run("bytearray(2 << 30)")
     (recovered,) = reply.reports("recovery")
     said = re.search(r"free: RAM ([\d.]+ \wiB)", recovered)
@@ -459,7 +459,7 @@ def test_free_memory_is_what_the_limit_leaves_wherever_it_is_said(limited: Kerne
     assert re.search(r"^ +[\d.]+ \wiB  +out of reach  +RLIMIT_AS", status, re.MULTILINE), status
 
 
-def test_an_autofit_that_fits_nothing_names_the_limit_and_contradicts_nothing(
+def test_an_autofit_without_a_fit_names_the_limit(
     limited: Kernel,
 ) -> None:
     reply = limited.run("""\

@@ -135,7 +135,7 @@ LOOKS = ("%gpumem", "%gpumem top", "%gpumem why data", "%gpumem leaks", "%gpumem
 
 
 @pytest.mark.parametrize("code", [STAND_IN, GLOBALS], ids=["a module's stand-in", "globals"])
-def test_no_look_runs_code_of_a_module_or_of_globals(kernel: Kernel, code: str) -> None:
+def test_no_search_runs_code_of_a_module_or_of_globals(kernel: Kernel, code: str) -> None:
     ok(kernel, "calls = []; data = bytearray(1 << 22)", code)
     for line in (*LOOKS, "%%experiment e\nmore = bytearray(1 << 22)"):
         assert ok(kernel, line).reports()

@@ -116,7 +116,7 @@ def reaches(knows: dict[str, set[str]], start: str) -> set[str]:
     return seen
 
 
-def test_no_module_knows_what_knows_it_by_any_kind_of_import() -> None:
+def test_no_modules_import_each_other_by_any_kind_of_import() -> None:
     knows = {}
     for name, tree in TREES.items():
         statements = {module for node in ast.walk(tree) for module in imported(node)}

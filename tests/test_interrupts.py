@@ -90,7 +90,7 @@ def every_interrupt(action: Callable[[], object]) -> Iterator[int]:
     yield line
 
 
-def test_no_measurement_is_left_open_by_an_interrupt_while_a_cell_begins(app: App) -> None:
+def test_an_interrupt_as_a_cell_begins_leaves_no_span_open(app: App) -> None:
     for _ in every_interrupt(
         lambda: app.session.cell_begins(SimpleNamespace(raw_cell="x", cell_id=None))
     ):
@@ -192,7 +192,7 @@ class StruckFinaliser(Cycle):
         strike()
 
 
-def test_a_ctrl_c_in_a_weak_references_callback_or_a_finaliser_goes_on_after_the_block() -> None:
+def test_a_ctrl_c_in_a_callback_is_raised_after_the_block() -> None:
     reached = []
 
     def block(make: Callable[[], object]) -> None:

@@ -49,7 +49,7 @@ def script(folder: Path, code: str) -> list[str]:
     return printed(folder / "train.py").splitlines()
 
 
-def test_a_script_needs_neither_ipython_nor_torch_and_its_lines_are_reported(
+def test_a_script_works_without_ipython_or_torch(
     tmp_path: Path,
 ) -> None:
     printed = script(
@@ -75,7 +75,7 @@ def test_a_script_needs_neither_ipython_nor_torch_and_its_lines_are_reported(
     ]
 
 
-def test_what_only_an_outer_functions_variable_holds_is_listed(tmp_path: Path) -> None:
+def test_an_array_held_only_by_a_closure_variable_is_listed(tmp_path: Path) -> None:
     printed = script(
         tmp_path,
         "import numpy, ipygpumem\n"
@@ -163,7 +163,7 @@ def test_plain_objects_are_examined_in_bulk(
     assert [row.name for row in found.tensors if row.name] == [f"last[{4 * CHUNK}][0]"]
 
 
-def test_a_first_look_stops_in_a_huge_container_that_leads_to_no_array(
+def test_a_first_search_stops_in_a_huge_container_without_arrays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # what pytest and the tests have is no part of it
@@ -277,7 +277,7 @@ def size(value: object) -> int:
     return found.size_bytes
 
 
-def test_an_array_takes_what_it_keeps_alive(tmp_path: Path) -> None:
+def test_an_arrays_size_includes_memory_that_it_keeps_alive(tmp_path: Path) -> None:
     assert size(numpy.ones(1000)[:10][2:]) == 8000
     assert size(numpy.broadcast_to(numpy.ones(1), (1000, 1000))) == 8
     assert size(numpy.lib.stride_tricks.as_strided(numpy.ones(10), (5, 5), (0, 8))) == 80
@@ -303,7 +303,7 @@ def test_the_elements_of_object_arrays_are_seen() -> None:
     assert elements(numpy.ones(3)) is None
 
 
-def test_the_notebook_is_no_module_of_the_user_under_a_second_name(
+def test_the_notebooks_alias_mp_main_is_no_user_module(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Importing multiprocessing adds it as ``__mp_main__``: growth was said to be held by

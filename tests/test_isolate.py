@@ -115,12 +115,12 @@ display(2, display_id='it', update=True)
     assert reply.displays[0]["data"]["text/plain"] == "2"
 
 
-def test_it_works_where_no_cell_is_seen(kernel: Kernel) -> None:
+def test_isolate_works_outside_of_cells(kernel: Kernel) -> None:
     ok(kernel, "get_ipython().run_cell('%%isolate --keep silent\\nsilent = 5', silent=True)")
     assert kernel.value("silent") == 5
 
 
-def test_magics_around_it_and_inside_work(kernel: Kernel) -> None:
+def test_magics_work_around_and_inside_an_isolated_cell(kernel: Kernel) -> None:
     ok(
         kernel,
         """\
@@ -202,7 +202,7 @@ def test_input_await_and_random_numbers_work(kernel: Kernel) -> None:
     assert isolated(kernel, "random.random()") == str(kernel.value("random.random()"))
 
 
-def test_no_warning_is_shown_and_nothing_is_written_to_the_history(kernel: Kernel) -> None:
+def test_an_isolated_cell_shows_no_warning_and_writes_no_history(kernel: Kernel) -> None:
     assert (
         isolated(kernel, "get_ipython().run_cell('old # marked', store_history=True).result")
         == "[1]"
@@ -283,7 +283,7 @@ def test_files_that_the_cell_leaves_open_are_written(kernel: Kernel, tmp_path: P
         ),
     ],
 )
-def test_a_death_is_the_cells_error(code: str, message: str, kernel: Kernel) -> None:
+def test_a_childs_death_is_the_cells_error(code: str, message: str, kernel: Kernel) -> None:
     reply = fails(kernel, f"%%isolate --keep old\n{code}", "ChildProcessError")
     assert re.fullmatch(f"the cell's child process {message}; no name came back", reply.message)
     assert ('.py", line 2 in <module>' in reply.traceback) == (
@@ -508,7 +508,7 @@ def test_libraries_whose_threads_are_lost_are_refused() -> None:
         ok(kernel, "%%isolate\n1")
 
 
-def test_elsewhere_one_line_says_so(
+def test_isolate_is_refused_in_one_line_on_other_systems(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reasons = {"darwin": "other systems' libraries break in a fork", "win32": "Windows has no fork"}
@@ -519,7 +519,7 @@ def test_elsewhere_one_line_says_so(
         assert f"%%isolate works on Linux only: {reason}" in capsys.readouterr().err
 
 
-def test_it_works_in_a_terminal(tmp_path: Path) -> None:
+def test_isolate_works_in_a_terminal(tmp_path: Path) -> None:
     terminal = Terminal(tmp_path)
     try:
         terminal.press(b"%%isolate --keep y\rprint(input('na' + 'me? ')); y = 5\ry\x1b\r")

@@ -89,7 +89,7 @@ def test_a_forked_process_shares_its_pages_with_the_kernel(kernel: Kernel, folde
     assert size < psutil.Process(child).memory_info().rss / 2**20 - 48, "128 MiB are shared by two"
 
 
-def test_workers_that_a_launcher_starts_later_are_of_the_cell_that_started_it(
+def test_a_launchers_later_workers_belong_to_the_launchers_cell(
     kernel: Kernel, folder: Path
 ) -> None:
     before = ready(folder)
@@ -103,9 +103,7 @@ def test_workers_that_a_launcher_starts_later_are_of_the_cell_that_started_it(
     assert {found[pid][1] for pid in (launcher, *workers)} == {cell}
 
 
-def test_what_is_left_stays_listed_with_its_cell_and_nothing_of_ours_ends_it(
-    kernel: Kernel, folder: Path
-) -> None:
+def test_a_left_over_process_stays_listed_with_its_cell(kernel: Kernel, folder: Path) -> None:
     inside = started(
         kernel,
         "%%experiment apart\nleft = subprocess.Popen([sys.executable, '-c', 'input()'], "

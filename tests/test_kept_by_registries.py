@@ -82,7 +82,7 @@ def left(kernel: Kernel, least: float = 3) -> list[tuple[float, str, str]]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_a_registry_keeps_is_one_row(notebook: Kernel, case: str) -> None:
+def test_objects_of_a_registry_share_one_row(notebook: Kernel, case: str) -> None:
     setup, line = CASES[case]
     ok(notebook, textwrap.dedent(setup))
     rows = left(notebook)
@@ -159,7 +159,7 @@ def test_a_logger_is_held_by_its_module(notebook: Kernel) -> None:
     ok(notebook, line, "import weakref; handler = weakref.ref(handler); assert handler() is None")
 
 
-def test_what_a_name_leads_to_is_no_leak(notebook: Kernel) -> None:
+def test_an_object_reachable_from_a_name_is_no_leak(notebook: Kernel) -> None:
     works(notebook, SHOW_LIBRARIES)
     ok(notebook, _LOGGER, "handler = log.handlers[0]")
     assert left(notebook) == []
@@ -231,7 +231,7 @@ def test_an_artist_that_users_keep_is_taken_out_of_its_axes_too(
     ok(notebook, "plt.close('all')")
 
 
-def test_the_only_artist_of_axes_is_taken_out_of_them_if_a_list_has_it(notebook: Kernel) -> None:
+def test_the_only_artist_of_axes_is_removed_if_a_list_holds_it(notebook: Kernel) -> None:
     needs("matplotlib")
     works(notebook, SHOW_LIBRARIES)
     ok(

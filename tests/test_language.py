@@ -51,6 +51,32 @@ def test_no_room_gets_more_clauses_or_people() -> None:
     } == {}
 
 
+TESTS = ROOT / "tests"
+LONGEST_TEST_NAME = 60
+WORDS_OF_RIDDLES = re.compile(
+    r"_(what|nobody|somebody|anybody|everybody|whoever|whatever|wherever|who|those|meanwhile"
+    r"|anew|beside|others)(_|$)"
+)
+
+
+def names_of_tests() -> list[str]:
+    """Return the names of all test functions, with those that only ``make gpu-sim`` runs."""
+    names = []
+    for path in sorted(TESTS.rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            if is_function and node.name.startswith("test_"):
+                names.append(node.name)
+    return names
+
+
+def test_a_tests_name_says_the_behaviour_in_few_words() -> None:
+    names = names_of_tests()
+    assert len(names) > 1_000
+    assert [name for name in names if len(name) > LONGEST_TEST_NAME] == []
+    assert [name for name in names if WORDS_OF_RIDDLES.search(name)] == []
+
+
 def prose(path: Path) -> str:
     """Return a page's text, or the text cells of a notebook."""
     if path.suffix == ".md":

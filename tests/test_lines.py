@@ -145,7 +145,7 @@ def test_a_line_that_awaits_has_the_peak_of_all_its_pieces() -> None:
     assert [lab.figures(line)[1:] for line in (1, 2, 3)] == [(300, 300), (-300, 0), (300, 300)]
 
 
-def test_the_trace_function_of_somebody_else_rests_and_is_back() -> None:
+def test_another_tools_trace_function_is_paused_and_restored() -> None:
     def theirs(*_: Any) -> None: ...
 
     def work() -> None:
@@ -180,7 +180,7 @@ def test_our_own_failure_stops_the_watching_and_not_the_code(
     assert lab.record.error == "OSError: gone"
 
 
-def test_the_heap_is_trimmed_before_each_look_while_that_is_cheap(
+def test_the_heap_is_trimmed_before_readings_if_that_is_cheap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def work() -> None:
@@ -327,9 +327,7 @@ def test_the_table_shows_the_source_with_figures_where_lines_ran() -> None:
 @pytest.mark.parametrize(
     ("order", "first"), [("peak", "2"), ("kept", "2"), ("time", "2"), ("hits", "3")]
 )
-def test_sorted_by_a_figure_only_lines_that_ran_are_shown_the_most_first(
-    order: str, first: str
-) -> None:
+def test_a_sorted_table_has_only_lines_that_ran_largest_first(order: str, first: str) -> None:
     lines = text.render([lines_report(record(), order)]).splitlines()
     assert [line.split()[0] for line in lines[4:6]] == [first, {"2": "3", "3": "2"}[first]]
     assert len(lines) == 7
@@ -353,7 +351,7 @@ def costs_of(
         meter.close()
 
 
-def test_kept_and_peak_are_each_runs_own_whatever_the_runs_before_it_left() -> None:
+def test_each_run_has_its_own_kept_memory_and_peak() -> None:
     probe = FakeProbe()
     probe.set(1000)
     sources = (
@@ -368,7 +366,7 @@ def test_kept_and_peak_are_each_runs_own_whatever_the_runs_before_it_left() -> N
     assert figures == [{(10, 10)}, {(0, 70)}, {(0, 0)}]
 
 
-def test_names_that_a_statement_binds_are_gone_and_functions_in_it_see_them() -> None:
+def test_names_of_a_statement_are_seen_by_functions_then_deleted() -> None:
     seen: list[int] = []
     names = {"x": 1, "seen": seen}
     code = "x += 1; y = x; seen.append((lambda: [y for _ in '1'])()[0])"
@@ -377,7 +375,7 @@ def test_names_that_a_statement_binds_are_gone_and_functions_in_it_see_them() ->
     assert names["x"] == 1
 
 
-def test_a_statement_has_figures_though_a_device_cannot_be_waited_for(
+def test_a_statement_has_figures_even_if_a_device_fails_to_sync(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def synchronize(*_: object) -> None:
@@ -401,7 +399,7 @@ def test_setup_runs_before_every_run_and_is_not_measured() -> None:
     assert {usage.peak_delta_bytes for usage in cost.usages("cpu")} == {10}
 
 
-def test_an_error_of_a_statement_comes_out_and_leaves_no_span_open() -> None:
+def test_an_error_in_a_statement_is_raised_and_ends_its_span() -> None:
     meter = Meter([FakeProbe()])
     with pytest.raises(ZeroDivisionError):
         measure(meter, [statement("1/0")], {}, setup=None, repeats=1)
@@ -419,7 +417,7 @@ def rows(kernel: Kernel, cell: str) -> list[str]:
     return report.splitlines()[3:-1]
 
 
-def test_a_copy_costs_its_size_and_the_same_in_place_costs_nothing(shared: Kernel) -> None:
+def test_a_copy_costs_its_size_and_work_in_place_costs_nothing(shared: Kernel) -> None:
     copy, in_place = rows(
         shared, "%%gpumemit -r 3\nnumpy.maximum(block, 0)\nnumpy.maximum(block, 0, out=block)"
     )
@@ -430,7 +428,7 @@ def test_a_copy_costs_its_size_and_the_same_in_place_costs_nothing(shared: Kerne
     assert "MiB" not in in_place
 
 
-def test_a_statement_costs_the_same_the_fourth_time_on_a_heap_with_free_pages(
+def test_a_statement_costs_the_same_when_the_heap_has_free_pages(
     shared: Kernel,
 ) -> None:
     ok(
@@ -477,7 +475,7 @@ def test_braces_are_pythons_and_no_variable_of_ipythons(shared: Kernel) -> None:
         assert row.strip().startswith("{1}")
 
 
-def test_a_traceback_has_the_users_frames_and_none_of_ours(shared: Kernel) -> None:
+def test_a_traceback_of_memlines_has_only_the_users_frames(shared: Kernel) -> None:
     reply = shared.run("def fail(x): return 1 / x\n%gpumemit fail(0)")
     assert not re.findall(r"ipygpumem/(?:notebook|extras)", plain(reply.traceback))
     # Before version 9 IPython shows frames of its own, too.
@@ -600,7 +598,7 @@ def test_functions_that_the_cell_defines_are_followed(notebook: Kernel) -> None:
     ok(notebook, "del own, Local, dedent")
 
 
-def test_pages_that_the_heap_has_kept_are_counted_when_they_are_used_again(
+def test_reused_heap_pages_are_counted(
     notebook: Kernel,
 ) -> None:
     # Seen: once glibc has freed a block of that size, the next ones come from its heap, and were
@@ -635,7 +633,7 @@ make()
         }
 
 
-def test_a_cell_that_sets_another_trace_function_is_said_so(notebook: Kernel) -> None:
+def test_a_cell_that_sets_a_trace_function_is_reported(notebook: Kernel) -> None:
     reply = ok(
         notebook,
         """\
@@ -668,7 +666,7 @@ never = 1
     ok(notebook, "del kept")
 
 
-def test_an_interrupt_ends_it_with_the_table_and_nothing_stays_behind(notebook: Kernel) -> None:
+def test_an_interrupt_ends_memlines_with_its_table(notebook: Kernel) -> None:
     ok(notebook, "from tests.waiting import announce")
     reply = notebook.run(
         """\
@@ -683,7 +681,7 @@ announce()
     assert notebook.value("sys.gettrace()") is None
 
 
-def test_it_stands_in_an_experiment_and_an_experiment_in_it(notebook: Kernel) -> None:
+def test_memlines_and_experiments_work_inside_each_other(notebook: Kernel) -> None:
     for first, second in (("%%experiment one", "%%memlines"), ("%%memlines", "%%experiment one")):
         reply = ok(notebook, f"{first}\n{second}\nlocal = block(8)\nlen(local) >> 20")
         assert reply.result == "8"
@@ -692,7 +690,7 @@ def test_it_stands_in_an_experiment_and_an_experiment_in_it(notebook: Kernel) ->
         assert notebook.value("'local' in globals()") is False
 
 
-def test_above_an_autofit_it_follows_the_tries_and_below_it_says_so(notebook: Kernel) -> None:
+def test_memlines_works_above_autofit_and_is_refused_below(notebook: Kernel) -> None:
     reply = ok(
         notebook,
         """\

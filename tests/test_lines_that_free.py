@@ -65,7 +65,7 @@ def test_an_object_is_deleted_after_its_parts_are_used(is_first: bool) -> None:
         ),
     ],
 )
-def test_lines_are_joined_and_places_without_one_named_in_a_comment(
+def test_lines_are_joined_and_other_places_named_in_a_comment(
     lines: list[str], advice: str
 ) -> None:
     assert joined(list(map(way, lines))).holder.advice == advice
@@ -84,7 +84,7 @@ def test_a_name_is_deleted_after_the_items_below_it() -> None:
     assert statement_of([name, item]) == "del mock.calls[0]; del mock"
 
 
-def test_an_item_behind_a_tuple_is_deleted_before_an_earlier_item_of_the_list() -> None:
+def test_an_item_inside_a_tuple_is_deleted_before_earlier_items() -> None:
     item = Cut(Kind.ITEM, 1, "queue", "queue[0]", size=2)
     inner = Cut(Kind.KEY, 2, "queue[1][0]", 'queue[1][0]["key"]', size=1)
     assert statement_of([item, inner]) == 'del queue[1][0]["key"]; del queue[0]'
@@ -128,7 +128,7 @@ def test_a_key_that_names_figures_stays_a_key() -> None:
     assert row.holder == ReferencePath(f"{place}[0], and 1 more there", f"{line}[1]; {line}[0]")
 
 
-def test_rows_are_one_if_a_line_names_what_another_removes() -> None:
+def test_rows_are_merged_if_one_line_names_objects_of_another() -> None:
     rows = [
         row_of("the optimizer", 'del runs["opt"]', 8),
         row_of("the state", 'del runs["m"]; runs["opt"].state.clear()  # begins again', 4),
@@ -233,7 +233,7 @@ def calls_to_explain(number: int) -> int:
     return calls
 
 
-def test_calls_grow_with_the_places_of_an_object_not_their_square() -> None:
+def test_calls_are_linear_in_the_number_of_an_objects_holders() -> None:
     calls_to_explain(10)
     assert calls_to_explain(800) < 2.2 * calls_to_explain(400)
 

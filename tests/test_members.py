@@ -245,7 +245,7 @@ x = Big()
     ],
     ids=["a series", "a grid in a list", "a field of a structured array"],
 )
-def test_a_cycle_through_objects_says_what_to_clear(
+def test_a_cycle_through_objects_has_a_line_that_clears_it(
     notebook: Kernel, make: str, attribute: str
 ) -> None:
     if "pandas" in make:
@@ -317,7 +317,7 @@ _HELD_BY_LIBRARIES = ("a finder of modules", "a hook of warnings")
 
 
 @pytest.mark.parametrize("place", _PLACES)
-def test_the_lines_of_all_rows_free_what_is_left(notebook: Kernel, place: str) -> None:
+def test_the_lines_of_all_rows_free_all_leaks(notebook: Kernel, place: str) -> None:
     setup, code, number, rows_expected = _PLACES[place]
     if "pandas" in setup:
         needs("pandas")
@@ -367,7 +367,9 @@ def test_the_lines_of_all_rows_free_what_is_left(notebook: Kernel, place: str) -
     ],
     ids=["views of an array", "columns by number", "the schedule of an optimizer"],
 )
-def test_why_proposes_what_frees_and_no_more(notebook: Kernel, make: str, lines: list[str]) -> None:
+def test_why_proposes_only_lines_that_free_memory(
+    notebook: Kernel, make: str, lines: list[str]
+) -> None:
     for library in ("pandas", "torch"):
         if library in make:
             needs(library)
@@ -414,7 +416,7 @@ for n in range(12): handler.emit(logging.makeLogRecord({'msg': 'x' * 10**6}))
     ],
     ids=["a program", "a log", "pprint"],
 )
-def test_an_experiment_drops_what_was_printed_in_other_ways(notebook: Kernel, code: str) -> None:
+def test_an_experiment_drops_text_from_all_kinds_of_printing(notebook: Kernel, code: str) -> None:
     kept = (
         "sum(len(str(output.bundle)) for outputs in "
         "getattr(get_ipython().history_manager, 'outputs', {}).values() for output in outputs)"

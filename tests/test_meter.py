@@ -35,7 +35,7 @@ def test_a_device_that_is_first_used_inside_the_span_began_empty() -> None:
     assert (usage.before_bytes, usage.after_bytes, usage.peak_bytes) == (0, 60, 80)
 
 
-def test_sampling_sees_what_lasts_and_its_thread_ends_with_the_last_span() -> None:
+def test_sampling_finds_lasting_peaks_until_the_last_span_ends() -> None:
     probe = FakeProbe(sampled=True)
     meter = Meter([probe], sample_seconds=0.001)
     outer = meter.span()
@@ -52,7 +52,7 @@ def test_sampling_sees_what_lasts_and_its_thread_ends_with_the_last_span() -> No
     assert not samplers[0].is_alive()
 
 
-def test_a_change_of_a_probe_loses_no_peak_and_starts_the_samples_that_it_needs() -> None:
+def test_a_changed_probe_keeps_its_peak_and_starts_sampling() -> None:
     probe = FakeProbe()
     meter = Meter([probe], sample_seconds=0.001)
     span = meter.span()
@@ -122,7 +122,7 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if "ipygpumem" in thread.name]
 
 
-def test_jobs_run_when_they_are_due_in_one_thread_that_ends_with_the_last_of_them() -> None:
+def test_jobs_run_on_time_in_one_thread_that_ends_with_the_last() -> None:
     worker = Worker()
     often = [0]
     seldom = [0]
@@ -146,7 +146,7 @@ def test_jobs_run_when_they_are_due_in_one_thread_that_ends_with_the_last_of_the
     wait_for(lambda: not threads())
 
 
-def test_a_thread_that_could_not_start_is_started_with_the_next_job(
+def test_a_thread_that_failed_to_start_starts_with_the_next_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worker = Worker()
@@ -180,7 +180,7 @@ def test_signals_are_left_to_the_main_thread() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_has_an_empty_clock_that_works_even_if_the_lock_was_held() -> None:
+def test_a_forked_childs_clock_works_even_if_the_lock_was_held() -> None:
     worker = Worker()
     started = threading.Event()
 

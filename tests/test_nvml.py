@@ -131,7 +131,7 @@ def test_devices_are_matched_by_uuid_or_have_a_reason(
     )
 
 
-def test_loads_are_those_of_the_visible_cards_in_cudas_order(
+def test_loads_have_the_order_of_cudas_visible_cards(
     driver: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def rates(handle: str) -> Any:
@@ -177,7 +177,7 @@ def test_without_processes_use_is_reported(
     assert found.note == f"other processes: NVML: {error}"
 
 
-def test_each_process_is_listed_with_what_it_has() -> None:
+def test_each_process_is_listed_with_its_memory() -> None:
     """Also one that uses the card for graphics and for computing, which the driver lists twice."""
     driver = FakeNvml()
     used = {os.getpid(): 100, -1: 250}
@@ -191,7 +191,7 @@ def test_each_process_is_listed_with_what_it_has() -> None:
     assert (unasked.own_bytes, unasked.other_processes, unasked.other_bytes) == (None, (), None)
 
 
-def test_a_card_that_fails_does_not_hide_the_others(
+def test_a_failing_card_does_not_hide_other_cards(
     driver: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del driver.memory["GPU-a"]
@@ -207,7 +207,7 @@ def test_a_card_that_fails_does_not_hide_the_others(
     assert second.wide.used_bytes == 300
 
 
-def test_the_deprecated_package_of_that_name_does_not_warn_in_the_users_cell(
+def test_the_deprecated_pynvml_package_does_not_warn_in_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
     says = (
@@ -222,7 +222,7 @@ def test_the_deprecated_package_of_that_name_does_not_warn_in_the_users_cell(
     assert list(recwarn) == []
 
 
-def test_a_processs_name_is_reported_only_where_its_number_is_the_systems(
+def test_process_names_need_process_ids_of_the_same_namespace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = os.getpid()
@@ -258,7 +258,7 @@ def test_a_processs_name_is_reported_only_where_its_number_is_the_systems(
         ([], False, 700, 0, ""),
     ],
 )
-def test_where_the_driver_cannot_tell_processes_apart_there_is_a_reason(
+def test_a_driver_that_cannot_tell_processes_apart_is_explained(
     driver: FakeNvml,
     processes: list[Any],
     has_context: bool,
@@ -325,7 +325,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
         *((value, None) for value in (True, None, b"cpu", 1.0)),
     ],
 )
-def test_a_device_has_one_name_however_it_is_written(given: object, name: str | None) -> None:
+def test_all_spellings_of_a_device_mean_one_name(given: object, name: str | None) -> None:
     if name is not None:
         assert parse_device(given, known=["Card:new"]) == name
     else:
@@ -349,7 +349,7 @@ def test_all_that_take_a_device_take_the_hosts_names() -> None:
 
 
 @pytest.mark.usefixtures("allocator", "others_out_of_sight")
-def test_a_device_that_is_not_here_is_refused_unless_a_record_has_it() -> None:
+def test_a_missing_device_is_refused_unless_a_record_has_it() -> None:
     row = TensorRecord("x", "Tensor", (), "float32", "cuda:7", 4)
     for device in ("cuda", "gpu", "cuda:1"):
         assert ipygpumem.tensors(device=device).tensors == ()
@@ -437,7 +437,7 @@ def test_an_unused_device_is_not_asked_for_free_memory(
     assert asked == [0]
 
 
-def test_the_users_reset_loses_nothing_of_ours(
+def test_a_reset_by_the_user_loses_no_measurement(
     meter: Meter, allocator: FakeAllocator, cuda: Any
 ) -> None:
     span = meter.span()
@@ -484,7 +484,7 @@ def test_mps_is_sampled_and_has_no_peak_of_its_own(monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_a_glance_reports_the_whole_devices_use_where_the_driver_does(
+def test_a_quick_reading_has_the_whole_devices_use_if_known(
     allocator: FakeAllocator,
 ) -> None:
     asked: list[tuple[int, bool]] = []

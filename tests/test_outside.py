@@ -69,7 +69,7 @@ def test_segments_count_whether_touched_mapped_or_only_open() -> None:
 
 @pytest.mark.parametrize("is_named", [True, False])
 @alone
-def test_segments_whose_file_is_closed_count_as_far_as_they_are_mapped(is_named: bool) -> None:
+def test_segments_of_closed_files_count_their_mapped_bytes(is_named: bool) -> None:
     path = Path(f"/dev/shm/ipygpumem-test-{os.getpid()}")
     path.write_bytes(bytes(8 * MIB))
     mapping = None
@@ -119,7 +119,7 @@ def test_descendants_of_any_thread_count_by_pss() -> None:
 
 @pytest.mark.parametrize("missing", ["smaps_rollup", "children"])
 @alone
-def test_what_cannot_be_read_of_children_is_said(missing: str) -> None:
+def test_unreadable_children_are_reported(missing: str) -> None:
     original = Path.read_bytes
 
     def read_bytes(path: Path) -> bytes:

@@ -82,7 +82,7 @@ def test_a_terminal_shows_one_line_and_starts_nothing(loaded: InteractiveShell) 
     assert app_of(loaded).session.observers == (app_of(loaded).experiments,)
 
 
-def test_figures_are_sent_when_they_change_at_most_twice_a_second(
+def test_changed_figures_are_sent_at_most_twice_a_second(
     notebook: InteractiveShell,
 ) -> None:
     _, feed, widget = opened(notebook)
@@ -178,7 +178,7 @@ def test_a_click_in_a_subshell_frees_in_the_main_thread(notebook: InteractiveShe
     assert feed._message.startswith("freed")
 
 
-def test_without_a_view_nothing_is_read_until_a_page_shows_it_again(
+def test_a_panel_without_a_view_reads_nothing_until_it_is_shown(
     notebook: InteractiveShell,
 ) -> None:
     _, feed, widget = opened(notebook)
@@ -205,7 +205,7 @@ def test_a_closed_panel_costs_no_call_and_leaves_no_object(notebook: Interactive
     assert [reference() for reference in references] == [None, None]
 
 
-def test_there_is_one_panel_until_it_is_closed(notebook: InteractiveShell) -> None:
+def test_a_second_call_shows_the_same_panel_until_it_is_closed(notebook: InteractiveShell) -> None:
     first, feed, widget = opened(notebook)
     assert ipygpumem.panel()._feed() is feed
     data, _ = first._repr_mimebundle_()
@@ -228,7 +228,7 @@ def test_the_panel_is_closed_with_the_extension(notebook: InteractiveShell) -> N
     assert (feed.is_closed, widget.is_open, notebook.jobs) == (True, False, {})  # type: ignore[attr-defined]
 
 
-def test_the_thread_sends_as_part_of_the_request_and_keeps_no_other_context(
+def test_the_panels_thread_sends_as_part_of_its_own_request(
     notebook: InteractiveShell,
 ) -> None:
     request, large = ContextVar[Any]("request"), ContextVar[Any]("large")
@@ -257,7 +257,7 @@ def test_a_failure_stops_the_panel_with_one_line(
     assert capsys.readouterr().out.count("the panel stopped (ZeroDivisionError") == 1
 
 
-def test_a_handle_and_a_panel_are_nothing_of_the_users(notebook: InteractiveShell) -> None:
+def test_a_panel_and_its_handle_are_no_user_objects(notebook: InteractiveShell) -> None:
     handle, feed, _ = opened(notebook)
     notebook.user_ns["p"] = handle
     feed._rows.extend({"time": 0.0, "filler": "x" * 10_000 + str(number)} for number in range(200))
@@ -289,7 +289,7 @@ def test_figures_of_cards_are_the_process_own_and_the_drivers() -> None:
     }
 
 
-def test_a_name_lists_the_devices_that_hold_more_than_a_little_of_it() -> None:
+def test_a_name_lists_devices_that_hold_much_of_its_memory() -> None:
     row = NamedSize("x\x1b[31m" + "y" * 200, "Net", {"cpu": 10, "cuda:0": 5000, "cuda:1": 5000})
     (found,) = snapshot.names([row])
     assert (found["devices"], found["size"]) == ("cuda:0 + cuda:1", 10_010)
@@ -311,7 +311,7 @@ def test_a_name_whose_bytes_are_not_all_counted_says_at_least(notebook: Interact
     assert {row["name"]: row["at_least"] for row in rows} == {"archive": True, "numbers": False}
 
 
-def test_a_kernel_without_anywidget_says_what_to_install(kernel: Kernel) -> None:
+def test_a_kernel_without_anywidget_names_the_package_to_install(kernel: Kernel) -> None:
     assert (
         kernel.run("""
             import sys

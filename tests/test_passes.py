@@ -185,19 +185,19 @@ def one_pass(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", list(map(one_pass, LOOKS)))
-def test_a_look_passes_once_over_the_heap(name: str) -> None:
+def test_a_search_passes_once_over_the_heap(name: str) -> None:
     passes, visits = measured()[name]
     assert passes <= MOST_PASSES
     assert visits <= MOST_VISITS
 
 
 @pytest.mark.parametrize("name", LOOKS)
-def test_a_look_visits_no_object_more_often_than_before(name: str) -> None:
+def test_a_search_visits_objects_no_more_often_than_before(name: str) -> None:
     passes, visits = measured()[name]
     assert passes <= PRESENT[name][0]
     assert visits <= PRESENT[name][1]
 
 
 @pytest.mark.parametrize("name", QUIET)
-def test_what_leaves_nothing_never_passes_over_the_heap(name: str) -> None:
+def test_code_that_leaves_no_memory_causes_no_pass_over_the_heap(name: str) -> None:
     assert measured()[name] == [0, 0]

@@ -140,7 +140,7 @@ def test_only_new_mappings_are_reserved_by_the_code() -> None:
     assert unused_growth(before, {}) == 0
 
 
-def test_the_report_names_what_is_reserved_and_not_used() -> None:
+def test_the_report_names_reserved_memory_that_is_not_used() -> None:
     device = bounded(outside(row(1024, "mmap", "line 2: pandas"), row(3)), 4 * MIB)
     text = str(PeakRecord((device,), 1.0))
     assert "RAM outside torch highest with 4 MiB at most" in text
@@ -197,7 +197,7 @@ print(found.record)
     assert "install memray" in text
 
 
-def test_the_processs_own_peak_is_not_repeated_next_to_memrays_rows() -> None:
+def test_the_process_peak_is_not_repeated_next_to_memrays_rows() -> None:
     ram = Usage("cpu", 0, 5 * MIB, 9 * MIB, None, "kernel")
     assert "of the process" not in str(PeakRecord((outside(row(3)),), 1.0, ram=ram))
     record = PeakRecord((), 1.0, ram=ram)

@@ -116,9 +116,7 @@ LOAD = {"jax:0": load_jax, "cupy:1": load_cupy, "rmm": load_rmm, "tensorflow:0":
 
 
 @pytest.mark.parametrize("device", LOAD)
-def test_a_library_is_found_once_it_is_loaded_and_read_once_it_has_begun(
-    device: str, loaded: Any
-) -> None:
+def test_a_library_is_read_only_after_it_was_initialised(device: str, loaded: Any) -> None:
     library = Library(is_begun=False)
     find = finder()
     assert [probe for probe in find() if hasattr(probe, "name")] == []
@@ -141,9 +139,7 @@ def test_a_library_is_found_once_it_is_loaded_and_read_once_it_has_begun(
 
 
 @pytest.mark.parametrize("device", sorted(set(LOAD) - {"cupy:1"}))
-def test_a_span_that_rises_above_all_before_has_its_exact_peak_and_nothing_is_reset(
-    device: str, loaded: Any
-) -> None:
+def test_a_span_with_a_new_highest_peak_is_exact_without_a_reset(device: str, loaded: Any) -> None:
     library = Library()
     LOAD[device](loaded, library)
     library.take(512 * MIB)
@@ -173,7 +169,7 @@ def reading(device: str, current: int, reserved: int | None, **more: Any) -> Rea
     return Reading(device, current, current, "allocator", reserved_bytes=reserved, **more)
 
 
-def test_two_libraries_on_one_device_have_one_reconciliation_that_adds_up() -> None:
+def test_parts_of_two_libraries_on_one_device_add_up() -> None:
     wide = DeviceWide(24 * GIB, 12 * GIB, own_bytes=10 * GIB, other_processes=((7, 2 * GIB),))
     own = reading("cuda:0", GIB, 2 * GIB, total_bytes=24 * GIB, used_bytes=12 * GIB)
     readings = {name: reading(name, GIB, 5 * GIB) for name in ("jax:0", "jax:1")}
@@ -259,7 +255,7 @@ maker = make(); next(maker)  # an array that no name leads to
 """  # noqa: E501
 
 
-def test_arrays_of_jax_are_ram_and_listed_once_and_its_backend_is_the_users_to_make() -> None:
+def test_arrays_of_jax_are_listed_once_without_making_a_backend() -> None:
     printed("-c", SCRIPT)
 
 
@@ -296,7 +292,7 @@ LIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("answer", LIES.values(), ids=LIES)
-def test_an_answer_that_makes_no_sense_counts_for_nothing(meter: Meter, answer: Any) -> None:
+def test_an_impossible_figure_of_a_probe_is_ignored(meter: Meter, answer: Any) -> None:
     liar = Toy()
     liar.read = lambda **how: answer  # type: ignore[method-assign]
     meter.add(PluginProbe("toy", liar))
@@ -307,7 +303,7 @@ def test_an_answer_that_makes_no_sense_counts_for_nothing(meter: Meter, answer: 
 @pytest.mark.parametrize(
     ("probe", "said"), [(Raises(), "SystemExit: enough"), (Unsayable(), "Error")]
 )
-def test_a_probe_that_raises_is_named_and_the_others_go_on(
+def test_a_probe_that_raises_is_named_and_other_probes_continue(
     meter: Meter, probe: Any, said: str
 ) -> None:
     meter.add(PluginProbe("toy", probe))
@@ -315,7 +311,7 @@ def test_a_probe_that_raises_is_named_and_the_others_go_on(
     assert meter.failures == {"toy": said}
 
 
-def test_a_probe_that_does_not_work_is_refused_when_it_is_registered(
+def test_a_broken_probe_is_refused_at_registration(
     script_memory: FakeProbe,
 ) -> None:
     with pytest.raises(ProbeError, match="SystemExit: enough"):

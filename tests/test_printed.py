@@ -45,7 +45,7 @@ for line in range(4):
 """
 
 
-def test_an_experiment_drops_what_its_cell_printed(notebook: Kernel) -> None:
+def test_an_experiment_drops_its_cells_printed_text(notebook: Kernel) -> None:
     ok(notebook, 'print("y" * 2_000_000)')
     reply = ok(notebook, f"%%experiment a\n{PRINT_4_MB}")
     assert kept(notebook) == 2
@@ -166,7 +166,7 @@ def test_text_is_dropped_after_reset_restarts_the_count(notebook: Kernel) -> Non
     assert kept(notebook) == 0
 
 
-def test_free_drops_what_cells_printed(notebook: Kernel) -> None:
+def test_free_drops_the_printed_text_of_cells(notebook: Kernel) -> None:
     ok(notebook, 'print("x" * 40_000_000)')
     (text,) = ok(notebook, "%gpumem free").reports("note")
     assert kept(notebook) == 0
@@ -175,7 +175,7 @@ def test_free_drops_what_cells_printed(notebook: Kernel) -> None:
     assert ok(notebook, "%gpumem free\nprint('still prints')").stdout == "still prints\n"
 
 
-def test_leaks_lists_what_cells_printed_with_its_cells(notebook: Kernel) -> None:
+def test_leaks_lists_printed_text_with_its_cells(notebook: Kernel) -> None:
     ok(notebook, 'print("x" * 40_000_000)')
     (text,) = ok(notebook, "%gpumem leaks").leaks()
     (row,) = [line for line in text.splitlines() if "printed" in line]
@@ -184,7 +184,7 @@ def test_leaks_lists_what_cells_printed_with_its_cells(notebook: Kernel) -> None
     assert " reclaimable item" in text or "kept by what is listed below" in text
 
 
-def test_status_has_a_row_for_what_cells_printed(notebook: Kernel) -> None:
+def test_status_has_a_row_for_printed_text(notebook: Kernel) -> None:
     ok(notebook, 'print("x" * 40_000_000)')
     _, parts = host_table(notebook)
     assert parts["printed by cells"] == pytest.approx(40_000_000, rel=0.05)

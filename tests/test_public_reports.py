@@ -99,7 +99,7 @@ def test_memory_that_stays_after_pickling_is_malloc_s(notebook: Kernel) -> None:
 
 
 @linux
-def test_memory_after_a_parallel_job_is_told_from_that_of_its_workers(notebook: Kernel) -> None:
+def test_memory_after_a_parallel_job_is_split_from_its_workers(notebook: Kernel) -> None:
     """joblib#1577: the result was deleted, and 3.3 of 3.9 GiB stayed; its workers
     are alive, too.
     """

@@ -41,25 +41,25 @@ def shown(found: dict[str, str]) -> str:
 
 @pytest.mark.parametrize("look", ["why", "top"])
 @pytest.mark.parametrize(("first", "stop"), PARTS)
-def test_what_is_promised_dies_in_random_graphs(look: str, first: int, stop: int) -> None:
+def test_promised_objects_die_in_random_graphs(look: str, first: int, stop: int) -> None:
     found = failures(look, first, stop)
     assert not found, shown(found)
 
 
 @pytest.mark.parametrize(("look", "turn"), [("why", 0), ("top", 1)])
-def test_what_is_promised_dies_with_each_kind_of_holder(look: str, turn: int) -> None:
+def test_promised_objects_die_with_each_kind_of_holder(look: str, turn: int) -> None:
     found = failures(look, "each", turn)
     assert not found, shown(found)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("look", ["why", "top"])
-def test_what_is_promised_dies_in_each_graph_of_each_kind(look: str) -> None:
+def test_promised_objects_die_in_each_graph_of_each_kind(look: str) -> None:
     found = failures(look, "each")
     assert not found, shown(found)
 
 
-def test_a_look_that_is_wrong_fails_in_most_graphs() -> None:
+def test_a_wrong_search_fails_in_most_graphs() -> None:
     found = failures("nothing", 0, 10)
     assert len(found) > 5
     assert all("said 0.0 KiB, frees" in text for text in found.values())

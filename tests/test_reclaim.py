@@ -30,7 +30,7 @@ def run(meter: Meter, steps: list[reclaim.Step]) -> list[FreeingStep]:
     return done
 
 
-def test_each_step_is_credited_with_what_fell_while_it_ran() -> None:
+def test_each_step_gets_credit_for_memory_freed_while_it_ran() -> None:
     probe = FakeProbe()
     probe.set(100)
     steps = run(
@@ -55,7 +55,7 @@ def test_each_step_is_credited_with_what_fell_while_it_ran() -> None:
     assert by == ("freed by: names (RAM 900 MiB), smaller steps (RAM 13 MiB)",)
 
 
-def test_a_step_is_not_credited_with_what_others_freed_while_it_ran() -> None:
+def test_a_step_gets_no_credit_for_memory_freed_by_other_threads() -> None:
     probe = FakeProbe()
     probe.set(100)
 
@@ -73,7 +73,7 @@ def test_a_step_is_not_credited_with_what_others_freed_while_it_ran() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is mapped")
 @alone
-def test_a_step_is_credited_with_what_it_unmapped_and_a_trim_with_all_that_falls() -> None:
+def test_a_step_is_credited_with_unmapped_memory_a_trim_with_all() -> None:
     """Memory is purged, as by an allocator's thread, while a step runs; then as much is freed."""
     memory = [touched(96 << 20), touched(64 << 20)]
     steps: list[reclaim.Step] = [
@@ -90,7 +90,7 @@ def test_a_step_is_credited_with_what_it_unmapped_and_a_trim_with_all_that_falls
     sys.platform != "linux", reason="only Linux tells RSS without releasing the GIL"
 )
 @alone
-def test_garbage_is_credited_with_what_collections_free() -> None:
+def test_garbage_collection_gets_credit_for_freed_memory() -> None:
     """Another thread frees memory between two of them."""
     of_thread = [touched(64 << 20)]
     garbage = [touched(32 << 20)]
@@ -121,7 +121,7 @@ def test_a_step_that_fails_is_reported_and_the_next_one_runs() -> None:
     assert steps[1].freed == {"cpu": 8}
 
 
-def test_an_interrupt_ends_the_steps_and_keeps_those_that_were_done() -> None:
+def test_an_interrupt_keeps_the_steps_that_were_done() -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 

@@ -74,7 +74,7 @@ def check(found: Reconciliation) -> None:
     assert Reconciliation.from_dict(found.to_dict()) == found
 
 
-def test_every_byte_of_a_device_is_somebodys() -> None:
+def test_every_byte_of_a_device_belongs_to_a_part() -> None:
     found = device_parts.device_parts(reading(), SNAPSHOT, wide(), HELD)
     assert sizes(found) == {
         "tensors: parameter": 1000,
@@ -97,14 +97,14 @@ def test_every_byte_of_a_device_is_somebodys() -> None:
     assert "the largest of 500 B" in fragmentation.advice
 
 
-def test_what_nobody_has_looked_for_is_live_tensors_and_not_said_to_have_no_name() -> None:
+def test_tensors_that_were_not_searched_are_called_live_tensors() -> None:
     found = sizes(device_parts.device_parts(reading(), SNAPSHOT, wide(), None))
     assert found["live tensors"] == 1000 + 100 + 200
     assert found["rounding"] == 24 + 76
     assert not [name for name in found if name.startswith(("tensors:", "autograd"))]
 
 
-def test_a_view_into_a_block_leaves_the_rest_of_the_request_to_others() -> None:
+def test_a_view_into_a_block_counts_only_its_own_bytes() -> None:
     """A storage that covers only a part of what was asked for: somebody else asked for the rest."""
     snapshot = Snapshot((Segment((block(0, 1024, requested=1000),)),))
     held = [Storage(DEVICE, 100, 300, "buffer")]
@@ -116,7 +116,7 @@ def test_a_view_into_a_block_leaves_the_rest_of_the_request_to_others() -> None:
     )
 
 
-def test_memory_of_other_libraries_is_not_counted_as_the_allocators() -> None:
+def test_other_libraries_memory_is_not_counted_as_the_allocators() -> None:
     held = [*HELD, Storage(DEVICE, 500_000, 4 * MIB, "other")]
     found = device_parts.device_parts(reading(), SNAPSHOT, wide(), held)
     assert sizes(found)["tensors: other"] == 50
@@ -148,7 +148,7 @@ def test_a_driver_that_contradicts_torch_is_not_believed(figures: dict[str, int]
     assert "contradict" in found.parts[-1].advice
 
 
-def test_without_a_figure_of_the_driver_the_parts_sum_to_what_is_reserved() -> None:
+def test_without_the_drivers_figure_parts_sum_to_reserved_memory() -> None:
     plain = reading(total_bytes=None, used_bytes=None, note="NVML: Driver Not Loaded")
     found = device_parts.device_parts(
         plain, SNAPSHOT, DeviceWide(note="NVML: Driver Not Loaded"), HELD
@@ -160,7 +160,7 @@ def test_without_a_figure_of_the_driver_the_parts_sum_to_what_is_reserved() -> N
     check(found)
 
 
-def test_apples_gpu_has_one_device_no_snapshot_and_shares_the_machines_memory() -> None:
+def test_apples_gpu_is_one_device_that_shares_the_hosts_memory() -> None:
     seen = Reading("mps", 1000, 1000, "sampled", total_bytes=9000, reserved_bytes=1500)
     found = sizes(
         device_parts.device_parts(seen, None, None, [Storage("mps:0", 1, 900, "parameter")])
@@ -234,7 +234,7 @@ def all_there(ranges: list[tuple[int, int]]) -> list[int]:
     return [size for _, size in ranges]
 
 
-def test_every_byte_of_the_host_is_somebodys() -> None:
+def test_every_byte_of_the_host_belongs_to_a_part() -> None:
     found = host_parts(MACHINE, None, all_there)
     assert sizes(found) == {
         "this process": 1500,
@@ -280,7 +280,7 @@ def test_arrays_count_as_far_as_they_are_in_ram() -> None:
     assert found["not named"] == 500
 
 
-def test_own_pages_are_objects_data_of_libraries_stacks_free_pages_and_a_rest() -> None:
+def test_the_processs_own_pages_have_five_parts() -> None:
     figures = HostFigures(
         **{**vars(MACHINE), "own": OwnPages(100, 50, free_heap_bytes=60, free_blocks_bytes=30)}
     )
@@ -299,7 +299,7 @@ def test_own_pages_are_objects_data_of_libraries_stacks_free_pages_and_a_rest() 
     assert not {"stacks", "not named"} & too_many.keys()
 
 
-def test_where_the_system_does_not_tell_what_is_in_ram_arrays_are_not_told_apart() -> None:
+def test_without_page_data_arrays_are_not_a_separate_part() -> None:
     def refuse(ranges: list[tuple[int, int]]) -> list[int]:
         raise PermissionError(1, "Operation not permitted")
 
@@ -327,14 +327,14 @@ def test_in_a_container_the_limit_is_the_total() -> None:
     assert "200 B of this process's RSS are not charged to it here" in found.notes[0]
 
 
-def test_what_the_machine_has_no_more_of_is_not_free_in_a_container() -> None:
+def test_a_container_has_no_more_free_memory_than_its_machine() -> None:
     group = Group(limit_bytes=9000, used_bytes=3000)
     found = host_parts(HostFigures(**{**vars(MACHINE), "group": group}), None, all_there)
     assert sizes(found)["free"] == 5000
     assert sizes(found)["out of reach"] == 1000
 
 
-def test_children_that_cannot_be_told_are_among_the_others() -> None:
+def test_indistinct_children_count_as_other_processes() -> None:
     found = host_parts(HostFigures(**{**vars(MACHINE), "children_bytes": None}), None, all_there)
     assert sizes(found)["other processes and the system"] == 10_000 - 2000 - 2700 - 2000
     assert "not known separately" in found.notes[0]

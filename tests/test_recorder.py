@@ -166,7 +166,7 @@ def test_only_the_owner_can_read_a_recording(writer: RecordingWriter) -> None:
     assert stat.S_IMODE(writer.path.parent.stat().st_mode) == 0o700
 
 
-def test_a_recording_is_bounded_and_keeps_its_kernel_and_the_running_cell(
+def test_a_bounded_recording_keeps_its_kernel_and_running_cell(
     writer: RecordingWriter,
 ) -> None:
     writer.write(START)
@@ -194,7 +194,7 @@ def test_a_forked_child_writes_nothing(writer: RecordingWriter) -> None:
     assert writer.path.read_bytes() == before
 
 
-def test_old_recordings_go_and_those_of_live_kernels_stay(tmp_path: Path) -> None:
+def test_only_old_recordings_of_dead_kernels_are_deleted(tmp_path: Path) -> None:
     own = write(tmp_path, VALID, "3own.jsonl")
     for number in range(30):
         write(tmp_path, encode(DEAD), f"1{number:02}.jsonl")
@@ -240,7 +240,7 @@ LOG = {
 }
 
 
-def test_the_system_log_names_the_processes_that_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_system_log_names_processes_ended_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     records = [f"3,100,5000000,-;{line}\n SUBSYSTEM=x\n" for line in LOG]
     monkeypatch.setattr(cgroup, "_records", lambda path: ["garbage", *records])
     assert [(death.pid, death.oom) for death in cgroup.deaths()] == [
@@ -398,7 +398,7 @@ def test_after_a_kill_and_a_crash_the_next_kernel_names_the_cell(
     )
 
 
-def test_a_kernel_that_its_memory_limit_has_killed_before_its_first_tick_is_said_so(
+def test_a_kernel_killed_before_its_first_tick_is_reported(
     start: Start,
 ) -> None:
     with limited_group(300 * 2**20) as group:
@@ -429,9 +429,7 @@ def test_a_shutdown_while_a_cell_runs_is_no_death(start: Start, folder: Path) ->
     assert "it was asked to end" in told(other, f"%gpumem postmortem {name}").split("\n")[0]
 
 
-def test_a_recording_has_each_cell_and_no_failure_of_it_reaches_one(
-    start: Start, folder: Path
-) -> None:
+def test_a_recording_has_each_cell_and_its_failures_reach_none(start: Start, folder: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "0.jsonl").write_bytes(
         b"\xff\n" * 1000 + b'{"kind":"tick","time":1,"memory":{"cpu":[]}}'

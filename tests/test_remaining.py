@@ -11,7 +11,7 @@ def remaining(*items: object) -> Remaining:
     return Remaining(row_of(items, Size({"cpu": 1 << 21})), items)
 
 
-def test_the_holders_of_many_objects_of_one_type_are_all_searched() -> None:
+def test_holders_of_many_objects_of_one_type_are_all_searched() -> None:
     lists = [[number] for number in range(500)]
     assert list(remaining(*lists).to_search()) == lists
 
@@ -23,7 +23,7 @@ def test_of_many_small_objects_of_several_types_one_is_searched() -> None:
     assert list(remaining(*many).to_search()) == many[:1]
 
 
-def test_references_from_a_long_holder_to_few_objects_are_counted() -> None:
+def test_references_of_a_long_holder_to_few_objects_are_counted() -> None:
     item = object()
     holder = [item, *range(1000), item]
     search = object.__new__(BackwardSearch)

@@ -28,7 +28,7 @@ from ipygpumem.units import GIB, MIB, parse_bytes
 from tests.report_samples import RAM, cell, every_report, experiment, recovery
 
 
-def test_the_line_names_an_error_children_and_samples_and_leaves_idle_devices_out() -> None:
+def test_the_line_has_errors_and_children_but_no_idle_devices() -> None:
     idle = Usage("cuda:1", 0, 0, 0, 140 * GIB, "allocator", reserved_bytes=0)
     sampled = Usage("cpu", 0, 0, MIB, None, "sampled")
     below = Usage("children", 0, 5 * MIB, 5 * MIB, None, "sampled", note="RSS")
@@ -55,7 +55,7 @@ STILL_CUDA = Usage(
         ({"after_bytes": 62 * MIB, "peak_bytes": 62 * MIB}, "RAM +1 MiB, peak +1 MiB, 62 MiB now"),
     ],
 )
-def test_a_device_that_did_not_move_by_a_mib_is_its_size_alone_and_quiet(
+def test_a_device_that_changed_below_a_mib_shows_only_its_size(
     changes: dict[str, int], said: str
 ) -> None:
     record = cell(usages=(dataclasses.replace(STILL, **changes), STILL_CUDA))
@@ -97,7 +97,7 @@ def test_the_report_of_an_experiment_in_each_style() -> None:
     assert content.experiment_reports(experiment(), "none") == []
 
 
-def test_what_survives_is_a_table_that_fits_a_narrow_terminal() -> None:
+def test_the_table_of_leaks_fits_a_narrow_terminal() -> None:
     line = 'del best["run3"][0]'
     holder = ReferencePath("notebook variable best['run3'][0]", line)
     array = RetainedArray("b", "Tensor", (8, 1024, 1024), "float32", "cuda:0", 32 * MIB)
@@ -116,7 +116,7 @@ def test_what_survives_is_a_table_that_fits_a_narrow_terminal() -> None:
     assert table.folded
 
 
-def test_no_step_is_shown_to_have_given_more_than_came_back_in_all() -> None:
+def test_no_steps_share_is_larger_than_the_total_freed() -> None:
     def step(name: str, size: int) -> FreeingStep:
         return FreeingStep(name, {"cpu": size}, {"cuda:0": 3 * MIB}, 0.1)
 
@@ -166,7 +166,7 @@ def test_the_report_of_a_recovery() -> None:
     assert "Restart the kernel" in broken.lines[0]
 
 
-def test_long_lists_are_folded_short_ones_open_and_the_longest_end_with_a_sum() -> None:
+def test_long_lists_are_folded_and_the_longest_end_with_a_sum() -> None:
     held = tuple(RetainedArray(f"x{n}", "Tensor", (1,), "f", "cpu", 2 * MIB) for n in range(30))
     few, many = (content.recovery_reports(recovery(held=some), MIB) for some in (held[:8], held))
     assert [html.render(reports).count("<details open") for reports in (few, many)] == [2, 1]
@@ -221,7 +221,7 @@ ELEMENTS = {
 }
 
 
-def test_html_is_a_few_elements_with_inline_styles_and_nothing_from_outside() -> None:
+def test_html_has_few_elements_and_only_safe_inline_styles() -> None:
     page = Page(html.render(every_report()))
     assert page.elements == ELEMENTS - {"br"}
     assert {name for name, _ in page.attributes} == {"style", "title", "role", "aria-label", "open"}
@@ -236,7 +236,7 @@ def test_html_is_a_few_elements_with_inline_styles_and_nothing_from_outside() ->
     assert 'role="img"' not in html.render([line, *every_report()], bars=False)
 
 
-def test_there_is_a_sample_of_each_kind_of_report_that_is_made_of_a_record() -> None:
+def test_each_kind_of_report_of_a_record_has_a_sample() -> None:
     made = r'(?:\bReport(?:\.of)?\(\s*|kind=)"(\w+)"'
     room = Path(content.__file__).parent
     files = [*room.rglob("*.py"), *room.parent.glob("extras/*/[!p]*.py")]
@@ -277,7 +277,7 @@ def test_no_text_of_the_users_breaks_out_of_a_report(word: str) -> None:
         assert max(map(columns, shown.splitlines())) <= (style.width or 20_000)
 
 
-def test_a_narrow_table_says_once_what_is_equal_in_every_row() -> None:
+def test_a_narrow_table_shows_equal_cells_once() -> None:
     rows = [
         {"size": f"{n} GiB", "name": f"layers.{n}.weight", "dtype": "float32", "device": "cuda:0"}
         for n in (10, 20)
@@ -300,7 +300,7 @@ def test_a_folded_line_has_no_separator_at_its_ends() -> None:
     assert text.fold("1 leak · 64 MiB · batch", 10) == ["1 leak", "64 MiB", "batch"]
 
 
-def test_a_narrow_terminal_loses_the_bar_first_then_breaks_between_devices() -> None:
+def test_a_narrow_terminal_drops_the_bar_then_breaks_by_device() -> None:
     report = [content.cell_report(cell())]
     wide, narrow, narrower = (
         text.render(report, text.Style(width=width, bars=True)) for width in (140, 118, 80)
@@ -313,7 +313,7 @@ def test_a_narrow_terminal_loses_the_bar_first_then_breaks_between_devices() -> 
     assert narrower == wide.replace(" · cuda", "\n  cuda")
 
 
-def test_colour_changes_nothing_but_the_colour_and_ascii_no_place() -> None:
+def test_colour_changes_only_colour_and_ascii_moves_no_column() -> None:
     shown = text.render(every_report(), text.Style(width=100, bars=True))
     coloured = text.render(every_report(), text.Style(width=100, bars=True, colour=True))
     assert "\x1b[1m" in coloured
@@ -325,7 +325,7 @@ def test_colour_changes_nothing_but_the_colour_and_ascii_no_place() -> None:
     assert [len(line) for line in plain.splitlines()] == lengths
 
 
-def test_a_table_that_is_too_wide_is_folded_and_then_becomes_lines() -> None:
+def test_a_wide_table_is_folded_and_then_becomes_lines() -> None:
     rows = (("x" * 20, "1.00 GiB", "one two three four five six"),)
     table = Table("", ("name", "size", "what you can do"), rows, frozenset({"size"}))
     report = [Report("note", "head", tables=(table,))]
@@ -340,7 +340,7 @@ def test_a_table_that_is_too_wide_is_folded_and_then_becomes_lines() -> None:
     ]
 
 
-def test_a_comment_that_does_not_fit_after_its_line_is_a_comment_in_each_line() -> None:
+def test_a_long_comment_is_broken_into_comment_lines() -> None:
     line = 'del box["top"]'
     rows = (("x" * 20, f"{line}  # also drops 16 MiB of older data"),)
     code = frozenset({"to free it"})
@@ -355,7 +355,7 @@ def test_a_comment_that_does_not_fit_after_its_line_is_a_comment_in_each_line() 
     ]
 
 
-def test_a_table_that_is_too_wide_loses_its_expendable_columns_in_their_order() -> None:
+def test_a_wide_table_drops_expendable_columns_in_order() -> None:
     columns = ("size", "share", "name", "type")
     rows = (
         ("1.00 GiB", "50%", "x" * 12, "DataFrame"),
@@ -387,7 +387,7 @@ def rows_of(report: Report) -> list[str]:
     return [" · ".join(filter(None, row)) for row in table.rows]
 
 
-def test_leaks_in_one_container_are_one_line_and_the_largest_comes_first() -> None:
+def test_leaks_in_one_container_share_a_line_largest_first() -> None:
     graph = ": its autograd graph (ReluBackward0)"
     found = [
         leak("cache[0]"),
@@ -418,7 +418,7 @@ def test_leaks_in_one_container_are_one_line_and_the_largest_comes_first() -> No
     ]
 
 
-def test_the_largest_row_of_leaks_comes_first_whatever_found_it() -> None:
+def test_leaks_from_all_searches_are_sorted_by_size() -> None:
     leak = RetainedArray(
         "x", "Tensor", (4,), "f", "cpu", 3 << 20, holder=ReferencePath("x", "del x")
     )
@@ -429,7 +429,7 @@ def test_the_largest_row_of_leaks_comes_first_whatever_found_it() -> None:
     assert [row.partition(" ")[0] for row in rows_of(report)] == ["5", "3", "1"]
 
 
-def test_a_row_of_leaks_shows_only_what_no_row_above_counts() -> None:
+def test_a_row_of_leaks_counts_nothing_of_earlier_rows() -> None:
     graphs = (5 << 20, "cpu", "losses keep their graphs", "losses.clear()", 2 << 20)
     report = content.leaks_report([leak("x", size=3 * MIB)], MIB, kept=[graphs])
     assert report.headline == "1 leak, 1 reclaimable item · 5 MiB"
@@ -621,7 +621,7 @@ def test_a_bar_is_as_long_as_the_sessions_highest_use_rounded_up() -> None:
     assert scales.bar(ram(1000, 1150, 1150)) is not None
 
 
-def test_a_usage_becomes_what_the_whole_device_has_in_use_at_the_peak() -> None:
+def test_a_peak_is_converted_to_the_whole_devices_use() -> None:
     scales = Scales()
     # 5 GiB are others', 30 reserved, of which 10 were in use before, 12 after and 25 at the peak
     assert gib(scales.bar(cuda(10, 12, 25, 30, 35))) == (20, 2, 13)
@@ -753,7 +753,7 @@ def test_vs_code_finds_html_first_in_every_bundle(order: tuple[str, ...], kernel
             assert min(secure, key=order.index) == "text/plain"  # in a workspace without trust
 
 
-def test_nothing_reaches_beyond_its_own_output_and_text_has_the_pages_own_colour() -> None:
+def test_styles_stay_inside_the_output_and_use_the_pages_colour() -> None:
     assert not re.search(
         r"<style|<script|<link|\sid=|\sclass=|\son\w+=|position:|z-index:|100v[wh]", PAGE
     )
@@ -777,9 +777,7 @@ def test_every_theme_variable_has_a_plain_value_to_fall_back_on() -> None:
                 )
 
 
-def test_jupyterlab_keeps_elements_words_folding_and_bars_of_a_notebook_that_is_not_trusted() -> (
-    None
-):
+def test_jupyterlab_keeps_reports_of_an_untrusted_notebook() -> None:
     before = Page(PAGE)
     after = Page(Sanitizer(PAGE).kept)
     assert after.elements == before.elements

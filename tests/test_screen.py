@@ -50,7 +50,7 @@ def work(
     return stream.getvalue()
 
 
-def test_a_terminal_gets_a_bar_that_never_moves_back_and_disappears(
+def test_a_terminals_bar_never_moves_back_and_is_erased(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown = work(monkeypatch, 0.5, 0.25)
@@ -68,7 +68,7 @@ def test_a_bar_is_full_when_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [bar.n for bar in bars] == [1.0]
 
 
-def test_work_goes_on_where_the_bar_fails_and_that_is_said_once(
+def test_work_continues_if_the_bar_fails_which_is_reported_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
@@ -108,7 +108,7 @@ sys.stdout = PassesOn(kernels)
 """
 
 
-def test_the_report_comes_after_the_text_that_a_stream_of_the_users_holds(notebook: Kernel) -> None:
+def test_the_report_follows_text_buffered_in_a_users_stream(notebook: Kernel) -> None:
     notebook.run(PASSES_ON)
     reply = notebook.run("print('held')")
     notebook.run("sys.stdout = kernels")
@@ -133,7 +133,7 @@ def test_the_report_comes_after_text_that_is_just_being_sent(notebook: Kernel) -
 @pytest.mark.parametrize(
     ("code", "kinds"), [("1", ["result", "display"]), ("1 / 0", ["error", "display"])]
 )
-def test_a_ctrl_c_while_the_report_is_on_its_way_is_said_in_it(
+def test_a_ctrl_c_during_the_report_is_mentioned_in_it(
     notebook: Kernel, code: str, kinds: list[str]
 ) -> None:
     notebook.run(

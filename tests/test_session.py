@@ -233,7 +233,7 @@ def test_any_order_of_events_ends_each_cell_at_most_once(events: list[tuple[str,
 
 
 @pytest.mark.usefixtures("others_out_of_sight")
-def test_an_experiments_time_is_that_of_its_cells_and_its_span_stands_apart(
+def test_an_experiments_time_sums_its_cells_apart_from_its_span(
     shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     passed = [0.0]

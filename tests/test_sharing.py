@@ -70,7 +70,7 @@ def test_a_cell_that_only_measures_does_nothing(bare: Kernel, cell: str) -> None
     fails(bare, "ran", "NameError")
 
 
-def test_the_last_value_of_a_cell_is_shown_and_lines_keep_their_numbers(bare: Kernel) -> None:
+def test_a_shared_cell_shows_its_value_and_keeps_line_numbers(bare: Kernel) -> None:
     assert works(bare, "%%experiment demo\n1 + 1").result == "2"
     assert "line 2" in fails(bare, "%%experiment demo\n1 / 0", "ZeroDivisionError").traceback
 
@@ -80,6 +80,6 @@ def test_other_magics_stay_as_they_are(bare: Kernel) -> None:
     fails(bare, "%peaks", None)
 
 
-def test_where_it_is_installed_the_cell_loads_it(bare_kernel: Kernel) -> None:
+def test_the_cell_loads_ipygpumem_if_it_is_installed(bare_kernel: Kernel) -> None:
     works(bare_kernel, FIRST_CELL)
     assert works(bare_kernel, "%gpumem top").reports("top")

@@ -99,7 +99,7 @@ linux = pytest.mark.skipif(
 
 @linux
 @pytest.mark.parametrize("libraries", TOGETHER)
-def test_sizes_are_those_of_the_process(libraries: str) -> None:
+def test_sizes_match_the_memory_of_the_process(libraries: str) -> None:
     assert (
         wrong("each", *[name for name in libraries.split() if find_spec(name.partition(".")[0])])
         == {}
@@ -202,7 +202,7 @@ def test_columns_that_polars_objects_share_are_counted_once() -> None:
     assert Sizes().measure(odd).size_bytes > 8000
 
 
-def test_an_object_that_shares_memory_without_a_name_knows_with_which() -> None:
+def test_an_unnamed_object_names_objects_that_share_its_memory() -> None:
     texts = [f"text {number}" for number in range(10_000)]
     names = {"small": [texts[0]], "first": texts[:], "second": texts[:]}
     sizes = Sizes(names)
@@ -270,7 +270,7 @@ def test_parts_of_a_frame_are_its_columns() -> None:
     assert parts["a"] == parts["b"] >= 80
 
 
-def test_nothing_of_a_hostile_object_runs_and_its_neighbours_are_measured() -> None:
+def test_hostile_objects_run_no_code_and_neighbours_are_measured() -> None:
     text = b"x" * (1 << 20)
     kinds = (
         hostile.Hostile,
@@ -289,7 +289,7 @@ def test_nothing_of_a_hostile_object_runs_and_its_neighbours_are_measured() -> N
     assert 1 << 20 < together.size_bytes < (1 << 20) + 5000
 
 
-def test_users_subclasses_of_libraries_are_read_without_their_code() -> None:
+def test_a_users_subclasses_are_read_without_running_their_code() -> None:
     numpy, pandas = pytest.importorskip("numpy"), pytest.importorskip("pandas")
     arrow, polars = pytest.importorskip("pyarrow"), pytest.importorskip("polars")
     labels = object.__new__(hostile.Meta("Labels", (pandas.Index,), hostile.body))
@@ -366,7 +366,7 @@ def test_a_limit_is_reported_and_a_long_list_is_sampled() -> None:
     assert long.size_bytes == pytest.approx(2 * 10**6 * (64 + 8), rel=0.01)
 
 
-def test_a_spent_allowance_keeps_what_was_read() -> None:
+def test_a_spent_allowance_keeps_the_sizes_read_before() -> None:
     rows = [[[[str(number)]]] for number in range(3000)]
     again = list(rows)  # each row is shared, so that all are read together
     sizes = list[int]()

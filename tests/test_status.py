@@ -96,7 +96,7 @@ def found_with(card: FakeNvml, storages: list[Storage] | None = None) -> finding
         probe.close()
 
 
-def test_a_snapshot_is_read_for_each_device_from_new_and_old_versions(
+def test_snapshots_of_new_and_old_versions_are_read_by_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch = torch_with_snapshot()
@@ -192,7 +192,7 @@ FEW = {
 }
 
 
-def test_advice_against_gaps_is_what_this_torch_supports(
+def test_advice_on_fragmentation_fits_the_torch_version(
     card: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
@@ -287,7 +287,7 @@ def test_without_snapshots_the_counters_are_used(
     assert sizes(result.reconciliations[0])["allocator cache and fragmentation"] == 128
 
 
-def test_a_context_that_torch_has_but_the_driver_hides_is_not_anothers(card: FakeNvml) -> None:
+def test_a_hidden_context_of_torch_is_not_another_processs(card: FakeNvml) -> None:
     """After empty_cache nothing is reserved, but the probe knows that the driver must list this
     process.
     """
@@ -350,7 +350,7 @@ def test_ram_is_summed_with_arrays_by_kind_as_before_the_look() -> None:
     assert abs(sum(own) - result.readings["cpu"].current_bytes) < 32 * MIB
 
 
-def test_a_storage_is_where_its_arrays_are_and_counts_once_without_a_subclasss_code() -> None:
+def test_a_storage_counts_once_without_running_subclass_code() -> None:
     whole = np.ones((100, 10))
     (found,) = findings.storages_of(
         [(whole[::-1, 3], "other"), (whole, "buffer"), ("text", "other")]
@@ -361,7 +361,7 @@ def test_a_storage_is_where_its_arrays_are_and_counts_once_without_a_subclasss_c
         assert len(list(findings.storages_of([(array, "other")]))) == 1
 
 
-def test_the_report_has_a_table_of_devices_and_one_of_each_devices_parts() -> None:
+def test_the_report_has_tables_of_devices_and_of_their_parts() -> None:
     readings = [Reading("cpu", MIB, MIB, "kernel", total_bytes=GIB, note="why")]
     parts = (
         Part("here", MIB, "do this"),
@@ -387,7 +387,7 @@ def child(started: float, pid: int = 7, size: int = MIB) -> Child:
     return Child(pid, "python", started, size, is_shared_out=True)
 
 
-def test_a_process_belongs_to_the_cell_that_ran_when_it_was_started() -> None:
+def test_a_process_belongs_to_the_cell_that_started_it() -> None:
     cells = [cell(1, 100.0, 1.0), cell(2, 101.01, 5.0), cell(None, 107.0, 9.0), cell(3, 120.0, 1.0)]
     places = [
         started_in(child(when), cells) for when in (100.5, 101.005, 103.0, 110.0, 121.005, 121.1)
@@ -408,7 +408,7 @@ def test_many_processes_are_the_largest_and_a_sum() -> None:
     assert status_report("x", [], [], (), [], []).tables == []
 
 
-def test_what_a_child_has_on_devices_stands_beside_it_and_the_largest_there_come_first() -> None:
+def test_children_are_listed_with_their_memory_on_devices() -> None:
     two = [child(100.5, 7, 9 * MIB), child(100.5, 8)]
     found = Findings(children=two)
     found.note_processes("cuda:0", DeviceWide(other_processes=((8, 64 * MIB), (99, MIB))))
@@ -421,7 +421,7 @@ def test_what_a_child_has_on_devices_stands_beside_it_and_the_largest_there_come
     ]
 
 
-def test_in_a_container_the_drivers_ids_are_not_those_of_children(
+def test_in_a_container_the_drivers_ids_match_no_children(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nvml, "_FIRST_NAMESPACE", "pid:[1]")

@@ -50,7 +50,7 @@ def test_names_of_one_object_share_a_row_and_holders_are_named() -> None:
     assert [row[-1] for row in table.rows] == ["del box", "del data, again; box also refers to it"]
 
 
-def test_remarks_are_those_of_the_rows_that_are_shown() -> None:
+def test_remarks_are_only_about_rows_that_are_shown() -> None:
     shared = NamedSize("shared", "Tensor", {"cpu": 6 * MIB, "cuda:0": 5 * MIB}, notes=("on both",))
     larger = NamedSize("larger", "ndarray", {"cpu": 10 * MIB}, same=("again",), notes=("alone",))
     names = LargestNames((shared, larger), {"cpu": 100 * MIB}, 0.0)
@@ -148,7 +148,7 @@ def test_a_class_of_the_users_is_listed_with_its_attributes() -> None:
     assert rows["own"].parts[0].name == ".table"
 
 
-def test_very_many_names_are_measured_together_and_the_large_one_is_found() -> None:
+def test_the_large_name_among_very_many_is_found() -> None:
     names: dict[str, object] = {f"name_{number}": [number] for number in range(3000)}
     names["name_1500"] = [bytes(MIB)]
     found = top.measure_names(names, {})
@@ -182,7 +182,7 @@ def test_names_devices_and_sizes_are_selected() -> None:
     assert (first[1:4], rest[1:4]) == (("83%", "model", "cuda:0"), ("", "and 3 more", ""))
 
 
-def test_del_frees_what_no_other_name_or_object_holds(shell: InteractiveShell) -> None:
+def test_del_frees_only_objects_without_another_holder(shell: InteractiveShell) -> None:
     shell.run_cell(
         """
 import numpy
@@ -270,7 +270,7 @@ def test_content_is_shown_as_the_user_knows_it(
     assert content_of(row) == shown
 
 
-def test_attributes_without_memory_of_their_own_are_not_its_content() -> None:
+def test_attributes_without_own_memory_are_not_listed_as_content() -> None:
     connection = sqlite3.connect(":memory:")
     connection.execute("create table texts(text)")
     connection.executemany("insert into texts values(?)", [("x" * 1000,)] * 1000)
@@ -279,7 +279,7 @@ def test_attributes_without_memory_of_their_own_are_not_its_content() -> None:
     assert content_of(row) == ""
 
 
-def test_nothing_of_a_hostile_object_runs_and_the_next_row_is_right() -> None:
+def test_a_hostile_object_runs_no_code_and_the_next_row_is_right() -> None:
     thing = hostile.made(hostile.Slotted, bytes(MIB))
     with hostile.untouched():
         rows = take(
@@ -507,7 +507,7 @@ print([(row.name, row.type_name) for row in work().names], {"IPython", "numpy", 
     assert printed("-c", code).strip() == "[('local', 'list'), ('text', 'str')] set()"
 
 
-def test_a_list_in_a_shared_dict_does_not_belong_to_the_list_around_it() -> None:
+def test_a_list_in_a_shared_dict_is_not_part_of_the_outer_list() -> None:
     outer = [{"inner": [bytes(MIB)]}]
     group = outer[0]
     named: dict[str, object] = {"outer": outer}

@@ -172,7 +172,7 @@ ctypes.memset(libc.malloc(128 << 20), 1, 128 << 20)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
-def test_an_experiment_says_how_much_it_leaves_that_has_no_name(kernel: Kernel) -> None:
+def test_an_experiment_says_how_much_unnamed_memory_it_leaves(kernel: Kernel) -> None:
     works(kernel, "import gc; gc.collect();")  # so that none follows in the experiment
     (text,) = works(kernel, HIDDEN).reports("experiment")
     assert re.search(
@@ -190,7 +190,7 @@ def test_an_experiment_says_how_much_it_leaves_that_has_no_name(kernel: Kernel) 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
 @pytest.mark.skipif(not (3, 10) <= sys.version_info < (3, 14), reason="of their collector")
-def test_what_was_not_searched_is_not_said_to_be_in_no_object(kernel: Kernel) -> None:
+def test_unsearched_memory_is_not_said_to_be_in_no_object(kernel: Kernel) -> None:
     (text,) = works(kernel, f"{HIDDEN}import gc\ngc.collect()").reports("experiment")
     assert "no object" not in text
     assert "new objects cannot be told from old ones; %gpumem leaks searches all of them" in text

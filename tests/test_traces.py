@@ -116,7 +116,7 @@ def test_coroutines_and_generators_are_measured_until_they_end(script_memory: Fa
     assert ipygpumem.traces()[-1].error is None
 
 
-def test_what_makes_no_sense_is_refused_in_one_line(script_memory: FakeProbe) -> None:
+def test_contradictory_arguments_of_a_loop_are_refused(script_memory: FakeProbe) -> None:
     trace = ipygpumem.Trace()
     for call in (trace.stop, trace.usage, trace.report, trace.reset, trace.report_and_reset):
         with pytest.raises(TraceError, match="is not running: start"):
@@ -197,7 +197,7 @@ def kept(tracked: Any) -> list[tuple[int | None, int, int]]:
     return [(r.iteration, r.usages[0].delta_bytes, r.usages[0].peak_delta_bytes) for r in records]
 
 
-def test_each_iteration_is_measured_with_what_fetching_its_item_took(
+def test_an_iterations_figures_include_fetching_its_item(
     script_memory: FakeProbe,
 ) -> None:
     def batches() -> Iterator[int]:
@@ -213,7 +213,7 @@ def test_each_iteration_is_measured_with_what_fetching_its_item_took(
     assert {record.label for record in loop.records} == {"epoch"}
 
 
-def test_it_is_as_long_as_what_it_loops_over_and_may_run_again(script_memory: FakeProbe) -> None:
+def test_a_loop_has_the_length_of_its_iterable_and_can_run_again(script_memory: FakeProbe) -> None:
     loop = ipygpumem.track([1, 2], silent=True)
     assert len(loop) == 2
     assert [*loop, *loop] == [1, 2, 1, 2]
@@ -222,7 +222,7 @@ def test_it_is_as_long_as_what_it_loops_over_and_may_run_again(script_memory: Fa
         len(ipygpumem.track(iter([1])))
 
 
-def test_a_break_and_an_error_end_it_after_the_iteration_they_came_in(
+def test_a_break_or_an_error_ends_a_loop_with_its_iteration(
     script_memory: FakeProbe,
 ) -> None:
     loop = ipygpumem.track(range(5), silent=True)
@@ -306,7 +306,7 @@ vars(helpers)["rows"] = []
         ),
     ],
 )
-def test_growth_in_every_iteration_is_said_and_what_holds_it(
+def test_growth_in_every_iteration_is_reported_with_its_holder(
     kept: Any,
     step: str,
     held: str,
@@ -353,14 +353,14 @@ def test_growth_in_every_iteration_is_said_and_what_holds_it(
 
 
 @pytest.mark.parametrize("wrong", [5, None, object()])
-def test_what_cannot_be_looped_over_is_refused_in_one_line(wrong: Any) -> None:
+def test_objects_that_cannot_be_iterated_are_refused_in_one_line(wrong: Any) -> None:
     with pytest.raises(TraceError, match="an iterable, such as range"):
         ipygpumem.track(wrong)
     with pytest.raises(TraceError, match="must be a string, not int"):
         ipygpumem.track([1], 5)  # type: ignore[arg-type]
 
 
-def test_in_a_notebook_it_is_one_table_that_is_updated(kernel: Kernel) -> None:
+def test_in_a_notebook_a_loop_updates_one_table(kernel: Kernel) -> None:
     kernel.run("import ipygpumem, time")
     reply = kernel.run(
         """
@@ -392,7 +392,7 @@ def test_in_a_notebook_it_is_one_table_that_is_updated(kernel: Kernel) -> None:
         ("'12.4'", "there is no NVIDIA driver here"),
     ],
 )
-def test_preload_looks_for_an_accelerator_before_it_imports_torch(
+def test_preload_looks_for_an_accelerator_before_torch(
     loaded: InteractiveShell,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -46,7 +46,7 @@ def test_a_call_shows_new_arrays_place_and_totals(
     assert [row.size_bytes for row in call(tracker).removed] == [MIB]
 
 
-def test_a_file_gets_each_call_below_what_is_there(
+def test_each_call_is_appended_to_a_file(
     script_memory: FakeProbe,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,

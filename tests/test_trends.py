@@ -47,7 +47,7 @@ class Notebook:
         return self.last.growths
 
 
-def test_growth_is_said_from_the_fourth_run_on_whatever_runs_between() -> None:
+def test_growth_is_reported_from_the_fourth_run_on() -> None:
     notebook = Notebook()
     told = []
     for grows in (900, 300, 300, 300, 310):
@@ -61,9 +61,7 @@ def test_growth_is_said_from_the_fourth_run_on_whatever_runs_between() -> None:
     ]
 
 
-def test_a_cell_is_known_by_its_source_where_it_has_no_id_and_by_its_id_when_its_source_changes() -> (  # noqa: E501
-    None
-):
+def test_a_cell_is_recognised_by_its_id_or_else_by_its_source() -> None:
     by_source = Notebook()
     by_id = Notebook()
     for number in range(3):
@@ -87,7 +85,7 @@ def test_a_cell_is_known_by_its_source_where_it_has_no_id_and_by_its_id_when_its
         ("growth that the next run takes back", [300, -300] * 6),
     ],
 )
-def test_no_alarm(case: str, runs: list[int]) -> None:
+def test_series_without_growth_raise_no_alarm(case: str, runs: list[int]) -> None:
     notebook = Notebook()
     assert [notebook.run("cell", grows) for grows in runs] == [[]] * len(runs), case
 
@@ -101,7 +99,7 @@ def test_no_alarm(case: str, runs: list[int]) -> None:
         (20_000, 30, 5),
     ],
 )
-def test_small_growth_is_said_once_it_has_come_to_something(
+def test_small_growth_is_reported_only_after_it_added_up(
     in_use: int, grows: int, told_at: int
 ) -> None:
     notebook = Notebook(in_use)
@@ -110,14 +108,14 @@ def test_small_growth_is_said_once_it_has_come_to_something(
     assert all(told[told_at:])
 
 
-def test_one_smaller_run_takes_nothing_back_that_was_said() -> None:
+def test_one_smaller_run_retracts_no_reported_growth() -> None:
     # as seen of losses that keep 4 MiB each: the system hands out more at once
     notebook = Notebook(300)
     told = [bool(notebook.run("losses", grows)) for grows in (0, 8, 8, 8, 8, 8, 4, 8, 4, 12, 4)]
     assert told == [False] * 4 + [True] * 7
 
 
-def test_no_alarm_for_what_is_freed_between_runs_or_for_runs_that_fail() -> None:
+def test_no_alarm_for_memory_freed_between_runs_or_failed_runs() -> None:
     freed = Notebook()
     failing = Notebook()
     for _ in range(8):
@@ -136,16 +134,14 @@ def test_no_alarm_for_what_is_freed_between_runs_or_for_runs_that_fail() -> None
         ([20, 20, 0] * 20, 6),  # no cell is looked at for ever
     ],
 )
-def test_names_are_measured_only_where_growth_is_near_or_reported(
-    runs: list[int], looks: int
-) -> None:
+def test_names_are_measured_only_if_growth_is_near_or_reported(runs: list[int], looks: int) -> None:
     notebook = Notebook()
     for grows in runs:
         notebook.run("cell", grows)
     assert notebook.looks == looks
 
 
-def test_few_cells_keep_what_they_saw() -> None:
+def test_the_history_of_growth_is_kept_for_few_cells() -> None:
     notebook = Notebook()
     cells = []
     for name in map(str, range(10)):
@@ -188,7 +184,7 @@ class Device:
 @pytest.mark.usefixtures("others_out_of_sight")
 @pytest.mark.parametrize("name", ["cpu", "cuda:0", "children", "shm"])
 @pytest.mark.parametrize("broken", ["", "_grouped", "children_now"])
-def test_memory_freed_after_a_look_ends_the_series(
+def test_memory_freed_after_a_search_ends_the_series(
     name: str, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if broken:
@@ -208,7 +204,9 @@ def test_memory_freed_after_a_look_ends_the_series(
 
 @pytest.mark.usefixtures("others_out_of_sight")
 @pytest.mark.parametrize("broken", ["own_pages", "trim_host_heap", "children_now", "with_endings"])
-def test_a_failure_of_a_look_stays_in_it(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_search_for_holders_is_noted_with_the_growth(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(holders, broken, None)
     device = Device("children")
     for _ in range(5):
@@ -231,7 +229,7 @@ def test_memory_that_our_own_search_frees_ends_no_series() -> None:
     device.meter.close()
 
 
-def test_freed_memory_is_known_through_all_looks() -> None:
+def test_freed_memory_is_known_through_all_searches() -> None:
     notebook = Notebook()
     for _ in range(12):
         for _ in range(2):
@@ -244,7 +242,7 @@ def test_freed_memory_is_known_through_all_looks() -> None:
 
 @settings(deadline=None)  # a machine may be busy
 @given(runs=st.lists(st.integers(-500, 500), max_size=30))
-def test_whatever_is_said_is_true(runs: list[int]) -> None:
+def test_all_reported_growth_is_real(runs: list[int]) -> None:
     notebook = Notebook(start=100_000)
     for number, grows in enumerate(runs, 1):
         for growth in notebook.run("cell", grows):
@@ -255,7 +253,7 @@ def test_whatever_is_said_is_true(runs: list[int]) -> None:
             assert sum(last) >= 30
 
 
-def test_a_real_cell_that_leaks_is_said_unasked_and_one_that_does_not_is_not(
+def test_only_a_cell_that_leaks_is_reported_without_asking(
     kernel: Kernel,
 ) -> None:
     def reports(code: str, times: int) -> list[str]:
@@ -404,7 +402,7 @@ def child(pid: int, mib: int, ends_by: str = "") -> Child:
     return Child(pid, "python", 0.0, mib * MIB, True, ends_by=ends_by)
 
 
-def test_a_process_in_a_list_or_dict_has_a_line_and_a_name_a_shorter_one() -> None:
+def test_a_named_process_has_a_shorter_line_than_one_in_a_list() -> None:
     started = [object.__new__(subprocess.Popen) for _ in range(3)]
     for pid, process in enumerate(started, 1):
         process.pid = pid
@@ -447,7 +445,7 @@ def test_lines_for_data_loaders_can_run_one_after_another(monkeypatch: pytest.Mo
     assert [reference() for reference in references] == [None] * 4
 
 
-def test_gaps_between_objects_are_named_only_where_free_pages_grew() -> None:
+def test_fragmentation_is_named_only_if_free_pages_grew() -> None:
     growth = Growth("cpu", 3, 20 * MIB, 20 * MIB)
     assert free_heap_line(growth, 15 * MIB, "run") == [
         "RAM +15 MiB per run is free in malloc's heap, in gaps between objects: %gpumem free"

@@ -98,7 +98,7 @@ results and errors.
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_a_tutorial_runs_and_what_it_says_of_its_cells_is_so(name: str) -> None:
+def test_tutorials_run_and_their_statements_about_cells_are_true(name: str) -> None:
     if (
         needed := {"cluster": "ipyparallel", "calibrate": "sklearn", "will_it_fit": "peft"}.get(
             name

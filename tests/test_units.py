@@ -103,7 +103,7 @@ def test_a_bare_number_is_no_size(text: str) -> None:
         parse_bytes(text)
 
 
-def test_sizes_in_messages_of_libraries_are_binary_and_may_lack_their_unit() -> None:
+def test_sizes_in_libraries_messages_are_binary_with_any_unit() -> None:
     texts = ["2.00 GB", "2.00 GiB", "4096", "512. MiB"]  # NumPy writes the last one
     assert list(map(bytes_in_message, texts)) == [2 * GIB, 2 * GIB, 4096, GIB // 2]
 

@@ -41,7 +41,7 @@ def resizes(kernel: Kernel, arrays: int = 2) -> bool:
     return works(kernel, RESIZED).result == str([[]] * arrays)
 
 
-def test_an_older_array_is_resized_in_experiments_after_each_feature_and_after_an_oom(
+def test_an_older_array_can_be_resized_after_each_feature(
     notebook: Kernel,
 ) -> None:
     works(notebook, "%experiment start outer")

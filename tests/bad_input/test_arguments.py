@@ -204,7 +204,7 @@ def test_gpumem_alone_shows_a_short_status_a_hint(
     assert changes.endswith("less -2 MiB")
 
 
-def test_a_wrong_argument_in_python_is_refused_when_it_is_given_and_loses_no_name(
+def test_wrong_arguments_are_refused_early_and_delete_no_names(
     loaded: InteractiveShell,
 ) -> None:
     wrong = ("keep=5", "keep=None", "keep=[1]", "note=5", "budget=5", "seed='x'", "seed=1 << 80")
@@ -259,7 +259,7 @@ def test_a_path_of_any_length_is_shortened(end: str, path: str) -> None:
     assert len(str(raised.value)) < MOST
 
 
-def test_what_is_given_in_a_notebook_is_shortened(loaded: InteractiveShell) -> None:
+def test_a_long_argument_in_a_notebook_is_shortened(loaded: InteractiveShell) -> None:
     loaded.run_cell("""
         import ipygpumem
         x = 'x' * 100_000

@@ -28,7 +28,7 @@ def _is_harmless(reply: Reply) -> None:
             assert letter not in html + text
 
 
-def test_names_made_of_nasty_text_are_escaped_wherever_a_report_lists_them(
+def test_reports_escape_names_with_markup_or_control_characters(
     notebook: Kernel,
 ) -> None:
     works(notebook, "import numpy as np\nleak = []")
@@ -62,7 +62,7 @@ def test_names_made_of_nasty_text_are_escaped_wherever_a_report_lists_them(
     goes_on(notebook)
 
 
-def test_a_wrong_line_with_control_characters_does_not_write_over_the_terminal(
+def test_errors_escape_control_characters_of_a_wrong_line(
     notebook: Kernel,
 ) -> None:
     for line in (
@@ -95,7 +95,7 @@ def test_a_scope_survives_changes_of_ipythons_own_names(
     goes_on(notebook)
 
 
-def test_threads_that_add_and_remove_names_during_an_exit_do_not_stop_it(notebook: Kernel) -> None:
+def test_a_scope_ends_while_threads_add_and_remove_names(notebook: Kernel) -> None:
     works(
         notebook,
         """\
@@ -131,7 +131,7 @@ for thread in threads: thread.start()""",
 @pytest.mark.parametrize(
     "kind", ["Hostile", "Container", "Sequence", "Slotted", "Lazy", "Oom", "Function"]
 )
-def test_whoever_of_us_asks_is_found_out(kind: str) -> None:
+def test_the_hostile_objects_detect_access_by_our_code(kind: str) -> None:
     """The tests below mean something."""
     ours = {"__name__": "ipygpumem.somewhere", "thing": hostile.made(getattr(hostile, kind))}
     with pytest.raises(AssertionError), hostile.untouched(), contextlib.suppress(RuntimeError):
@@ -140,7 +140,7 @@ def test_whoever_of_us_asks_is_found_out(kind: str) -> None:
         exec("thing.name", {**ours, "__name__": "IPython.core"})
 
 
-def test_no_method_of_a_users_object_is_called_at_exit_in_status_or_in_reports(
+def test_no_user_method_runs_at_exit_in_status_or_in_reports(
     notebook: Kernel,
 ) -> None:
     works(
@@ -189,7 +189,7 @@ def fail():
     goes_on(notebook)
 
 
-def test_finalisers_that_raise_or_replace_names_do_not_stop_an_exit(notebook: Kernel) -> None:
+def test_a_scope_ends_although_finalisers_raise_or_replace_names(notebook: Kernel) -> None:
     works(
         notebook,
         """\
@@ -255,7 +255,7 @@ def test_cells_and_scopes_work_in_a_changed_interpreter(
     goes_on(notebook)
 
 
-def test_a_stub_in_place_of_torch_and_numpy_breaks_neither_cells_nor_scopes() -> None:
+def test_cells_and_scopes_work_with_stubs_of_torch_and_numpy() -> None:
     stubs = (
         "None",
         "types.ModuleType('torch')",
@@ -305,7 +305,7 @@ print(x, y, "z" in globals())
 """
 
 
-def test_a_script_without_ipython_is_said_in_one_line_what_to_use_and_that_works(
+def test_a_script_without_ipython_gets_a_hint_that_works(
     tmp_path: Path,
 ) -> None:
     script = tmp_path / "script.py"

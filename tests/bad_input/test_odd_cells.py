@@ -82,16 +82,14 @@ def test_silent_and_unrecorded_cells_run_in_a_scope(notebook: Kernel) -> None:
     ],
     ids=["sum", "chain", "elif"],
 )
-def test_code_that_is_deep_enough_for_python_is_not_too_deep_for_a_scope(
-    notebook: Kernel, code: str
-) -> None:
+def test_a_scope_reads_code_as_deeply_nested_as_python_allows(notebook: Kernel, code: str) -> None:
     works(notebook, "x = 'old'", code, "x = 'old'", "%experiment start a", code, "%experiment end")
     assert notebook.value("x") == "old"
     works(notebook, f"%%experiment b\n{code}")
     assert notebook.value("x") == "old"
 
 
-def test_a_forked_child_in_a_scope_disturbs_nobody(notebook: Kernel) -> None:
+def test_a_forked_child_in_a_scope_does_not_affect_its_parent(notebook: Kernel) -> None:
     works(
         notebook,
         "%config IPyGpuMem.host_peak = 'sampled'",  # in a thread, which a child has not
@@ -110,7 +108,7 @@ done = os.waitpid(pid, 0)""",
     goes_on(notebook)
 
 
-def test_what_a_forked_child_shows_is_text(notebook: Kernel) -> None:
+def test_a_forked_child_shows_reports_as_text(notebook: Kernel) -> None:
     """A kernel's messages cannot be sent by a child: they are printed."""
     reply = works(
         notebook,
@@ -214,7 +212,7 @@ def test_names_that_a_subshells_cells_bind_are_not_the_scopes(subshell: Subshell
     assert "an output" in notebook.value("list(Out.values())")
 
 
-def test_a_name_that_a_scope_shadows_and_a_subshell_binds_is_the_subshells(
+def test_a_scope_does_not_restore_over_a_subshells_new_value(
     subshell: Subshell,
 ) -> None:
     notebook = subshell.kernel
@@ -262,7 +260,7 @@ def meet():
 
 @pytest.mark.parametrize("names", MEANWHILE)
 @pytest.mark.parametrize("scope", ["%%experiment long\n", "%experiment start long\n"])
-def test_what_a_subshell_binds_in_a_scopes_cell_stays(
+def test_names_bound_by_a_subshell_during_a_scope_are_kept(
     subshell: Subshell, scope: str, names: str
 ) -> None:
     cell, theirs = MEANWHILE[names]
@@ -351,7 +349,7 @@ def test_a_name_that_a_subshell_does_not_bind_is_restored(
     assert subshell.kernel.value("a") == "older"
 
 
-def test_each_shell_has_scopes_of_its_own_and_ends_anothers_only_by_name(
+def test_a_shell_ends_another_shells_scope_only_by_name(
     subshell: Subshell,
 ) -> None:
     notebook = subshell.kernel
@@ -371,7 +369,7 @@ def test_each_shell_has_scopes_of_its_own_and_ends_anothers_only_by_name(
     assert open_now(notebook) == []
 
 
-def test_an_end_beside_a_running_cell_of_another_shell_takes_its_own_garbage(
+def test_a_scope_frees_its_garbage_while_another_shell_runs(
     subshell: Subshell,
 ) -> None:
     notebook = subshell.kernel
@@ -428,7 +426,7 @@ for _ in [1]:
 
 @pytest.mark.parametrize("begins_before", [True, False])
 @pytest.mark.parametrize("cell", ["pass", UNBINDING, "a = 'ours'"])
-def test_a_scope_deletes_no_name_that_anothers_end_restores(
+def test_a_scope_keeps_names_restored_by_another_scope(
     subshell: Subshell, cell: str, begins_before: bool
 ) -> None:
     """A handler has unbound the name in a subshell's scope, which restores it at its end."""
@@ -447,7 +445,7 @@ def test_a_scope_deletes_no_name_that_anothers_end_restores(
 
 @pytest.mark.parametrize("cell", ["n = 'theirs'", UNBINDING.replace("as a", "as n")])
 @pytest.mark.parametrize("first_end", ["ours", "theirs"])
-def test_a_new_name_that_anothers_scope_shadows_is_gone_after_both(
+def test_a_new_name_shadowed_in_two_shells_is_deleted_at_the_end(
     subshell: Subshell, cell: str, first_end: str
 ) -> None:
     """The subshell's scope has saved the object of a name that is new in the main shell's."""
@@ -466,7 +464,7 @@ def test_a_new_name_that_anothers_scope_shadows_is_gone_after_both(
     assert set(names(notebook)) == {*_OWN}
 
 
-def test_a_scope_keeps_what_a_subshells_scope_bound_and_gave_back(subshell: Subshell) -> None:
+def test_a_scope_keeps_values_left_by_a_subshells_scope(subshell: Subshell) -> None:
     notebook = subshell.kernel
     works(notebook, "old, other = 'old', 'other'", "%experiment start a", "old = other = 'mine'")
     subshell.works(
@@ -501,7 +499,7 @@ n = 1
         ],
     ],
 )
-def test_a_block_in_a_thread_puts_back_no_name_that_other_code_has_bound(
+def test_a_block_in_a_thread_keeps_names_bound_by_other_code(
     notebook: Kernel, cells: list[str]
 ) -> None:
     works(

@@ -28,7 +28,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_parameters_of_papermill_are_of_the_notebook_and_not_of_an_experiment(
+def test_papermill_parameters_belong_to_no_experiment(
     tmp_path: Path,
 ) -> None:
     cells = notebook(

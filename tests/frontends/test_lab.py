@@ -22,7 +22,7 @@ LOAD = "%load_ext ipygpumem"
 FIGURES = r"RAM [+-][\d.]+ MiB, peak \+[\d.]+ MiB, [\d.]+ MiB now"
 
 
-def test_a_cell_run_by_keyboard_shows_its_line_once_below_its_own_output(lab: Notebook) -> None:
+def test_a_cell_run_by_keyboard_shows_one_line_below_its_output(lab: Notebook) -> None:
     lab.open(notebook(LOAD, "block = bytearray(50 * 2**20)\nlen(block)"))
     lab.run(0, 1)
     assert lab.outputs(1).count() == 2
@@ -31,7 +31,7 @@ def test_a_cell_run_by_keyboard_shows_its_line_once_below_its_own_output(lab: No
     assert re.match(rf"cell 2 · [\d.]+ m?s · {FIGURES}", " ".join(line.split()))
 
 
-def test_reports_are_saved_and_still_there_after_the_page_is_reloaded(lab: Notebook) -> None:
+def test_reports_are_saved_and_survive_a_page_reload(lab: Notebook) -> None:
     lab.open(notebook(LOAD, "%%experiment trial\npart = 1"))
     lab.run(0, 1)
     before = lab.reports(1).all_inner_texts()

@@ -69,7 +69,7 @@ def rss_of(panel: Locator) -> float:
     return float(panel.locator(".own .figure").first.inner_text().split()[0])
 
 
-def test_it_moves_while_a_cell_runs_and_frees_only_afterwards(opened: Notebook) -> None:
+def test_the_panel_updates_during_a_cell_and_frees_after_it(opened: Notebook) -> None:
     before = rss_of(opened.page.locator(PANEL))
     panel = starts(opened)
     opened.page.wait_for_function(
@@ -87,7 +87,7 @@ def test_it_moves_while_a_cell_runs_and_frees_only_afterwards(opened: Notebook) 
     assert opened.outputs(2).count() == 1  # the cell's line
 
 
-def test_an_interrupt_and_a_second_view_leave_it_alive(opened: Notebook) -> None:
+def test_the_panel_survives_an_interrupt_and_a_second_view(opened: Notebook) -> None:
     starts(opened)
     opened.command("notebook:interrupt-kernel")
     opened.wait(2)
@@ -114,7 +114,7 @@ def test_an_interrupt_and_a_second_view_leave_it_alive(opened: Notebook) -> None
     panel.wait_for(state="detached")
 
 
-def test_a_reloaded_page_shows_the_history_until_the_extension_is_unloaded(
+def test_a_reloaded_page_shows_the_history_until_unloading(
     opened: Notebook,
 ) -> None:
     starts(opened)
@@ -135,7 +135,7 @@ def test_a_reloaded_page_shows_the_history_until_the_extension_is_unloaded(
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
-def test_it_is_legible_and_fits_narrow_pages(opened: Notebook, theme: str) -> None:
+def test_the_panel_is_legible_and_fits_narrow_pages(opened: Notebook, theme: str) -> None:
     opened.command("application:toggle-left-area")
     starts(opened)
     ends(opened)
@@ -148,7 +148,7 @@ def test_it_is_legible_and_fits_narrow_pages(opened: Notebook, theme: str) -> No
         assert misfits(panel) == []
 
 
-def test_it_works_in_notebook_7(browser: BrowserContext, tmp_path: Path) -> None:
+def test_the_panel_works_in_notebook_7(browser: BrowserContext, tmp_path: Path) -> None:
     needs("anywidget", "notebook")
     server = Server(tmp_path, "notebook")
     page = Notebook(server, browser)
@@ -206,7 +206,7 @@ def alone(browser: BrowserContext) -> Iterator[Page]:
     page.close()
 
 
-def test_it_names_its_parts_for_screen_readers(alone: Page) -> None:
+def test_the_panel_names_its_parts_for_screen_readers(alone: Page) -> None:
     panel = alone.get_by_role("region", name="live memory")
     assert panel.get_by_role("region", name="memory of RAM").count() == 1
     assert panel.get_by_role("listitem").all_inner_texts()[0].startswith("hold")
@@ -218,7 +218,7 @@ def test_it_names_its_parts_for_screen_readers(alone: Page) -> None:
     assert labels[0] == "RAM"
 
 
-def test_it_works_by_keyboard(alone: Page) -> None:
+def test_the_panel_works_by_keyboard(alone: Page) -> None:
     names = []
     for _ in range(4):
         alone.keyboard.press("Tab")
@@ -309,7 +309,9 @@ def simulated(browser: BrowserContext, tmp_path: Path) -> Iterator[Notebook]:
     server.close()
 
 
-def test_a_card_while_it_trains_in_both_themes(simulated: Notebook, pictures: Pictures) -> None:
+def test_the_panel_shows_a_card_during_training_in_both_themes(
+    simulated: Notebook, pictures: Pictures
+) -> None:
     simulated.open(notebook(*TRAINING), "training.ipynb")
     simulated.command("application:toggle-left-area")
     simulated.run(0, 1, 2, seconds=200)

@@ -108,11 +108,11 @@ def test_the_pictures_of_the_page_are_taken(page: Notebook, pictures: Pictures) 
                     pictures.take(page.cell(index), name)
 
 
-def test_the_page_of_all_reports_has_made_the_browser_complain_of_nothing(page: Notebook) -> None:
+def test_the_page_of_all_reports_logs_no_browser_errors(page: Notebook) -> None:
     assert page.complaints == []
 
 
-def test_after_a_kernel_was_killed_for_memory_lab_shows_what_happened(
+def test_lab_explains_that_a_kernel_was_killed_for_memory(
     lab: Notebook, pictures: Pictures
 ) -> None:
     from benchmarks.harness.control_group import (  # needs a Linux with control groups

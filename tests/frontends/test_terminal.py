@@ -61,7 +61,7 @@ PRINTING = {
 }
 
 
-def test_a_report_begins_on_a_row_of_its_own_and_no_row_is_left_empty(wide: Terminal) -> None:
+def test_a_report_begins_on_its_own_row_without_an_empty_row(wide: Terminal) -> None:
     for _ in range(2):  # in the middle of the screen, then in its lowest rows
         for code, printed in PRINTING.items():
             wide.run(code)

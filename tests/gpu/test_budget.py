@@ -13,7 +13,7 @@ def take(gib: float) -> str:
     return f"x = torch.empty(int({gib} * 2**30), dtype=torch.uint8, device='cuda')"
 
 
-def test_what_is_above_the_budget_is_refused(gpu_kernel: Kernel) -> None:
+def test_allocations_above_the_budget_are_refused(gpu_kernel: Kernel) -> None:
     """An experiment with --budget gpu=1GiB runs out of memory at 2 GiB, not at half a GiB; without
     it the cell runs.
     """
@@ -29,7 +29,7 @@ def test_what_is_above_the_budget_is_refused(gpu_kernel: Kernel) -> None:
     run_ok(gpu_kernel, f"{take(2)}; del x")
 
 
-def test_what_the_allocator_has_cached_is_no_way_around(gpu_kernel: Kernel) -> None:
+def test_cached_memory_counts_against_the_budget(gpu_kernel: Kernel) -> None:
     """A budget of 1 GiB refuses 1.5 GiB also where the allocator has cached more than that, which
     it gives back.
     """
@@ -103,7 +103,7 @@ def test_a_card_that_is_not_used_is_left_alone(machine: Callable[..., None]) -> 
         assert [kernel.value(users.format(index)) for index in (0, 1)] == [1, 0]
 
 
-def test_asking_for_memory(bare_kernel: Kernel) -> None:
+def test_memory_reads_the_card_without_making_a_context(bare_kernel: Kernel) -> None:
     """`memory("cuda:0")` answers before torch uses CUDA, and makes no context. Then what it says is
     torch's own count, and free memory with the cache is larger by what the cache has.
     """
@@ -134,7 +134,7 @@ def fits(n):
 
 
 @pytest.mark.parametrize("mib", [20, 64, 3000])
-def test_exactly_so_much_stays_free(bare_kernel: Kernel, mib: int) -> None:
+def test_leave_free_leaves_exactly_the_requested_size(bare_kernel: Kernel, mib: int) -> None:
     """Under `leave_free(n)` a request of n bytes fits, and one of n and two blocks of 2 MiB does
     not; afterwards it fits again.
     """
@@ -153,7 +153,7 @@ def test_exactly_so_much_stays_free(bare_kernel: Kernel, mib: int) -> None:
 
 
 @pytest.mark.simulated
-def test_what_the_driver_takes_for_its_tables_is_not_free(machine: Callable[..., None]) -> None:
+def test_memory_of_the_drivers_tables_is_not_free(machine: Callable[..., None]) -> None:
     """Where the driver takes memory of its own for each block, so much less is reserved, and a
     request of n fits.
     """
@@ -168,7 +168,7 @@ def test_what_the_driver_takes_for_its_tables_is_not_free(machine: Callable[...,
         assert kernel.value("inside") == (True, False)
 
 
-def test_what_stays_free_is_what_torchs_own_limit_leaves(bare_kernel: Kernel) -> None:
+def test_leave_free_respects_torchs_own_limit(bare_kernel: Kernel) -> None:
     """Where the user has given torch a share of the card, `leave_free` leaves so much of the share,
     which it does not change.
     """

@@ -48,7 +48,7 @@ def cause(kernel: Kernel, cell: str) -> tuple[str, str, str]:
     return found
 
 
-def test_too_much_for_the_card_or_for_what_is_free(on_card: Kernel) -> None:
+def test_a_request_larger_than_the_card_or_its_free_memory(on_card: Kernel) -> None:
     """More than the card has, and more than is free, say how much too much it is."""
     kind, text, remedy = cause(on_card, "gb(30)")
     assert (kind, text, remedy) == (
@@ -71,7 +71,7 @@ def test_too_much_for_the_card_or_for_what_is_free(on_card: Kernel) -> None:
     assert cause(on_card, "globals()[name], gb(18)")[0] == "too much"
 
 
-def test_names_of_earlier_cells_hold_it(on_card: Kernel) -> None:
+def test_names_of_earlier_cells_hold_the_cards_memory(on_card: Kernel) -> None:
     """Names that the cell does not use are named with their cells, one or as many as it takes, and
     with all aliases; once they are deleted, the cell runs. A name whose memory something else holds
     is not blamed.
@@ -97,7 +97,7 @@ def test_names_of_earlier_cells_hold_it(on_card: Kernel) -> None:
     run_ok(on_card, "del sys.kept")
 
 
-def test_gaps_are_too_small_each(on_card: Kernel) -> None:
+def test_gaps_in_the_cache_are_each_too_small(on_card: Kernel) -> None:
     """Enough is free, but in pieces: the setting is offered, with which it fits."""
     code = "x = gb(20); del x; y = gb(1); z = gb(6); None"
     run_ok(on_card, code)
@@ -114,7 +114,7 @@ def test_gaps_are_too_small_each(on_card: Kernel) -> None:
         run_ok(kernel, GB, "gb(0.01); None", code, "big = gb(15)")
 
 
-def test_processes_hold_it(on_card: Kernel) -> None:
+def test_other_processes_hold_the_cards_memory(on_card: Kernel) -> None:
     """The process that holds too much is named, a kernel as one; several together if no single one
     decides.
     """
@@ -135,7 +135,7 @@ def test_processes_hold_it(on_card: Kernel) -> None:
     run_ok(on_card, "x = gb(22)")
 
 
-def test_limits_refuse_it(on_card: Kernel) -> None:
+def test_limits_refuse_the_request(on_card: Kernel) -> None:
     """A budget or another limit on torch's allocator is named if the card had the memory, with both
     allocators.
     """

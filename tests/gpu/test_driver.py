@@ -86,7 +86,9 @@ assert job.stdout.readline().strip() == "holding"
 
 @pytest.mark.simulated
 @pytest.mark.parametrize("processes", ["listed", "hidden"])
-def test_what_a_child_has_on_a_card(machine: Callable[..., None], processes: str) -> None:
+def test_memory_of_a_child_process_on_a_card_is_listed(
+    machine: Callable[..., None], processes: str
+) -> None:
     """Beside a process that a cell has started stands what it has on each card, where the driver
     tells that.
     """

@@ -137,9 +137,7 @@ def test_in_a_fresh_process_peak_and_reserved_are_the_allocators(
     assert found["context_bytes"] == 0  # this process has its own already
 
 
-def test_mixed_precision_counts_where_the_device_is_named_as_where_the_code_puts_the_tensors() -> (
-    None
-):
+def test_mixed_precision_is_estimated_with_and_without_device() -> None:
     """Autocast for CUDA is followed on a card that is here, with ``device=`` as well
     as without it.
     """
@@ -159,7 +157,7 @@ print(json.dumps([ipygpumem.estimate(step, device=device).peak_bytes for device 
     assert here == named > 0
 
 
-def test_every_optimizer_takes_what_it_takes_on_a_card_that_is_here() -> None:
+def test_optimizer_estimates_equal_real_runs_within_one_percent() -> None:
     """An estimate of each of torch's optimizers is max_memory_allocated within 1 %, with
     ``device=`` and without.
     """
@@ -184,7 +182,7 @@ print(json.dumps(found))
         assert estimates == pytest.approx([real] * 3, rel=0.01)
 
 
-def test_a_context_that_is_there_counts_once_also_with_an_empty_cache() -> None:
+def test_an_existing_context_is_not_counted_again() -> None:
     """What an estimate sets aside for a context is 0 if there is one, also if the allocator has
     nothing reserved.
     """
@@ -201,9 +199,7 @@ print(json.dumps([*found, torch.cuda.memory_reserved()]))
 
 
 @pytest.mark.parametrize("more", [0, 616])
-def test_a_budget_bounds_what_an_estimate_has_room_for(
-    machine: Callable[..., None], more: int
-) -> None:
+def test_a_budget_limits_the_room_of_an_estimate(machine: Callable[..., None], more: int) -> None:
     """Under a budget the room is what the budget leaves: without what else is in use, with what the
     code works on. NVML may report a larger card than torch's limit is a share of.
     """
@@ -240,7 +236,7 @@ def test_workspaces_that_are_there_already_count_as_there_before() -> None:
     assert later["peak_bytes"] == pytest.approx(later["allocated"], rel=0.01)
 
 
-def test_a_look_for_workspaces_asks_no_object_and_no_type() -> None:
+def test_reading_workspaces_calls_no_method_of_an_object_or_type() -> None:
     """Looking for workspaces that are there already, an estimate asks no other object of the
     process anything.
     """
@@ -253,7 +249,7 @@ def test_a_look_for_workspaces_asks_no_object_and_no_type() -> None:
 
 
 @pytest.mark.simulated
-def test_a_step_runs_on_a_card_that_has_no_more_than_it_needs(machine: Callable[..., None]) -> None:
+def test_a_step_runs_on_a_card_with_its_least_memory(machine: Callable[..., None]) -> None:
     """A training runs on a card with as much memory as the estimate says it needs, and not with a
     tenth less.
     """
@@ -270,7 +266,7 @@ def test_a_step_runs_on_a_card_that_has_no_more_than_it_needs(machine: Callable[
 @pytest.mark.parametrize(
     ("capability", "workspace"), [(80, 8320 * KIB), (90, 32 * MIB), (100, 8320 * KIB)]
 )
-def test_workspaces_are_those_of_the_capability(
+def test_workspaces_follow_the_compute_capability(
     capability: int, workspace: int, machine: Callable[..., None]
 ) -> None:
     """What an estimate counts for cuBLAS is what torch takes on a card of that
@@ -362,7 +358,7 @@ STEPS = {
 
 @pytest.mark.simulated
 @pytest.mark.parametrize("step", STEPS)
-def test_sparse_gradients_and_packed_sequences_take_what_they_are_estimated(step: str) -> None:
+def test_estimates_of_sparse_and_packed_code_match_real_runs(step: str) -> None:
     (estimated, allocated, *rest) = script(
         f"{SPARSE}\ntorch.backends.cudnn.enabled = False\nprint(json.dumps(figures({step})))"
     )

@@ -13,7 +13,7 @@ _RESERVED = "torch.cuda.memory_reserved()"
 _PINNED = "torch.cuda.host_memory_stats()['allocated_bytes.current']"
 
 
-def test_the_exit_gives_memory_back(
+def test_an_experiment_frees_its_memory_on_the_card(
     gpu_kernel: Kernel, card: Card, figure: Callable[[str], None]
 ) -> None:
     """At the end of an experiment NVML's figure falls by what was reserved, caches and cuBLAS's
@@ -56,7 +56,9 @@ def test_the_exit_gives_memory_back(
     figure(f"reserved fell by {format_bytes(returned)}, NVML's used by {format_bytes(fallen)}")
 
 
-def test_pinned_memory_goes(gpu_kernel: Kernel, figure: Callable[[str], None]) -> None:
+def test_an_experiment_frees_pinned_memory(
+    gpu_kernel: Kernel, figure: Callable[[str], None]
+) -> None:
     """Pinned host memory that the scope has used is unpinned: torch's cache for it
     is emptied too.
     """

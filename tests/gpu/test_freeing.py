@@ -127,7 +127,7 @@ def test_inside_offload_a_model_is_on_the_host(freeing: Kernel) -> None:
     )
 
 
-def test_after_the_error_of_a_signal_handler_all_is_on_the_device(freeing: Kernel) -> None:
+def test_after_a_signal_handlers_error_all_is_on_the_device(freeing: Kernel) -> None:
     run_ok(
         freeing,
         """

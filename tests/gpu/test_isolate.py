@@ -10,7 +10,7 @@ REFUSED = "cuda is in use in this kernel, and a forked child process cannot use 
 
 
 @pytest.mark.hardware("an import of torch that does not yet use the driver")
-def test_a_child_process_uses_a_card_that_the_kernel_has_not_used() -> None:
+def test_an_isolated_cell_uses_a_card_unused_by_the_kernel() -> None:
     """Its context and its memory go with it."""
     with started_kernel() as kernel:
         run_ok(kernel, "import torch")

@@ -180,7 +180,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.simulated
-def test_the_memory_inside_kernels_is_counted_with_a_card_and_without(
+def test_operators_own_memory_is_counted_with_and_without_a_card(
     figure: Callable[[str], None],
 ) -> None:
     """The estimated peak of each operator, forward and backward, is the allocator's, also where no

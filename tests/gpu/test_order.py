@@ -77,7 +77,7 @@ def done(step):
 """
 
 
-def test_blocks_of_kernels_come_in_the_order_of_the_allocators_history() -> None:
+def test_kernel_blocks_have_the_order_of_the_allocators_history() -> None:
     code = f"""
 {COMMON}
 different = {{}}

@@ -27,7 +27,7 @@ PARTS += [
 
 @pytest.mark.simulated
 @pytest.mark.parametrize(("first", "stop"), PARTS)
-def test_random_steps_take_what_their_estimates_say(first: int, stop: int) -> None:
+def test_random_steps_use_as_much_as_their_estimates_say(first: int, stop: int) -> None:
     """No step runs out of memory on a card for which the estimate says that it fits; peaks are
     right within 0.25 %, and reserved memory within 2 % or two segments.
     """

@@ -50,7 +50,7 @@ def size(found: Reconciliation, name: str) -> int:
     return sum(part.size_bytes or 0 for part in found.parts if part.name.startswith(name))
 
 
-def test_what_autograd_keeps(kernel: Kernel, card: Card) -> None:
+def test_memory_kept_by_autograd_has_its_own_part(kernel: Kernel, card: Card) -> None:
     """What only a graph holds is a part of its own, and no tensor's."""
     run_ok(
         kernel, "x = torch.ones(16 << 20, device='cuda', requires_grad=True)\nloss = x.exp().sum()"
@@ -62,7 +62,7 @@ def test_what_autograd_keeps(kernel: Kernel, card: Card) -> None:
     assert size(look(kernel), "autograd or C++ code") < 16 * MIB
 
 
-def test_what_cublas_keeps(kernel: Kernel) -> None:
+def test_workspaces_of_cublas_have_their_own_part(kernel: Kernel) -> None:
     """What a matrix product leaves in the allocator is told as what it may be, cuBLAS's, and
     %gpumem free takes it.
     """
@@ -137,7 +137,7 @@ def test_a_deleted_graphs_pool(kernel: Kernel) -> None:
     assert size(look(kernel), "cache of private pools") == 0
 
 
-def test_looking_changes_nothing(kernel: Kernel, card: Card) -> None:
+def test_status_changes_no_memory_of_the_card(kernel: Kernel, card: Card) -> None:
     """%gpumem status and an inventory leave torch's counters as they are, and take no memory on the
     device.
     """

@@ -19,7 +19,7 @@ x = torch.ones(1 << 20, device="cuda")
 """
 
 
-def test_what_a_capture_forbids() -> None:
+def test_a_synchronisation_next_to_a_capture_ends_it() -> None:
     """A synchronisation beside a capture ends it with CUDA's error, and the next capture works."""
     code = """
 wait = lambda: torch.cuda.current_stream().synchronize()

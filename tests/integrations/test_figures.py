@@ -125,7 +125,7 @@ def test_a_picture_is_readable_on_a_light_and_on_a_dark_page(page: str) -> None:
     assert min(contrast(colour, page) for colour in (PEAK, IN_USE, OUT_OF_MEMORY)) > 3
 
 
-def test_a_style_of_the_users_is_kept() -> None:
+def test_the_users_matplotlib_style_is_kept() -> None:
     with plt.style.context("dark_background"):
         figure = figures.session(made_up(20))
     assert figure.get_facecolor() == to_rgba("black")
@@ -151,7 +151,7 @@ def test_the_peak_has_one_colour_everywhere() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 5, 2500])
-def test_a_session_is_drawn_in_steps_whatever_its_length(number: int) -> None:
+def test_sessions_of_any_length_are_drawn_in_steps(number: int) -> None:
     cells = made_up(number, (None, "a"))
     figure = figures.session(cells)
     strip, ram, _card = figure.axes
@@ -164,7 +164,7 @@ def test_a_session_is_drawn_in_steps_whatever_its_length(number: int) -> None:
     assert ("a" in texts(figure)) == (number == 5)
 
 
-def test_experiments_have_figures_parameters_and_a_number_if_several_have_one_name() -> None:
+def test_experiments_of_one_name_are_numbered_in_figures() -> None:
     runs = [
         experiment("sweep", parameters={"lr": 0.5}),
         experiment("sweep", parameters={"lr": 0.25}),
@@ -183,7 +183,7 @@ def test_the_pictures_of_the_documentation_can_be_made() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of memfds")
-def test_the_picture_of_host_memory_shows_what_its_code_holds() -> None:
+def test_the_picture_of_host_memory_shows_the_held_memory() -> None:
     pytest.importorskip("pandas")
     figure = runpy.run_path(str(ROOT / "examples" / "host_memory.py"))["picture"](8)
     shown = {text.get_text().rpartition(" ")[0].rpartition(" ")[0] for text in figure.findobj(Text)}
@@ -238,7 +238,7 @@ def test_a_mistake_is_one_line(
     assert "\n" not in out
 
 
-def test_without_matplotlib_it_says_what_to_install(
+def test_plot_without_matplotlib_names_the_package_to_install(
     loaded: InteractiveShell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "ipygpumem.extras.pictures.figures")
@@ -269,7 +269,7 @@ def test_given_records_are_drawn_without_the_extension() -> None:
         ipygpumem.experiment("a")
 
 
-def test_a_notebook_shows_an_image_with_words_and_pyplot_is_not_imported(kernel: Kernel) -> None:
+def test_a_notebook_shows_an_image_without_importing_pyplot(kernel: Kernel) -> None:
     kernel.run("data = bytearray(2**26)")
     reply = kernel.run("%gpumem plot")
     (shown,) = [

@@ -58,13 +58,13 @@ def test_a_model_in_a_wrapper_is_checkpointed_by_its_own_method(found: Any) -> N
     assert (found.failed, found.findings.blocks) == ([], {})
 
 
-def test_its_checkpoints_are_not_offered_again() -> None:
+def test_checkpointing_already_in_use_is_not_suggested() -> None:
     way = "wrapped.inner.gradient_checkpointing_enable()"
     assert search(CELL.replace("LINE", way), "1GiB", run=False).findings.model.is_checkpointed
 
 
 @pytest.mark.skipif(not find_spec("peft"), reason="peft is not installed")
-def test_adapters_take_what_those_of_the_written_line_take(found: Any) -> None:
+def test_adapters_are_estimated_like_the_suggested_line(found: Any) -> None:
     (trial,) = (trial for trial in found.trials if "LoRA" in trial.title)
     line = f"from peft import LoraConfig, get_peft_model\n{trial.changes[0].line}"
     (device,) = estimated(CELL.replace("LINE", line)).devices

@@ -249,7 +249,7 @@ def records() -> list[tuple[str, int | None, int]]:
     ]
 
 
-def test_each_epoch_is_exact_in_the_trainers_log_and_in_the_records(
+def test_epochs_are_exact_in_the_trainers_log_and_the_records(
     card: Card, tmp_path: Path, library: Any
 ) -> None:
     trained = library(card, tmp_path, library.kind()).train()
@@ -259,7 +259,7 @@ def test_each_epoch_is_exact_in_the_trainers_log_and_in_the_records(
     assert records() == [("epoch", 1, library.highest + 1), ("epoch", 2, library.highest)]
 
 
-def test_the_training_gives_the_same_weights_as_without(
+def test_training_gives_the_same_weights_with_the_callback(
     card: Card, tmp_path: Path, library: Any
 ) -> None:
     callback = library.kind()
@@ -269,7 +269,7 @@ def test_the_training_gives_the_same_weights_as_without(
     assert pickle.loads(pickle.dumps(callback.epochs)).end() == {}
 
 
-def test_a_failure_of_ours_is_said_once_and_the_training_goes_on(
+def test_our_own_failure_is_reported_once_and_training_continues(
     card: Card,
     tmp_path: Path,
     library: Any,
@@ -291,7 +291,7 @@ def test_a_failure_of_ours_is_said_once_and_the_training_goes_on(
     )
 
 
-def test_after_an_error_nothing_is_measured_until_the_next_training(
+def test_after_an_error_measuring_resumes_with_the_next_training(
     card: Card, tmp_path: Path, library: Any
 ) -> None:
     callback = library.kind()
@@ -314,7 +314,7 @@ def test_after_an_error_nothing_is_measured_until_the_next_training(
     del raised
 
 
-def test_a_missing_library_is_one_line_that_says_what_to_install() -> None:
+def test_a_missing_library_is_one_line_with_the_package_name() -> None:
     with pytest.raises(GpuMemError) as found, needs("lightning", "lightning[extra]"):
         raise ModuleNotFoundError("No module named 'lightning'", name="lightning")
     assert isinstance(found.value, ImportError)
@@ -372,7 +372,7 @@ def test_a_callback_added_in_a_training_numbers_its_epochs(
     assert [number for label, number, _ in records()[before:] if label == "epoch"] == [2, 3]
 
 
-def test_a_trainers_own_log_keeps_what_it_has_collected(card: Card, tmp_path: Path) -> None:
+def test_a_trainers_own_log_keeps_its_figures(card: Card, tmp_path: Path) -> None:
     class Collecting(transformers.Trainer):
         """As those do that train with preferences: a log takes along what was collected since the
         last.
@@ -397,7 +397,7 @@ def test_a_trainers_own_log_keeps_what_it_has_collected(card: Card, tmp_path: Pa
     assert len(trained.logged()) == 2
 
 
-def test_a_trainer_whose_training_has_failed_can_go(card: Card, tmp_path: Path) -> None:
+def test_a_trainer_whose_training_failed_can_be_freed(card: Card, tmp_path: Path) -> None:
     """Up to Python 3.12 a look at a frame's names leaves a copy there, which clearing the frame
     does not reach.
     """
@@ -414,7 +414,7 @@ def test_a_trainer_whose_training_has_failed_can_go(card: Card, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_every_process_can_monitor_its_figures_and_the_first_alone_logs_them(
+def test_each_process_can_monitor_and_only_the_first_logs(
     card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
     monkeypatch.setattr(lightning.Trainer, "is_global_zero", first)

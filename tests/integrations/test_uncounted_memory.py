@@ -139,7 +139,7 @@ def test_usual_objects_keep_no_uncounted_memory(kind: str) -> None:
     assert OwnBytes().uncounted(items) == set()
 
 
-def test_a_users_subclass_keeps_what_its_base_keeps() -> None:
+def test_a_users_subclass_keeps_the_same_memory_as_its_base() -> None:
     arrow = pytest.importorskip("pyarrow")
 
     class Mine(arrow.NativeFile):  # type: ignore[misc]  # pyarrow is untyped

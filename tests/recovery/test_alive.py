@@ -92,7 +92,7 @@ thread = threading.Thread(target=serve, daemon=True); thread.start()""",
     assert works(notebook, "asked.put(0); answers.get(timeout=600)").result == "1.0"
 
 
-def test_a_function_that_goes_on_pins_no_more_than_it_needs(notebook: Kernel) -> None:
+def test_a_running_function_pins_only_objects_that_it_needs(notebook: Kernel) -> None:
     works(
         notebook,
         """\
@@ -107,7 +107,7 @@ def main():
     assert works(notebook, "main()").result == "0"
 
 
-def test_the_namespace_of_a_class_that_is_a_registry_is_not_emptied(notebook: Kernel) -> None:
+def test_a_release_does_not_empty_a_registry_class(notebook: Kernel) -> None:
     works(
         notebook,
         """\
@@ -125,15 +125,13 @@ def f():
 
 
 @pytest.mark.parametrize("error", ["MemoryError", "ValueError"])
-def test_the_namespace_of_code_that_was_executed_is_not_emptied(
-    notebook: Kernel, error: str
-) -> None:
+def test_a_release_does_not_empty_the_namespace_of_exec(notebook: Kernel, error: str) -> None:
     works(notebook, f"ns = {{'__qualname__': 'mine'}}\nsource = 'x = 7\\nraise {error}'")
     fails(notebook, "%%experiment a\nexec(source, {}, ns)")
     assert notebook.value("(ns['x'], ns['__qualname__'])") == (7, "mine")
 
 
-def test_what_a_function_keeps_of_its_locals_is_not_emptied(notebook: Kernel) -> None:
+def test_a_release_does_not_empty_saved_locals_of_a_function(notebook: Kernel) -> None:
     works(
         notebook,
         """\
@@ -146,7 +144,7 @@ def f(rate):
     assert notebook.value("kept[0]['rate']") == 0.1
 
 
-def test_an_attribute_errors_object_dies_and_other_attributes_are_named(notebook: Kernel) -> None:
+def test_an_attribute_errors_object_is_freed(notebook: Kernel) -> None:
     works(notebook, SHOW_LIBRARIES)
     fails(
         notebook,

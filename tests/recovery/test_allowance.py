@@ -226,7 +226,7 @@ def fail(depth=2000):
 # -- what is still listed -----------------------------------------------------------------------
 
 
-def test_arrays_and_containers_in_locals_are_listed_without_a_walk(steps: list[None]) -> None:
+def test_local_arrays_and_containers_are_listed_without_a_walk(steps: list[None]) -> None:
     error = failed_by(
         """
 def fail():
@@ -249,13 +249,13 @@ def fail():
     assert steps == []
 
 
-def test_a_container_of_the_notebook_is_not_listed_unwalked() -> None:
+def test_a_container_of_the_notebook_is_listed_only_after_a_walk() -> None:
     own = [None] * MIB
     error = failed_with(own)
     assert listing.held_by_frames(error, {"own": own}, counted(1000, lambda: 0)).rows == ()
 
 
-def test_one_heavy_local_leaves_time_for_the_others() -> None:
+def test_one_heavy_local_leaves_time_for_other_locals() -> None:
     error = failed_by(
         """
 def fail():

@@ -152,9 +152,7 @@ _HELP = (
         ),
     ],
 )
-def test_what_torch_adds_to_every_cuda_error_makes_none_a_broken_context(
-    text: str, name: str, kind: str
-) -> None:
+def test_torchs_usual_cuda_error_text_is_no_broken_context(text: str, name: str, kind: str) -> None:
     error = _named("AcceleratorError")(text + _HELP.format(name=name))
     assert (classify(error).kind, classify(error).poisoned) == (kind, False)
     told = "CUDA error: device-side assert triggered" + _HELP.format(name="cudaErrorAssert")
@@ -165,7 +163,7 @@ def test_what_torch_adds_to_every_cuda_error_makes_none_a_broken_context(
     ).poisoned
 
 
-def test_a_users_words_about_a_broken_context_are_not_a_broken_context() -> None:
+def test_a_users_text_about_a_broken_context_is_none() -> None:
     assert not classify(ValueError("illegal memory access is explained in chapter 3")).poisoned
 
 
@@ -231,7 +229,7 @@ _NEEDS_3_11 = {
 
 
 @pytest.mark.parametrize("name", [*INTERRUPTS, *ERRORS])
-def test_a_ctrl_c_counts_wherever_it_is_in_the_chain_and_a_timeout_does_not(name: str) -> None:
+def test_a_ctrl_c_counts_anywhere_in_the_chain_a_timeout_nowhere(name: str) -> None:
     if name in _NEEDS_3_11 and sys.version_info < (3, 11):
         pytest.skip("groups came with Python 3.11")
     found = classify(_raised({**INTERRUPTS, **ERRORS}[name]))

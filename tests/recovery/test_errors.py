@@ -83,9 +83,7 @@ def test_an_oom_in_a_script_leaves_only_the_scripts_names(
 
 
 @pytest.mark.parametrize("mode", ["Verbose", "Minimal"])
-def test_every_traceback_style_leaves_nothing_pinned_and_tb_still_works(
-    notebook: Kernel, mode: str
-) -> None:
+def test_no_traceback_style_pins_memory_and_tb_still_works(notebook: Kernel, mode: str) -> None:
     works(notebook, f"%xmode {mode}")
     try:
         recovers(notebook, OOM["raise from"])
@@ -111,7 +109,7 @@ def test_every_traceback_style_leaves_nothing_pinned_and_tb_still_works(
         notebook.run("%xmode Context")
 
 
-def test_the_report_lists_what_each_frame_held_largest_first(notebook: Kernel) -> None:
+def test_the_report_lists_memory_by_frame_largest_first(notebook: Kernel) -> None:
     works(
         notebook,
         """
@@ -152,7 +150,7 @@ def test_the_notebooks_own_names_are_not_touched_by_a_release(notebook: Kernel) 
     assert notebook.value("mine is also['x'] and float(mine[0]) == 1.0") is True
 
 
-def test_numpys_own_memory_error_says_what_it_asked_for(notebook: Kernel) -> None:
+def test_numpys_memory_error_is_shown_with_its_size(notebook: Kernel) -> None:
     text = recovers(
         notebook,
         """
@@ -257,7 +255,7 @@ def test_an_error_from_before_a_scope_keeps_its_frames_after_it(notebook: Kernel
     ) in ("[1.0]", "[np.float64(1.0)]")
 
 
-def test_an_error_that_was_caught_long_ago_is_nobodys_business(notebook: Kernel) -> None:
+def test_an_error_caught_in_an_earlier_cell_keeps_its_frames(notebook: Kernel) -> None:
     works(
         notebook,
         """
@@ -295,7 +293,7 @@ def test_debug_reads_locals_but_none_that_an_oom_released(notebook: Kernel, erro
 @pytest.mark.parametrize(
     ("error", "option"), [("MemoryError", "never"), ("KeyboardInterrupt", "oom")]
 )
-def test_a_recovery_shows_small_locals_and_how_to_keep_all_of_them(
+def test_a_recovery_shows_small_locals_and_how_to_keep_all(
     notebook: Kernel, error: str, option: str
 ) -> None:
     works(notebook, "class Number(int):\n    def __repr__(self): raise SystemError")
@@ -387,7 +385,7 @@ def _no_memory(*arguments: object, **options: object) -> object:
 
 
 @pytest.mark.parametrize("missing", ["measuring", "waiting", "watching"])
-def test_names_go_even_if_memory_for_reports_is_short(
+def test_names_are_deleted_even_if_memory_for_reports_is_short(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     loaded.run_cell("x = 'old'")

@@ -384,7 +384,7 @@ def errors(notebook: Kernel) -> Kernel:
 
 
 @pytest.mark.parametrize("code", LAST.values(), ids=LAST)
-def test_what_the_last_error_holds_is_named_and_its_line_frees(errors: Kernel, code: str) -> None:
+def test_memory_held_by_the_last_error_is_named_and_freed(errors: Kernel, code: str) -> None:
     works(errors, "watched.clear()")
     text = recovery(errors, code)
     frees(errors, text)

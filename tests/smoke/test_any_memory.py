@@ -89,7 +89,7 @@ results.append(bytes(8 << 20))
 """  # noqa: E501
 
 
-def test_memory_from_before_is_never_blamed(notebook: Kernel) -> None:
+def test_memory_from_before_an_experiment_is_never_blamed(notebook: Kernel) -> None:
     works(notebook, OLD)
     works(notebook, f"%%experiment a\n{AROUND}")
     found = survivors(notebook)
@@ -107,7 +107,7 @@ ELSEWHERE = {
 }
 
 
-def test_new_objects_are_named_wherever_they_are_kept(notebook: Kernel) -> None:
+def test_new_objects_are_named_in_each_kind_of_holder(notebook: Kernel) -> None:
     works(
         notebook,
         OLD,
@@ -233,7 +233,7 @@ def text(n): return 'x' * (n << 20)""",
     assert report.count("lru_cache of function") == 2
 
 
-def test_an_output_that_only_ipython_holds_is_listed_with_its_remedy(notebook: Kernel) -> None:
+def test_an_output_held_only_by_ipython_is_listed_with_a_remedy(notebook: Kernel) -> None:
     number = notebook.value("get_ipython().execution_count")
     works(
         notebook,
@@ -250,7 +250,7 @@ def test_an_output_that_only_ipython_holds_is_listed_with_its_remedy(notebook: K
     assert text == "no leak of at least 1 MiB was found"
 
 
-def test_an_error_says_how_much_memory_of_any_kind_its_frames_hold(notebook: Kernel) -> None:
+def test_an_error_says_how_much_memory_its_frames_hold(notebook: Kernel) -> None:
     works(
         notebook,
         """\
@@ -280,7 +280,7 @@ def test_a_list_with_two_names_counts_once_and_kept_names_do_not(notebook: Kerne
 
 
 @pytest.mark.parametrize("make", ["texts(9000)", "[np.ones(1 << 20)]", "'x' * (9 << 20)"])
-def test_what_global_binds_belongs_to_the_notebook(notebook: Kernel, make: str) -> None:
+def test_names_bound_by_global_belong_to_the_notebook(notebook: Kernel, make: str) -> None:
     works(notebook, "import numpy as np")
     reply = works(notebook, f"%%experiment x\nglobal made, odd\nmade = {make}; odd = 1")
     (text,) = reply.reports("experiment")
@@ -461,7 +461,7 @@ def test_the_report_says_when_memory_may_be_older(notebook: Kernel) -> None:
     )
 
 
-def test_frames_that_died_are_not_named_though_their_pages_are_not_back_yet(
+def test_dead_frames_are_not_named_if_polars_keeps_their_pages(
     notebook: Kernel,
 ) -> None:
     """As in polars#23128, the allocator keeps pages for a while: nothing of the user's is alive."""
@@ -478,7 +478,7 @@ results.append(frame.group_by('t').agg(polars.col('n').sum()).sort('n').height)
     assert survivors(notebook) == []
 
 
-def test_text_beside_an_unnamed_array_is_in_its_row(notebook: Kernel) -> None:
+def test_text_next_to_an_unnamed_array_is_in_the_arrays_row(notebook: Kernel) -> None:
     pytest.importorskip("numpy")
     works(notebook, "import numpy\ncache = {}")
     made = '{"text": ["row %d " % i * 20 for i in range(100_000)], "x": numpy.ones(1 << 22)}'

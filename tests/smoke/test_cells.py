@@ -10,7 +10,7 @@ from tests.smoke.conftest import HAS_POSIX
 from tests.steps import OWN_PARTS, exist, fails, host_table, ok, plain, sizes, works
 
 
-def test_the_line_tells_what_a_cell_kept_and_its_peak(notebook: Kernel) -> None:
+def test_the_line_shows_kept_memory_and_the_peak(notebook: Kernel) -> None:
     (line,) = ok(notebook, "size = len(b'x' * (256 << 20))").reports("cell")
     if HAS_POSIX:  # else the peak is sampled
         assert abs(sizes(line, "RAM")) < 16
@@ -25,7 +25,7 @@ def test_the_line_tells_what_a_cell_kept_and_its_peak(notebook: Kernel) -> None:
     assert abs(sizes(line, "RAM") + 128) < 16
 
 
-def test_the_line_of_a_cell_that_moves_nothing_is_short_and_quiet_hides_it(
+def test_an_idle_cells_line_is_short_and_hidden_by_quiet(
     notebook: Kernel,
 ) -> None:
     (line,) = ok(notebook, "y = 1").reports("cell")
@@ -72,7 +72,7 @@ kept"""
     assert reply.message == "the cell's child process was killed by SIGABRT (Aborted)"
 
 
-def test_blank_and_silent_cells_have_no_line_nor_any_while_reports_are_off(
+def test_blank_silent_and_switched_off_cells_have_no_line(
     notebook: Kernel,
 ) -> None:
     assert ok(notebook, "").displays == ok(notebook, "\n  \n").displays == []
@@ -82,7 +82,7 @@ def test_blank_and_silent_cells_have_no_line_nor_any_while_reports_are_off(
     assert len(ok(notebook, "%gpumem on", "x = 1").reports("cell")) == 1
 
 
-def test_our_own_commands_and_quiet_cells_have_no_line_unless_they_moved_memory(
+def test_our_own_commands_have_a_line_only_if_memory_changed(
     notebook: Kernel,
 ) -> None:
     ok(notebook, "%gpumem", "%gpumem free", "block = b'x' * (64 << 20)")
@@ -97,7 +97,7 @@ def test_our_own_commands_and_quiet_cells_have_no_line_unless_they_moved_memory(
     assert len(ok(notebook, "x = 1").reports("cell")) == 1
 
 
-def test_the_last_expression_is_displayed_and_prints_and_magics_work(notebook: Kernel) -> None:
+def test_the_last_expression_prints_and_magics_work_in_a_cell(notebook: Kernel) -> None:
     reply = ok(
         notebook,
         """\
@@ -169,7 +169,7 @@ def own(rows: dict[str, int]) -> int:
     return sum(size for name, size in rows.items() if name.startswith(OWN_PARTS))
 
 
-def test_the_hosts_parts_sum_to_its_total_and_follow_what_cells_do(notebook: Kernel) -> None:
+def test_the_hosts_parts_follow_cells_and_sum_to_its_total(notebook: Kernel) -> None:
     before = own(parts(notebook))
     ok(notebook, "block = bytearray(b'x') * (512 << 20)")
     assert abs(own(parts(notebook)) - before - 512 * MIB) < 32 * MIB
@@ -177,7 +177,7 @@ def test_the_hosts_parts_sum_to_its_total_and_follow_what_cells_do(notebook: Ker
     assert abs(own(parts(notebook)) - before) < 32 * MIB
 
 
-def test_it_imports_no_framework_changes_nothing_of_the_collectors_and_keeps_nothing_alive(
+def test_loading_imports_no_framework_and_keeps_nothing_alive(
     notebook: Kernel,
 ) -> None:
     ok(
@@ -232,7 +232,9 @@ fill()""",
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_cell_kept_what_is_left_after_its_own_clean_up(notebook: Kernel, ending: str) -> None:
+def test_kept_memory_is_measured_after_the_cells_own_clean_up(
+    notebook: Kernel, ending: str
+) -> None:
     """What its code held when it ended is in the peak, and what came back of it has a field of its
     own.
     """
@@ -312,7 +314,7 @@ def test_unloading_takes_every_hook_out_again(bare_kernel: Kernel) -> None:
     assert bare_kernel.value(f"[type(o).__name__ for o in gc.get_objects() if {ours}]") == []
 
 
-def test_an_unloaded_extension_reports_nothing_and_can_be_loaded_again(kernel: Kernel) -> None:
+def test_an_unloaded_extension_is_silent_and_can_be_reloaded(kernel: Kernel) -> None:
     ok(kernel, "%reload_ext ipygpumem", "%load_ext ipygpumem", "%reload_ext ipygpumem")
     assert len(ok(kernel, "x = 1").reports("cell")) == 1
     assert ok(kernel, "%%experiment again\n42").result == "42"
@@ -323,7 +325,7 @@ def test_an_unloaded_extension_reports_nothing_and_can_be_loaded_again(kernel: K
     assert exist(kernel, "x", "y") == ["x"]
 
 
-def test_unloading_abandons_open_scopes_keeps_their_names_and_says_so(kernel: Kernel) -> None:
+def test_unloading_abandons_open_scopes_and_keeps_their_names(kernel: Kernel) -> None:
     ok(
         kernel,
         "old = 1",

@@ -36,7 +36,7 @@ def leaks(kernel: Kernel, options: str = "") -> str:
     return report
 
 
-def test_a_survivor_is_reported_at_the_end_of_its_experiment_and_later(notebook: Kernel) -> None:
+def test_a_leak_is_reported_at_its_experiments_end_and_later(notebook: Kernel) -> None:
     works(notebook, "cache = {}", "%experiment start a")
     cell = next_cell(notebook)
     works(notebook, f"x = {BIG}; cache['run3'] = [x]")
@@ -131,7 +131,7 @@ def test_the_advice_about_an_output_frees_it(
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
 
 
-def test_what_waits_to_be_restored_is_explained_half_way_through_a_scope(notebook: Kernel) -> None:
+def test_values_to_be_restored_are_explained_during_a_scope(notebook: Kernel) -> None:
     works(notebook, f"model = {BIG}", "%experiment start a", "model = 1")
     assert "held by experiment a, which restores model at its end" in leaks(notebook)
     works(notebook, "%experiment end")
@@ -152,7 +152,7 @@ def test_what_waits_to_be_restored_is_explained_half_way_through_a_scope(noteboo
         ),
     ],
 )
-def test_an_array_that_a_running_function_owns_is_not_blamed_on_cpp(
+def test_an_array_of_a_running_function_is_not_blamed_on_cpp(
     notebook: Kernel, work: str, holder: str
 ) -> None:
     works(notebook, "import threading; go_on, ready = threading.Event(), threading.Event()")
@@ -266,9 +266,7 @@ outer.update(enumerate(xs))
     works(notebook, "del outer")
 
 
-def test_what_no_experiment_measured_gets_advice_that_can_be_pasted(
-    notebook: Kernel, tmp_path: Path
-) -> None:
+def test_unmeasured_memory_gets_advice_that_can_be_pasted(notebook: Kernel, tmp_path: Path) -> None:
     for name in ("one", "two", "three"):
         (tmp_path / f"{name}.py").write_text(
             "import numpy; KEPT = numpy.ones(1 << 20)" if name == "three" else ""

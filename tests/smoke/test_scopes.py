@@ -98,7 +98,7 @@ if sys.version_info >= (3, 12):
 
 @pytest.mark.parametrize("way", ["cell", pytest.param("start", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("code", BINDING)
-def test_a_new_name_goes_and_an_old_one_names_its_object_again(
+def test_a_scope_deletes_new_names_and_restores_old_ones(
     notebook: Kernel, code: str, way: str
 ) -> None:
     whole_scope(notebook, way, code)
@@ -210,7 +210,7 @@ f()""",
         "%%prun -q\nnew = 1",
     ],
 )
-def test_a_new_name_that_appears_by_other_means_goes(
+def test_a_scope_deletes_names_bound_without_an_assignment(
     notebook: Kernel, tmp_path: Path, code: str, way: str
 ) -> None:
     script = tmp_path / "script.py"
@@ -283,7 +283,7 @@ for n in (1, 2):
     e.finish()""",
     ],
 )
-def test_a_scope_inside_a_loop_gives_back_what_it_shadows(
+def test_a_scope_inside_a_loop_restores_shadowed_names(
     notebook: Kernel, sweep: str, binding: str
 ) -> None:
     ok(
@@ -456,7 +456,7 @@ def test_names_after_the_cells_of_a_notebook(notebook: Kernel, name: str) -> Non
     assert open_now(notebook) == []
 
 
-def test_ipythons_own_names_are_never_a_scopes_and_private_ones_are(notebook: Kernel) -> None:
+def test_a_scope_owns_private_names_but_none_of_ipythons(notebook: Kernel) -> None:
     own = (
         "In",
         "Out",
@@ -561,7 +561,7 @@ def test_an_output_object_dies_with_its_scope(notebook: Kernel, cells: list[str]
     assert ok(notebook, "41", "_").result == "41"
 
 
-def test_the_last_outputs_are_those_of_before_whatever_happened_to_the_cache(
+def test_a_scope_restores_the_last_outputs_after_cache_changes(
     kernel: Kernel,
 ) -> None:
     nested = "get_ipython().run_cell('222', store_history=False); 333"
@@ -580,7 +580,7 @@ def test_the_last_outputs_are_those_of_before_whatever_happened_to_the_cache(
     assert kernel.value("(_, __)") == (333, 222)
 
 
-def test_status_and_report_show_what_waits_to_be_restored(notebook: Kernel) -> None:
+def test_status_and_report_show_values_to_be_restored(notebook: Kernel) -> None:
     ok(notebook, "import numpy as np\nbig = np.ones(4 << 20)", START, "big = 1")
     (text,) = ok(notebook, "%experiment status").reports("note")
     assert "restored at the end: big 32 MiB" in text
@@ -590,7 +590,7 @@ def test_status_and_report_show_what_waits_to_be_restored(notebook: Kernel) -> N
     assert notebook.value("big.size") == 4 << 20
 
 
-def test_errors_and_interrupts_leave_an_open_scope_open_and_end_an_experiment_cell(
+def test_errors_end_an_experiment_cell_but_no_open_scope(
     notebook: Kernel,
 ) -> None:
     ok(notebook, ANNOUNCE + "old = 1", START, "x = 1")
@@ -626,7 +626,7 @@ inner = 3
     assert exist(notebook, "x", "y", "z") == []
 
 
-def test_transformers_of_the_users_see_the_code_as_written_and_may_fail(notebook: Kernel) -> None:
+def test_the_users_input_transformers_see_the_original_code(notebook: Kernel) -> None:
     sees = """\
 class Sees(ast.NodeTransformer):
     def visit(self, node):
@@ -647,7 +647,7 @@ class Sees(ast.NodeTransformer):
     assert notebook.value("x") == 1
 
 
-def test_a_traceback_shows_what_it_shows_without_the_extension(
+def test_a_traceback_is_the_same_with_and_without_the_extension(
     kernel: Kernel, bare_kernel: Kernel
 ) -> None:
     define = "def f(n):\n    return 1 / n\nx = 1"

@@ -116,7 +116,7 @@ def test_the_difference_of_two_inventories_names_their_cells(notebook: Kernel) -
     assert ok(notebook, "[d]").result == f"[{notebook.value('str(d)')}]"
 
 
-def test_it_works_in_a_kernel_without_the_extension(bare_kernel: Kernel) -> None:
+def test_the_tensors_magic_works_without_the_extension(bare_kernel: Kernel) -> None:
     ok(
         bare_kernel,
         "import numpy as np, ipygpumem\nx = np.ones(1 << 17)",

@@ -44,7 +44,7 @@ def left_and_full(kernel: Kernel) -> tuple[list[str], bool]:
     return left, full > 0
 
 
-def test_the_first_error_that_is_recovered_from_frees_older_garbage_too(counting: Kernel) -> None:
+def test_the_first_recovery_frees_older_garbage_too(counting: Kernel) -> None:
     ok(
         counting,
         """
@@ -63,7 +63,7 @@ def test_the_first_error_that_is_recovered_from_frees_older_garbage_too(counting
     assert left_and_full(counting) == ([], False)
 
 
-def test_an_error_after_an_experiment_inside_the_cell_takes_what_the_cell_made_before(
+def test_a_recovery_frees_objects_older_than_an_inner_experiment(
     counting: Kernel,
 ) -> None:
     # Seen: the experiment made "n" old, and the recovery looked only at what was made after that.
@@ -74,7 +74,7 @@ def test_an_error_after_an_experiment_inside_the_cell_takes_what_the_cell_made_b
     assert left_and_full(counting)[0] == []
 
 
-def test_an_error_that_takes_what_holds_an_older_one_looks_at_everything(counting: Kernel) -> None:
+def test_a_recovery_searches_everything_when_an_old_holder_dies(counting: Kernel) -> None:
     # Seen: a trainer in no cycle died at once, and nobody looked for its model, which was in one.
     ok(
         counting,
@@ -89,7 +89,7 @@ def test_an_error_that_takes_what_holds_an_older_one_looks_at_everything(countin
     assert left_and_full(counting)[0] == ["second"]
 
 
-def test_nothing_is_collected_where_the_user_has_switched_that_off(counting: Kernel) -> None:
+def test_nothing_is_collected_if_the_user_disabled_collection(counting: Kernel) -> None:
     ok(counting, "%config IPyGpuMem.collect_garbage = False", "node('n');")
     assert counting.value("left()") == ["n"]
     ok(counting, "%config IPyGpuMem.collect_garbage = True", "pass", "gc.disable()", "node('m');")
@@ -97,7 +97,7 @@ def test_nothing_is_collected_where_the_user_has_switched_that_off(counting: Ker
     ok(counting, "gc.enable()")
 
 
-def test_what_an_older_array_of_objects_led_to_is_looked_for(counting: Kernel) -> None:
+def test_objects_referenced_by_an_older_array_are_searched(counting: Kernel) -> None:
     # Seen: the collector does not look into arrays, and so nobody had noticed that it was there.
     pytest.importorskip("numpy")
     ok(

@@ -202,7 +202,7 @@ def test_a_line_selects_the_share_that_the_caller_assumes() -> None:
         ipygpumem.estimate(select, assume={"five": 0.5})
 
 
-def test_unknown_lengths_of_sequences_are_assumed_to_be_the_longest() -> None:
+def test_unknown_sequence_lengths_are_assumed_to_be_the_longest() -> None:
     x = torch.randn(8, 40, 32)
 
     def step() -> torch.Tensor:
@@ -224,7 +224,9 @@ RECURRENT = [
 
 
 @pytest.mark.parametrize(("kind", "sizes"), [*RECURRENT, ("RNN", (8, 24, 2, 4, 5))])
-def test_a_recurrent_network_is_estimated_as_it_runs(kind: str, sizes: tuple[int, ...]) -> None:
+def test_the_estimate_of_a_recurrent_network_matches_its_run(
+    kind: str, sizes: tuple[int, ...]
+) -> None:
     given, wide, layers, batch, steps = sizes
     model = getattr(nn, kind)(given, wide, layers, batch_first=True, bidirectional=layers > 1)
     x = torch.randn(batch, steps, given)
@@ -237,7 +239,7 @@ def test_a_recurrent_network_is_estimated_as_it_runs(kind: str, sizes: tuple[int
     held_against_a_real_run(train, x, *model.parameters())
 
 
-def test_the_history_of_lbfgs_is_counted_as_long_as_its_iterations_make_it() -> None:
+def test_the_history_of_lbfgs_is_counted_for_its_iterations() -> None:
     model = nn.Linear(256, 256, bias=False)
     x = torch.randn(512, 256)
     y = x @ torch.randn(256, 256)
@@ -257,7 +259,7 @@ def test_the_history_of_lbfgs_is_counted_as_long_as_its_iterations_make_it() -> 
     assert len(optimizer.state[model.weight]["old_dirs"]) > 15
 
 
-def test_what_code_lets_go_of_is_gone() -> None:
+def test_memory_freed_by_the_code_is_not_counted() -> None:
     """Gradients of an earlier step, and tensors that a cast replaces, are not counted for good."""
     model = nn.Linear(512, 512, bias=False)
     x = torch.randn(8, 512)
@@ -435,7 +437,7 @@ def test_without_a_card_autocast_has_the_lists_of_cuda() -> None:
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).exp().dtype is torch.bfloat16
 
 
-def test_the_lists_of_autocast_are_those_of_this_torch() -> None:
+def test_autocasts_operator_lists_match_this_torch() -> None:
     """torch brings its lists in a header: AT_FORALL_X(_) _(operator, overload) ..."""
     header = (Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h").read_text()
     theirs = {
@@ -468,7 +470,7 @@ def test_a_module_goes_to_a_device_that_is_not_here(
     assert peak is None or found.peak_bytes == peak
 
 
-def test_every_optimizer_steps_on_a_named_card_and_with_every_option() -> None:
+def test_every_optimizer_steps_on_a_named_card_with_all_options() -> None:
     optimizers = every_optimizer()
 
     def step() -> None:
@@ -503,7 +505,7 @@ def test_the_value_of_a_number_on_the_host_is_known() -> None:
 
 
 @pytest.mark.parametrize("name", ["Adam", "Adafactor"])
-def test_an_optimizer_of_an_accelerator_steps_as_torch_does_there(name: str) -> None:
+def test_an_accelerators_optimizer_is_estimated_with_temporaries(name: str) -> None:
     """There, Adam takes all parameters at once, which needs temporaries as large as all of them;
     Adafactor does not.
     """
@@ -529,7 +531,7 @@ def kept(code: Any, device: str) -> int:
     return ipygpumem.estimate(code, device=device).devices[0].kept_bytes - MIB
 
 
-def test_dropout_and_attention_keep_what_they_keep_on_a_card() -> None:
+def test_dropout_and_attention_keep_the_same_memory_as_on_a_card() -> None:
     """On a card, dropout keeps a byte for each number, and attention no matrix of weights."""
     x = torch.ones(MIB // 4, requires_grad=True)
     heads = torch.ones(1, 4, 1024, 64, requires_grad=True)

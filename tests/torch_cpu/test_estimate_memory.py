@@ -78,7 +78,7 @@ def test_the_cache_is_emptied_but_for_segments_in_use() -> None:
     assert allocator.take(30 * MIB).size == 30 * MIB  # that fits in beside it
 
 
-def test_the_least_memory_is_between_what_is_in_use_and_what_is_kept() -> None:
+def test_the_least_memory_is_between_used_and_reserved_memory() -> None:
     events = [(0, 30 * MIB), (0, 0), (1, 40 * MIB), (1, 0), (2, 50 * MIB)]
     allocator = Allocator()
     for size in (30, 40, 50):
@@ -87,7 +87,7 @@ def test_the_least_memory_is_between_what_is_in_use_and_what_is_kept() -> None:
     assert 50 * MIB <= Replay(events).least_bytes(50 * MIB, 120 * MIB) <= 52 * MIB
 
 
-def test_the_least_memory_is_enough_with_more_of_it_too() -> None:
+def test_the_least_memory_and_any_larger_size_are_enough() -> None:
     """With 72 to 89 MiB the first segment is given back before a block can pin it, with 90 to 99
     MiB it is not.
     """
@@ -127,7 +127,7 @@ def test_a_replay_starts_with_the_segments_of_the_card() -> None:
     assert replay.runs(30 * MIB)
 
 
-def test_what_is_set_of_the_allocator_and_not_followed_is_reported(
+def test_allocator_settings_that_are_not_followed_are_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "")
@@ -184,7 +184,7 @@ def workspaces(code: Any, **options: Any) -> int:
     return device.parts["cuBLAS workspaces"]
 
 
-def test_a_product_of_matrices_takes_a_workspace_once_for_each_thread_and_one_for_biases() -> None:
+def test_matrix_products_take_one_workspace_for_each_thread() -> None:
     x, weight, bias = (torch.ones(size, requires_grad=True) for size in ((8, 8), (8, 8), (8,)))
     assert workspaces(lambda: (x @ x, (x @ x).sum().backward())) == 2 * WORKSPACE
     assert workspaces(lambda: nn.functional.linear(x, weight, bias)) == WORKSPACE + MIB
@@ -192,7 +192,7 @@ def test_a_product_of_matrices_takes_a_workspace_once_for_each_thread_and_one_fo
     assert workspaces(lambda: x.to("cuda") @ x.to("cuda"), device=None) == WORKSPACE
 
 
-def test_what_is_assumed_of_a_device_that_nobody_knows_is_reported() -> None:
+def test_assumptions_about_an_unknown_device_are_reported() -> None:
     x = torch.ones(8, 8)
     layer = nn.Conv2d(3, 8, 3)
     images = torch.ones(1, 3, 16, 16)
@@ -204,7 +204,7 @@ def test_what_is_assumed_of_a_device_that_nobody_knows_is_reported() -> None:
 
 
 @pytest.mark.parametrize(("cards", "expected"), [([(8, 0)], (8, 0)), ([], (9, 0))])
-def test_code_is_told_the_capability_that_the_workspaces_are_those_of(
+def test_code_sees_the_capability_assumed_for_workspaces(
     cards: list[tuple[int, int]], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Nvml, "capabilities", lambda self: cards)
@@ -238,7 +238,7 @@ def test_a_recurrent_layer_on_a_card_that_is_not_here_is_noted(
     assert estimate(device=CARD, device_memory="4GiB") == (True, "fits perhaps")
 
 
-def test_inference_mode_counts_what_composite_operators_allocate() -> None:
+def test_inference_mode_counts_memory_of_composite_operators() -> None:
     x = torch.ones(256, 1024)
     labels = torch.zeros(256, dtype=torch.long)
 
@@ -306,7 +306,7 @@ def test_fragmented_memory_does_not_fit() -> None:
     assert found.to_dict()["verdict"] == found.to_dict()["devices"][0]["verdict"] == "does not fit"
 
 
-def test_a_verdict_names_operators_whose_own_memory_nothing_tells() -> None:
+def test_a_verdict_names_operators_of_unknown_own_memory() -> None:
     x = torch.ones(64, 64)
     found = ipygpumem.estimate(lambda: torch.linalg.svd(x), device=CARD, device_memory="4GiB")
     assert (found.verdict, found.fits) == ("fits perhaps", None)
@@ -318,7 +318,7 @@ def make_on_cuda() -> object:
     return torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
 
 
-def test_what_is_free_is_asked_without_making_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_is_read_without_making_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> tuple[int, int]:
         raise AssertionError("this makes a context")
 
@@ -355,7 +355,7 @@ def test_a_driver_that_breaks_off_leaves_the_room_open(monkeypatch: pytest.Monke
     assert free_bytes("cuda:0") is None
 
 
-def test_free_on_the_host_is_what_a_containers_limit_leaves(
+def test_free_host_memory_respects_a_containers_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ipygpumem.probes.host.available_bytes", lambda: 5 * MIB)

@@ -274,7 +274,7 @@ def test_a_mistake_in_a_cell_is_one_line(estimating: Kernel) -> None:
         assert reply.stderr.count("\n") == 1, reply.stderr
 
 
-def test_estimates_alone_find_the_largest_batch_for_a_card_that_is_not_here(
+def test_estimates_find_the_largest_batch_for_an_absent_card(
     estimating: Kernel,
 ) -> None:
     cell = "%%autofit n={}\n%%estimate --device cuda {}\n"
@@ -372,7 +372,7 @@ def test_code_in_texts_finds_the_notebooks_names(estimating: Kernel) -> None:
     )
 
 
-def test_what_the_notebook_shares_with_an_estimate_is_as_it_was(users: Kernel) -> None:
+def test_objects_shared_with_an_estimate_are_restored(users: Kernel) -> None:
     """Class attributes, NumPy's arrays, objects that have no copy; a class of the cell has the
     notebook's module.
     """
@@ -601,7 +601,7 @@ def test_holders_of_fake_tensors_and_too_large_arrays_are_named(
 
 
 @pytest.mark.usefixtures("unfrozen")
-def test_collections_leave_out_what_was_there_before() -> None:
+def test_collections_skip_objects_from_before_the_estimate() -> None:
     """With large libraries loaded, a pass over the whole heap takes a tenth of an estimate."""
     frozen: list[int] = []
 
@@ -625,7 +625,7 @@ def test_collections_leave_out_what_was_there_before() -> None:
 
 
 @pytest.mark.usefixtures("unfrozen")
-def test_what_the_user_has_frozen_stays_frozen() -> None:
+def test_objects_frozen_by_the_user_stay_frozen() -> None:
     kept = [[]]
     gc.freeze()
     try:
@@ -635,7 +635,7 @@ def test_what_the_user_has_frozen_stays_frozen() -> None:
         gc.unfreeze()
 
 
-def test_one_thing_that_cannot_be_put_back_does_not_keep_the_rest() -> None:
+def test_one_failure_of_the_rollback_does_not_stop_it() -> None:
     kept = [1]
     closed = io.BytesIO(b"x")
 
@@ -657,7 +657,7 @@ class Shared:
     def __del__(self) -> None: ...
 
 
-def test_what_code_deletes_is_put_back() -> None:
+def test_objects_deleted_by_the_code_are_restored() -> None:
     """An attribute in a slot, and a class attribute that is None."""
     shared = Shared()
     shared.value = 3
@@ -672,7 +672,7 @@ def test_what_code_deletes_is_put_back() -> None:
     assert vars(Shared).get("default", "missing") is None
 
 
-def test_an_error_is_not_hidden_by_a_fake_tensor_that_it_left_half_made() -> None:
+def test_an_error_is_not_hidden_by_a_half_made_fake_tensor() -> None:
     def step() -> None:
         half = torch.empty(1)
         vars(half).clear()  # as torch leaves it if an error strikes before it knows its mode
@@ -773,7 +773,7 @@ def test_a_ctrl_c_during_the_rollback_comes_after_it(monkeypatch: pytest.MonkeyP
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_ctrl_c_that_strikes_as_a_tensor_is_noted_to_die_is_not_lost(
+def test_a_ctrl_c_while_a_tensor_dies_is_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     died = storages.StorageLog._gone
@@ -876,7 +876,7 @@ def test_a_running_thread_keeps_its_containers_and_is_noted() -> None:
     assert "threads of yours" not in " ".join(ipygpumem.estimate(code).notes)
 
 
-def test_a_users_error_is_raised_as_it_is() -> None:
+def test_a_users_error_is_raised_unchanged() -> None:
     x = torch.randn(2, 3)
     save = torch.save
     with pytest.raises(RuntimeError, match="reduction dim"):
@@ -916,7 +916,7 @@ def test_a_syntax_error_is_shown_as_in_a_plain_cell(estimating: Kernel) -> None:
         assert ours.splitlines()[-4:] == pythons.splitlines()[-4:], body
 
 
-def test_a_timeout_spares_code_in_which_an_exception_ends_the_process() -> None:
+def test_a_timeout_raises_nothing_inside_torchs_callbacks() -> None:
     """torch's C++ calls it for each operation, and cannot pass exceptions on."""
     rule = pytest.importorskip("torch._library.simple_registry").find_torch_dispatch_rule
     limits = Limits(300.0)

@@ -347,7 +347,7 @@ return float(loss.item() + sum(x[0].tolist()))"""
     assert found.peak_bytes >= 8 * 1024
 
 
-def test_what_a_loop_on_values_asks_for_ends_with_its_line(
+def test_an_endless_loop_on_values_is_refused_by_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ipygpumem.estimating.guesses._MOST_GUESSES", 100)
@@ -487,7 +487,7 @@ REFUSED = {
 }
 
 
-def test_what_cannot_be_known_is_refused_by_its_line(
+def test_unknown_values_are_refused_by_their_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     body = "".join(
@@ -546,7 +546,7 @@ def test_parameters_of_a_librarys_own_kind_are_estimated() -> None:
     assert there.weight.scale is None
 
 
-def test_tensors_made_of_others_are_estimated_by_these() -> None:
+def test_tensors_made_of_other_tensors_have_their_sizes() -> None:
     if not torch.distributed.is_available():
         pytest.skip("this torch has no processes")
     fakes = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
@@ -598,7 +598,7 @@ nn.parallel.DistributedDataParallel(model)
 
 
 @pytest.mark.parametrize(("body", "told"), UNFOLLOWED.items())
-def test_what_torch_cannot_do_without_values_is_refused_by_its_line(
+def test_operators_that_need_values_are_refused_by_their_line(
     body: str, told: str, tmp_path: Path
 ) -> None:
     if "gloo" in body and not torch.distributed.is_available():
@@ -618,7 +618,7 @@ assert all(type(t).__name__ == "FakeTensor" for t in kept)
     assert estimated(body, tmp_path, device=None).peak_bytes == 180 * 4 * 2**10
 
 
-def test_compiled_code_is_estimated_as_eager_code_and_that_is_said(tmp_path: Path) -> None:
+def test_compiled_code_is_estimated_as_eager_code_with_a_note(tmp_path: Path) -> None:
     """torch wraps what its compiler leaves alone, such as checkpointing from its first call on: no
     word of that.
     """
@@ -635,7 +635,7 @@ def test_compiled_code_is_estimated_as_eager_code_and_that_is_said(tmp_path: Pat
     assert eager.notes == ()
 
 
-def test_a_data_loader_starts_no_processes_and_a_checkpoint_is_not_written(tmp_path: Path) -> None:
+def test_data_loaders_start_no_process_and_no_file_is_saved(tmp_path: Path) -> None:
     data = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.arange(64))
     loader = torch.utils.data.DataLoader(data, 32, shuffle=True, num_workers=2)
     path = tmp_path / "model.pt"
@@ -685,7 +685,7 @@ def train(**options):
 
 
 @pytest.mark.thorough
-def test_a_trainer_that_saves_its_model_is_refused_with_the_way_out(
+def test_a_trainer_that_saves_its_model_is_refused_with_advice(
     bare_kernel: Kernel, tmp_path: Path
 ) -> None:
     works(bare_kernel, SAVING_TRAINER)
@@ -742,7 +742,7 @@ REACHES_NOTHING = [
 ]
 
 
-def test_calls_that_reach_out_are_named_and_no_others() -> None:
+def test_only_calls_with_outside_effects_are_named() -> None:
     for body, name in REACHES_OUT.items():
         (note,) = told(body)
         assert name in note.partition("run for real: ")[2].split(", "), body

@@ -87,7 +87,7 @@ def estimated(cell: str) -> Estimate:
     return Estimation("cuda", 1 << 40).of_code(compile(cell, FILE, "exec"), {})
 
 
-def test_each_change_takes_what_the_cell_takes_that_a_user_writes() -> None:
+def test_each_change_is_estimated_like_the_cell_written_by_hand() -> None:
     found = search(PLAIN, "950MiB")
     lines = {trial.title: trial.changes[0].line for trial in found.trials}
     assert lines.keys() | {trial.title for trial in found.useless} == BY_HAND.keys()
@@ -241,7 +241,7 @@ def test_another_optimizer_has_no_state_of_earlier_steps() -> None:
     assert peaks[0] == peaks[1]
 
 
-def test_no_result_is_called_equal_that_dropout_or_tied_weights_change() -> None:
+def test_results_changed_by_dropout_or_ties_are_not_called_equal() -> None:
     begin = "import torch\nfrom torch import nn\n"
     cell = begin + "nn.Sequential(nn.Linear(64, 64), LAYER)(torch.randn(8, 64)).mean().backward()"
     cells = [cell.replace("LAYER", layer) for layer in ("nn.ReLU()", "nn.Dropout(0.1)")]
@@ -310,7 +310,7 @@ def test_changes_are_combined_if_none_suffices() -> None:
     assert report.listings[-1].lines == [change.line for change in found.best.changes]
 
 
-def test_combinations_have_each_change_that_lowers_the_needed_memory(
+def test_combinations_include_each_change_that_saves_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A change may help a little, or only below another; one that makes it worse, or fails, is left
@@ -434,14 +434,14 @@ Whole()(torch.randn(8, 64) * 1).sum().backward()
 
 
 @pytest.mark.parametrize("kind", UNSAFE)
-def test_blocks_are_checkpointed_only_if_a_second_run_does_the_same(kind: Any) -> None:
+def test_blocks_are_checkpointed_only_if_a_second_run_is_equal(kind: Any) -> None:
     found = search(BLOCKS, "8MiB", names={"Kind": kind}, run=False, device=None)
     (blocks,) = found.findings.blocks.values()
     assert (blocks.name, bool(blocks.reason)) == (kind.__name__, bool(UNSAFE[kind]))
     assert UNSAFE[kind] in blocks.reason
 
 
-def test_a_named_batch_is_made_smaller_wherever_it_is_set() -> None:
+def test_a_named_batch_is_reduced_in_each_place_that_sets_it() -> None:
     cell = (
         PLAIN.replace("x, y =", "n = 8\nx, y =")
         .replace("8, 512", "n, 512")
@@ -470,7 +470,9 @@ def test_a_named_batch_may_be_a_tensor() -> None:
             search(f"import torch\n{wrong}", "900MiB", batch="x", run=False)
 
 
-def test_nothing_found_is_said_with_what_was_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_without_a_fit_names_the_changes_not_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     begin = (
         "import torch\nnet = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(4)))"
     )

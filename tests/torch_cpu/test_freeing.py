@@ -57,7 +57,7 @@ class Colour(enum.Enum):
     RED = 1
 
 
-def test_release_frees_a_trainer_with_cycles_and_says_which_parts_went() -> None:
+def test_release_frees_a_trainer_with_cycles_and_lists_its_parts() -> None:
     learner = Learner()
     watched = [
         weakref.ref(learner.model),
@@ -77,7 +77,7 @@ def test_release_frees_a_trainer_with_cycles_and_says_which_parts_went() -> None
     assert record.left == ()
 
 
-def test_what_something_else_holds_stays_as_it_is_and_is_listed_with_its_holder() -> None:
+def test_release_leaves_parts_with_other_holders_and_names_them() -> None:
     learner = Learner()
     other = nn.Linear(256, 256)
     other.weight = learner.model.weight  # tied
@@ -90,7 +90,7 @@ def test_what_something_else_holds_stays_as_it_is_and_is_listed_with_its_holder(
     assert "local other" in held.holder.path
 
 
-def test_a_released_object_says_where_it_was_released_and_cannot_be_released_again() -> None:
+def test_a_released_object_says_where_it_was_released() -> None:
     learner = Learner()
     record = ipygpumem.release(learner)
     assert record.where.startswith("test_freeing.py line ")
@@ -137,9 +137,7 @@ def test_a_data_loader_can_be_released() -> None:
         ([torch.ones(3)], "cannot be emptied"),
     ],
 )
-def test_what_cannot_be_released_is_refused_in_one_line_and_nothing_goes(
-    item: Any, why: str
-) -> None:
+def test_objects_that_cannot_be_released_are_refused_in_one_line(item: Any, why: str) -> None:
     learner = Learner()
     with pytest.raises(GpuMemError, match=why) as raised:
         ipygpumem.release(learner, item)
@@ -229,7 +227,7 @@ def was(trained: Trained) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("was")
-def test_what_is_no_tensor_of_a_module_is_not_asked_anything(trained: Trained) -> None:
+def test_an_offload_runs_no_code_of_other_objects_in_a_module(trained: Trained) -> None:
     vars(trained.model)["thing"] = hostile.made(hostile.Hostile)
     with hostile.untouched():
         assert trained.purge().moved_bytes > 0
@@ -238,7 +236,7 @@ def test_what_is_no_tensor_of_a_module_is_not_asked_anything(trained: Trained) -
 
 
 @pytest.mark.usefixtures("was")
-def test_every_storage_is_moved_and_comes_back_as_it_was(trained: Trained) -> None:
+def test_an_offload_moves_every_storage_and_restores_it(trained: Trained) -> None:
     trained.model.first.weight.register_hook(lambda gradient: gradient)
     homes = [item.untyped_storage() for item in trained.all()]
     sizes = {storage._cdata: storage.nbytes() for storage in homes}
@@ -332,7 +330,7 @@ def test_a_ctrl_c_during_an_offload_comes_after_it(
     assert [item.untyped_storage()._cdata for item in trained.all()] == homes
 
 
-def test_inference_mode_makes_no_other_tensors_of_those_that_are_moved(trained: Trained) -> None:
+def test_purge_and_offload_keep_inference_tensors(trained: Trained) -> None:
     with torch.inference_mode():
         trained.model.register_buffer("frozen", torch.ones(4))
         trained.purge()
@@ -373,7 +371,7 @@ def test_an_offload_that_has_ended_keeps_no_model_alive() -> None:
         ),
     ],
 )
-def test_what_cannot_be_moved_is_refused_in_one_line(call: Any, why: str) -> None:
+def test_objects_that_cannot_be_moved_are_refused_in_one_line(call: Any, why: str) -> None:
     with pytest.raises(GpuMemError, match=why) as raised:
         call()
     assert "\n" not in str(raised.value)
@@ -474,9 +472,7 @@ def asked(inside: Callable[[Code], object], call: Callable[[Any, Any], object]) 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("inside", TRACED)
 @pytest.mark.parametrize("name", [*MOVES, *LOOKS])
-def test_what_torch_would_take_for_the_users_code_is_refused_in_one_line(
-    inside: str, name: str
-) -> None:
+def test_freeing_is_refused_while_torch_traces_code(inside: str, name: str) -> None:
     """A release ended the process inside of ``torch.jit.trace``."""
     message = asked(TRACED[inside], {**MOVES, **LOOKS}[name])
     assert message.startswith("torch is tracing this code")

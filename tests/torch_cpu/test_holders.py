@@ -151,7 +151,7 @@ def _suspended(data: Any) -> Iterator[int]:
         (_suspended, ": suspended generator batches (cell 4), local data"),
     ],
 )
-def test_what_a_notebook_variable_leads_to(
+def test_the_path_from_a_notebook_variable_is_named(
     path: Callable[..., str],
     names: dict[str, Any],
     kind: str,
@@ -181,7 +181,7 @@ def test_the_frames_of_a_kept_exception(path: Callable[..., str], names: dict[st
     )
 
 
-def test_what_only_cpp_holds_is_said_to_be_so(path: Callable[..., str]) -> None:
+def test_memory_held_only_by_cpp_is_named_so(path: Callable[..., str]) -> None:
     storage = torch.zeros(100).untyped_storage()
     found = explain([("torch", storage._cdata)], Heap(), Roots())
     assert [holder.path for holder in found.values()] == ["no Python object: C++ code keeps it"]
@@ -226,7 +226,7 @@ def test_advice_calls_the_handle_of_a_hook_if_it_has_a_name(names: dict[str, Any
         ),
     ],
 )
-def test_advice_removes_a_hook_whose_handle_nobody_keeps(
+def test_advice_removes_a_hook_without_a_kept_handle(
     names: dict[str, Any], register: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names["lin"] = torch.nn.Linear(2, 2)
@@ -271,7 +271,7 @@ def _trained_deep_model() -> dict[str, Any]:
         ("weight.mine = hook", 'sgd.param_groups[0]["params"][0].mine = None'),
     ],
 )
-def test_what_a_parameter_keeps_is_no_state_of_its_optimizer(
+def test_objects_of_a_parameter_are_no_optimizer_state(
     names: dict[str, Any], code: str, told: str
 ) -> None:
     names.update(_trained_deep_model())
@@ -417,7 +417,7 @@ def test_a_cycle_in_cpp_is_reported_where_everything_was_seen(names: dict[str, A
     assert alive() is None
 
 
-def test_an_object_whose_dict_the_first_of_several_searches_has_made_is_still_followed(
+def test_an_object_is_followed_after_a_search_made_its_dict(
     names: dict[str, Any],
 ) -> None:
     layer = torch.nn.Linear(10, 10)
@@ -437,7 +437,7 @@ def test_an_object_whose_dict_the_first_of_several_searches_has_made_is_still_fo
     assert holders[gradient].path == "notebook variable trainer.weights[0].grad"
 
 
-def test_explaining_leaves_nothing_behind_even_before_garbage_is_collected(
+def test_explaining_leaves_no_garbage_behind(
     names: dict[str, Any],
 ) -> None:
     array = numpy.zeros(100)
@@ -457,7 +457,7 @@ def test_explaining_leaves_nothing_behind_even_before_garbage_is_collected(
         gc.enable()
 
 
-def test_a_running_function_does_not_keep_what_it_was_asked_about() -> None:
+def test_a_running_function_does_not_keep_its_explained_argument() -> None:
     started, drop, dropped, end = (threading.Event() for _ in range(4))
     alive: list[weakref.ref[Any]] = []
 

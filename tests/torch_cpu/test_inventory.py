@@ -36,7 +36,7 @@ def sizes(**names: object) -> dict[str, int]:
     return {name: row.size_bytes for name, row in take(**names).items()}
 
 
-def test_views_and_aliases_count_once_with_the_bytes_of_the_storage() -> None:
+def test_views_and_aliases_count_once_with_the_storages_bytes() -> None:
     big = torch.zeros(1000)
     rows = take(first=big[:10], detached=big.detach(), big=big, transposed=big.view(10, 100).T)
     assert list(rows) == ["detached"]
@@ -70,7 +70,7 @@ def test_sparse_tensors_count_their_indices_and_values() -> None:
     assert found["csr"] >= 101 * 8 + 100 * 8 + 100 * 4
 
 
-def test_nested_tensors_count_what_is_inside_them() -> None:
+def test_nested_tensors_count_the_tensors_inside_them() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         parts = [torch.ones(300), torch.ones(500)]
@@ -166,7 +166,7 @@ def test_kinds_and_paths_of_a_model_in_training() -> None:
     assert rows["model[1].running_mean"].requires_grad is False
 
 
-def test_thousands_of_tensors_keep_their_names_and_kinds_wherever_they_stand() -> None:
+def test_thousands_of_tensors_keep_their_names_and_kinds() -> None:
     """They are looked at some thousands at a time."""
     several = [torch.zeros(3) for _ in range(2 * CHUNK + 500)]
     several[1999].extra = torch.ones(5)  # type: ignore[attr-defined]  # an attribute of the user's
@@ -186,7 +186,7 @@ def test_thousands_of_tensors_keep_their_names_and_kinds_wherever_they_stand() -
     assert len(rows) == 2 * CHUNK + 499 + 1 + 1500
 
 
-def test_a_subclass_with_its_own_functions_is_listed_and_none_of_them_runs() -> None:
+def test_a_tensor_subclass_is_listed_without_running_its_code() -> None:
     x = hostile.tensors()["function"]
     with hostile.untouched():
         row = take(x=x)["x"]
@@ -194,7 +194,7 @@ def test_a_subclass_with_its_own_functions_is_listed_and_none_of_them_runs() -> 
 
 
 @pytest.mark.parametrize("policy", ["None", "strides", "sizes"])
-def test_a_wrapper_counts_what_is_inside_it_and_is_not_asked(policy: str) -> None:
+def test_a_wrapper_counts_its_content_without_running_its_code(policy: str) -> None:
     x = hostile.tensors()[policy]
     x.scales = [torch.ones(10)]
     with hostile.untouched():
@@ -210,7 +210,7 @@ def test_a_wrapper_counts_what_is_inside_it_and_is_not_asked(policy: str) -> Non
     assert (alone.type_name, alone.size_bytes) == ("Dispatch", 0)
 
 
-def test_a_broken_device_leaves_the_rest_readable_and_is_reported(
+def test_a_broken_device_is_reported_and_the_rest_is_readable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broken = torch.ones(100)
@@ -309,7 +309,7 @@ def test_a_tensor_of_another_class_is_measured_without_its_code() -> None:
     assert {name: row.size_bytes >> 22 for name, row in rows.items()} == dict.fromkeys(thing, 1)
 
 
-def test_all_objects_include_those_of_torchs_own_code() -> None:
+def test_all_objects_include_objects_of_torchs_own_code() -> None:
     before = total().objects_bytes
     count = 5000
     kept = [torch.zeros(1) for _ in range(count)]

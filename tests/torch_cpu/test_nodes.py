@@ -77,7 +77,7 @@ def test_a_graph_that_grows_is_read_up_to_the_limit() -> None:
     assert 0 < objects() - before <= LIMIT
 
 
-def test_a_search_stopped_early_counts_what_it_has_read() -> None:
+def test_a_search_stopped_early_counts_the_nodes_it_has_read() -> None:
     steps = chain(STEPS)
     before = objects()
     for step in steps:

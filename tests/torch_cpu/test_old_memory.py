@@ -56,7 +56,7 @@ same = sparse; values = sparse.coalesce().values()
 """  # noqa: E501
 
 
-def test_what_was_alive_before_is_no_survivor(notebook: Kernel) -> None:
+def test_objects_from_before_the_scope_are_no_leak(notebook: Kernel) -> None:
     (report,) = works(notebook, BEFORE, f"%%experiment a\n{AROUND}").reports("experiment")
     assert "still alive" not in report
     assert notebook.value("ipygpumem.experiments()[-1].survivors") == ()
@@ -92,7 +92,7 @@ def test_a_gradient_made_for_an_outer_model_is_freed_by_its_line(notebook: Kerne
         ),
     ],
 )
-def test_one_line_frees_the_gradients_of_all_modules_in_a_container(
+def test_one_line_frees_the_gradients_of_modules_in_a_container(
     notebook: Kernel, makes: str, line: str
 ) -> None:
     works(notebook, makes)
@@ -127,7 +127,7 @@ def test_a_gradient_of_an_outer_tensor_is_freed_by_its_line(notebook: Kernel) ->
         ("def replace():\n    global leak\n    leak = torch.zeros(1 << 19)\nreplace()", "leak"),
     ],
 )
-def test_no_advice_takes_more_from_the_user_than_what_the_scope_made(
+def test_advice_deletes_only_objects_that_the_scope_made(
     notebook: Kernel, code: str, path: str
 ) -> None:
     works(notebook, "leak = 1\nouter = nn.Sequential(nn.Linear(1024, 2))")
@@ -164,12 +164,12 @@ HOLDERS = [
 ]
 
 
-def test_what_the_scope_has_put_into_something_old_is_reported(notebook: Kernel) -> None:
+def test_new_objects_inside_an_old_container_are_reported(notebook: Kernel) -> None:
     works(notebook, BEFORE, f"%%experiment a\n{PUT}")
     assert sorted(notebook.value(SURVIVORS)) == HOLDERS
 
 
-def test_where_the_notebook_held_too_much_the_report_does_not_claim_what_it_does_not_know(
+def test_a_report_of_a_full_notebook_claims_only_known_facts(
     notebook: Kernel,
 ) -> None:
     works(

@@ -242,7 +242,7 @@ def test_memory_of_backward_has_the_line_of_the_forward_pass() -> None:
     assert lines["sigmoid_backward of model"].endswith("return x.sigmoid() * 2")
 
 
-def test_a_graph_of_an_earlier_cell_has_the_line_that_runs_backward() -> None:
+def test_an_earlier_cells_graph_has_the_line_that_runs_backward() -> None:
     loss = Layers()(torch.ones(2**14, 64)).sum()
     with ipygpumem.peak() as found:
         loss.backward()
@@ -282,7 +282,7 @@ def test_a_librarys_custom_function_has_the_line_that_called_it(
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpoints_memory_has_the_line_of_the_checkpointed_code(reentrant: bool) -> None:
+def test_checkpointed_memory_has_the_line_of_the_original_code(reentrant: bool) -> None:
     model = Layers()
     x = torch.ones(2**14, 64, requires_grad=True)
     with ipygpumem.peak() as found:
@@ -401,7 +401,7 @@ def test_an_error_keeps_its_type_and_shows_no_frame_of_ours() -> None:
     assert not ram(found).ran_out
 
 
-def test_after_an_out_of_memory_error_the_moment_is_that_of_the_failure() -> None:
+def test_after_an_oom_the_peak_is_the_moment_of_the_failure() -> None:
     with contextlib.suppress(RuntimeError), ipygpumem.peak() as found:
         high = torch.ones(4 * MIB)
         del high
@@ -518,7 +518,7 @@ def test_tensors_of_a_mapped_file_count_as_far_as_they_are_read(tmp_path: Path) 
     assert state["weight"][0] == 1
 
 
-def test_fake_tensors_of_the_code_stay_what_they_are() -> None:
+def test_the_codes_own_fake_tensors_are_unchanged() -> None:
     with ipygpumem.peak() as found:
         with FakeTensorMode():
             fake = torch.ones(1000, 1000) + 1
@@ -573,7 +573,7 @@ def test_torch_imported_in_the_code_itself_is_followed() -> None:
     assert "AfterImport" not in finders
 
 
-def test_memory_outside_torch_is_that_of_memray_and_tensors_count_once() -> None:
+def test_memory_outside_torch_is_memrays_and_tensors_count_once() -> None:
     torchs, outside = json.loads(printed("-c", _OUTSIDE).splitlines()[-1])
     assert torchs == ["storages", 4 * MIB]
     if importlib.util.find_spec("memray") is None:
@@ -612,7 +612,7 @@ class Passing(dispatch.TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-def test_blocks_may_end_in_any_order_and_modes_of_others_stay() -> None:
+def test_blocks_end_in_any_order_and_keep_other_torch_modes() -> None:
     def job() -> Iterator[Any]:
         held = nn.Linear(1, 1)
         kept.append(weakref.ref(held))
@@ -640,7 +640,7 @@ def test_blocks_may_end_in_any_order_and_modes_of_others_stay() -> None:
     assert [held() for held in kept] == [None] * 3
 
 
-def test_a_block_that_ends_in_another_thread_says_so_and_keeps_nothing() -> None:
+def test_a_block_that_ends_in_another_thread_says_so() -> None:
     with ThreadPoolExecutor(1) as thread:
         held = nn.Linear(1, 1)
         kept = weakref.ref(held)

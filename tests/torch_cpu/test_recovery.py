@@ -137,7 +137,7 @@ def train(batch_size, limit=40):
 """
 
 
-def test_model_optimizer_and_graph_of_a_failed_try_are_gone_when_the_next_begins(
+def test_a_failed_trys_model_and_graph_die_before_the_next_try(
     notebook: Kernel,
 ) -> None:
     reply = works(

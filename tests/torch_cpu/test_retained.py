@@ -162,7 +162,7 @@ def stored() -> Iterator[dict[str, Finding]]:
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_a_graph_that_is_stored_is_told_with_its_size_and_a_remedy(
+def test_a_stored_graph_is_reported_with_its_size_and_a_remedy(
     name: str, stored: dict[str, Finding]
 ) -> None:
     case = STORED[name]
@@ -180,7 +180,7 @@ def test_graphs_that_may_be_needed_are_left_alone() -> None:
         assert names["touched"] == []
 
 
-def test_what_a_remedy_would_free_is_what_is_told() -> None:
+def test_the_reported_size_is_freed_by_the_remedy() -> None:
     with namespace(["it = [step() for _ in 'ab']; total = sum(it); mean = total / 2"]) as names:
         (found,) = findings(names)
         assert found.what == "total, mean, it0: 4 tensors keep their autograd graphs"
@@ -198,7 +198,7 @@ def test_too_many_graphs_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> No
         assert findings(names) == []
 
 
-def test_an_output_is_told_if_only_ipython_holds_it() -> None:
+def test_an_output_held_only_by_ipython_is_reported() -> None:
     with namespace(["it = [0]"]) as names:
         array = numpy.ones(MIB)
         shared = numpy.ones(MIB)
@@ -214,7 +214,7 @@ def test_an_output_is_told_if_only_ipython_holds_it() -> None:
         assert of_numpy is not None
 
 
-def test_an_allocators_cache_is_told_with_what_frees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocators_cache_is_reported_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     free = Block(0, 3 * MIB, 0, "inactive")
     used = Block(0, MIB, MIB, "allocated")
     snapshot = Snapshot((Segment((free,)), Segment((used, free))))
@@ -230,7 +230,7 @@ def test_an_allocators_cache_is_told_with_what_frees_it(monkeypatch: pytest.Monk
     assert found.remedy.endswith("%gpumem free")
 
 
-def test_leaks_tells_findings_below_its_usual_line(kernel: Kernel) -> None:
+def test_leaks_lists_other_findings_below_the_leaks(kernel: Kernel) -> None:
     (report,) = works(kernel, SETUP, "losses = [step() for _ in range(3)]", "%gpumem leaks").leaks()
     assert report.splitlines() == [
         "no leak of at least 1 MiB, but 3 MiB are kept by what is listed below",

@@ -10,7 +10,7 @@ from tests.steps import kernel_with, recovery, works
 
 
 @pytest.mark.usefixtures("small_heap")
-def test_survivors_are_those_that_something_outside_refers_to_with_their_sizes(
+def test_leaks_are_objects_with_an_outside_reference(
     notebook: Kernel,
 ) -> None:
     works(
@@ -54,7 +54,7 @@ DRAW = (
 )
 
 
-def test_a_seeded_scope_gives_the_same_numbers_in_each_cell_and_on_each_run(
+def test_a_seeded_scope_gives_the_same_numbers_on_each_run(
     notebook: Kernel,
 ) -> None:
     works(notebook, "import random, numpy as np\nnumbers = []")
@@ -67,7 +67,7 @@ def test_a_seeded_scope_gives_the_same_numbers_in_each_cell_and_on_each_run(
     assert notebook.value("len(set(map(str, numbers)))") == 4
 
 
-def test_a_seed_counts_also_where_the_cell_is_the_first_to_import_numpy_and_torch() -> None:
+def test_a_seed_works_if_the_cell_is_first_to_import_torch() -> None:
     cell = (
         "%%experiment a --seed 3 --keep 'result*'\n"
         "import random\nimport numpy as np\nfrom torch import nn, rand\nimport torch\n"
@@ -95,7 +95,7 @@ def test_a_seed_counts_also_where_the_cell_is_the_first_to_import_numpy_and_torc
         )
 
 
-def test_results_saved_by_a_graph_are_reported_with_their_experiment(notebook: Kernel) -> None:
+def test_results_saved_by_a_graph_name_their_experiment(notebook: Kernel) -> None:
     notebook.run(
         "rows, losses = torch.ones(1 << 20, requires_grad=True), []\n"
         "losses.append(rows.sigmoid().sum())"
@@ -110,7 +110,7 @@ def test_results_saved_by_a_graph_are_reported_with_their_experiment(notebook: K
 
 
 @pytest.mark.usefixtures("small_heap")
-def test_what_the_notebooks_own_optimizer_needs_is_no_leak_and_that_of_a_model_that_leaks_is(
+def test_only_the_optimizer_state_of_a_leaked_model_is_a_leak(
     notebook: Kernel,
 ) -> None:
     step = "{0}(torch.ones(1, 1024)).sum().backward(); {1}.step()"
@@ -155,7 +155,7 @@ shared = kernel_with(
 COMPILED = "sum(name.startswith('__compiled_fn') for name in globals())"
 
 
-def test_a_function_that_an_experiment_has_compiled_is_not_compiled_again(shared: Kernel) -> None:
+def test_a_function_compiled_in_an_experiment_stays_compiled(shared: Kernel) -> None:
     works(shared, "@torch.compile(backend='eager')\ndef double(x): return x * 2")
     (text,) = works(shared, "%%experiment a\ndouble(torch.ones(3))").reports("experiment")
     assert "deleted" not in text
@@ -165,7 +165,7 @@ def test_a_function_that_an_experiment_has_compiled_is_not_compiled_again(shared
     assert shared.value(COMPILED) == compiled
 
 
-def test_a_model_that_was_compiled_in_an_experiment_dies_with_it_and_torch_complains_of_nothing(
+def test_a_model_compiled_in_an_experiment_dies_with_it(
     shared: Kernel,
 ) -> None:
     works(
@@ -190,7 +190,7 @@ __mine = 1""",
 
 
 @pytest.mark.usefixtures("small_heap")
-def test_no_code_of_a_tensor_subclass_runs_at_exit_in_status_or_after_an_oom(
+def test_no_code_of_a_tensor_subclass_runs_in_our_work(
     notebook: Kernel,
 ) -> None:
     works(

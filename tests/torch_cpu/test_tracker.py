@@ -37,7 +37,7 @@ def rows(
     return named(record.added), named(record.removed)
 
 
-def test_a_tensor_replaced_by_its_like_is_one_that_went_and_one_that_came() -> None:
+def test_a_replaced_tensor_is_listed_as_freed_and_as_new() -> None:
     track = tracker()
     x = torch.zeros(MIB)
     track()
@@ -49,7 +49,7 @@ def test_a_tensor_replaced_by_its_like_is_one_that_went_and_one_that_came() -> N
     assert record.changed_bytes == {"cpu": 0}
 
 
-def test_a_storage_that_takes_the_place_of_a_dead_one_is_another() -> None:
+def test_a_new_storage_at_a_dead_ones_address_is_new() -> None:
     track = tracker()
     places = set()
     for number in range(20):
@@ -66,7 +66,7 @@ def test_a_storage_that_takes_the_place_of_a_dead_one_is_another() -> None:
     assert len(again) < 20
 
 
-def test_it_keeps_nothing_alive() -> None:
+def test_the_tracker_keeps_no_tensor_alive() -> None:
     track = tracker()
     x = torch.zeros(1000)
     sparse = torch.eye(10).to_sparse()
@@ -78,7 +78,7 @@ def test_it_keeps_nothing_alive() -> None:
     assert len(track().removed) == 3
 
 
-def test_weak_references_of_ours_stop_no_tensor_from_being_swapped() -> None:
+def test_our_weak_references_allow_tensors_to_be_swapped() -> None:
     track = tracker()
     x = torch.zeros(3)
     y = torch.ones(3)
@@ -88,7 +88,7 @@ def test_weak_references_of_ours_stop_no_tensor_from_being_swapped() -> None:
     assert x.tolist() == [1, 1, 1]
 
 
-def test_a_ctrl_c_inside_it_loses_no_call() -> None:
+def test_a_ctrl_c_inside_the_tracker_loses_no_call() -> None:
     track = tracker()
     x = torch.zeros(1000)
     line = 1
@@ -109,7 +109,7 @@ def test_a_ctrl_c_inside_it_loses_no_call() -> None:
     assert y.shape == (1000,)
 
 
-def test_it_may_be_made_before_the_extension_and_live_on_after_it(bare_kernel: Kernel) -> None:
+def test_a_tracker_works_before_loading_and_after_unloading(bare_kernel: Kernel) -> None:
     reply = bare_kernel.run("""
         import ipygpumem
         t = ipygpumem.tracker()
@@ -159,7 +159,7 @@ def test_a_loop_names_a_list_and_the_graphs_in_it_once(
     assert re.search(r"local losses\[\d+\]: its autograd graph", holder)
 
 
-def test_a_loop_names_arrays_beside_the_graphs_of_a_list(
+def test_a_loop_names_arrays_and_the_graphs_of_a_list(
     script_memory: FakeProbe, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weight = torch.ones(1 << 20, requires_grad=True)

@@ -208,7 +208,7 @@ def test_following_all_lines_frees_the_memory(notebook: Kernel, expression: str)
 
 
 @pytest.mark.usefixtures("small_heap")
-def test_a_view_of_text_is_a_holder_next_to_one_of_the_whole_frame(notebook: Kernel) -> None:
+def test_a_view_of_texts_is_a_holder_apart_from_the_whole_frame(notebook: Kernel) -> None:
     allocated = "pyarrow.total_allocated_bytes() >> 20"
     works(notebook, "import pandas, pyarrow")
     before = notebook.value(allocated)
@@ -243,7 +243,7 @@ def test_leaks_have_a_line_for_the_gradients_of_an_output(notebook: Kernel) -> N
     works(notebook, f"%xdel _{number}")
 
 
-def test_deleting_a_name_frees_what_nothing_else_holds(notebook: Kernel) -> None:
+def test_deleting_a_name_frees_objects_without_another_holder(notebook: Kernel) -> None:
     works(notebook, RUN)
     codes = [code for code, *_ in CASES]
     found = dict(zip(codes, notebook.value(f"[of_case(code) for code in {codes}]"), strict=True))
@@ -275,7 +275,7 @@ def test_top_says_the_same_of_memory_that_libraries_share(notebook: Kernel) -> N
     assert dict(zip(codes, said, strict=True)) == codes
 
 
-def test_what_it_says_comes_true(notebook: Kernel) -> None:
+def test_the_printed_predictions_of_why_come_true(notebook: Kernel) -> None:
     works(notebook, "def step(m, o):\n    m(torch.ones(8, 1024)).sum().backward(); o.step()")
     works(
         notebook,
@@ -375,7 +375,7 @@ hook = keep(block)
 
 
 @pytest.mark.usefixtures("small_heap")
-def test_a_name_deleted_in_any_cell_says_what_holds_its_object(notebook: Kernel) -> None:
+def test_a_deleted_name_reports_the_holders_of_its_object(notebook: Kernel) -> None:
     works(
         notebook,
         """
@@ -467,7 +467,7 @@ def test_a_script_that_has_run_holds_its_names_too(notebook: Kernel, tmp_path: P
     assert "made.py" not in report
 
 
-def test_an_object_has_no_holder_for_what_all_of_its_kind_share() -> None:
+def test_an_object_has_no_holder_for_memory_shared_by_its_type() -> None:
     class Outer:
         small = 1
 
@@ -530,7 +530,7 @@ def test_rows_in_two_lists_are_read_together(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("small_heap")
-def test_text_in_the_array_of_another_frame_is_held_by_that_frame(notebook: Kernel) -> None:
+def test_text_in_another_frames_array_is_held_by_that_frame(notebook: Kernel) -> None:
     works(
         notebook,
         """
@@ -561,7 +561,7 @@ def test_no_line_deletes_a_name_of_a_library() -> None:
     assert len(found.held) < 5
 
 
-def test_a_container_with_more_objects_than_are_searched_holds_all_of_them() -> None:
+def test_a_container_too_long_to_search_holds_all_its_objects() -> None:
     numbers = [float(number) for number in range(10_000)]
     boxes = [[float(number)] for number in range(5000)]
     both = numbers + [box[0] for box in boxes]

@@ -125,7 +125,7 @@ REST = [
 
 
 @pytest.mark.parametrize("name", [*SAMPLE, *REST])
-def test_a_look_at_what_is_young_gives_what_a_look_at_everything_gives(
+def test_searching_young_objects_finds_the_same_as_a_full_search(
     counting: Kernel, name: str
 ) -> None:
     code = {**YOUNG, **FULL}[name]
@@ -147,7 +147,7 @@ def test_a_look_at_what_is_young_gives_what_a_look_at_everything_gives(
         assert full > 0
 
 
-def test_torch_swaps_tensors_after_an_experiment_as_ever(counting: Kernel) -> None:
+def test_torch_can_swap_tensors_after_an_experiment(counting: Kernel) -> None:
     # Seen: "Cannot swap t1 because it has weakref associated with it", from m.double() too.
     works(
         counting,

@@ -68,7 +68,7 @@ _WORDS = {
         if scenario.holder and scenario.name not in _WORDS
     ],
 )
-def test_the_printed_lines_free_what_is_held(scenario: Scenario) -> None:
+def test_the_printed_lines_free_memory_held_on_purpose(scenario: Scenario) -> None:
     if scenario.missing():
         pytest.skip(scenario.missing())
     result = Runner(CELL if CELL.serves(scenario) else SPAN).run_with_lines(scenario)
@@ -84,7 +84,7 @@ def test_without_the_extension_an_error_keeps_its_memory(
     assert runner_for(PLAIN).run(scenario).share == 0.0
 
 
-def test_what_was_stored_run_or_debugged_before_an_experiment_still_works() -> None:
+def test_stored_run_and_debugged_code_works_after_an_experiment() -> None:
     """The end of an experiment empties IPython's hidden stores; nothing that the user can see
     changes.
     """
