@@ -119,7 +119,9 @@ class BaselineSnapshot:
         self._storages = Storages()
         self._objects: dict[int, weakref.ref[Any]] = {}
         """Tensors without a storage, by identity."""
-        self._large: set[Span] = set(known)
+        self._unreached = set(known)
+        """Places of arrays that earlier experiments have left; some may have died since."""
+        self._large = set[Span]()
         """Places of large arrays that own their memory; no weak references, because NumPy would not
         resize the arrays.
 
@@ -149,6 +151,8 @@ class BaselineSnapshot:
         sizes = map(array_type.__dict__["nbytes"].__get__, owners)
         are_large = list(map(_LARGE.__lt__, sizes))
         self._large.update(map(place_of, compress(owners, are_large)))
+        self._unreached -= self._large
+        self._large |= self._unreached
         self._spans = sorted((start, end) for _, start, end in self._large)
         small = compress(owners, map(not_, are_large))
         self._small = set(map(id, small))
@@ -167,6 +171,15 @@ class BaselineSnapshot:
             return key in self._small and array.size_bytes <= _LARGE
         reference = self._objects.get(key)
         return reference is not None and reference() is not None
+
+    def may_have_died(self, item: object) -> bool:
+        """Return True if an array is known only as one that an earlier experiment has left: another
+        array may have taken its place since.
+        """
+        if not self._unreached or not is_array(item):
+            return False
+        owner = owner_of(item)
+        return is_array(owner) and place_of(owner) in self._unreached
 
     def _shows_old_array(self, item: Any) -> bool:
         """Return True if a tensor shares the memory of an old array, as one from
@@ -188,5 +201,6 @@ class BaselineSnapshot:
         self._storages.close()
         self._objects.clear()
         self._large.clear()
+        self._unreached.clear()
         self._small.clear()
         self._spans.clear()

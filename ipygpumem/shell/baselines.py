@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from collections.abc import Iterable
@@ -9,7 +10,7 @@ from contextvars import copy_context
 from itertools import chain, compress, filterfalse
 
 from ipygpumem.errors import describe_error
-from ipygpumem.heap.arrays import Array, Span
+from ipygpumem.heap.arrays import Array, Span, owner_of
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.objects_since import ObjectsSince
@@ -17,6 +18,7 @@ from ipygpumem.interrupts import is_from_signal
 from ipygpumem.inventory.baseline import BaselineSnapshot
 from ipygpumem.inventory.contents import Contents
 from ipygpumem.reclaim.name_snapshot import NameSnapshot
+from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.context import ShellContext
 
 
@@ -67,7 +69,18 @@ class Baseline:
         """Return True if the memory of ``item``, described by ``array``, may have been allocated at
         the start.
         """
-        return self._has_failed or (self._before is not None and self._before.has(item, array))
+        if self._has_failed:
+            return True
+        if self._before is None or not self._before.has(item, array):
+            return False
+        if self._before.may_have_died(item):
+            return self._received.isdisjoint({id(item), id(owner_of(item))})
+        return True
+
+    @functools.cached_property
+    def _received(self) -> set[int]:
+        """The identities of ``surely_new``, as of the end."""
+        return self.surely_new(ownable_objects(self._namespace))
 
     def mark_if_nothing_lingers(self) -> GcMark | None:
         """Return the start mark, or None if objects named at the start may have become garbage."""
