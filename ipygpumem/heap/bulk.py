@@ -9,8 +9,8 @@ from __future__ import annotations
 import gc
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
-from itertools import compress, count, islice
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from itertools import compress, count, islice, repeat
 from operator import ne, not_
 from typing import Any, Generic, TypeVar
 
@@ -71,8 +71,9 @@ def one_of_each(items: Sequence[T]) -> dict[int, T]:
 class Batch(Generic[T]):
     """Some objects with the identities of their types, which are read once for all questions.
 
-    Reading them takes 70 ns an object, and each question then takes 20 ns. The functions above read
-    them for each question.
+    Reading them takes 80 ns an object. The first question numbers the types, in 50 ns an object,
+    and each question takes 30 ns, because it translates the numbers of all objects at once; looking
+    up the identity of each type takes 100 ns. The functions above read the types for each question.
 
     Attributes:
         items: the objects.
@@ -83,6 +84,10 @@ class Batch(Generic[T]):
         self.items = items
         self._type_of_each = ids_of(list(map(type, items)))
         self.types = set(self._type_of_each)
+        self._numbers: dict[int, int] = {}
+        """A number for each type, by its identity; empty before the first question."""
+        self._number_of_each = b""
+        """The number of each object's type."""
 
     def one_of_each(self, wanted: Collection[int]) -> dict[int, T]:
         """Return one object of each of these types, by the type's identity.
@@ -93,16 +98,37 @@ class Batch(Generic[T]):
 
     def of_types(self, wanted: Collection[int]) -> list[T]:
         """Return the objects whose types are among ``wanted``."""
-        if self.types.isdisjoint(wanted):
+        kinds = self.types.intersection(wanted)
+        if not kinds:
             return []
-        return list(compress(self.items, map(wanted.__contains__, self._type_of_each)))
+        return list(compress(self.items, self._are_of(kinds)))
 
     def without_types(self, unwanted: Collection[int]) -> Sequence[T]:
         """Return the objects whose types are not among ``unwanted``."""
-        if self.types.isdisjoint(unwanted):
+        kinds = self.types.difference(unwanted)
+        if len(kinds) == len(self.types):
             return self.items
-        is_unwanted = map(unwanted.__contains__, self._type_of_each)
-        return list(compress(self.items, map(not_, is_unwanted)))
+        return list(compress(self.items, self._are_of(kinds)))
+
+    def _are_of(self, kinds: Set[int]) -> Iterable[object]:
+        """Return a true value for each object whose type is among some ``types``, else a false
+        one.
+        """
+        if len(kinds) == len(self.types):
+            return repeat(True)
+        if len(self.types) > _MOST_NUMBERED:
+            return map(kinds.__contains__, self._type_of_each)
+        if not self._numbers:
+            self._numbers = dict(zip(self.types, count(), strict=False))
+            self._number_of_each = bytes(map(self._numbers.__getitem__, self._type_of_each))
+        is_wanted = bytearray(_MOST_NUMBERED)
+        for kind in kinds:
+            is_wanted[self._numbers[kind]] = True
+        return self._number_of_each.translate(is_wanted)
+
+
+_MOST_NUMBERED = 256
+"""Maximum number of types with numbers that fit into a byte."""
 
 
 def ids_of(items: Sequence[object]) -> list[int]:
@@ -119,14 +145,23 @@ _FEW = 50
 def position(identity: int, row: bytes) -> int | None:
     """Return the first position of an identity in a row of ``identities``; None if it is not there.
 
-    Searching bytes takes a millisecond for a million identities, where comparing them one by one
-    takes 50.
+    Searching bytes takes 7 ms for a million identities, where comparing them one by one takes 50.
+    Only the first bytes differ between most addresses, and searching these takes half of the time
+    that searching all of them takes.
     """
     wanted = identity.to_bytes(ID_BYTES, sys.byteorder)
-    place = row.find(wanted)
-    while place >= 0 and place % ID_BYTES:  # the end of one identity and the start of the next
-        place = row.find(wanted, place + 1)
-    return None if place < 0 else place // ID_BYTES
+    beginning = wanted[:_DIFFERENT_BYTES]
+    place = row.find(beginning)
+    while place >= 0:
+        is_aligned = place % ID_BYTES == 0  # else the end of one identity and the start of the next
+        if is_aligned and row.startswith(wanted, place):
+            return place // ID_BYTES
+        place = row.find(beginning, place + 1)
+    return None
+
+
+_DIFFERENT_BYTES = 3
+"""Number of bytes at the beginning of an identity that differ between most addresses."""
 
 
 class Kinds:

@@ -21,7 +21,7 @@ from ipygpumem.heap.bulk import by_identity, chunks, position
 from ipygpumem.heap.knowledge.text_keys import dicts_with_keys
 from ipygpumem.introspect import is_atom
 
-_FEW = 3
+_FEW = 6
 """Maximum number of objects that are searched one by one in unsorted references."""
 _UNSORTED = 4
 """Number of searches for more objects after which the references are sorted, which takes as long as
