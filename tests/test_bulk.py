@@ -36,7 +36,14 @@ class Item(metaclass=Untouchable):
 MIXED = [1, "text", Item(), [], 2, Item(), None, "more"] * 20
 
 
-@pytest.mark.parametrize("items", [[], MIXED[:8], MIXED], ids=["none", "few", "many"])
+OF_MANY_TYPES = [type(f"Item{number}", (Item,), {})() for number in range(300)] * 2 + MIXED
+
+
+@pytest.mark.parametrize(
+    "items",
+    [[], MIXED[:8], MIXED, ["text"] * 60, OF_MANY_TYPES],
+    ids=["none", "few", "many", "of one type", "of many types"],
+)
 def test_a_batch_answers_like_the_functions(items: list[object]) -> None:
     batch = Batch(items)
     for wanted in (set[int](), {id(str)}, {id(Item), id(int)}, {id(dict)}):
@@ -44,6 +51,8 @@ def test_a_batch_answers_like_the_functions(items: list[object]) -> None:
         assert ids_of(batch.without_types(wanted)) == ids_of(without_types(wanted, items))
     assert batch.types == set(map(id, map(type, items)))
     assert set(batch.one_of_each(batch.types)) == batch.types
+    for kind in batch.types:
+        assert batch.number_of(kind) == len(of_types({kind}, items))
 
 
 @pytest.mark.parametrize("items", [[], MIXED[:8], MIXED * 10, [*MIXED, *[[]] * 2000, Item()]])

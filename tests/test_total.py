@@ -15,6 +15,8 @@ from collections import Counter
 import pytest
 
 from benchmarks.harness.kernel import Kernel
+from ipygpumem.heap.bulk import Batch
+from ipygpumem.heap.knowledge.own_bytes import OwnBytes
 from ipygpumem.heap.total import total
 from ipygpumem.probes.malloc import free_blocks_bytes
 from ipygpumem.probes.mappings import own_pages
@@ -46,6 +48,25 @@ def test_each_object_counts_once_tracked_or_not() -> None:
     pairs += len(words) * 2 * (sys.getsizeof((1, 2)) - object.__sizeof__((1, 2)))
     expected = sum(map(sys.getsizeof, more)) + sys.getsizeof(more) + pairs
     assert total().objects_bytes - before == pytest.approx(expected, rel=0.01)
+
+
+def test_objects_request_what_python_says_they_take() -> None:
+    class Own:
+        __slots__ = ("first", "second")
+
+    class Numbers(tuple[int, ...]):
+        __slots__ = ()
+
+    items = [
+        *("", "ab", "é", "\N{SNOWMAN}" * 9),
+        *(0, 1 << 200, 1.5, 2j, None, True, b"ab", ...),
+        *([], [1, 2], {}, {1: 2}, set[int](), {1}, (), (1, 2), Numbers([1, 2, 3])),
+        *(print, test_text_keys_count_that_the_collector_leaves_out, Own, Own(), range(9), sys),
+    ]
+    own_bytes = OwnBytes()
+    own_bytes.learn(items)
+    assert own_bytes.requested(Batch(items)) == sum(map(sys.getsizeof, items))
+    assert own_bytes.requested(Batch(items * 100)) == sum(map(sys.getsizeof, items * 100))
 
 
 @alone

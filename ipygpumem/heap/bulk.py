@@ -106,6 +106,8 @@ class Batch(Generic[T]):
     def without_types(self, unwanted: Collection[int]) -> Sequence[T]:
         """Return the objects whose types are not among ``unwanted``."""
         kinds = self.types.difference(unwanted)
+        if not kinds:
+            return []
         if len(kinds) == len(self.types):
             return self.items
         return list(compress(self.items, self._are_of(kinds)))
@@ -118,13 +120,24 @@ class Batch(Generic[T]):
             return repeat(True)
         if len(self.types) > _MOST_NUMBERED:
             return map(kinds.__contains__, self._type_of_each)
-        if not self._numbers:
-            self._numbers = dict(zip(self.types, count(), strict=False))
-            self._number_of_each = bytes(map(self._numbers.__getitem__, self._type_of_each))
+        self._number_types()
         is_wanted = bytearray(_MOST_NUMBERED)
         for kind in kinds:
             is_wanted[self._numbers[kind]] = True
         return self._number_of_each.translate(is_wanted)
+
+    def number_of(self, kind: int) -> int:
+        """Return the number of objects of one of the ``types``."""
+        if len(self.types) > _MOST_NUMBERED:
+            return self._type_of_each.count(kind)
+        self._number_types()
+        return self._number_of_each.count(self._numbers[kind])
+
+    def _number_types(self) -> None:
+        """Give each type a number that fits into a byte; there must not be too many types."""
+        if not self._numbers:
+            self._numbers = dict(zip(self.types, count(), strict=False))
+            self._number_of_each = bytes(map(self._numbers.__getitem__, self._type_of_each))
 
 
 _MOST_NUMBERED = 256

@@ -50,8 +50,15 @@ a gradient, and of a view, as malloc rounds them.
 """
 _GAP = 40
 """Mean number of bytes that malloc leaves unused to align a tensor's data to 64 bytes."""
+_TEXT = {id(str)}
 _TWO_BLOCKS = {id(kind) for kind in (list, set, bytearray)}
 """Types whose instance is no multiple of 16 bytes, and whose content is allocated apart."""
+
+
+_item_bytes_of: Callable[[Any], int] = vars(type)["__itemsize__"].__get__
+"""Returns the bytes of each item of a type whose instances differ in size, else 0; runs no code of
+a metaclass.
+"""
 
 
 class OwnBytes:
@@ -79,6 +86,10 @@ class OwnBytes:
         """
         self._inline: set[int] = set()
         """Types of objects with attributes outside a dict."""
+        self._equal: dict[int, int] = {}
+        """Result of ``sys.getsizeof`` for each instance of a type whose instances are equal in size,
+        by the type's identity.
+        """
         self._special: set[int] = set(_TWO_BLOCKS)
         """Types whose instances ``sys.getsizeof`` alone does not measure: all of the above."""
         self._loaded_readers = loaded_readers()
@@ -97,7 +108,7 @@ class OwnBytes:
         type_ids = set(examples)
         for type_id in type_ids - self._known:
             self._known.add(type_id)
-            self._learn(type_id, type(examples[type_id]))
+            self._learn(type_id, examples[type_id])
         return type_ids
 
     def of(self, items: Sequence[Any], type_ids: set[int] | None = None) -> int:
@@ -164,7 +175,13 @@ class OwnBytes:
         different = self._sizers.keys() & batch.types - self.arrays
         for type_id in different:
             size += _sum(self._sizers[type_id], batch.of_types({type_id}))
-        return size + _sum(sys.getsizeof, batch.without_types(different | self.arrays))
+        equal = self._equal.keys() & batch.types - self.arrays
+        for type_id in equal:
+            size += self._equal[type_id] * batch.number_of(type_id)
+        texts = batch.of_types(_TEXT)
+        # Text is most of a heap, and ``sys.getsizeof`` takes four times as long as its own method.
+        size += sum(map(str.__sizeof__, texts))
+        return size + _sum(sys.getsizeof, batch.without_types(different | equal | _TEXT | self.arrays))
 
     def uncounted(self, items: Sequence[object], type_ids: set[int] | None = None) -> set[str]:
         """Return the libraries that keep memory of some objects which nothing counts, such as
@@ -230,7 +247,8 @@ class OwnBytes:
             size += self._in_bulk[type_id](of_types({type_id}, items))
         return size
 
-    def _learn(self, type_id: int, kind: type) -> None:
+    def _learn(self, type_id: int, example: object) -> None:
+        kind = type(example)
         reader = reader_for(kind, self._loaded_readers)
         sizer = _sizer(kind, is_read=reader is not None)
         if sizer is not None:
@@ -251,6 +269,9 @@ class OwnBytes:
         for types in (self._sizers, self._in_bulk, self.arrays, self._inline, in_two_blocks):
             if type_id in types:
                 self._special.add(type_id)
+        has_one_size = type_id not in self._sizers and not _item_bytes_of(kind)
+        if has_one_size and size_method(kind).is_of_object:
+            self._equal[type_id] = sys.getsizeof(example)
 
 
 def _sizes_of_plain(items: Sequence[Any]) -> list[int]:
