@@ -1,3 +1,3 @@
-"""What ipygpumem costs and how exact it is, beside ipyexperiments, in real kernels. ``python -m
+"""Cost and exactness of ipygpumem next to ipyexperiments, in real kernels. ``python -m
 benchmarks``.
 """

@@ -24,7 +24,7 @@ card of this size."""  # noqa: E501
 
 
 def _models() -> dict[str, tuple[Callable[[], Any], Callable[[Any, int], Any], int]]:
-    """Return of each model how it is made, the loss of a batch, and the batch to start from."""
+    """Return for each model its construction, the loss of a batch, and the batch to start from."""
     import timm
     import torch
     import torchvision

@@ -47,7 +47,7 @@ IPYTHONS = {
     # jupyter_client < 8.
     "7.34 as in Colab": ("ipython==7.34.0", "ipykernel==6.17.1", "jupyter_client<8"),
 }
-"""What pip is asked for. None but Colab's needs a pin: today's ipykernel, traitlets and jedi still
+"""Requirements for pip. None but Colab's needs a pin: today's ipykernel, traitlets and jedi still
 serve 7.34.
 """
 
@@ -70,7 +70,7 @@ class Python(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What one combination gave; ``broken`` says why the tests did not run or did not end."""
+    """Result of one combination; ``broken`` says why the tests did not run or did not end."""
 
     python: Python
     ipython: str

@@ -41,7 +41,7 @@ _MIB = 2**20
 _GIB = 2**30
 _LARGEST_MIB = 160 * 1024
 _TAKEN_MIB = 412 + 256
-"""What a context and the driver take on the simulated card."""
+"""Memory that a context and the driver take on the simulated card."""
 _SECONDS = 300
 """Seconds before a process is killed, on a busy machine."""
 
@@ -133,7 +133,7 @@ def _first_call(step: Step) -> tuple[nn.Module, Any, Any]:
 
 
 def _others(name: str) -> dict[str, int]:
-    """Return what others say of the peak, where they apply."""
+    """Return other estimators' figures for the peak, where they apply."""
     step = _build(name)
     alive = gc.get_objects()
     optimizers = [value for value in alive if isinstance(value, torch.optim.Optimizer)]
@@ -255,7 +255,7 @@ def _figures(name: str) -> dict[str, Any]:
 
 
 def _runs(name: str, card_mib: int, seen: dict[str, Any]) -> bool:
-    """Return whether a step runs on a card: below its tensors it does not, with more than it
+    """Return True if a step runs on a card: below its tensors it does not, with more than it
     reserved it does.
     """
     room = (card_mib - _TAKEN_MIB) * _MIB

@@ -42,7 +42,7 @@ class UNet(nn.Module):
 
 
 def generator() -> nn.Module:
-    """Return what makes pictures of 32 pixels out of 100 numbers."""
+    """Return a generator of pictures of 32 pixels from 100 numbers."""
     return nn.Sequential(
         *(nn.ConvTranspose2d(100, 512, 4), nn.BatchNorm2d(512), nn.ReLU(True)),
         *(nn.ConvTranspose2d(512, 256, 4, 2, 1), nn.BatchNorm2d(256), nn.ReLU(True)),
@@ -52,7 +52,7 @@ def generator() -> nn.Module:
 
 
 def discriminator() -> nn.Module:
-    """Return what judges them."""
+    """Return a discriminator of these pictures."""
     return nn.Sequential(
         *(nn.Conv2d(3, 128, 4, 2, 1), nn.LeakyReLU(0.2, True)),
         *(nn.Conv2d(128, 256, 4, 2, 1), nn.BatchNorm2d(256), nn.LeakyReLU(0.2, True)),

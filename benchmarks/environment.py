@@ -1,4 +1,4 @@
-"""Where and when the figures were seen."""
+"""Machine and date of the figures."""
 
 from __future__ import annotations
 

@@ -96,9 +96,7 @@ an estimate refuses, says so below the table.
 
 
 def run(*, quick: bool) -> Section:
-    """Return how far estimates are from the counters of torch's allocator, and write the page of
-    all steps.
-    """
+    """Compare estimates with the counters of torch's allocator, and write the page of all steps."""
     title = "Estimates at real size"
     if not _PYTHON.exists():
         return Section(

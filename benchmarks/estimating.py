@@ -1,4 +1,4 @@
-"""How exact estimates are, and what one of a large model costs."""
+"""Exactness of estimates, and the cost of an estimate of a large model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ one.
 
 
 def run(*, quick: bool) -> Section:
-    """Return how far estimates are from real runs."""
+    """Return the differences between estimates and real runs."""
     from benchmarks.harness.networks import MODELS, OPTIMIZERS  # torch is slow to import
 
     optimizers = ["Adam"] if quick else list(OPTIMIZERS)

@@ -1,4 +1,4 @@
-"""Whether short peaks are caught, and whether what a cell keeps is reported as it is."""
+"""Exactness of short peaks, and of the memory that a cell keeps."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Shown are the median of the reports and the worst error."""  # noqa: E501
 
 
 def run_peaks(*, quick: bool) -> Section:
-    """Return how many short peaks each tool catches."""
+    """Return the number of short peaks that each tool catches."""
     repeats = 1 if quick else 3
     rows = []
     with ExitStack() as stack:
@@ -95,7 +95,7 @@ def _caught(errors: list[float]) -> str:
 
 
 def run_kept(*, quick: bool) -> Section:
-    """Return how exact each tool reports what a cell keeps."""
+    """Return each tool's exactness for memory that a cell keeps."""
     repeats = 2 if quick else 10
     size = _KEPT_MIB * _MIB
     reported: dict[str, list[float]] = {}
@@ -126,7 +126,7 @@ def _worst(sizes: list[float], size: int) -> float:
 
 
 def _more(errors: dict[str, list[float]], tolerance: float) -> bool | None:
-    """Return whether more of our figures lie within the tolerance than of the peer's; None if as
+    """Return True if more of our figures than of the peer's lie within the tolerance; None if as
     many.
     """
     within = {name: sum(error <= tolerance for error in those) for name, those in errors.items()}

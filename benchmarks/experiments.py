@@ -1,6 +1,4 @@
-"""What an experiment, a recovery and a failing try add, and how that grows with what the notebook
-holds.
-"""
+"""Cost of an experiment, a recovery and a failing try, by the notebook's memory."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from benchmarks.tools import OURS, PEER
 _PICTURE = Path(__file__).parent.parent / "docs" / "img" / "experiment-cost.png"
 _TRIES = 10
 _TIMES = 20
-"""How many times faster than the peer we want to be."""
+"""Factor by which we want to be faster than the peer."""
 
 _LIBRARIES = """
 import numpy, pandas, matplotlib.pyplot, torch, torch.nn.functional
@@ -58,9 +56,7 @@ The same beside 0 to 1,000,000 dicts, {repeats} turns each:
 
 @dataclass(frozen=True)
 class _Case:
-    """What is timed: cells of ours, those of the peer if it has such a thing, and what they would
-    be alone.
-    """
+    """Case to time: our cells, the peer's if it has an equivalent, and the same code alone."""
 
     name: str
     ours: tuple[str, ...]
@@ -160,7 +156,7 @@ def _row(case: _Case, heap: str, target: float | None, ours: float, theirs: floa
 def _added_ms(
     load: str, heap: str, cases: Sequence[tuple[_Case, tuple[str, ...]]], repeats: int
 ) -> dict[str, float]:
-    """Return what the cells of each case take longer with a tool than alone (medians)."""
+    """Return the time that a tool adds to the cells of each case (medians)."""
     choose = random.Random(0).choice
     found: dict[str, float] = {}
     with Kernel() as having, Kernel() as without:
@@ -187,7 +183,7 @@ def _added_ms(
 
 
 def _seconds(kernel: Kernel, cells: tuple[str, ...]) -> float:
-    """Return how long cells take; the error that some of them are about is none."""
+    """Return the durations of cells; an error that a case is about does not fail it."""
     return sum(_seconds_of(kernel, cell) for cell in cells)
 
 

@@ -1,4 +1,4 @@
-"""What it costs to explain where memory went, each time in a new process."""
+"""Cost of explaining where memory went, each time in a new process."""
 
 from __future__ import annotations
 

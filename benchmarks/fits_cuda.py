@@ -1,5 +1,5 @@
-"""Whether the changes of ``%%estimate --fit`` fit: each is pasted into its cell, and run on a card
-of the stated size.
+"""Runs of the changes of ``%%estimate --fit``: each is pasted into its cell, and run on a card of
+the stated size.
 
 ``python -m benchmarks.fits_cuda`` runs in the environment of the simulated card, and writes
 docs/measured/fits.md.

@@ -1,4 +1,4 @@
-"""What a long history costs, in a new process."""
+"""Cost of a long history, in a new process."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class _State:
         return "" if self._run(self._request).error else "that limit alone refuses nothing"
 
     def _fails_still(self, text: str) -> str:
-        """Return that a remedy does not help, if the same request is refused again."""
+        """Return a problem if the same request is refused again after a remedy."""
         after = self._run(self._request).error and self._kernel.value("cause()")
         return (
             "its remedy does not help"

@@ -1,5 +1,5 @@
-"""What following lines costs: how many times longer code takes under ``%%memlines``, and what each
-line adds.
+"""Cost of following lines: how many times longer code takes under ``%%memlines``, and the time that
+each line adds.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ _SHORT_LINES = 2000
 
 
 def run(*, quick: bool) -> Section:
-    """Return how many times longer torch's lines take while they are followed, and what one line
-    costs by itself.
-    """
+    """Return the factor by which following slows torch's lines, and the cost of one line."""
     pairs = 3 if quick else 9
     with Kernel() as kernel:
         kernel.run(_SETUP)

@@ -1,4 +1,6 @@
-"""What loading a tool and its first cell cost beside IPython itself, each time in a new process."""
+"""Cost of loading a tool and of its first cell compared with IPython alone, each time in a new
+process.
+"""
 
 from __future__ import annotations
 

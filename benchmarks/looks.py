@@ -1,4 +1,4 @@
-"""What each look at the heap costs, in full collections of the same heap, and three costs that must
+"""Cost of each search of the heap, in full collections of the same heap, and three costs that must
 not grow.
 """
 

@@ -1,4 +1,4 @@
-"""What laying out a report costs."""
+"""Cost of laying out a report."""
 
 from __future__ import annotations
 

@@ -23,13 +23,13 @@ class Row:
     control: str
     met: bool | None
     better: bool | None = None
-    """Whether ours beat the peer in this run; None where one of them has no such figure, or they
+    """True if ours beat the peer in this run; None where one of them has no such figure, or they
     are even.
     """
 
 
 def lower(ours: float, theirs: float | None) -> bool | None:
-    """Return whether the lower figure is ours; None if the peer has none."""
+    """Return True if the lower figure is ours; None if the peer has none."""
     return None if theirs is None else ours < theirs
 
 

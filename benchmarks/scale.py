@@ -1,4 +1,4 @@
-"""How cost grows with cells, names, tensors and devices."""
+"""Growth of cost with cells, names, tensors and devices."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ _DRAWN = "\n\n![milliseconds of CPU by number](../img/scale.png)"
 
 
 def run(*, quick: bool) -> Section:
-    """Return what each thing costs at each number, and draw it."""
+    """Return the cost of each thing at each number, and draw it."""
     rows = []
     found = {}
     for growth in _GROWTHS:

@@ -1,6 +1,4 @@
-"""What a tool costs while a cell runs: time taken from the user's code, and CPU
-burned beside it.
-"""
+"""Cost of a tool while a cell runs: time lost by the user's code, and additional CPU time."""
 
 from __future__ import annotations
 
@@ -53,7 +51,7 @@ whole cell, which adds report and garbage collection. Median of {rounds} runs, m
 
 
 def run(*, quick: bool) -> Section:
-    """Return how many times longer cells of different kinds take with each tool on."""
+    """Return the factor by which each tool slows cells of different kinds."""
     seconds, rounds = (0.5, 3) if quick else (1.0, 5)
     with Kernel() as kernel:
         kernel.run(_SETUP)

@@ -43,7 +43,7 @@ CONFIGURATIONS = {
     "with reports": 'c.InteractiveShellApp.extensions = ["ipygpumem"]\n',
     SILENT: ('c.InteractiveShellApp.extensions = ["ipygpumem"]\nc.IPyGpuMem.report = False\n'),
 }
-"""What the environment's configuration file of IPython says."""
+"""Texts of the environment's IPython configuration file."""
 
 HEAD = f"""# Other projects' tests
 
@@ -63,7 +63,7 @@ class Suite:
 
     name: str
     requirement: str
-    """What pip is asked for, such as ``ipykernel==6.29.5``."""
+    """Requirement for pip, such as ``ipykernel==6.29.5``."""
     tests: tuple[str, ...]
     """Files and folders below the unpacked source distribution."""
     needs: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ SUITES = (
 
 @dataclass
 class Outcome:
-    """What one suite gave."""
+    """Result of one suite."""
 
     version: str = ""
     python: str = ""
@@ -116,13 +116,13 @@ class Outcome:
     counts: dict[str, int] = field(default_factory=dict)
     """Number of tests by outcome, without the extension."""
     different: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By configuration: the outcomes of tests that differ, such as "passed, then failed"."""
+    """Outcomes of tests that differ, by configuration, such as "passed, then failed"."""
     broken: str = ""
     """Why the suite did not run, or did not end."""
 
 
 def run(*command: object, cwd: Path = ROOT, seconds: float = SECONDS, **variables: str) -> str:
-    """Return what a command prints on stdout and stderr together."""
+    """Return the output of a command on stdout and stderr together."""
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,

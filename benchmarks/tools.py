@@ -25,7 +25,7 @@ class Tool:
 
     @property
     def installed(self) -> bool:
-        """Whether the package can be imported here."""
+        """Return True if the package can be imported here."""
         return util.find_spec(self.package) is not None
 
     @property

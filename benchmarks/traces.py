@@ -1,4 +1,4 @@
-"""What entering and leaving a trace costs in a script, without a display."""
+"""Cost of entering and leaving a trace in a script, without a display."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tool adds to the shortest of cells."""
+"""Time that a tool adds to the shortest of cells."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def _row(name: str, heap: str, sets: int, turns: int) -> Row:
 
 
 def _added_ms(code: str | None, heap: str, sets: int, turns: int) -> tuple[float, float]:
-    """Return by how much a kernel that has run ``code`` is slower than a bare one, and what that
-    takes (medians).
+    """Return the time by which a kernel that has run ``code`` is slower than a bare one, and the
+    time of ``code`` itself (medians).
     """
     bare: list[float] = []
     added: list[float] = []

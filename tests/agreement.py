@@ -180,7 +180,7 @@ class Asker:
         return [replace(answer, size_bytes=size) for answer in _sum_of("leaks", answers)]
 
     def survivors(self) -> list[Answer]:
-        """Return what the report of the last experiment says is still alive, as one answer."""
+        """Return the leaks in the report of the last experiment, as one answer."""
         record: ExperimentRecord = self._app.experiments.finished[-1]
         return _sum_of("survivors", [_answer_of("survivors", row) for row in record.survivors])
 

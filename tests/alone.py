@@ -16,7 +16,7 @@ from tests.answering import ROOT, Answerer, answer_questions, forked
 
 
 def printed(*arguments: object, **options: Any) -> str:
-    """Return what a Python with these arguments prints."""
+    """Return the output of a Python with these arguments."""
     command = [sys.executable, *map(str, arguments)]
     options = {
         "cwd": ROOT,

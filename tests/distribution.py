@@ -42,7 +42,7 @@ def minimums(requirements: Iterable[str], extra: str = "all") -> list[str]:
 
 
 def problems_of_sdist(names: Iterable[str]) -> list[str]:
-    """Return what is wrong with the files of a source distribution."""
+    """Return the mistakes in the files of a source distribution."""
     files = {name.partition("/")[2] for name in names}
     problems = [f"{name} is a build's own" for name in sorted(files) if ".egg-info" in name]
     missing = {"README.md", "CHANGELOG.md", "RELEASING.md", "tests/smoke/test_cells.py"} - files
@@ -50,7 +50,7 @@ def problems_of_sdist(names: Iterable[str]) -> list[str]:
 
 
 def problems_of_metadata(metadata: dict[str, list[str]]) -> list[str]:
-    """Return what is wrong with the metadata of a wheel, apart from the placeholder."""
+    """Return the mistakes in the metadata of a wheel, apart from the placeholder."""
     labels = {url.partition(",")[0] for url in metadata.get("Project-URL", [])}
     needed = {"Homepage", "Documentation", "Changelog", "Issues"}
     problems = [f"the address {label} is missing" for label in sorted(needed - labels)]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 touched: list[str] = []
-"""What ipygpumem has called. Only this tells: an error alone could be one that ipygpumem
+"""Methods that ipygpumem has called. Only this tells: an error alone could be one that ipygpumem
 suppresses.
 """
 
@@ -44,7 +44,7 @@ __next__ __missing__ __copy__ __deepcopy__ __get__"""  # noqa: E501
 body: dict[str, Any] = {name: trap(name) for name in _NAMES.split()} | {
     "__class__": property(trap("__class__"))
 }
-"""What a class has, whatever its base; NumPy asks a type itself: ``type("Array", (numpy.ndarray,),
+"""Attributes of a class with any base; NumPy asks a type itself: ``type("Array", (numpy.ndarray,),
 body)``.
 """
 

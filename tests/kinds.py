@@ -456,7 +456,7 @@ def settle() -> int:
 
 
 def each(make: Callable[[int], object]) -> tuple[int, int]:
-    """Return how far the process grows when an object is made, and the object's size."""
+    """Return the growth of the process when an object is made, and the object's size."""
     compiles = {"jax", "torch"} & lib.keys()  # and keeps workspaces for each size
     # Their buffers grow by steps, so that a smaller one has a larger part to spare.
     grows = make in (short_texts, long_texts)
@@ -470,7 +470,7 @@ def each(make: Callable[[int], object]) -> tuple[int, int]:
 
 
 def mixed(seed: int) -> tuple[int, int]:
-    """Return how far the process grows when a mixture is made, and what is named of it."""
+    """Return the growth of the process when a mixture is made, and the size of its named parts."""
     generator = random.Random(seed)
     kinds = {
         f"{library} {name}": make

@@ -208,7 +208,7 @@ def program(seed: int, *, has_torch: bool = False, has_older: bool = False) -> l
 
 @dataclass(frozen=True)
 class Order:
-    """How the printed lines are run."""
+    """Way in which the printed lines are run."""
 
     is_stepwise: bool = False
     """True to run the first line only, and to ask again, until nothing is left."""
@@ -232,7 +232,7 @@ def prepared_shell() -> InteractiveShell:
 
 
 def failure(shell: InteractiveShell, statements: Sequence[str], order: Order) -> str:
-    """Return what is wrong with the lines that are printed after an experiment; empty if nothing.
+    """Return the mistakes of the lines that are printed after an experiment; empty if none.
 
     Args:
         shell: the prepared shell.
@@ -265,7 +265,7 @@ def failure(shell: InteractiveShell, statements: Sequence[str], order: Order) ->
 
 
 def checked(shell: InteractiveShell, statements: Sequence[str], order: Order) -> str:
-    """Return what is wrong with a program that runs in a forked process."""
+    """Return the mistakes of a program that runs in a forked process."""
     return str(forked(lambda: failure(shell, statements, order)))
 
 

@@ -172,7 +172,7 @@ def every_report(word: str = "x") -> list[Report]:
 
 
 def reports_over_time(word: str, ended: ExperimentRecord) -> list[Report]:
-    """What is told of many cells and experiments, and of a kernel that is gone."""
+    """Reports on many cells and experiments, and on a kernel that is gone."""
     record = cell(error=word, experiment=word, source_line=word)
     kernel = Kernel(0.0, 1, 0.0, word, f"folder/{word}", word)
     moments = tuple(
@@ -197,9 +197,7 @@ def reports_of_stretches(
     held: tuple[RetainedArray, ...],
     step: FreeingStep,
 ) -> list[Report]:
-    """What is told of stretches of code, of what came and went in them, and of what would or did
-    save memory.
-    """
+    """Reports on spans of code, on objects made and freed in them, and on ways to save memory."""
     passed = [TraceRecord(word, 1.0, 0.1, word, (RAM, usage), number) for number in (None, 1, 2)]
     changed = InventoryDiff((tensor,) * 3, (tensor,) * 3, word, word)
     one = (tensor,)
@@ -222,7 +220,7 @@ def reports_of_stretches(
 
 
 def reports_of_choices(word: str, usage: Usage) -> list[Report]:
-    """What is told of sizes that were tried or estimated, of statements and of lines."""
+    """Reports on sizes that were tried or estimated, on statements and on lines."""
     plan = Plan({word: 8})
     tries = [Try({word: 8}, outcome, 0.1, (usage,), word, 1) for outcome in ("out of memory", word)]
     share = DeviceEstimate(word, 1, 2, 3, 4, 4, {word: 1}, 1)
@@ -242,7 +240,7 @@ def reports_of_choices(word: str, usage: Usage) -> list[Report]:
 
 
 def reports_of_engines(word: str, ended: ExperimentRecord) -> list[Report]:
-    """What is told of a cluster's engines."""
+    """Reports on a cluster's engines."""
     places = [
         EngineRecord(at, word, 1, {word: word}, {"cpu": 1}, f"{word}{at}", word, ended)
         for at in (0, 1)

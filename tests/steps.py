@@ -1,4 +1,4 @@
-"""What most tests do with a kernel."""
+"""Steps that most tests take with a kernel."""
 
 import inspect
 import queue
@@ -188,7 +188,7 @@ def names(kernel: Kernel) -> list[str]:
 
 
 def exist(kernel: Kernel, *names: str) -> list[str]:
-    """Return those of ``names`` that the notebook has."""
+    """Return the items of ``names`` that are names of the notebook."""
     found: list[str] = kernel.value(f"[name for name in {list(names)} if name in globals()]")
     return found
 
@@ -224,7 +224,7 @@ OWN_PARTS = (
     "not named",
     "printed by cells",
 )
-"""How the parts of a process's own pages begin."""
+"""First words of the parts of a process's own pages."""
 
 
 def sizes(line: str, label: str) -> float:

@@ -28,7 +28,7 @@ class Terminal:
         self._stream = pyte.ByteStream(self.screen)
         self._prompts = 0
         self.exit_code: int | None = None
-        """What the program ended with; None while it runs."""
+        """Exit status of the program; None while it runs."""
         settings = {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "LANG": "C.UTF-8"}
         settings["IPYTHONDIR"] = str(folder)
         self._pid, self._descriptor = pty.fork()

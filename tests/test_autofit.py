@@ -39,9 +39,7 @@ pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 
 
 def tried(start: dict[str, Any], fits: Callable[..., bool], **options: Any) -> list[Any]:
-    """What a plan tries where ``fits`` says what fits: plain numbers where there is
-    one variable.
-    """
+    """Return the values that a plan tries if ``fits`` decides: plain numbers for one variable."""
     plan = Plan(start, **options)
     values = []
     while True:
@@ -292,12 +290,10 @@ def test_the_device_that_ran_out_is_read_from_the_error(
 
 
 class Big:
-    """What a test follows with a weak reference."""
+    """Object that a test follows with a weak reference."""
 
 
-def test_a_failed_call_is_freed_before_the_next_call(
-    meter: Meter,
-) -> None:
+def test_a_failed_call_is_freed_before_the_next_call(meter: Meter) -> None:
     alive: list[weakref.ref[Big]] = []
     seen = []
 
@@ -565,9 +561,7 @@ work(size)"""
     )
 
 
-def test_values_replaced_by_a_failed_try_die_before_the_next_try(
-    notebook: Kernel,
-) -> None:
+def test_values_replaced_by_a_failed_try_die_before_the_next_try(notebook: Kernel) -> None:
     # Seen: each try's cycle stayed, since it was older than the try in which it became garbage.
     works(notebook, "class Model:\n    def __init__(self): self.me, self.held = self, b'x' * 2**25")
     works(notebook, "class Trainer: pass\ntrainer, models, alive = Trainer(), [], []")
@@ -720,9 +714,7 @@ class Bomb:
     assert works(notebook, "%%autofit size=400\nwork(size)").result == "100"
 
 
-def test_autofit_works_inside_and_around_experiments(
-    notebook: Kernel,
-) -> None:
+def test_autofit_works_inside_and_around_experiments(notebook: Kernel) -> None:
     works(notebook, "size = 'mine'")
     reply = works(
         notebook,

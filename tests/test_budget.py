@@ -29,7 +29,7 @@ class LimitedCuda:
         self._reserved = list(reserved)
         self._live = live
         self._fixed = max(fixed, live)
-        """What stays reserved when the cache is emptied."""
+        """Memory that stays reserved when the cache is emptied."""
 
     def is_available(self) -> bool:
         return True
@@ -67,7 +67,7 @@ class LimitedCuda:
 
 
 class KnowingCuda(LimitedCuda):
-    """That of torch 2.8 and later."""
+    """``torch.cuda`` of torch 2.8 and later."""
 
     def get_per_process_memory_fraction(self, index: int) -> float:
         return self.fractions[index]

@@ -1,4 +1,4 @@
-"""What Tab offers after our magics, and the magics in a real kernel, as a user types them."""
+"""Tab completion after our magics, and the magics in a real kernel, as a user types them."""
 
 import re
 import warnings
@@ -66,7 +66,7 @@ def loaded(shell: InteractiveShell) -> InteractiveShell:
 
 
 def offered(shell: Any, line: str, until: int | None = None) -> set[str]:
-    """Return what is offered for a line and a cursor in it, as kernels ask and as terminals do."""
+    """Return the completions for a line and a cursor in it, as kernels ask and as terminals do."""
     place = len(line) if until is None else until
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the newer way is called provisional

@@ -1,4 +1,4 @@
-"""What is new since a moment: by the collector's lists, and in the objects that names hold."""
+"""New objects since a moment: by the collector's lists, and in the objects that names hold."""
 
 from __future__ import annotations
 

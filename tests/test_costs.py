@@ -1,4 +1,4 @@
-"""How many Python functions our work calls, and what it leaves in the process.
+"""Number of Python functions that our work calls, and objects that it leaves in the process.
 
 Calls can be counted exactly, while times are noise.
 """
@@ -128,7 +128,7 @@ TENSOR_STEPS = {"%gpumem tensors": "%gpumem tensors", "an experiment that leaves
 
 
 def calls_in(shell: InteractiveShell, cell: str) -> int:
-    """Return how many Python functions we call in a cell, directly or not."""
+    """Return the number of Python functions that we call in a cell, directly or not."""
     calls = depth = 0
     ours = dict[CodeType, bool]()
 

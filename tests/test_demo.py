@@ -19,9 +19,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, printed(EXAMPLES / "run_demo.py", folder)
 
 
-def test_the_summary_names_the_page_and_the_cost_of_each_cell(
-    demo: tuple[Path, str],
-) -> None:
+def test_the_summary_names_the_page_and_the_cost_of_each_cell(demo: tuple[Path, str]) -> None:
     folder, printed = demo
     assert str(folder / "quickstart.html") in printed
     assert printed.index(">>> import torch ...\n") < printed.index("\ncell 2 · ")

@@ -139,7 +139,7 @@ def test_links_lead_to_a_page_and_to_its_heading(page: str) -> None:
 
 
 def exists(name: str) -> bool:
-    """Whether a dotted name is a module's, or what a module has."""
+    """Return True if a dotted name is a module's, or an attribute of a module."""
     names = name.split(".")
     if name.startswith(
         "ipygpumem.extras.trainers."

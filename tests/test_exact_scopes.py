@@ -529,9 +529,7 @@ def test_random_cells_leave_the_names_that_scopes_should_leave(kernel: Kernel, c
         assert kernel.value(_FOUND) == model.names(), "\n-----\n".join(run[-5:])
 
 
-def test_a_kept_older_value_belongs_to_the_outer_scope(
-    kernel: Kernel,
-) -> None:
+def test_a_kept_older_value_belongs_to_the_outer_scope(kernel: Kernel) -> None:
     ok(kernel, HELPERS + "b = 1", "%experiment start around")
     ok(kernel, "%%experiment inner --keep b\nb = 1", "change('b', 2)", "%experiment end")
     assert kernel.value("b") == 1

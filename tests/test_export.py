@@ -549,9 +549,7 @@ def test_export_writes_done_cells(
         assert len(str(error).splitlines()) == 1
 
 
-def test_subscribers_get_each_record_once_in_order_of_its_end(
-    loaded: InteractiveShell,
-) -> None:
+def test_subscribers_get_each_record_once_in_order_of_its_end(loaded: InteractiveShell) -> None:
     records: list[Any] = []
     undo = ipygpumem.subscribe(records.append)
     loaded.run_cell("x = 1")

@@ -1,4 +1,4 @@
-"""What a new user types first works, or one line says how to write it."""
+"""A new user's first commands work, or one line says how to write them."""
 
 import re
 import sys
@@ -883,9 +883,7 @@ def test_tiny_parts_of_an_estimate_are_one_row() -> None:
     assert (row["share"], row["at the peak"]) == ("<1%", "other")
 
 
-def test_a_missing_name_of_an_isolated_cell_gets_the_keep_option(
-    notebook: Kernel,
-) -> None:
+def test_a_missing_name_of_an_isolated_cell_gets_the_keep_option(notebook: Kernel) -> None:
     ok(notebook, "%%isolate\ninner, other = 1, 2")
     (line,) = fails(notebook, "inner", "NameError").reports("cell")
     assert "inner ended with the child process of %%isolate: --keep inner keeps it" in line

@@ -1,4 +1,4 @@
-"""What was made since a moment, its garbage, and when the collector is asked for more."""
+"""Objects made since a moment, their garbage, and the collections that we ask for."""
 
 import functools
 import gc
@@ -58,9 +58,7 @@ def test_a_full_collection_leaves_no_garbage_of_our_own() -> None:
     assert [collector.collect(None, []) for _ in range(3)] == [0, 0, 0], rounds
 
 
-def test_garbage_is_not_collected_if_that_costs_too_much(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_garbage_is_not_collected_if_that_costs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     collected: list[int] = []
     monkeypatch.setattr(gc, "collect", lambda generation=2: collected.append(generation) or 0)
     work(monkeypatch, 10_000.0)
@@ -78,7 +76,7 @@ def test_a_cell_that_only_waited_has_made_no_garbage(monkeypatch: pytest.MonkeyP
 
 
 class Made:
-    """What these tests make, and look for."""
+    """Object that these tests make and search for."""
 
     def __init__(self) -> None:
         self.me = self

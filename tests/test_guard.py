@@ -289,9 +289,7 @@ def work():
     works(notebook, "%gpumem guard off", "thread.join(); del data")
 
 
-def test_the_guard_reports_its_own_refusals_and_no_other_errors(
-    notebook: Kernel,
-) -> None:
+def test_the_guard_reports_its_own_refusals_and_no_other_errors(notebook: Kernel) -> None:
     works(notebook, "import numpy", ON)
     reply = fails(notebook, "found = [numpy.ones(2**21) for _ in range(60)]")
     assert re.search("the memory guard (refused 16 MiB|stopped the cell)", "".join(reply.reports()))

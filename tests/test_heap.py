@@ -40,9 +40,7 @@ def test_arrays_are_found_in_each_kind_of_container() -> None:
 
 
 def test_dropping_a_heap_frees_its_memory_without_the_collector() -> None:
-    """What follows gives free memory back to the system, while somebody's variable still names the
-    heap.
-    """
+    """Later work frees memory while another variable still names the heap."""
 
     class Maker:
         heap: Heap

@@ -151,7 +151,7 @@ def fits(size):
 
 
 def in_script(code: str) -> str:
-    """Return what a script of its own prints: limits and RSS are those of a process."""
+    """Return the output of a script of its own: limits and RSS are those of a process."""
     return printed("-c", FILL + code).strip()
 
 

@@ -189,9 +189,7 @@ def test_a_cell_is_listed_with_its_first_meaningful_line(source: str, line: str)
     assert len(describing_line(source)) <= 80
 
 
-def test_an_oom_counts_once_for_each_open_experiment(
-    loaded: InteractiveShell,
-) -> None:
+def test_an_oom_counts_once_for_each_open_experiment(loaded: InteractiveShell) -> None:
     loaded.run_cell("%experiment start outer")
     loaded.run_cell("raise MemoryError")
     loaded.run_cell("%%experiment inner\nraise MemoryError")

@@ -184,9 +184,7 @@ def test_a_widget_is_closed_by_its_name(kernel: Kernel) -> None:
     works(kernel, advice, "assert watched() is None")
 
 
-def test_a_reference_that_a_thread_has_removed_counts_once(
-    kernel: Kernel,
-) -> None:
+def test_a_reference_that_a_thread_has_removed_counts_once(kernel: Kernel) -> None:
     works(
         kernel,
         """

@@ -235,9 +235,7 @@ def test_version_1_is_understood_and_its_huge_number_is_no_limit(tmp_path: Path)
     assert host.available_bytes(tmp_path) == 1300
 
 
-def test_a_container_without_a_namespace_resolves_the_hosts_path(
-    tmp_path: Path,
-) -> None:
+def test_a_container_without_a_namespace_resolves_the_hosts_path(tmp_path: Path) -> None:
     system = v1_system(tmp_path, "/docker/abc/inner", top="/docker/abc")
     system.v1("inner", 500, 80)
     system.v1("", 2000, 700)
@@ -330,9 +328,7 @@ def test_without_a_counter_no_kill_is_told(tmp_path: Path) -> None:
     assert cgroup.Kills(tmp_path).new() == 0
 
 
-def test_a_changed_limit_is_in_the_next_detailed_reading(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_changed_limit_is_in_the_next_detailed_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = host.HostProbe()
     monkeypatch.setattr(cgroup, "tightest", lambda root: Group(GIB, MIB))
     assert probe.read()[0].total_bytes != GIB
@@ -459,9 +455,7 @@ def test_all_reports_show_free_memory_within_the_limit(limited: Kernel) -> None:
     assert re.search(r"^ +[\d.]+ \wiB  +out of reach  +RLIMIT_AS", status, re.MULTILINE), status
 
 
-def test_an_autofit_without_a_fit_names_the_limit(
-    limited: Kernel,
-) -> None:
+def test_an_autofit_without_a_fit_names_the_limit(limited: Kernel) -> None:
     reply = limited.run("""\
 %%autofit n=2
 import numpy

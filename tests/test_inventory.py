@@ -49,9 +49,7 @@ def script(folder: Path, code: str) -> list[str]:
     return printed(folder / "train.py").splitlines()
 
 
-def test_a_script_works_without_ipython_or_torch(
-    tmp_path: Path,
-) -> None:
+def test_a_script_works_without_ipython_or_torch(tmp_path: Path) -> None:
     printed = script(
         tmp_path,
         "import sys, numpy, ipygpumem\n"
@@ -123,9 +121,7 @@ def test_paths_are_the_shortest_and_read_like_python() -> None:
     ]
 
 
-def test_a_part_that_was_displayed_has_the_path_of_its_variable(
-    loaded: InteractiveShell,
-) -> None:
+def test_a_part_that_was_displayed_has_the_path_of_its_variable(loaded: InteractiveShell) -> None:
     loaded.run_cell("import numpy\nsteps = {'a': [numpy.ones(1 << 17)]}\nsteps['a'];")
     loaded.run_cell("steps['a'][0]", store_history=True)
     loaded.run_cell("numpy.ones(1 << 18)", store_history=True)
@@ -303,9 +299,7 @@ def test_the_elements_of_object_arrays_are_seen() -> None:
     assert elements(numpy.ones(3)) is None
 
 
-def test_the_notebooks_alias_mp_main_is_no_user_module(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_notebooks_alias_mp_main_is_no_user_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing multiprocessing adds it as ``__mp_main__``: growth was said to be held by
     ``__mp_main__.___``.
     """

@@ -44,7 +44,7 @@ kernel = kernel_with("%load_ext ipygpumem", "import os, psutil, subprocess, sys,
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, kernel: Kernel) -> Iterator[Path]:
-    """Where the kernel's processes say that they are ready."""
+    """Folder in which the kernel's processes say that they are ready."""
     path = tmp_path_factory.mktemp("job")
     (path / "job.py").write_text(MODULE)
     works(kernel, f"os.chdir({str(path)!r}); sys.path.insert(0, {str(path)!r})\nimport job")

@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,18 @@ WORDS = re.compile(
     r"|no more(?! than)|of (yours|ours|the user's)(?! [\w`]))\b",
     re.IGNORECASE,
 )
+CLAUSE_OR_ADVERB = re.compile(CLAUSE.pattern + r"|(Return )?(where|how|when)\b", re.IGNORECASE)
 MOST_CLAUSES: dict[str, int] = {}
 MOST_WORDS = {"report": 1}
+
+
+def docstrings(source: str) -> Iterator[str]:
+    """Yield the docstrings of modules, classes, functions and constants."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+            continue
+        if type(node.value.value) is str:
+            yield inspect.cleandoc(node.value.value)
 
 
 def test_no_room_gets_more_clauses_or_people() -> None:
@@ -35,13 +46,8 @@ def test_no_room_gets_more_clauses_or_people() -> None:
     for path in sorted(PACKAGE.rglob("*.py")):
         room = path.relative_to(PACKAGE).parts[0]
         source = path.read_text()
-        for node in ast.walk(ast.parse(source)):
-            if (
-                isinstance(node, ast.Expr)
-                and isinstance(node.value, ast.Constant)
-                and type(node.value.value) is str
-            ):
-                clauses[room] += bool(CLAUSE.match(inspect.cleandoc(node.value.value)))
+        for docstring in docstrings(source):
+            clauses[room] += bool(CLAUSE.match(docstring))
         words[room] += len(WORDS.findall(source))
     assert {
         room: number for room, number in clauses.items() if number > MOST_CLAUSES.get(room, 0)
@@ -49,6 +55,17 @@ def test_no_room_gets_more_clauses_or_people() -> None:
     assert {
         room: number for room, number in words.items() if number > MOST_WORDS.get(room, 0)
     } == {}
+
+
+@pytest.mark.parametrize("folder", ["tests", "benchmarks"])
+def test_docstrings_of_tests_begin_with_a_noun_or_a_verb(folder: str) -> None:
+    clauses = {}
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        texts = docstrings(path.read_text("utf-8"))
+        clauses[str(path.relative_to(ROOT))] = [
+            text for text in texts if CLAUSE_OR_ADVERB.match(text)
+        ]
+    assert {name: texts for name, texts in clauses.items() if texts} == {}
 
 
 TESTS = ROOT / "tests"

@@ -1,6 +1,4 @@
-"""What lines and statements cost: exact figures from a fake probe, and both magics
-in real kernels.
-"""
+"""Cost of lines and statements: exact with a fake probe, and both magics in real kernels."""
 
 import asyncio
 import re
@@ -428,9 +426,7 @@ def test_a_copy_costs_its_size_and_work_in_place_costs_nothing(shared: Kernel) -
     assert "MiB" not in in_place
 
 
-def test_a_statement_costs_the_same_when_the_heap_has_free_pages(
-    shared: Kernel,
-) -> None:
+def test_a_statement_costs_the_same_when_the_heap_has_free_pages(shared: Kernel) -> None:
     ok(
         shared,
         """
@@ -598,9 +594,7 @@ def test_functions_that_the_cell_defines_are_followed(notebook: Kernel) -> None:
     ok(notebook, "del own, Local, dedent")
 
 
-def test_reused_heap_pages_are_counted(
-    notebook: Kernel,
-) -> None:
+def test_reused_heap_pages_are_counted(notebook: Kernel) -> None:
     # Seen: once glibc has freed a block of that size, the next ones come from its heap, and were
     # shown as 0.
     ok(

@@ -210,7 +210,7 @@ def test_a_line_stops_only_the_patches_of_its_attribute() -> None:
 
 
 def calls_to_explain(number: int) -> int:
-    """Return how many of our functions a search calls for an object in a number of dicts."""
+    """Return the number of our functions that a search calls for an object in a number of dicts."""
     item = Item()
     names = {"rows": [{"item": item} for _ in range(number)]}
     heap = Heap()

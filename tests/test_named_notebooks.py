@@ -20,7 +20,7 @@ OF_LIBRARIES = {
 }
 """Notebooks of whose memory too little is named, with the reason."""
 BETWEEN = ("free heap pages", "free blocks of Python", "printed by cells", "libraries and mapped")
-"""How the parts of status begin that are in no object."""
+"""First words of the parts of status that are in no object."""
 IN_OBJECTS = ("Python objects", "arrays: ", "data of ")
 _RSS = "__import__('psutil').Process().memory_info().rss"
 _NAMES = "(row for row in __import__('ipygpumem').top().names if row.name != 'printed output')"
@@ -28,7 +28,7 @@ _TOP = f"sum(row.device_bytes.get('cpu', 0) for row in {_NAMES})"
 
 
 class Look(NamedTuple):
-    """What reports say about a process at one moment."""
+    """Reports on a process at one moment."""
 
     rss_bytes: int
     names_bytes: int

@@ -484,9 +484,7 @@ def test_mps_is_sampled_and_has_no_peak_of_its_own(monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_a_quick_reading_has_the_whole_devices_use_if_known(
-    allocator: FakeAllocator,
-) -> None:
+def test_a_quick_reading_has_the_whole_devices_use_if_known(allocator: FakeAllocator) -> None:
     asked: list[tuple[int, bool]] = []
 
     def device(module: Any, index: int, *, processes: bool, has_context: bool) -> Any:

@@ -82,9 +82,7 @@ def test_a_terminal_shows_one_line_and_starts_nothing(loaded: InteractiveShell) 
     assert app_of(loaded).session.observers == (app_of(loaded).experiments,)
 
 
-def test_changed_figures_are_sent_at_most_twice_a_second(
-    notebook: InteractiveShell,
-) -> None:
+def test_changed_figures_are_sent_at_most_twice_a_second(notebook: InteractiveShell) -> None:
     _, feed, widget = opened(notebook)
     readings = {"cpu": Reading("cpu", 100 * MIB, 0, "kernel")}
     feed._app.context.meter.glance = lambda: readings  # type: ignore[method-assign]
@@ -178,9 +176,7 @@ def test_a_click_in_a_subshell_frees_in_the_main_thread(notebook: InteractiveShe
     assert feed._message.startswith("freed")
 
 
-def test_a_panel_without_a_view_reads_nothing_until_it_is_shown(
-    notebook: InteractiveShell,
-) -> None:
+def test_a_panel_without_a_view_reads_nothing_until_it_is_shown(notebook: InteractiveShell) -> None:
     _, feed, widget = opened(notebook)
     widget.click({"kind": "views", "count": 0})
     assert notebook.jobs == {}  # type: ignore[attr-defined]
@@ -228,9 +224,7 @@ def test_the_panel_is_closed_with_the_extension(notebook: InteractiveShell) -> N
     assert (feed.is_closed, widget.is_open, notebook.jobs) == (True, False, {})  # type: ignore[attr-defined]
 
 
-def test_the_panels_thread_sends_as_part_of_its_own_request(
-    notebook: InteractiveShell,
-) -> None:
+def test_the_panels_thread_sends_as_part_of_its_own_request(notebook: InteractiveShell) -> None:
     request, large = ContextVar[Any]("request"), ContextVar[Any]("large")
     notebook.kernel.get_parent = lambda: request.get()  # type: ignore[attr-defined]  # as in ipykernel 7.0
     tokens = request.set({"header": {}}), large.set(bytearray(10))

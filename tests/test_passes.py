@@ -1,4 +1,4 @@
-"""How often our work passes over the heap, and how many objects it visits there: neither depends on
+"""Number of passes of our work over the heap, and of the objects visited there: neither depends on
 the machine.
 
 A pass is a list of all tracked objects, a search for referrers, which the collector makes in all of

@@ -311,9 +311,7 @@ def test_a_probe_that_raises_is_named_and_other_probes_continue(
     assert meter.failures == {"toy": said}
 
 
-def test_a_broken_probe_is_refused_at_registration(
-    script_memory: FakeProbe,
-) -> None:
+def test_a_broken_probe_is_refused_at_registration(script_memory: FakeProbe) -> None:
     with pytest.raises(ProbeError, match="SystemExit: enough"):
         ipygpumem.register_probe("toy", Raises())
 

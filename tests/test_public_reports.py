@@ -1,4 +1,4 @@
-"""What authors of public reports needed to know: one short session each, in a real kernel.
+"""Answers that authors of public reports needed: one short session each, in a real kernel.
 
 As in polars#23128: tests/smoke/test_any_memory.py. The Linux kernel shows what RAM consists of.
 """

@@ -166,9 +166,7 @@ def test_only_the_owner_can_read_a_recording(writer: RecordingWriter) -> None:
     assert stat.S_IMODE(writer.path.parent.stat().st_mode) == 0o700
 
 
-def test_a_bounded_recording_keeps_its_kernel_and_running_cell(
-    writer: RecordingWriter,
-) -> None:
+def test_a_bounded_recording_keeps_its_kernel_and_running_cell(writer: RecordingWriter) -> None:
     writer.write(START)
     assert read(writer.path).cell == (START,)
     for number in range(5000):
@@ -398,9 +396,7 @@ def test_after_a_kill_and_a_crash_the_next_kernel_names_the_cell(
     )
 
 
-def test_a_kernel_killed_before_its_first_tick_is_reported(
-    start: Start,
-) -> None:
+def test_a_kernel_killed_before_its_first_tick_is_reported(start: Start) -> None:
     with limited_group(300 * 2**20) as group:
         kernel = start()
         move(int(kernel.value("__import__('os').getpid()")), group)

@@ -1,6 +1,4 @@
-"""What reports say, with their bars; that nothing in them breaks out, and front-ends' rules are
-obeyed.
-"""
+"""Text and bars of reports; nothing in them breaks out, and front-ends' rules are obeyed."""
 
 import dataclasses
 import json

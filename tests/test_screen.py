@@ -39,7 +39,7 @@ class Terminal(io.StringIO):
 def work(
     monkeypatch: pytest.MonkeyPatch, *shares: float, seconds: float = 0.0, report: bool = True
 ) -> str:
-    """Return what a terminal gets of work that reports ``shares``."""
+    """Return the text that a terminal gets of work that reports ``shares``."""
     stream = Terminal()
     config = SimpleNamespace(report=report)
     monkeypatch.setattr(display, "_WORK_SECONDS", seconds)
@@ -50,9 +50,7 @@ def work(
     return stream.getvalue()
 
 
-def test_a_terminals_bar_never_moves_back_and_is_erased(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_terminals_bar_never_moves_back_and_is_erased(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = work(monkeypatch, 0.5, 0.25)
     assert "ipygpumem: leaks 50%" in shown
     assert "25%" not in shown
@@ -182,7 +180,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def printed(monkeypatch: pytest.MonkeyPatch, stream: Stream, *, bar: bool = True) -> str:
-    """What a terminal shell prints for the line after a cell."""
+    """Text that a terminal shell prints for the line after a cell."""
 
     def publish(data: dict[str, Any], metadata: dict[str, Any]) -> None:
         assert list(data) == ["text/plain"]

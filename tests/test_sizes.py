@@ -1,4 +1,4 @@
-"""How much memory objects of any kind hold, against the process's resident memory."""
+"""Sizes of objects of any kind, against the process's resident memory."""
 
 import collections
 import functools

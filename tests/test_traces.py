@@ -30,7 +30,7 @@ from tests.fakes import FakeProbe
 
 
 def kept_and_peak(record: Any) -> tuple[int, int]:
-    """Return what the host kept, and its peak above the start."""
+    """Return the memory that the host kept, and its peak above the start."""
     (usage,) = record.usages
     return usage.delta_bytes, usage.peak_delta_bytes
 
@@ -197,9 +197,7 @@ def kept(tracked: Any) -> list[tuple[int | None, int, int]]:
     return [(r.iteration, r.usages[0].delta_bytes, r.usages[0].peak_delta_bytes) for r in records]
 
 
-def test_an_iterations_figures_include_fetching_its_item(
-    script_memory: FakeProbe,
-) -> None:
+def test_an_iterations_figures_include_fetching_its_item(script_memory: FakeProbe) -> None:
     def batches() -> Iterator[int]:
         for number in range(3):
             script_memory.set(100 + 10 * number)
@@ -222,9 +220,7 @@ def test_a_loop_has_the_length_of_its_iterable_and_can_run_again(script_memory: 
         len(ipygpumem.track(iter([1])))
 
 
-def test_a_break_or_an_error_ends_a_loop_with_its_iteration(
-    script_memory: FakeProbe,
-) -> None:
+def test_a_break_or_an_error_ends_a_loop_with_its_iteration(script_memory: FakeProbe) -> None:
     loop = ipygpumem.track(range(5), silent=True)
     for number in loop:
         script_memory.set(100 + number)

@@ -253,9 +253,7 @@ def test_all_reported_growth_is_real(runs: list[int]) -> None:
             assert sum(last) >= 30
 
 
-def test_only_a_cell_that_leaks_is_reported_without_asking(
-    kernel: Kernel,
-) -> None:
+def test_only_a_cell_that_leaks_is_reported_without_asking(kernel: Kernel) -> None:
     def reports(code: str, times: int) -> list[str]:
         return ["\n".join(kernel.run(code).reports("cell")) for _ in range(times)]
 

@@ -92,7 +92,7 @@ CLAIMS: dict[str, dict[str, tuple[float | str, ...]]] = {
         "train": (r"peak \+[1-5]\d\d(\.\d)? MiB",),  # of 550 allowed
     },
 }
-"""What each tutorial says of its cells: MiB that they keep, and what stands in their reports,
+"""Statements of each tutorial about its cells: MiB that they keep, and the text in their reports,
 results and errors.
 """
 

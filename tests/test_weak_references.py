@@ -41,9 +41,7 @@ def resizes(kernel: Kernel, arrays: int = 2) -> bool:
     return works(kernel, RESIZED).result == str([[]] * arrays)
 
 
-def test_an_older_array_can_be_resized_after_each_feature(
-    notebook: Kernel,
-) -> None:
+def test_an_older_array_can_be_resized_after_each_feature(notebook: Kernel) -> None:
     works(notebook, "%experiment start outer")
     for code in FEATURES:
         works(notebook, code)

@@ -1,4 +1,4 @@
-"""What tests, and code in a kernel or terminal under test, wait for: a sleep would depend on the
+"""Waiting in tests, and in code of a kernel or terminal under test: a sleep would depend on the
 machine.
 """
 

@@ -1,4 +1,4 @@
-"""What both tests and benchmarks run: kernels, scenarios that leak, networks, control groups.
+"""Tools of both tests and benchmarks: kernels, scenarios that leak, networks, control groups.
 
 Tests import it; nothing here imports a test.
 """

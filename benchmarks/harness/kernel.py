@@ -30,11 +30,9 @@ class Reply:
     order: list[str] = field(default_factory=list)
     """Printed texts and ``report`` for displays, as they came."""
     places: dict[str, int] = field(default_factory=dict)
-    """Where in ``displays`` each display with an id is."""
+    """Position in ``displays`` of each display with an id."""
     kinds: list[str] = field(default_factory=list)
-    """What a notebook has of the cell: ``stdout``, ``stderr``, ``display``, ``result``, ``error``,
-    each where it is.
-    """
+    """Outputs of the cell in order: ``stdout``, ``stderr``, ``display``, ``result``, ``error``."""
 
     def note(self, message: str, content: dict[str, Any]) -> None:
         """Add to the outputs, as a notebook does: text goes to that which came just before."""

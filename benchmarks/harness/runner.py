@@ -35,7 +35,7 @@ class Way:
     first_line: str = ""
 
     def serves(self, scenario: Scenario) -> bool:
-        """Whether a scenario can be run in this way."""
+        """Return True if a scenario can be run in this way."""
         return not self.first_line or len(scenario.cells) == 1
 
 
@@ -59,16 +59,16 @@ WAYS = (PLAIN, PEER, *OURS)
 
 @dataclass(frozen=True)
 class Result:
-    """What one scenario gave in one way; ``trouble`` says why there is no figure."""
+    """Result of one scenario in one way; ``trouble`` says why there is no figure."""
 
     scenario: Scenario
     made_bytes: int = 0
     recovered_bytes: int = 0
     on_gpu_bytes: int = 0
     gpu_left_bytes: int = 0
-    """How far what torch has allocated on the GPU is above its start."""
+    """Growth of torch's allocated memory on the GPU since the start."""
     told: str = ""
-    """What we say afterwards of memory that is held on purpose."""
+    """Report of ipygpumem on memory that is held on purpose."""
     trouble: str = ""
 
     @property
@@ -76,8 +76,8 @@ class Result:
         return self.recovered_bytes / self.made_bytes if self.made_bytes else 0.0
 
     def is_met(self) -> bool:
-        """Whether this is what the scenario states: nearly all, or all but what is
-        held on purpose.
+        """Return True if the scenario states this outcome: nearly all, or all but memory held on
+        purpose.
         """
         made_enough = not self.trouble and self.made_bytes >= 64 << 20
         return made_enough and abs(self.share - self.scenario.share) <= 1 - NEEDED_SHARE
@@ -115,7 +115,7 @@ class Runner:
         self._kernel: TortureKernel | None = None
 
     def run(self, scenario: Scenario) -> Result:
-        """Return what ``scenario`` gave; whatever goes wrong is the result's ``trouble``."""
+        """Return the result of ``scenario``; any error is the result's ``trouble``."""
         try:
             result = self._try(scenario)
             stays = not scenario.alone and self._is_clean()
@@ -127,7 +127,7 @@ class Runner:
         return result
 
     def run_with_lines(self, scenario: Scenario) -> Result:
-        """Return what `scenario` gave after the lines of its experiment's report were run, too."""
+        """Return the result of `scenario` after running its report's lines, too."""
         try:
             result = self._try(scenario)
             assert self._kernel is not None

@@ -1,4 +1,4 @@
-"""How notebooks leak: one scenario per way, as data that is run in real kernels."""
+"""Ways in which notebooks leak: one scenario each, as data that is run in real kernels."""
 
 import importlib.util
 import re

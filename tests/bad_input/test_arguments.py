@@ -204,9 +204,7 @@ def test_gpumem_alone_shows_a_short_status_a_hint(
     assert changes.endswith("less -2 MiB")
 
 
-def test_wrong_arguments_are_refused_early_and_delete_no_names(
-    loaded: InteractiveShell,
-) -> None:
+def test_wrong_arguments_are_refused_early_and_delete_no_names(loaded: InteractiveShell) -> None:
     wrong = ("keep=5", "keep=None", "keep=[1]", "note=5", "budget=5", "seed='x'", "seed=1 << 80")
     wrong += ("report='loud'",)
     for arguments in ("7", "''", *(f"'a', {one}" for one in wrong)):

@@ -28,9 +28,7 @@ def _is_harmless(reply: Reply) -> None:
             assert letter not in html + text
 
 
-def test_reports_escape_names_with_markup_or_control_characters(
-    notebook: Kernel,
-) -> None:
+def test_reports_escape_names_with_markup_or_control_characters(notebook: Kernel) -> None:
     works(notebook, "import numpy as np\nleak = []")
     reply = works(
         notebook,
@@ -62,9 +60,7 @@ def test_reports_escape_names_with_markup_or_control_characters(
     goes_on(notebook)
 
 
-def test_errors_escape_control_characters_of_a_wrong_line(
-    notebook: Kernel,
-) -> None:
+def test_errors_escape_control_characters_of_a_wrong_line(notebook: Kernel) -> None:
     for line in (
         "%experiment end \x1b[31mred",
         "%experiment start a --\x1b[31mred",
@@ -140,9 +136,7 @@ def test_the_hostile_objects_detect_access_by_our_code(kind: str) -> None:
         exec("thing.name", {**ours, "__name__": "IPython.core"})
 
 
-def test_no_user_method_runs_at_exit_in_status_or_in_reports(
-    notebook: Kernel,
-) -> None:
+def test_no_user_method_runs_at_exit_in_status_or_in_reports(notebook: Kernel) -> None:
     works(
         notebook,
         SOURCE,
@@ -305,9 +299,7 @@ print(x, y, "z" in globals())
 """
 
 
-def test_a_script_without_ipython_gets_a_hint_that_works(
-    tmp_path: Path,
-) -> None:
+def test_a_script_without_ipython_gets_a_hint_that_works(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     for arguments in ([script], ["-c", "import ipygpumem\nipygpumem.history()"]):

@@ -212,9 +212,7 @@ def test_names_that_a_subshells_cells_bind_are_not_the_scopes(subshell: Subshell
     assert "an output" in notebook.value("list(Out.values())")
 
 
-def test_a_scope_does_not_restore_over_a_subshells_new_value(
-    subshell: Subshell,
-) -> None:
+def test_a_scope_does_not_restore_over_a_subshells_new_value(subshell: Subshell) -> None:
     notebook = subshell.kernel
     works(notebook, "x = 'old'", "%experiment start a", "x = 'new'")
     subshell.works("x = 'elsewhere'")
@@ -349,9 +347,7 @@ def test_a_name_that_a_subshell_does_not_bind_is_restored(
     assert subshell.kernel.value("a") == "older"
 
 
-def test_a_shell_ends_another_shells_scope_only_by_name(
-    subshell: Subshell,
-) -> None:
+def test_a_shell_ends_another_shells_scope_only_by_name(subshell: Subshell) -> None:
     notebook = subshell.kernel
     works(notebook, "x = 'old'", "%experiment start a", "x = 'a'\nnew_a = 1")
     subshell.works("%experiment start b", "y = 'b'")
@@ -369,9 +365,7 @@ def test_a_shell_ends_another_shells_scope_only_by_name(
     assert open_now(notebook) == []
 
 
-def test_a_scope_frees_its_garbage_while_another_shell_runs(
-    subshell: Subshell,
-) -> None:
+def test_a_scope_frees_its_garbage_while_another_shell_runs(subshell: Subshell) -> None:
     notebook = subshell.kernel
     works(
         notebook,

@@ -52,7 +52,7 @@ _SETTINGS = {
 }
 _TOKEN = "tests"
 _OF_LAB = ("Canceled future", "Cannot read properties of null (reading 'changed')")
-"""What JupyterLab 4.6 complains of by itself: a request of a notebook that we left, an output's own
+"""Console errors of JupyterLab 4.6 itself: a request of a notebook that we left, an output's own
 view after that.
 """
 _IDLE = (
@@ -212,7 +212,7 @@ class Notebook:
         return self.cell(index).locator(".jp-OutputArea-child")
 
     def reports(self, index: int) -> Locator:
-        """Return what ipygpumem shows in a cell's outputs as HTML."""
+        """Return the HTML that ipygpumem shows in a cell's outputs."""
         return self.cell(index).locator(".jp-OutputArea-output.jp-RenderedHTML")
 
     def enter(self, index: int) -> None:

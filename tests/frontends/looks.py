@@ -1,4 +1,4 @@
-"""What can be computed of how an element looks: the contrast of its texts, and which texts do not
+"""Computed facts about an element's appearance: the contrast of its texts, and texts that do not
 fit its width.
 """
 

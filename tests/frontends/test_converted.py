@@ -28,9 +28,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_papermill_parameters_belong_to_no_experiment(
-    tmp_path: Path,
-) -> None:
+def test_papermill_parameters_belong_to_no_experiment(tmp_path: Path) -> None:
     cells = notebook(
         "%load_ext ipygpumem",
         "rate = 1",

@@ -1,4 +1,4 @@
-"""What people do in JupyterLab and in the classic Notebook, version 7; the film at the top of
+"""Usual actions in JupyterLab and in the classic Notebook, version 7; the film at the top of
 README.md.
 """
 

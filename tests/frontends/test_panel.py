@@ -114,9 +114,7 @@ def test_the_panel_survives_an_interrupt_and_a_second_view(opened: Notebook) -> 
     panel.wait_for(state="detached")
 
 
-def test_a_reloaded_page_shows_the_history_until_unloading(
-    opened: Notebook,
-) -> None:
+def test_a_reloaded_page_shows_the_history_until_unloading(opened: Notebook) -> None:
     starts(opened)
     ends(opened)
     opened.page.get_by_text("after cell 3").wait_for()

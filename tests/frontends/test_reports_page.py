@@ -26,7 +26,7 @@ WCAG_AA = 4.5
 TALL = 4000
 """Pixels, so that every cell is in the window as a whole."""
 RUNS = {"growth": 4}
-"""How often the cell of a picture is run."""
+"""Number of runs of the cell of a picture."""
 
 
 PAGE = Path(__file__).parents[2] / "docs/README.md"

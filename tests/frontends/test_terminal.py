@@ -43,7 +43,7 @@ def test_a_cells_line_and_an_experiments_report_fit_the_screen(tmp_path: Path) -
 
 
 def rows_before_the_report(terminal: Terminal) -> list[str]:
-    """Return what stands above the last report that begins a row, down from the prompt."""
+    """Return the text above the last report that begins a row, down from the prompt."""
     last = max(at for at, row in enumerate(terminal.rows) if re.match(r"cell \d+ · ", row))
     prompt = max(at for at, row in enumerate(terminal.rows[:last]) if row.startswith("In ["))
     return terminal.rows[prompt + 1 : last]

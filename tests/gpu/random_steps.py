@@ -138,7 +138,7 @@ class Blocks(nn.Module):
 
 @dataclass
 class Shape:
-    """What a family of models takes and returns, as code."""
+    """Arguments and result of a family of models, as code."""
 
     model: str
     """Statements that make ``model``."""

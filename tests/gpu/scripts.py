@@ -18,7 +18,7 @@ LATE = ("torch", "torch._dynamo", "numpy")
 
 
 def run_script(code: str, environment: dict[str, str]) -> tuple[str, str]:
-    """Return what a script has printed, and the traceback of its error, if there was one."""
+    """Return the output of a script, and the traceback of its error, if there was one."""
     os.environ.clear()
     os.environ.update(environment)
     module = ModuleType("__main__")

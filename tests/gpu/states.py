@@ -31,7 +31,7 @@ _RESERVED = (
     "fragmentation",
     "cache of private",
 )
-"""How the parts begin that together are what torch's allocator has reserved."""
+"""First words of the parts that together are torch's reserved memory."""
 
 
 class States:
@@ -124,7 +124,7 @@ class States:
         del self._graphs[:1]
 
     def _faults(self, *, as_status: bool) -> list[str]:
-        """Return what the parts say that cannot be; looked for ``as_status`` does it, or in less
+        """Return contradictions between the parts; searched as ``as_status`` does it, or in less
         time.
         """
         app = current_app()

@@ -1,6 +1,4 @@
-"""What the GPU tests share: cells that must succeed, a cell's usage, and the card as
-NVML sees it.
-"""
+"""Tools of the GPU tests: cells that must succeed, a cell's usage, and the card as NVML sees it."""
 
 import functools
 import importlib
@@ -37,7 +35,7 @@ def cases(number: int) -> int:
 
 @functools.cache
 def is_simulated() -> bool:
-    """Whether the driver here is that of simulated cards (tests/simulated_gpu)."""
+    """Return True if the driver here is that of simulated cards (tests/simulated_gpu)."""
     nvml = importlib.import_module("pynvml")
     nvml.nvmlInit()
     return "simulated" in str(nvml.nvmlSystemGetDriverVersion())
@@ -175,7 +173,7 @@ class Card:
         return self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
 
     def processes(self) -> dict[int, int | None]:
-        """Return what each process uses, by process id; None where the driver does not tell,
+        """Return the use of each process, by process id; None where the driver does not tell,
         nothing if it refuses.
         """
         try:

@@ -44,8 +44,8 @@ def test_cached_memory_counts_against_the_budget(gpu_kernel: Kernel) -> None:
 
 
 def test_the_pool_of_a_graph_counts(gpu_kernel: Kernel) -> None:
-    """What a CUDA graph keeps for itself counts against a budget, is said, and serves no other
-    tensor.
+    """The memory that a CUDA graph keeps for itself counts against a budget, is said, and serves no
+    other tensor.
     """
     run_ok(
         gpu_kernel,
@@ -154,8 +154,8 @@ def test_leave_free_leaves_exactly_the_requested_size(bare_kernel: Kernel, mib: 
 
 @pytest.mark.simulated
 def test_memory_of_the_drivers_tables_is_not_free(machine: Callable[..., None]) -> None:
-    """Where the driver takes memory of its own for each block, so much less is reserved, and a
-    request of n fits.
+    """If the driver takes memory of its own for each block, so much less is reserved, and a request
+    of n fits.
     """
     machine(gib=24, page_tables=2)
     with Kernel() as kernel:
@@ -169,7 +169,7 @@ def test_memory_of_the_drivers_tables_is_not_free(machine: Callable[..., None]) 
 
 
 def test_leave_free_respects_torchs_own_limit(bare_kernel: Kernel) -> None:
-    """Where the user has given torch a share of the card, `leave_free` leaves so much of the share,
+    """If the user has given torch a share of the card, `leave_free` leaves so much of the share,
     which it does not change.
     """
     ready(bare_kernel)

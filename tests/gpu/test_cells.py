@@ -1,4 +1,4 @@
-"""What a cell costs, with each of torch's allocators; and no context before the user's own."""
+"""Cost of a cell with each of torch's allocators; and no context before the user's own."""
 
 from collections.abc import Callable
 
@@ -25,8 +25,8 @@ def mib(n): return torch.empty(n << 20, dtype=torch.uint8, device='cuda')
 
 
 def test_delta_and_peak_to_the_byte(gpu_kernel: Kernel, figure: Callable[[str], None]) -> None:
-    """What a cell kept and its peak are those of torch.cuda.memory_stats, to the byte, if the cell
-    fails, too.
+    """The memory that a cell kept and its peak are those of torch.cuda.memory_stats, to the byte,
+    if the cell fails, too.
     """
     now = "torch.cuda.memory_stats()['allocated_bytes.all.current']"
     run_ok(gpu_kernel, MAKE)
@@ -52,9 +52,7 @@ def test_delta_and_peak_to_the_byte(gpu_kernel: Kernel, figure: Callable[[str], 
 
 
 def test_loading_after_the_first_use(bare_kernel: Kernel) -> None:
-    """Where the extension is loaded after CUDA was used, earlier peaks are not put on the first
-    cell.
-    """
+    """If CUDA was used before loading, earlier peaks are not put on the first cell."""
     ready(bare_kernel)
     run_ok(bare_kernel, f"{MAKE}mib(100); held = mib(20)", "%load_ext ipygpumem", "more = mib(30)")
     usage = cuda_usage(bare_kernel)

@@ -119,7 +119,7 @@ for name in ("last_value", "last_traceback", "last_exc"):
 get_ipython().InteractiveTB.tb = get_ipython().InteractiveTB.etb = None
 gc.collect(); torch._C._cuda_clearCublasWorkspaces(); torch.cuda.empty_cache()
 """
-"""What people write after an OOM; with the extension it finds nothing left to do."""
+"""Usual clean-up after an OOM; with the extension it finds nothing left to do."""
 CELLS = (
     """
 import gc, torch
@@ -217,7 +217,7 @@ def test_torchs_statistics_are_the_same_after_every_cell(machine: Callable[..., 
 
 
 def _is_before_the_error(key: str) -> bool:
-    """Whether a statistic tells what the cell did until it failed: what it took and its peaks."""
+    """Return True if a statistic has the allocations and peaks of a cell until it failed."""
     gap = key.startswith("inactive_split")  # a block that comes back may leave one
     return (
         key.endswith(".peak")

@@ -1,5 +1,5 @@
-"""What the driver tells, and of which card: CUDA_VISIBLE_DEVICES in every form, MIG, processes that
-are hidden.
+"""Figures of the driver, and the card that they are of: CUDA_VISIBLE_DEVICES in every form, MIG,
+processes that are hidden.
 """
 
 import re
@@ -23,7 +23,7 @@ print(json.dumps([reading._asdict() for reading in probe.read(detail=True)]))
 
 
 def readings(visible: str) -> list[dict[str, Any]]:
-    """Return what is read in a process that sees only ``visible`` and holds 512 MiB on its first
+    """Return the readings in a process that sees only ``visible`` and holds 512 MiB on its first
     device.
     """
     return script(READ, env={"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
@@ -65,8 +65,8 @@ def test_a_slice_of_a_card(machine: Callable[..., None]) -> None:
 
 @pytest.mark.simulated
 def test_a_slice_without_a_name(machine: Callable[..., None]) -> None:
-    """Where CUDA_VISIBLE_DEVICES does not name the MIG slice, no figure of the whole card is given
-    for it.
+    """If CUDA_VISIBLE_DEVICES does not name the MIG slice, no figure of the whole card is given for
+    it.
     """
     machine(gib=16, mig=1)
     (reading,) = readings("0")

@@ -183,7 +183,7 @@ print(json.dumps(found))
 
 
 def test_an_existing_context_is_not_counted_again() -> None:
-    """What an estimate sets aside for a context is 0 if there is one, also if the allocator has
+    """The headroom of an estimate for a context is 0 if there is one, also if the allocator has
     nothing reserved.
     """
     code = """
@@ -228,7 +228,7 @@ print(json.dumps(torch.cuda.max_memory_allocated() - peak))
 
 
 def test_workspaces_that_are_there_already_count_as_there_before() -> None:
-    """What torch has taken for cuBLAS already counts as there before, and not once more."""
+    """Memory that torch has taken for cuBLAS already counts as there before, and not once more."""
     found = script(f"{STEP}\nfirst = figures()\nprint(json.dumps([first, figures()]))")
     fresh, later = found
     assert later["parts"]["cuBLAS workspaces"] == fresh["parts"]["cuBLAS workspaces"] > 0
@@ -269,8 +269,8 @@ def test_a_step_runs_on_a_card_with_its_least_memory(machine: Callable[..., None
 def test_workspaces_follow_the_compute_capability(
     capability: int, workspace: int, machine: Callable[..., None]
 ) -> None:
-    """What an estimate counts for cuBLAS is what torch takes on a card of that
-    compute capability.
+    """The workspace of cuBLAS in an estimate is as large as torch's on a card of that compute
+    capability.
     """
     machine(capability=capability)
     code = """

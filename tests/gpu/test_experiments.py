@@ -1,4 +1,4 @@
-"""What an experiment gives back, and what it names that something else holds."""
+"""Memory that an experiment frees, and memory that it names because something else holds it."""
 
 from collections.abc import Callable
 

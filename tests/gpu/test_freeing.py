@@ -154,8 +154,8 @@ def test_after_a_signal_handlers_error_all_is_on_the_device(freeing: Kernel) -> 
 
 
 def test_a_model_is_not_moved_while_a_captured_graph_may_use_it(bare_kernel: Kernel) -> None:
-    """Where a private pool of the allocator is in use, `offload` refuses, and the model stays on
-    the device.
+    """If a private pool of the allocator is in use, `offload` refuses, and the model stays on the
+    device.
     """
     ready(bare_kernel)
     run_ok(

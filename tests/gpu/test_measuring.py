@@ -1,4 +1,4 @@
-"""What measures and lists by hand: lines, statements, trackers, inventories, and recorded
+"""Measuring and listing by hand: lines, statements, trackers, inventories, and recorded
 allocations.
 """
 
@@ -75,9 +75,9 @@ def test_lines_and_statements(kernel: Kernel) -> None:
 
 
 def test_a_tracker_counts_as_the_allocator_does(gpu_kernel: Kernel) -> None:
-    """What a tracker and two inventories say came and went is exactly by how much torch's allocator
-    rose and fell: with views, every dtype, and a tensor replaced by another of its shape; what only
-    a graph keeps is in no tensor.
+    """The changes of a tracker and of two inventories are exactly those of torch's allocator: with
+    views, every dtype, and a tensor replaced by another of its shape; memory that only a graph
+    keeps is in no tensor.
     """
     run_ok(gpu_kernel, _SETUP + "gc.collect(); t = ipygpumem.tracker(); first = t.track()")
     run_ok(

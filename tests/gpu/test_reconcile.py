@@ -51,7 +51,7 @@ def size(found: Reconciliation, name: str) -> int:
 
 
 def test_memory_kept_by_autograd_has_its_own_part(kernel: Kernel, card: Card) -> None:
-    """What only a graph holds is a part of its own, and no tensor's."""
+    """Memory that only a graph holds is a part of its own, and no tensor's."""
     run_ok(
         kernel, "x = torch.ones(16 << 20, device='cuda', requires_grad=True)\nloss = x.exp().sum()"
     )
@@ -63,7 +63,7 @@ def test_memory_kept_by_autograd_has_its_own_part(kernel: Kernel, card: Card) ->
 
 
 def test_workspaces_of_cublas_have_their_own_part(kernel: Kernel) -> None:
-    """What a matrix product leaves in the allocator is told as what it may be, cuBLAS's, and
+    """Memory that a matrix product leaves in the allocator is reported as possibly cuBLAS's, and
     %gpumem free takes it.
     """
     run_ok(kernel, "x = torch.ones(512, 512, device='cuda')\ny = x @ x")
@@ -82,7 +82,9 @@ ADVICE = "ALLOC_CONF=expandable_segments:True"
 
 
 def given_back(kernel: Kernel) -> tuple[int, int]:
-    """Return what the parts called the allocator's cache, and what %gpumem free gives back."""
+    """Return the size that the parts called the allocator's cache, and the size that %gpumem free
+    gives back.
+    """
     cache, before = (
         size(look(kernel), "allocator cache"),
         kernel.value("torch.cuda.memory_reserved()"),
@@ -92,8 +94,8 @@ def given_back(kernel: Kernel) -> tuple[int, int]:
 
 
 def test_many_gaps(kernel: Kernel) -> None:
-    """Where much is lost in gaps, %gpumem status says how to have fewer; once torch does so, it
-    says so no more.
+    """If much is lost in gaps, %gpumem status says how to have fewer; once torch does so, the
+    advice is gone.
     """
     run_ok(kernel, "x = torch.empty(360 << 20, dtype=torch.uint8, device='cuda')\ndel x", SPREAD)
     assert given_back(kernel)[1] < 20 * MIB
@@ -117,8 +119,8 @@ def test_many_gaps(kernel: Kernel) -> None:
 
 
 def test_a_deleted_graphs_pool(kernel: Kernel) -> None:
-    """What a CUDA graph has kept for itself is a part of its own, and %gpumem free gives it back
-    once it is deleted.
+    """Memory that a CUDA graph has kept for itself is a part of its own, and %gpumem free gives it
+    back once it is deleted.
     """
     run_ok(
         kernel,
@@ -153,7 +155,7 @@ def test_status_changes_no_memory_of_the_card(kernel: Kernel, card: Card) -> Non
 
 
 STATES = {"": 100, "expandable_segments:True": 50, "backend:cudaMallocAsync": 50}
-"""How many for each way in which torch's allocator can be set up."""
+"""Number of cases for each way in which torch's allocator can be set up."""
 MANAGED = {"live", "allocator", "context", "process", "free"}
 BLOCKS = MANAGED - {"live"} | {
     "tensors:",

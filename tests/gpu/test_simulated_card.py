@@ -1,4 +1,4 @@
-"""What the simulated card does as a real one: captures, other processes."""
+"""The simulated card behaves as a real one: captures, other processes."""
 
 import pytest
 
@@ -34,7 +34,7 @@ print(json.dumps([error_of(lambda: capture(f)) for f in (torch.cuda.synchronize,
 
 
 def test_a_process_that_is_killed(card: Card) -> None:
-    """What a process had is free once it is killed, before anybody has waited for it."""
+    """The memory of a process is free once it is killed, before its parent has waited for it."""
     before = card.settle()
     with other_process(1024) as process:
         assert card.memory.used - before > GIB

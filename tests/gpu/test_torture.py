@@ -19,7 +19,7 @@ def runner() -> Iterator[Runner]:
 ON_DEVICE = [
     each for each in SCENARIOS if "torch" in each.needs or each.on_gpu or "error" in each.name
 ]
-"""Where a device makes a difference: torch's own ways, and frames whose tensors must be back at
+"""Scenarios that differ on a device: torch's own ways, and frames whose tensors must be freed at
 once.
 """
 

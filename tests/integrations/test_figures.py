@@ -34,8 +34,8 @@ pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 
 
 def made_up(number: int, names: tuple[str | None, ...] = (None,)) -> list[CellRecord]:
-    """So many cells on RAM and a card, three in a row in an experiment of each name; every ninth
-    runs out of memory.
+    """Return a history of this many cells on RAM and a card, three in a row in an experiment of
+    each name; every ninth runs out of memory.
     """
     chance = random.Random(number)
     records = []
@@ -206,7 +206,7 @@ def terminal(shell: InteractiveShell) -> InteractiveShell:
 
 
 def printed(shell: InteractiveShell, line: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """What ``%gpumem plot`` prints, or its error."""
+    """Return the output of ``%gpumem plot``, or its error."""
     capsys.readouterr()
     result = shell.run_cell(f"%gpumem off\n%gpumem plot {line}")
     error = result.error_in_exec

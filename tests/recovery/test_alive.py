@@ -1,4 +1,4 @@
-"""What is alive, or the user's own, is not harmed by the release of an error."""
+"""Objects that are alive, or the user's own, are not harmed by the release of an error."""
 
 import pytest
 

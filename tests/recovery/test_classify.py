@@ -1,4 +1,4 @@
-"""What is an out-of-memory error, and a broken device context; and stand-ins for released
+"""Recognition of out-of-memory errors and broken device contexts; stand-ins for released
 tracebacks.
 """
 
@@ -132,7 +132,7 @@ _HELP = (
     "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
     "\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 )
-"""What torch adds to the text of each CUDA error, whichever it is."""
+"""Text that torch adds to each CUDA error."""
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 TORCH = os.environ.get("SIM_TORCH", "2.11.0")
 HEADERS = {"13": "nvidia-cuda-runtime==13.0.96"}
-"""By CUDA's major version: the package with the runtime's header files."""
+"""Package with the runtime's header files, by CUDA's major version."""
 NEEDS = [
     "filelock",
     "typing_extensions",
@@ -32,9 +32,9 @@ NEEDS = [
     "numpy",
     "setuptools",
 ]
-"""What torch imports."""
+"""Packages that torch imports."""
 SUITE = ["-r", HERE.parent / "gpu" / "wheels.txt", "scikit-learn", "matplotlib", "pandas"]
-"""What the GPU suite and the quickstart import."""
+"""Packages that the GPU suite and the quickstart import."""
 USED = "torch torch._dynamo IPython ipykernel.kernelapp nbclient nbconvert pytest"
 """Modules to compile now, with all that they import, so that no test does it."""
 PREFIXES = {
@@ -54,7 +54,7 @@ PREFIXES = {
     "libcupti": r"cupti",
     "libcuda": r"cu[A-Z](?!ile)",
 }
-"""How the functions of each library begin."""
+"""Patterns for the first letters of each library's functions."""
 HANDLE = "static long made_; *(void **)a = symbols_ + made_++ % sizeof symbols_; return 0;"
 """Each handle is another: torch takes a workspace for each of cuBLAS's, and each of its threads has
 one.
@@ -78,8 +78,8 @@ ANSWERS = {
     "cudnnGetErrorString": 'return (long)"simulated";',
     "cublasGetStatusString": 'return (long)"simulated";',
 }
-"""What a function without a body of its own has to answer where "done" is not enough: a handle must
-not be null.
+"""Results of functions without a body of their own where "done" is not enough: a handle must not be
+null.
 """
 
 
@@ -140,7 +140,7 @@ def _install(python: Path, *what: object) -> None:
 
 
 def _headers(python: Path, site: Path, folder: Path) -> Path:
-    """Return where the header files of the CUDA that torch is built for are, fetched into
+    """Return the folder of the header files of the CUDA that torch is built for, fetched into
     ``folder``.
     """
     cuda = re.search(

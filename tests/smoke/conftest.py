@@ -9,7 +9,7 @@ from benchmarks.harness.kernel import Kernel
 from tests.steps import HIDE_LIBRARIES, kernel_with, run
 
 HAS_POSIX = os.name == "posix" and not os.environ.get("IPYGPUMEM_WITHOUT_POSIX")
-"""Whether the kernels have it: see tests/without_posix."""
+"""True if the kernels have POSIX: see tests/without_posix."""
 
 _FORGET_NAMES = """
 for _name in [n for n in globals() if n[0] != "_" and n not in ("In", "Out", "exit", "quit", "get_ipython", "open")]:

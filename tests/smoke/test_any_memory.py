@@ -461,9 +461,7 @@ def test_the_report_says_when_memory_may_be_older(notebook: Kernel) -> None:
     )
 
 
-def test_dead_frames_are_not_named_if_polars_keeps_their_pages(
-    notebook: Kernel,
-) -> None:
+def test_dead_frames_are_not_named_if_polars_keeps_their_pages(notebook: Kernel) -> None:
     """As in polars#23128, the allocator keeps pages for a while: nothing of the user's is alive."""
     needs("polars")
     works(notebook, "import polars; results = []")

@@ -25,9 +25,7 @@ def test_the_line_shows_kept_memory_and_the_peak(notebook: Kernel) -> None:
     assert abs(sizes(line, "RAM") + 128) < 16
 
 
-def test_an_idle_cells_line_is_short_and_hidden_by_quiet(
-    notebook: Kernel,
-) -> None:
+def test_an_idle_cells_line_is_short_and_hidden_by_quiet(notebook: Kernel) -> None:
     (line,) = ok(notebook, "y = 1").reports("cell")
     assert re.fullmatch(r"cell \d+ · RAM [\d.]+ MiB", line)
     ok(notebook, "%config IPyGpuMem.quiet = True")
@@ -72,9 +70,7 @@ kept"""
     assert reply.message == "the cell's child process was killed by SIGABRT (Aborted)"
 
 
-def test_blank_silent_and_switched_off_cells_have_no_line(
-    notebook: Kernel,
-) -> None:
+def test_blank_silent_and_switched_off_cells_have_no_line(notebook: Kernel) -> None:
     assert ok(notebook, "").displays == ok(notebook, "\n  \n").displays == []
     assert notebook.run("silently = 1", silent=True).displays == []
     assert len(ok(notebook, "x = 1").reports("cell")) == 1
@@ -82,9 +78,7 @@ def test_blank_silent_and_switched_off_cells_have_no_line(
     assert len(ok(notebook, "%gpumem on", "x = 1").reports("cell")) == 1
 
 
-def test_our_own_commands_have_a_line_only_if_memory_changed(
-    notebook: Kernel,
-) -> None:
+def test_our_own_commands_have_a_line_only_if_memory_changed(notebook: Kernel) -> None:
     ok(notebook, "%gpumem", "%gpumem free", "block = b'x' * (64 << 20)")
     assert ok(notebook, "%gpumem").reports("cell") == []
     assert len(ok(notebook, "%gpumem on\ndel block").reports("cell")) == 1
@@ -177,9 +171,7 @@ def test_the_hosts_parts_follow_cells_and_sum_to_its_total(notebook: Kernel) -> 
     assert abs(own(parts(notebook)) - before) < 32 * MIB
 
 
-def test_loading_imports_no_framework_and_keeps_nothing_alive(
-    notebook: Kernel,
-) -> None:
+def test_loading_imports_no_framework_and_keeps_nothing_alive(notebook: Kernel) -> None:
     ok(
         notebook,
         """\
@@ -235,8 +227,8 @@ fill()""",
 def test_kept_memory_is_measured_after_the_cells_own_clean_up(
     notebook: Kernel, ending: str
 ) -> None:
-    """What its code held when it ended is in the peak, and what came back of it has a field of its
-    own.
+    """The peak includes memory that the cell's code held when it ended; memory freed afterwards has
+    a field of its own.
     """
     code, error = ENDINGS[ending]
     ok(notebook, "import ipygpumem\n%gpumem free")

@@ -20,8 +20,8 @@ WAYS = {
     "start": (START, "{}", END),
     "time": (START, "%%time\n{}", END),
 }
-"""How a scope's cell is written: as its own experiment, inside an open one, and there inside
-another magic.
+"""Forms of a scope's cell: as its own experiment, inside an open one, and there inside another
+magic.
 """
 
 _NAMES = """{n: v if isinstance(v, (int, str, list, dict)) else type(v).__name__ for n, v in globals().items()
@@ -561,9 +561,7 @@ def test_an_output_object_dies_with_its_scope(notebook: Kernel, cells: list[str]
     assert ok(notebook, "41", "_").result == "41"
 
 
-def test_a_scope_restores_the_last_outputs_after_cache_changes(
-    kernel: Kernel,
-) -> None:
+def test_a_scope_restores_the_last_outputs_after_cache_changes(kernel: Kernel) -> None:
     nested = "get_ipython().run_cell('222', store_history=False); 333"
     ok(kernel, "111", nested)
     assert kernel.value("(_, __)") == (333, 222)
@@ -590,9 +588,7 @@ def test_status_and_report_show_values_to_be_restored(notebook: Kernel) -> None:
     assert notebook.value("big.size") == 4 << 20
 
 
-def test_errors_end_an_experiment_cell_but_no_open_scope(
-    notebook: Kernel,
-) -> None:
+def test_errors_end_an_experiment_cell_but_no_open_scope(notebook: Kernel) -> None:
     ok(notebook, ANNOUNCE + "old = 1", START, "x = 1")
     odd = "raise type('E', (Exception,), {'__str__': lambda s: 1/0})()"
     errors = {

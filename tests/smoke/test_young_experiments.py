@@ -63,9 +63,7 @@ def test_the_first_recovery_frees_older_garbage_too(counting: Kernel) -> None:
     assert left_and_full(counting) == ([], False)
 
 
-def test_a_recovery_frees_objects_older_than_an_inner_experiment(
-    counting: Kernel,
-) -> None:
+def test_a_recovery_frees_objects_older_than_an_inner_experiment(counting: Kernel) -> None:
     # Seen: the experiment made "n" old, and the recovery looked only at what was made after that.
     inside = "with ipygpumem.experiment('inside', report='none'): pass"
     ok(counting, f"def fail(name):\n    n = node(name)\n    {inside}\n    raise MemoryError(name)")

@@ -527,7 +527,7 @@ def test_an_accelerators_optimizer_is_estimated_with_temporaries(name: str) -> N
 
 
 def kept(code: Any, device: str) -> int:
-    """Return what code keeps beside 1 MiB of result."""
+    """Return the memory that code keeps in addition to 1 MiB of result."""
     return ipygpumem.estimate(code, device=device).devices[0].kept_bytes - MIB
 
 

@@ -1,5 +1,5 @@
-"""What estimates know of the allocator and of memory beside tensors: block sizes, segments,
-workspaces, the verdict.
+"""Estimates of the allocator and of memory outside tensors: block sizes, segments, workspaces, the
+verdict.
 """
 
 import os
@@ -355,9 +355,7 @@ def test_a_driver_that_breaks_off_leaves_the_room_open(monkeypatch: pytest.Monke
     assert free_bytes("cuda:0") is None
 
 
-def test_free_host_memory_respects_a_containers_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_free_host_memory_respects_a_containers_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipygpumem.probes.host.available_bytes", lambda: 5 * MIB)
     (device,) = ipygpumem.estimate(lambda: torch.ones(4)).devices
     assert (device.device, device.room_bytes) == ("cpu", 5 * MIB)

@@ -274,9 +274,7 @@ def test_a_mistake_in_a_cell_is_one_line(estimating: Kernel) -> None:
         assert reply.stderr.count("\n") == 1, reply.stderr
 
 
-def test_estimates_find_the_largest_batch_for_an_absent_card(
-    estimating: Kernel,
-) -> None:
+def test_estimates_find_the_largest_batch_for_an_absent_card(estimating: Kernel) -> None:
     cell = "%%autofit n={}\n%%estimate --device cuda {}\n"
     code = (
         "layer = torch.nn.Linear(8192, 8192)\nwith torch.no_grad():\n    y = layer(torch.zeros(n "
@@ -773,9 +771,7 @@ def test_a_ctrl_c_during_the_rollback_comes_after_it(monkeypatch: pytest.MonkeyP
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_ctrl_c_while_a_tensor_dies_is_not_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_ctrl_c_while_a_tensor_dies_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     died = storages.StorageLog._gone
 
     def struck(self: storages.StorageLog, key: int, reference: Any) -> None:

@@ -278,7 +278,7 @@ def test_no_layer_is_left_unfrozen_that_no_optimizer_trains() -> None:
 
 @pytest.mark.parametrize("enough", [2, 64, 1 << 10, 1 << 20])
 def test_few_sizes_of_a_batch_are_estimated(enough: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 1,024 rows, the largest part that fits takes four estimates, not ten."""
+    """The largest part of 1,024 rows that fits takes four estimates, not ten."""
     asked: list[int] = []
 
     def tried(_: Search, *changes: Any) -> Any:
@@ -297,7 +297,7 @@ def test_few_sizes_of_a_batch_are_estimated(enough: int, monkeypatch: pytest.Mon
 
 
 def test_changes_are_combined_if_none_suffices() -> None:
-    """What the code fits without is left out, and the batch is no smaller than it must be."""
+    """Needless changes are left out, and the batch is no smaller than it must be."""
     found = search(PLAIN, "885MiB")
     assert [trial.title for trial in found.trials if trial.fits] == []
     assert found.best is not None

@@ -1,4 +1,4 @@
-"""Who holds an array: one case per kind of reference, each told from the outside in."""
+"""Holders of an array: one case per kind of reference, each named from the outside in."""
 
 import collections
 import functools
@@ -417,9 +417,7 @@ def test_a_cycle_in_cpp_is_reported_where_everything_was_seen(names: dict[str, A
     assert alive() is None
 
 
-def test_an_object_is_followed_after_a_search_made_its_dict(
-    names: dict[str, Any],
-) -> None:
+def test_an_object_is_followed_after_a_search_made_its_dict(names: dict[str, Any]) -> None:
     layer = torch.nn.Linear(10, 10)
     layer(torch.zeros(1, 10)).sum().backward()
     weight = storage_key(layer.weight)
@@ -437,9 +435,7 @@ def test_an_object_is_followed_after_a_search_made_its_dict(
     assert holders[gradient].path == "notebook variable trainer.weights[0].grad"
 
 
-def test_explaining_leaves_no_garbage_behind(
-    names: dict[str, Any],
-) -> None:
+def test_explaining_leaves_no_garbage_behind(names: dict[str, Any]) -> None:
     array = numpy.zeros(100)
     names["v"] = [array]
     key = storage_key(array)

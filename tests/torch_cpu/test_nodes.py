@@ -1,4 +1,4 @@
-"""How many nodes of autograd graphs searches read, alone and together."""
+"""Number of nodes of autograd graphs that searches read, alone and together."""
 
 import gc
 import warnings

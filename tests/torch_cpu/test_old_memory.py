@@ -1,6 +1,4 @@
-"""What was alive before a scope is none of its survivors, whatever the scope has made around it;
-with torch.
-"""
+"""Objects from before a scope are no leaks of it, even if new objects refer to them; with torch."""
 
 import pytest
 
@@ -169,9 +167,7 @@ def test_new_objects_inside_an_old_container_are_reported(notebook: Kernel) -> N
     assert sorted(notebook.value(SURVIVORS)) == HOLDERS
 
 
-def test_a_report_of_a_full_notebook_claims_only_known_facts(
-    notebook: Kernel,
-) -> None:
+def test_a_report_of_a_full_notebook_claims_only_known_facts(notebook: Kernel) -> None:
     works(
         notebook,
         """

@@ -137,9 +137,7 @@ def train(batch_size, limit=40):
 """
 
 
-def test_a_failed_trys_model_and_graph_die_before_the_next_try(
-    notebook: Kernel,
-) -> None:
+def test_a_failed_trys_model_and_graph_die_before_the_next_try(notebook: Kernel) -> None:
     reply = works(
         notebook,
         TRAIN,

@@ -1,4 +1,4 @@
-"""What ``%gpumem leaks`` says besides leaks: graphs of stored results and evaluations, outputs,
+"""Rows of ``%gpumem leaks`` besides leaks: graphs of stored results and evaluations, outputs,
 allocator caches.
 """
 
@@ -156,7 +156,7 @@ def namespace(codes: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def stored() -> Iterator[dict[str, Finding]]:
-    """What one look tells of all cases, by the names of what is stored."""
+    """Findings of one search for all cases, by the names of the stored objects."""
     with namespace(case.code for case in STORED.values()) as names:
         yield {re.findall(r"it\d+", one.what)[0]: one for one in findings(names)}
 

@@ -10,9 +10,7 @@ from tests.steps import kernel_with, recovery, works
 
 
 @pytest.mark.usefixtures("small_heap")
-def test_leaks_are_objects_with_an_outside_reference(
-    notebook: Kernel,
-) -> None:
+def test_leaks_are_objects_with_an_outside_reference(notebook: Kernel) -> None:
     works(
         notebook,
         """
@@ -54,9 +52,7 @@ DRAW = (
 )
 
 
-def test_a_seeded_scope_gives_the_same_numbers_on_each_run(
-    notebook: Kernel,
-) -> None:
+def test_a_seeded_scope_gives_the_same_numbers_on_each_run(notebook: Kernel) -> None:
     works(notebook, "import random, numpy as np\nnumbers = []")
     for _ in range(2):
         works(notebook, "%experiment start a --seed 7\n" + DRAW, DRAW, "%experiment end")
@@ -110,9 +106,7 @@ def test_results_saved_by_a_graph_name_their_experiment(notebook: Kernel) -> Non
 
 
 @pytest.mark.usefixtures("small_heap")
-def test_only_the_optimizer_state_of_a_leaked_model_is_a_leak(
-    notebook: Kernel,
-) -> None:
+def test_only_the_optimizer_state_of_a_leaked_model_is_a_leak(notebook: Kernel) -> None:
     step = "{0}(torch.ones(1, 1024)).sum().backward(); {1}.step()"
     works(
         notebook,
@@ -165,9 +159,7 @@ def test_a_function_compiled_in_an_experiment_stays_compiled(shared: Kernel) -> 
     assert shared.value(COMPILED) == compiled
 
 
-def test_a_model_compiled_in_an_experiment_dies_with_it(
-    shared: Kernel,
-) -> None:
+def test_a_model_compiled_in_an_experiment_dies_with_it(shared: Kernel) -> None:
     works(
         shared,
         """\
@@ -190,9 +182,7 @@ __mine = 1""",
 
 
 @pytest.mark.usefixtures("small_heap")
-def test_no_code_of_a_tensor_subclass_runs_in_our_work(
-    notebook: Kernel,
-) -> None:
+def test_no_code_of_a_tensor_subclass_runs_in_our_work(notebook: Kernel) -> None:
     works(
         notebook,
         SOURCE + "\nwatched.clear()",

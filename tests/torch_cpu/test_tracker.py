@@ -29,7 +29,7 @@ def tracker() -> Callable[[], TrackerRecord]:
 def rows(
     record: TrackerRecord,
 ) -> tuple[list[tuple[str | None, int]], list[tuple[str | None, int]]]:
-    """What came and what went, by the last part of its name, with its bytes."""
+    """Tensors made and freed, by the last part of their names, with their bytes."""
 
     def named(tensors: Any) -> list[tuple[str | None, int]]:
         return sorted((row.name and row.name.rpartition(".")[2], row.size_bytes) for row in tensors)
@@ -141,7 +141,7 @@ class _Keeping(torch.autograd.Function):
 
 
 def _held(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Return who holds the growth of a loop."""
+    """Return the holders of a loop's growth."""
     return re.findall(r"(\+\S+ MiB) per iteration is held by (.*)", capsys.readouterr().out)
 
 

@@ -1,4 +1,4 @@
-"""What a name owns: the objects that only it keeps alive, and the holders of the rest."""
+"""Objects that only one name keeps alive, and the holders of all others."""
 
 from __future__ import annotations
 

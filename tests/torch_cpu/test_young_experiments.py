@@ -1,5 +1,5 @@
-"""What was made since a start is all that most ends look at; what they report is what a look at
-everything gives.
+"""Most ends search only objects made since the start; they report the same as a search of
+everything.
 """
 
 from typing import Any

@@ -1,3 +1,3 @@
-"""How notebooks leak, one scenario per way, in real kernels. ``python -m benchmarks.torture``
-prints the table.
+"""Ways in which notebooks leak, one scenario each, in real kernels. ``python -m
+benchmarks.torture`` prints the table.
 """
