@@ -318,12 +318,14 @@ them.
 """
 
 _OTHERS = "other processes and the system"
-MANY_BYTES, MANY_SHARE = 64 * MIB, 0.1
-"""Bytes, and share of what an experiment keeps, from which a note says how many cannot be named."""
-PYTHON_OBJECTS, DATA_OF = "Python objects", "of "
-"""Name of a part, and prefix of the kind of a library's memory that is neither a tensor nor a NumPy
-array.
-"""
+MANY_BYTES = 64 * MIB
+"""Unnamed bytes from which a note says how many cannot be named."""
+MANY_SHARE = 0.1
+"""Share of the memory that an experiment keeps from which a note says so, too."""
+PYTHON_OBJECTS = "Python objects"
+"""Name of a part."""
+DATA_OF = "of "
+"""Prefix of the kind of a library's memory that is neither a tensor nor a NumPy array."""
 PRINTED = "printed by cells"
 """Name of the part with the text that IPython keeps."""
 _OBJECTS = {

@@ -200,7 +200,7 @@ def loop_growth_line(growth: Growth) -> str:
 def holder_lines(
     before: tuple[LargestNames, Inventory],
     now: tuple[LargestNames, Inventory],
-    growths: Sequence[Growth],
+    growth: Growth,
     run: str,
     runs: int,
     keepers_of: Callable[[Sequence[TensorRecord]], list[Keeper]],
@@ -215,17 +215,12 @@ def holder_lines(
     ``free_bytes`` is the growth of the free pages in malloc's heap: what names hold cannot be in
     them.
     """
-    lines = list[str]()
-    for growth in growths:
-        holders = _holders_of(growth, before, now, runs, keepers_of)
-        held_bytes = 0
-        for size, holder in holders:
-            held_bytes += size
-            lines.append(_held_line(growth, size, run, holder))
-        lines = lines[:_HOLDERS_SHOWN]
-        if growth.device == "cpu":
-            gaps = min(free_bytes // runs, growth.most_bytes - held_bytes)
-            lines += free_heap_line(growth, gaps, run)
+    holders = _holders_of(growth, before, now, runs, keepers_of)
+    lines = [_held_line(growth, size, run, holder) for size, holder in holders[:_HOLDERS_SHOWN]]
+    if growth.device == "cpu":
+        held_bytes = sum(size for size, _ in holders)
+        gaps = min(free_bytes // runs, growth.most_bytes - held_bytes)
+        lines += free_heap_line(growth, gaps, run)
     return lines or list(now[0].notes)
 
 

@@ -178,7 +178,7 @@ def _holders_of_growth(
         if growth.device == "children":  # ``note_processes`` finds them
             holders.append(STATUS_LISTS_PROCESSES)
             continue
-        lines = holder_lines(earlier, now, [growth], run, growing.runs, keepers, grown_free_bytes)
+        lines = holder_lines(earlier, now, growth, run, growing.runs, keepers, grown_free_bytes)
         holders += lines or [unknown_line(growth)]
     return list(dict.fromkeys(holders))  # notes on names are the same for all devices
 

@@ -18,23 +18,29 @@ if TYPE_CHECKING:
     from ipygpumem.inventory.top import LargestNames
 
 _CELLS_MOST = 1000
-_LEAST_BYTES, _LEAST_SHARE, _ENOUGH_BYTES = 10 * MIB, 0.01, 50 * MIB
-"""Growth of one run to report: this share of the memory in use, but at least the first size and at
-most the last.
-"""
+_LEAST_SHARE = 0.01
+"""Growth of one run to report, as a share of the memory in use."""
+_LEAST_BYTES = 10 * MIB
+"""Minimum of this growth in bytes."""
+_ENOUGH_BYTES = 50 * MIB
+"""Growth of one run that is reported however much is in use."""
 _RUNS = 3
 """Number of runs that must grow after the first one, which imports, warms up and fills caches."""
 _SMALL_BYTES = MIB
 """Smaller growth ends a series: it is noise."""
-_SUM_LEAST_BYTES, _SUM_SHARE, _SUM_ENOUGH_BYTES = 30 * MIB, 0.02, 100 * MIB
-"""The same limits for the sum of smaller growth."""
+_SUM_SHARE = 0.02
+"""The same share for the sum of smaller growth."""
+_SUM_LEAST_BYTES = 30 * MIB
+"""Minimum of this sum in bytes."""
+_SUM_ENOUGH_BYTES = 100 * MIB
+"""Sum that is reported however much is in use."""
 _SMALL_RUNS = 4
 _SUSPECT_BYTES = 2 * _LEAST_BYTES
 """Growth in the last runs from which it is worth while to measure all names."""
-_MOST_LOOKS, _MOST_KEPT = 6, 8
-"""Maximum number of times to measure all names for the same code, and of cells that wait for the
-second time.
-"""
+_MOST_LOOKS = 6
+"""Maximum number of times to measure all names for the same code."""
+_MOST_KEPT = 8
+"""Maximum number of cells that wait for the second of these times."""
 
 
 class Trends:

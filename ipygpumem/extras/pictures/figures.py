@@ -233,27 +233,27 @@ def _use_headline(device: str, uses: Sequence[CellUse]) -> str:
 
 
 def experiments(
-    experiments: Collection[ExperimentRecord], *, device: str | None = None, last: int | None = None
+    records: Collection[ExperimentRecord], *, device: str | None = None, last: int | None = None
 ) -> Picture:
     """Draw experiments in rows, the oldest on top: the time of each, and its memory
     on each device.
     """
-    shown, title = _last(experiments, last, "experiment", 20, 40)
-    devices = _devices(shown, device)
+    shown, title = _last(records, last, "experiment", 20, 40)
+    device_names = _devices(shown, device)
     names = [shorten(run.label, 28) for run in numbered(shown)]
     times = list(map(_time_label, shown))
     lines = []
     for record, name, time in zip(shown, names, times, strict=True):
-        memory = [f"{_label(device)} {_peak_and_kept(record, device)}" for device in devices]
+        memory = [f"{_label(each)} {_peak_and_kept(record, each)}" for each in device_names]
         lines.append(SEPARATOR.join([name, time, *memory]))
-    columns = ["time", *map(_label, devices)]
+    columns = ["time", *map(_label, device_names)]
     height = 0.5 * len(shown) + 1.3
     width = max(9, 2.5 * len(columns))
     with rc_context(style()):
         figure = Picture(height, [title, *lines], width)
         panels = figure.subplots(1, len(columns), sharey=True)
         _draw_times(panels[0], shown, names, times)
-        for axes, name in zip(panels[1:], devices, strict=True):
+        for axes, name in zip(panels[1:], device_names, strict=True):
             _draw_experiments(axes, shown, name)
         for axes, column in zip(panels, columns, strict=True):
             axes.set_title(column, loc="left", fontsize="small")
