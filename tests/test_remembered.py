@@ -102,7 +102,7 @@ def test_an_array_at_the_place_of_an_earlier_leak_is_left(kernel: Kernel) -> Non
         works(kernel, "cache.clear()")
 
 
-def test_a_place_of_an_earlier_leak_is_old_unless_something_received_it() -> None:
+def test_an_earlier_leak_s_place_is_old_until_it_is_received() -> None:
     numpy = pytest.importorskip("numpy")
     array = numpy.ones(1 << 15)
     keepers: list[object] = [array]  # no name leads to it
