@@ -50,7 +50,7 @@ def test_each_object_counts_once_tracked_or_not() -> None:
     assert total().objects_bytes - before == pytest.approx(expected, rel=0.01)
 
 
-def test_objects_request_what_python_says_they_take() -> None:
+def test_objects_request_the_bytes_that_python_reports() -> None:
     class Own:
         __slots__ = ("first", "second")
 
