@@ -12,8 +12,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.errors import DeviceError, describe_error, quoted
 from ipygpumem.introspect import is_instance
@@ -181,23 +182,19 @@ class CachingAllocatorProbe(Probe):
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         if detail:
-            return self._readings("all")
+            return self._readings(Wide.ALL)
         if peak:
-            return self._readings("used")
-        return self._readings("")
+            return self._readings(Wide.USED)
+        return self._readings(Wide.NONE)
 
     def glance(self) -> tuple[Reading, ...]:
         # The counters are on the host. torch holds their lock while it allocates from the device,
         # and never waits for the GIL in that time: reading them waits no longer than the running
         # code itself does.
-        return self._readings("driver")
+        return self._readings(Wide.DRIVER)
 
-    def _readings(self, wide: str) -> tuple[Reading, ...]:
-        """Return each device's reading; ``wide`` selects the figures of the whole device.
-
-        ``wide`` is ``all``, ``used`` on devices that this process uses, ``driver`` for the same if
-        the driver returns it without a call to the device, or empty.
-        """
+    def _readings(self, wide: Wide) -> tuple[Reading, ...]:
+        """Return each device's reading."""
         library = getattr(loaded_torch(), "_C", None)
         if self._peaks is None and library is not self._library:
             # As soon as torch is loaded: the first cell that uses the device may reset its
@@ -217,38 +214,47 @@ class CachingAllocatorProbe(Probe):
             if reserved > 0:
                 self._with_context.add(index)
             device, peak = f"{self.name}:{index}", max(peak, allocated)
-            total, used, other, note = self._device_wide(module, index, wide)
+            whole = self._of_whole_device(module, index, wide)
+            # By position, which is faster: every cell makes two per device.
             readings.append(
-                Reading(device, allocated, peak, "allocator", total, reserved, used, other, note)
+                Reading(
+                    device,
+                    allocated,
+                    peak,
+                    "allocator",
+                    whole.total_bytes,
+                    reserved,
+                    whole.used_bytes,
+                    whole.other_bytes,
+                    whole.note,
+                )
             )
         return tuple(readings)
 
-    def _device_wide(
-        self, module: Any, index: int, wide: str
-    ) -> tuple[int, int | None, int | None, str]:
-        """Return a device's total, used and other processes' bytes, and why a figure is missing."""
+    def _of_whole_device(self, module: Any, index: int, wide: Wide) -> _DeviceFigures:
+        """Return the figures of a device, as far as they are wanted and known."""
         total = self._totals.get(index)
         if total is None:
             total = self._totals[index] = module.get_device_properties(index).total_memory
         has_context = index in self._with_context
         note = ""
-        if not wide or (wide != "all" and not has_context):
-            return total, None, None, note
+        if wide is Wide.NONE or (wide is not Wide.ALL and not has_context):
+            return _DeviceFigures(total)
         if self._nvml is not None:
             by_driver = self._nvml.device(
-                module, index, processes=wide == "all", has_context=has_context
+                module, index, processes=wide is Wide.ALL, has_context=has_context
             )
             note = by_driver.note
             if by_driver.used_bytes is not None:
                 total = by_driver.total_bytes or total
-                return total, by_driver.used_bytes, by_driver.other_bytes, note
-        if wide == "driver" or not has_context or not hasattr(module, "mem_get_info"):
-            return total, None, None, note  # without a context the call would create one
+                return _DeviceFigures(total, by_driver.used_bytes, by_driver.other_bytes, note)
+        if wide is Wide.DRIVER or not has_context or not hasattr(module, "mem_get_info"):
+            return _DeviceFigures(total, note=note)  # without a context the call would create one
         try:
             free, total = module.mem_get_info(index)
         except RuntimeError as error:  # a broken context fails every call
-            return total, None, None, f"{self.name}: {describe_error(error)}"
-        return total, total - free, None, note
+            return _DeviceFigures(total, note=f"{self.name}: {describe_error(error)}")
+        return _DeviceFigures(total, total - free, note=note)
 
     def rearm(self) -> None:
         if self._peaks is None:
@@ -270,6 +276,26 @@ Stats = dict[str, Any]
 """Nested statistics: name -> pool -> ``current`` / ``peak`` / ``allocated`` / ``freed``; some lack
 the pool.
 """
+
+
+class Wide(Enum):
+    """The devices whose figures of all processes are read."""
+
+    ALL = "all devices"
+    USED = "devices that this process uses"
+    DRIVER = "the same, if the driver knows the figures without a call to the device"
+    NONE = "no device"
+
+
+class _DeviceFigures(NamedTuple):
+    """The memory of a whole device."""
+
+    total_bytes: int
+    used_bytes: int | None = None
+    other_bytes: int | None = None
+    """In use by other processes."""
+    note: str = ""
+    """Why a figure is missing."""
 
 
 class _SharedPeaks:

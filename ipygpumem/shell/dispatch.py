@@ -97,17 +97,7 @@ class GpuMemMagics(Magics):
         """Run ``%name``, ``%%name`` with a cell, or a first line ``%%name``."""
         __tracebackhide__ = True
         magic = f"%{name}" if cell is None else f"%%{name}"
-        help_text = ""
-        if cell is not None and magic in self.commands.magics and asks_for_help(line):
-            from ipygpumem.shell.commands.helps import printed_help  # when it is asked for
-            from ipygpumem.shell.display import terminal_columns  # as above
-
-            help_text = printed_help(self.commands, magic, columns=terminal_columns())
-        elif line.strip().startswith(("help", "?")) or line.rstrip().endswith(("help", "-h")):
-            from ipygpumem.shell.commands.helps import help_asked_for  # when it is asked for
-            from ipygpumem.shell.display import terminal_columns  # as above
-
-            help_text = help_asked_for(self.commands, magic, line, terminal_columns())
+        help_text = self._help_text(magic, line, has_cell=cell is not None)
         if help_text:
             sys.stdout.write(help_text)
         elif cell is not None and name in REWRITTEN and not is_for_engines(line):
@@ -122,6 +112,20 @@ class GpuMemMagics(Magics):
             raise UsageError(f"%{name}: write %%{name} as the first line of a cell")
         else:
             self._run(magic, line)
+
+    def _help_text(self, magic: str, line: str, *, has_cell: bool) -> str:
+        """Return the help that a line asks for; empty if it asks for none."""
+        asks_above_cell = has_cell and magic in self.commands.magics and asks_for_help(line)
+        begins = line.strip().startswith(("help", "?"))
+        ends = line.rstrip().endswith(("help", "-h"))
+        if not (asks_above_cell or begins or ends):
+            return ""
+        from ipygpumem.shell.commands.helps import help_asked_for, printed_help  # rarely used
+        from ipygpumem.shell.display import terminal_columns  # as above
+
+        if asks_above_cell:
+            return printed_help(self.commands, magic, columns=terminal_columns())
+        return help_asked_for(self.commands, magic, line, terminal_columns())
 
     def _run_as_plain_cell(self, name: str, line: str, cell: str) -> None:
         """Run a cell magic that IPython called with its body, by a cell with its first line.

@@ -374,14 +374,16 @@ def _of_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
     It is a loop only if it stands alone: no loop can follow another statement in a line.
     """
     first = cuts[0]
-    if first.protocol is not None:
+    if first.protocol is not None:  # such as ``queue.get()``
         if first.protocol.is_compound and not is_alone:
             return ""
         positions = sorted({cut.position for cut in cuts})
         return first.protocol.statement(first, positions)
-    if len(cuts) == 1 and not (first.kind is Kind.ELEMENT and first.size == 1):
+    # The only element of a set has no name: ``items.clear()``.
+    is_only_element = first.kind is Kind.ELEMENT and first.size == 1
+    if len(cuts) == 1 and not is_only_element:
         return first.statement
-    if len(cuts) == first.size and first.all_of:
+    if len(cuts) == first.size and first.all_of:  # such as ``plt.close("all")``
         return first.all_of
     if first.kind is Kind.COLUMN:
         return _of_columns(cuts)
@@ -389,6 +391,7 @@ def _of_one_owner(cuts: list[Cut], *, is_alone: bool) -> str:
     if are_alike and first.is_detached and first.kind is Kind.KEY and len(cuts) > _MOST_KEYS:
         return _of_detached(cuts)
     if are_alike and first.kind in _ORDERED and not first.is_detached:
+        # ``rows.clear()``, ``del rows[3:7]``, or a loop
         positions = sorted(cut.position for cut in cuts)
         statement = _of_positions(first, positions, is_alone=is_alone)
         if statement:

@@ -87,8 +87,8 @@ class OwnBytes:
         self._inline: set[int] = set()
         """Types of objects with attributes outside a dict."""
         self._equal: dict[int, int] = {}
-        """Result of ``sys.getsizeof`` for each instance of a type whose instances are equal in size,
-        by the type's identity.
+        """Result of ``sys.getsizeof`` for each instance of a type whose instances are all equally
+        large, by the type's identity.
         """
         self._special: set[int] = set(_TWO_BLOCKS)
         """Types whose instances ``sys.getsizeof`` alone does not measure: all of the above."""
@@ -181,7 +181,9 @@ class OwnBytes:
         texts = batch.of_types(_TEXT)
         # Text is most of a heap, and ``sys.getsizeof`` takes four times as long as its own method.
         size += sum(map(str.__sizeof__, texts))
-        return size + _sum(sys.getsizeof, batch.without_types(different | equal | _TEXT | self.arrays))
+        return size + _sum(
+            sys.getsizeof, batch.without_types(different | equal | _TEXT | self.arrays)
+        )
 
     def uncounted(self, items: Sequence[object], type_ids: set[int] | None = None) -> set[str]:
         """Return the libraries that keep memory of some objects which nothing counts, such as
