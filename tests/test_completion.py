@@ -105,32 +105,47 @@ def test_files_in_folders_with_brackets_are_offered(
     assert files(app_of(loaded), f"{folder}/ex") == [f"{folder}/export.json"]
 
 
-def test_commands_options_and_names_are_offered(loaded: InteractiveShell) -> None:
-    app = app_of(loaded)
+def completions(shell: InteractiveShell, line: str) -> list[str]:
+    """Return the words after ``line``, with an open experiment and two variables."""
+    app = app_of(shell)
+    if not app.experiments.open:
+        shell.run_cell("%experiment start alpha\nweights = 1; _hidden = 2")
+    event = SimpleNamespace(line=line, text_until_cursor=line)
+    return complete(app.commands, app, shell.user_ns, line.split()[0].strip("%"), event)
 
-    def after(line: str) -> list[str]:
-        event = SimpleNamespace(line=line, text_until_cursor=line)
-        return complete(app.commands, app, loaded.user_ns, line.split()[0].strip("%"), event)
 
-    loaded.run_cell("%experiment start alpha\nweights = 1; _hidden = 2")
-    assert after("%experiment ") == ["start", "end", "keep", "status", "list", "compare"]
-    assert after("%experiment st") == ["start", "end", "keep", "status", "list", "compare"]
-    assert "--seed" in after("%experiment start run --")
-    assert "--keep" in after("%%experiment run --k")
-    assert after("%%experiment run --report ") == ["full", "compact", "none"]
-    assert "weights" in after("%experiment keep ")
-    assert after("%experiment end ") == ["alpha", "--on"]
-    assert after("%experiment end --on ") == ["all"]
-    assert "_hidden" not in after("%%experiment b --keep ")
-    assert {"on", "off", "status", "tensors", "history", "export"} <= set(after("%gpumem "))
-    assert after("%gpumem on ") == []
-    assert after("%gpumem guard ") == ["on", "off", "--limit", "--touched"]
-    assert after("%%isolate --time 3 ") == ["--keep", "--memory", "--time"]
-    assert "weights" in after("%%isolate --keep ")
-    assert after("%gpumem recorder ") == ["on", "off", "status"]
-    assert after("%gpumem recorder on ") == []
-    assert after("%gpumem plot devices --") == ["--device", "-n"]
-    assert after("%gpumem export x.json --force ") == ["--force"]
+ALL_WORDS = {
+    "%experiment ": ["start", "end", "keep", "status", "list", "compare"],
+    "%experiment st": ["start", "end", "keep", "status", "list", "compare"],
+    "%%experiment run --report ": ["full", "compact", "none"],
+    "%experiment end ": ["alpha", "--on"],
+    "%experiment end --on ": ["all"],
+    "%gpumem on ": [],
+    "%gpumem guard ": ["on", "off", "--limit", "--touched"],
+    "%%isolate --time 3 ": ["--keep", "--memory", "--time"],
+    "%gpumem recorder ": ["on", "off", "status"],
+    "%gpumem recorder on ": [],
+    "%gpumem plot devices --": ["--device", "-n"],
+    "%gpumem export x.json --force ": ["--force"],
+}
+
+
+@pytest.mark.parametrize("line", ALL_WORDS)
+def test_all_words_after_a_line_are_offered(loaded: InteractiveShell, line: str) -> None:
+    assert completions(loaded, line) == ALL_WORDS[line]
+
+
+def test_commands_and_options_are_offered(loaded: InteractiveShell) -> None:
+    commands = {"on", "off", "status", "tensors", "history", "export"}
+    assert commands <= set(completions(loaded, "%gpumem "))
+    assert "--seed" in completions(loaded, "%experiment start run --")
+    assert "--keep" in completions(loaded, "%%experiment run --k")
+
+
+def test_names_of_variables_are_offered_but_no_private_ones(loaded: InteractiveShell) -> None:
+    for line in ("%experiment keep ", "%%isolate --keep "):
+        assert "weights" in completions(loaded, line)
+    assert "_hidden" not in completions(loaded, "%%experiment b --keep ")
 
 
 def test_a_command_asks_for_its_only_required_argument() -> None:

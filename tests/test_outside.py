@@ -32,7 +32,7 @@ def shm_of(probe: OutsideProbe) -> int | None:
 
 
 @alone
-def test_segments_count_whether_touched_mapped_or_only_open() -> None:
+def test_pages_of_a_segment_count_once_whether_touched_or_not() -> None:
     with contextlib.closing(OutsideProbe()) as probe:
         assert shm_of(probe) is None
         segment = SharedMemory(create=True, size=32 * MIB)
@@ -43,17 +43,35 @@ def test_segments_count_whether_touched_mapped_or_only_open() -> None:
         assert segment.buf is not None
         segment.buf[:MIB] = bytes(MIB)
         assert shm_of(probe) == 32 * MIB, "a touched page counts once"
+        segment.unlink()
+        assert shm_of(probe) == 32 * MIB, "without a name, but still there"
+        segment.close()
+        assert shm_of(probe) == 0
+
+
+@alone
+def test_an_open_segment_counts_next_to_a_mapped_one() -> None:
+    with contextlib.closing(OutsideProbe()) as probe:
+        segment = SharedMemory(create=True, size=32 * MIB)
+        assert segment.buf is not None
+        segment.buf[:] = bytes(32 * MIB)
         memfd = os.memfd_create("frames")
         os.write(memfd, bytes(4 * MIB))
         assert shm_of(probe) == 36 * MIB
         os.write(memfd, bytes(4 * MIB))
         assert shm_of(probe) == 40 * MIB
         os.close(memfd)
+        assert shm_of(probe) == 32 * MIB
         segment.unlink()
-        assert shm_of(probe) == 32 * MIB, "without a name, but still there"
         segment.close()
         assert shm_of(probe) == 0
+
+
+@alone
+def test_a_segment_counts_until_it_is_unlinked_by_the_notes_line() -> None:
+    with contextlib.closing(OutsideProbe()) as probe:
         segment = SharedMemory(create=True, size=32 * MIB)
+        assert segment.buf is not None
         segment.buf[:] = bytes(32 * MIB)
         again = SharedMemory(segment.name)
         assert shm_of(probe) == 32 * MIB

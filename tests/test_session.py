@@ -232,10 +232,9 @@ def test_any_order_of_events_ends_each_cell_at_most_once(events: list[tuple[str,
     assert len(stack.running()) == len(begun) - len(gone)
 
 
-@pytest.mark.usefixtures("others_out_of_sight")
-def test_an_experiments_time_sums_its_cells_apart_from_its_span(
-    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def timed(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> InteractiveShell:
+    """The loaded extension with a clock that only ``wait(seconds)`` moves."""
     passed = [0.0]
 
     def wait(seconds: float) -> None:
@@ -245,19 +244,18 @@ def test_an_experiments_time_sums_its_cells_apart_from_its_span(
         monkeypatch.setattr(f"ipygpumem.shell.{module}.perf_counter", lambda: passed[0])
     shell.user_ns["wait"] = wait
     shell.run_cell("%load_ext ipygpumem")
-    shell.run_cell(
-        """
-        import ipygpumem
-        wait(50)
-        with ipygpumem.experiment('block'): wait(500)
-        wait(50)
-        """
-    )
+    return shell
+
+
+@pytest.mark.usefixtures("others_out_of_sight")
+def test_an_experiments_time_sums_its_cells_apart_from_its_span(
+    timed: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
     for cell in ("%experiment start main\nwait(20)", "wait(60)", "%%experiment inner\nwait(40)"):
-        shell.run_cell(cell)
-        wait(3600)
+        timed.run_cell(cell)
+        timed.user_ns["wait"](3600)
     capsys.readouterr()
-    shell.run_cell("""
+    timed.run_cell("""
         wait(180)
         %experiment status
         %experiment end
@@ -268,41 +266,71 @@ def test_an_experiments_time_sums_its_cells_apart_from_its_span(
     times = {
         item.name: (item.duration_seconds, item.span_seconds) for item in ipygpumem.experiments()
     }
-    assert times == {
-        "block": (500, 500),
-        "inner": (40, 40),
-        "main": (300, 11_100),
-    }
-    shell.run_cell("%experiment list\n%experiment compare")
+    assert times == {"inner": (40, 40), "main": (300, 11_100)}
+    timed.run_cell("%experiment list\n%experiment compare")
     shown = capsys.readouterr().out
     heads = [line.split()[:3] for line in shown.splitlines() if "span" in line]
     assert heads == [["experiment", "began", "time"], ["experiment", "time", "span"]]
     assert shown.count("3 h 5 min") == 2
-    # The cell that started it is longer than the span since then.
+
+
+@pytest.mark.usefixtures("others_out_of_sight")
+def test_a_blocks_time_is_only_its_own_part_of_the_cell(timed: InteractiveShell) -> None:
+    timed.run_cell(
+        """
+        import ipygpumem
+        wait(50)
+        with ipygpumem.experiment('block'): wait(500)
+        wait(50)
+        """
+    )
+    (record,) = ipygpumem.experiments()
+    assert (record.duration_seconds, record.span_seconds) == (500, 500)
+
+
+@pytest.mark.usefixtures("others_out_of_sight")
+def test_an_experiments_span_is_never_below_its_time(
+    timed: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The cell that started it is longer than the span since then."""
+    timed.run_cell("wait(500)\n%experiment start outer")
+    capsys.readouterr()
+    timed.run_cell("%experiment status")
+    assert "span" not in capsys.readouterr().out.splitlines()[0]
+    timed.run_cell("%experiment end outer")
+    record = ipygpumem.experiments()[-1]
+    assert record.span_seconds >= record.duration_seconds >= 500
+
+
+def test_status_lists_the_names_of_each_open_experiment(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
     for cell in (
-        "wait(500)\n%experiment start outer",
+        "%experiment start outer",
         "x, both = 1, 2",
         "%experiment start inner",
         "y = both = 3",
     ):
-        shell.run_cell(cell)
+        loaded.run_cell(cell)
     capsys.readouterr()
-    shell.run_cell("%experiment status")
+    loaded.run_cell("%experiment status")
     outer, inner, *_ = capsys.readouterr().out.splitlines()
-    assert "span" not in outer
     assert "names: x, both" in outer
     assert "names: both, y" in inner
-    shell.run_cell("%experiment end outer")
-    record = ipygpumem.experiments()[-1]
-    assert record.span_seconds >= record.duration_seconds >= 500
-    shell.run_cell("""\
+
+
+@pytest.mark.usefixtures("others_out_of_sight")
+def test_a_captured_experiment_has_its_time_in_the_report(
+    timed: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timed.run_cell("""\
 %%capture shown
 %%experiment captured
 wait(30)
 """)
     record = ipygpumem.experiments()[-1]
     assert record.span_seconds >= record.duration_seconds == pytest.approx(30, abs=10)
-    shell.run_cell("shown()")
+    timed.run_cell("shown()")
     assert "experiment captured · 1 cell · 30" in capsys.readouterr().out
 
 

@@ -56,9 +56,14 @@ def ram(found: Any) -> DevicePeak:
     return device
 
 
-def test_a_training_steps_peak_is_split_by_role() -> None:
+def two_layers() -> tuple[nn.Module, torch.Tensor]:
+    """Return a model with two weights of 1 MiB, and half a MiB of data."""
     model = nn.Sequential(nn.Linear(256, 1024, bias=False), nn.Linear(1024, 256, bias=False))
-    data = torch.ones(512, 256)
+    return model, torch.ones(512, 256)
+
+
+def test_a_training_steps_peak_is_split_by_role() -> None:
+    model, data = two_layers()
     with ipygpumem.peak() as found:
         optimizer = train(model, data)
     device = ram(found)
@@ -70,9 +75,22 @@ def test_a_training_steps_peak_is_split_by_role() -> None:
     assert sizes["parameters", "model.1"] == sizes["gradients", "model.1"] == MIB
     assert sizes["optimizer state", "model.1"] == 2 * MIB + 512
     assert sizes["data", "data"] == MIB // 2
+    assert optimizer.state
+
+
+def test_the_curve_of_a_training_step_reaches_the_peak() -> None:
+    model, data = two_layers()
+    with ipygpumem.peak() as found:
+        train(model, data)
+    device = ram(found)
     assert device.curve[-1].seconds <= found.record.duration_seconds
     assert max(sum(point.parts.values()) for point in device.curve) == device.size_bytes
-    assert optimizer.state
+
+
+def test_a_measured_training_step_leaves_no_mode_and_no_hook() -> None:
+    model, data = two_layers()
+    with ipygpumem.peak():
+        train(model, data)
     assert torch._C._len_torch_dispatch_stack() == 0
     assert not following.register_optimizer_step_pre_hook.__globals__["_global_optimizer_pre_hooks"]
 

@@ -299,8 +299,14 @@ losses = [model(torch.ones(2, 1024)).sum()]""",
     assert notebook.value("alive()") == []
 
 
+def why(notebook: Kernel, expression: str) -> str:
+    """Return the report of ``%gpumem why``."""
+    (report,) = works(notebook, f"%gpumem why {expression}").reports("why")
+    return report
+
+
 @pytest.mark.usefixtures("small_heap")
-def test_an_output_a_closure_and_a_deleted_name(notebook: Kernel) -> None:
+def test_an_output_is_a_holder_with_its_own_line(notebook: Kernel) -> None:
     works(
         notebook,
         """
@@ -309,9 +315,13 @@ def test_an_output_a_closure_and_a_deleted_name(notebook: Kernel) -> None:
         frame
         """,
     )
-    (report,) = works(notebook, "%gpumem why frame").reports("why")
+    report = why(notebook, "frame")
     assert "Out[" in report or "output _" in report
     assert "%xdel _" in report
+
+
+@pytest.mark.usefixtures("small_heap")
+def test_a_name_deleted_by_an_experiment_has_its_cell_and_holder(notebook: Kernel) -> None:
     works(
         notebook,
         """\
@@ -328,28 +338,30 @@ block = torch.ones(2**20)
 hook = keep(block)
 """,
     )
-    (report,) = works(notebook, "%gpumem why block").reports("why")
+    report = why(notebook, "block")
     assert "block is not defined; cell" in report
     assert "cache[0]" in report
     assert "no such name" not in report
-    assert (
-        works(notebook, "%gpumem why missing")
-        .reports("why")[0]
-        .startswith("missing is not defined")
-    )
-    (report,) = works(
+    assert why(notebook, "missing").startswith("missing is not defined")
+
+
+@pytest.mark.usefixtures("small_heap")
+def test_no_line_deletes_a_container_with_other_objects(notebook: Kernel) -> None:
+    works(
         notebook,
         """
         first = second = [0] * 2**20
         third = first
-        %gpumem why first
         """,
-    ).reports("why")
-    assert "del second, third" in report
+    )
+    assert "del second, third" in why(notebook, "first")
     works(notebook, "shelf = {'a': third, 'b': torch.ones(3)}")
     for name in ("first", 'shelf["a"]'):
-        (report,) = works(notebook, f"%gpumem why {name}").reports("why")
-        assert not re.search(r"del shelf\b(?!\[)", report)  # it holds more
+        assert not re.search(r"del shelf\b(?!\[)", why(notebook, name))  # it holds more
+
+
+@pytest.mark.usefixtures("small_heap")
+def test_a_part_of_a_variable_has_the_line_that_deletes_the_part(notebook: Kernel) -> None:
     works(
         notebook, "pair = {'a': torch.ones(2**19), 'b': 1}; row = [*pair.values()]; del pair['a']"
     )
@@ -357,19 +369,30 @@ hook = keep(block)
         notebook, "import numpy, pandas; frame = pandas.DataFrame({'x': numpy.ones(2**17), 'y': 1})"
     )
     for expression, advice in (("row[0]", "del row[0]"), ("frame['x']", 'del frame["x"]')):
-        (report,) = works(notebook, f"%gpumem why {expression}").reports("why")
+        report = why(notebook, expression)
         assert f"notebook variable {expression.partition('[')[0]}" in report
         assert advice in report
         assert "del " not in report.replace(advice, "")
+
+
+@pytest.mark.usefixtures("small_heap")
+def test_objects_of_python_and_ipython_have_no_line(notebook: Kernel) -> None:
+    works(
+        notebook, "import numpy, pandas; frame = pandas.DataFrame({'x': numpy.ones(2**17), 'y': 1})"
+    )
     works(notebook, "few = pandas.Series(['a', numpy.nan] * 10, dtype=object)")
-    (report,) = works(notebook, "%gpumem why few").reports("why")
-    assert "del frame" not in report  # the whole process shares this number
-    (report,) = works(notebook, "%gpumem why In").reports("why")
-    assert "del _ih" not in report
-    (report,) = works(notebook, "%gpumem why print").reports("why")
-    assert "is not defined" not in report
-    for wrong in ("%gpumem why", "%gpumem why 1 +", "%gpumem why class", "%gpumem why cache['it'"):
-        reply = notebook.run(wrong)
+    assert "del frame" not in why(notebook, "few")  # the whole process shares this number
+    assert "del _ih" not in why(notebook, "In")
+    assert "is not defined" not in why(notebook, "print")
+
+
+WRONG_LINES = ("%gpumem why", "%gpumem why 1 +", "%gpumem why class", "%gpumem why cache['it'")
+
+
+@pytest.mark.usefixtures("small_heap")
+def test_wrong_lines_of_why_show_no_traceback(notebook: Kernel) -> None:
+    for line in WRONG_LINES:
+        reply = notebook.run(line)
         assert "%gpumem why" in reply.stderr + reply.stdout
         assert "Traceback" not in reply.stderr
 
