@@ -3,7 +3,7 @@
 # make notebooks   run the notebooks in examples/ and save them with their outputs; NOTEBOOKS="quickstart cluster": only these
 # make pictures    make the pictures and the film in docs/img; needs chromium, an idle machine and root
 # make test        test every feature; needs neither a browser nor a GPU
-# make quick ROOM=scope  lint, types and the tests of one room, in at most 90 seconds
+# make quick ROOM=scope  lint, types and the tests of one room, in at most 90 seconds; ALL=1: with its slow tests
 # make lint        lint, types, layers
 # make check       lint, types, layers, the site of `make docs`
 # make fix         format the code and sort its imports
@@ -92,7 +92,7 @@ fix: $(VENV)/.installed
 	$(BIN)/ruff format .
 
 quick: lint
-	tests=$$($(BIN)/python -m tests.rooms '$(ROOM)') && $(PYTEST) $$tests
+	tests=$$($(BIN)/python -m tests.rooms '$(ROOM)' $(if $(ALL),--all)) && $(PYTEST) $$tests
 
 # Tests that import torch or other large libraries run in processes of their own, because each search of the heap takes
 # longer there. Those with other large libraries run in one process next to those with torch: a second one would take

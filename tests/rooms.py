@@ -1,7 +1,7 @@
 """The tests that a change of one room of the package needs first: ``make quick ROOM=scope``.
 
 Run as ``python -m tests.rooms ROOM``, which prints their files. With lint they take at most 90 s on
-two cores.
+two cores. ``python -m tests.rooms ROOM --all`` also prints the files that take longer.
 """
 
 from __future__ import annotations
@@ -34,13 +34,16 @@ ROOMS = {
         "test_recorder",
         "test_tracker",
     ),
+    "extras/cluster": ("test_clusters",),
+    "extras/fit": ("integrations/test_fit",),
+    "extras/trainers": ("integrations/test_trainers",),
     "failures": ("test_faults", "test_helpers", "test_signals"),
     "features": ("test_completion", "test_extension", "bad_input/test_arguments"),
     "fitting": ("test_autofit", "test_budget", "torch_cpu/test_fit"),
     "heap": (
         "integrations/test_uncounted_memory",
+        "test_bulk",
         "test_certainty",
-        "test_contents",
         "test_garbage",
         "test_heap",
         "test_mapped",
@@ -50,18 +53,30 @@ ROOMS = {
         "test_views",
         "test_weak_references",
     ),
+    "heap/holders": (
+        "test_bulk",
+        "test_hostile_holders",
+        "test_lines_that_free",
+        "test_remaining",
+        "test_unreached",
+    ),
     "interrupts": ("test_interrupts", "test_signals"),
     "introspect": ("bad_input/test_hostile", "test_attribute_dicts"),
     "notebook": ("test_first_hour", "torch_cpu/test_estimate_rollback"),
     "inventory": (
         "smoke/test_tensors_magic",
+        "test_causes",
         "test_certainty",
+        "test_contents",
         "test_growth",
         "test_host",
         "test_inventory",
+        "test_lines_that_free",
+        "test_remaining",
         "test_status",
         "test_top",
         "test_total",
+        "test_unreached",
     ),
     "magics": (
         "bad_input/test_arguments",
@@ -70,7 +85,7 @@ ROOMS = {
         "test_history",
         "test_reports",
     ),
-    "meter": ("test_causes", "test_meter", "test_traces"),
+    "meter": ("test_meter", "test_traces"),
     "probes": ("test_host", "test_nvml", "test_other_kernels", "test_outside", "test_pools"),
     "reading": ("test_reports", "test_export", "test_history"),
     "reclaim": (
@@ -78,7 +93,6 @@ ROOMS = {
         "recovery/test_classify",
         "recovery/test_errors",
         "recovery/test_kept_errors",
-        "test_free_heap",
         "test_printed",
         "test_reclaim",
     ),
@@ -95,25 +109,96 @@ ROOMS = {
         "smoke/test_cells",
         "smoke/test_young_experiments",
         "test_faults",
+        "test_free_heap",
         "test_printed",
         "test_trends",
     ),
     "units": ("test_units", "bad_input/test_arguments"),
 }
-"""Files of tests by room. The whole behaviour of a room has more tests: ``make test``."""
+"""Files of tests by room or folder of a room. The whole behaviour of a room has more tests, in
+LONGER.
+"""
+LONGER = {
+    "api": ("torch_cpu/test_freeing", "torch_cpu/test_loggers"),
+    "estimating": ("torch_cpu/test_estimate_doubts",),
+    "extras": ("test_guard_threads", "torch_cpu/test_peak", "torch_cpu/test_tracker"),
+    "extras/fit": (
+        "torch_cpu/test_fit",
+        "torch_cpu/test_fit_losses",
+        "torch_cpu/test_fit_models",
+        "torch_cpu/test_fit_perhaps",
+    ),
+    "heap": (
+        "test_sizes",
+        "torch_cpu/test_certainty",
+        "torch_cpu/test_long_graphs",
+        "torch_cpu/test_mapped",
+        "torch_cpu/test_nodes",
+        "torch_cpu/test_views",
+    ),
+    "heap/holders": (
+        "test_agreement",
+        "test_holders",
+        "test_remedies",
+        "torch_cpu/test_holders",
+        "torch_cpu/test_why",
+    ),
+    "inventory": (
+        "test_agreement",
+        "test_cases",
+        "test_dropped_data",
+        "test_innocent_objects",
+        "test_kept_by_registries",
+        "test_members",
+        "test_named_notebooks",
+        "test_random_leaks",
+        "torch_cpu/test_inventory",
+        "torch_cpu/test_retained",
+    ),
+    "probes": ("test_ended_children", "test_jobs"),
+    "reclaim": ("recovery/test_allowance", "torch_cpu/test_recovery"),
+    "report": ("test_shared_pages",),
+    "scope": ("torch_cpu/test_old_memory", "torch_cpu/test_scopes"),
+    "shell": (
+        "smoke/test_any_memory",
+        "smoke/test_leaks",
+        "test_experiments",
+        "torch_cpu/test_young_experiments",
+    ),
+}
+"""Files of tests by room that take too long for a quick run; ``make test`` runs all of them."""
+OF_THE_WHOLE = (
+    "test_costs",
+    "test_demo",
+    "test_distribution",
+    "test_harness",
+    "test_passes",
+    "test_public_reports",
+    "test_sharing",
+    "test_tutorials",
+    "test_without_posix",
+    "torch_cpu/test_doctests",
+    "torture/test_torture",
+)
+"""Files of tests of all rooms together, of the documentation and of the tools."""
+FOLDERS_OF_THE_WHOLE = ("frontends", "gpu")
+"""Folders of tests that need a browser or a card: ``make frontends``, ``make gpu-sim``."""
 
 
-def files(room: str) -> list[str]:
+def files(room: str, *, has_longer: bool = False) -> list[str]:
     """Return the paths of the tests of a room."""
-    names = sorted({*ALWAYS, *ROOMS[room]})
-    return [f"tests/{name}.py" for name in names]
+    names = {*ALWAYS, *ROOMS[room]}
+    if has_longer:
+        names.update(LONGER.get(room, ()))
+    return [f"tests/{name}.py" for name in sorted(names)]
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) != 1 or arguments[0] not in ROOMS:
+    room, *options = arguments or [""]
+    if room not in ROOMS or options not in ([], ["--all"]):
         print(f"which room? ROOM=NAME, one of: {', '.join(ROOMS)}", file=sys.stderr)
         return 2
-    print(*files(arguments[0]))
+    print(*files(room, has_longer=bool(options)))
     return 0
 
 

@@ -202,8 +202,10 @@ def test_the_rooms_of_the_package_are_listed(folder: str) -> None:
 def test_every_room_of_the_package_has_tests_for_a_quick_run() -> None:
     folder = ROOT / "ipygpumem"
     rooms = {path.stem for path in folder.iterdir()} - {"__init__", "__pycache__", "py"}
-    assert set(rooms_of_tests.ROOMS) == rooms
-    named = {name for room in rooms for name in rooms_of_tests.files(room)}
+    keys = set(rooms_of_tests.ROOMS)
+    assert {key for key in keys if "/" not in key} == rooms
+    assert [key for key in keys if "/" in key and not (folder / key).is_dir()] == []
+    named = {name for key in keys for name in rooms_of_tests.files(key, has_longer=True)}
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ipygpumem
+from tests import rooms
 
 ROOT = Path(ipygpumem.__file__).parent
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -182,3 +183,15 @@ def test_no_benchmark_imports_a_test() -> None:
         if any(name.split(".")[0] == "tests" for name in names_imported(path))
     ]
     assert importers == []  # what both need is in benchmarks/harness
+
+
+def test_every_file_of_tests_belongs_to_a_room_or_to_the_whole() -> None:
+    tests = Path(rooms.__file__).parent
+    found = {str(path.relative_to(tests).with_suffix("")) for path in tests.rglob("test_*.py")}
+    of_folders = {name for name in found if name.split("/")[0] in rooms.FOLDERS_OF_THE_WHOLE}
+    named = {*rooms.ALWAYS, *rooms.OF_THE_WHOLE}
+    for table in (rooms.ROOMS, rooms.LONGER):
+        named.update(name for names in table.values() for name in names)
+    assert found - of_folders - named == set()
+    assert named - found == set()
+    assert rooms.LONGER.keys() <= rooms.ROOMS.keys()
