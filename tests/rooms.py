@@ -62,7 +62,7 @@ ROOMS = {
     ),
     "interrupts": ("test_interrupts", "test_signals"),
     "introspect": ("bad_input/test_hostile", "test_attribute_dicts"),
-    "notebook": ("test_first_hour", "torch_cpu/test_estimate_rollback"),
+    "notebook": ("test_messages", "test_mistakes", "torch_cpu/test_estimate_rollback"),
     "inventory": (
         "smoke/test_tensors_magic",
         "test_causes",

@@ -3,6 +3,7 @@
 import inspect
 import queue
 import re
+import textwrap
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -185,6 +186,11 @@ def names(kernel: Kernel) -> list[str]:
     """The user's names, as %who_ls gives them."""
     found: list[str] = kernel.value("get_ipython().run_line_magic('who_ls', '')")
     return found
+
+
+def dedented(text: str) -> str:
+    """Return a block of code without its indentation, with one line break at its end."""
+    return textwrap.dedent(text).strip() + "\n"
 
 
 def exist(kernel: Kernel, *names: str) -> list[str]:
