@@ -12,7 +12,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.inventory.ownership import HeldPart, Ownership
 from ipygpumem.records import ReferencePath
 from ipygpumem.report.inventory import why_report
-from tests.steps import HIDE_LIBRARIES, kernel_with, needs, works
+from tests.steps import kernel_with, needs, tidied_kernel, works
 from tests.test_sizes import linux
 
 MIB = 1 << 20
@@ -29,17 +29,10 @@ def ask(name):
     (record,) = reports[0].records
     return json.dumps(record.to_dict())
 """
-kernel = kernel_with("%load_ext ipygpumem", _ASK, HIDE_LIBRARIES)
-
-
-@pytest.fixture(autouse=True)
-def earlier_tests_out_of_sight(kernel: Kernel) -> None:
-    """Hide what earlier tests have imported and made: with pandas and torch a look takes a second
-    longer.
-    """
-    works(kernel, HIDE_LIBRARIES)
-
-
+shared_kernel, kernel = tidied_kernel("%reset -f", _ASK, hides_libraries=True)
+"""A kernel without the names of earlier tests, and without sight of what they have imported: with
+pandas and torch a look takes a second longer.
+"""
 small_kernel = kernel_with("%load_ext ipygpumem", _ASK)
 """For tests in which a library's own objects hold something, so that nothing can be hidden."""
 
