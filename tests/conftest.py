@@ -95,6 +95,18 @@ def no_modules_of_other_tests(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_debugger_in_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Start kernels without debugpy, except where tests want the kernels of users."""
+    is_like_users = not {"smoke", "frontends"}.isdisjoint(request.path.parts)
+    del request  # it would lead looks to all of pytest
+    with pytest.MonkeyPatch.context() as patch:
+        if not is_like_users:
+            folder = Path(__file__).parent / "without_debugger"
+            patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        yield
+
+
 @pytest.fixture
 def kernel() -> Iterator[Kernel]:
     """A fresh kernel with the extension loaded."""
