@@ -287,7 +287,9 @@ class Heap:
         if self._types:
             self._of_types.update(by_identity(batch.of_types(self._types)))
         arrays = by_identity(batch.of_types(_array_types()))
-        containers = list(by_identity(batch.of_types(_CONTAINERS)).values())
+        # Nearly a third are empty, and lead nowhere.
+        not_empty = list(filter(None, batch.of_types(_CONTAINERS)))
+        containers = list(by_identity(not_empty).values())
         holds_more = _hold_more(containers)
         self._containers_of_atoms += compress(containers, map(not_, holds_more))
         return arrays | by_identity(list(compress(containers, holds_more)))
