@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ _ARENA_BYTES = 64 * MIB
 """Alignment of the arenas that malloc makes for threads (``HEAP_MAX_SIZE`` on 64 bits)."""
 
 
-class _Mapping(NamedTuple):
+class AddressRange(NamedTuple):
     """A range of this process's addresses."""
 
     start: int
@@ -35,7 +35,7 @@ class _Mapping(NamedTuple):
     resident_bytes: int
     private_bytes: int
 
-    def is_stack(self, previous: _Mapping | None) -> bool:
+    def is_stack(self, previous: AddressRange | None) -> bool:
         """Return True for the stack of a thread; its guard page is the mapping before it."""
         if self.name == b"[stack]":
             return True
@@ -48,33 +48,37 @@ class _Mapping(NamedTuple):
         """True for a page that nothing may touch, as below a thread's stack."""
         return self.allowed == b"---p" and self.end - self.start == PAGE_BYTES
 
-    def is_reserved_for(self, arena: _Mapping) -> bool:
+    def is_reserved_for(self, arena: AddressRange) -> bool:
         """Return True if this is the part of a thread's arena that malloc has reserved, after the
         part in use.
         """
-        if arena.has_file or arena.name or arena.allowed != b"rw-p":
+        if self.has_file or arena.has_file or arena.name or arena.allowed != b"rw-p":
             return False
         if arena.start % _ARENA_BYTES or self.allowed != b"---p":
             return False
         return self.start < arena.start + _ARENA_BYTES <= self.end
 
 
-def _mappings() -> Iterator[_Mapping]:
-    """Yield the mappings in the order of their addresses; none if the kernel lists none."""
+def address_ranges() -> list[AddressRange]:
+    """Return the mappings in the order of their addresses; none if the kernel lists none."""
     try:
         text = Path("/proc/self/smaps").read_bytes()
     except OSError:
-        return
+        return []
+    ranges = list[AddressRange]()
     for start, end, allowed, inode, name, resident, private in _MAPPING.findall(text):
-        yield _Mapping(
-            int(start, 16),
-            int(end, 16),
-            allowed,
-            inode != b"0",
-            name,
-            int(resident) * KIB,
-            int(private) * KIB,
+        ranges.append(
+            AddressRange(
+                int(start, 16),
+                int(end, 16),
+                allowed,
+                inode != b"0",
+                name,
+                int(resident) * KIB,
+                int(private) * KIB,
+            )
         )
+    return ranges
 
 
 class OwnPages(NamedTuple):
@@ -95,24 +99,34 @@ def own_pages() -> OwnPages:
     """Return parts of this process's private pages, as the kernel lists its mappings; all 0 if it
     does not.
     """
-    data = stacks = heap = 0
-    previous: _Mapping | None = None
-    for mapping in _mappings():
+    data = stacks = 0
+    previous: AddressRange | None = None
+    ranges = address_ranges()
+    for mapping in ranges:
         if mapping.has_file:
             data += mapping.private_bytes
         elif mapping.is_stack(previous):
             stacks += mapping.resident_bytes
-        elif mapping.name == b"[heap]":
+        previous = mapping
+    return OwnPages(data, stacks, free_heap_in(ranges), free_blocks_bytes())
+
+
+def free_heap_in(ranges: Sequence[AddressRange]) -> int:
+    """Return the free pages in the heap of glibc's malloc, by the mappings of this process."""
+    heap = 0
+    previous: AddressRange | None = None
+    for mapping in ranges:
+        if mapping.name == b"[heap]":
             heap += mapping.resident_bytes
         elif previous is not None and mapping.is_reserved_for(previous):
             heap += previous.resident_bytes
         previous = mapping
     ask = mallinfo()
-    free_heap = 0
-    if ask is not None:
-        figures = ask()
-        free_heap = max(0, min(figures.fordblks, heap - figures.uordblks))
-    return OwnPages(data, stacks, free_heap, free_blocks_bytes())
+    if ask is None:
+        return 0
+    figures = ask()
+    free: int = min(figures.fordblks, heap - figures.uordblks)
+    return max(0, free)
 
 
 _LEAST_UNUSED_BYTES = 16 * MIB
@@ -121,15 +135,14 @@ a few pages.
 """
 
 
-def unused_mappings() -> dict[tuple[int, int], int]:
-    """Return the bytes without a page in RAM of the large mappings, by first and last address; none
-    if unknown.
+def unused_in(ranges: Sequence[AddressRange]) -> dict[tuple[int, int], int]:
+    """Return the bytes without a page in RAM of the large mappings, by first and last address.
 
     These are ``np.zeros``, libraries' pools, mapped files and the like. Code and constant data of
     libraries, which are private and cannot be written to, do not count.
     """
     unused = dict[tuple[int, int], int]()
-    for mapping in _mappings():
+    for mapping in ranges:
         is_data = mapping.allowed.startswith(b"rw") or mapping.allowed.endswith(b"s")
         if not is_data or mapping.name == b"[stack]":
             continue

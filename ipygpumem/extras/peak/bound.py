@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ipygpumem.extras.peak.records import DevicePeak, PeakPoint, PeakRow
 from ipygpumem.meter.meter import Meter, Span
-from ipygpumem.probes.mappings import own_pages, unused_mappings
+from ipygpumem.probes.mappings import address_ranges, free_heap_in, unused_in
 from ipygpumem.records import Usage, usage_on
 from ipygpumem.units import MIB
 
@@ -71,8 +71,9 @@ class HostSpan:
 
     def start(self) -> None:
         """Start measuring."""
-        self._free_heap_bytes = own_pages().free_heap_bytes
-        self._unused = unused_mappings()
+        ranges = address_ranges()
+        self._free_heap_bytes = free_heap_in(ranges)
+        self._unused = unused_in(ranges)
         self._measurement = self._meter.span()
 
     def stop(self) -> HostUse | None:
@@ -82,7 +83,8 @@ class HostSpan:
         usage = usage_on(self._measurement.stop(), "cpu")
         if usage is None:
             return None
-        return HostUse(usage, self._free_heap_bytes, unused_growth(self._unused, unused_mappings()))
+        unused = unused_growth(self._unused, unused_in(address_ranges()))
+        return HostUse(usage, self._free_heap_bytes, unused)
 
     def drop(self) -> None:
         """Stop measuring; can be called again."""
