@@ -22,6 +22,10 @@ from ipygpumem.introspect import is_ours, is_users
 from ipygpumem.probes.accelerators import loaded_torch
 
 _MOST_FRAMES = 100
+_SELDOM_MS = 10_000
+"""Milliseconds between memray's own readings of RSS, which only its flame graph shows. It reads
+``/proc/self/status`` for each, by default every 10 ms.
+"""
 OUTSIDE = "outside torch"
 """Role of the rows to report, if torch is loaded."""
 ALLOCATED = "allocated"
@@ -36,7 +40,7 @@ class HostTracker:
         ModuleNotFoundError: memray is not installed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_flame_graph: bool = False) -> None:
         self._memray: Any = importlib.import_module("memray")
         self._folder = tempfile.TemporaryDirectory(prefix="ipygpumem-")
         self._file = str(Path(self._folder.name) / "memory.bin")
@@ -48,7 +52,10 @@ class HostTracker:
         mark that may have been freed; with those of torch, and those that are not in RAM.
         """
         form = self._memray.FileFormat.AGGREGATED_ALLOCATIONS
-        self._tracker: Any = self._memray.Tracker(destination=destination, file_format=form)
+        options: dict[str, Any] = {"destination": destination, "file_format": form}
+        if not has_flame_graph:
+            options["memory_interval_ms"] = _SELDOM_MS
+        self._tracker: Any = self._memray.Tracker(**options)
 
     def start(self) -> None:
         """Follow the memory of this process."""

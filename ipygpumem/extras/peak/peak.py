@@ -57,10 +57,10 @@ def _follower(names: Callable[[], Any], has_history: bool) -> Any:
     return Follower(names, keep_history=has_history)
 
 
-def _host_tracker() -> Any:
+def _host_tracker(*, has_flame_graph: bool) -> Any:
     from ipygpumem.extras.peak.host import HostTracker  # needs memray
 
-    return HostTracker()
+    return HostTracker(has_flame_graph=has_flame_graph)
 
 
 class Peak:
@@ -94,7 +94,10 @@ class Peak:
             else:
                 self._follow()
             # the last one: it would see our own imports
-            self._host = self._started(_host_tracker, "allocations in RAM")
+            has_graph = self._flame is not None
+            self._host = self._started(
+                lambda: _host_tracker(has_flame_graph=has_graph), "allocations in RAM"
+            )
         self._start_span()
 
     def _follow(self) -> None:
