@@ -68,7 +68,8 @@ class StorageLog:
     """Bytes alive by device, and their maximum so far."""
     erased: set[int] = field(default_factory=set)
     """Addresses of storages that are to count as freed before the start."""
-    _alive: dict[int, tuple[StorageLife, Any]] = field(default_factory=dict)
+    alive: dict[int, tuple[StorageLife, Any]] = field(default_factory=dict)
+    """The storages that are alive, by their identities: their lives, and weak references."""
 
     def see(
         self,
@@ -83,16 +84,22 @@ class StorageLog:
         """Log the storage of ``tensor``, and return its life if it is new."""
         life = None
         for storage in storages_of(tensor):
-            key = storage._cdata
-            if key not in self._alive:
+            if storage._cdata not in self.alive:
                 size_bytes = max(least_bytes, storage.nbytes())
-                life = self._born(size_bytes, device, before=before)
+                life = self.see_storage(storage, size_bytes, device, before=before)
                 life.recorded = recorded
                 life.in_backward = in_backward
-                # The Python object lives as long as the storage, even if only autograd's C++ code
-                # refers to the storage.
-                reference = weakref.ref(storage, functools.partial(self._gone, key))
-                self._alive[key] = life, reference
+        return life
+
+    def see_storage(
+        self, storage: Any, size_bytes: int, device: str, *, before: bool = False
+    ) -> StorageLife:
+        """Log a new storage, and return its life."""
+        key = storage._cdata
+        life = self._born(size_bytes, device, before=before)
+        # The Python object lives as long as the storage, even if only autograd's C++ code refers to
+        # the storage.
+        self.alive[key] = life, weakref.ref(storage, functools.partial(self._gone, key))
         return life
 
     def grown(self, tensor: Any, device: str) -> StorageLife | None:
@@ -100,15 +107,15 @@ class StorageLog:
         life = None
         for storage in storages_of(tensor):
             key = storage._cdata
-            if key not in self._alive:
+            if key not in self.alive:
                 continue
-            earlier, reference = self._alive[key]
+            earlier, reference = self.alive[key]
             size_bytes = storage.nbytes()
             if size_bytes > earlier.size_bytes:
                 self.free(earlier)
                 life = self._born(size_bytes, device, before=False)
                 life.role = earlier.role
-                self._alive[key] = life, reference
+                self.alive[key] = life, reference
         return life
 
     def hold(self, size_bytes: int, device: str, role: str, *, before: bool = False) -> StorageLife:
@@ -131,8 +138,13 @@ class StorageLog:
         return life
 
     def _gone(self, key: int, _: Any) -> None:
-        life, _ = self._alive.pop(key)
+        life, _ = self.alive.pop(key)
         self.free(life)
+        if life.address:
+            self.note_gone(life)
+
+    def note_gone(self, life: StorageLife) -> None:
+        """Do nothing; a subclass notes what it wants to know of a freed storage with an address."""
 
     def free(self, life: StorageLife) -> None:
         """Log that memory is freed."""
@@ -160,7 +172,7 @@ class StorageLog:
             for storage in storages_of(tensor):
                 life = self.life(storage._cdata)
                 if life is not None and life.before:
-                    del self._alive[storage._cdata]
+                    del self.alive[storage._cdata]
                     self.now[life.device] -= life.size_bytes
                     erased_lives.add(id(life))
                     self.erased.add(life.address)
@@ -168,7 +180,7 @@ class StorageLog:
 
     def life(self, key: int) -> StorageLife | None:
         """Return the life of a storage that is alive, by its identity."""
-        entry = self._alive.get(key)
+        entry = self.alive.get(key)
         if entry is None:
             return None
         life, _ = entry
@@ -176,7 +188,7 @@ class StorageLog:
 
     def close(self) -> None:
         """Log no deaths from now on: storages that are alive now are kept by the run."""
-        self._alive.clear()
+        self.alive.clear()
 
     def role(self, life: StorageLife) -> str:
         """Return a storage's role.

@@ -323,7 +323,7 @@ def test_nodes_of_equal_numbers_of_two_threads_are_told_apart() -> None:
     """Each thread counts its nodes from 0 on; autograd has a thread for each card."""
     nodes, own = graph.Graph(), Call(line=("own.py", 1))
     nodes._numbers[nodes._thread] = 8
-    nodes.note(torch.ops.aten.mul.Tensor, own)
+    nodes.note("mul", own)
     with ThreadPoolExecutor(1) as pool:
         number = pool.submit(torch._C._autograd._get_sequence_nr).result()
         thread = pool.submit(threading.get_ident).result()
@@ -335,7 +335,7 @@ def test_nodes_of_equal_numbers_of_two_threads_are_told_apart() -> None:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(graph, "_running_node", lambda: running)
                 call = Call(is_in_engine=is_in_engine)
-                return nodes.place(torch.ops.aten.mul.Tensor, call).line
+                return nodes.place("mul", call).line
 
         in_other = pool.submit(found, "MulBackward0", is_in_engine=True).result()
         assert in_other == ("other.py", 1)

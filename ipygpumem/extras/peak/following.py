@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,9 +27,9 @@ from ipygpumem.extras.peak.places import (
     Call,
     Modules,
     Names,
+    Operations,
     Place,
     is_owned,
-    operation_name,
 )
 from ipygpumem.extras.peak.records import DevicePeak
 from ipygpumem.extras.peak.timeline import Clock, Lives, Timeline, alive_at
@@ -40,15 +40,19 @@ from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.survey import roles_of_tensors
 
 _SET = torch.ops.aten.set_
+_TO_FOLLOW = object()
+_OPERATOR = torch._ops.OpOverload
+_STRIDED = torch.strided
+_is_in_inference_mode = torch.is_inference_mode_enabled
 _device_name = functools.lru_cache(64)(str)
 _RESIZE = torch.ops.aten.resize_.default
 _FAKE = "torch._subclasses.fake_tensor"
-_FROM_ELSEWHERE = (
-    torch.ops.aten.lift_fresh.default,
-    _SET.source_Storage,
-    _SET.source_Storage_storage_offset,
-)
-"""Operations in place on a storage that no operation has made.
+_FROM_ELSEWHERE = {
+    id(torch.ops.aten.lift_fresh.default),
+    id(_SET.source_Storage),
+    id(_SET.source_Storage_storage_offset),
+}
+"""Identities of operations in place on a storage that no operation has made.
 
 It is made of Python's numbers, or loaded from a file.
 """
@@ -92,6 +96,7 @@ class Follower(StorageFollower):
         self.began = time.perf_counter()
         self._modules = Modules(names, self._know_module)
         self._graph = Graph()
+        self._operations = Operations()
         self._origins = Origins(self.log)
         self._recording = CudaRecording(keep=keep_history)
         self._timelines: dict[str, Timeline] = {}
@@ -238,23 +243,18 @@ class Follower(StorageFollower):
         """Run one operation."""
         __tracebackhide__ = True  # of the user's errors
         kwargs = kwargs or {}
-        # Fake tensors, of a mode inside this one, have no memory.
-        if any(kind.__module__ == _FAKE for kind in types):
-            return func(*args, **kwargs)
-        # The operations on the tensors inside a subclass come here.
-        if types and any(
-            kind is not torch.Tensor and answers_itself(torch, kind) for kind in types
-        ):
-            return NotImplemented
-        # An operator that takes functions, whose operations come here.
-        if not isinstance(func, torch._ops.OpOverload):
-            return func(*args, **kwargs)
-        parts = self.decomposed(func, args, kwargs)
-        if parts is not NotImplemented:
-            return parts
-        call, operation = self._begin_operation(func)
+        if types or not isinstance(func, _OPERATOR) or _is_in_inference_mode():
+            result = self._unfollowed(func, types, args, kwargs)
+            if result is not _TO_FOLLOW:
+                return result
+        call: Call | None = None
+        operation: Operation | None = None
+        has_node = self._graph.has_new_node(func)
+        if has_node or self._recording.is_on:
+            call, operation = self._begin_operation(func, has_node=has_node)
         try:
-            result = func(*args, **kwargs)
+            # What func(*args, **kwargs) calls, without its Python frame
+            result = func._op(*args, **kwargs)
         except Exception as error:
             self._raised(func)
             error.__traceback__ = users_part(error.__traceback__)
@@ -264,9 +264,35 @@ class Follower(StorageFollower):
                 operation.ended_us = now_us()
         may_grow = func is _RESIZE or "out" in kwargs
         is_in_place = bool(args) and result is args[0]
-        if not is_in_place or may_grow or func in _FROM_ELSEWHERE:
-            self._followed(func, args, kwargs, result, call, may_grow=may_grow)
+        if is_in_place and not may_grow and id(func) not in _FROM_ELSEWHERE:
+            return result
+        if not self.error:
+            try:
+                self._followed(func, args, kwargs, result, call, may_grow=may_grow)
+            except Exception as error:
+                if is_from_signal(error):
+                    raise
+                self.error = describe_error(error)
         return result
+
+    def _unfollowed(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an operation without memory of its own; ``_TO_FOLLOW`` if it may
+        have some.
+
+        NotImplemented stands for an operation of a subclass, whose operations on the tensors inside
+        it are dispatched next.
+        """
+        # Fake tensors, of a mode inside this one, have no memory.
+        if any(kind.__module__ == _FAKE for kind in types):
+            return func(*args, **kwargs)
+        # The operations on the tensors inside a subclass come here.
+        if any(kind is not torch.Tensor and answers_itself(torch, kind) for kind in types):
+            return NotImplemented
+        # An operator that takes functions, whose operations come here.
+        if not isinstance(func, _OPERATOR):
+            return func(*args, **kwargs)
+        parts = self.decomposed(func, args, kwargs)
+        return _TO_FOLLOW if parts is NotImplemented else parts
 
     @_guarded
     def _raised(self, func: Any) -> None:
@@ -276,10 +302,12 @@ class Follower(StorageFollower):
     def _place_of(self, func: Any, call: Call) -> Place:
         """Return the place of an operation that runs now."""
         if torch._C._current_graph_task_id() != -1:
-            return self._graph.place(func, call)
-        return Place("", call.module, operation_name(func), call.line)
+            return self._graph.place(self._operations.name(func), call)
+        return Place("", call.module, self._operations.name(func), call.line)
 
-    def _begin_operation(self, func: Any) -> tuple[Call | None, Operation | None]:
+    def _begin_operation(
+        self, func: Any, *, has_node: bool
+    ) -> tuple[Call | None, Operation | None]:
         """Note the node that autograd has made for an operation, and the time of an operation of a
         backward pass, by which CUDA's blocks without a line are found.
 
@@ -289,13 +317,12 @@ class Follower(StorageFollower):
         if self.error:
             return None, None
         try:
-            has_node = self._graph.has_new_node(func)
             is_timed = self._recording.is_on and torch._C._current_graph_task_id() != -1
             if not has_node and not is_timed:
                 return None, None
             call = self._modules.call(sys._getframe(1))
             if has_node:
-                self._graph.note(func, call)
+                self._graph.note(self._operations.name(func), call)
             if not is_timed:
                 return call, None
             return call, self._recording.begin_operation(self._place_of(func, call))
@@ -305,7 +332,6 @@ class Follower(StorageFollower):
             self.error = describe_error(error)
             return None, None
 
-    @_guarded
     def _followed(
         self,
         func: Any,
@@ -318,7 +344,10 @@ class Follower(StorageFollower):
     ) -> None:
         """Log the storages of an operation's results."""
         in_backward = self.backward_is_running()
-        for tensor in _plain_tensors(result):
+        tensors: Sequence[Any] = (result,)
+        if type(result) is not torch.Tensor:
+            tensors = _plain_tensors(result)
+        for tensor in tensors:
             life = self._see(tensor, in_backward=in_backward)
             if may_grow and life is None and tensor.device.type == "cpu":
                 life = self.log.grown(tensor, "cpu")
@@ -333,7 +362,7 @@ class Follower(StorageFollower):
 
     def _place(self, life: StorageLife, func: Any, inputs: Any, call: Call | None) -> None:
         """Note where a storage was allocated, and if it was while autograd recorded."""
-        life.place = Place(operation=operation_name(func))
+        life.place = self._operations.place(func)
         is_recording = torch.is_grad_enabled()
         if life.size_bytes >= _LEAST_PLACED:
             if call is None:
@@ -345,14 +374,22 @@ class Follower(StorageFollower):
                 is_recording = True
         life.recorded = is_recording and any(item.requires_grad for item in tensors_in(inputs))
 
-    def _see(self, tensor: Any, **more: bool) -> StorageLife | None:
+    def _see(
+        self, tensor: Any, *, before: bool = False, in_backward: bool = False
+    ) -> StorageLife | None:
         """Log a tensor's storage, and return its life if it is new."""
-        device = _device_name(tensor.device)
+        is_strided = tensor.layout is _STRIDED
+        if is_strided:
+            storage = tensor.untyped_storage()
+            if storage._cdata in self.log.alive:
+                return None
+        device = "cpu" if tensor.is_cpu else _device_name(tensor.device)
         if device == "meta":
             return None
-        life = self.log.see(tensor, device, **more)
-        if life is None or tensor.layout is not torch.strided:
-            return life
+        if not is_strided:
+            return self.log.see(tensor, device, before=before, in_backward=in_backward)
+        life = self.log.see_storage(storage, storage.nbytes(), device, before=before)
+        life.in_backward = in_backward
         if device == "cpu":
             self.log.note_address(life, tensor)
         elif device.startswith("cuda"):
@@ -414,14 +451,9 @@ class Follower(StorageFollower):
         return life.place if life is not None and is_owned(life) else None
 
 
-def _plain_tensors(result: Any) -> Iterator[Any]:
-    """Yield the tensors in an operation's result that are not of a subclass."""
-    if type(result) is torch.Tensor:
-        yield result
-        return
-    for tensor in tensors_in(result):
-        if type(tensor) is torch.Tensor:
-            yield tensor
+def _plain_tensors(result: Any) -> list[Any]:
+    """Return the tensors in an operation's result that are not of a subclass."""
+    return [tensor for tensor in tensors_in(result) if type(tensor) is torch.Tensor]
 
 
 _COMPILER = torch._C._dynamo.eval_frame

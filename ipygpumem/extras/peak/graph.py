@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ipygpumem.extras.peak.places import Call, Line, Place, line_of_thread, operation_name
+from ipygpumem.extras.peak.places import Call, Line, Place, line_of_thread
 
 # An old torch may lack these two: then operations of a backward pass have the line that started it.
 _next_number: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
@@ -86,10 +86,10 @@ class Graph:
         self._numbers[thread] = number
         return number != last_number
 
-    def note(self, func: Any, call: Call) -> None:
-        """Note the origin of this thread's last node."""
+    def note(self, operation: str, call: Call) -> None:
+        """Note the origin of this thread's last node, which an operation made."""
         thread = threading.get_ident()
-        operation, module, line = operation_name(func), call.module, call.line
+        module, line = call.module, call.line
         if call.functions:  # the function's node was made before its operations
             function = call.functions[0]
             operation, module, line = function.name, function.module, function.line
@@ -105,14 +105,13 @@ class Graph:
         self._nodes = dict(islice(self._nodes.items(), len(self._nodes) // 2, None))
         self._same = {node: node for node in self._nodes.values()}
 
-    def place(self, func: Any, call: Call) -> Place:
+    def place(self, operation: str, call: Call) -> Place:
         """Return the place of an operation that autograd runs now.
 
         That is the line of a hook or of a custom function, if one asked for the operation; else the
         line of the forward pass that made the running node; else the line that started the backward
         pass.
         """
-        operation = operation_name(func)
         if call.line is not None:
             return Place("", call.module, operation, call.line)
         node = self._origin_of_running_node(call)

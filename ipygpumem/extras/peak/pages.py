@@ -15,10 +15,9 @@ _LEAST_COUNTED_BYTES = 8 * MIB
 class PagesLog(StorageLog):
     """Logs storages, and splits the bytes of large ones in RAM into used and reserved ones."""
 
-    def _gone(self, key: int, reference: Any) -> None:
-        life, _ = self._alive[key]
-        super()._gone(key, reference)
-        if life.device == "cpu" and life.address:
+    def note_gone(self, life: StorageLife) -> None:
+        """Count the pages of a large storage in RAM that is freed."""
+        if life.device == "cpu":
             # torch frees the bytes only after this callback. No page at all: resize_ has freed them
             # before.
             resident = _resident_bytes(life.address, _whole_bytes(life))
@@ -32,7 +31,7 @@ class PagesLog(StorageLog):
 
     def count_pages(self) -> None:
         """Count the pages of the storages that are alive, as far as code has used them by now."""
-        for life, reference in list(self._alive.values()):
+        for life, reference in list(self.alive.values()):
             storage = reference()
             if storage is None or life.device != "cpu" or not life.address:
                 continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 import weakref
@@ -22,9 +21,9 @@ Names = Callable[[], Iterable[tuple[str, object]]]
 """Returns the names that the user's code sees now."""
 Line = tuple[str, int]
 """File and number of a line."""
-operation_name = functools.lru_cache(4096)(operator_name)
 _MODULE_CALL = torch.nn.Module._call_impl.__code__
 _FUNCTION_CALL = torch.autograd.Function.apply.__func__.__code__
+_IS_OPTIMIZED = inspect.CO_OPTIMIZED
 _ENGINE_CALLS = {id(torch.autograd.backward.__code__), id(torch.autograd.grad.__code__)}
 """Identities of the code of functions that run a backward pass. Code is slow to hash."""
 
@@ -38,6 +37,27 @@ class Place(NamedTuple):
     """The path of a module."""
     operation: str = ""
     line: Line | None = None
+
+
+class Operations:
+    """The names of operations, and their places without module and line."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, tuple[Any, Place]] = {}
+        """Operators and places, by the operator's identity, because an operator is slow to hash."""
+
+    def place(self, func: Any) -> Place:
+        """Return the place of an operation without module and line."""
+        entry = self._places.get(id(func))
+        if entry is None:
+            entry = func, Place(operation=operator_name(func))
+            self._places[id(func)] = entry
+        _, place = entry
+        return place
+
+    def name(self, func: Any) -> str:
+        """Return the name of an operation."""
+        return self.place(func).operation
 
 
 BEFORE = Place(operation="existed before")
@@ -93,14 +113,19 @@ class Modules:
             self._paths[id(module)] = weakref.ref(module), path
             self._know(path, module)
 
-    def path(self, module: Any, whole: Any) -> str:
-        """Return the path of a running module; the outermost one is searched if it is new.
+    def _known_path(self, module: Any) -> str | None:
+        """Return the path of a module; None if it is new."""
+        entry = self._paths.get(id(module))
+        if entry is None:
+            return None
+        reference, path = entry
+        return path if reference() is module else None
+
+    def _path_in(self, module: Any, whole: Any) -> str:
+        """Return the path of a new module that runs inside ``whole``, which is searched.
 
         Hooks of modules would tell it too, but torch's compiler cannot compile them.
         """
-        reference, path = self._paths.get(id(module), (None, ""))
-        if reference is not None and reference() is module:
-            return path
         self._paths[id(module)] = weakref.ref(module), type_name(module)
         self.know_all(whole, self._name_of(whole))
         return self._paths[id(module)][1]
@@ -117,53 +142,70 @@ class Modules:
         Args:
             frame: the innermost frame to look at.
         """
-        callers = _Callers()
-        engine: FrameType | None = None
-        for caller in stack(frame):
-            code = caller.f_code
-            if id(code) in _ENGINE_CALLS:
-                engine = caller
-                break
-            callers.add(caller)
-            if not code.co_flags & inspect.CO_OPTIMIZED:  # the cell or script
-                break
+        callers = _Callers(frame)
         for function, inner_modules in callers.functions:
             function.module = self._innermost_path(callers.module_calls[inner_modules:])
         functions = tuple(function for function, _ in callers.functions)
         module = self._innermost_path(callers.module_calls)
+        engine = callers.engine
         return Call(module, callers.line, functions, engine is not None, _users_line(engine))
 
     def _innermost_path(self, calls: Sequence[FrameType]) -> str:
         """Return the path of the module whose call is the first of ``calls``."""
         if not calls:
             return ""
-        return self.path(peek(calls[0])["self"], peek(calls[-1])["self"])
+        module = peek(calls[0])["self"]
+        path = self._known_path(module)
+        if path is None:
+            path = self._path_in(module, peek(calls[-1])["self"])
+        return path
 
 
 class _Callers:
     """Collects the modules, functions and lines of an operation's callers, the innermost first."""
 
-    def __init__(self) -> None:
+    def __init__(self, frame: FrameType) -> None:
         self.line: Line | None = None
         """The user's innermost line."""
         self.module_calls: list[FrameType] = []
         self.functions: list[tuple[FunctionCall, int]] = []
         """The custom functions, and how many modules run inside each."""
+        self.engine: FrameType | None = None
+        """The call that runs a backward pass, if one does."""
+        self._collect(frame)
 
-    def add(self, caller: FrameType) -> None:
-        """Add the frame of the next caller."""
-        code = caller.f_code
-        if code is _MODULE_CALL:
-            self.module_calls.append(caller)
-        elif code is _FUNCTION_CALL:
-            values = peek(caller)
-            name = name_of(cast(type, values["cls"]))
-            self.functions.append((FunctionCall(name, values["args"]), len(self.module_calls)))
-        elif is_users(code.co_filename):
-            line = code.co_filename, caller.f_lineno
-            self.line = self.line or line
-            for function, _ in self.functions:
-                function.line = function.line or line
+    def _collect(self, frame: FrameType) -> None:
+        """Collect from a frame and its callers, up to the cell, the script or a backward pass.
+
+        One loop without calls of our own, because it runs for most operations.
+        """
+        caller: FrameType | None = frame
+        while caller is not None:
+            code = caller.f_code
+            if code is _MODULE_CALL:
+                self.module_calls.append(caller)
+            elif id(code) in _ENGINE_CALLS:
+                self.engine = caller
+                break
+            elif code is _FUNCTION_CALL:
+                self._add_function(caller)
+            elif (self.line is None or self.functions) and is_users(code.co_filename):
+                self._add_line((code.co_filename, caller.f_lineno))
+            if not code.co_flags & _IS_OPTIMIZED:  # the cell or script
+                break
+            caller = caller.f_back
+
+    def _add_function(self, caller: FrameType) -> None:
+        """Add the call of a custom function."""
+        values = peek(caller)
+        name = name_of(cast(type, values["cls"]))
+        self.functions.append((FunctionCall(name, values["args"]), len(self.module_calls)))
+
+    def _add_line(self, line: Line) -> None:
+        """Add a line of the user's code."""
+        self.line = self.line or line
+        for function, _ in self.functions:
+            function.line = function.line or line
 
 
 def line_of_thread(thread: int) -> Line | None:

@@ -62,12 +62,12 @@ class Timeline:
     def add(self, lives: Lives, until: int) -> None:
         """Add the blocks that were alive since the last call, until a tick."""
         since, self._since = self._since, until
-        changes = [(max(life.born, since), life.size_bytes, self._role(life)) for life in lives]
-        changes += [
-            (life.died, -life.size_bytes, self._role(life))
-            for life in lives
-            if life.died is not None
-        ]
+        changes = list[tuple[int, int, str]]()
+        for life in lives:
+            role = self._role(life)
+            changes.append((max(life.born, since), life.size_bytes, role))
+            if life.died is not None:
+                changes.append((life.died, -life.size_bytes, role))
         changes.sort(key=itemgetter(0))
         now, total, highest = dict[str, int](), 0, -1
         for group in _groups(changes):
