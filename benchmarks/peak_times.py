@@ -1,0 +1,274 @@
+"""Measures how many times longer the CPU works on a cell under ``%%peak``, and writes
+``docs/measured/peak-times.md``.
+
+    python -m benchmarks.peak_times
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from benchmarks import environment
+from benchmarks.kernel import Kernel
+from benchmarks.report import table
+from benchmarks.tools import OURS
+
+_PAGE = Path(__file__).parent.parent / "docs" / "measured" / "peak-times.md"
+_SECONDS = 0.5
+_LEAST_CALIBRATED = 0.2
+_MOST_TIMES = 1.5
+_HEAD = """\
+# CPU time under `%%peak`
+
+Written by `python -m benchmarks.peak_times`.
+
+{where}
+
+Each step is repeated until it takes about {seconds:g} s of CPU, in a real kernel, once plainly and once under
+`%%peak`, in {pairs} pairs in turn; torch and BLAS have one thread. *Code*: the CPU time of the process while the step
+itself runs, under `%%peak` / plainly, median (least to most). *Cell*: the same of the whole cell, with the start and
+the report. Control: a second plain run / the first, of the code. The aim is at most {most:g} times for the code.
+
+"""  # noqa: E501
+_SETUP = """
+import time
+def timed(work, count):
+    started = time.process_time()
+    for _ in range(count):
+        work()
+    return time.process_time() - started
+"""
+
+
+class _Step(NamedTuple):
+    """A step to measure: the code that defines ``step``."""
+
+    title: str
+    code: str
+
+
+_TORCH = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+torch.set_num_threads(1)
+torch.manual_seed(0)
+"""
+_TRAIN = """
+def step():
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+"""
+_LITTLE_MLP = """
+model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+x, y = torch.randn(32, 64), torch.randint(10, (32,))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+_MLP = """
+model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+x, y = torch.randn(128, 784), torch.randint(10, (128,))
+optimizer = torch.optim.Adam(model.parameters())
+"""  # noqa: E501
+_CONVOLUTIONS = """
+def block(inner, outer):
+    return nn.Sequential(nn.Conv2d(inner, outer, 3, padding=1), nn.BatchNorm2d(outer), nn.ReLU(), nn.MaxPool2d(2))
+model = nn.Sequential(block(3, 32), block(32, 64), block(64, 128), nn.Flatten(), nn.Linear(2048, 10))
+x, y = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+"""  # noqa: E501
+_TRANSFORMER = """
+layer = nn.TransformerEncoderLayer(128, 4, 512, batch_first=True)
+encoder, head = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), nn.Linear(128, 10)
+x, y = torch.randn(16, 64, 128), torch.randint(10, (16,))
+optimizer = torch.optim.AdamW([*encoder.parameters(), *head.parameters()])
+def model(x):
+    return head(encoder(x).mean(1))
+"""
+_PANDAS = """
+import numpy, pandas
+rng = numpy.random.default_rng(0)
+sales = pandas.DataFrame(
+    {"shop": rng.integers(0, 500, 200_000), "item": rng.integers(0, 1000, 200_000), "price": rng.random(200_000)}
+)
+shops = pandas.DataFrame({"shop": range(500), "town": [f"town {number % 40}" for number in range(500)]})
+def step():
+    merged = sales.merge(shops, on="shop")
+    merged["price"] *= 1.19
+    by_town = merged.groupby(["town", "item"])["price"].agg(["sum", "mean", "count"]).reset_index()
+    return by_town.sort_values("sum", ascending=False).head(100)
+"""  # noqa: E501
+_APPLIED = """
+import numpy, pandas
+rng = numpy.random.default_rng(0)
+table = pandas.DataFrame({"name": [f"item {number}" for number in range(20_000)], "price": rng.random(20_000)})
+def step():
+    texts = table["name"].str.upper().str.replace("ITEM", "thing")
+    prices = table["price"].map(lambda price: round(price, 2))
+    return pandas.DataFrame({"name": texts, "price": prices}).groupby("price").first()
+"""  # noqa: E501
+_NUMPY = """
+import numpy
+rng = numpy.random.default_rng(0)
+signal = rng.normal(size=(64, 16_384))
+def step():
+    spectrum = numpy.fft.rfft(signal, axis=1)
+    power = numpy.abs(spectrum) ** 2
+    logs = numpy.log1p(power / power.mean(axis=1, keepdims=True))
+    order = numpy.argsort(logs, axis=1)[:, -100:]
+    return numpy.take_along_axis(logs, order, 1).sum()
+"""
+_LITTLE_ARRAYS = """
+import numpy
+points = numpy.random.default_rng(0).normal(size=(300, 3))
+def step():
+    total = 0.0
+    for left in points:
+        for right in points[:30]:
+            total += numpy.sqrt(((left - right) ** 2).sum())
+    return total
+"""
+_SKLEARN = """
+import numpy
+from sklearn.ensemble import RandomForestClassifier
+rng = numpy.random.default_rng(0)
+x, y = rng.normal(size=(500, 20)), rng.integers(0, 2, 500)
+def step():
+    RandomForestClassifier(10, random_state=0).fit(x, y).predict(x)
+"""
+_LISTS = """
+def step():
+    rows = [{"id": number, "name": f"row {number}", "tags": [number % 7, number % 11]} for number in range(20_000)]
+    by_tag = {}
+    for row in rows:
+        for tag in row["tags"]:
+            by_tag.setdefault(tag, []).append(row["id"])
+    return sorted((len(ids), tag) for tag, ids in by_tag.items())
+"""  # noqa: E501
+_TEXT = """
+import json, re
+records = [{"id": number, "text": f"word{number % 97} {number % 89}"} for number in range(4000)]
+text = json.dumps(records)
+def step():
+    counts = {}
+    for record in json.loads(text):
+        for word in re.findall(r"\\w+", record["text"]):
+            counts[word] = counts.get(word, 0) + 1
+    return counts
+"""
+_CALLS = """
+class Point:
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+    def moved(self, by):
+        return Point(self.x + by, self.y + by)
+def step():
+    points = [Point(number, -number) for number in range(20_000)]
+    return sum(point.moved(1).x for point in points)
+"""
+_RECURSION = """
+def fibonacci(number):
+    return number if number < 2 else fibonacci(number - 1) + fibonacci(number - 2)
+def step():
+    fibonacci(20)
+"""
+_STEPS = (
+    _Step("torch: MLP, 784-512-512-10, batch 128, Adam", _TORCH + _MLP + _TRAIN),
+    _Step("torch: little MLP, 64-64-64-10, batch 32, SGD", _TORCH + _LITTLE_MLP + _TRAIN),
+    _Step("torch: convolutions, 32 images of 32 px, SGD", _TORCH + _CONVOLUTIONS + _TRAIN),
+    _Step("torch: transformer of 4 layers, 16 × 64, AdamW", _TORCH + _TRANSFORMER + _TRAIN),
+    _Step("pandas: merge, groupby, sort of 200,000 rows", _PANDAS),
+    _Step("pandas: texts and `map` with a lambda, 20,000 rows", _APPLIED),
+    _Step("numpy: spectrum of 64 × 16,384", _NUMPY),
+    _Step("numpy: arrays of 3 numbers in a loop", _LITTLE_ARRAYS),
+    _Step("scikit-learn: random forest", _SKLEARN),
+    _Step("Python: lists and dicts", _LISTS),
+    _Step("Python: JSON and regular expressions", _TEXT),
+    _Step("Python: objects and methods", _CALLS),
+    _Step("Python: recursive function", _RECURSION),
+)
+
+
+class _Times(NamedTuple):
+    """CPU seconds of a step: of its code, and of the whole cell."""
+
+    code: float
+    cell: float
+
+
+def _calibrated(kernel: Kernel) -> int:
+    """Return how often ``step`` is called in about half a second of CPU."""
+    kernel.ask("timed(step, 1)")
+    count = 1
+    while True:
+        seconds = float(kernel.ask(f"timed(step, {count})"))
+        if seconds >= _LEAST_CALIBRATED:
+            return max(1, round(count * _SECONDS / seconds))
+        count *= 2
+
+
+def _run(kernel: Kernel, cell: str) -> _Times:
+    """Run a cell, and return its times."""
+    before = float(kernel.ask("time.process_time()"))
+    kernel.run(cell)
+    after = float(kernel.ask("time.process_time()"))
+    return _Times(float(kernel.ask("_seconds")), after - before)
+
+
+def _measured(step: _Step, pairs: int) -> list[tuple[_Times, ...]]:
+    """Return the times of a step: plainly, under ``%%peak``, and plainly once more."""
+    with Kernel() as kernel:
+        kernel.run(_SETUP)
+        kernel.run(step.code)
+        kernel.run(OURS.on)
+        cell = f"_seconds = timed(step, {_calibrated(kernel)})"
+        kernel.run(f"%%peak\n{cell}")  # the first one imports what it needs
+        cells = (cell, f"%%peak\n{cell}", cell)
+        return [tuple(_run(kernel, text) for text in cells) for _ in range(pairs)]
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def _row(step: _Step, runs: Sequence[tuple[_Times, ...]]) -> tuple[str, ...]:
+    """Return the row of a step."""
+    code = [followed.code / plain.code for plain, followed, _ in runs]
+    cell = [followed.cell / plain.cell for plain, followed, _ in runs]
+    control = [again.code / plain.code for plain, _, again in runs]
+    plain = median(plain.code for plain, _, _ in runs)
+    reached = "yes" if median(code) <= _MOST_TIMES else "**no**"
+    return step.title, f"{plain:.2f} s", _spread(code), _spread(cell), _spread(control), reached
+
+
+def main() -> None:
+    """Measure each step in a kernel of its own, and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peak_times", description=__doc__)
+    parser.add_argument("--only", default="", help="steps whose title has this; writes nothing")
+    parser.add_argument("--pairs", type=int, default=5)
+    options = parser.parse_args()
+    rows = list[tuple[str, ...]]()
+    for step in _STEPS:
+        if options.only in step.title:
+            rows.append(_row(step, _measured(step, options.pairs)))
+            print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
+    if options.only:
+        return
+    head = _HEAD.format(
+        where="\n".join(f"- {line}" for line in environment.describe()),
+        seconds=_SECONDS,
+        pairs=options.pairs,
+        most=_MOST_TIMES,
+    )
+    heads = ("step", "plain", "code: times longer", "cell: times longer", "control", "reached")
+    _PAGE.write_text(f"{head}{table(heads, rows)}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
