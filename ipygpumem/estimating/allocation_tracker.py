@@ -28,7 +28,7 @@ from ipygpumem.estimating.sparse import (
     stand_in,
 )
 from ipygpumem.estimating.stand_ins import STAND_INS, with_workspace, without_channels_last
-from ipygpumem.estimating.storage_follower import StorageFollower
+from ipygpumem.estimating.storage_follower import StorageFollower, hide_from_compiler
 from ipygpumem.estimating.storages import PARAMETERS, StorageLog, tensors_in
 from ipygpumem.estimating.torch_functions import UNKNOWN
 from ipygpumem.estimating.transients import loss_bytes, operator_name
@@ -325,6 +325,9 @@ class AllocationTracker(StorageFollower):
             self.mark_gradient(leaf, leaf.grad)
 
         return tensor.register_post_accumulate_grad_hook(mark)
+
+
+hide_from_compiler(AllocationTracker)
 
 
 def _tensors_that_decide(func: Any, args: Any, arguments: list[Any]) -> list[Any]:

@@ -9,6 +9,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ipygpumem.estimating.storages import GRADIENTS, OPTIMIZER, StorageLog, tensors_in
 
+_COMPILER = torch._C._dynamo.eval_frame
+
+
+def hide_from_compiler(mode: type[TorchDispatchMode]) -> None:
+    """Let torch's compiler skip a mode's dispatch without the wrapper that torch puts around it.
+
+    The wrapper imports 1,000 modules, and adds two Python calls to each operation. An old torch has
+    only the wrapper.
+    """
+    if not hasattr(_COMPILER, "set_code_exec_strategy"):
+        return
+    dispatch = vars(mode)["__torch_dispatch__"].__wrapped__
+    mode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
+    skip = _COMPILER._FrameAction.SKIP
+    strategy = _COMPILER._FrameExecStrategy(skip, skip)
+    _COMPILER.set_code_exec_strategy(dispatch.__code__, strategy)
+
 
 class StorageFollower(TorchDispatchMode):
     """Sees the operations of code, and notes in a log what their storages are for.

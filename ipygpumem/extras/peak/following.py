@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from ipygpumem.errors import describe_error
 from ipygpumem.estimating import users_part
-from ipygpumem.estimating.storage_follower import StorageFollower
+from ipygpumem.estimating.storage_follower import StorageFollower, hide_from_compiler
 from ipygpumem.estimating.storages import GRADIENTS, PARAMETERS, StorageLife, tensors_in
 from ipygpumem.extras.peak.cuda import CudaRecording, Operation, now_us
 from ipygpumem.extras.peak.graph import Graph
@@ -456,12 +456,4 @@ def _plain_tensors(result: Any) -> list[Any]:
     return [tensor for tensor in tensors_in(result) if type(tensor) is torch.Tensor]
 
 
-_COMPILER = torch._C._dynamo.eval_frame
-if hasattr(_COMPILER, "set_code_exec_strategy"):
-    # torch wraps the method to hide it from its compiler, and so imports 1,000 modules. This hides
-    # it, too.
-    Follower.__torch_dispatch__ = vars(Follower)["__torch_dispatch__"].__wrapped__  # type: ignore[method-assign]
-    _SKIP = _COMPILER._FrameAction.SKIP
-    _COMPILER.set_code_exec_strategy(
-        Follower.__torch_dispatch__.__code__, _COMPILER._FrameExecStrategy(_SKIP, _SKIP)
-    )
+hide_from_compiler(Follower)
