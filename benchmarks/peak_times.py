@@ -32,7 +32,8 @@ Written by `python -m benchmarks.peak_times`.
 Each step is repeated until it takes about {seconds:g} s of CPU, in a real kernel, once plainly and once under
 `%%peak`, in {pairs} pairs in turn; torch and BLAS have one thread. *Code*: the CPU time of the process while the step
 itself runs, under `%%peak` / plainly, median (least to most). *Cell*: the same of the whole cell, with the start and
-the report. Control: a second plain run / the first, of the code. The aim is at most {most:g} times for the code.
+the report. Control: a second plain run / the first, of the code: the machine was shared with other work. The aim is at
+most {most:g} times for the code.
 
 """  # noqa: E501
 _SETUP = """
@@ -203,7 +204,7 @@ class _Times(NamedTuple):
 
 
 def _calibrated(kernel: Kernel) -> int:
-    """Return how often ``step`` is called in about half a second of CPU."""
+    """Return the number of calls of ``step`` in about half a second of CPU."""
     kernel.ask("timed(step, 1)")
     count = 1
     while True:
