@@ -21,7 +21,7 @@ def hide_from_compiler(mode: type[TorchDispatchMode]) -> None:
     if not hasattr(_COMPILER, "set_code_exec_strategy"):
         return
     dispatch = vars(mode)["__torch_dispatch__"].__wrapped__
-    mode.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
+    mode.__torch_dispatch__ = dispatch
     skip = _COMPILER._FrameAction.SKIP
     strategy = _COMPILER._FrameExecStrategy(skip, skip)
     _COMPILER.set_code_exec_strategy(dispatch.__code__, strategy)
