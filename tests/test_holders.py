@@ -936,9 +936,10 @@ def one_line(kernel: Kernel, name: str) -> str:
         ("same = x", "del same; del x"),
         ("class Model: pass\nm = Model(); m.data = x", "m.data = None; del x"),
         ("def read(data=x): return data", "del read; del x"),
+        ("class Model: pass\nm = Model(); Model.data = x", "Model.data = None; del x"),
         (
             "import functools\n@functools.cache\ndef load(): return x\nload();",
-            "del load; del x",
+            "load.cache_clear(); del x",
         ),
     ],
 )

@@ -29,6 +29,73 @@ HOLDERS = {
         "vars(outer)['a b'] = np.ones(2**20); keep(vars(outer)['a b'])",
         "vars(outer) == {'rate': 1}",
     ),
+    "an attribute of a list": (
+        """
+        class Outer(list):
+            pass
+        outer = Outer([np.ones(2**19), 2])
+        """,
+        "outer.last = np.ones(2**20); keep(outer.last)",
+        "len(outer) == 2",
+    ),
+    "a dict in an attribute of a list": (
+        """
+        class Outer(list):
+            pass
+        outer = Outer([{"x": np.ones(2**19)}])
+        outer.meta = {}
+        """,
+        "outer.meta['x'] = np.ones(2**20); keep(outer.meta['x'])",
+        "list(outer[0]) == ['x']",
+    ),
+    "an attribute of a tuple": (
+        """
+        class Outer(tuple):
+            pass
+        outer = Outer([{"x": 1}])
+        """,
+        "outer.last = np.ones(2**20); keep(outer.last)",
+        "outer[0] == {'x': 1}",
+    ),
+    "an attribute of a set": (
+        """
+        class Outer(set):
+            pass
+        outer = Outer([1, 2])
+        """,
+        "outer.last = [np.ones(2**20)]; keep(outer.last[0])",
+        "outer == {1, 2}",
+    ),
+    "an attribute of a dict": (
+        """
+        class Outer(dict):
+            pass
+        outer = Outer(a=1)
+        """,
+        "outer.last = np.ones(2**20); keep(outer.last)",
+        "outer == {'a': 1}",
+    ),
+    "an attribute of a cached function": (
+        """
+        import functools
+        @functools.lru_cache
+        def outer(number):
+            return np.ones(2**15) * number
+        outer(1), outer(2);
+        """,
+        "outer.last = np.ones(2**20); keep(outer.last)",
+        "outer.cache_info().currsize == 2",
+    ),
+    "a timer at the time of another": (
+        """
+        import asyncio
+        loop = asyncio.get_running_loop()
+        at = loop.time() + 600
+        other = loop.call_at(at, print, 1)
+        """,
+        "data = np.ones(2**20); keep(data); loop.call_at(at, len, data);",
+        "not other.cancelled()",
+    ),
     "a finalizer next to another": (
         """
         import weakref

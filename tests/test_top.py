@@ -300,6 +300,30 @@ x = Big()
 x.rows = numpy.empty(1, object)
 x.rows[0] = x
 """,
+    "an array in two attributes": """
+class Big:
+    def __init__(self):
+        self.data = bytearray(4 << 20)
+x = Big()
+x.rows = x.first = numpy.empty(1, object)
+x.options = {"rows": x.rows}
+x.rows[0] = x
+""",
+    "an attribute behind a property": """
+class Big:
+    rows = property(lambda self: 1)
+    def __init__(self):
+        self.data = bytearray(4 << 20)
+x = Big()
+vars(x)["rows"] = numpy.empty(1, object)
+vars(x)["rows"][0] = x
+""",
+    "an attribute of a class": """
+class x:
+    data = bytearray(4 << 20)
+    rows = numpy.empty(1, object)
+x.rows[0] = x
+""",
     "two attributes": """
 class Big:
     def __init__(self):
@@ -313,6 +337,26 @@ x = numpy.empty((1, 2), object)
 x[0, 0] = [x, bytearray(4 << 20)]
 """,
 }
+
+
+UNENDED = {
+    "a part": """
+x.part = Big()
+x.part.rows = numpy.empty(1, object)
+x.part.rows[0] = x
+""",
+    "an attribute and a part": """
+x.part = Big()
+x.rows = x.part.rows = numpy.empty(1, object)
+x.rows[0] = x
+""",
+    "a read-only array": """
+x = numpy.empty(2, object)
+x[:] = x, bytearray(4 << 20)
+x.setflags(write=False)
+""",
+}
+"""Cycles that no line ends."""
 
 
 @pytest.mark.parametrize("kind", CYCLES)
@@ -349,11 +393,12 @@ def test_the_line_cancels_a_timer_or_task(loaded: InteractiveShell, make: str) -
     loaded.run_cell("x.cancel(); loop.close(); del x, loop")
 
 
-def test_words_end_a_cycle_further_inside(
-    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("kind", UNENDED)
+def test_words_end_a_cycle_that_no_line_ends(
+    loaded: InteractiveShell, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    further_inside = CYCLES["an attribute"].replace("x.rows", "x.part = Big(); x.part.rows", 1)
-    loaded.run_cell("import numpy" + further_inside.replace("x.rows[0]", "x.part.rows[0]"))
+    big = "class Big:\n    def __init__(self): self.data = bytearray(4 << 20)\nx = Big()"
+    loaded.run_cell(f"import numpy\n{big}{UNENDED[kind]}")
     row = _row_of(loaded, "x")
     assert row is not None
     assert row.remedy == "set the array's elements to None before you delete it"

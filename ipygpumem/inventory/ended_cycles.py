@@ -118,4 +118,4 @@ def _end_of_cycles(
         return None
     arrays = [region.objects[key] for key in cycles]
     with_code = [(code, removed[key]) for key, code in codes.items() if code]
-    return _End(lines_that_end(with_code, arrays), cycles)
+    return _End(lines_that_end(with_code, arrays, region.reader.barriers), cycles)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
@@ -28,6 +29,7 @@ from ipygpumem.heap.sharing import Partners, partners, types_to_compare
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.introspect import (
     is_atom,
+    is_exactly,
     is_instance,
     is_users_class,
     module_of,
@@ -237,7 +239,8 @@ def _hidden_cycle(owned: _Owned, cycles: set[int]) -> ReferencePath:
     if not owned.is_name:
         return HIDDEN_CYCLE
     arrays = [owned.region.objects[key] for key in cycles]
-    lines = lines_that_end([(target_of(owned.name), owned.holding[0])], arrays)
+    named = [(target_of(owned.name), owned.holding[0])]
+    lines = lines_that_end(named, arrays, owned.region.reader.barriers)
     if not lines:
         return HIDDEN_CYCLE
     return ReferencePath(HIDDEN_CYCLE.path, "; ".join(lines))
@@ -569,7 +572,8 @@ class _HolderRows:
         if self._is_deleted_as_a_whole(steps, number):
             return of_whole, of_whole
         of_single = _named(holder, names[:1], first, may_delete=False)
-        if not of_single.advice and _is_whole_of_torch(first):
+        is_whole = _is_whole_of_torch(first) or is_instance(first, type)
+        if not of_single.advice and is_whole:
             return of_whole, of_whole
         if not _is_container(first):
             return of_single, of_single
@@ -639,9 +643,11 @@ def _of_segments(region: Region, groups: _Groups, heap: Heap, roots: Roots) -> _
 
 
 def _is_users(item: object) -> bool:
-    """Return True for a container or a user's object: it may hold more, so that no advice deletes
-    all of it.
+    """Return True for a container, a user's object, a class or a cached function: it may hold more,
+    so that no advice deletes all of it.
     """
+    if is_instance(item, type) or is_exactly(item, functools._lru_cache_wrapper):
+        return True
     return _is_container(item) or is_users_class(type(item))
 
 

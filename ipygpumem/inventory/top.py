@@ -355,7 +355,9 @@ def _ends_of_cycles(
         item = named[row.name]
         arrays = [region.objects[key] for key in in_cycles & region.reach([id(item)])]
         if arrays:
-            ends[row.name] = lines_that_end([(target_of(row.name), item)], arrays)
+            ends[row.name] = lines_that_end(
+                [(target_of(row.name), item)], arrays, region.reader.barriers
+            )
     return ends
 
 

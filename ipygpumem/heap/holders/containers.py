@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dis
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import elements, is_array, read_array
+from ipygpumem.heap.arrays import elements, flat_elements, is_array, read_array
 from ipygpumem.heap.holders.cuts import Cut, Kind, Listing, split, statement_of, with_repeated
 from ipygpumem.heap.holders.literals import literal
 from ipygpumem.heap.holders.path import LONGEST_PATH, Path
-from ipygpumem.heap.holders.references_of import items_of, position_of
+from ipygpumem.heap.holders.references_of import attribute_names, items_of, position_of
 from ipygpumem.heap.holders.tasks import ending_of
 from ipygpumem.introspect import (
     class_dict,
@@ -26,30 +26,15 @@ from ipygpumem.records import COMMENT
 
 
 def append_item(path: Path, parent: Any, child: object) -> bool:
-    """Append an item and return True if ``parent`` is a container."""
+    """Append an item and return True if ``parent`` is a container that has it."""
+    if not _has_item(parent, child):
+        return False
     if _refuses(parent):
         path.advise_unless(_REFUSES, f"remove the {type_name(parent)}: {_REFUSAL}")
     if is_instance(parent, dict):
         _append_dict_item(path, parent, child)
     elif is_instance(parent, list) or type(parent) is deque:
-        base: Any = deque if type(parent) is deque else list
-        position = position_of(parent, child)
-        code = path.code and f"{path.code}[{position}]"
-        cut = None
-        if code:
-            cut = Cut(
-                Kind.ITEM,
-                id(parent),
-                path.code,
-                code,
-                position,
-                base.__len__(parent),
-                has_slices=type(parent) is not deque,
-            )
-        if _refuses(parent):
-            path.fixed(f"[{position}]", code)
-        else:
-            path.enter(f"[{position}]", code, _ended_by(child, cut))
+        _append_list_item(path, parent, child)
     elif is_instance(parent, tuple):
         position = position_of(parent, child)
         path.fixed(f"[{position}]", path.code and f"{path.code}[{position}]")
@@ -62,6 +47,26 @@ def append_item(path: Path, parent: Any, child: object) -> bool:
     else:
         return False
     return True
+
+
+def _has_item(container: Any, child: object) -> bool:
+    """Return True if a container has an item; False for an attribute of an object whose class
+    derives from a container's: ``class Runs(list)``, then ``runs.last``.
+    """
+    if is_instance(container, dict):
+        return _is_among(child, dict.values(container)) or _is_among(child, dict.keys(container))
+    for base in (list, tuple, set, frozenset):
+        if is_instance(container, base):
+            return _is_among(child, base.__iter__(container))
+    if type(container) is deque:
+        return True
+    if not is_array(container):
+        return False
+    return not attribute_names(container, child) or _is_among(child, flat_elements(container) or ())
+
+
+def _is_among(child: object, items: Iterable[object]) -> bool:
+    return id(child) in map(id, items)
 
 
 _REFUSAL = "it deletes no items"
@@ -103,6 +108,28 @@ def _ended_by(item: object, cut: Cut | None) -> Cut | None:
     if cut is None or not ending:
         return cut
     return replace(cut, ending=ending)
+
+
+def _append_list_item(path: Path, parent: Any, child: object) -> None:
+    """Append an item of a list or deque."""
+    base: Any = deque if type(parent) is deque else list
+    position = position_of(parent, child)
+    code = path.code and f"{path.code}[{position}]"
+    cut = None
+    if code:
+        cut = Cut(
+            Kind.ITEM,
+            id(parent),
+            path.code,
+            code,
+            position,
+            base.__len__(parent),
+            has_slices=type(parent) is not deque,
+        )
+    if _refuses(parent):
+        path.fixed(f"[{position}]", code)
+    else:
+        path.enter(f"[{position}]", code, _ended_by(child, cut))
 
 
 def _append_dict_item(path: Path, parent: Any, child: object) -> None:

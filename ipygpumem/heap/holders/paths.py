@@ -441,7 +441,10 @@ class PathWriter:
         path.enter(attribute, target, with_repeated(cuts) if code else None)
 
     def _append_cache(self, steps: Sequence[object], path: Path) -> int:
-        """Cover an ``lru_cache`` and the dict of its results."""
+        """Cover an ``lru_cache`` and the dict of its results, or an attribute of the function."""
+        names = attribute_names(steps[0], steps[1])
+        if names and names != ["__wrapped__"]:
+            return self._append_instance(steps, path)
         function = (instance_dict(steps[0]) or {}).get("__wrapped__")
         path.advise(path.statement("{}.cache_clear()"), "call cache_clear() of that function")
         path.say(f": lru_cache of function {self._code_name(function)}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import (
     CodeType,
     FunctionType,
+    MemberDescriptorType,
     MethodType,
     ModuleType,
     SimpleNamespace,
@@ -104,6 +105,18 @@ def kind_of_attribute(owner: object, name: str, child: object) -> Kind | None:
     return None if is_part else Kind.ATTRIBUTE
 
 
+def is_shadowed(owner: object, name: str) -> bool:
+    """Return True if the class of an object has a descriptor, such as a property, that sets an
+    attribute in another way.
+    """
+    if is_instance(owner, type):
+        return False
+    attribute = _class_attribute(type(owner), name)
+    if attribute is None or type(attribute) is MemberDescriptorType:  # the latter is a slot
+        return False
+    return any("__set__" in class_dict(base) for base in mro_of(type(attribute)))
+
+
 def sets_attributes(owner: object) -> bool:
     """Return False for an object whose class may refuse new values of attributes, such as a frozen
     data class.
@@ -111,6 +124,8 @@ def sets_attributes(owner: object) -> bool:
     if is_exactly(owner, SimpleNamespace):  # has one of its own, which does the same
         return True
     setter = _class_attribute(type(owner), "__setattr__")
+    if is_instance(owner, type):
+        return setter is type.__setattr__
     return setter is object.__setattr__ or is_of_library(owner, "torch.nn", "Module")
 
 

@@ -5,6 +5,7 @@ An object in a registry stays alive without a name: loggers, signal handlers, wi
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import threading
@@ -142,8 +143,11 @@ class Registries:
         timers = timers_of(loop)
         if timers:
             self.hidden.add(id(scheduled_on(loop)))
+        times = [timer.when() for timer in timers]
         for timer in timers:
             condition = f"if timer.when() == {timer.when()!r}"
+            if times.count(timer.when()) > 1 or not math.isfinite(timer.when()):
+                condition = f"if id(timer) == {id(timer)}"
             call = f"{imports}[timer.cancel() for timer in {loop_code}._scheduled {condition}];"
             cut = Cut(Kind.CALL, 0, "", call)
             text = "a timer of the event loop"
