@@ -25,7 +25,13 @@ from ipygpumem.probes.children import children as children_now
 from ipygpumem.probes.host import RamFigures
 from ipygpumem.probes.malloc import allocated_bytes
 from ipygpumem.reclaim import reclaim
-from ipygpumem.records import ExperimentRecord, FreeingStep, RetainedArray, Usage
+from ipygpumem.records import (
+    FREE_HEAP_PAGES,
+    ExperimentRecord,
+    FreeingStep,
+    RetainedArray,
+    Usage,
+)
 from ipygpumem.scope.ownable import is_ownable
 from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.context import ShellContext
@@ -363,14 +369,28 @@ class ExperimentEnd:
     def _host_growth(self) -> int:
         """Return the RAM that the experiment leaves in use."""
         growth = _growth(self._before.usages)  # before anything was freed
-        if growth >= self._context.config.min_held_bytes:
+        is_large = growth >= self._context.config.min_held_bytes
+        if is_large:
             growth = _growth(self._usages_after)
         if "polars" in sys.modules:
             # Its allocator reports nothing, and pages that malloc returns may be older.
             for step in self._freeing_steps:
                 if step.name not in ("names", "garbage"):
                     growth += step.freed.get("cpu", 0)
+        elif is_large:
+            growth += self._older_pages_bytes()
         return max(growth, allocated_bytes() - self._scope.allocated_at_start)
+
+    def _older_pages_bytes(self) -> int:
+        """Return the bytes of the pages that malloc has returned, as far as they may have been free
+        at the start: they hide as much growth of memory that malloc does not know, such as shared
+        memory.
+        """
+        freed_bytes = 0
+        for step in self._freeing_steps:
+            if step.name == FREE_HEAP_PAGES:
+                freed_bytes += max(0, step.freed.get("cpu", 0))
+        return min(freed_bytes, self._scope.free_heap_at_start)
 
     # -- the record --------------------------------------------------------------------------------
 

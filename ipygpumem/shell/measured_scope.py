@@ -14,7 +14,7 @@ from ipygpumem.heap.array_search import arrays_by_name
 from ipygpumem.meter.meter import Span
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.probes.host import RamFigures
-from ipygpumem.probes.malloc import allocated_bytes
+from ipygpumem.probes.malloc import allocated_bytes, free_heap_bytes
 from ipygpumem.records import CellRecord, ExperimentRecord, RetainedArray, Usage
 from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.context import ShellContext
@@ -137,6 +137,7 @@ class MeasuredScope:
         self._baseline: Baseline | None = None
         self._measurement: Span | None = None
         self.allocated_at_start = 0
+        self.free_heap_at_start = 0
         self.ram_at_start: RamFigures | None = None
 
     def start(self, survivors: Survivors, remarks: list[str]) -> None:
@@ -150,6 +151,7 @@ class MeasuredScope:
             self.limits.callback(budget.stop)  # before an interrupt can come between
             budget.start()
         self.allocated_at_start = allocated_bytes()
+        self.free_heap_at_start = free_heap_bytes() or 0
         self.ram_at_start = RamFigures.now()
         self._measurement = self._context.meter.span()
 

@@ -12,6 +12,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.units import MIB
 from tests import hostile
 from tests.steps import SHOW_LIBRARIES, fails, needs, tidied_kernel, works
+from tests.test_sizes import linux
 
 RESET = "import gc; gc.enable(); get_ipython().reset()"
 DEFINE = """
@@ -71,6 +72,30 @@ segments.append(segment)
         assert re.search(stays, found, re.MULTILINE), found
     works(notebook, re.search(stays, text, re.MULTILINE)[1])
     fails(notebook, "SharedMemory(name)", "FileNotFoundError")
+
+
+@linux
+def test_free_heap_pages_hide_no_shared_memory(kernel: Kernel) -> None:
+    works(
+        kernel,
+        "%load_ext ipygpumem",
+        """
+        from multiprocessing.shared_memory import SharedMemory
+        segments = []
+        older = [bytes(2000) for _ in range(10_000)]
+        pins = [bytes(600) for _ in range(10)]  # above the older pages in malloc's heap
+        del older
+        """,
+    )
+    (text,) = works(
+        kernel,
+        """\
+%%experiment x
+segments.append(SharedMemory(create=True, size=9 << 20)); segments[0].buf[:] = bytes(9 << 20)
+""",
+    ).survivors()
+    assert "to free it: segments[0].close(); segments[0].unlink()" in text
+    works(kernel, "segments[0].close(); segments[0].unlink()")
 
 
 OLD = """
