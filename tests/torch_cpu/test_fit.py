@@ -201,7 +201,9 @@ def test_split_batches_and_plain_loops_are_equal_up_to_rounding() -> None:
         "torch.manual_seed(0)\nmodel = Net()\nx, y = torch.randn(64, 8, 256), torch.arange(512) % "
         "10\n"
     )
-    begin += "optimizer = torch.optim.AdamW(model.parameters(), foreach=True)\n"
+    # With a small ``eps``, the first step of AdamW divides a tiny gradient by itself, which makes
+    # much of its rounding, and that depends on the CPU.
+    begin += "optimizer = torch.optim.AdamW(model.parameters(), foreach=True, eps=1e-3)\n"
     whole = "functional.cross_entropy(model(x).flatten(0, 1), y).backward()"
     seen = search(f"{begin}{whole}\noptimizer.step()", "1GiB", run=False).findings
     *_, split = parts(seen, None)
