@@ -29,6 +29,7 @@ def count(phase, info):
         full.append(1)
 gc.callbacks.append(count)
 gc.collect()
+gc.set_threshold(100_000, 1000, 1000)  # no collection of Python's own makes young objects old
 """  # noqa: E501
 
 
