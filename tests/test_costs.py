@@ -26,8 +26,8 @@ from tests.alone import alone
 from tests.steps import needs, works
 
 MOST = {
-    "a trivial cell": 230,
-    "an empty experiment": 1605,
+    "a trivial cell": 249,
+    "an empty experiment": 1752,
     "an empty experiment, each object": 0,
     "an empty experiment, each name": 0.02,
     "%gpumem status, each object": 0.024,
@@ -43,10 +43,10 @@ MOST = {
     "a recovery, each object": 0.003,
     "a recovery, each name": 0.019,
     "a recovery, each frame": 150,
-    "with torch, the first experiment": 2600,
-    "with torch, an empty experiment": 2240,
-    "with torch, a trivial cell": 230,
-    "a guarded cell": 328,
+    "with torch, the first experiment": 2847,
+    "with torch, an empty experiment": 2406,
+    "with torch, a trivial cell": 249,
+    "a guarded cell": 344,
     "%gpumem tensors, each tensor": 1.1,
     "an experiment that leaves tensors, each tensor": 10.5,
 }
