@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import textwrap
 from dataclasses import replace
 from typing import Any
@@ -426,7 +427,20 @@ await asyncio.sleep(0.01)
     assert kernel.value("errors") == [True]
 
 
-@pytest.mark.parametrize("kept", ["error", "(error, error.__cause__)", "{'e': [error]}['e']"])
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "error",
+        "(error, error.__cause__)",
+        "{'e': [error]}['e']",
+        "[{'of': {'one': error}}]",
+        "Holder(error)",
+        pytest.param(
+            "ExceptionGroup('several', [error])",
+            marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="new in Python 3.11"),
+        ),
+    ],
+)
 def test_an_array_in_a_traceback_counts_once(kernel: Kernel, kept: str) -> None:
     works(
         kernel,
@@ -438,6 +452,9 @@ def test_an_array_in_a_traceback_counts_once(kernel: Kernel, kept: str) -> None:
                 1 / 0
             except ZeroDivisionError as error:
                 raise ValueError(1) from error
+        class Holder:
+            def __init__(self, value):
+                self.value = [value]
         outer = []
         """,
         f"%%experiment e\ntry:\n    work()\nexcept ValueError as error:\n    outer.append({kept})",

@@ -7,7 +7,6 @@ and what the user's names lead to are passed over, and the rest is in the rows o
 
 from __future__ import annotations
 
-import gc
 import re
 import sys
 from collections.abc import Container, Iterator, Mapping, Sequence, Set
@@ -16,16 +15,15 @@ from itertools import compress
 from types import ModuleType
 from typing import Any
 
-from ipygpumem.heap.array_search import ArraySearch
-from ipygpumem.heap.arrays import StorageKey, holding_objects
-from ipygpumem.heap.bulk import by_identity, instances_among, of_types
+from ipygpumem.heap.arrays import StorageKey, described, holding_objects
+from ipygpumem.heap.bulk import by_identity, instances_among
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.cuts import Cut
-from ipygpumem.heap.holders.frames import in_traceback
 from ipygpumem.heap.holders.registries import Registered, kept_by_registries
 from ipygpumem.heap.holders.roots import NOTEBOOK
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.tasks import is_pending
+from ipygpumem.heap.region import Region
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.introspect import is_instance, is_users_module, module_dict, text_of, type_name
 from ipygpumem.inventory import unreached
@@ -177,10 +175,11 @@ class SurvivingObjects:
         self._cuts = survivors.cuts
         self.storages = set[StorageKey]()
         self.rows_to_explain: dict[StorageKey, Row] = {}
-        search = ArraySearch()
         for survivor, _ in self._large:
-            whole = [*survivor.items, *_locals_of_errors(survivor.items)]
-            self.storages.update(array.storage for _, array in search.find(whole))
+            # The walk that measures them enters tracebacks and closures.
+            region = Region(survivor.items, keeps_arrays=True)
+            arrays = region.arrays_of(region.objects.keys())
+            self.storages.update(array.storage for _, array in described(arrays))
             if is_searched_together(survivor.items):
                 self.rows_to_explain[_key_of(survivor.items[0])] = Row.of_objects(survivor.items)
 
@@ -213,24 +212,6 @@ class SurvivingObjects:
         if survivor.reported.holder is not None and is_fixed:
             return survivor.reported.holder
         return holder_of_several(survivor.items, row, holders, self._cuts)
-
-
-def _locals_of_errors(items: Sequence[object]) -> list[object]:
-    """Return the objects of local names in the tracebacks of exceptions among some objects, their
-    items and attributes: an array search does not enter them, but they count as its memory.
-    """
-    values = list[object]()
-    inside = gc.get_referents(*items)
-    attributes = gc.get_referents(*of_types({id(dict)}, inside))
-    errors = by_identity(instances_among([*items, *inside, *attributes], BaseException))
-    waiting: list[Any] = list(errors.values())
-    for error in waiting:  # the list grows by causes and contexts
-        values += [value for _, value in in_traceback(error)]
-        for other in gc.get_referents(error):
-            if is_instance(other, BaseException) and id(other) not in errors:
-                errors[id(other)] = other
-                waiting.append(other)
-    return values
 
 
 class Unlisted:
