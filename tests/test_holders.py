@@ -467,6 +467,28 @@ def test_an_array_in_a_traceback_counts_once(kernel: Kernel, kept: str) -> None:
     assert left(kernel) == []
 
 
+@pytest.mark.parametrize("line, keeps", [(" --keep kept", ""), ("", "global kept; ")])
+def test_a_kept_name_is_a_holder_that_the_line_spares(
+    kernel: Kernel, line: str, keeps: str
+) -> None:
+    experiment = f"""\
+%%experiment e{line}
+{keeps}arr = np.ones(2**20)
+kept = {{"a": arr}}
+box.append(arr)
+"""
+    works(kernel, _LEFT, "box = []", experiment)
+    place = 'notebook variable box[0], kept variable kept["a"]'
+    advice = "del box[0]  # and delete kept when you no longer need it"
+    assert left_by_experiment(kernel) == [(pytest.approx(2**23, rel=0.02), place, advice)]
+    assert left(kernel) == [(pytest.approx(2**23, rel=0.02), place, advice)]
+    works(kernel, advice)
+    assert left(kernel) == []
+    works(kernel, "kept = [kept['a'], kept]")
+    ((_, place, _),) = left(kernel)
+    assert place.startswith("notebook variable kept[")
+
+
 @pytest.mark.parametrize(
     "made",
     [

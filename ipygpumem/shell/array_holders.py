@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from ipygpumem.heap.arrays import Array, StorageKey
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.roots import Roots
+from ipygpumem.heap.holders.roots import KEPT, Roots
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.records import ReferencePath, RetainedArray
-from ipygpumem.shell.notebook_roots import KEPT
 from ipygpumem.shell.watched_names import WatchedName, size_of
 
 MOST_EXPLAINED = 2000
@@ -139,7 +138,7 @@ def _largest_first(watched: Iterable[WatchedName]) -> list[tuple[WatchedName, li
 
 def _row_of(item: WatchedName, holder: ReferencePath | None) -> RetainedArray | None:
     """Return the row of a name's arrays; None if only a name to keep leads to them."""
-    if holder is not None and holder.path.startswith(KEPT.text):
+    if holder is not None and holder.path.startswith(KEPT):
         return None
     if holder is not None and item.is_old_perhaps:
         holder = perhaps_old(holder)

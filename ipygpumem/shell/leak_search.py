@@ -95,7 +95,7 @@ class LeakSearch:
             progress(0.3)
             retained = outputs.retained(heap)
             progress(0.5)
-            roots = self._survivors.roots()
+            roots = self._survivors.roots(self._survivors.keepers())
             leaks = self._leaks_on(heap, retained, outputs, roots, progress)
             other_data = OtherData(leaks.leaks, roots.cuts, roots.removed, roots.namespaces)
             heap.drop()

@@ -20,7 +20,7 @@ from ipygpumem.heap.bulk import by_identity, instances_among
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.cuts import Cut
 from ipygpumem.heap.holders.registries import Registered, kept_by_registries
-from ipygpumem.heap.holders.roots import NOTEBOOK
+from ipygpumem.heap.holders.roots import KEPT, NOTEBOOK
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.tasks import is_pending
 from ipygpumem.heap.region import Region
@@ -75,7 +75,7 @@ class Notebook:
         ``module.name[index].attribute``.
         """
         path = _QUOTED.sub("", path)  # a key may hold anything
-        if path.startswith(NOTEBOOK) and ": " not in path:
+        if path.startswith((NOTEBOOK, KEPT)) and ": " not in path:
             return True
         return _module_of(path) in self.modules
 

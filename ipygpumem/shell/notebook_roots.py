@@ -11,14 +11,11 @@ from ipygpumem.heap.holders.cuts import Cut, Kind
 from ipygpumem.heap.holders.literals import literal
 from ipygpumem.heap.holders.references_of import is_added
 from ipygpumem.heap.holders.registries import Registries
-from ipygpumem.heap.holders.roots import LAST_ERROR, REMOVE, Rank, Root, Roots
+from ipygpumem.heap.holders.roots import KEPT, LAST_ERROR, REMOVE, Rank, Root, Roots
 from ipygpumem.introspect import instance_dict, module_dict, text_of
 from ipygpumem.notebook import cell_of_file, code_of_output, deletion_of_output
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import global_of_run, is_of_ipython
-
-KEPT = Root("a name to keep", Rank.KEPT, "")
-"""Root of the names kept on purpose; any other root is shown instead."""
 
 RootOf = Callable[[object], "Root | None"]
 """Returns the root of a key of a namespace."""
@@ -115,8 +112,9 @@ def _variable(key: object) -> Root:
 
 
 def _variable_or_kept(keepers: Container[str], key: object) -> Root:
-    if text_of(key) in keepers:
-        return KEPT
+    name = text_of(key)
+    if name in keepers:
+        return Root(f"{KEPT}{name}", Rank.KEPT, f"delete {name} when you no longer need it")
     return _variable(key)
 
 

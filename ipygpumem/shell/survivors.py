@@ -111,7 +111,7 @@ class EndedExperiment:
     watched: Sequence[WatchedName]
     is_known: Callable[[object, Array], bool]
     kept: Container[StorageKey]
-    keepers: Container[str]
+    keepers: Iterable[str]
     baseline: Baseline
     growth: HostGrowth
     first_cell: int | None = None
@@ -148,6 +148,8 @@ class Survivors:
         """Modules of torch that lines of earlier reports remove."""
         self._older: list[Remembered] = []
         """The nearest older objects behind survivors."""
+        self._kept_ids: dict[str, int] = {}
+        """The names that experiments have kept on purpose, and the identities of their objects."""
         self.deleted = DeletedNames(context)
 
     def baseline(self, remarks: list[str], names: tuple[str, ...]) -> Baseline:
@@ -162,6 +164,15 @@ class Survivors:
         """
         roots = roots_of_notebook(self._context, self._saved(), self._ours, self.cuts, keepers)
         return replace(roots, new=self._identities_of_removed_modules)
+
+    def keepers(self) -> set[str]:
+        """Return the names that still have the objects that experiments kept on purpose."""
+        namespace = self._context.namespace
+        names = set[str]()
+        for name, kept_id in self._kept_ids.items():
+            if id(namespace.get(name)) == kept_id:
+                names.add(name)
+        return names
 
     def _identities_of_removed_modules(self) -> set[int]:
         """Return the identities of the modules that lines of earlier reports remove."""
@@ -187,6 +198,8 @@ class Survivors:
         """Return the objects that outlive an experiment, largest first, with holders; keep them for
         %gpumem leaks.
         """
+        for name in ended.keepers:
+            self._kept_ids[name] = id(self._context.namespace.get(name))
         search = _SearchAtEnd(self._context, ended)
         search.find_named_arrays_and_tensors()
         if search.finds_nothing():
@@ -215,7 +228,7 @@ class Survivors:
         lines drop.
         """
         roots = replace(
-            self.roots(ended.keepers),
+            self.roots(self.keepers()),
             new=functools.cache(ended.baseline.objects_since),
             removed_modules=self._removed_modules,
         )

@@ -582,6 +582,6 @@ def _has_managed_dict(item: object) -> bool:
 
 def _is_of_ipython(way: WayTo) -> bool:
     """Return True for a way from IPython's own objects."""
-    if way.roots[0].rank >= Rank.IPYTHON:
+    if way.roots[0].rank in (Rank.IPYTHON, Rank.OURS, Rank.NOWHERE):
         return True
     return module_of(way.steps[0]).partition(".")[0] in ("IPython", "ipykernel")

@@ -27,6 +27,8 @@ from ipygpumem.introspect import (
 )
 
 NOTEBOOK, EVENT_LOOP = "notebook variable ", "the event loop"
+KEPT = "kept variable "
+"""Begins the path of a name that an experiment keeps on purpose."""
 REMOVE = "remove it from there"
 REMOVE_THEM = "remove them from there"
 """Advice for references that no line can be written for."""

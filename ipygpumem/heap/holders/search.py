@@ -24,6 +24,7 @@ from ipygpumem.heap.holders.paths import PathWriter
 from ipygpumem.heap.holders.references_of import is_opaque, is_private, items_of
 from ipygpumem.heap.holders.registries import figure_of, roots_of_figures
 from ipygpumem.heap.holders.roots import (
+    KEPT,
     NOTEBOOK,
     REMOVE,
     Rank,
@@ -767,9 +768,10 @@ def _nearest_first(holders: Sequence[_Holder], nearest: Way) -> list[_Holder]:
     return [_Holder(None, [nearest], []), *holders]
 
 
-def _order(holder: ReferencePath) -> tuple[bool, int, str]:
+def _order(holder: ReferencePath) -> tuple[bool, bool, int, str]:
     """Return the sort key that picks the holder to show.
 
     It does not depend on the order in which the collector lists holders.
     """
-    return (not holder.path.startswith(NOTEBOOK), len(holder.path), holder.path)
+    path = holder.path
+    return (path.startswith(KEPT), not path.startswith(NOTEBOOK), len(path), path)
