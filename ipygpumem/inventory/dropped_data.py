@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import _lru_cache_wrapper
-from itertools import chain, compress
+from itertools import chain, compress, islice
 from typing import NamedTuple
 
 from ipygpumem.heap.arrays import (
@@ -178,13 +178,26 @@ class OlderData:
         return f"also drops {format_bytes(size_bytes)} of older data"
 
 
+def bytes_by_line(rows: Iterable[RetainedArray]) -> dict[str, int]:
+    """Return the bytes that the line of each row is known to free, as far as they are exact.
+
+    Args:
+        rows: the rows, the largest first.
+    """
+    sizes = dict[str, int]()
+    for row in islice(rows, _MOST_LEAKS):
+        if row.holder is not None and not row.is_at_least:
+            sizes[line_of(row.holder.advice)] = row.size_bytes
+    return sizes
+
+
 class OtherData:
-    """The data that the lines of leaks drop besides the leaks, however old it is.
+    """The data that lines drop besides the memory of their rows, however old it is.
 
     It keeps objects alive: drop it soon.
 
     Args:
-        rows: the leaks.
+        sizes: the bytes of the row of each line.
         cuts: the references that each line removes.
         removed: the objects at the end of these references, by identity.
         namespaces: the identities of the dicts with the user's names, which lead to everything.
@@ -192,21 +205,18 @@ class OtherData:
 
     def __init__(
         self,
-        rows: Sequence[RetainedArray],
+        sizes: Mapping[str, int],
         cuts: Mapping[str, Sequence[Cut]],
         removed: Mapping[int, object],
         namespaces: Iterable[int],
     ) -> None:
         self._namespaces = list(namespaces)
-        self._sizes = dict[str, int]()
-        """The bytes of the row, by its line."""
+        self._sizes = sizes
         self._removed: dict[str, Removed] = {}
         """The object at the end of each reference that a line removes."""
-        for row in rows[:_MOST_LEAKS]:
-            line = "" if row.holder is None else line_of(row.holder.advice)
+        for line in sizes:
             let_go = Removed.of(cuts.get(line, ()), removed)
-            if not row.is_at_least and _leads_on(let_go.objects):
-                self._sizes[line] = row.size_bytes
+            if _leads_on(let_go.objects):
                 self._removed[line] = let_go
 
     def remarks(self, smallest: int, ended: Mapping[str, Set[int]]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from ipygpumem.introspect import (
     is_instance,
 )
 from ipygpumem.inventory import unreached
-from ipygpumem.inventory.dropped_data import OtherData, with_remarks
+from ipygpumem.inventory.dropped_data import OtherData, bytes_by_line, with_remarks
 from ipygpumem.inventory.ended_cycles import with_ended_cycles
 from ipygpumem.inventory.merging import merged
 from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
@@ -97,7 +97,9 @@ class LeakSearch:
             progress(0.5)
             roots = self._survivors.roots(self._survivors.keepers())
             leaks = self._leaks_on(heap, retained, outputs, roots, progress)
-            other_data = OtherData(leaks.leaks, roots.cuts, roots.removed, roots.namespaces)
+            other_data = OtherData(
+                bytes_by_line(leaks.leaks), roots.cuts, roots.removed, roots.namespaces
+            )
             heap.drop()
             del roots, retained, outputs
             remarks = other_data.remarks(self._smallest, leaks.in_ended_cycles)
