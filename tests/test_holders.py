@@ -467,7 +467,7 @@ def test_an_array_in_a_traceback_counts_once(kernel: Kernel, kept: str) -> None:
     assert left(kernel) == []
 
 
-@pytest.mark.parametrize("line, keeps", [(" --keep kept", ""), ("", "global kept; ")])
+@pytest.mark.parametrize(("line", "keeps"), [(" --keep kept", ""), ("", "global kept; ")])
 def test_a_kept_name_is_a_holder_that_the_line_spares(
     kernel: Kernel, line: str, keeps: str
 ) -> None:
@@ -1220,3 +1220,33 @@ def test_a_timer_in_an_attribute_is_cancelled(kernel: Kernel, kind: str) -> None
     lines = holders(why(kernel, "x"))
     assert "box.t.cancel(); box.t = None" in lines.values()
     works(kernel, "box.t.cancel(); del box, x")
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("pair = x, rest()", "del pair  # also drops 4 MiB of other data"),
+        ("d = {'t': (rest(), x)}", 'del d["t"]  # also drops 4 MiB of other data'),
+        ("n = Node((x, rest()))", "n.data = None  # also drops 4 MiB of other data"),
+        ("def f(a=x, b=rest()): pass", "del f  # also drops 4 MiB of other data"),
+        ("n = Node(Node((x, x))); n.rest = rest()", "n.data.data = None"),
+        ("named = rest(); pair = x, named", "del pair"),
+        ("pair = x, x", "del pair"),
+        ("rows = [x, rest()]", "del rows[0]"),
+    ],
+)
+def test_a_line_names_other_data_that_it_drops(kernel: Kernel, code: str, line: str) -> None:
+    works(
+        kernel,
+        f"""
+        import numpy as np
+        class Node:
+            def __init__(self, data):
+                self.data = data
+        def rest():
+            return np.ones(2**19)
+        x = np.ones(2**20)
+        {code}
+        """,
+    )
+    assert list(holders(why(kernel, "x")).values()) == [line]

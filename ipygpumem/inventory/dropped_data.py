@@ -331,10 +331,17 @@ def with_remarks(rows: Iterable[RetainedArray], remarks: Mapping[str, str]) -> l
     remarked = list[RetainedArray]()
     for row in rows:
         if row.holder is not None:
-            line, dashes, comment = row.holder.advice.partition(COMMENT)
-            remark = remarks.get(line, "")
-            if remark and _takes_comment(line):
-                comments = f"{comment}; {remark}" if dashes else remark
-                row = replace(row, holder=replace(row.holder, advice=line + COMMENT + comments))
+            advice = with_remark(row.holder.advice, remarks)
+            row = replace(row, holder=replace(row.holder, advice=advice))
         remarked.append(row)
     return remarked
+
+
+def with_remark(advice: str, remarks: Mapping[str, str]) -> str:
+    """Return a line with its remark, if there is one."""
+    line, dashes, comment = advice.partition(COMMENT)
+    remark = remarks.get(line, "")
+    if not remark or not _takes_comment(line):
+        return advice
+    comments = f"{comment}; {remark}" if dashes else remark
+    return line + COMMENT + comments

@@ -15,7 +15,7 @@ from ipygpumem.heap.arrays import StorageKey, is_of_library, storage_key
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.backward import BackwardSearch, WayTo
-from ipygpumem.heap.holders.cuts import Kind
+from ipygpumem.heap.holders.cuts import Cut, Kind
 from ipygpumem.heap.holders.hidden_cycles import lines_that_end
 from ipygpumem.heap.holders.paths import PathWriter
 from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, Rank, Root, Roots
@@ -36,8 +36,9 @@ from ipygpumem.introspect import (
     target_of,
     type_name,
 )
+from ipygpumem.inventory.dropped_data import OtherData, with_remark
 from ipygpumem.inventory.top import notes_on
-from ipygpumem.records import Record, ReferencePath
+from ipygpumem.records import Record, ReferencePath, line_of
 
 _MOST_SEARCHED = 2000
 """Maximum number of objects whose holders are searched, the nearest first."""
@@ -164,6 +165,7 @@ def ownership_of(
             name.
         is_name: True if the name does not count as a holder.
     """
+    roots = replace(roots, cuts={}, removed={})  # of this report only
     with undisturbed():
         region = Region(namespaces=roots.namespaces, keeps_folded=True)
         size = Sizes(region=region).measure(holding[0])
@@ -172,6 +174,7 @@ def ownership_of(
         groups, held_outside = _other_holders(owned, references, every, roots)
         held_parts, counted = _parts(region, groups, held_outside)
         freed = region.bytes_of(every - counted)
+        held_parts = _with_remarks(held_parts, roots, holding)
     device_bytes = Counter(freed)
     freed_by_name = dict(freed) if region.complete else {}
     for part in held_parts:
@@ -312,6 +315,31 @@ def _parts(region: Region, groups: _Groups, held: set[int]) -> tuple[list[HeldPa
     return parts.with_memory(), parts.counted
 
 
+def _with_remarks(
+    parts: Sequence[HeldPart], roots: Roots, holding: Sequence[object]
+) -> list[HeldPart]:
+    """Return the parts, with a remark on each line that drops other data, such as the rest of a
+    tuple.
+
+    Args:
+        parts: the parts.
+        roots: have the references that the lines remove.
+        holding: a list of the object itself, of which a line may remove a name.
+    """
+    removed = {key: item for key, item in roots.removed.items() if item is not holding[0]}
+    roots.removed.clear()  # they would count as holders
+    # What dies with the object is held by its name, so it is no other data.
+    sizes = {line_of(part.holder.advice): 0 for part in parts}
+    other_data = OtherData(sizes, roots.cuts, removed, roots.namespaces)
+    del removed
+    remarks = other_data.remarks(_LEAST_BYTES, {})
+    remarked = list[HeldPart]()
+    for part in parts:
+        advice = with_remark(part.holder.advice, remarks)
+        remarked.append(replace(part, holder=replace(part.holder, advice=advice)))
+    return remarked
+
+
 class _Parts:
     """The memory that each holder keeps alive.
 
@@ -414,7 +442,7 @@ def _by_holder(
     searched = _objects_to_search(region, nearest[:_MOST_SEARCHED], held, shared)
     targets = [item for items in searched.values() for item in items]
     search = BackwardSearch(targets, heap, roots, for_all=True)
-    rows = _HolderRows(search, PathWriter(roots), too_many, is_name=is_name)
+    rows = _HolderRows(search, PathWriter(roots), too_many, roots.cuts, is_name=is_name)
     for key, items in searched.items():
         rows.add(key, items)
     groups = rows.groups()
@@ -496,9 +524,11 @@ class _HolderRows:
         search: BackwardSearch,
         writer: PathWriter,
         not_searched: Sequence[int],
+        cuts: dict[str, list[Cut]],
         *,
         is_name: bool,
     ) -> None:
+        self._cuts = cuts
         self.without_holder = set[NodeKey](not_searched)
         self._search = search
         self._writer = writer
@@ -566,7 +596,10 @@ class _HolderRows:
     ) -> tuple[ReferencePath, ReferencePath]:
         """Return the holder with the line that frees one object, and with the line for several."""
         first = steps[0]
-        holder = self._writer.holder(names[0], steps)
+        way = self._writer.way(names[0], steps)
+        holder = way.holder
+        if way.cuts and holder.advice:
+            self._cuts[line_of(holder.advice)] = list(way.cuts)
         may_delete = self._may_delete(first)
         of_whole = _named(holder, names, first, may_delete=may_delete)
         if self._is_deleted_as_a_whole(steps, number):

@@ -25,7 +25,7 @@ from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.tasks import is_pending
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sizes import Size, Sizes, row_of
-from ipygpumem.introspect import is_instance, is_users_module, module_dict, text_of, type_name
+from ipygpumem.introspect import is_users_module, module_dict, text_of, type_name
 from ipygpumem.inventory import unreached
 from ipygpumem.inventory.merging import holder_of_registered
 from ipygpumem.inventory.remaining import (
