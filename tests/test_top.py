@@ -477,6 +477,27 @@ def test_a_place_without_a_name_has_a_row_and_its_line_frees_it(
     assert after is None or after.size_bytes < least_bytes / 10
 
 
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        (
+            "import contextvars; contextvars.ContextVar('v').set(bytes(10 ** 7));",
+            "context variable v",
+        ),
+        ("import contextvars; v = contextvars.ContextVar('w'); v.set(bytes(10 ** 7));", "v.get()"),
+    ],
+    ids=["without a name", "of a name"],
+)
+def test_a_context_variable_has_a_name_and_a_line(
+    loaded: InteractiveShell, code: str, name: str
+) -> None:
+    loaded.run_cell(code)
+    row = _row_of(loaded, name)
+    assert row is not None
+    loaded.run_cell(row.remedy)
+    assert _row_of(loaded, name) is None
+
+
 def _row_of(shell: InteractiveShell, name: str) -> NamedSize | None:
     return next((row for row in largest_names(shell).names if row.name == name), None)
 

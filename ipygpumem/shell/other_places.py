@@ -44,7 +44,7 @@ def places(shell: Any, names: Mapping[str, object]) -> Iterator[Place]:
 def _context_variables(names: Mapping[str, object]) -> Iterator[Place]:
     for variable in context_values(names):
         if variable.code:
-            yield Place(variable.code, variable.value, variable.advice)
+            yield Place(variable.text, variable.value, variable.advice)
 
 
 def _locals_of_other_threads() -> Iterator[Place]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import kinds_of, of_types
+from ipygpumem.heap.holders.cuts import split
 from ipygpumem.heap.holders.literals import literal
 from ipygpumem.introspect import instance_dict, is_instance, target_of, text_of, type_name
 
@@ -192,9 +193,16 @@ class ContextValue(NamedTuple):
     """Name of the context variable."""
     value: object
     code: str
-    """Code for the value; empty if no name of the user refers to the variable."""
+    """Code for the value; empty if neither a name of the user nor its own finds the variable."""
     advice: str
     """The statement that frees the value; empty if a task's context keeps it too."""
+
+
+    @property
+    def text(self) -> str:
+        """The code if a name of the user refers to the variable; else words."""
+        imports, code = split(self.code)
+        return f"context variable {self.variable}" if imports else code
 
 
 def context_values(names: Mapping[str, object]) -> Iterator[ContextValue]:
