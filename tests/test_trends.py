@@ -422,25 +422,34 @@ def test_lines_for_data_loaders_can_run_one_after_another(monkeypatch: pytest.Mo
     vars(module).update(DataLoader=loader, _MultiProcessingDataLoaderIter=iterator)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     loaders = []
-    for pid in range(1, 6):
+    for pid in range(1, 9):
         loaders.append(loader())
         loaders[-1]._iterator = SimpleNamespace(_workers=[SimpleNamespace(_popen=pid)])
-    first, second, third, fourth, fifth = loaders
-    names = {"rows": [first, second], "pair": (third,), "third": third, "by": {7: fourth, 8: fifth}}
-    children = with_endings([child(pid, 1) for pid in range(1, 6)], names)
+    first, second, third, fourth, fifth, sixth, seventh, eighth = loaders
+    names = {
+        "rows": [first, second],
+        "pair": (third,),
+        "third": third,
+        "by": {7: fourth, 8: fifth},
+        "nested": {"train": [sixth], "test": [(seventh, seventh)], "all": ({"last": eighth}, 1)},
+    }
+    children = with_endings([child(pid, 1) for pid in range(1, 9)], names)
     assert endings(children) == [
         "rows[0] = None",
         "rows[1] = None",
         "del pair, third",
         "del by[7]",
         "del by[8]",
+        'nested["train"][0] = None',
+        'nested["test"][0] = None',
+        'del nested["all"][0]["last"]',
     ]
     last = loaders.pop()
-    del first, second, third, fourth, fifth, last
+    del first, second, third, fourth, fifth, sixth, seventh, eighth, last
     references = [weakref.ref(item) for item in loaders]
     loaders.clear()
     exec("; ".join(endings(children)), names)
-    assert [reference() for reference in references] == [None] * 4
+    assert [reference() for reference in references] == [None] * 7
 
 
 def test_fragmentation_is_named_only_if_free_pages_grew() -> None:

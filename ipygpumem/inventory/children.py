@@ -31,6 +31,8 @@ line that ends them; empty if they end when nothing refers to the object.
 """
 _MOST_ITEMS = 1000
 """Maximum number of items of a list or dict to look at."""
+_MOST_STEPS = 3
+"""Maximum number of steps from a name to an object that has processes."""
 
 
 class ProcessGrowth(NamedTuple):
@@ -93,15 +95,15 @@ class _Owner(NamedTuple):
 def _joined(removals: Iterable[str]) -> str:
     """Return some lines as one, with a single ``del``."""
     deleted = dict[str, None]()
-    statements = list[str]()
+    statements = dict[str, None]()
     for removal in removals:
         target = removal.removeprefix("del ")
         if target == removal:
-            statements.append(removal)
+            statements[removal] = None
         else:
             deleted[target] = None
     if deleted:
-        statements.append(f"del {', '.join(deleted)}")
+        statements[f"del {', '.join(deleted)}"] = None
     return "; ".join(statements)
 
 
@@ -116,27 +118,36 @@ def _named_owners(namespace: dict[str, Any]) -> Iterator[_Owner]:
         if is_name(name) and not name.startswith("_"):
             named.append((name, value))
     for name, value in named:
-        yield from _items(name, value)
+        yield from _items(_Owner(name, value, f"del {name}"), _MOST_STEPS)
     for name, value in named:
         yield _Owner(name, value, f"del {name}")
 
 
-def _items(name: str, container: Any) -> Iterator[_Owner]:
-    """Yield the items of a short list, tuple or dict; none of any other object."""
+def _items(owner: _Owner, most_steps: int) -> Iterator[_Owner]:
+    """Yield the items of a short list, tuple or dict, those furthest inside first; none of any
+    other object.
+    """
+    container = owner.value
     if type(container) not in (list, tuple, dict) or len(container) > _MOST_ITEMS:
         return
+    items = list[_Owner]()
     if type(container) is dict:
         for key, item in list(container.items()):
             written = literal(key)
             if written:
-                yield _Owner(f"{name}[{written}]", item, f"del {name}[{written}]")
-        return
-    for index, item in enumerate(list(container)):
-        code = f"{name}[{index}]"
-        removal = f"{code} = None"
-        if type(container) is tuple:
-            removal = f"del {name}"
-        yield _Owner(code, item, removal)
+                code = f"{owner.code}[{written}]"
+                items.append(_Owner(code, item, f"del {code}"))
+    else:
+        for index, item in enumerate(list(container)):
+            code = f"{owner.code}[{index}]"
+            removal = f"{code} = None"
+            if type(container) is tuple:
+                removal = owner.removal  # with all other items
+            items.append(_Owner(code, item, removal))
+    if most_steps > 1:
+        for item in items:
+            yield from _items(item, most_steps - 1)
+    yield from items
 
 
 def _processes(value: object, attribute: str) -> Iterator[int]:

@@ -502,8 +502,11 @@ class ExperimentEnd:
 
         started = self._progress.started_at - _CLOCK_SECONDS
         new = [child for child in children_now() if child.started_at >= started]
-        lines = children.endings(children.with_endings(new, self._context.namespace))
+        ended = children.with_endings(new, self._context.namespace)
+        lines = children.endings(ended)
         how = "; ".join(lines) or "%gpumem status lists them"
+        if lines and not all(child.ends_by for child in ended):
+            how += "; %gpumem status lists the rest"
         size = format_bytes(left_bytes)
         return f"child processes have {size} more than at its start; to end them: {how}"
 
