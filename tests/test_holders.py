@@ -467,6 +467,23 @@ def test_an_array_in_a_traceback_counts_once(kernel: Kernel, kept: str) -> None:
     assert left(kernel) == []
 
 
+def test_one_line_frees_arrays_of_a_name_in_several_places(kernel: Kernel) -> None:
+    experiment = """%%experiment e
+made = [np.ones(70_000) for _ in range(4)]
+Store.cache = made[0]
+outer["k"] = made[1]
+store.append(made[2])
+other.append(made[3])
+"""
+    works(kernel, _LEFT, "outer, store, other = {}, [], []\nclass Store: pass", experiment)
+    ((size, path, line),) = left_by_experiment(kernel)
+    assert size == 4 * 70_000 * 8
+    assert path == "notebook variable other[0], and 3 more"
+    assert left(kernel) == [(size, path, line)]
+    works(kernel, line)
+    assert left(kernel) == []
+
+
 @pytest.mark.parametrize(("line", "keeps"), [(" --keep kept", ""), ("", "global kept; ")])
 def test_a_kept_name_is_a_holder_that_the_line_spares(
     kernel: Kernel, line: str, keeps: str

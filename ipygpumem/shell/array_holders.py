@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from ipygpumem.heap.arrays import Array, StorageKey
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.roots import KEPT, Roots
+from ipygpumem.heap.holders.roots import KEPT, REMOVE_THEM, Roots
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.inventory.merging import holder_of_all
 from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.shell.watched_names import WatchedName, size_of
 
@@ -18,8 +20,13 @@ MOST_EXPLAINED = 2000
 _MOST_PLACES = 4
 """Maximum number of places to search for the arrays of one name."""
 
+_MOST_SCATTERED = 40
+"""Maximum number of a name's arrays in several places of which each one's holder is searched."""
+
 Explained = tuple[WatchedName, RetainedArray]
 """A name's arrays in one place, and their row with the holder."""
+Scattered = tuple[WatchedName, ReferencePath]
+"""A name's arrays in several places, and the holder of the first."""
 
 
 @dataclass
@@ -57,6 +64,7 @@ def explained(
         questions: questions that the first search answers, too.
     """
     rows = list[Explained]()
+    scattered = list[Scattered]()
     waiting = list(watched)
     for number in range(_MOST_PLACES):
         new_questions = questions if number == 0 else None
@@ -67,11 +75,19 @@ def explained(
             parts = search.parts(item, arrays, smallest) if may_divide else [item]
             first, *further = parts
             waiting += further
-            row = _row_of(first, search.holder(arrays, is_divided=bool(further)))
+            holder = search.holder(arrays)
+            if holder is not None and not further and not search.is_whole(arrays):
+                scattered.append((first, holder))
+                continue
+            row = _row_of(first, holder)
             if row is not None:
                 rows.append((first, row))
         if not waiting:
             break
+    for item, holder in _with_all_holders(scattered, heap, roots):
+        row = _row_of(item, holder)
+        if row is not None:
+            rows.append((item, row))
     return sorted(rows, key=lambda pair: -pair[1].size_bytes)
 
 
@@ -117,13 +133,28 @@ class _Search:
             return [item]
         return parts
 
-    def holder(self, arrays: Sequence[Array], *, is_divided: bool) -> ReferencePath | None:
+    def holder(self, arrays: Sequence[Array]) -> ReferencePath | None:
         """Return the holder of a name's arrays; None if it was not searched."""
-        key = arrays[0].storage
-        holder = self._holders.get(key)
-        if holder is not None and not is_divided and not self._rows[key].is_whole:
-            return replace(holder, path=f"{holder.path}, and other places")
-        return holder
+        return self._holders.get(arrays[0].storage)
+
+    def is_whole(self, arrays: Sequence[Array]) -> bool:
+        """Return True if the holder leads to all of a name's arrays."""
+        return self._rows[arrays[0].storage].is_whole
+
+
+def _with_all_holders(
+    scattered: Sequence[Scattered], heap: Heap, roots: Roots
+) -> Iterator[Scattered]:
+    """Yield names whose arrays are in several places, with one holder for all of these."""
+    few = [item for item, _ in scattered if len(item.live_arrays()) <= _MOST_SCATTERED]
+    storages = list(chain.from_iterable(item.live_storages() for item in few))
+    holders = explain(storages, heap, roots, all_places=True) if storages else {}
+    for item, first in scattered:
+        of_arrays = [holders[key] for key in item.live_storages() if key in holders]
+        if of_arrays:
+            yield item, holder_of_all(of_arrays, roots.cuts)
+        else:
+            yield item, ReferencePath(f"{first.path}, and other places", REMOVE_THEM)
 
 
 def _largest_first(watched: Iterable[WatchedName]) -> list[tuple[WatchedName, list[Array]]]:

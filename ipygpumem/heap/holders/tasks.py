@@ -197,7 +197,6 @@ class ContextValue(NamedTuple):
     advice: str
     """The statement that frees the value; empty if a task's context keeps it too."""
 
-
     @property
     def text(self) -> str:
         """The code if a name of the user refers to the variable; else words."""
