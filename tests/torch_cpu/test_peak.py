@@ -694,6 +694,7 @@ def test_a_cell_with_peak_shows_a_report(notebook: Kernel) -> None:
     for magics in ("%%peak\n", "%%experiment one\n%%peak --top 1\n", "%%time\n%%peak\n"):
         (report,) = ok(notebook, f"{magics}more = torch.ones(1 << 21)\ndel more").reports("peak")
         assert report.startswith("peak · RAM of tensors highest with 12")
+        assert report.partition("\n")[0].endswith(", faster without %%peak")
         assert "held" in report or "--top 1" in magics
         assert "del more" not in report
     assert "did you mean --top" in notebook.run("%%peak --tops\n1").stderr

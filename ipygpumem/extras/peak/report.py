@@ -48,7 +48,10 @@ def peak_report(record: PeakRecord, *, top: int = _ROWS_SHOWN) -> Report:
     segments = ["peak", *map(headline, devices)]
     if record.ram is not None and not devices:
         segments.append(_ram_text(record.ram))
-    segments.append(f"in {format_seconds(record.duration_seconds)}")
+    duration = f"in {format_seconds(record.duration_seconds)}"
+    if devices:  # each allocation was followed
+        duration += ", faster without %%peak"
+    segments.append(duration)
     tables = list[Table]()
     for device in devices:
         if device.ran_out or device.size_bytes >= _LEAST_SHARE * devices[0].size_bytes:
