@@ -58,7 +58,7 @@ class StorageFollower(TorchDispatchMode):
         return bool(graph != -1)
 
     def owner(self, _: Any) -> Any:
-        """Return the place of the module that a parameter belongs to, if the subclass knows it."""
+        """Return the origin of the module that a parameter belongs to, if the subclass knows it."""
         return None
 
     def mark_gradient(self, parameter: Any, gradient: Any) -> None:
@@ -69,6 +69,6 @@ class StorageFollower(TorchDispatchMode):
     def mark_state(self, optimizer: Any, *_: Any) -> None:
         """Mark the tensors of an optimizer's state."""
         for parameter, state in optimizer.state.items():
-            place = self.owner(parameter)
+            origin = self.owner(parameter)
             for tensor in tensors_in(state):
-                self.log.mark(tensor, OPTIMIZER, place)
+                self.log.mark(tensor, OPTIMIZER, origin)

@@ -49,7 +49,7 @@ class StorageLife:
 
     In RAM, it is the address of a large storage whose pages the owner of the log counts.
     """
-    place: Any = None
+    origin: Any = None
     """Where it was allocated, for the owner of the log."""
     reserved_bytes: int = 0
     """Further bytes, which are reserved and not used, if the log's owner has counted the pages."""
@@ -152,8 +152,8 @@ class StorageLog:
         life.died = self.clock
         self.now[life.device] -= life.size_bytes
 
-    def mark(self, tensor: Any, role: str, place: Any = None) -> None:
-        """Set role and place of a logged storage, unless it has another role.
+    def mark(self, tensor: Any, role: str, origin: Any = None) -> None:
+        """Set role and origin of a logged storage, unless it has another role.
 
         PARAMETERS replaces any role.
         """
@@ -163,7 +163,7 @@ class StorageLog:
                 continue
             if role == PARAMETERS or life.role in ("", role):
                 life.role = role
-                life.place = place or life.place
+                life.origin = origin or life.origin
 
     def erase(self, tensors: Iterable[Any]) -> None:
         """Log the storages of tensors as if they had been freed before the start."""

@@ -24,8 +24,8 @@ from torch.utils.checkpoint import checkpoint
 
 import ipygpumem
 from benchmarks.harness.kernel import Kernel
-from ipygpumem.extras.peak import following, graph, places
-from ipygpumem.extras.peak.places import Call
+from ipygpumem.extras.peak import following, graph, origins
+from ipygpumem.extras.peak.origins import Call
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow
 from ipygpumem.extras.peak.report import layers, peak_report
 from ipygpumem.units import KIB, MIB, format_bytes
@@ -290,7 +290,7 @@ def test_a_custom_function_has_the_line_of_its_own_backward_pass() -> None:
 def test_a_librarys_custom_function_has_the_line_that_called_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(places, "is_users", lambda file: file == "users.py")
+    monkeypatch.setattr(origins, "is_users", lambda file: file == "users.py")
     run = compile("y = OfLibrary.apply(x)\ny.sum().backward()", "users.py", "exec")
     x = torch.ones(MIB, requires_grad=True)
     with ipygpumem.peak() as found:
@@ -335,7 +335,7 @@ def test_nodes_of_equal_numbers_of_two_threads_are_told_apart() -> None:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(graph, "_running_node", lambda: running)
                 call = Call(is_in_engine=is_in_engine)
-                return nodes.place("mul", call).line
+                return nodes.origin("mul", call).line
 
         in_other = pool.submit(found, "MulBackward0", is_in_engine=True).result()
         assert in_other == ("other.py", 1)
@@ -368,7 +368,7 @@ def test_loaded_and_listed_numbers_are_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", ["Follower.start", "Follower.read", "Follower._place", "Follower._know_module"]
+    "broken", ["Follower.start", "Follower.read", "Follower._set_origin", "Follower._know_module"]
 )
 def test_a_failure_of_ours_becomes_a_note(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:

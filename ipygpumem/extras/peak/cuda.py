@@ -15,7 +15,7 @@ import torch
 from ipygpumem.errors import describe_error
 from ipygpumem.estimating.caching_allocator import FreePieces, block_bytes, most_split_bytes
 from ipygpumem.estimating.storages import StorageLife
-from ipygpumem.extras.peak.places import Line, Place
+from ipygpumem.extras.peak.origins import Line, Origin
 from ipygpumem.extras.peak.timeline import Clock
 from ipygpumem.introspect import is_users
 from ipygpumem.probes.allocator import Segment, snapshots
@@ -46,7 +46,7 @@ def now_us() -> int:
 class Operation:
     """An operation of a backward pass, from its start to its end."""
 
-    place: Place
+    origin: Origin
     began_us: int
     ended_us: int | None = None
     """None while it runs, and if it has failed."""
@@ -61,22 +61,22 @@ class Operations:
     def __len__(self) -> int:
         return len(self._operations)
 
-    def begin(self, place: Place) -> Operation:
+    def begin(self, origin: Origin) -> Operation:
         """Return a new operation that starts now."""
-        operation = Operation(place, now_us())
+        operation = Operation(origin, now_us())
         self._operations.append(operation)
         return operation
 
-    def at(self, time_us: int) -> Place | None:
-        """Return the place of the only operation that ran at a time; None if there is none, or
+    def at(self, time_us: int) -> Origin | None:
+        """Return the origin of the only operation that ran at a time; None if there is none, or
         several.
         """
         last = bisect_right(self._operations, time_us, key=attrgetter("began_us"))
-        places = set[Place]()
+        origins = set[Origin]()
         for operation in self._operations[max(0, last - _MOST_NESTED) : last]:
             if operation.ended_us is None or time_us <= operation.ended_us:
-                places.add(operation.place)
-        return places.pop() if len(places) == 1 else None
+                origins.add(operation.origin)
+        return origins.pop() if len(origins) == 1 else None
 
     def clear(self) -> None:
         """Forget the operations that have ended."""
@@ -171,20 +171,20 @@ class Blocks:
     def _match(self, block: StorageLife, until_us: int) -> None:
         """Give a block the first storage that was seen at its address."""
         storages = self._unmatched.get(block.address)
-        if block.place.storage is None and storages and storages[0][0] <= until_us:
+        if block.origin.storage is None and storages and storages[0][0] <= until_us:
             _, storage = storages.pop(0)
-            block.place = Block(storage, None)
+            block.origin = Block(storage, None)
 
     def _origin(self, event: Mapping[str, Any]) -> Block:
         """Return the origin of an allocation: the operation of a backward pass, else the line."""
-        place = self._operations.at(event["time_us"])
-        if place is not None:
-            return Block(None, place.line, place.operation)
+        origin = self._operations.at(event["time_us"])
+        if origin is not None:
+            return Block(None, origin.line, origin.operation)
         return Block(None, _users_line(event.get("frames") or ()))
 
     def _born(self, address: int, size: int, origin: Block) -> None:
         life = StorageLife(self.device, size, self.tick, self.tick == 0, address=address)
-        life.place = origin
+        life.origin = origin
         self._alive[address] = life
         self.lives.append(life)
 
@@ -308,9 +308,9 @@ class CudaRecording:
         """True if the events so far are to be replayed."""
         return not self._keeps and len(self._operations) > _MOST_OPERATIONS
 
-    def begin_operation(self, place: Place) -> Operation:
+    def begin_operation(self, origin: Origin) -> Operation:
         """Note the start of an operation of a backward pass, and return it."""
-        return self._operations.begin(place)
+        return self._operations.begin(origin)
 
     def replay(self) -> None:
         """Replay the events so far, unless torch is to keep them for the snapshot."""

@@ -21,17 +21,17 @@ from ipygpumem.estimating.storage_follower import StorageFollower, hide_from_com
 from ipygpumem.estimating.storages import GRADIENTS, PARAMETERS, StorageLife, tensors_in
 from ipygpumem.extras.peak.cuda import CudaRecording, Operation, now_us
 from ipygpumem.extras.peak.graph import Graph
-from ipygpumem.extras.peak.origins import BUFFERS, ROLES, Origins
-from ipygpumem.extras.peak.pages import PagesLog
-from ipygpumem.extras.peak.places import (
+from ipygpumem.extras.peak.origins import (
     Call,
     Modules,
     Names,
     Operations,
-    Place,
+    Origin,
     is_owned,
 )
+from ipygpumem.extras.peak.pages import PagesLog
 from ipygpumem.extras.peak.records import DevicePeak
+from ipygpumem.extras.peak.row_keys import BUFFERS, ROLES, RowKeys
 from ipygpumem.extras.peak.timeline import Clock, Lives, Timeline, alive_at
 from ipygpumem.heap.tensors import answers_itself
 from ipygpumem.interrupts import is_from_signal
@@ -90,14 +90,14 @@ class Follower(StorageFollower):
         self.clock = Clock()
         self.error = ""
         """Why following stopped early; empty if it did not."""
-        self.failed: tuple[int, float, Place] | None = None
-        """The log's clock, the time and the place of the last operation that raised an error."""
+        self.failed: tuple[int, float, Origin] | None = None
+        """The log's clock, the time and the origin of the last operation that raised an error."""
         self.notes: dict[str, None] = {}
         self.began = time.perf_counter()
         self._modules = Modules(names, self._know_module)
         self._graph = Graph()
         self._operations = Operations()
-        self._origins = Origins(self.log)
+        self._row_keys = RowKeys(self.log)
         self._recording = CudaRecording(keep=keep_history)
         self._timelines: dict[str, Timeline] = {}
         self._most_lives = _MOST_LIVES
@@ -142,7 +142,7 @@ class Follower(StorageFollower):
                     life.role = ROLES.get(role, "")
         for name, value in self._modules.names():
             if is_exactly(value, torch.Tensor, torch.nn.Parameter):
-                self.log.mark(value, "", Place(name=name))
+                self.log.mark(value, "", Origin(name=name))
 
     def _record_cuda(self) -> None:
         error = self._recording.start(self.began, self.log.lives)
@@ -187,9 +187,9 @@ class Follower(StorageFollower):
             ran_out: True if the code ended because memory ran out.
         """
         if inventory is not None:
-            self._origins.name(inventory)
+            self._row_keys.name(inventory)
         self._know_names()
-        self._origins.note_replaced()
+        self._row_keys.note_replaced()
         self._modules.names = tuple  # none: they hold the frame
         self._fold(last=True)
         return [self._peak(device, ran_out=ran_out) for device in self._timelines]
@@ -207,7 +207,7 @@ class Follower(StorageFollower):
             on_device = [life for life in lives if life.device == device]
             moment = alive_at(on_device, tick), seconds
         timeline = self._timelines[device]
-        return timeline.peak(device, self._origins.row, source=source, moment=moment)
+        return timeline.peak(device, self._row_keys.row, source=source, moment=moment)
 
     def _fold(self, *, last: bool = False) -> None:
         """Sum up the storages so far, and drop those that were freed."""
@@ -234,7 +234,7 @@ class Follower(StorageFollower):
     def _add(self, device: str, lives: Lives, clock: Clock, tick: int) -> None:
         """Add memory to the timeline of a device."""
         if device not in self._timelines:
-            self._timelines[device] = Timeline(self._origins.role, clock)
+            self._timelines[device] = Timeline(self._row_keys.role, clock)
         self._timelines[device].add(lives, tick)
 
     # -- what torch calls --------------------------------------------------------------------------
@@ -296,14 +296,14 @@ class Follower(StorageFollower):
 
     @_guarded
     def _raised(self, func: Any) -> None:
-        place = self._place_of(func, self._modules.call(sys._getframe(1)))
-        self.failed = self.log.clock, time.perf_counter() - self.began, place
+        origin = self._origin_of(func, self._modules.call(sys._getframe(1)))
+        self.failed = self.log.clock, time.perf_counter() - self.began, origin
 
-    def _place_of(self, func: Any, call: Call) -> Place:
-        """Return the place of an operation that runs now."""
+    def _origin_of(self, func: Any, call: Call) -> Origin:
+        """Return the origin of an operation that runs now."""
         if torch._C._current_graph_task_id() != -1:
-            return self._graph.place(self._operations.name(func), call)
-        return Place("", call.module, self._operations.name(func), call.line)
+            return self._graph.origin(self._operations.name(func), call)
+        return Origin("", call.module, self._operations.name(func), call.line)
 
     def _begin_operation(
         self, func: Any, *, has_node: bool
@@ -325,7 +325,7 @@ class Follower(StorageFollower):
                 self._graph.note(self._operations.name(func), call)
             if not is_timed:
                 return call, None
-            return call, self._recording.begin_operation(self._place_of(func, call))
+            return call, self._recording.begin_operation(self._origin_of(func, call))
         except Exception as error:
             if is_from_signal(error):
                 raise
@@ -355,19 +355,19 @@ class Follower(StorageFollower):
                     self.log.note_address(life, tensor)
             if life is not None:
                 self.clock.note(self.log.clock, time.perf_counter() - self.began)
-                self._place(life, func, (args, kwargs), call)
+                self._set_origin(life, func, (args, kwargs), call)
         if len(self.log.lives) > self._most_lives or self._recording.is_full:
             self._fold()
             self._most_lives = len(self.log.lives) + _MOST_LIVES
 
-    def _place(self, life: StorageLife, func: Any, inputs: Any, call: Call | None) -> None:
+    def _set_origin(self, life: StorageLife, func: Any, inputs: Any, call: Call | None) -> None:
         """Note where a storage was allocated, and if it was while autograd recorded."""
-        life.place = self._operations.place(func)
+        life.origin = self._operations.origin(func)
         is_recording = torch.is_grad_enabled()
         if life.size_bytes >= _LEAST_PLACED:
             if call is None:
                 call = self._modules.call(sys._getframe(1))
-            life.place = self._place_of(func, call)
+            life.origin = self._origin_of(func, call)
             # In a custom function's forward method gradients are disabled; its call is recorded.
             if call.functions and call.functions[-1].arguments:
                 inputs = call.functions[-1].arguments
@@ -417,17 +417,17 @@ class Follower(StorageFollower):
     def _know_module(self, path: str, module: Any) -> None:
         """Note what the tensors of a module are for."""
         parts = instance_dict(module) or {}
-        place = Place(module=path)
+        origin = Origin(module=path)
         for kind, role in (("_buffers", BUFFERS), ("_parameters", PARAMETERS)):
             for tensor in parts.get(kind, {}).values():
                 if tensor is None:
                     continue
-                self.log.mark(tensor, role, place)
+                self.log.mark(tensor, role, origin)
                 if is_exactly(tensor, torch.nn.Parameter):
                     with torch._C.DisableTorchFunction():
                         gradient = tensor.grad
                     if gradient is not None:
-                        self.log.mark(gradient, GRADIENTS, place)
+                        self.log.mark(gradient, GRADIENTS, origin)
 
     @_guarded
     def _will_step(self, optimizer: Any, *_: Any) -> None:
@@ -442,13 +442,13 @@ class Follower(StorageFollower):
         if not torch.compiler.is_compiling():
             self.mark_state(optimizer)
 
-    def owner(self, parameter: Any) -> Place | None:
-        """Return the place of a parameter's module, if it is known."""
+    def owner(self, parameter: Any) -> Origin | None:
+        """Return the origin of a parameter's module, if it is known."""
         is_plain = is_exactly(parameter, torch.nn.Parameter, torch.Tensor)
         if not is_plain or parameter.layout is not torch.strided:
             return None
         life = self.log.life(parameter.untyped_storage()._cdata)
-        return life.place if life is not None and is_owned(life) else None
+        return life.origin if life is not None and is_owned(life) else None
 
 
 def _plain_tensors(result: Any) -> list[Any]:

@@ -16,13 +16,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ipygpumem.extras.peak.places import Call, Line, Place, line_of_thread
+from ipygpumem.extras.peak.origins import Call, Line, Origin, line_of_thread
 
 # An old torch may lack these two: then operations of a backward pass have the line that started it.
 _next_number: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
 _running_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
 _MOST_NODES = 100_000
-"""Number of nodes whose places are kept, of some 150 bytes each; beyond it, the older half goes."""
+"""Number of nodes whose origins are kept, of some 150 bytes each; beyond it, the older half is
+dropped.
+"""
 _COPY_SLICES = "torch::autograd::CopySlices"
 """Node of an operation in place on a view. It is made after the operation's own node, which it
 runs.
@@ -53,7 +55,7 @@ Key = tuple[int, int]
 
 
 class Node(NamedTuple):
-    """Origin of a node of the graph."""
+    """Record of a node of the graph."""
 
     operation: str
     """The operation, or the class of a custom function."""
@@ -87,7 +89,7 @@ class Graph:
         return number != last_number
 
     def note(self, operation: str, call: Call) -> None:
-        """Note the origin of this thread's last node, which an operation made."""
+        """Record the last node of this thread, which an operation made."""
         thread = threading.get_ident()
         module, line = call.module, call.line
         if call.functions:  # the function's node was made before its operations
@@ -105,34 +107,34 @@ class Graph:
         self._nodes = dict(islice(self._nodes.items(), len(self._nodes) // 2, None))
         self._same = {node: node for node in self._nodes.values()}
 
-    def place(self, operation: str, call: Call) -> Place:
-        """Return the place of an operation that autograd runs now.
+    def origin(self, operation: str, call: Call) -> Origin:
+        """Return the origin of an operation that autograd runs now.
 
         That is the line of a hook or of a custom function, if one asked for the operation; else the
         line of the forward pass that made the running node; else the line that started the backward
         pass.
         """
         if call.line is not None:
-            return Place("", call.module, operation, call.line)
-        node = self._origin_of_running_node(call)
+            return Origin("", call.module, operation, call.line)
+        node = self._running_node_record(call)
         if node is None:
-            return Place("", call.module, operation, self._backward_line(call))
+            return Origin("", call.module, operation, self._backward_line(call))
         if "backward" not in operation:
             operation += " in backward"
         if node.module:
             operation += f" of {node.module}"
-        return Place("", "", operation, node.line)
+        return Origin("", "", operation, node.line)
 
     def _own_line(self, call: Call) -> Line | None:
-        node = self._origin_of_running_node(call)
+        node = self._running_node_record(call)
         return self._backward_line(call) if node is None else node.line
 
     def _backward_line(self, call: Call) -> Line | None:
         """Return the line that started the backward pass, whose thread waits for the end of it."""
         return call.backward_line or line_of_thread(self._thread)
 
-    def _origin_of_running_node(self, call: Call) -> Node | None:
-        """Return the origin of the node that runs now; None if it is unknown or not certain."""
+    def _running_node_record(self, call: Call) -> Node | None:
+        """Return the record of the node that runs now; None if it is unknown or not certain."""
         running = _running_node()
         if running is None:
             return None

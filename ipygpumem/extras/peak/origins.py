@@ -1,87 +1,240 @@
-"""Tells what the memory of a storage, or of a block of CUDA's allocator, is for and from where."""
+"""Finds where the user's code allocates: the running module, the operation and the line."""
 
 from __future__ import annotations
 
-from ipygpumem.estimating.storages import (
-    GRADIENTS,
-    OPTIMIZER,
-    OTHER,
-    PARAMETERS,
-    TEMPORARIES,
-    WORKSPACES,
-    StorageLife,
-    StorageLog,
-)
-from ipygpumem.estimating.workspaces import workspace_sizes
-from ipygpumem.extras.peak.cuda import Block
-from ipygpumem.extras.peak.places import BEFORE, Place, is_owned
-from ipygpumem.extras.peak.timeline import Origin
-from ipygpumem.inventory.records import Inventory
+import inspect
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, NamedTuple, cast
 
-BUFFERS = "buffers"
-DATA = "data"
-ROLES = {
-    "parameter": PARAMETERS,
-    "gradient": GRADIENTS,
-    "optimizer state": OPTIMIZER,
-    "buffer": BUFFERS,
-}
-"""Roles by the kinds of an inventory."""
+import torch
+
+from ipygpumem.estimating.storages import StorageLife
+from ipygpumem.estimating.transients import operator_name
+from ipygpumem.heap.holders.frames import peek, stack
+from ipygpumem.introspect import instance_dict, is_users, name_of, type_name
+
+Names = Callable[[], Iterable[tuple[str, object]]]
+"""Returns the names that the user's code sees now."""
+Line = tuple[str, int]
+"""File and number of a line."""
+_MODULE_CALL = torch.nn.Module._call_impl.__code__
+_FUNCTION_CALL = torch.autograd.Function.apply.__func__.__code__
+_IS_OPTIMIZED = inspect.CO_OPTIMIZED
+_ENGINE_CALLS = {id(torch.autograd.backward.__code__), id(torch.autograd.grad.__code__)}
+"""Identities of the code of functions that run a backward pass. Code is slow to hash."""
 
 
-class Origins:
-    """Returns roles and rows of the storages in a log, and of the blocks that have them."""
+class Origin(NamedTuple):
+    """Where the memory of a storage comes from."""
 
-    def __init__(self, log: StorageLog) -> None:
-        self._log = log
-        self._replaced: set[Place] = set()
-        """Places of tensors whose names had other values when the code ended."""
+    name: str = ""
+    """The user's name."""
+    module: str = ""
+    """The path of a module."""
+    operation: str = ""
+    line: Line | None = None
 
-    def name(self, inventory: Inventory) -> None:
-        """Give the storages that are alive the names and roles of an inventory."""
-        for record in inventory.tensors:
-            life = self._log.life(record.storage) if record.library == "torch" else None
-            if life is None:
-                continue
-            if record.kind != "other" and (not life.role or record.kind == "parameter"):
-                life.role = ROLES[record.kind]
-            if record.name is not None and not is_owned(life):
-                life.place = Place(name=record.name)
 
-    def note_replaced(self) -> None:
-        """Note the tensors that existed before, had a name or were parameters, and were freed."""
-        for life in self._log.lives:
-            if not life.before or life.died is None or not life.place:
-                continue
-            if life.role == PARAMETERS or life.place.name:
-                self._replaced.add(life.place)
+class Operations:
+    """The names of operations, and their origins without module and line."""
 
-    def role(self, life: StorageLife) -> str:
-        """Return the role of a storage, or of a block and the storage in it."""
-        if type(life.place) is not Block:
-            role = self._log.role(life)
-            return DATA if role == OTHER else role
-        if life.place.storage is not None:
-            return self.role(life.place.storage)
-        is_of_workspace = life.size_bytes in {*workspace_sizes(None), *workspace_sizes((0, 0))}
-        if life.died is None and is_of_workspace:
-            return WORKSPACES
-        return DATA if life.before else TEMPORARIES
+    def __init__(self) -> None:
+        self._origins: dict[int, tuple[Any, Origin]] = {}
+        """Operators and their origins, by the operator's identity: an operator is slow to hash."""
 
-    def row(self, life: StorageLife) -> Origin:
-        """Return the role, name, module, operation and line of a storage or block."""
-        if type(life.place) is Block:
-            return self._row_of_block(life, life.place)
-        place: Place = life.place or BEFORE
-        name, module = place.name, place.module
-        if life.before and place in self._replaced:
-            name, module = f"{name or module.partition('.')[0]} (earlier value)", ""
-        return self.role(life), name, module, place.operation, place.line
+    def origin(self, func: Any) -> Origin:
+        """Return the origin of an operation without module and line."""
+        entry = self._origins.get(id(func))
+        if entry is None:
+            entry = func, Origin(operation=operator_name(func))
+            self._origins[id(func)] = entry
+        _, origin = entry
+        return origin
 
-    def _row_of_block(self, life: StorageLife, block: Block) -> Origin:
-        if block.storage is not None:
-            return self.row(block.storage)
-        operation = f"inside {block.operation or 'an operation'}"
-        if life.before:
-            operation = "autograd or C++ code"
-        return self.role(life), "", "", operation, block.line
+    def name(self, func: Any) -> str:
+        """Return the name of an operation."""
+        return self.origin(func).operation
+
+
+BEFORE = Origin(operation="existed before")
+
+
+@dataclass
+class FunctionCall:
+    """A running call of a custom function (``torch.autograd.Function``)."""
+
+    name: str
+    arguments: Any
+    module: str = ""
+    """The path of the module that calls it."""
+    line: Line | None = None
+    """The user's line that calls it."""
+
+
+class Call(NamedTuple):
+    """The Python code that asks for an operation."""
+
+    module: str = ""
+    """The path of the innermost running module."""
+    line: Line | None = None
+    """The innermost line of the user's code; not one that only started the backward pass."""
+    functions: tuple[FunctionCall, ...] = ()
+    """The custom functions that run, the innermost first."""
+    is_in_engine: bool = False
+    """True if this thread runs a backward pass that asks for the operation."""
+    backward_line: Line | None = None
+    """The line that started that backward pass."""
+
+
+def is_owned(life: StorageLife) -> bool:
+    """Return True for memory that belongs to a module, in contrast to results of its operations."""
+    return bool(life.origin and life.origin.module and not life.origin.operation)
+
+
+class Modules:
+    """The user's modules that ran, and those inside them, by their paths.
+
+    ``know`` is called with the path and the module, once the path is known.
+    """
+
+    def __init__(self, names: Names, know: Callable[[str, Any], None]) -> None:
+        self.names = names
+        self._know = know
+        self._paths: dict[int, tuple[weakref.ref[Any], str]] = {}
+        """Modules and their paths, by identity."""
+
+    def know_all(self, whole: Any, label: str) -> None:
+        """Note a module and those inside it; of several paths to one, the first counts."""
+        for path, module in reversed(_modules_in(whole, label)):
+            self._paths[id(module)] = weakref.ref(module), path
+            self._know(path, module)
+
+    def _known_path(self, module: Any) -> str | None:
+        """Return the path of a module; None if it is new."""
+        entry = self._paths.get(id(module))
+        if entry is None:
+            return None
+        reference, path = entry
+        return path if reference() is module else None
+
+    def _path_in(self, module: Any, whole: Any) -> str:
+        """Return the path of a new module that runs inside ``whole``, which is searched.
+
+        Hooks of modules would tell it too, but torch's compiler cannot compile them.
+        """
+        self._paths[id(module)] = weakref.ref(module), type_name(module)
+        self.know_all(whole, self._name_of(whole))
+        return self._paths[id(module)][1]
+
+    def _name_of(self, module: Any) -> str:
+        for name, value in self.names():
+            if value is module:
+                return name
+        return type_name(module)
+
+    def call(self, frame: FrameType) -> Call:
+        """Return the code that asks for the operation that runs now.
+
+        Args:
+            frame: the innermost frame to look at.
+        """
+        callers = _Callers(frame)
+        for function, inner_modules in callers.functions:
+            function.module = self._innermost_path(callers.module_calls[inner_modules:])
+        functions = tuple(function for function, _ in callers.functions)
+        module = self._innermost_path(callers.module_calls)
+        engine = callers.engine
+        return Call(module, callers.line, functions, engine is not None, _users_line(engine))
+
+    def _innermost_path(self, calls: Sequence[FrameType]) -> str:
+        """Return the path of the module whose call is the first of ``calls``."""
+        if not calls:
+            return ""
+        module = peek(calls[0])["self"]
+        path = self._known_path(module)
+        if path is None:
+            path = self._path_in(module, peek(calls[-1])["self"])
+        return path
+
+
+class _Callers:
+    """Collects the modules, functions and lines of an operation's callers, the innermost first."""
+
+    def __init__(self, frame: FrameType) -> None:
+        self.line: Line | None = None
+        """The user's innermost line."""
+        self.module_calls: list[FrameType] = []
+        self.functions: list[tuple[FunctionCall, int]] = []
+        """The custom functions, and how many modules run inside each."""
+        self.engine: FrameType | None = None
+        """The call that runs a backward pass, if one does."""
+        self._collect(frame)
+
+    def _collect(self, frame: FrameType) -> None:
+        """Collect from a frame and its callers, up to the cell, the script or a backward pass.
+
+        One loop without calls of our own, because it runs for most operations.
+        """
+        caller: FrameType | None = frame
+        while caller is not None:
+            code = caller.f_code
+            if code is _MODULE_CALL:
+                self.module_calls.append(caller)
+            elif id(code) in _ENGINE_CALLS:
+                self.engine = caller
+                break
+            elif code is _FUNCTION_CALL:
+                self._add_function(caller)
+            elif (self.line is None or self.functions) and is_users(code.co_filename):
+                self._add_line((code.co_filename, caller.f_lineno))
+            if not code.co_flags & _IS_OPTIMIZED:  # the cell or script
+                break
+            caller = caller.f_back
+
+    def _add_function(self, caller: FrameType) -> None:
+        """Add the call of a custom function."""
+        values = peek(caller)
+        name = name_of(cast(type, values["cls"]))
+        self.functions.append((FunctionCall(name, values["args"]), len(self.module_calls)))
+
+    def _add_line(self, line: Line) -> None:
+        """Add a line of the user's code."""
+        self.line = self.line or line
+        for function, _ in self.functions:
+            function.line = function.line or line
+
+
+def line_of_thread(thread: int) -> Line | None:
+    """Return the line that the user's code in a thread runs now."""
+    return _users_line(sys._current_frames().get(thread))
+
+
+def _users_line(frame: FrameType | None) -> Line | None:
+    """Return the user's innermost line in a frame and its callers."""
+    for caller in stack(frame):
+        if is_users(caller.f_code.co_filename):
+            return caller.f_code.co_filename, caller.f_lineno
+    return None
+
+
+def _modules_in(whole: Any, label: str) -> list[tuple[str, Any]]:
+    """Return a module and those inside it with their paths.
+
+    torch's own method would hash the modules, which not all of them allow.
+    """
+    paths: list[tuple[str, Any]] = []
+    visited = set[int]()
+    waiting = [(label, whole)]
+    while waiting:
+        path, module = waiting.pop()
+        if module is None or id(module) in visited:
+            continue
+        visited.add(id(module))
+        paths.append((path, module))
+        children = (instance_dict(module) or {}).get("_modules", {})
+        waiting += [(f"{path}.{name}", child) for name, child in reversed(children.items())]
+    return paths

@@ -14,12 +14,12 @@ _MOST_POINTS = 500
 T = TypeVar("T")
 Lives = Sequence[Any]
 """Lives of blocks, as in the estimates' log: ``size_bytes``, ``born``, ``died`` on a clock,
-``place``.
+``origin``.
 """
-Origin = tuple[str, str, str, str, "tuple[str, int] | None"]
+RowKey = tuple[str, str, str, str, "tuple[str, int] | None"]
 """A block's role, name, module, operation and line."""
-Row = Callable[[Any], Origin]
-"""Returns a block's origin."""
+Row = Callable[[Any], RowKey]
+"""Returns the key of a block's row."""
 
 
 class SizedBlock(NamedTuple):
@@ -45,8 +45,8 @@ class Clock:
 
     def seconds(self, tick: int) -> float:
         """Return the time of a tick."""
-        place = bisect_right(self._ticks, tick)
-        return self._seconds[place - 1] if place else 0.0
+        index = bisect_right(self._ticks, tick)
+        return self._seconds[index - 1] if index else 0.0
 
 
 class Timeline:
@@ -91,10 +91,10 @@ class Timeline:
         if moment is not None:
             lives, seconds = moment
             blocks = blocks_of(lives)
-        groups: dict[Origin, list[SizedBlock]] = {}
+        groups: dict[RowKey, list[SizedBlock]] = {}
         for block in blocks:
             groups.setdefault(row(block.life), []).append(block)
-        rows = sorted_rows(_row(origin, group) for origin, group in groups.items())
+        rows = sorted_rows(_row(row_key, group) for row_key, group in groups.items())
         curve = tuple(
             max(points, key=lambda point: sum(point.parts.values()))
             for points in _groups(self._points)
@@ -119,9 +119,9 @@ def blocks_of(lives: Lives) -> list[SizedBlock]:
     return [SizedBlock(life, life.size_bytes, life.reserved_bytes) for life in lives]
 
 
-def _row(origin: Origin, blocks: Sequence[SizedBlock]) -> PeakRow:
-    """Return the row of blocks that have the same origin."""
-    role, name, module, operation, line = origin
+def _row(row_key: RowKey, blocks: Sequence[SizedBlock]) -> PeakRow:
+    """Return the row of blocks that have the same key."""
+    role, name, module, operation, line = row_key
     return PeakRow(
         sum(block.size_bytes for block in blocks),
         role,

@@ -1,0 +1,87 @@
+"""Tells what the memory of a storage, or of a block of CUDA's allocator, is for and from where."""
+
+from __future__ import annotations
+
+from ipygpumem.estimating.storages import (
+    GRADIENTS,
+    OPTIMIZER,
+    OTHER,
+    PARAMETERS,
+    TEMPORARIES,
+    WORKSPACES,
+    StorageLife,
+    StorageLog,
+)
+from ipygpumem.estimating.workspaces import workspace_sizes
+from ipygpumem.extras.peak.cuda import Block
+from ipygpumem.extras.peak.origins import BEFORE, Origin, is_owned
+from ipygpumem.extras.peak.timeline import RowKey
+from ipygpumem.inventory.records import Inventory
+
+BUFFERS = "buffers"
+DATA = "data"
+ROLES = {
+    "parameter": PARAMETERS,
+    "gradient": GRADIENTS,
+    "optimizer state": OPTIMIZER,
+    "buffer": BUFFERS,
+}
+"""Roles by the kinds of an inventory."""
+
+
+class RowKeys:
+    """Returns roles and rows of the storages in a log, and of the blocks that have them."""
+
+    def __init__(self, log: StorageLog) -> None:
+        self._log = log
+        self._replaced: set[Origin] = set()
+        """Origins of tensors whose names had other values when the code ended."""
+
+    def name(self, inventory: Inventory) -> None:
+        """Give the storages that are alive the names and roles of an inventory."""
+        for record in inventory.tensors:
+            life = self._log.life(record.storage) if record.library == "torch" else None
+            if life is None:
+                continue
+            if record.kind != "other" and (not life.role or record.kind == "parameter"):
+                life.role = ROLES[record.kind]
+            if record.name is not None and not is_owned(life):
+                life.origin = Origin(name=record.name)
+
+    def note_replaced(self) -> None:
+        """Note the tensors that existed before, had a name or were parameters, and were freed."""
+        for life in self._log.lives:
+            if not life.before or life.died is None or not life.origin:
+                continue
+            if life.role == PARAMETERS or life.origin.name:
+                self._replaced.add(life.origin)
+
+    def role(self, life: StorageLife) -> str:
+        """Return the role of a storage, or of a block and the storage in it."""
+        if type(life.origin) is not Block:
+            role = self._log.role(life)
+            return DATA if role == OTHER else role
+        if life.origin.storage is not None:
+            return self.role(life.origin.storage)
+        is_of_workspace = life.size_bytes in {*workspace_sizes(None), *workspace_sizes((0, 0))}
+        if life.died is None and is_of_workspace:
+            return WORKSPACES
+        return DATA if life.before else TEMPORARIES
+
+    def row(self, life: StorageLife) -> RowKey:
+        """Return the role, name, module, operation and line of a storage or block."""
+        if type(life.origin) is Block:
+            return self._row_of_block(life, life.origin)
+        origin: Origin = life.origin or BEFORE
+        name, module = origin.name, origin.module
+        if life.before and origin in self._replaced:
+            name, module = f"{name or module.partition('.')[0]} (earlier value)", ""
+        return self.role(life), name, module, origin.operation, origin.line
+
+    def _row_of_block(self, life: StorageLife, block: Block) -> RowKey:
+        if block.storage is not None:
+            return self.row(block.storage)
+        operation = f"inside {block.operation or 'an operation'}"
+        if life.before:
+            operation = "autograd or C++ code"
+        return self.role(life), "", "", operation, block.line
