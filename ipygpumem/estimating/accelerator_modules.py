@@ -194,16 +194,16 @@ class Accelerators:
         return SimpleNamespace(cudaMemGetInfo=self.mem_get_info, **profiler)
 
     def _logged_as(self, device: Any) -> str:
-        place = torch.device("cuda", self._index(device))
-        return self._devices.name(place)
+        named = torch.device("cuda", self._index(device))
+        return self._devices.name(named)
 
     def memory_allocated(self, device: Any = None) -> int:
-        place = self._logged_as(device)
-        return self._log.now.get(place, 0)
+        name = self._logged_as(device)
+        return self._log.now.get(name, 0)
 
     def max_memory_allocated(self, device: Any = None) -> int:
-        place = self._logged_as(device)
-        return self._log.peak.get(place, 0)
+        name = self._logged_as(device)
+        return self._log.peak.get(name, 0)
 
     memory_reserved = memory_cached = current_allocated_memory = driver_allocated_memory = (
         memory_allocated

@@ -40,9 +40,9 @@ class Assumptions:
                     f"the assumption {quoted(text)} is not LINE=FRACTION, such as 5=0.25"
                 )
             label = f"line {match['line']}"
-            place = match["file"]
-            if place:
-                label = f"cell {place}, {label}" if place.isdecimal() else f"{place}, {label}"
+            file = match["file"]
+            if file:
+                label = f"cell {file}, {label}" if file.isdecimal() else f"{file}, {label}"
             shares[label] = share
         return cls(shares)
 

@@ -94,8 +94,8 @@ class FreePieces:
         """Remove a free piece, and return its size."""
         size = self._sizes.pop(address)
         del self._starts[address + size]
-        place = bisect_left(self._by_size, (size, address))
-        del self._by_size[place]
+        position = bisect_left(self._by_size, (size, address))
+        del self._by_size[position]
         return size
 
     def free(self, address: int, size: int) -> None:
@@ -139,10 +139,10 @@ class FreePieces:
         It is the smallest piece that is large enough, and the lowest one of several. Pieces that
         are too large to be split serve large blocks only, with a rest of less than 20 MiB.
         """
-        place = bisect_left(self._by_size, (size,))
-        if place == len(self._by_size):
+        position = bisect_left(self._by_size, (size,))
+        if position == len(self._by_size):
             return None
-        piece, address = self._by_size[place]
+        piece, address = self._by_size[position]
         most = self._most_split_bytes
         if size < most <= piece:
             return None

@@ -58,7 +58,7 @@ def column_sums_bytes(
 def _vector(given: Any, by_stride: Sequence[int]) -> int:
     """Return the number of neighbouring values that a thread reads at once: 1, 2 or 4.
 
-    ``by_stride``: the dimensions with more than one place, the innermost first.
+    ``by_stride``: the dimensions with more than one position, the innermost first.
     """
     innermost, *outer = by_stride
     if given.stride(innermost) != 1:

@@ -135,13 +135,13 @@ class Convolution:
         kernel = self.weight.shape[2:]
         if self.is_transposed:
             rows = self.weight.shape[1]
-            places = self.given.shape[2:]
+            positions = self.given.shape[2:]
         elif self._is_product(kernel):
             return 0
         else:
             rows = self.given.shape[1] // self.groups
-            places = self.outer.shape[2:]
-        columns = math.prod((*kernel, *places))
+            positions = self.outer.shape[2:]
+        columns = math.prod((*kernel, *positions))
         return int(rows * columns * self.given.element_size())
 
     def _is_product(self, kernel: Any) -> bool:

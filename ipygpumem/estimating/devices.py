@@ -61,7 +61,7 @@ class Devices:
         """Return the name of the device that a tensor on ``device`` is assumed to be on."""
         return self.named or str(device)
 
-    def place(self, device: Any) -> Any:
+    def of_copy(self, device: Any) -> Any:
         """Return the device for the fake copy of a tensor on ``device``."""
         if self.label is not None:
             return self.target
@@ -69,7 +69,7 @@ class Devices:
             return torch.device("cpu")
         return device
 
-    def place_for(self, value: Any) -> Any:
+    def standing_for(self, value: Any) -> Any:
         """Return the device that stands for another; other values unchanged."""
         if self.target is None:
             return value

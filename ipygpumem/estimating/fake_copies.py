@@ -203,9 +203,9 @@ class FakeCopies:
             return
         if tensor.is_cuda:
             life.address = tensor.untyped_storage().data_ptr()
-        place = str(tensor.device)
-        earlier_bytes = self.originals_bytes.get(place, 0)
-        self.originals_bytes[place] = earlier_bytes + life.size_bytes
+        device = str(tensor.device)
+        earlier_bytes = self.originals_bytes.get(device, 0)
+        self.originals_bytes[device] = earlier_bytes + life.size_bytes
 
     def _remember(self, tensor: Any, copy: Any) -> None:
         if isinstance(copy, torch.nn.Parameter):
@@ -275,7 +275,7 @@ class FakeCopies:
         """Return a fake tensor with the strides and offset of ``tensor``, in the copy of its
         storage.
         """
-        device = self._devices.place(tensor.device)
+        device = self._devices.of_copy(tensor.device)
         key = tensor.untyped_storage()._cdata
         storage = _target(self._storages.get(key))
         if storage is None:

@@ -27,13 +27,13 @@ class Kernel:
     def __init__(
         self,
         log: StorageLog,
-        place: str,
+        device: str,
         results: list[Any],
         log_result: Callable[[Any], object],
         keep_workspaces: Callable[[], object],
     ) -> None:
         self._log = log
-        self._place = place
+        self._device = device
         self._results = results
         self._log_result = log_result
         self._logged: set[int] = set()
@@ -60,7 +60,7 @@ class Kernel:
     @contextmanager
     def blocks(self, sizes: Iterable[int]) -> Iterator[None]:
         """Allocate blocks, and free them at the end of the ``with`` block."""
-        lives = [self._log.hold(size, self._place, TEMPORARIES) for size in sizes if size]
+        lives = [self._log.hold(size, self._device, TEMPORARIES) for size in sizes if size]
         yield
         for life in lives:
             self._log.free(life)

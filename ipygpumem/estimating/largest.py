@@ -37,13 +37,13 @@ def _masked_select(given: Any, mask: Any, *, share: float = 1.0) -> Any:
 
 
 def _index(given: Any, indices: Any, *, share: float = 1.0) -> Any:
-    places: list[Any] = []
+    positions: list[Any] = []
     for index in indices:
         if is_mask(index):
-            places += _nonzero(index, share=share).unbind(1)
+            positions += _nonzero(index, share=share).unbind(1)
         else:
-            places.append(index)
-    return _ATEN.index.Tensor(given, places)
+            positions.append(index)
+    return _ATEN.index.Tensor(given, positions)
 
 
 def is_mask(index: Any) -> bool:
@@ -157,7 +157,7 @@ def of_share(function: Callable[..., Any], share: float) -> Callable[..., Any] |
     return functools.partial(function, share=share)
 
 
-_PLACES = {
+_POSITIONS = {
     "argmax": 1,
     "argmin": 1,
     "max": 1,
@@ -183,7 +183,7 @@ def largest_value(name: str, args: Any, kwargs: Any, result: Any) -> tuple[Any, 
     """
     if name == "nonzero":
         return result, 0
-    if name in _PLACES:
+    if name in _POSITIONS:
         return _largest_position(name, args, kwargs, result)
     if name in _RANDOM:
         return _largest_random_number(name, args, result)
@@ -193,7 +193,7 @@ def largest_value(name: str, args: Any, kwargs: Any, result: Any) -> tuple[Any, 
 def _largest_position(name: str, args: Any, kwargs: Any, result: Any) -> tuple[Any, int] | None:
     """Return an operator's positions, and the largest of them."""
     source = args[0]
-    number = _PLACES[name]
+    number = _POSITIONS[name]
     dim = None
     if len(args) > number:
         dim = args[number]

@@ -55,8 +55,8 @@ class PackedSequences:
         for first, stop, start, batch in _runs(batches):
             count = stop - first
             rows = data[start : start + count * batch]
-            place = padded[first:stop, :batch]
-            place.copy_(rows.view(count, batch, *row_shape))
+            part = padded[first:stop, :batch]
+            part.copy_(rows.view(count, batch, *row_shape))
         if batch_first:
             padded = padded.transpose(0, 1)
         lengths = _numbers_above(batches, largest_batch)

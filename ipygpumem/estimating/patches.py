@@ -342,7 +342,7 @@ class Patches:
         options = dict(kwargs or {})
         is_constructor = func in _device._device_constructors()
         if is_constructor and options.get("device") is None:
-            options["device"] = self._devices.place_for(context.device)
+            options["device"] = self._devices.standing_for(context.device)
         return func(*args, **options)
 
 

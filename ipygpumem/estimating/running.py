@@ -207,22 +207,22 @@ class Estimation:
         """
         self.run(code)
         self._note_assumptions()
-        places = dict.fromkeys(life.device for life in self.log.lives)
+        devices = dict.fromkeys(life.device for life in self.log.lives)
         figures = []
-        for place in places:
-            unfollowed = self._unfollowed_on(place, places)
-            figures.append(self._figures_of(place, unfollowed))
+        for device_name in devices:
+            unfollowed = self._unfollowed_on(device_name, devices)
+            figures.append(self._figures_of(device_name, unfollowed))
         uses_cuda = any(device.device.startswith("cuda") for device, _ in figures)
         settings = ", ".join(unfollowed_settings())
         if settings and uses_cuda:
             self._note(f"{settings}: not followed, reserved and needed are the figures without it")
         return figures
 
-    def _unfollowed_on(self, place: str, places: Iterable[str]) -> tuple[str, ...]:
+    def _unfollowed_on(self, device_name: str, devices: Iterable[str]) -> tuple[str, ...]:
         """Return the kinds of code that ran on a device, and whose memory is not followed."""
         # Code on a card also makes tensors on the host, whose memory its compiler hardly changes.
-        uses_card = any(other != "cpu" for other in places)
-        if place == "cpu" and uses_card:
+        uses_card = any(other != "cpu" for other in devices)
+        if device_name == "cpu" and uses_card:
             return ()
         return self._unfollowed.kinds
 
@@ -240,22 +240,24 @@ class Estimation:
             )
             self._workspaces.unknown.setdefault("_cudnn_rnn")
 
-    def _figures_of(self, place: str, unfollowed: tuple[str, ...]) -> tuple[DeviceEstimate, int]:
+    def _figures_of(
+        self, device_name: str, unfollowed: tuple[str, ...]
+    ) -> tuple[DeviceEstimate, int]:
         """Return the figures of one device of the log, and the bytes that it holds already."""
-        device, there_bytes = read(self.log, place, self._devices.named or place)
+        device, there_bytes = read(self.log, device_name, self._devices.named or device_name)
         if not there_bytes:  # no segments: count the originals and the existing workspaces
             originals_bytes = self.copies.originals_bytes.get(device.device, 0)
-            there_bytes = originals_bytes + self._existing_workspaces_bytes(place)
+            there_bytes = originals_bytes + self._existing_workspaces_bytes(device_name)
         if device.device.startswith("cuda"):
             unknown_operators = tuple(self._workspaces.unknown)
             device = replace(device, unknown_operators=unknown_operators)
         return replace(device, unfollowed=unfollowed), there_bytes
 
-    def _existing_workspaces_bytes(self, place: str) -> int:
+    def _existing_workspaces_bytes(self, device_name: str) -> int:
         """Return the bytes of the workspaces that a device had before the code ran."""
         size_bytes = 0
         for life in self.log.lives:
-            if life.before and life.role == WORKSPACES and life.device == place:
+            if life.before and life.role == WORKSPACES and life.device == device_name:
                 size_bytes += life.size_bytes
         return size_bytes
 

@@ -77,11 +77,11 @@ class TorchFunctions(TorchFunctionMode):
             devices.asked.setdefault(moved_to)
             return args[0].to(devices.target)
         if func is torch.Tensor.to and len(args) > 1:
-            tensor, place, *further = args
-            args = (tensor, devices.place_for(place), *further)
+            tensor, device, *further = args
+            args = (tensor, devices.standing_for(device), *further)
         device = kwargs.get("device")
         if device is not None:
-            kwargs = {**kwargs, "device": devices.place_for(device)}
+            kwargs = {**kwargs, "device": devices.standing_for(device)}
         elif devices.label is None or devices.on_cpu:
             return func(*args, **kwargs)
         elif func in _device_constructors():

@@ -451,11 +451,11 @@ It adds up an embedding's gradients.
 
 
 @_rule_of("index")
-def _places(args: Any, _: Any) -> Bytes:
-    return _places_of_masks(args[1])
+def _positions(args: Any, _: Any) -> Bytes:
+    return _positions_of_masks(args[1])
 
 
-def _places_of_masks(indices: Any) -> list[int]:
+def _positions_of_masks(indices: Any) -> list[int]:
     """Return the bytes of the positions at which masks are true, by assumption everywhere."""
     masks = [index for index in indices if index is not None and index.itemsize == 1]
     return [8 * mask.numel() * mask.dim() for mask in masks]
@@ -466,7 +466,7 @@ def _put(args: Any, _: Any) -> list[int]:
     _, indices, values, *options = args
     sizes: list[int] = []
     if values.dim():  # a single value is filled in by the mask
-        sizes += _places_of_masks(indices)
+        sizes += _positions_of_masks(indices)
     accumulates = bool(options) and options[0]
     if accumulates:
         counts = [index.numel() for index in indices if index is not None]

@@ -142,16 +142,16 @@ class Workspaces:
             self.unknown.setdefault(name)
         first_result = results[0]
         device = torch.device(assumed_on)
-        place = self._devices.name(first_result.device)
+        device_name = self._devices.name(first_result.device)
         calls_cublas = name in _MULTIPLY or name in _CONVOLVE
 
         def keep_workspaces() -> None:
             if calls_cublas:
                 thread = _thread(in_backward=in_backward)
                 adds_bias = _adds_bias(name, args)
-                self._keep_workspaces(device, place, thread, adds_bias=adds_bias)
+                self._keep_workspaces(device, device_name, thread, adds_bias=adds_bias)
 
-        kernel = Kernel(self._log, place, results, log_result, keep_workspaces)
+        kernel = Kernel(self._log, device_name, results, log_result, keep_workspaces)
         if name in _CONVOLVE:
             self._log_convolution(kernel, name, args, first_result)
             return
@@ -179,18 +179,20 @@ class Workspaces:
             convolution.log(kernel)
         kernel.results()
 
-    def _keep_workspaces(self, device: Any, place: str, thread: object, *, adds_bias: bool) -> None:
+    def _keep_workspaces(
+        self, device: Any, device_name: str, thread: object, *, adds_bias: bool
+    ) -> None:
         """Log the workspaces of a thread, if it multiplies for the first time on a device."""
         kinds = [False]
         if adds_bias:
             kinds.append(True)
         for is_light in kinds:
-            key = (place, thread, is_light)
+            key = (device_name, thread, is_light)
             if key not in self._logged:
                 self._logged.add(key)
-                self._log_workspace(device, place, is_light=is_light)
+                self._log_workspace(device, device_name, is_light=is_light)
 
-    def _log_workspace(self, device: Any, place: str, *, is_light: bool) -> None:
+    def _log_workspace(self, device: Any, device_name: str, *, is_light: bool) -> None:
         """Log a workspace of cuBLAS, or of cublasLt, as the block that it already has, if any."""
         capability = self._capability(device)
         size_bytes, light_bytes = workspace_sizes(capability)
@@ -198,8 +200,8 @@ class Workspaces:
             size_bytes = light_bytes
         elif capability is None:
             self._note_assumed_hopper(device)
-        address = self._take_existing(place, size_bytes)
-        life = self._log.hold(size_bytes, place, WORKSPACES, before=bool(address))
+        address = self._take_existing(device_name, size_bytes)
+        life = self._log.hold(size_bytes, device_name, WORKSPACES, before=bool(address))
         life.address = address
 
     def _capability(self, device: Any) -> tuple[int, int] | None:
@@ -220,11 +222,11 @@ class Workspaces:
             f"multiplies ({usual} on other GPUs)"
         )
 
-    def _take_existing(self, place: str, size_bytes: int) -> int:
+    def _take_existing(self, device_name: str, size_bytes: int) -> int:
         """Return the address of an existing block that is probably a workspace of this size, which
         then counts as assigned; 0 if there is none.
         """
-        existing = self._unassigned.get(place, {})
+        existing = self._unassigned.get(device_name, {})
         for address, block_bytes in existing.items():
             if block_bytes == size_bytes:
                 del existing[address]

@@ -385,8 +385,8 @@ def _needed_bytes(last: Try, usage: Usage | None) -> int | None:
 
 def _need(last: Try, needed_bytes: int, device: str, plan: Plan) -> str:
     """Return the memory that a try needed, in words."""
-    place = "RAM" if device == "cpu" else device
-    text = f"{format_bytes(needed_bytes)} of {place}"
+    memory = "RAM" if device == "cpu" else device
+    text = f"{format_bytes(needed_bytes)} of {memory}"
     if last.outcome == CROWDED:
         return f"{text} plus the {plan.headroom * 100:g}% that must stay free"
     if last.required_bytes is None:  # it may have needed more after the failed allocation

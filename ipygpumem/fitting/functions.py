@@ -138,9 +138,9 @@ def _with_values_inserted(
     ``values``.
     """
     positional = list(args)
-    for place, item in enumerate(parameters):
+    for position, item in enumerate(parameters):
         if item.name not in values or item.kind not in _BY_POSITION:
             continue
-        if place < len(positional) or item.kind is item.POSITIONAL_ONLY:
-            positional.insert(place, values.pop(item.name))
+        if position < len(positional) or item.kind is item.POSITIONAL_ONLY:
+            positional.insert(position, values.pop(item.name))
     return positional

@@ -250,7 +250,7 @@ def _figures_table(
 
 
 def _rank_of_device(key: tuple[str, str]) -> int:
-    """Return the place of a figure in the table: time first, then the host, then devices."""
+    """Return the position of a figure in the table: time first, then the host, then devices."""
     _, device = key
     return {"": 0, "cpu": 1}.get(device, 2)
 

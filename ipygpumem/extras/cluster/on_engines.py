@@ -75,9 +75,9 @@ def _without_on(line: str) -> str:
     """Return a line without ``--on`` and its value."""
     words = shlex.split(line)
     names = [word.partition("=")[0] for word in words]
-    place = names.index("--on")
-    length = 1 if "=" in words[place] else 2  # --on=all or --on all
-    del words[place : place + length]
+    position = names.index("--on")
+    length = 1 if "=" in words[position] else 2  # --on=all or --on all
+    del words[position : position + length]
     return shlex.join(words)
 
 

@@ -104,15 +104,15 @@ class Run:
         self._roots, self.names = [], {}  # fake tensors must not outlive the run
         self._hooks.clear()
 
-    def wrap(self, place: Any, name: str, around: Callable[..., Any]) -> None:
+    def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         """Replace a function by ``around``, which also gets the function itself, during the run."""
-        original = getattr(place, name)
+        original = getattr(owner, name)
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             return around(original, *args, **kwargs)
 
-        self._stack.enter_context(patch.object(place, name, call))
+        self._stack.enter_context(patch.object(owner, name, call))
 
     def name_of(self, wanted: Any) -> str:
         """Return an expression for an object, from a name of the code, such as ``trainer.model``;

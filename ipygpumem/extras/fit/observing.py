@@ -359,8 +359,8 @@ class _Observer:
     def _has_parameters_outside(self, root: Any, path: str) -> bool:
         """Return True if the last layer's weights are the embedding's, too, for instance."""
         prefix = f"{path}.".lstrip(".")
-        for place, parameter in root.named_parameters(remove_duplicate=False):
-            if id(parameter) in self._last_parameters and not place.startswith(prefix):
+        for path, parameter in root.named_parameters(remove_duplicate=False):
+            if id(parameter) in self._last_parameters and not path.startswith(prefix):
                 return True
         return False
 

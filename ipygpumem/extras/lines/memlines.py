@@ -124,12 +124,12 @@ def _cell_block(file: str, cell: Cell) -> CodeBlock:
     written = cell.source.splitlines()  # as IPython splits what it has compiled
     if len(written) == len(compiled):
         return CodeBlock("cell", 1, tuple(code_lines(cell.source.rstrip("\n"))))
-    # A magic's line has taken up those below it, so that later lines are not at their places.
+    # A magic's line has taken up those below it, so that later lines are not at their positions.
     lines = []
-    for place, line in enumerate(compiled):
-        is_magic = line.startswith("get_ipython().") and place < len(written)
+    for position, line in enumerate(compiled):
+        is_magic = line.startswith("get_ipython().") and position < len(written)
         if is_magic:
-            line = written[place]
+            line = written[position]
         lines.append(line)
     return CodeBlock("cell", 1, tuple(lines))
 
@@ -206,10 +206,10 @@ def _together_notes(record: LinesRecord) -> list[str]:
             f"line {number}" for owner, number in sorted(keys) if (owner, number) != (block, line)
         ]
         all_lines = listed([f"line {line}", *more_lines], 6)
-        place = clean(record.blocks[block].title)
+        title = clean(record.blocks[block].title)
         notes.append(
             f"{all_lines}: each run after the first {MOST_RUNS:,} was not measured alone; together "
-            f"they count as one run of line {line} ({place})"
+            f"they count as one run of line {line} ({title})"
         )
     return notes
 

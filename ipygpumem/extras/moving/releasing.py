@@ -2,7 +2,7 @@
 stays.
 
 Only the object itself is emptied. Objects that something else refers to stay alive. Code that still
-uses the object gets an error that names the place of its release.
+uses the object gets an error that names the line of its release.
 """
 
 from __future__ import annotations
@@ -274,11 +274,11 @@ def _watched_parts(named: Sequence[tuple[str, object]]) -> list[_WatchedPart]:
 
 
 def _rank(part: tuple[str, object]) -> int:
-    """Return the place of a part in the order of examination."""
+    """Return the position of a part in the order of examination."""
     _, value = part
-    for place, (library, name) in enumerate(_KINDS):
+    for position, (library, name) in enumerate(_KINDS):
         if is_of_library(value, library, name):
-            return place
+            return position
     return len(_KINDS)
 
 

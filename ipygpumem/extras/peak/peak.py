@@ -74,7 +74,7 @@ class Peak:
         save: str | os.PathLike[str] | None = None,
         flame: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._names, self._place = names, None if save is None else _checked(save)
+        self._names, self._save_path = names, None if save is None else _checked(save)
         self._flame = None if flame is None else _checked_page(flame)
         self._follower: Any = None
         self._host: Any = None
@@ -101,7 +101,7 @@ class Peak:
         self._start_span()
 
     def _follow(self) -> None:
-        has_history = self._place is not None
+        has_history = self._save_path is not None
         follower = self._started(lambda: _follower(self._names, has_history), "torch's tensors")
         if follower is not None and self._waiting is not None:  # torch was imported by now
             follower.began = self._began
@@ -248,22 +248,22 @@ class Peak:
         self._notes += follower.notes
         if ran_out and follower.failed is not None:
             _, _, (_, module, operation, line) = follower.failed
-            place = [
+            words = [
                 operation,
                 f"of {module}" if module else "",
                 f"in {line_text(*line)}" if line else "",
             ]
-            self._notes.append(f"memory ran out in {' '.join(filter(None, place))}")
+            self._notes.append(f"memory ran out in {' '.join(filter(None, words))}")
         if follower.error:
             self._notes.append(f"following torch's storages stopped early: {follower.error}")
-        if self._place is not None and follower.snapshot is None:
+        if self._save_path is not None and follower.snapshot is None:
             self._notes.append("nothing was saved: no memory of a CUDA device was allocated")
-        elif self._place is not None:
+        elif self._save_path is not None:
             size = write(
-                self._place, pickle.dumps(follower.snapshot), is_ours=lambda _: True, force=True
+                self._save_path, pickle.dumps(follower.snapshot), is_ours=lambda _: True, force=True
             )
             self._notes.append(
-                f"saved: {self._place} ({format_bytes(size)}); pytorch.org/memory_viz shows it"
+                f"saved: {self._save_path} ({format_bytes(size)}); pytorch.org/memory_viz shows it"
             )
         return devices
 
@@ -314,30 +314,30 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
 def _checked(save: str | os.PathLike[str]) -> Path:
     """Return the path of a file for torch's snapshot; an existing file must be one."""
-    place, name = place_of(save), quoted(os.fsdecode(save))
-    if place.suffix.lower() not in (".pickle", ".pkl"):
+    path, name = place_of(save), quoted(os.fsdecode(save))
+    if path.suffix.lower() not in (".pickle", ".pkl"):
         raise FileError(f"{name}: name a file that ends in .pickle, for torch's memory viewer")
-    _check_folder(place)
-    if place.exists():
-        head = _head(place, name)
+    _check_folder(path)
+    if path.exists():
+        head = _head(path, name)
         if head and not (head[:1] == b"\x80" and (b"segments" in head or b"device_traces" in head)):
             raise FileError(
                 f"{name} is not a snapshot of allocations, so it is not replaced: name another"
             )
-    return place
+    return path
 
 
 def _checked_page(flame: str | os.PathLike[str]) -> Path:
     """Return the path of a file for memray's flame graph; an existing file must be one."""
-    place, name = place_of(flame), quoted(os.fsdecode(flame))
-    if place.suffix.lower() not in (".html", ".htm"):
+    path, name = place_of(flame), quoted(os.fsdecode(flame))
+    if path.suffix.lower() not in (".html", ".htm"):
         raise FileError(f"{name}: name a file that ends in .html, for memray's flame graph")
-    _check_folder(place)
-    if place.exists():
-        head = _head(place, name)
+    _check_folder(path)
+    if path.exists():
+        head = _head(path, name)
         if head and not _is_flame_graph(head.decode("utf-8", "replace")):
             raise FileError(f"{name} is not a flame graph, so it is not replaced: name another")
-    return place
+    return path
 
 
 def _is_flame_graph(beginning: str) -> bool:
@@ -345,15 +345,15 @@ def _is_flame_graph(beginning: str) -> bool:
     return "memray" in beginning
 
 
-def _check_folder(place: Path) -> None:
-    if not os.access(place.parent, os.W_OK | os.X_OK):
-        raise FileError(f"{ellipsize(place.parent)!r} is not a folder, or cannot be written")
+def _check_folder(path: Path) -> None:
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise FileError(f"{ellipsize(path.parent)!r} is not a folder, or cannot be written")
 
 
-def _head(place: Path, name: str) -> bytes:
+def _head(path: Path, name: str) -> bytes:
     """Return the beginning of a file that exists."""
     try:
-        with open_plain(place) as file:
+        with open_plain(path) as file:
             return file.read(4096)
     except OSError as error:
         raise FileError(f"{name}: {ellipsize(error.strerror or error)}") from None

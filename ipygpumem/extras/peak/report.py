@@ -95,15 +95,17 @@ def _reserved_facts(device: DevicePeak) -> list[Fact]:
     if reserved_bytes < _LEAST_RESERVED_BYTES:
         return []
     rows = sorted(device.rows, key=lambda row: -row.reserved_bytes)
-    places = list[str]()
+    origins = list[str]()
     for row in rows[:_RESERVED_SHOWN]:
         if row.reserved_bytes >= _LEAST_RESERVED_BYTES:
             origin = ", ".join(filter(None, [row.name or row.module, row.operation, row.line]))
-            places.append(f"{format_bytes(row.reserved_bytes)} by {clean_name(origin or row.role)}")
+            origins.append(
+                f"{format_bytes(row.reserved_bytes)} by {clean_name(origin or row.role)}"
+            )
     return [
         Fact(
             f"{title(device)} reserved, not used",
-            [f"{format_bytes(reserved_bytes)} ({'; '.join(places)})"],
+            [f"{format_bytes(reserved_bytes)} ({'; '.join(origins)})"],
         )
     ]
 

@@ -34,7 +34,7 @@ _OUT_OF_MEMORY = frozenset({"MemoryError", "OutOfMemoryError", "_ArrayMemoryErro
 
 
 class CellSpan(NamedTuple):
-    """A cell with its place on the axis of computing time, in seconds."""
+    """A cell with its position on the axis of computing time, in seconds."""
 
     cell: CellRecord
     begin: float
@@ -42,7 +42,7 @@ class CellSpan(NamedTuple):
 
 
 class CellUse(NamedTuple):
-    """A cell's use of one device, with the cell's place on the axis of computing time."""
+    """A cell's use of one device, with the cell's position on the axis of computing time."""
 
     span: CellSpan
     usage: Usage
@@ -110,7 +110,7 @@ def _label_time(axes: Axes) -> None:
     axes.set_xlabel("computing time, without pauses between cells", fontsize="small")
 
 
-def _tick(seconds: float, _place: float) -> str:
+def _tick(seconds: float, _position: float) -> str:
     """Return the label of a tick, without zeros after the last digit that matters."""
     if seconds <= 0:
         return "0"
@@ -172,18 +172,18 @@ def _draw_uses(axes: Axes, uses: Sequence[CellUse]) -> None:
     """Draw each cell's use before it until it ends, then the use after it: the time of the change
     is unknown.
     """
-    places: list[float] = []
+    seconds: list[float] = []
     sizes: list[int] = []
     peaks: list[int] = []
     for span, usage in uses:
         earlier = sizes[-1] if sizes else 0
-        places += [span.begin, span.begin, span.end, span.end]
+        seconds += [span.begin, span.begin, span.end, span.end]
         sizes += [earlier, usage.before_bytes, usage.before_bytes, usage.after_bytes]
         peaks += [earlier, usage.peak_bytes, usage.peak_bytes, usage.after_bytes]
-    axes.fill_between(places, sizes, color=IN_USE, alpha=0.5, linewidth=0, label="in use")
-    axes.plot(places, sizes, color=IN_USE, linewidth=1.2)
+    axes.fill_between(seconds, sizes, color=IN_USE, alpha=0.5, linewidth=0, label="in use")
+    axes.plot(seconds, sizes, color=IN_USE, linewidth=1.2)
     axes.fill_between(
-        places, sizes, peaks, color=PEAK, alpha=0.75, linewidth=0, label="peak within a cell"
+        seconds, sizes, peaks, color=PEAK, alpha=0.75, linewidth=0, label="peak within a cell"
     )
     _draw_reserved(axes, uses)
     for span, _ in uses:
@@ -197,14 +197,14 @@ def _draw_uses(axes: Axes, uses: Sequence[CellUse]) -> None:
 
 def _draw_reserved(axes: Axes, uses: Sequence[CellUse]) -> None:
     """Draw the memory reserved by the device's allocator, where it is known."""
-    places: list[float] = []
+    seconds: list[float] = []
     sizes: list[int] = []
     for span, usage in uses:
         if usage.reserved_bytes:
-            places += [span.begin, span.end]
+            seconds += [span.begin, span.end]
             sizes += [usage.reserved_bytes, usage.reserved_bytes]
-    if places:
-        axes.plot(places, sizes, ":", color="gray", linewidth=1, label="reserved by the allocator")
+    if seconds:
+        axes.plot(seconds, sizes, ":", color="gray", linewidth=1, label="reserved by the allocator")
 
 
 def _is_out_of_memory(cell: CellRecord) -> bool:
@@ -357,8 +357,8 @@ def _parts_drawn(reconciliation: Reconciliation) -> list[Part]:
     return [part for part in reconciliation.parts if part.size_bytes != 0]
 
 
-_PART_COLOURS = [place for place in range(20) if place not in (2, 3, 6, 7)]
-"""Places in matplotlib's colours of parts, except the oranges and reds: peaks and failures."""
+_PART_COLOURS = [position for position in range(20) if position not in (2, 3, 6, 7)]
+"""Positions in matplotlib's colours of parts, except the oranges and reds: peaks and failures."""
 
 
 def _draw_parts(axes: Axes, reconciliation: Reconciliation) -> None:
