@@ -24,7 +24,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import TOOLS, is_of_library, library_type
 from ipygpumem.heap.bulk import by_identity, of_types, one_of_each, types_of, without_types
-from ipygpumem.heap.holders.frames import is_users, running_ids
+from ipygpumem.heap.holders.frames import frame_of, is_users, running_ids
 from ipygpumem.heap.holders.tasks import storage_of_context
 from ipygpumem.introspect import (
     class_dict,
@@ -82,6 +82,18 @@ class Barriers:
         """Let walks enter some modules, classes or frames, because they begin there."""
         self.entered(objects)
         self._verdicts.update(dict.fromkeys(map(id, objects), True))
+
+    def open_suspended(self, suspended: Sequence[Any]) -> None:
+        """Let walks enter the frames of some generators and coroutines that do not run, also those
+        of libraries, as of ``asyncio.sleep``.
+
+        Up to Python 3.10, a generator refers to its frame. Later versions report the objects in the
+        frame as the generator's own.
+        """
+        frames = filter(None, map(frame_of, suspended))
+        for frame in frames:
+            if id(frame) not in self._running:
+                self._verdicts[id(frame)] = True
 
     def entered(self, objects: Sequence[Any]) -> Sequence[Any]:
         """Return the objects that a walk enters."""

@@ -23,6 +23,7 @@ from ipygpumem.heap.arrays import (
     read_array,
 )
 from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each, types_of
+from ipygpumem.heap.holders.frames import SUSPENDED
 from ipygpumem.heap.holders.graphs import gradient_of, saved_by
 from ipygpumem.heap.holders.nodes import Nodes
 from ipygpumem.heap.holders.tasks import BUILTIN, without_wakeups
@@ -38,6 +39,9 @@ _SPECIAL: tuple[tuple[str, str, str], ...] = (
     ("stream", "io", "BytesIO"),
 )
 
+_SUSPENDED = set(map(id, SUSPENDED))
+_REFERS_TO_FRAME = sys.version_info < (3, 11)
+"""True if generators refer to their frames, and not to the objects in them."""
 
 Owner = int | tuple[object, ...]
 """A tensor, by identity, or a node of an autograd graph."""
@@ -88,6 +92,8 @@ class ReferenceReader:
         if not type_ids <= self._known:
             self._learn(objects)
             type_ids = types_of(objects)
+        if _REFERS_TO_FRAME and not _SUSPENDED.isdisjoint(type_ids):
+            self._barriers.open_suspended(of_types(_SUSPENDED, objects))
         owners = objects
         callbacks = list[Any]()
         if not BUILTIN.isdisjoint(type_ids):
