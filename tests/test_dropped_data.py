@@ -166,6 +166,16 @@ def line_of(kernel: Kernel, before: str, experiment: str) -> str:
             id="the result of an older future",
         ),
         pytest.param(
+            """
+            from concurrent.futures import Future
+            done, o = Future(), [np.ones(4 * MIB)]
+            assert vars(done)
+            """,
+            "done.set_result((np.ones(16 * MIB), o)); del o",
+            "del done  # also drops 4 MiB of older data",
+            id="the result of an older future with a dict of attributes",
+        ),
+        pytest.param(
             "import sys; o = [np.ones(4 * MIB)]",
             "sys.stash = (o, np.ones(16 * MIB)); del o",
             "del sys.stash  # also drops 4 MiB of older data",
@@ -211,18 +221,23 @@ def test_older_data_behind_a_new_object_is_not_in_its_row(kernel: Kernel) -> Non
             ("16 MiB", "del b.branches[0]"),
             id="a child that refers to its older parent",
         ),
-        pytest.param(
-            "b = [[texts(8)]]",
-            "b[0] = [texts(16), b[0]]",
-            ("16.6 MiB", "del b[0]  # also drops 8.3 MiB of other data"),
-            id="an older list in a new one",
-        ),
     ],
 )
 def test_leaks_says_which_other_data_a_line_drops(
     kernel: Kernel, before: str, experiment: str, row: tuple[str, str]
 ) -> None:
+    assert row in rows_of_leaks(kernel, before, experiment)
+
+
+def test_leaks_says_that_a_line_drops_an_older_list_in_a_new_one(kernel: Kernel) -> None:
+    rows = rows_of_leaks(kernel, "b = [[texts(8)]]", "b[0] = [texts(16), b[0]]")
+    new = f"{kernel.value('mib_of(b[0][0])'):.1f} MiB"  # a text is smaller from Python 3.12 on
+    older = f"{kernel.value('mib_of(b[0][1])'):.1f} MiB"
+    assert (new, f"del b[0]  # also drops {older} of other data") in rows
+
+
+def rows_of_leaks(kernel: Kernel, before: str, experiment: str) -> list[tuple[str, str]]:
+    """Return the size and the line of each row of ``%gpumem leaks`` after an experiment."""
     works(kernel, before, "%%experiment e\n" + experiment)
     (text,) = works(kernel, "%gpumem leaks").leaks()
-    rows = re.findall(r"^  (.*?) · .* · to free it: (.*)$", text, re.MULTILINE)
-    assert row in rows
+    return re.findall(r"^  (.*?) · .* · to free it: (.*)$", text, re.MULTILINE)

@@ -24,7 +24,7 @@ from ipygpumem.heap.arrays import (
     is_array,
     library_type,
 )
-from ipygpumem.heap.bulk import by_identity, instances_among
+from ipygpumem.heap.bulk import by_identity, instances_among, of_types
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.holders.cuts import Cut, Kind
 from ipygpumem.heap.holders.frames import SUSPENDED
@@ -92,7 +92,7 @@ class OlderData:
         references = ReferenceReader(Barriers(self._namespaces), has_text_keys=False)
         parts = self._older_among(let_go.objects)
         # What an older object has received, such as a future its result, may lead to older data.
-        in_parts = references.of(list(parts.values())).of_python
+        in_parts = _references_of(list(parts.values()), references)
         parts.update(self._older_among(in_parts))
         older = self._nearest_older([*let_go.objects, *in_parts], references)
         older.update(parts)
@@ -285,6 +285,17 @@ def _dropped(
     # A holder that is read, too, because a child refers to its parent, leads to what it loses.
     alive = region.reach(held, without=removed.certain)
     return region.reach(map(id, removed.objects)) - alive
+
+
+def _references_of(items: Sequence[object], references: ReferenceReader) -> list[object]:
+    """Return the objects to which some objects refer, directly or by a dict, such as the dict of
+    their attributes.
+
+    An object refers to its attributes by a dict once that was read; until Python 3.10 always.
+    """
+    referents = references.of(items).of_python
+    dicts = of_types({id(dict)}, referents)
+    return [*referents, *references.of(dicts).of_python]
 
 
 def _arrays_among(items: Sequence[object]) -> list[object]:
