@@ -88,6 +88,7 @@ def test_shared_memory_is_freed_by_its_remedy_after_arrays_on_it() -> None:
     assert rows["segment"].remedy == "del array; segment.close(); segment.unlink()"
     assert rows["box"].remedy == "close() and unlink() its shared memory, then del box"
     unlinked = SharedMemory(create=True, size=MIB)
+    unlinked.buf[:] = bytes(MIB)
     unlinked.unlink()
     assert take(unlinked=unlinked)["unlinked"].remedy == "del unlinked"
     left = names["segment"].name
