@@ -124,7 +124,7 @@ class FakeCopies:
     def share(self, value: Any) -> Any:
         """Save the state of ``value`` that code may change, and return ``value``."""
         if self.restorer is not None:
-            self.restorer.take(value)
+            self.restorer.save(value)
         return value
 
     def namespace(self, original: dict[str, Any]) -> dict[str, Any]:

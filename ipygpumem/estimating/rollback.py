@@ -98,10 +98,10 @@ class Rollback(Walk):
         """Containers that are not restored, by identity."""
         self._spare_threads()
         self._modules = set(sys.modules)
-        self._keep_settings()
+        self._save_settings()
         self._spare_libraries()
         modules = list(sys.modules.values())
-        self.take(*[module_dict(module) for module in modules if _is_users_module(module)])
+        self.save(*[module_dict(module) for module in modules if _is_users_module(module)])
 
     def _spare_threads(self) -> None:
         """Exclude containers that the code of the user's other threads names: rollback would undo
@@ -131,7 +131,7 @@ class Rollback(Walk):
             space = module_dict(module)
             self._spared[id(space)] = space
 
-    def take(self, *values: Any) -> None:
+    def save(self, *values: Any) -> None:
         """Save the state of ``values`` and of all objects that they lead to."""
         steps = self.run([(values, None)])
         deque(steps, maxlen=0)  # takes all steps
@@ -148,23 +148,23 @@ class Rollback(Walk):
         """Save the state of some objects, and yield the objects that they hold."""
         for value in objects:
             try:
-                yield self._held(value), None
+                yield self._save_object(value), None
             except Exception:  # noqa: PERF203  # one unusual object must not end the estimate
                 self._fail(type_name(value))
 
-    def _held(self, value: Any) -> list[Any]:
+    def _save_object(self, value: Any) -> list[Any]:
         """Save the state of one object, and return the objects that it holds."""
-        for kind, keep in _KEEPERS:
+        for kind, save in _SAVERS:
             if is_instance(value, kind):
-                return keep(self, value)
-        for module, name, keep in _LIBRARIES_KEEPERS:
+                return save(self, value)
+        for module, name, save in _LIBRARIES_SAVERS:
             if is_of_library(value, module, name):
-                return keep(self, value)
+                return save(self, value)
         if _is_shared_by_threads(value):
             return []
-        return self._attributes(value)
+        return self._save_attributes(value)
 
-    def _state(
+    def _save_state(
         self,
         get: Callable[[], Any],
         put: Callable[[Any], object],
@@ -183,25 +183,26 @@ class Rollback(Walk):
         self._undo.append(undo)
         return saved
 
-    def _leaf(self, get: Callable[[], Any], put: Callable[[Any], object]) -> list[Any]:
+    def _save_leaf(self, get: Callable[[], Any], put: Callable[[Any], object]) -> list[Any]:
         """Save a state that holds no other objects."""
-        self._state(get, put)
+        self._save_state(get, put)
         return []
 
     # -- kinds of objects ------------------------------------------------------------------------
 
-    def _container(self, value: Any) -> list[Any]:
+    def _save_container(self, value: Any) -> list[Any]:
+        """Save and return the items and attributes of a dict, list, deque or set."""
         if id(value) in self._spared:
             return []
         # The base class's methods, because a user's class may override them.
         base: Any = next(kind for kind in _CONTAINERS if is_instance(value, kind))
         if issubclass(base, dict):
-            items = self._dictionary(base, value)
+            items = self._save_dictionary(base, value)
         else:
-            items = self._sequence(base, value)
-        return [*items, *self._attributes(value)]
+            items = self._save_sequence(base, value)
+        return [*items, *self._save_attributes(value)]
 
-    def _dictionary(self, base: Any, value: Any) -> list[Any]:
+    def _save_dictionary(self, base: Any, value: Any) -> list[Any]:
         """Save a dict's items; return keys and values in turn."""
 
         def contents() -> list[Any]:
@@ -212,10 +213,10 @@ class Rollback(Walk):
             for key, item in zip(saved[::2], saved[1::2], strict=True):
                 base.__setitem__(value, key, item)
 
-        items: list[Any] = self._state(contents, fill, _are_same)
+        items: list[Any] = self._save_state(contents, fill, _are_same)
         return items
 
-    def _sequence(self, base: Any, value: Any) -> list[Any]:
+    def _save_sequence(self, base: Any, value: Any) -> list[Any]:
         """Save and return the items of a list, a deque or a set."""
 
         def contents() -> list[Any]:
@@ -228,10 +229,11 @@ class Rollback(Walk):
             else:
                 base.extend(value, saved)
 
-        items: list[Any] = self._state(contents, fill, _are_same)
+        items: list[Any] = self._save_state(contents, fill, _are_same)
         return items
 
-    def _class(self, value: Any) -> list[Any]:
+    def _save_class(self, value: Any) -> list[Any]:
+        """Save the attributes of a class of the user; return them and its base classes."""
         if not _is_users_class(value):
             return []
 
@@ -246,12 +248,13 @@ class Rollback(Walk):
                 if name not in now or now[name] is not item:
                     type.__setattr__(value, name, item)
 
-        inner = dict(self._state(attributes, restore))
+        inner = dict(self._save_state(attributes, restore))
         inner.pop("__dict__", None)  # descriptors
         inner.pop("__weakref__", None)
         return [*inner.values(), *type.mro(value)]
 
-    def _function(self, value: Any) -> list[Any]:
+    def _parts_of_function(self, value: Any) -> list[Any]:
+        """Return the objects that a function holds: attributes, defaults, cells, globals."""
         items = [value.__dict__, value.__defaults__, value.__kwdefaults__]
         items += value.__closure__ or ()
         space = value.__globals__
@@ -260,7 +263,9 @@ class Rollback(Walk):
             items.append(space)
         return items
 
-    def _cell(self, value: Any) -> list[Any]:
+    def _save_cell(self, value: Any) -> list[Any]:
+        """Save and return the content of a closure's cell."""
+
         def contents() -> Any:
             return value.cell_contents
 
@@ -268,10 +273,11 @@ class Rollback(Walk):
             value.cell_contents = saved
 
         with contextlib.suppress(ValueError):  # an empty cell
-            return [self._state(contents, fill)]
+            return [self._save_state(contents, fill)]
         return []
 
-    def _tensor(self, value: Any) -> list[Any]:
+    def _save_tensor(self, value: Any) -> list[Any]:
+        """Save a tensor's gradient, and whether it requires one; return the gradient."""
         if is_instance(value, FakeTensor):
             return []
         gradient = None
@@ -287,20 +293,21 @@ class Rollback(Walk):
                 value.grad = gradient
 
         self._undo.append(undo)
-        return [gradient, *self._attributes(value)]
+        return [gradient, *self._save_attributes(value)]
 
-    def _array(self, value: Any) -> list[Any]:
+    def _save_array(self, value: Any) -> list[Any]:
+        """Save a copy of a NumPy array if there is memory for it; return its objects."""
         if not value.flags.writeable or not self._fits(value, value.nbytes):
             return []
         numpy = sys.modules["numpy"]
         copy = functools.partial(numpy.array, value, copy=True, subok=False)
         put = functools.partial(numpy.copyto, value)
-        saved = self._state(copy, put)
+        saved = self._save_state(copy, put)
         if saved.dtype.hasobject:
             return list(saved.flat)
         return []
 
-    def _frame(self, value: Any) -> list[Any]:
+    def _save_frame(self, value: Any) -> list[Any]:
         """Save a pandas DataFrame or Series, by a shallow copy if pandas copies on write."""
         blocks = value._mgr.blocks
         copies_on_write = _pandas_copies_on_write()
@@ -334,7 +341,7 @@ class Rollback(Walk):
         self._note(f"too large to be put back if the code changes it: {what}")
         return False
 
-    def _buffer(self, value: Any) -> list[Any]:
+    def _save_buffer(self, value: Any) -> list[Any]:
         """Save the contents of a bytearray, an array or a mapped file."""
         itemsize = getattr(value, "itemsize", 1)
         if not self._fits(value, len(value) * itemsize):
@@ -346,9 +353,9 @@ class Rollback(Walk):
         def fill(saved: Any) -> None:
             value[:] = saved
 
-        return self._leaf(contents, fill)
+        return self._save_leaf(contents, fill)
 
-    def _c_data(self, value: Any) -> list[Any]:
+    def _save_c_data(self, value: Any) -> list[Any]:
         """Save the contents of a ctypes object, such as that of a ``multiprocessing.Value``."""
         address = ctypes.addressof(value)
         size_bytes = ctypes.sizeof(value)
@@ -359,21 +366,21 @@ class Rollback(Walk):
         def fill(saved: bytes) -> None:
             ctypes.memmove(address, saved, size_bytes)
 
-        return self._leaf(contents, fill)
+        return self._save_leaf(contents, fill)
 
-    def _file(self, value: Any) -> list[Any]:
+    def _save_file(self, value: Any) -> list[Any]:
         """Save the position of a file that is open for reading only, or the contents of a file in
         memory.
         """
         # Suppressed: it is closed, a pipe, or in the middle of a loop over its lines.
         with contextlib.suppress(OSError, ValueError):
             if is_instance(value, io.BytesIO) or is_instance(value, io.StringIO):
-                return self._leaf(value.__getstate__, value.__setstate__)
+                return self._save_leaf(value.__getstate__, value.__setstate__)
             if value.readable() and not value.writable() and value.seekable():
-                return self._leaf(value.tell, value.seek)
+                return self._save_leaf(value.tell, value.seek)
         return []
 
-    def _attributes(self, value: Any) -> list[Any]:
+    def _save_attributes(self, value: Any) -> list[Any]:
         """Save an object's attributes: those in its dict, and those in slots of the
         user's classes.
         """
@@ -383,10 +390,10 @@ class Rollback(Walk):
                 continue
             members = class_dict(base).values()
             slots = [member for member in members if type(member) is types.MemberDescriptorType]
-            items += [self._slot(value, slot) for slot in slots]
+            items += [self._save_slot(value, slot) for slot in slots]
         return [*items, type(value), instance_dict(value)]
 
-    def _slot(self, value: Any, slot: Any) -> Any:
+    def _save_slot(self, value: Any, slot: Any) -> Any:
         """Save and return the value in an object's slot; None if the slot is empty."""
 
         def get() -> Any:
@@ -400,37 +407,39 @@ class Rollback(Walk):
                 slot.__delete__(value)
 
         try:
-            return self._state(get, put)
+            return self._save_state(get, put)
         except AttributeError:  # it is empty
             self._undo.append(empty)
             return None
 
     # -- settings --------------------------------------------------------------------------------
 
-    def _keep_settings(self) -> None:
+    def _save_settings(self) -> None:
         """Save the states of Python's, NumPy's and torch's random generators, and settings of torch
         and the process.
         """
         numpy_random: Any = getattr(sys.modules.get("numpy"), "random", None)
         if numpy_random is not None:
-            self._state(numpy_random.get_state, numpy_random.set_state)
-        self._state(torch.get_rng_state, torch.set_rng_state)
+            self._save_state(numpy_random.get_state, numpy_random.set_state)
+        self._save_state(torch.get_rng_state, torch.set_rng_state)
         if torch.cuda.is_initialized():
-            self._state(torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all)
+            self._save_state(torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all)
         for get, put in _SETTINGS:
             # Suppressed: it is not in this torch, or the folder is gone.
             with contextlib.suppress(AttributeError, OSError):
-                self._state(get, put, operator.eq)
-        shared_dice = getattr(random, "_inst", None)  # the object behind random.random()
-        self.take(sys.path, shared_dice)
+                self._save_state(get, put, operator.eq)
+        shared_random = getattr(random, "_inst", None)  # the object behind random.random()
+        self.save(sys.path, shared_random)
 
-    def _dice(self, value: Any) -> list[Any]:
+    def _save_random_state(self, value: Any) -> list[Any]:
+        """Save the state of a ``random.Random``."""
         # Not the methods of the user's class.
         get = functools.partial(random.Random.getstate, value)
         put = functools.partial(random.Random.setstate, value)
-        return self._leaf(get, put)
+        return self._save_leaf(get, put)
 
-    def _generator(self, value: Any) -> list[Any]:
+    def _save_generator(self, value: Any) -> list[Any]:
+        """Save the state of one of NumPy's random generators."""
         bits = getattr(value, "bit_generator", value)  # NumPy's Generator, or the one inside it
 
         def state() -> Any:
@@ -439,7 +448,7 @@ class Rollback(Walk):
         def set_state(saved: Any) -> None:
             bits.state = saved
 
-        return self._leaf(state, set_state)
+        return self._save_leaf(state, set_state)
 
     def freeze_heap(self) -> None:
         """Exclude the existing objects from collections until ``put_back``.
@@ -721,8 +730,8 @@ def _name_of_holder(holder: Any) -> str:
     return f"a {name_of(type(holder))}"
 
 
-_Keeper = Callable[[Rollback, Any], list[Any]]
-_Keepers = tuple[tuple[Any, _Keeper], ...]
+_Saver = Callable[[Rollback, Any], list[Any]]
+_Savers = tuple[tuple[Any, _Saver], ...]
 
 
 def _items_of_tuple(_: Rollback, value: Any) -> list[Any]:
@@ -755,46 +764,46 @@ def _attributes_of_cache(_: Rollback, value: Any) -> list[Any]:
     return [instance_dict(value) or {}]
 
 
-def _generator_of_torch(rollback: Rollback, value: Any) -> list[Any]:
-    return rollback._leaf(value.get_state, value.set_state)
+def _save_generator_of_torch(rollback: Rollback, value: Any) -> list[Any]:
+    return rollback._save_leaf(value.get_state, value.set_state)
 
 
-_CONTAINER_KEEPERS: _Keepers = (
-    (dict, Rollback._container),
-    (list, Rollback._container),
-    (deque, Rollback._container),
-    (set, Rollback._container),
+_CONTAINER_SAVERS: _Savers = (
+    (dict, Rollback._save_container),
+    (list, Rollback._save_container),
+    (deque, Rollback._save_container),
+    (set, Rollback._save_container),
     (tuple, _items_of_tuple),
     (frozenset, _items_of_frozenset),
 )
-_CODE_KEEPERS: _Keepers = (
-    (type, Rollback._class),
-    (types.FunctionType, Rollback._function),
-    (types.CellType, Rollback._cell),
+_CODE_SAVERS: _Savers = (
+    (type, Rollback._save_class),
+    (types.FunctionType, Rollback._parts_of_function),
+    (types.CellType, Rollback._save_cell),
     (types.MethodType, _parts_of_method),
     (threading.local, _attributes_of_thread),
     (types.ModuleType, _names_of_module),
     (_CACHE, _attributes_of_cache),
 )
-_DATA_KEEPERS: _Keepers = (
-    (bytearray, Rollback._buffer),
-    (array.array, Rollback._buffer),
-    (mmap.mmap, Rollback._buffer),
-    (_C_DATA, Rollback._c_data),
-    (_FILE, Rollback._file),
-    (torch.Tensor, Rollback._tensor),
-    (torch.Generator, _generator_of_torch),
-    (random.Random, Rollback._dice),
+_DATA_SAVERS: _Savers = (
+    (bytearray, Rollback._save_buffer),
+    (array.array, Rollback._save_buffer),
+    (mmap.mmap, Rollback._save_buffer),
+    (_C_DATA, Rollback._save_c_data),
+    (_FILE, Rollback._save_file),
+    (torch.Tensor, Rollback._save_tensor),
+    (torch.Generator, _save_generator_of_torch),
+    (random.Random, Rollback._save_random_state),
 )
-_WRAPPER_KEEPERS: _Keepers = (
+_WRAPPER_SAVERS: _Savers = (
     (staticmethod, _wrapped_function),
     (classmethod, _wrapped_function),
 )
-_KEEPERS: _Keepers = (*_CONTAINER_KEEPERS, *_CODE_KEEPERS, *_DATA_KEEPERS, *_WRAPPER_KEEPERS)
+_SAVERS: _Savers = (*_CONTAINER_SAVERS, *_CODE_SAVERS, *_DATA_SAVERS, *_WRAPPER_SAVERS)
 """Functions that save an object's state and return the objects inside it, by type; in order."""
-_LIBRARIES_KEEPERS: tuple[tuple[str, str, _Keeper], ...] = (
-    ("numpy", "ndarray", Rollback._array),
-    ("pandas.core.generic", "NDFrame", Rollback._frame),
-    ("numpy.random", "Generator", Rollback._generator),
-    ("numpy.random", "BitGenerator", Rollback._generator),
+_LIBRARIES_SAVERS: tuple[tuple[str, str, _Saver], ...] = (
+    ("numpy", "ndarray", Rollback._save_array),
+    ("pandas.core.generic", "NDFrame", Rollback._save_frame),
+    ("numpy.random", "Generator", Rollback._save_generator),
+    ("numpy.random", "BitGenerator", Rollback._save_generator),
 )
