@@ -46,7 +46,7 @@ def tried(start: dict[str, Any], fits: Callable[..., bool], **options: Any) -> l
         values.append(
             tuple(plan.values.values()) if len(start) > 1 else next(iter(plan.values.values()))
         )
-        if not plan.note(fits=fits(**plan.values)):
+        if not plan.record_outcome(fits=fits(**plan.values)):
             return values
 
 
@@ -155,7 +155,7 @@ def test_a_search_raises_several_variables_one_after_another() -> None:
 
 def test_a_search_without_tries_left_says_that_more_may_fit() -> None:
     plan = Plan({"batch": 8, "length": 8}, step="search", max_tries=3)
-    while plan.note(fits=plan.values["length"] <= 5):
+    while plan.record_outcome(fits=plan.values["length"] <= 5):
         pass
     assert (plan.values, plan.exhausted) == ({"batch": 6, "length": 4}, True)
     report = text.render([autofit_report([Try(plan.values, "fits", 1.0, ())], [], plan)])

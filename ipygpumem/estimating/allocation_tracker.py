@@ -179,7 +179,7 @@ class AllocationTracker(StorageFollower):
         def log_nothing(_: Any) -> None:
             return
 
-        self._workspaces.see(name, args, [args[0]], log_nothing, in_backward=True)
+        self._workspaces.log_operation(name, args, [args[0]], log_nothing, in_backward=True)
         return args[0]
 
     def _log_results(
@@ -191,7 +191,7 @@ class AllocationTracker(StorageFollower):
             self._log_result(name, args, tensor, recorded=recorded, in_backward=in_backward)
 
         results = list(tensors_in(result))
-        self._workspaces.see(name, args, results, log_result, in_backward=in_backward)
+        self._workspaces.log_operation(name, args, results, log_result, in_backward=in_backward)
 
     def _log_result(
         self, name: str, args: Any, tensor: Any, *, recorded: bool, in_backward: bool

@@ -9,7 +9,7 @@ import dis
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.errors import EstimateError
 from ipygpumem.heap.arrays import is_of_library
@@ -138,13 +138,13 @@ def effects_of(
     calls = set[str]()
     iterators = {f"a {type_name(value)}" for value in args if _is_consumed(value)}
     waits = set[str]()
-    for names, value, module, owner in named_by(code, namespaces):
-        path = ".".join(names)
-        if _reaches_out(names, module):
+    for named in names_in(code, namespaces):
+        path = ".".join(named.names)
+        if _reaches_out(named.names, named.module):
             calls.add(path)
-        if _is_consumed(value):
+        if _is_consumed(named.value):
             iterators.add(path)
-        if names[-1] in _WAITING and is_of_library(owner, "queue", "Queue"):
+        if named.names[-1] in _WAITING and is_of_library(named.owner, "queue", "Queue"):
             waits.add(path)
     notes = {
         "only tensors are fake; calls to these run for real": calls,
@@ -185,11 +185,12 @@ def refuse_without_tensors(
     may hold tensors.
     """
     origins = {type_name(value) for value in args if not is_atom(value)}
-    for names, value, module, _ in named_by(code, namespaces):
+    for named in names_in(code, namespaces):
+        value = named.value
         if value is None:
-            value, _ = _at(names[:1], namespaces)  # of ``model`` for ``model.encode``
-        if module:
-            origins.add(module)
+            value, _ = _at(named.names[:1], namespaces)  # of ``model`` for ``model.encode``
+        if named.module:
+            origins.add(named.module)
         elif not is_atom(value) and not _is_users_function(value):
             origins.add(_module_or_type(value))
     libraries = {origin.partition(".")[0] for origin in origins}
@@ -214,12 +215,23 @@ def _module_or_type(value: Any) -> str:
     return type_name(value)
 
 
-def named_by(
+class NamedValue(NamedTuple):
+    """A dotted name in code, and what it refers to."""
+
+    names: tuple[str, ...]
+    """The parts of the name, such as ``("torch", "relu")``."""
+    value: Any
+    """None if it is unknown, such as that of ``model.encode``, whose owner is no module."""
+    module: str
+    """The name of the last module among the parts, or of one that the code imports; else empty."""
+    owner: Any
+    """The object of which the value is an attribute; None for a name without a dot."""
+
+
+def names_in(
     code: types.CodeType | None, namespaces: tuple[dict[str, Any], ...]
-) -> Iterator[tuple[tuple[str, ...], Any, str, Any]]:
-    """Yield the dotted names in ``code`` and in the users' functions that it names, with values,
-    modules and owners.
-    """
+) -> Iterator[NamedValue]:
+    """Yield the dotted names in ``code`` and in the users' functions that it names."""
     if code is None:
         return
     examined: dict[int, types.CodeType] = {}
@@ -236,14 +248,14 @@ def named_by(
             owner = None
             if len(names) > 1:
                 owner, _ = _at(names[:-1], spaces)
-            yield names, value, module, owner
+            yield NamedValue(names, value, module, owner)
             # Library functions are not searched: they name many calls that they rarely make.
             if _is_users_function(value):
                 spaces_of_function = (closure_of(value), value.__globals__)
                 waiting.append((value.__code__, spaces_of_function))
         for library in _imported_by(code):
             if library not in sys.modules:
-                yield (library,), None, library, None
+                yield NamedValue((library,), None, library, None)
 
 
 def closure_of(function: Any) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def _size_of(segment: Segment) -> int:
     return sum(block.size_bytes for block in segment.blocks)
 
 
-def read(log: StorageLog, device: str, label: str) -> tuple[DeviceEstimate, int]:
+def device_figures(log: StorageLog, device: str, label: str) -> tuple[DeviceEstimate, int]:
     """Return the figures of one device, and the bytes of existing segments that they include.
 
     RAM is counted without an allocator.

@@ -36,7 +36,7 @@ from ipygpumem.estimating.fake_copies import FakeCopies, loading, run_code
 from ipygpumem.estimating.limits import Limits
 from ipygpumem.estimating.patches import Patches, choose_loop
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
-from ipygpumem.estimating.replay import read
+from ipygpumem.estimating.replay import device_figures
 from ipygpumem.estimating.rollback import Rollback, imports_undone
 from ipygpumem.estimating.room import advice, with_room
 from ipygpumem.estimating.storages import WORKSPACES, StorageLife, StorageLog, tensors_in
@@ -244,7 +244,9 @@ class Estimation:
         self, device_name: str, unfollowed: tuple[str, ...]
     ) -> tuple[DeviceEstimate, int]:
         """Return the figures of one device of the log, and the bytes that it holds already."""
-        device, there_bytes = read(self.log, device_name, self._devices.named or device_name)
+        device, there_bytes = device_figures(
+            self.log, device_name, self._devices.named or device_name
+        )
         if not there_bytes:  # no segments: count the originals and the existing workspaces
             originals_bytes = self.copies.originals_bytes.get(device.device, 0)
             there_bytes = originals_bytes + self._existing_workspaces_bytes(device_name)

@@ -113,7 +113,7 @@ class Workspaces:
         self.unknown: dict[str, None] = {}
         """Operators that ran on CUDA with memory that cannot be derived from shapes, in order."""
 
-    def see(
+    def log_operation(
         self,
         name: str,
         args: Any,

@@ -171,7 +171,7 @@ class Fit:
             self.tries.append(measured)
         else:
             self.tries.append(replace(measured, outcome=CROWDED, device=crowded))
-        self.more = self.plan.note(fits=crowded is None)
+        self.more = self.plan.record_outcome(fits=crowded is None)
 
     def _end_with_error(self, error: BaseException, measured: Try) -> bool:
         """Record a try that failed; return True if memory ran out, so that smaller values may
@@ -200,7 +200,7 @@ class Fit:
             limit_bytes=limit_bytes,
         )
         self.tries.append(failed)
-        self.more = self.plan.note(fits=False)
+        self.more = self.plan.record_outcome(fits=False)
         return True
 
     def _end_with_estimate(self, estimate: Estimate, measured: Try) -> None:
@@ -230,7 +230,7 @@ class Fit:
             required_bytes=fullest.required_bytes,
         )
         self.tries.append(estimated)
-        self.more = self.plan.note(fits=outcome == FITS)
+        self.more = self.plan.record_outcome(fits=outcome == FITS)
 
     def free_memory(self) -> None:
         """Free the last try's memory, once nothing references it."""

@@ -248,7 +248,7 @@ class Plan:
         (variable,) = self._variables
         return min((values[variable.name] for values in self._failures), default=None)
 
-    def note(self, *, fits: bool) -> bool:
+    def record_outcome(self, *, fits: bool) -> bool:
         """Record the outcome of ``values`` and choose the next ones; return True if
         there are any.
         """

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.estimating.effects import closure_of, named_by
+from ipygpumem.estimating.effects import closure_of, names_in
 from ipygpumem.estimating.storages import tensors_in
 from ipygpumem.estimating.transients import operator_name
 from ipygpumem.extras.fit.applying import Run, at, is_tensor
@@ -489,10 +489,10 @@ def _random_name(function: types.FunctionType) -> str:
     space = function.__globals__
     original = getattr(space, "_original", {})  # of a copied namespace
     spaces = (closure_of(function), space, original)
-    for names, value, module, owner in named_by(function.__code__, spaces):
-        is_of_module = not _RANDOM.isdisjoint((names[0], *module.split(".")))
-        if is_of_module or _is_generator(value) or _is_generator(owner):
-            return ".".join(names)
+    for named in names_in(function.__code__, spaces):
+        is_of_module = not _RANDOM.isdisjoint((named.names[0], *named.module.split(".")))
+        if is_of_module or _is_generator(named.value) or _is_generator(named.owner):
+            return ".".join(named.names)
     return ""
 
 
