@@ -33,10 +33,10 @@ def own_world() -> None:
     for name in f"{folders} {jupyter}".split():
         os.environ[name] = str(world / name.lower())
         (world / name.lower()).mkdir()
-    if os.environ.get("IPYGPUMEM_WITHOUT_POSIX"):  # every kernel reads this file
-        shutil.copytree(
-            Path(__file__).parent / "without_posix", world / "ipythondir" / "profile_default"
-        )
+    profile = world / "ipythondir" / "profile_default"  # its files are read by every kernel
+    shutil.copytree(Path(__file__).parent / "quick_history", profile)
+    if os.environ.get("IPYGPUMEM_WITHOUT_POSIX"):
+        shutil.copytree(Path(__file__).parent / "without_posix", profile, dirs_exist_ok=True)
     for name in ("PYTHONSTARTUP", "JUPYTER_CONFIG_PATH", "MPLBACKEND"):
         os.environ.pop(name, None)
     os.environ["JUPYTER_PLATFORM_DIRS"] = "1"

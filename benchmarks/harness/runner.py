@@ -97,7 +97,8 @@ class TortureKernel(Kernel):
             "IPYTHONDIR": self._folder.name,
             "PYTHONPATH": path,
         }
-        super().__init__("--log-level=ERROR", env=env)
+        # Writing the history to the disk after each cell takes longer than a short cell.
+        super().__init__("--log-level=ERROR", "--HistoryManager.db_cache_size=1000", env=env)
 
     def close(self) -> None:
         super().close()
