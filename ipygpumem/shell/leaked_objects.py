@@ -163,7 +163,10 @@ class SurvivingObjects:
                 notebook.count_names(self.sizes, places)
         whole_sizes = Sizes()
         whole_sizes.leave_out(notebook.heap.on_storages(listed))
+        self._cuts = survivors.cuts
         self._large = list[tuple[OtherAlive, Size]]()
+        self.storages = set[StorageKey]()
+        self.rows_to_explain: dict[StorageKey, Row] = {}
         for survivor in alive:
             with self.sizes.passing_over(survivors.older_alive()):
                 size = survivor.size_now(self.sizes)
@@ -171,17 +174,18 @@ class SurvivingObjects:
                 # Names lead to it by more new objects, too: each call of a mock has the arguments.
                 size = survivor.size_now(whole_sizes)
             if size.size_bytes >= notebook.smallest:
-                self._large.append((survivor, size))
-        self._cuts = survivors.cuts
-        self.storages = set[StorageKey]()
-        self.rows_to_explain: dict[StorageKey, Row] = {}
-        for survivor, _ in self._large:
-            # The walk that measures them enters tracebacks and closures.
-            region = Region(survivor.items, keeps_arrays=True)
-            arrays = region.arrays_of(region.objects.keys())
-            self.storages.update(array.storage for _, array in described(arrays))
-            if is_searched_together(survivor.items):
-                self.rows_to_explain[_key_of(survivor.items[0])] = Row.of_objects(survivor.items)
+                self._add(survivor, size)
+
+    def _add(self, survivor: OtherAlive, size: Size) -> None:
+        """Add the objects of one row."""
+        items = survivor.items
+        self._large.append((survivor, size))
+        # The walk that measures them enters tracebacks and closures.
+        region = Region(items, keeps_arrays=True)
+        arrays = region.arrays_of(region.objects.keys())
+        self.storages.update(array.storage for _, array in described(arrays))
+        if is_searched_together(items):
+            self.rows_to_explain[_key_of(items[0])] = Row.of_objects(items)
 
     @property
     def to_explain(self) -> list[object]:
