@@ -59,7 +59,7 @@ export PYTHONDONTWRITEBYTECODE :=
 # pip would compile 20,000 modules in one process.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-compile -c $(CONSTRAINTS)
 # Modules that few programs import: Python compiles them when they are.
-SELDOM := /tests?/|/transformers/models/|/pygments/(lexers|styles)/|/(jax|jaxlib|sklearn|pip|setuptools|mypyc?|debugpy|fontTools|textual|pydantic|pymdownx|backrefs|pytorch_lightning|aiohttp|werkzeug|torchgen)/
+SELDOM := /tests?/|/transformers/(models|exporters|pipelines)/|/pygments/(lexers|styles)/|/torch/testing/_internal/|/sympy/(physics|stats|combinatorics|parsing)/|/wcwidth/table_grapheme_overrides/|/numpy/distutils/|/tensorboard/_vendor/|/huggingface_hub/(cli|inference)/|/(lightning_fabric|grpc|virtualenv|distlib|typer|urllib3|jax|jaxlib|sklearn|pip|setuptools|mypyc?|debugpy|fontTools|textual|pydantic|pymdownx|backrefs|pytorch_lightning|aiohttp|werkzeug|torchgen)/
 
 # Separate from the tests' packages, so that trying the demo does not install them.
 $(VENV)/.demo: setup.cfg pyproject.toml $(CONSTRAINTS)
