@@ -28,7 +28,7 @@
 # make bench       the figures of docs/measured/benchmarks.md, next to other tools; on a quiet machine
 # make bench-estimates  the figures of docs/measured/estimates.md, on simulated cards
 #
-# JOBS is the number of processes that run the tests. PYTHON picks the interpreter. CONSTRAINTS picks the versions: the
+# JOBS is the number of processes that run the main tests; half as many run those with large libraries. PYTHON picks the interpreter. CONSTRAINTS picks the versions: the
 # default pins torch, so that no open range brings gigabytes of CUDA packages; an empty file takes the newest of all.
 
 PYTHON ?= python3
@@ -95,17 +95,18 @@ quick: lint
 	tests=$$($(BIN)/python -m tests.rooms '$(ROOM)' $(if $(ALL),--all)) && $(PYTEST) $$tests
 
 # Tests that import torch or other large libraries run in processes of their own, because each search of the heap takes
-# longer there. Those with other large libraries run in one process next to those with torch: a second one would take
-# half a minute to import the libraries.
+# longer there. They run next to the main tests, which often wait for kernels, and are half as long: so half as many
+# processes run them. Those with other large libraries have one process, because each would take half a minute to import
+# the libraries.
 # All three parts run, even if one fails.
 test: $(VENV)/.installed
 	mkdir -p build
+	( $(BIN)/python -m pytest --durations=10 tests/integrations > build/integrations.txt 2>&1; libraries=$$?; \
+	$(PYTEST) -n $$((($(JOBS) + 1) / 2)) tests/torch_cpu > build/torch_cpu.txt 2>&1; exit $$((libraries | $$?)) ) & others=$$!; \
 	$(PYTEST) --ignore tests/torch_cpu --ignore tests/integrations; main=$$?; \
-	$(BIN)/python -m pytest --durations=10 tests/integrations > build/integrations.txt 2>&1 & others=$$!; \
-	$(PYTEST) tests/torch_cpu; torch=$$?; \
-	wait $$others; libraries=$$?; \
-	cat build/integrations.txt; \
-	exit $$((main | torch | libraries))
+	wait $$others; others=$$?; \
+	cat build/integrations.txt build/torch_cpu.txt; \
+	exit $$((main | others))
 
 # matrix includes the corners.
 verify: test check workflow thorough first-change smoke-without-posix frontends torture matrix gpu-sim
