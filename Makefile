@@ -28,8 +28,9 @@
 # make bench       the figures of docs/measured/benchmarks.md, next to other tools; on a quiet machine
 # make bench-estimates  the figures of docs/measured/estimates.md, on simulated cards
 #
-# JOBS is the number of processes that run the main tests; half as many run those with large libraries. PYTHON picks the interpreter. CONSTRAINTS picks the versions: the
-# default pins torch, so that no open range brings gigabytes of CUDA packages; an empty file takes the newest of all.
+# JOBS is the number of processes that run the main tests; as many run those with torch. PYTHON picks the interpreter.
+# CONSTRAINTS picks the versions: the default pins torch, so that no open range brings gigabytes of CUDA packages; an
+# empty file takes the newest of all.
 
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
@@ -95,14 +96,13 @@ quick: lint
 	tests=$$($(BIN)/python -m tests.rooms '$(ROOM)' $(if $(ALL),--all)) && $(PYTEST) $$tests
 
 # Tests that import torch or other large libraries run in processes of their own, because each search of the heap takes
-# longer there. They run next to the main tests, which often wait for kernels, and are half as long: so half as many
-# processes run them. Those with other large libraries have one process, because each would take half a minute to import
-# the libraries.
+# longer there. They run next to the main tests, which often wait for kernels. Those with other large libraries run in
+# one process: a second one would take half a minute to import the libraries.
 # All three parts run, even if one fails.
 test: $(VENV)/.installed
 	mkdir -p build
 	( $(BIN)/python -m pytest --durations=10 tests/integrations > build/integrations.txt 2>&1; libraries=$$?; \
-	$(PYTEST) -n $$((($(JOBS) + 1) / 2)) tests/torch_cpu > build/torch_cpu.txt 2>&1; exit $$((libraries | $$?)) ) & others=$$!; \
+	$(PYTEST) tests/torch_cpu > build/torch_cpu.txt 2>&1; exit $$((libraries | $$?)) ) & others=$$!; \
 	$(PYTEST) --ignore tests/torch_cpu --ignore tests/integrations; main=$$?; \
 	wait $$others; others=$$?; \
 	cat build/integrations.txt build/torch_cpu.txt; \
