@@ -271,7 +271,8 @@ def _numpy_row(row: Any) -> Iterable[object]:
     return ()
 
 
-def _numpy_texts(dtype: Any) -> Iterator[object]:
+def texts_of_numpy(dtype: Any) -> Iterator[object]:
+    """Yield the memory of the texts that a ``StringDType`` keeps."""
     address, size = structs.memory_of_texts(dtype)
     if size:
         yield Piece(("texts", address), size)
@@ -469,7 +470,7 @@ _BY_INSTANCE: tuple[tuple[str, str, PieceReader], ...] = (
     ("numba.typed.typeddict", "Dict", _numba_dict),
     ("numba.typed.typedlist", "List", _numba_list),
     ("numpy", "void", _numpy_row),
-    ("numpy.dtypes", "StringDType", _numpy_texts),
+    ("numpy.dtypes", "StringDType", texts_of_numpy),
     ("polars._plr", "PySeries", polars_column),
     ("polars.dataframe.frame", "DataFrame", _polars_frame),
     ("polars.series.series", "Series", _polars_series),

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ipygpumem.heap.arrays import (
+    STRING_KIND,
     bases_of,
     is_array,
     library_type,
@@ -22,7 +23,13 @@ from ipygpumem.heap.bulk import of_types
 from ipygpumem.heap.graph import Graph, NodeKey, SmallPieces, Spans
 from ipygpumem.heap.knowledge.kinds import Types
 from ipygpumem.heap.knowledge.own_bytes import of_storages, of_tensors
-from ipygpumem.heap.libraries import UNREAD, Piece, places_of_buffers, read_behind
+from ipygpumem.heap.libraries import (
+    UNREAD,
+    Piece,
+    places_of_buffers,
+    read_behind,
+    texts_of_numpy,
+)
 from ipygpumem.heap.mapped import MappedFiles
 from ipygpumem.heap.tensors import Memory, Reader, each
 from ipygpumem.introspect import is_atom
@@ -78,10 +85,9 @@ class MemoryReader:
         for array in arrays:
             self._left_out.append(array)
             if not is_array(array):
-                key = storage_key(array)
-                if key is not None:
-                    self._graph.pieces.setdefault(key, Piece(key, 0))
+                self._leave_out_pieces(_keys_of_storages(array))
                 continue
+            self._leave_out_pieces(_keys_of_texts(array))
             owner = owner_of(array)
             if not is_array(owner):  # a tensor's memory
                 owner = array
@@ -91,6 +97,10 @@ class MemoryReader:
                 self._spans.claim(start, end, None)
             else:
                 self._small_left_out.add(id(array))
+
+    def _leave_out_pieces(self, keys: Iterable[tuple[object, ...]]) -> None:
+        for key in keys:
+            self._graph.pieces.setdefault(key, Piece(key, 0))
 
     def of(
         self, items: Sequence[Any], type_ids: set[int], key: int, edges: dict[NodeKey, None]
@@ -309,6 +319,24 @@ def _pieces_of_unusual(reader: Reader, tensor: object) -> list[Piece]:
         return []
     device = memory.device
     return [Piece(("torch", key), size, device) for key, size in memory.storages.items()]
+
+
+def _keys_of_storages(tensor: object) -> list[tuple[object, ...]]:
+    """Return the keys of a tensor's storages: several of a sparse tensor."""
+    key = storage_key(tensor)
+    if key is not None:
+        return [key]
+    torch: Any = sys.modules["torch"]
+    with torch._C.DisableTorchFunction():
+        return [piece.key for piece in _pieces_of_unusual(Reader(torch), tensor)]
+
+
+def _keys_of_texts(array: Any) -> list[tuple[object, ...]]:
+    """Return the key of the texts that an array's dtype keeps, if it keeps any."""
+    dtype = read_array("dtype", array)
+    if dtype.kind != STRING_KIND:
+        return []
+    return [piece.key for piece in read_behind(dtype, texts_of_numpy).pieces]
 
 
 def _memory_of_unusual(reader: Reader, tensor: object) -> Memory | None:

@@ -13,6 +13,7 @@ from ipygpumem.heap.bulk import CHUNK
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.roots import Roots
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.sizes import Sizes
 from ipygpumem.heap.total import total
 from ipygpumem.heap.watching import watch
 from ipygpumem.inventory import survey, top
@@ -314,3 +315,10 @@ def test_all_objects_include_objects_of_torchs_own_code() -> None:
     count = 5000
     kept = [torch.zeros(1) for _ in range(count)]
     assert total().objects_bytes - before > 400 * len(kept)  # Python's have 80 bytes
+
+
+def test_a_sparse_tensor_left_out_takes_its_components_with_it() -> None:
+    sparse = torch.ones(1000, 200).to_sparse()
+    sizes = Sizes()
+    sizes.leave_out([sparse])
+    assert sizes.measure([sparse]).size_bytes < 1 << 20
