@@ -556,6 +556,9 @@ class LoadedReader(NamedTuple):
     """Only this library's own classes can be read; empty if instances of any subclass can."""
 
 
+_base_of = attrgetter("base")
+
+
 def loaded_readers() -> list[LoadedReader]:
     """Return the functions for the classes of loaded libraries."""
     readers = []
@@ -582,6 +585,8 @@ def reader_for(kind: type, readers: Sequence[LoadedReader] | None = None) -> Pie
     if readers is None:
         readers = loaded_readers()
     bases = set(map(id, mro_of(kind)))
+    if bases.isdisjoint(map(id, map(_base_of, readers))):  # nearly always, of thousands of types
+        return None
     for reader in readers:
         if id(reader.base) not in bases:
             continue

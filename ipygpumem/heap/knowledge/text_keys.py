@@ -40,7 +40,8 @@ def text_keys(
     keys = list(chain.from_iterable(plain))
     subclasses = dicts - _DICT
     if subclasses:
-        for item in of_types(subclasses, objects):
+        derived = of_types(subclasses, objects)
+        for item in compress(derived, map(dict.__len__, derived)):  # most are empty
             keys += _unreported_keys(item)
     return keys
 
