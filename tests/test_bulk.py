@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 
 import pytest
 
 from ipygpumem.heap.bulk import (
+    AddressFilter,
     Batch,
     Kinds,
+    TypesOfMany,
     by_identity,
     differences,
     ids_of,
     of_types,
-    position,
+    subtypes,
     without_types,
 )
-from ipygpumem.introspect import ID_BYTES, begins_with, identities
+from ipygpumem.introspect import ID_BYTES, begins_with, identities, identities_of_list
 
 
 class Untouchable(type):
@@ -84,13 +87,36 @@ def test_objects_are_compared_by_identity_alone(number: int) -> None:
 def test_numbers_are_the_identities(number: int) -> None:
     items = [object() for _ in range(number)]
     assert ids_of(items) == list(map(id, items))
+    assert identities_of_list(items) == identities(items)
     assert list(by_identity(items)) == list(map(id, items))
 
 
-def test_a_position_is_that_of_a_whole_identity() -> None:
+def test_a_search_for_addresses_finds_whole_ones() -> None:
     # The bytes of 0x0100 are in the end of the first number and the start of the second one.
-    row = array("Q", [1 << 56, 1, 256, 7]).tobytes()
-    assert len(row) == 4 * ID_BYTES
-    assert [position(number, row) for number in (7, 256, 1, 1 << 56)] == [3, 2, 1, 0]
-    shifted = int.from_bytes(row[4 : 4 + ID_BYTES], "little")
-    assert position(shifted, row) is None
+    addresses = [1 << 56, 1, 256, 7]
+    row = array("Q", addresses).tobytes()
+    for place, address in enumerate(addresses):
+        assert list(AddressFilter({address}).positions(row)) == [place]
+    assert list(AddressFilter({7, 256}).positions(row)) == [2, 3]
+    shifted = int.from_bytes(row[4 : 4 + ID_BYTES], sys.byteorder)
+    assert not AddressFilter({shifted}).is_in(row)
+    assert not AddressFilter(()).is_in(row)
+
+
+@pytest.mark.parametrize("wanted", [(str,), (dict, tuple), (Item, str), (bytes,), ()])
+def test_objects_of_few_types_are_found_among_many(wanted: tuple[type, ...]) -> None:
+    items = [Item(), "text", (), {}, 1, None, Item(), "text", 1.0, [], Item, *OF_MANY_TYPES]
+    expected = [item for item in items if any(type(item) is kind for kind in wanted)]
+    found = TypesOfMany(items).of_types(AddressFilter(set(map(id, wanted))))
+    assert list(map(id, found)) == list(map(id, expected))
+
+
+def test_subtypes_include_all_derived_classes() -> None:
+    class Derived(Item):
+        pass
+
+    class Further(Derived, dict):
+        pass
+
+    assert {id(Item), id(Derived), id(Further)} <= subtypes([Item])
+    assert id(dict) not in subtypes([Item])

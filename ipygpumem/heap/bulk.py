@@ -14,7 +14,14 @@ from itertools import compress, count, islice, repeat
 from operator import ne, not_
 from typing import Any, Generic, TypeVar
 
-from ipygpumem.introspect import ID_BYTES, identities, identities_of_part, mro_of, type_name
+from ipygpumem.introspect import (
+    ID_BYTES,
+    identities,
+    identities_of_list,
+    identities_of_part,
+    mro_of,
+    type_name,
+)
 
 T = TypeVar("T")
 Progress = Callable[[float], None]
@@ -82,7 +89,7 @@ class Batch(Generic[T]):
 
     def __init__(self, items: Sequence[T]) -> None:
         self.items = items
-        self._type_of_each = ids_of(list(map(type, items)))
+        self._type_of_each = ids_of_own(list(map(type, items)))
         self.types = set(self._type_of_each)
         self._numbers: dict[int, int] = {}
         """A number for each type, by its identity; empty before the first question."""
@@ -144,6 +151,114 @@ _MOST_NUMBERED = 256
 """Maximum number of types with numbers that fit into a byte."""
 
 
+class AddressFilter:
+    """Some addresses to search among very many: those of types, or of objects.
+
+    Comparing one byte of all addresses at a time takes 10 ns an address for any number of wanted
+    ones; looking each up in a set takes 50.
+
+    Args:
+        wanted: the addresses, which are identities. Of more than some 60, it finds too many that
+            are similar.
+    """
+
+    def __init__(self, wanted: Collection[int]) -> None:
+        self.wanted = frozenset(wanted)
+        python = _region(id(object))
+        of_python = {identity for identity in wanted if _region(identity) == python}
+        self._tables: list[list[tuple[int, bytes]]] = []
+        """For Python's own types, and for all other addresses, the ``_COLUMNS``, each with a
+        table: 1 for the bytes that the addresses have there.
+        """
+        # Together they would be similar to many more addresses.
+        for identities_of_group in (of_python, self.wanted - of_python):
+            if identities_of_group:
+                tables = [(column, _table(column, identities_of_group)) for column in _COLUMNS]
+                self._tables.append(tables)
+
+    def similar(self, row: bytes) -> bytes:
+        """Return a byte for each address in a row of ``identities``: 1 for the wanted ones, and for
+        a few similar ones; nothing if there is none.
+        """
+        are_similar = 0
+        for columns in self._tables:
+            are_of_group = -1
+            for column, table in columns:
+                bytes_of_column = row[column::ID_BYTES]
+                are_of_group &= int.from_bytes(bytes_of_column.translate(table), sys.byteorder)
+            are_similar |= are_of_group
+        if not are_similar:
+            return b""
+        return are_similar.to_bytes(len(row) // ID_BYTES, sys.byteorder)
+
+    def positions(self, row: bytes) -> Iterator[int]:
+        """Yield the positions of the wanted addresses in a row of ``identities``."""
+        are_similar = self.similar(row)
+        place = are_similar.find(1)
+        while place >= 0:
+            address = row[place * ID_BYTES : (place + 1) * ID_BYTES]
+            if int.from_bytes(address, sys.byteorder) in self.wanted:
+                yield place
+            place = are_similar.find(1, place + 1)
+
+    def is_in(self, row: bytes) -> bool:
+        """Return True if one of the wanted addresses is in a row of ``identities``."""
+        return next(self.positions(row), None) is not None
+
+
+_COLUMNS = (1, 2, 3)
+if sys.byteorder == "big":
+    _COLUMNS = (6, 5, 4)
+"""The bytes in which most addresses differ, from the lowest on; all are multiples of 16."""
+
+
+def _region(identity: int) -> int:
+    """Return the part of an address above the ``_COLUMNS``: that of Python's own types is alike."""
+    return identity >> 32
+
+
+def _table(column: int, addresses: Collection[int]) -> bytes:
+    """Return 1 at the positions that are bytes of the addresses in a column, else 0."""
+    table = bytearray(256)
+    for address in addresses:
+        table[address.to_bytes(ID_BYTES, sys.byteorder)[column]] = 1
+    return bytes(table)
+
+
+class TypesOfMany(Generic[T]):
+    """Finds the objects of few types among very many objects.
+
+    A ``Batch`` takes 130 ns an object before its first answer. This reads the addresses of the
+    types in 20 ns, and a search takes 10: it compares one byte of all addresses at a time.
+    """
+
+    def __init__(self, items: list[T]) -> None:
+        self._items = items
+        self._type_ids = identities_of_list(list(map(type, items)))
+
+    def of_types(self, types: AddressFilter) -> list[T]:
+        """Return the objects of some types."""
+        are_similar = types.similar(self._type_ids)
+        if not are_similar:
+            return []
+        similar = list(compress(self._items, are_similar))
+        if are_of_one_type(similar, types.wanted):
+            return similar
+        return of_types(types.wanted, similar)
+
+
+def are_of_one_type(items: list[Any], wanted: Collection[int]) -> bool:
+    """Return True if there is one ``wanted`` type, and all items are of it.
+
+    Comparing all addresses at once takes a fifth of the time that looking up each of them takes.
+    """
+    if len(wanted) > 1:
+        return False
+    (kind,) = wanted
+    type_ids = identities_of_list(list(map(type, items)))
+    return type_ids == kind.to_bytes(ID_BYTES, sys.byteorder) * len(items)
+
+
 def ids_of(items: Sequence[object]) -> list[int]:
     """Return the identity of each object, in half of the time that ``map(id, items)`` takes."""
     if len(items) < _FEW:
@@ -151,30 +266,15 @@ def ids_of(items: Sequence[object]) -> list[int]:
     return memoryview(identities(items)).cast("Q").tolist()
 
 
+def ids_of_own(items: list[Any]) -> list[int]:
+    """Return the ``ids_of`` a list that no other thread changes."""
+    if len(items) < _FEW:
+        return list(map(id, items))
+    return memoryview(identities_of_list(items)).cast("Q").tolist()
+
+
 _FEW = 50
 """Fewer identities are read one by one."""
-
-
-def position(identity: int, row: bytes) -> int | None:
-    """Return the first position of an identity in a row of ``identities``; None if it is not there.
-
-    Searching bytes takes 7 ms for a million identities, where comparing them one by one takes 50.
-    Only the first bytes differ between most addresses, and searching these takes half of the time
-    that searching all of them takes.
-    """
-    wanted = identity.to_bytes(ID_BYTES, sys.byteorder)
-    beginning = wanted[:_DIFFERENT_BYTES]
-    place = row.find(beginning)
-    while place >= 0:
-        is_aligned = place % ID_BYTES == 0  # else the end of one identity and the start of the next
-        if is_aligned and row.startswith(wanted, place):
-            return place // ID_BYTES
-        place = row.find(beginning, place + 1)
-    return None
-
-
-_DIFFERENT_BYTES = 3
-"""Number of bytes at the beginning of an identity that differ between most addresses."""
 
 
 class Kinds:
@@ -284,6 +384,19 @@ def kinds_of(items: Sequence[object], *bases: type) -> set[int]:
 def instances_among(items: Sequence[T], *bases: type) -> list[T]:
     """Return the items that are instances of a class, or of its subclasses."""
     return of_types(kinds_of(items, *bases), items)
+
+
+def subtypes(bases: Iterable[type]) -> set[int]:
+    """Return the identities of classes, and of all classes that derive from them."""
+    classes = list(bases)
+    identities_of_classes = set(map(id, classes))
+    for base in classes:  # the list grows
+        below: list[type] = type.__subclasses__(base)
+        for kind in below:
+            if id(kind) not in identities_of_classes:
+                identities_of_classes.add(id(kind))
+                classes.append(kind)
+    return identities_of_classes
 
 
 CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset, deque)

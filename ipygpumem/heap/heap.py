@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
-from itertools import compress, filterfalse, islice, repeat
+from itertools import compress, filterfalse, islice
 from operator import not_
 from typing import Any, NamedTuple, Protocol
 
@@ -34,19 +34,21 @@ from ipygpumem.heap.arrays import (
 )
 from ipygpumem.heap.bulk import (
     ROWS,
+    AddressFilter,
     Batch,
+    TypesOfMany,
     by_identity,
     chunks,
     instances_among,
     of_types,
-    position,
+    subtypes,
 )
 from ipygpumem.heap.holders.frames import emptied_locals, running_locals
 from ipygpumem.heap.knowledge.text_keys import referents_of
 from ipygpumem.heap.large import LargeObjects
 from ipygpumem.heap.referrers import CopiedReferences, Referrers
 from ipygpumem.heap.tensors import Reader
-from ipygpumem.introspect import ATOMS, identities, loaded_object, mro_of
+from ipygpumem.introspect import identities_of_list, loaded_object
 from ipygpumem.probes.accelerators import loaded_torch
 
 
@@ -180,12 +182,11 @@ class Heap:
         self.ndarrays = self._instances.collect(library_type("numpy", "ndarray"))
         self.tasks = self._instances.collect(library_type("asyncio", "Task"))
         self._containers: list[object] = []
-        """Untracked containers that hold more than plain numbers and text."""
-        self._containers_of_atoms: list[object] = []
-        """The other untracked containers, some several times."""
+        """Containers that the collector does not track, unless they are empty."""
         self._references = CopiedReferences()
         """Identities of the objects to which each part of the tracked ones refers."""
-        self._types = types
+        self._types = AddressFilter(types)
+        self._array_types = AddressFilter(_array_types())
         self._of_types: dict[int, object] = {}
         """The objects of these types, by identity."""
         self._large: LargeObjects | None = None
@@ -200,7 +201,6 @@ class Heap:
             self.tracked,
             self._references,
             self._containers,
-            self._containers_of_atoms,
             self.ndarrays,
         )
 
@@ -219,17 +219,14 @@ class Heap:
             # Putting one into a list frees it again, and every later collection would loop for
             # ever.
             left_out.add(id(asyncio))
-        row = identities(self.tracked)
-        for identity in left_out:
-            place = position(identity, row)
-            if place is not None:
-                self.tracked[place] = None
+        row = identities_of_list(self.tracked)
+        for place in AddressFilter(left_out).positions(row):
+            self.tracked[place] = None
 
     def drop(self) -> None:
         """Drop all references. If the maker of the heap is in it, they would be a cycle."""
         self.tracked.clear()
         self._containers.clear()
-        self._containers_of_atoms.clear()
         self.local.clear()
         self._instances.drop()
         self._referrers.drop()
@@ -246,12 +243,12 @@ class Heap:
             self._instances.see(tracked)
             if self._large is not None:
                 self._large.read_tracked(tracked)
-            if self._types:
-                self._of_types.update(by_identity(tracked.of_types(self._types)))
+            if self._types.wanted:
+                self._of_types.update(by_identity(tracked.of_types(self._types.wanted)))
             in_dicts = 0
             if observer is None:
                 references = gc.get_referents(*tracked.without_types(ROWS))  # not our own rows
-                self._references.add(identities(references))
+                self._references.add(identities_of_list(references))
             else:  # asks for no referrers, but for the text keys of dicts
                 references, in_dicts = referents_of(tracked, ROWS)
             untracked = list(filterfalse(gc.is_tracked, references))
@@ -281,18 +278,15 @@ class Heap:
         """Return the arrays and containers among untracked objects; note those that were asked
         for.
         """
-        batch = Batch(untracked)
-        if self._large is not None:
-            self._large.read(batch)
-        if self._types:
-            self._of_types.update(by_identity(batch.of_types(self._types)))
-        arrays = by_identity(batch.of_types(_array_types()))
+        of_many = TypesOfMany(untracked)
         # Nearly a third are empty, and lead nowhere.
-        not_empty = list(filter(None, batch.of_types(_CONTAINERS)))
-        containers = list(by_identity(not_empty).values())
-        holds_more = _hold_more(containers)
-        self._containers_of_atoms += compress(containers, map(not_, holds_more))
-        return arrays | by_identity(list(compress(containers, holds_more)))
+        containers = list(filter(None, of_many.of_types(_CONTAINERS)))
+        if self._large is not None:
+            self._large.read(of_many, containers)
+        if self._types.wanted:
+            self._of_types.update(by_identity(of_many.of_types(self._types)))
+        arrays = by_identity(of_many.of_types(self._array_types))
+        return arrays | by_identity(containers)
 
     def _follow(self, behind: dict[int, object]) -> None:
         """Find the arrays and containers in those ``behind`` tracked objects."""
@@ -300,7 +294,7 @@ class Heap:
         contents = _contents(self.ndarrays)
         while new or contents:
             arrays = of_types(_array_types(), new)
-            containers = of_types(_CONTAINERS, new)
+            containers = of_types(_CONTAINERS.wanted, new)
             self.ndarrays += arrays
             self._containers += containers
             number_before = len(behind)
@@ -470,11 +464,12 @@ class TrackedInstances:
     ndarrays: Sequence[object] = ()
 
     def __init__(self) -> None:
+        tracked = gc.get_objects()
         self._instances = _Instances(())
         self.tensors = self._instances.collect(library_type("torch", "Tensor"))
         self.modules = self._instances.collect(library_type("torch.nn", "Module"))
         self.optimizers = self._instances.collect(library_type("torch.optim", "Optimizer"))
-        for part in chunks(gc.get_objects()):
+        for part in chunks(tracked):
             self._instances.see(Batch(part))
 
     def drop(self) -> None:
@@ -487,8 +482,6 @@ class _Instances:
 
     def __init__(self, bases: Iterable[type]) -> None:
         self._classes: list[_OfClass] = []
-        self._known: set[int] = set()
-        """Identities of the types that were seen."""
         for base in bases:
             self.collect(base)
 
@@ -496,27 +489,17 @@ class _Instances:
         """Collect the instances of a class from now on, and return the list of them; it stays empty
         if the class is None, because its library is not loaded.
         """
-        of_class = _OfClass(base, [], set())
-        if base is not None:
-            self._classes.append(of_class)
+        if base is None:
+            return []
+        of_class = _OfClass(base, [], subtypes([base]))
+        self._classes.append(of_class)
         return of_class.instances
 
     def see(self, tracked: Batch[object]) -> None:
         """Add the instances among some objects."""
-        if not tracked.types <= self._known:
-            self._learn(tracked)
         for of_class in self._classes:
             if not of_class.types.isdisjoint(tracked.types):
                 of_class.instances.extend(tracked.of_types(of_class.types))
-
-    def _learn(self, tracked: Batch[object]) -> None:
-        examples = tracked.one_of_each(tracked.types - self._known)
-        for type_id, example in examples.items():
-            bases = set(map(id, mro_of(type(example))))
-            for of_class in self._classes:
-                if id(of_class.base) in bases:
-                    of_class.types.add(type_id)
-        self._known |= tracked.types
 
     def of(self, *bases: type) -> list[Any]:
         """Return the instances of some classes that were collected."""
@@ -534,13 +517,13 @@ class _Instances:
 
 
 class _OfClass(NamedTuple):
-    base: type | None
+    base: type
     instances: list[object]
     types: set[int]
-    """Identities of the types that derive from it."""
+    """Identities of the class, and of the types that derive from it."""
 
 
-_CONTAINERS = {id(dict), id(tuple)}
+_CONTAINERS = AddressFilter({id(dict), id(tuple)})
 """Types that the collector stops tracking if they contain only arrays, numbers and text."""
 
 
@@ -553,19 +536,9 @@ def _untracked_behind(objects: Sequence[object]) -> list[object]:
     return list(filterfalse(gc.is_tracked, gc.get_referents(*objects)))
 
 
-def _hold_more(untracked: Sequence[Any]) -> list[bool]:
-    """Return True for each container that holds more than numbers and text.
-
-    In C, because there are a hundred thousand: a plain loop would take four times as long.
-    """
-    types = map(map, repeat(type), map(gc.get_referents, untracked))
-    type_ids = map(map, repeat(id), types)
-    return list(map(not_, map(ATOMS.issuperset, type_ids)))
-
-
 def _in_containers(items: Sequence[object]) -> list[object]:
     """Return the contents of the untracked containers among some objects."""
-    containers = of_types(_CONTAINERS, items)
+    containers = of_types(_CONTAINERS.wanted, items)
     return gc.get_referents(*filterfalse(gc.is_tracked, containers))
 
 

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import Any
 
-from ipygpumem.heap.bulk import Batch, by_identity
-from ipygpumem.introspect import mro_of
+from ipygpumem.heap.bulk import AddressFilter, Batch, TypesOfMany, by_identity, of_types, subtypes
 
-_SIZED = {id(kind) for kind in (list, dict, set, str, bytes, bytearray)}
+_DICT = {id(dict)}
+_CONTAINERS = _DICT | {id(list), id(set)}
 """Types whose objects are large by themselves if they hold much."""
+_TEXT = AddressFilter({id(str)})
+_BYTES = {id(bytes), id(bytearray)}
 _MOST_BYTES_EACH = 400
 """A letter, or an entry of the emptiest dict, takes less; ``len`` is several times faster than
 ``getsizeof``.
@@ -41,41 +43,33 @@ class LargeObjects:
         """The tracked containers by identity."""
         self._smallest = smallest
         self._shortest = smallest // _MOST_BYTES_EACH
-        self._bases = set(map(id, of_libraries))
-        self._known: set[int] = set()
-        """Types that were seen."""
-        self._wanted: set[int] = set()
-        """Identities of the types that derive from those of libraries."""
+        self._of_libraries = subtypes(of_libraries)
+        self._rare = AddressFilter(_BYTES | self._of_libraries)
 
-    def read(self, untracked: Batch[Any]) -> None:
-        """Add the large ones among some objects that the garbage collector does not track."""
-        if not untracked.types <= self._known:
-            self._learn(untracked)
-        sized = untracked.of_types(_SIZED)
-        # Hardly any part of the heap has one, and there are a million texts to ask.
-        if max(map(len, sized), default=0) >= self._shortest:
-            are_long = map(self._shortest.__le__, map(len, sized))
-            long_ones = list(compress(sized, are_long))
-            large_ones = _of_size(long_ones, self._smallest)
-            self.leaves.update(by_identity(large_ones))
-        if not self._wanted.isdisjoint(untracked.types):
-            self.leaves.update(by_identity(untracked.of_types(self._wanted)))
+    def read(self, untracked: TypesOfMany[Any], containers: Sequence[Any]) -> None:
+        """Add the large ones among objects that the garbage collector does not track.
+
+        Args:
+            untracked: the objects.
+            containers: the dicts and tuples among them.
+        """
+        # Hardly any part of the heap has a large one, and there are a million texts to ask.
+        texts = untracked.of_types(_TEXT)
+        if max(map(str.__sizeof__, texts), default=0) >= self._smallest:
+            self.leaves.update(by_identity(_of_size(texts, self._smallest)))
+        if max(map(len, containers), default=0) >= self._shortest:
+            dicts = of_types(_DICT, containers)
+            self.leaves.update(by_identity(_of_size(dicts, self._smallest)))
+        rare = untracked.of_types(self._rare)
+        if rare:
+            plain_bytes = of_types(_BYTES, rare)
+            self.leaves.update(by_identity(_of_size(plain_bytes, self._smallest)))
+            self.leaves.update(by_identity(of_types(self._of_libraries, rare)))
 
     def read_tracked(self, tracked: Batch[Any]) -> None:
         """Add the large ones among some tracked objects."""
-        if not tracked.types <= self._known:
-            self._learn(tracked)
-        sized = tracked.of_types(_SIZED)
+        sized = tracked.of_types(_CONTAINERS)
         if sized:
             self.containers.update(by_identity(_of_size(sized, self._smallest)))
-        if not self._wanted.isdisjoint(tracked.types):
-            self.leaves.update(by_identity(tracked.of_types(self._wanted)))
-
-    def _learn(self, batch: Batch[Any]) -> None:
-        """Note which of the types that were not seen yet derive from those of libraries."""
-        examples = batch.one_of_each(batch.types - self._known)
-        for type_id, example in examples.items():
-            classes = mro_of(type(example))
-            if not self._bases.isdisjoint(map(id, classes)):
-                self._wanted.add(type_id)
-        self._known |= batch.types
+        if not self._of_libraries.isdisjoint(tracked.types):
+            self.leaves.update(by_identity(tracked.of_types(self._of_libraries)))

@@ -17,12 +17,12 @@ from operator import eq, not_
 from typing import Any
 
 from ipygpumem.heap.arrays import bases_of, flat_elements, holding_objects
-from ipygpumem.heap.bulk import by_identity, chunks, position
+from ipygpumem.heap.bulk import AddressFilter, by_identity, chunks
 from ipygpumem.heap.knowledge.text_keys import dicts_with_keys
-from ipygpumem.introspect import is_atom
+from ipygpumem.introspect import identities_of_list, is_atom
 
-_FEW = 6
-"""Maximum number of objects that are searched one by one in unsorted references."""
+_FEW = 60
+"""Maximum number of objects that are searched byte by byte in unsorted references."""
 _UNSORTED = 4
 """Number of searches for more objects after which the references are sorted, which takes as long as
 some three of them.
@@ -57,7 +57,11 @@ class CopiedReferences:
         if self._sorted:
             in_order = list(wanted)
             return [_is_any_in_sorted(in_order, row) for row in self._sorted]
-        return [_is_any_in(wanted, row) for row in self._rows]
+        if len(wanted) > _FEW:
+            identities = set(wanted)
+            return [not identities.isdisjoint(memoryview(row).cast("Q")) for row in self._rows]
+        few = AddressFilter(wanted)
+        return [few.is_in(row) for row in self._rows]
 
 
 def _sorted_row(row: bytes) -> number_array[int]:
@@ -71,22 +75,13 @@ def _is_any_in_sorted(wanted: list[int], row: number_array[int]) -> bool:
     return any(map(eq, map(row.__getitem__, places), wanted))
 
 
-def _is_any_in(wanted: Collection[int], row: bytes) -> bool:
-    """Return True if one of some identities is in a row of ``identities``."""
-    if len(wanted) > _FEW:
-        return not set(wanted).isdisjoint(memoryview(row).cast("Q"))
-    return any(position(identity, row) is not None for identity in wanted)
-
-
 class Referrers:
     """The objects that refer to each object that was asked about.
 
     Args:
         tracked: the objects that the collector tracked at the moment.
         references: the objects to which each of their ``chunks`` refers.
-        containers: untracked containers that hold more than plain numbers and text.
-        containers_of_atoms: untracked containers of plain numbers and text, such as the dict of an
-            ``lru_cache``; some several times.
+        containers: untracked containers, such as the dict of an ``lru_cache``.
         ndarrays: NumPy arrays.
     """
 
@@ -95,13 +90,15 @@ class Referrers:
         tracked: list[object],
         references: CopiedReferences,
         containers: list[object],
-        containers_of_atoms: list[object],
         ndarrays: list[object],
     ) -> None:
         self._tracked = tracked
         self._references = references
         self._containers = containers
-        self._containers_of_atoms = containers_of_atoms
+        self._references_of_containers: CopiedReferences | None = None
+        """The objects to which each of the ``chunks`` of containers refers; None until an untracked
+        object is asked about.
+        """
         self._ndarrays = ndarrays
         self._added: dict[int, tuple[object, object]] = {}
         """Objects made later for older ones, each with the older one, by identity."""
@@ -143,7 +140,7 @@ class Referrers:
         """Add the dicts that have text as keys, which the collector omits."""
         if not texts:
             return
-        for part in chunks([*self._tracked, *self._containers, *self._containers_of_atoms]):
+        for part in chunks([*self._tracked, *self._containers]):
             for item in dicts_with_keys(part, texts):
                 for key in texts.intersection(map(id, dict.__iter__(item))):
                     if all(referrer is not item for referrer in self._referrers[key]):
@@ -181,23 +178,32 @@ class Referrers:
         """Return all objects that refer to some of ``objects``, and maybe more."""
         added = [item for item, _ in self._added.values()]
         owners = [self._added[key][1] for key in objects if key in self._added]
-        candidates = [*self._tracked_that_refer_to(objects), *owners]
+        candidates = [*_in_parts(objects, self._tracked, self._references), *owners]
         candidates += _that_refer_to(objects, added)
         if not all(map(gc.is_tracked, objects.values())):
-            candidates += _that_refer_to(objects, self._containers)
-        if any(map(is_atom, objects.values())):
-            candidates += _that_refer_to(objects, self._containers_of_atoms)
+            candidates += self._containers_that_refer_to(objects)
         return list(by_identity(candidates).values())
 
-    def _tracked_that_refer_to(self, objects: dict[int, object]) -> list[object]:
-        """Return the tracked objects that refer to some of ``objects``, and maybe some that did so
-        when the references were copied.
-        """
-        candidates = list[object]()
-        parts = compress(chunks(self._tracked), self._references.parts_with(objects))
-        for part in parts:
-            candidates += _referring_to(objects, part)
-        return candidates
+    def _containers_that_refer_to(self, objects: dict[int, object]) -> list[object]:
+        """Return the untracked containers that refer to some of ``objects``."""
+        if self._references_of_containers is None:
+            self._references_of_containers = CopiedReferences()
+            for part in chunks(self._containers):
+                references = gc.get_referents(*part)
+                self._references_of_containers.add(identities_of_list(references))
+        return _in_parts(objects, self._containers, self._references_of_containers)
+
+
+def _in_parts(
+    objects: dict[int, object], candidates: list[object], references: CopiedReferences
+) -> list[object]:
+    """Return the ``candidates`` that refer to some of ``objects``, and did so when the references
+    of their ``chunks`` were copied.
+    """
+    referrers = list[object]()
+    for part in compress(chunks(candidates), references.parts_with(objects)):
+        referrers += _referring_to(objects, part)
+    return referrers
 
 
 def _that_refer_to(objects: dict[int, object], candidates: list[object]) -> list[object]:
