@@ -51,7 +51,7 @@ PRESENT = {
     "top": (0, 0.0),
     "why of an array": (0, 0.0),
     "why of a list": (0, 0.0),
-    "why of an object in a cycle": (1, 1.4),
+    "why of an object in a cycle": (1, 1.45),
     "why of texts in an array": (1, 1.4),
     "tensors": (1, 1.3),
     "an experiment that leaves an array": (2, 1.3),
