@@ -172,7 +172,8 @@ class OlderData:
             if not self._was_there(item, array):
                 new_arrays[array.storage] = array.size_bytes
         size_bytes = region.bytes_of(of_older).total() - sum(new_arrays.values())
-        names_older = not older.keys().isdisjoint(ids)
+        # Closing a generator only names its code, which the function keeps.
+        names_older = not set(dropped_older).isdisjoint(ids)
         if not dropped_older or (names_older and size_bytes < _LARGE):
             return ""
         return f"also drops {format_bytes(size_bytes)} of older data"
