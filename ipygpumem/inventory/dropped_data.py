@@ -26,7 +26,7 @@ from ipygpumem.heap.arrays import (
 )
 from ipygpumem.heap.bulk import by_identity, instances_among, of_types
 from ipygpumem.heap.graph import NodeKey
-from ipygpumem.heap.holders.cuts import Cut, Kind
+from ipygpumem.heap.holders.cuts import Cut, Kind, outermost
 from ipygpumem.heap.holders.frames import SUSPENDED
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
@@ -253,7 +253,7 @@ class Removed(NamedTuple):
     """
 
     @classmethod
-    def of(cls, cuts: Iterable[Cut], removed: Mapping[int, object]) -> Removed:
+    def of(cls, cuts: Sequence[Cut], removed: Mapping[int, object]) -> Removed:
         """Return the objects at the end of some references.
 
         Args:
@@ -261,13 +261,13 @@ class Removed(NamedTuple):
             removed: the objects at the end of all lines' references, by identity.
         """
         let_go = cls([], set())
-        for cut in cuts:
-            for reference in cut.each():
-                if reference.removed_id in removed:
-                    let_go.objects.append(removed[reference.removed_id])
-                    let_go.certain.add(reference.removed_id)
-                else:
-                    let_go.objects.extend(_let_go(reference, removed))
+        # The line does not close a generator that it deletes with a tuple around it.
+        for reference in outermost(cuts):
+            if reference.removed_id in removed:
+                let_go.objects.append(removed[reference.removed_id])
+                let_go.certain.add(reference.removed_id)
+            else:
+                let_go.objects.extend(_let_go(reference, removed))
         return let_go
 
 

@@ -293,7 +293,7 @@ def statement_of(cuts: Sequence[Cut], *, most_owners: int = _MOST_KEYS) -> str:
     if not cuts:
         return ""
     of_owner = dict[int, list[Cut]]()
-    for cut in _outermost(cuts):
+    for cut in outermost(cuts):
         of_owner.setdefault(cut.owner_id, []).append(cut)
     groups = list(of_owner.values())
     loop = _in_each(groups)
@@ -306,7 +306,7 @@ def statement_of(cuts: Sequence[Cut], *, most_owners: int = _MOST_KEYS) -> str:
     return in_sequence(statements) if all(statements) else ""
 
 
-def _outermost(cuts: Sequence[Cut]) -> list[Cut]:
+def outermost(cuts: Sequence[Cut]) -> list[Cut]:
     """Return the references, each once, without those of objects that another one removes."""
     unique = dict[Cut, None]()
     for cut in cuts:
