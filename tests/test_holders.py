@@ -484,6 +484,20 @@ other.append(made[3])
     assert left(kernel) == []
 
 
+def test_lines_that_remove_the_same_tuple_are_one(kernel: Kernel) -> None:
+    experiment = """%%experiment e
+inner = [bytearray(2**20) for _ in range(3)]
+made = np.ones(2**18)
+outer["k"] = (made, (inner, []))
+store.append(inner)
+"""
+    works(kernel, _LEFT, "outer, store = {}, []", experiment)
+    for _, _, line in left_by_experiment(kernel):
+        works(kernel, line)
+    assert left(kernel) == []
+    assert kernel.value("[outer, store]") == [{}, []]
+
+
 @pytest.mark.parametrize(("line", "keeps"), [(" --keep kept", ""), ("", "global kept; ")])
 def test_a_kept_name_is_a_holder_that_the_line_spares(
     kernel: Kernel, line: str, keeps: str

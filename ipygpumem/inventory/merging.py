@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -221,8 +222,8 @@ class _Moved(NamedTuple):
     removed, and through which the lines of other rows lead.
     """
     passed: set[tuple[int, str]]
-    """References that one row's line removes, and through which another row's line leads: it would
-    raise an error after the first one.
+    """References that one row's line removes, and that another row's line removes, too, or leads
+    through: it would raise an error after the first one.
     """
 
     @classmethod
@@ -230,7 +231,7 @@ class _Moved(NamedTuple):
         """Return the containers and lists to which the lines of some rows lead."""
         containers = Counter[int]()
         called, passed = set[int](), set[int]()
-        removed, on_the_way = set[tuple[int, str]](), set[tuple[int, str]]()
+        removed, on_the_way = Counter[tuple[int, str]](), set[tuple[int, str]]()
         for row in rows:
             for cut in row.cuts:
                 if _is_in_container(row, cut) or (cut.kind is Kind.KEY and len(row.cuts) > 1):
@@ -238,10 +239,12 @@ class _Moved(NamedTuple):
                 if cut.kind is Kind.CALL and cut.owner_id:
                     called.add(cut.owner_id)
                 passed.update(outer.owner_id for outer in _outer(cut) if outer.kind is Kind.CALL)
-                removed.update(map(_reference, cut.each()))
                 on_the_way.update(map(_reference, _outer(cut)))
+            of_row = chain.from_iterable(cut.each() for cut in row.cuts)
+            removed.update(set(map(_reference, of_row)))
+        twice = {reference for reference, count in removed.items() if count > 1}
         crowded = {owner_id for owner_id, count in containers.items() if count > 1}
-        return cls(set(containers), crowded, called & passed, removed & on_the_way)
+        return cls(set(containers), crowded, called & passed, twice | removed.keys() & on_the_way)
 
 
 def _groups(rows: Sequence[_Removable]) -> list[list[_Removable]]:
