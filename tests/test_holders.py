@@ -498,6 +498,33 @@ store.append(inner)
     assert kernel.value("[outer, store]") == [{}, []]
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "store += made; store.append({'d': made}); kept = [made[1]]",
+        "outer['p'] = outer['q'] = made[0]; outer['h'] = [made[1]]; kept = made",
+        "store.append((made[0], {'q': [made[1]]})); kept = (made[0],)",
+        "store.append(made[0]); outer['r'] = made; kept = {'x': made[1]}",
+    ],
+)
+def test_a_line_beside_a_kept_name_removes_only_its_row(kernel: Kernel, code: str) -> None:
+    experiment = f"""%%experiment e --keep kept
+made = [np.ones(2**18), np.ones(2**18)]
+watched.extend(map(weakref.ref, made))
+{code}
+"""
+    works(kernel, _LEFT, "outer, store = {'w': 1}, [0]; watched = []", experiment)
+    works(kernel, "store.append(array()); store += [{'d': [array(), array()]}]")
+    rows = left(kernel)
+    assert [line.partition("  # and ")[2] for _, _, line in rows] == [
+        "delete kept when you no longer need it"
+    ]
+    works(kernel, rows[0][2])
+    assert left(kernel) == []
+    works(kernel, "del kept")
+    assert alive(kernel) == 3  # those that came later
+
+
 @pytest.mark.parametrize(("line", "keeps"), [(" --keep kept", ""), ("", "global kept; ")])
 def test_a_kept_name_is_a_holder_that_the_line_spares(
     kernel: Kernel, line: str, keeps: str

@@ -18,12 +18,11 @@ from typing import NamedTuple
 from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.heap.arrays import StorageKey
 from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, inside, statement_of
-from ipygpumem.heap.holders.path import is_simple
+from ipygpumem.heap.holders.path import comments_of, is_simple
 from ipygpumem.heap.holders.roots import REMOVE_THEM, Root
 from ipygpumem.heap.parts import ObjectPart, parts_of
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.records import (
-    COMMENT,
     SEVERAL_TYPES,
     ReferencePath,
     RetainedArray,
@@ -112,9 +111,10 @@ def holder_of_all(holders: Sequence[ReferencePath], cuts: dict[str, list[Cut]]) 
         line = first.advice  # such as ``mock.reset_mock()``
     elif all(line_of(holder.advice) in cuts for holder in holders):
         line = statement_of(removed)  # of several containers
-    if line:
-        cuts[line] = removed
-    return ReferencePath(path, line or REMOVE_THEM)
+    if not line:
+        return ReferencePath(path, REMOVE_THEM)
+    cuts[line_of(line)] = removed
+    return ReferencePath(path, line_of(line) + _comments(rows))
 
 
 def holder_of_registered(roots: Sequence[Root], cuts: dict[str, list[Cut]]) -> ReferencePath:
@@ -175,6 +175,9 @@ def _with_arrays_inside(rows: Sequence[_Removable]) -> list[_Removable]:
             continue
         of_group = [row.row for row in group]
         joined = replace(_sum_of(of_group, around), device=_devices_of(of_group))
+        if joined.holder is not None:
+            advice = line_of(joined.holder.advice) + _comments(of_group)
+            joined = replace(joined, holder=replace(joined.holder, advice=advice))
         whole.append(_Removable(joined, group[0].cuts))
     return whole
 
@@ -352,8 +355,12 @@ def _as_one(group: list[_Removable], cuts: dict[str, list[Cut]]) -> RetainedArra
     if not statement or first.holder is None:
         return None
     cuts[statement] = removed
-    _, dashes, comment = first.holder.advice.partition(COMMENT)
-    return _whole(rows, ReferencePath(_path(group), statement + dashes + comment))
+    return _whole(rows, ReferencePath(_path(group), statement + _comments(rows)))
+
+
+def _comments(rows: Iterable[RetainedArray]) -> str:
+    """Return the comments on the lines of some rows."""
+    return comments_of(row.holder.advice for row in rows if row.holder is not None)
 
 
 def _cuts_of(rows: Iterable[RetainedArray], cuts: Mapping[str, Sequence[Cut]]) -> list[Cut]:
@@ -486,19 +493,20 @@ def _joined_by_deletion(rows: list[RetainedArray]) -> list[RetainedArray]:
     of_line = dict[str, list[RetainedArray]]()
     remaining = list[RetainedArray]()
     for row in rows:
-        advice = "" if row.holder is None else row.holder.advice
-        if advice.startswith(_DELETING) or advice.endswith(_CLEARING):
-            of_line.setdefault(advice, []).append(row)
+        line = "" if row.holder is None else line_of(row.holder.advice)
+        if line.startswith(_DELETING) or line.endswith(_CLEARING):
+            of_line.setdefault(line, []).append(row)
         else:
             remaining.append(row)
-    for advice, of_same in of_line.items():
+    for line, of_same in of_line.items():
         if len(of_same) == 1:
             remaining += of_same
             continue
         largest_first = sorted(of_same, key=attrgetter("size_bytes"), reverse=True)
         paths = [row.holder.path for row in largest_first if row.holder is not None]
         path = _text_of_registry(paths[0], len(set(paths)))
-        remaining.append(_whole(largest_first, ReferencePath(path, advice)))
+        holder = ReferencePath(path, line + _comments(largest_first))
+        remaining.append(_whole(largest_first, holder))
     return remaining
 
 
@@ -582,10 +590,9 @@ def _row_of_items(
         deletion = "; del _position" if ending else ", _position"
         advice = f"for _position in {listed}: {statement}{deletion}"
     cuts[advice] = _cuts_of(rows, cuts)
-    _, dashes, comment = holders[0].advice.partition(COMMENT)
     path = _text_of_registry(holders[0].path, len(positions))
     largest_first = sorted(rows, key=attrgetter("size_bytes"), reverse=True)
-    return [_whole(largest_first, ReferencePath(path, advice + dashes + comment))]
+    return [_whole(largest_first, ReferencePath(path, advice + _comments(rows)))]
 
 
 def _statement_of_item(owner: str, ending: str, position: int | str) -> str:
@@ -612,8 +619,9 @@ def _joined_by_lines(rows: list[RetainedArray], cuts: dict[str, list[Cut]]) -> l
         user, remover = pair
         lines = [line_of(row.holder.advice) for row in pair if row.holder is not None]
         paths = list(dict.fromkeys(row.holder.path for row in pair if row.holder is not None))
-        holder = ReferencePath(", ".join(paths), in_sequence(lines))
-        cuts[holder.advice] = _cuts_of(pair, cuts)
+        line = in_sequence(lines)
+        cuts[line] = _cuts_of(pair, cuts)
+        holder = ReferencePath(", ".join(paths), line + _comments(pair))
         remaining = [row for row in remaining if row is not user and row is not remover]
         largest_first = sorted(pair, key=attrgetter("size_bytes"), reverse=True)
         remaining.append(_whole(largest_first, holder))

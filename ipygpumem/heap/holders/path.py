@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, split, statement_of
@@ -215,23 +215,26 @@ def joined(ways: Sequence[Way]) -> Way:
     path = ", ".join(way.holder.path for way in ways[:_MOST_WAYS])
     if len(ways) > _MOST_WAYS:
         path += f", and {len(ways) - _MOST_WAYS} more"
-    cuts = [cut for way in ways for cut in way.cuts]
-    if all(way.cuts for way in ways):
-        cuts = _ended_first(ways, cuts)
-        advice = statement_of(cuts)
-        if advice:
-            comments = [way.holder.advice.partition(COMMENT) for way in ways]
-            comment = next((dashes + text for _, dashes, text in comments if text), "")
-            return Way(ReferencePath(path, advice + comment), tuple(cuts))
+    removable = [way for way in ways if way.cuts]
+    cuts = _ended_first(removable, [cut for way in removable for cut in way.cuts])
+    # One statement for all: a line of each reference would move the items of the next one's list.
+    statement = statement_of(cuts)
+    if statement and len(removable) == len(ways):
+        advice = statement + comments_of(way.holder.advice for way in ways)
+        return Way(ReferencePath(path, advice), tuple(cuts))
     if len(ways) > _MOST_WAYS:
         return Way(ReferencePath(path, "remove it from all of these"))
-    return Way(ReferencePath(path, _advice_of_all(ways)))
+    lines, words = _lines_and_words([way for way in ways if not (statement and way.cuts)])
+    if statement and not lines:
+        advice = f"{statement}{COMMENT}and {', and '.join(words)}"
+        return Way(ReferencePath(path, advice), tuple(cuts))
+    if statement:
+        lines.insert(0, statement)
+    return Way(ReferencePath(path, _as_one_line(lines, words, ways)))
 
 
-def _advice_of_all(ways: Sequence[Way]) -> str:
-    """Return the lines of some holders as one, with words in its comment for holders without a
-    line; everything in words if no line can be joined with another one.
-    """
+def _lines_and_words(ways: Sequence[Way]) -> tuple[list[str], list[str]]:
+    """Return the lines of some holders, and words for those without a line."""
     lines = list[str]()
     words = list[str]()
     for way in ways:
@@ -243,6 +246,13 @@ def _advice_of_all(ways: Sequence[Way]) -> str:
             lines.append(_as_code(line))
         else:
             words.append(line)
+    return lines, words
+
+
+def _as_one_line(lines: Sequence[str], words: Sequence[str], ways: Sequence[Way]) -> str:
+    """Return lines as one, with words in its comment; everything in words if no line can be joined
+    with another one.
+    """
     if lines and all(map(is_simple, lines)):
         advice = in_sequence(_used_first(lines))
         if words:
@@ -250,6 +260,16 @@ def _advice_of_all(ways: Sequence[Way]) -> str:
         return advice
     advices = [line_of(way.holder.advice) for way in ways if way.holder.advice]
     return ", and ".join(map(_as_code, _used_first(advices)))
+
+
+def comments_of(advices: Iterable[str]) -> str:
+    """Return the comments of some lines as one, each once; empty if there are none."""
+    comments = dict[str, None]()
+    for advice in advices:
+        _, _, comment = advice.partition(COMMENT)
+        if comment:
+            comments[comment] = None
+    return COMMENT + "; ".join(comments) if comments else ""
 
 
 def _as_code(line: str) -> str:
