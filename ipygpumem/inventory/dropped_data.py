@@ -220,7 +220,9 @@ class OtherData:
             if _leads_on(let_go.objects):
                 self._removed[line] = let_go
 
-    def remarks(self, smallest: int, ended: Mapping[str, Set[int]]) -> dict[str, str]:
+    def remarks(
+        self, smallest: int, ended: Mapping[str, Set[int]], *, is_certain: bool = False
+    ) -> dict[str, str]:
         """Return the remark on each line that drops at least ``smallest`` bytes of other data.
 
         Nothing else of ours may refer to these objects now: it would count as their holder.
@@ -228,6 +230,8 @@ class OtherData:
         Args:
             smallest: the bytes.
             ended: the arrays in the cycles that each line ends, by identity.
+            is_certain: True to leave out memory of libraries that may have other owners, such as a
+                cache that two connections of sqlite3 share.
         """
         everything = list(chain.from_iterable(let_go.objects for let_go in self._removed.values()))
         region = Region(everything, namespaces=self._namespaces)
@@ -237,6 +241,8 @@ class OtherData:
         for line, let_go in self._removed.items():
             ours = in_lists + Counter(map(id, let_go.objects))
             dropped = _dropped(region, let_go, ours, ended.get(line, set()))
+            if is_certain:
+                dropped = {key for key in dropped if isinstance(key, int) or key[0] == "torch"}
             other_bytes = region.bytes_of(dropped).total() - self._sizes[line]
             if other_bytes >= max(smallest, self._sizes[line] * _UNSURE):
                 remarks[line] = f"also drops {format_bytes(other_bytes)} of other data"

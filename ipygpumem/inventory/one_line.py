@@ -23,12 +23,14 @@ def lines_for_all(ownership: Ownership) -> list[str]:
     name: one of statements, and one for each output, because no statement can follow a magic.
 
     Returns:
-        No lines if no other holder is known, or some may not be, or if no statement for a
-        holder can be joined with another one.
+        No lines if no other holder is known, or some may not be, or if one has references that
+        its line does not remove, or no statement that can be joined with another one.
     """
     if not ownership.is_name or not ownership.complete or ownership.has_graph:
         return []
     parts = [part for part in ownership.held if _is_needed(part, ownership)]
+    if any(part.has_further_references for part in parts):
+        return []
     advice = list(dict.fromkeys(part.holder.advice for part in parts))
     outputs = list[str]()
     lines = list[str]()

@@ -46,11 +46,14 @@ _MOST_ALIASES = 4
 """Maximum number of names in a row."""
 _LEAST_BYTES = 1 << 12
 """Minimum bytes of a holder's part for advice."""
+_LEAST_DROPPED_BYTES = 1 << 16
+"""Minimum bytes of other data that a line drops to mention."""
 _MOST_PLACES = 4
 """Maximum number of places in one variable to name."""
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _PARTS_SHOWN = 5
 _LEAST_SHARE = 0.01
+_MORE_THERE = " more there"
 _SMALL = ReferencePath("small objects that something else uses, too", "")
 _NOT_REACHED = ReferencePath("something that the search did not reach within its limits", "")
 _UNSEEN = ReferencePath(
@@ -76,7 +79,7 @@ class _Row:
             holder = self.of_single
         if self.more == 0:
             return holder
-        return replace(holder, path=f"{holder.path}, and {self.more:,} more there")
+        return replace(holder, path=f"{holder.path}, and {self.more:,}{_MORE_THERE}")
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,13 @@ class HeldPart(Record):
     def size_bytes(self) -> int:
         """Bytes on all devices."""
         return sum(self.device_bytes.values())
+
+    @property
+    def has_further_references(self) -> bool:
+        """True if the holder has references that its line does not remove."""
+        names = line_of(self.holder.advice).removeprefix("del ").split(", ")
+        deletes_variables = all(name.isidentifier() for name in names)
+        return self.holder.path.endswith(_MORE_THERE) and not deletes_variables
 
 
 @dataclass(frozen=True)
@@ -332,7 +342,7 @@ def _with_remarks(
     sizes = {line_of(part.holder.advice): 0 for part in parts}
     other_data = OtherData(sizes, roots.cuts, removed, roots.namespaces)
     del removed
-    remarks = other_data.remarks(_LEAST_BYTES, {})
+    remarks = other_data.remarks(_LEAST_DROPPED_BYTES, {}, is_certain=True)
     remarked = list[HeldPart]()
     for part in parts:
         advice = with_remark(part.holder.advice, remarks)
@@ -442,7 +452,7 @@ def _by_holder(
     searched = _objects_to_search(region, nearest[:_MOST_SEARCHED], held, shared)
     targets = [item for items in searched.values() for item in items]
     search = BackwardSearch(targets, heap, roots, for_all=True)
-    rows = _HolderRows(search, PathWriter(roots), too_many, roots.cuts, is_name=is_name)
+    rows = _HolderRows(search, roots, too_many, is_name=is_name)
     for key, items in searched.items():
         rows.add(key, items)
     groups = rows.groups()
@@ -522,16 +532,16 @@ class _HolderRows:
     def __init__(
         self,
         search: BackwardSearch,
-        writer: PathWriter,
+        roots: Roots,
         not_searched: Sequence[int],
-        cuts: dict[str, list[Cut]],
         *,
         is_name: bool,
     ) -> None:
-        self._cuts = cuts
+        self._cuts = roots.cuts
+        self._removed = roots.removed
         self.without_holder = set[NodeKey](not_searched)
         self._search = search
-        self._writer = writer
+        self._writer = PathWriter(roots)
         self._is_name = is_name
         self._by_root: dict[str, list[_Row]] = {}
         self._references = ReferenceReader(Barriers())
@@ -602,6 +612,8 @@ class _HolderRows:
             self._cuts[line_of(holder.advice)] = list(way.cuts)
         may_delete = self._may_delete(first)
         of_whole = _named(holder, names, first, may_delete=may_delete)
+        if of_whole.advice != holder.advice and _is_container(first):
+            self._note_deletion(of_whole.advice, names, first)
         if self._is_deleted_as_a_whole(steps, number):
             return of_whole, of_whole
         of_single = _named(holder, names[:1], first, may_delete=False)
@@ -611,6 +623,15 @@ class _HolderRows:
         if not _is_container(first):
             return of_single, of_single
         return of_single, of_whole
+
+    def _note_deletion(self, advice: str, names: Sequence[Root], item: object) -> None:
+        """Record that a line deletes the variables of an object."""
+        cuts = list[Cut]()
+        for root in names:
+            if root.cut is not None and root.rank is Rank.VARIABLE:
+                cuts.append(replace(root.cut, removed_id=id(item)))
+        self._cuts[line_of(advice)] = cuts
+        self._removed[id(item)] = item
 
     def _may_delete(self, item: object) -> bool:
         """Return True if deleting the variables of an object may free it."""
