@@ -32,6 +32,7 @@ from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import (
+    forget_older_shown,
     named_objects,
     release_stored,
     stored_error,
@@ -400,6 +401,7 @@ class Recovery:
         errors = stored_errors(self._shell)
         for error in errors:
             release_stored(error, self._shell)
+        forget_older_shown(self._shell)
         return len(errors)
 
 

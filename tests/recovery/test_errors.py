@@ -380,6 +380,14 @@ def test_the_line_of_an_error_says_that_its_frames_hold_much(
         assert notebook.value("alive()") == 0
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="new in Python 3.11")
+def test_free_drops_an_error_shown_before_an_exception_group(notebook: Kernel) -> None:
+    fails(notebook, "def f():\n    x = big(40)\n    1 / 0\nf()")
+    fails(notebook, "raise ExceptionGroup('several', [ValueError(1)])")
+    works(notebook, "%gpumem free")
+    assert notebook.value("alive()") == 0
+
+
 def _no_memory(*arguments: object, **options: object) -> object:
     raise MemoryError
 

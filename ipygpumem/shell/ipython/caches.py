@@ -466,3 +466,15 @@ def release_stored(error: BaseException, shell: Any | None) -> int:
     if getattr(shown, "tb", None) is real:  # set by the first traceback that is shown
         shown.tb = traceback_of(error)  # type: ignore[union-attr]  # the line above says so
     return cleared
+
+
+def forget_older_shown(shell: Any | None) -> None:
+    """Drop the traceback that IPython has shown if it is that of an older error.
+
+    IPython shows an ExceptionGroup in another way, and its own class keeps the traceback before.
+    """
+    shown = getattr(shell, "InteractiveTB", None)
+    traceback = getattr(shown, "tb", None)
+    stored = list(map(traceback_of, stored_errors(shell)))
+    if traceback is not None and not any(traceback is latest for latest in stored):
+        shown.tb = None  # type: ignore[union-attr]  # it has one
