@@ -1294,6 +1294,8 @@ def test_a_timer_in_an_attribute_is_cancelled(kernel: Kernel, kind: str) -> None
         ("named = rest(); pair = x, named", "del pair"),
         ("pair = x, x", "del pair"),
         ("rows = [x, rest()]", "del rows[0]"),
+        ("rows = (x,) * 100_000", "del rows"),
+        ("rows = [x] * 100_000", "del rows"),
     ],
 )
 def test_a_line_names_other_data_that_it_drops(kernel: Kernel, code: str, line: str) -> None:

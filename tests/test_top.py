@@ -47,7 +47,10 @@ def test_names_of_one_object_share_a_row_and_holders_are_named() -> None:
     assert MIB < rows["data"].size_bytes < 1.01 * MIB < rows["box"].size_bytes < 2.01 * MIB
     report = top_report(LargestNames(tuple(rows.values()), {"cpu": 100 * MIB}, 0.0))
     (table,) = report.tables
-    assert [row[-1] for row in table.rows] == ["del box", "del data, again; box also refers to it"]
+    assert [row[-1] for row in table.rows] == [
+        "del box",
+        "del data, again  # box also refers to it",
+    ]
 
 
 def test_remarks_are_only_about_rows_that_are_shown() -> None:

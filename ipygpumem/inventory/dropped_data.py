@@ -230,8 +230,8 @@ class OtherData:
         Args:
             smallest: the bytes.
             ended: the arrays in the cycles that each line ends, by identity.
-            is_certain: True to leave out memory of libraries that may have other owners, such as a
-                cache that two connections of sqlite3 share.
+            is_certain: True to leave out the objects that the line names, and memory of libraries
+                that may have other owners, such as a cache that two connections of sqlite3 share.
         """
         everything = list(chain.from_iterable(let_go.objects for let_go in self._removed.values()))
         region = Region(everything, namespaces=self._namespaces)
@@ -241,9 +241,11 @@ class OtherData:
         for line, let_go in self._removed.items():
             ours = in_lists + Counter(map(id, let_go.objects))
             dropped = _dropped(region, let_go, ours, ended.get(line, set()))
-            if is_certain:
-                dropped = {key for key in dropped if isinstance(key, int) or key[0] == "torch"}
             other_bytes = region.bytes_of(dropped).total() - self._sizes[line]
+            if is_certain:
+                counted = {key for key in dropped if isinstance(key, int) or key[0] == "torch"}
+                named_bytes = region.reader.types.own_bytes.of(let_go.objects)
+                other_bytes = region.bytes_of(counted).total() - named_bytes
             if other_bytes >= max(smallest, self._sizes[line] * _UNSURE):
                 remarks[line] = f"also drops {format_bytes(other_bytes)} of other data"
         return remarks

@@ -9,6 +9,7 @@ from itertools import compress, islice, repeat
 from operator import attrgetter, is_
 from typing import NamedTuple
 
+from ipygpumem.heap.holders.path import is_simple
 from ipygpumem.heap.holders.roots import NOTEBOOK
 from ipygpumem.heap.parts import CACHED
 from ipygpumem.heap.sizes import Share
@@ -17,7 +18,7 @@ from ipygpumem.inventory.one_line import lines_for_all
 from ipygpumem.inventory.ownership import HeldPart, Ownership
 from ipygpumem.inventory.records import Inventory, InventoryDiff, TensorGroup, TensorRecord
 from ipygpumem.inventory.top import SMALLEST, LargestNames, NamedSize
-from ipygpumem.records import OUTSIDE, RetainedArray
+from ipygpumem.records import COMMENT, OUTSIDE, RetainedArray
 from ipygpumem.report import layout
 from ipygpumem.report.content import LAST_INDEX, leak_table
 from ipygpumem.report.layout import (
@@ -272,7 +273,9 @@ def top_report(names: LargestNames, *, top: int = 20, small: Sequence[str] = ())
         lines += [clean(f"{row.name}: {note}") for note in row.notes]
     numbers = {"cell", "size", "share", "del frees"}
     expendable = ("share", "cell", "type", "content")
-    table = Table.of(rows, numbers, whole={"to free it"}, expendable=expendable)
+    table = Table.of(
+        rows, numbers, code={"to free it"}, whole={"to free it"}, expendable=expendable
+    )
     return Report("top", _top_head(names), lines, [table], records=[names])
 
 
@@ -342,12 +345,17 @@ def _share_text(size: int, used: int) -> str:
 
 
 def _remedy_text(row: NamedSize) -> str:
-    """Return the line that frees a name's memory, and the other names that refer to it."""
-    parts = [row.remedy] if row.remedy else []
-    if row.held_by:
-        verb = "refers" if len(row.held_by) == 1 else "refer"
-        parts.append(f"{listed(row.held_by, 3)} also {verb} to it")
-    return clean("; ".join(parts))
+    """Return the line that frees a name's memory, with the other names that refer to it in its
+    comment.
+    """
+    if not row.held_by:
+        return clean(row.remedy)
+    verb = "refers" if len(row.held_by) == 1 else "refer"
+    words = f"{listed(row.held_by, 3)} also {verb} to it"
+    if not row.remedy:
+        return clean(words)
+    joint = COMMENT if is_simple(row.remedy) else "; "
+    return clean(row.remedy + joint + words)
 
 
 def _rows_without_name(names: LargestNames) -> list[dict[str, str]]:
