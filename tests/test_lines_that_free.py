@@ -137,7 +137,7 @@ def test_rows_are_merged_if_one_line_names_objects_of_another() -> None:
     ]
     lines = [(row.size_bytes, row.holder and row.holder.advice) for row in merged(rows, {})]
     line = 'runs["m"].zero_grad(); del runs["m"]; runs["opt"].state.clear(); del runs["opt"]'
-    assert lines == [(14, line), (1, 'del runs["m2"]')]
+    assert lines == [(14, f"{line}  # begins again"), (1, 'del runs["m2"]')]
 
 
 @pytest.mark.parametrize("line", ["%xdel _4", "del a.b"])
