@@ -49,7 +49,7 @@ def test_names_of_one_object_share_a_row_and_holders_are_named() -> None:
     (table,) = report.tables
     assert [row[-1] for row in table.rows] == [
         "del box",
-        "del data, again  # box also refers to it",
+        "del data, again  # also held by box",
     ]
 
 

@@ -350,8 +350,7 @@ def _remedy_text(row: NamedSize) -> str:
     """
     if not row.held_by:
         return clean(row.remedy)
-    verb = "refers" if len(row.held_by) == 1 else "refer"
-    words = f"{listed(row.held_by, 3)} also {verb} to it"
+    words = f"also held by {listed(row.held_by, 3)}"
     if not row.remedy:
         return clean(words)
     joint = COMMENT if is_simple(row.remedy) else "; "
