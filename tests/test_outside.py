@@ -225,6 +225,26 @@ def test_the_line_shown_ends_the_workers_of_joblib(kernel: Kernel) -> None:
     assert re.search(r"child processes -\d", text), text
 
 
+STARTED = """
+%%experiment two --keep worker holder
+import subprocess, sys, types
+code = "data = bytearray(b'1' * (40 << 20)); print(1, flush=True); input()"
+def started():
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1)
+    process.stdout.readline()
+    return process
+worker, holder = started(), types.SimpleNamespace(process=started())
+"""
+
+
+def test_a_report_says_that_it_knows_no_line_for_some_processes(kernel: Kernel) -> None:
+    (text,) = works(kernel, STARTED).reports("experiment")
+    line = re.search(r"to end them: (.*)$", text, re.MULTILINE)
+    assert line is not None, text
+    assert line[1] == "worker.terminate()  # %gpumem status lists the rest"
+    works(kernel, line[1], "holder.process.terminate()")
+
+
 def test_the_line_shown_ends_the_workers_of_a_data_loader(kernel: Kernel) -> None:
     (text,) = works(kernel, LOADER).reports("cell")
     assert re.search(r"shared memory \+\d+(\.\d)? MiB, .* child processes \+\d", text), text

@@ -26,6 +26,7 @@ from ipygpumem.probes.host import RamFigures
 from ipygpumem.probes.malloc import allocated_bytes
 from ipygpumem.reclaim import reclaim
 from ipygpumem.records import (
+    COMMENT,
     FREE_HEAP_PAGES,
     ExperimentRecord,
     FreeingStep,
@@ -47,6 +48,10 @@ if TYPE_CHECKING:
 
 _CLOCK_SECONDS = 0.02
 """Error of the times at which processes start."""
+_LEAST_SHARE_WITHOUT_LINE = 0.3
+"""Minimum share of the new processes' memory in those without a line to mention these: a helper
+process of joblib is small.
+"""
 _MOST_GROWN = 5
 """Maximum number of grown containers to name."""
 
@@ -505,8 +510,9 @@ class ExperimentEnd:
         ended = children.with_endings(new, self._context.namespace)
         lines = children.endings(ended)
         how = "; ".join(lines) or "%gpumem status lists them"
-        if lines and not all(child.ends_by for child in ended):
-            how += "; %gpumem status lists the rest"
+        without_line = sum(child.memory_bytes for child in ended if not child.ends_by)
+        if lines and without_line >= _LEAST_SHARE_WITHOUT_LINE * left_bytes:
+            how += f"{COMMENT}%gpumem status lists the rest"
         size = format_bytes(left_bytes)
         return f"child processes have {size} more than at its start; to end them: {how}"
 
