@@ -136,7 +136,10 @@ def memory():
 def left():
     import threading
     pinned = torch.cuda.host_memory_stats()["allocated_bytes.current"]
-    return pinned, sorted(thread.name for thread in threading.enumerate()), torch.multiprocessing.active_children()
+    # IPython ends this thread before a fork, and starts it again when it writes the history.
+    names = [thread.name for thread in threading.enumerate()]
+    names = sorted(name for name in names if name != "IPythonHistorySavingThread")
+    return pinned, names, torch.multiprocessing.active_children()
 """  # noqa: E501
 BATCHES = {"forward": 5600, "backward": 4700, "step": 4096}
 """With which batch a card of 2.6 GiB has no room in which phase; Adam's first step makes its state.
