@@ -1,6 +1,7 @@
 """Sizes of objects of any kind, against the process's resident memory."""
 
 import collections
+import contextvars
 import functools
 import itertools
 import json
@@ -130,6 +131,23 @@ def test_memory_that_several_objects_share_is_counted_once() -> None:
     assert 1 << 20 < sizes.measure(both).size_bytes < (1 << 20) + 2000
     assert sizes.measure({"again": text}).size_bytes < 2000
     assert sizes.measure(both).size_bytes == 0
+
+
+@pytest.mark.parametrize("count", [1, 100], ids=["few variables", "many variables"])
+def test_a_tasks_context_has_only_the_values_of_its_own(count: int) -> None:
+    """A variable that a task sets gives its context nodes of its own, with all other values."""
+    variables = [contextvars.ContextVar[bytes](f"current {number}") for number in range(count)]
+    own = contextvars.ContextVar[bytes]("own")
+
+    def measure() -> int:
+        for variable in variables:
+            variable.set(bytes(1 << 20))
+        of_task = contextvars.copy_context()
+        of_task.run(own.set, bytes(5 << 20))
+        assert of_task[variables[0]] is variables[0].get()
+        return Sizes().measure(of_task).size_bytes
+
+    assert 5 << 20 <= contextvars.Context().run(measure) < (5 << 20) + 20_000
 
 
 def test_memory_in_the_only_dict_of_an_object_is_counted_once() -> None:

@@ -17,7 +17,7 @@ from ipygpumem.heap.bulk import CHUNK, ONCE_IN_LIST, chunks, of_types
 from ipygpumem.heap.folding import Folder, constants_among
 from ipygpumem.heap.frontier import Context
 from ipygpumem.heap.graph import NodeKey
-from ipygpumem.heap.holders.tasks import BUILTIN
+from ipygpumem.heap.holders.tasks import BUILTIN, CONTEXT_NODES
 from ipygpumem.heap.knowledge.text_keys import has_own_keys
 
 
@@ -165,7 +165,8 @@ class LevelReader:
         """
         types = self._types
         type_ids = types.learn(items)
-        kinds = (types.apart | types.own_bytes.readers.keys() | types.streams | BUILTIN) & type_ids
+        kinds = types.apart | types.own_bytes.readers.keys() | types.streams
+        kinds = (kinds | BUILTIN | CONTEXT_NODES) & type_ids
         special = set[int]()
         if kinds:
             is_special = map(kinds.__contains__, map(id, map(type, items)))

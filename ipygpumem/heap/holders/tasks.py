@@ -17,7 +17,7 @@ from types import BuiltinFunctionType, CoroutineType, FrameType, FunctionType, M
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library, library_type
-from ipygpumem.heap.bulk import kinds_of, of_types
+from ipygpumem.heap.bulk import kinds_of, of_types, types_of
 from ipygpumem.heap.holders.cuts import split
 from ipygpumem.heap.holders.literals import literal
 from ipygpumem.introspect import instance_dict, is_instance, target_of, text_of, type_name
@@ -226,6 +226,29 @@ def context_values(names: Mapping[str, object]) -> Iterator[ContextValue]:
 def storage_of_context() -> list[object]:
     """Return the mapping that contains the values of the current context."""
     return gc.get_referents(copy_context())
+
+
+def own_references_of_contexts(nodes: Sequence[object]) -> list[object]:
+    """Return the references of some ``CONTEXT_NODES``, without the current values of variables.
+
+    A task's context begins as a copy of the current one. Once the task sets a variable, it has
+    nodes of its own, in which the values of all other variables stand, too.
+    """
+    references = gc.get_referents(*nodes)
+    current = copy_context()
+    values = map(current.get, of_types({id(ContextVar)}, references))
+    shared = set(map(id, values))
+    return [item for item in references if id(item) not in shared]
+
+
+def _types_of_nodes() -> set[int]:
+    context = Context()
+    context.run(ContextVar[int]("example").set, 0)
+    return types_of(gc.get_referents(*gc.get_referents(context)))
+
+
+CONTEXT_NODES = _types_of_nodes()
+"""The type of the nodes in which a context keeps its variables and their values."""
 
 
 def _contexts_of_tasks() -> Iterator[Context]:

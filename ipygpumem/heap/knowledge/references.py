@@ -22,11 +22,16 @@ from ipygpumem.heap.arrays import (
     library_type,
     read_array,
 )
-from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each, types_of
+from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each, types_of, without_types
 from ipygpumem.heap.holders.frames import SUSPENDED
 from ipygpumem.heap.holders.graphs import gradient_of, saved_by
 from ipygpumem.heap.holders.nodes import Nodes
-from ipygpumem.heap.holders.tasks import BUILTIN, without_wakeups
+from ipygpumem.heap.holders.tasks import (
+    BUILTIN,
+    CONTEXT_NODES,
+    own_references_of_contexts,
+    without_wakeups,
+)
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.text_keys import COMMON_REFERENCES, text_keys
 from ipygpumem.heap.libraries import bytes_of
@@ -98,7 +103,12 @@ class ReferenceReader:
         callbacks = list[Any]()
         if not BUILTIN.isdisjoint(type_ids):
             owners, callbacks = without_wakeups(objects)
+        nodes: Sequence[Any] = []
+        if not CONTEXT_NODES.isdisjoint(type_ids):
+            nodes = of_types(CONTEXT_NODES, owners)
+            owners = without_types(CONTEXT_NODES, owners)
         of_python: list[Any] = gc.get_referents(*owners)
+        of_python += own_references_of_contexts(nodes)
         if self._has_text_keys and not self._dicts.isdisjoint(type_ids):
             of_python += self._text_keys(owners, self._dicts & type_ids)
         unreported, is_complete = self._unreported(objects, type_ids)
