@@ -148,6 +148,12 @@ class Scope:
         """Return True if ``name`` exists and its object is ``value``."""
         return name in self._namespace and self._namespace[name] is value
 
+    def overwritten(self) -> Namespace:
+        """Return the saved objects by name, without those to which the names still refer, as after
+        ``log += [x]``.
+        """
+        return {name: old for name, old in self.saved.items() if not self._refers_to(name, old)}
+
     def save(self, names: Iterable[str]) -> list[str]:
         """Save the objects of ``names`` before code may rebind them; return the names that were not
         saved yet.

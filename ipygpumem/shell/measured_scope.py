@@ -178,7 +178,7 @@ class MeasuredScope:
 
     def saved_memory(self) -> list[RetainedArray]:
         """Return the arrays held by the objects to be restored."""
-        return arrays_by_name(self.names.saved)
+        return arrays_by_name(self.names.overwritten())
 
     def outputs(self) -> dict[int, Any]:
         """Return the outputs since its start, by cell number."""

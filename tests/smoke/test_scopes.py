@@ -588,6 +588,15 @@ def test_status_and_report_show_values_to_be_restored(notebook: Kernel) -> None:
     assert notebook.value("big.size") == 4 << 20
 
 
+def test_a_name_that_keeps_its_object_is_not_restored(notebook: Kernel) -> None:
+    ok(notebook, "import numpy as np\nlog = []", START, "log += [np.ones(4 << 20)]")
+    (text,) = ok(notebook, "%experiment status").reports("note")
+    assert "restored" not in text
+    (text,) = ok(notebook, END).reports("experiment")
+    assert "del log[0]" in text
+    assert "while the experiment ran" not in text
+
+
 def test_errors_end_an_experiment_cell_but_no_open_scope(notebook: Kernel) -> None:
     ok(notebook, ANNOUNCE + "old = 1", START, "x = 1")
     odd = "raise type('E', (Exception,), {'__str__': lambda s: 1/0})()"
