@@ -2,6 +2,7 @@
 them.
 """
 
+import collections
 import functools
 import gc
 import mmap
@@ -69,6 +70,13 @@ def test_an_item_in_two_lists_of_a_name_is_freed_with_it() -> None:
     del shared
     (row,) = top.measure_names(names, {}, references={id(names["both"]): 0}).names
     assert row.freed_bytes == row.device_bytes
+
+
+def test_a_function_is_listed_if_it_holds_data() -> None:
+    def with_data(data: bytearray = bytearray(MIB)) -> bytearray:  # noqa: B008
+        return data
+
+    assert list(take(imported=collections.namedtuple, with_data=with_data)) == ["with_data"]
 
 
 def test_any_name_is_deleted_by_its_remedy() -> None:

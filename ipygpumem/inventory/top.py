@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library, library_type
@@ -35,8 +36,8 @@ _GROUP = 1000
 _LITTLE = 1 << 20
 SMALLEST = 1 << 10
 """Smallest size in bytes of a listed name."""
-_SMALLEST_CLASS = 1 << 16
-"""The same of a class, which takes some KiB for its methods."""
+_SMALLEST_OF_CODE = 1 << 16
+"""The same of a class, which takes some KiB for its methods, and of a function."""
 _CONTAINERS = (list, tuple, set)
 _MOST_TASKS = 1000
 """Maximum number of items of a container that are asked whether they are asyncio tasks."""
@@ -285,7 +286,8 @@ def _with_holders(rows: Sequence[NamedSize]) -> list[NamedSize]:
 
 def _is_listed(row: NamedSize, value: object) -> bool:
     """Return True if an object's row has enough memory, or an unknown amount."""
-    smallest = _SMALLEST_CLASS if is_instance(value, type) else SMALLEST
+    is_code = is_instance(value, type) or type(value) is FunctionType
+    smallest = _SMALLEST_OF_CODE if is_code else SMALLEST
     return row.is_at_least or row.size_bytes >= smallest
 
 
