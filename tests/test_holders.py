@@ -237,6 +237,47 @@ def test_every_holder_of_the_whole_has_a_row() -> None:
 
 # -- lines that free many objects -----------------------------------------------------------------
 
+IN_ONE_VARIABLE = {
+    "attributes": ("d.a, d.b = x; d.old = old", "d.b = None; d.a = None"),
+    "a list and a dict": (
+        "d.items = [old, *x[:3]]; d.table = {key: x[key] for key in (3, 4)}",
+        "del d.items[1:]; d.table.clear()",
+    ),
+    "twenty keys": ("d.table = {f'k{key}': x[key] for key in range(20)}", "d.table.clear()"),
+    "twenty attributes": (
+        "[setattr(d, f'a{key}', x[key]) for key in range(20)];",
+        "remove them from there",
+    ),
+    "tuples": ("d.pairs = [(0, one) for one in x]; d.pairs.append(old)", "del d.pairs[0:2]"),
+    "default arguments": (
+        "def f(a=x[0], *, b=x[1]): pass\nd.call = f; del f; d.x = x",
+        "d.x = None; d.call = None",
+    ),
+}
+"""Code by which a variable ``d`` holds the arrays in ``x``, with the line that frees them."""
+
+
+@pytest.mark.parametrize("case", IN_ONE_VARIABLE)
+def test_one_line_removes_objects_from_all_places_of_a_variable(kernel: Kernel, case: str) -> None:
+    code, line = IN_ONE_VARIABLE[case]
+    count = {"twenty keys": 20, "twenty attributes": 20, "a list and a dict": 5}.get(case, 2)
+    works(
+        kernel,
+        f"""
+        import gc, weakref, numpy as np
+        class D: pass
+        d, old, x = D(), np.ones(2**16), [np.ones(2**16) for _ in range({count})]
+        watched = [*map(weakref.ref, [old, *x])]
+        """,
+        code,
+    )
+    assert list(holders(why(kernel, "x")).values()) == [line]
+    if not line.startswith("remove"):
+        works(kernel, line, "del x")
+        assert alive(kernel) == 1
+        assert kernel.value("watched[0]() is old")
+
+
 _LEFT = """
 def left():
     import json

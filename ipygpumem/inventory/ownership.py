@@ -15,10 +15,11 @@ from ipygpumem.heap.arrays import StorageKey, is_of_library, storage_key
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.backward import BackwardSearch, WayTo
-from ipygpumem.heap.holders.cuts import Cut, Kind
+from ipygpumem.heap.holders.cuts import Cut, Kind, statement_of
 from ipygpumem.heap.holders.hidden_cycles import lines_that_end
+from ipygpumem.heap.holders.path import Way
 from ipygpumem.heap.holders.paths import PathWriter
-from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, Rank, Root, Roots
+from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, REMOVE_THEM, Rank, Root, Roots
 from ipygpumem.heap.holders.search import HIDDEN_CYCLE, explain, kept_by_graphs
 from ipygpumem.heap.holders.tasks import ending_of
 from ipygpumem.heap.knowledge.barriers import Barriers, is_left_out
@@ -50,6 +51,8 @@ _LEAST_DROPPED_BYTES = 1 << 16
 """Minimum bytes of other data that a line drops to mention."""
 _MOST_PLACES = 4
 """Maximum number of places in one variable to name."""
+_MOST_APART = 40
+"""Maximum number of objects in one place whose lines are written one by one."""
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _PARTS_SHOWN = 5
 _LEAST_SHARE = 0.01
@@ -62,21 +65,56 @@ _UNSEEN = ReferencePath(
 
 
 @dataclass
-class _Row:
-    """One holder, with the advice for one object and for several, and the objects that it holds."""
+class _Place:
+    """A container or object that refers to some of a row's objects.
 
+    Attributes:
+        chain: the objects from the root to it.
+        items: the objects by their nodes.
+    """
+
+    chain: Sequence[object]
+    items: dict[NodeKey, object] = field(default_factory=dict)
+
+
+@dataclass
+class _Row:
+    """One holder, with the advice for one object and for several, and the objects that it holds.
+
+    Attributes:
+        more: number of further references of the same root to one object.
+        is_whole: True if the advice for several frees all to which the root leads.
+        keys: the nodes of the objects.
+        places: where the root holds the objects, by the identity of the object that refers to them.
+    """
+
+    root: Root
     of_single: ReferencePath
     of_many: ReferencePath
     more: int
-    """Number of further references of the same root to one object."""
+    is_whole: bool
     keys: set[NodeKey] = field(default_factory=set)
+    places: dict[int, _Place] = field(default_factory=dict)
 
-    @property
-    def holder(self) -> ReferencePath:
-        """The holder with the number of its references."""
+    def add(self, key: NodeKey, steps: Sequence[object]) -> None:
+        """Add an object, to which the root leads by these steps."""
+        self.keys.add(key)
+        if len(steps) > 1:
+            place = self.places.setdefault(id(steps[-2]), _Place(steps[:-1]))
+            place.items[key] = steps[-1]
+
+    def holder(self, line_for_all: str) -> ReferencePath:
+        """Return the holder with the number of its references.
+
+        Args:
+            line_for_all: the line that removes the references to all objects, of a row that is not
+                whole.
+        """
         holder = self.of_many
         if len(self.keys) == 1:
             holder = self.of_single
+        elif not self.is_whole:
+            holder = replace(holder, advice=line_for_all or REMOVE_THEM)
         if self.more == 0:
             return holder
         return replace(holder, path=f"{holder.path}, and {self.more:,}{_MORE_THERE}")
@@ -560,7 +598,7 @@ class _HolderRows:
         for way in ways:
             row = self._row(key, way.roots, way.steps, way.references)
             if row is not None:
-                row.keys.add(key)
+                row.add(key, way.steps)
                 self._add_neighbours(row, way.steps)
 
     def _unnamed_way(self, items: Sequence[object]) -> list[WayTo]:
@@ -577,8 +615,31 @@ class _HolderRows:
         rows = chain.from_iterable(self._by_root.values())
         groups = _Groups()
         for row in sorted(rows, key=_is_no_variable):
-            groups.setdefault(row.holder, set()).update(row.keys)
+            cuts = list[Cut]()
+            if len(row.keys) > 1 and not row.is_whole:
+                cuts = self._cuts_of(row)
+            holder = row.holder(statement_of(cuts))
+            if cuts:
+                self._cuts[line_of(holder.advice)] = cuts
+            groups.setdefault(holder, set()).update(row.keys)
         return groups
+
+    def _cuts_of(self, row: _Row) -> list[Cut]:
+        """Return the references to all objects of a row; none if one of them has no line."""
+        cuts = list[Cut]()
+        for place in row.places.values():
+            items = list(place.items.values())
+            of_place = self._writer.cuts_of_items(row.root, place.chain, items)
+            if not of_place and len(items) <= _MOST_APART:
+                for item in items:
+                    way = self._writer.way(row.root, (*place.chain, item))
+                    if not way.cuts:
+                        return []
+                    of_place += way.cuts
+            if not of_place:
+                return []
+            cuts += of_place
+        return cuts
 
     def _row(
         self, key: NodeKey, names: Sequence[Root], steps: Sequence[object], number: int
@@ -592,21 +653,25 @@ class _HolderRows:
         if len(rows) == _MOST_PLACES:
             rows[-1].more += number
             return None
-        of_single, of_many = self._texts(names, steps, number)
+        way = self._writer.way(root, steps)
+        of_single, of_many = self._texts(way, names, steps, number)
         if of_single.advice.startswith("del "):
             for row in rows:
                 # Another way through an object that is deleted as a whole.
                 if row.of_single.advice == of_single.advice:
                     return row
-        rows.append(_Row(of_single, of_many, number - 1))
+        first_id = id(steps[0])
+        frees_first = any(cut.removed_id == first_id for cut in way.cuts)
+        deletes_name = of_many.advice != way.holder.advice
+        is_whole = not way.cuts or frees_first or deletes_name
+        rows.append(_Row(root, of_single, of_many, number - 1, is_whole))
         return rows[-1]
 
     def _texts(
-        self, names: Sequence[Root], steps: Sequence[object], number: int
+        self, way: Way, names: Sequence[Root], steps: Sequence[object], number: int
     ) -> tuple[ReferencePath, ReferencePath]:
         """Return the holder with the line that frees one object, and with the line for several."""
         first = steps[0]
-        way = self._writer.way(names[0], steps)
         holder = way.holder
         if way.cuts and holder.advice:
             self._cuts[line_of(holder.advice)] = list(way.cuts)
@@ -665,9 +730,10 @@ class _HolderRows:
             return
         self._with_neighbours.add(id(container))
         references = self._references.of([container]).of_python
-        neighbours = self.without_holder.intersection(map(id, references))
-        row.keys.update(neighbours)
-        self.without_holder -= neighbours
+        neighbours = {id(item): item for item in references if id(item) in self.without_holder}
+        for key, item in neighbours.items():
+            row.add(key, (*steps[:-1], item))
+        self.without_holder -= neighbours.keys()
 
 
 def _is_no_variable(row: _Row) -> bool:
