@@ -1,12 +1,11 @@
 """Ten small models for %%estimate --fit, and their cells with a written change pasted into them."""
 
 import re
-from collections.abc import Iterator
-from typing import Any
 
 from benchmarks.harness.fit_search import search
 from ipygpumem.extras.fit.applying import Change
 from ipygpumem.extras.fit.changes import candidates, parts
+from ipygpumem.extras.fit.fit_command import Search
 
 _ENCODER = "nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)"
 _SMALL_NETS = """
@@ -125,9 +124,7 @@ def pasted(name: str, change: Change) -> str:
     return cell(name, "\n".join([*imports, line]))
 
 
-def changes(name: str) -> Iterator[tuple[Change, Any]]:
-    """Yield the changes of a model, each with the estimate of the device."""
+def changes(name: str) -> tuple[Search, list[Change]]:
+    """Return the search for a model, and the changes that it offers."""
     found = search(cell(name), "1GiB", run=False)
-    offered = [*candidates(found.findings), next(parts(found.findings, None))]
-    for change in offered:
-        yield change, found.tried(change).device
+    return found, [*candidates(found.findings), next(parts(found.findings, None))]

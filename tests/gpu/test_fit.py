@@ -69,7 +69,9 @@ def runs(code, limit_bytes):
 rows = []
 for name in MODELS:
     clean()  # an estimate counts what other code has left on the card
-    for change, device in list(changes(name)):
+    found, offered = changes(name)
+    devices = [found.tried(change).device for change in offered]
+    for change, device in zip(offered, devices, strict=True):
         least_bytes = device.needed_bytes + device.spare_bytes
         said = replace(device, context_bytes=0, room_bytes=least_bytes).verdict
         rows.append([f"{name}, {change.title}", said, runs(pasted(name, change), least_bytes)])
