@@ -15,7 +15,7 @@ def search(cell: str, fit: str, *, run: bool = True, **options: Any) -> Search:
     given = {
         "device": "cuda",
         "device_memory": None,
-        "timeout": None,
+        "timeout": 3600,  # a search must not end earlier on a busy machine
         "batch": None,
         "assume": [],
         "fit": fit,

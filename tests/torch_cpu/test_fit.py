@@ -22,6 +22,7 @@ from ipygpumem.extras.fit.changes import candidates, parts, untried
 from ipygpumem.extras.fit.fit_command import Search, Trial
 from ipygpumem.report.estimate import estimate_report
 from ipygpumem.units import MIB, format_bytes
+from tests.alone import estimates_of_code_alone
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 NET = """
@@ -87,8 +88,22 @@ def estimated(cell: str) -> Estimate:
     return Estimation("cuda", 1 << 40).of_code(compile(cell, FILE, "exec"), {})
 
 
-def test_each_change_is_estimated_like_the_cell_written_by_hand() -> None:
-    found = search(PLAIN, "950MiB")
+@pytest.fixture(scope="module")
+def first_look() -> Search:
+    """The search for ``PLAIN`` after its first estimate, for tests that change nothing of it."""
+    with estimates_of_code_alone():
+        return search(PLAIN, "950MiB", run=False)
+
+
+@pytest.fixture(scope="module")
+def whole_search() -> Search:
+    """The search for ``PLAIN``, for tests that change nothing of it."""
+    with estimates_of_code_alone():
+        return search(PLAIN, "950MiB")
+
+
+def test_each_change_is_estimated_like_the_cell_written_by_hand(whole_search: Search) -> None:
+    found = whole_search
     lines = {trial.title: trial.changes[0].line for trial in found.trials}
     assert lines.keys() | {trial.title for trial in found.useless} == BY_HAND.keys()
     assert found.failed == []
@@ -98,10 +113,9 @@ def test_each_change_is_estimated_like_the_cell_written_by_hand() -> None:
         assert trial.device.required_bytes >= 0.99 * device.required_bytes, trial.title
 
 
-def test_the_first_estimate_is_the_usual_one() -> None:
+def test_the_first_estimate_is_the_usual_one(first_look: Search) -> None:
     (plain,) = estimated(PLAIN).devices
-    found = search(PLAIN, "1GiB", run=False)
-    (seen,) = found.tried(found.first).estimate.devices
+    (seen,) = first_look.tried(first_look.first).estimate.devices
     assert (seen.peak_bytes, seen.reserved_bytes, seen.parts) == (
         plain.peak_bytes,
         plain.reserved_bytes,
@@ -180,9 +194,9 @@ def test_each_line_runs_and_takes_no_name(cell: str, comments: str) -> None:
         assert line.startswith("# ") is bool(comments and re.search(comments, line)), line
 
 
-def test_checkpointed_blocks_get_the_same_gradients() -> None:
-    seen = search(PLAIN, "1GiB", run=False).findings
-    (line,) = (change.line for change in candidates(seen) if "checkpoint" in change.title)
+def test_checkpointed_blocks_get_the_same_gradients(first_look: Search) -> None:
+    offered = candidates(first_look.findings)
+    (line,) = (change.line for change in offered if "checkpoint" in change.title)
     gradients = []
     for change in ("", line):
         names: dict[str, Any] = {}
@@ -501,8 +515,8 @@ def test_a_search_without_a_fit_names_the_changes_not_tried(
     ]
 
 
-def test_code_is_written_only_for_changes_that_fit() -> None:
-    found = search(PLAIN, "950MiB")
+def test_code_is_written_only_for_changes_that_fit(whole_search: Search) -> None:
+    found = whole_search
     report = found.report(found.tried(found.first))
     (listing,) = (listing for listing in report.listings if listing.title == "write")
     written = {line.removeprefix("# ") for line in listing.lines}
@@ -528,17 +542,18 @@ def test_sizes_have_the_unit_that_was_typed(size: str, room: str, unit: str) -> 
 
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "Adafactor", "LBFGS"])
-def test_only_optimizers_that_exist_in_8_bits_are_named(name: str) -> None:
+def test_only_optimizers_that_exist_in_8_bits_are_named(
+    name: str, first_look: Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And only if they have a state at the peak."""
-    findings = search(PLAIN, "950MiB", run=False).findings
-    findings.optimizers = {"optimizer": name}
+    findings = first_look.findings
+    monkeypatch.setattr(findings, "optimizers", {"optimizer": name})
     saved = dict(untried(findings, {"optimizer state": 4 * MIB, "parameters": 4 * MIB}))
     title = f"an 8-bit optimizer, such as bitsandbytes.optim.{name}8bit"
     assert saved.get(title) == (3 * MIB if name in ("SGD", "AdamW") else None)
     assert not any("8-bit" in title for title, _ in untried(findings, {"parameters": MIB}))
 
 
-def test_activations_may_be_kept_in_ram() -> None:
-    findings = search(PLAIN, "950MiB", run=False).findings
-    saved = dict(untried(findings, {"activations": 4 * MIB}))
+def test_activations_may_be_kept_in_ram(first_look: Search) -> None:
+    saved = dict(untried(first_look.findings, {"activations": 4 * MIB}))
     assert saved["activations in RAM: with torch.autograd.graph.save_on_cpu(): ..."] == 4 * MIB
