@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _python_dispatch
 
 from ipygpumem import interrupts
 from ipygpumem.estimating.records import Note
@@ -618,6 +619,24 @@ def _default_device() -> Any:
     return getattr(context, "device", None)
 
 
+def _mode_flags() -> dict[str, bool]:
+    """Return torch's flags of the whole process that say which modes are on."""
+    flags = vars(_python_dispatch).items()
+    return {name: flag for name, flag in flags if name.startswith("_is_in_") and type(flag) is bool}
+
+
+def _set_mode_flags(flags: dict[str, bool]) -> None:
+    """Set the flags, which each mode sets back to what it found.
+
+    A thread of the code that goes on, such as that of a progress bar of tqdm, is still in the
+    modes: then an estimate sets the flags back to what that thread has found.
+    """
+    vars(_python_dispatch).update(flags)
+    compiler_flag = flags.get("_is_in_any_mode_without_ignore_compile_internals")
+    if compiler_flag is not None:
+        _python_dispatch.set_is_in_mode_without_ignore_compile_internals(compiler_flag)
+
+
 def _of_cudnn(name: str) -> _Setting:
     """Return the getter and the setter of one of cuDNN's settings."""
     get = functools.partial(getattr, _CUDNN, name)
@@ -633,6 +652,7 @@ _SETTINGS: tuple[_Setting, ...] = (
     (_default_device, torch.set_default_device),
     (torch.is_grad_enabled, torch._C._set_grad_enabled),
     (_casts, _set_casts),
+    (_mode_flags, _set_mode_flags),
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),

@@ -33,6 +33,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from torch.utils import _python_dispatch
 
 import ipygpumem
 from benchmarks.harness.kernel import Kernel
@@ -724,6 +725,32 @@ while True:
     caught = "try:\n    while True: x * 2\nexcept BaseException: pass"
     assert "while True: x * 2" in estimating.run(f"%%estimate --timeout 2\n{caught}").stderr
     assert estimating.value("type(x * 2).__name__") == "Tensor"
+
+
+def test_a_thread_that_goes_on_leaves_no_mode_of_torch_on() -> None:
+    """As that of a progress bar of tqdm; torch would compile code anew."""
+    started, start = os.pipe()
+    ended, end = os.pipe()
+
+    def work() -> None:
+        os.write(start, b"x")
+        os.read(ended, 1)
+
+    def step() -> None:
+        threading.Thread(target=work, name="goes on").start()
+        os.read(started, 1)
+        assert torch.ones(3).shape == (3,)
+
+    assert not _python_dispatch.is_in_torch_dispatch_mode()
+    ipygpumem.estimate(step)
+    assert not _python_dispatch.is_in_torch_dispatch_mode()
+    os.write(end, b"x")
+    for thread in threading.enumerate():
+        if thread.name == "goes on":
+            thread.join()
+    assert not _python_dispatch.is_in_torch_dispatch_mode()
+    for end_of_pipe in (started, start, ended, end):
+        os.close(end_of_pipe)
 
 
 def test_an_estimate_in_a_thread_is_stopped_at_an_operation() -> None:
