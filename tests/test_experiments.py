@@ -59,7 +59,7 @@ LEFT = "str([row.holder.path for row in app_of(get_ipython()).experiments.finish
 def test_arrays_in_older_garbage_are_not_left(kernel: Kernel) -> None:
     ok(kernel, "%load_ext ipygpumem", "%config IPyGpuMem.collect_garbage = False", OLD_GARBAGE)
     ok(kernel, "gc.disable()\ndel ring", "gc.enable()")  # only a full collection finds it
-    texts = "str(number) * 9 for number in range(200_000)"
+    texts = "str(number) * 1000 for number in range(10_000)"  # so much that arrays are guessed
     ok(kernel, f"%%experiment e\nkeeper.extend({texts})")
     assert kernel.value(LEFT) == "['notebook variable keeper']"
 
