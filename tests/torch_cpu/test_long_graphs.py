@@ -127,17 +127,17 @@ def test_a_process_survives_looks_at_parts_of_a_graph(forks: Forks) -> None:
 IN_TRACEBACKS = {
     "one tensor": """
     x = torch.ones(2, requires_grad=True)
-    for _ in range(13_000):
+    for _ in range(8_000):
         x = x + 1
 """,
     "each step": """
     steps = [torch.ones(2, requires_grad=True)]
-    for _ in range(13_000):
+    for _ in range(8_000):
         steps.append(steps[-1] + 1)
 """,
     "each step, the newest first": """
     steps = [torch.ones(2, requires_grad=True)]
-    for _ in range(13_000):
+    for _ in range(8_000):
         steps.append(steps[-1] + 1)
     steps.reverse()
 """,
