@@ -218,8 +218,17 @@ def test_a_pools_workers_that_wait_keep_no_limit(notebook: Kernel) -> None:
     assert notebook.value(soft) == -1
     works(
         notebook,
-        "event = threading.Event()",
-        "task = asyncio.ensure_future(asyncio.to_thread(event.wait)); await asyncio.sleep(0.1)",
+        """
+        event, started = threading.Event(), threading.Event()
+        def wait():
+            started.set()
+            event.wait()
+        """,
+        """
+        task = asyncio.ensure_future(asyncio.to_thread(wait))
+        while not started.is_set():
+            await asyncio.sleep(0.01)
+        """,
     )
     assert notebook.value(soft) > 0, "this worker runs code of the cell"
     works(notebook, "event.set(); await task")
