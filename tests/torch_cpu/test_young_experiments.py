@@ -101,7 +101,7 @@ def ends(kernel: Kernel, code: str) -> tuple[Any, int, int]:
     return seen, full, walks
 
 
-_TRIES = 6
+_TRIES = 20
 """While a scope begins, threads of the kernel may run: then nobody can tell what is young; such a
 try says nothing.
 """
