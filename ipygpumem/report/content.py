@@ -411,7 +411,8 @@ def _error_line(error: KeptError) -> str:
     sentences = [f"{place} still holds {size} ({names})."]
     if error.loses:
         sentences.append(f"All other items of {clean(error.loses)} go with it.")
-    sentences.append(f"This line frees it: {clean(error.remedy)}")
+    # No promise: errors deep in containers, and those of objects, are not searched.
+    sentences.append(f"To free it: {clean(error.remedy)}")
     return " ".join(sentences)
 
 

@@ -27,7 +27,7 @@ def fail(size=4):
     raise MemoryError("out of memory")
 """
 LINE = re.compile(
-    r"^ *(the (?:last )?error.* still holds .*)\. This line frees it: (.*)$", re.MULTILINE
+    r"^ *(the (?:last )?error.* still holds .*)\. To free it: (.*)$", re.MULTILINE
 )
 
 LAST = {
