@@ -653,7 +653,7 @@ class _HolderRows:
         if len(rows) == _MOST_PLACES:
             rows[-1].more += number
             return None
-        way = self._writer.way(root, steps)
+        way = self._way(root, steps)
         of_single, of_many = self._texts(way, names, steps, number)
         if of_single.advice.startswith("del "):
             for row in rows:
@@ -667,6 +667,21 @@ class _HolderRows:
         rows.append(_Row(root, of_single, of_many, number - 1, is_whole))
         return rows[-1]
 
+    def _way(self, root: Root, steps: Sequence[object]) -> Way:
+        """Return the way to an object.
+
+        The line for a part of a model or optimizer, such as ``jobs["opt"]``, removes all of it.
+        """
+        way = self._writer.way(root, steps)
+        if way.holder.advice:
+            return way
+        for position, step in enumerate(steps):
+            if position > 0 and _is_whole_of_torch(step):
+                to_whole = self._writer.way(root, steps[: position + 1])
+                advice = to_whole.holder.advice
+                return replace(to_whole, holder=replace(way.holder, advice=advice))
+        return way
+
     def _texts(
         self, way: Way, names: Sequence[Root], steps: Sequence[object], number: int
     ) -> tuple[ReferencePath, ReferencePath]:
@@ -677,7 +692,8 @@ class _HolderRows:
             self._cuts[line_of(holder.advice)] = list(way.cuts)
         may_delete = self._may_delete(first)
         of_whole = _named(holder, names, first, may_delete=may_delete)
-        if of_whole.advice != holder.advice and _is_container(first):
+        has_parts = _is_container(first) or _is_whole_of_torch(first)
+        if of_whole.advice != holder.advice and has_parts:
             self._note_deletion(of_whole.advice, names, first)
         if self._is_deleted_as_a_whole(steps, number):
             return of_whole, of_whole

@@ -187,6 +187,13 @@ SEVERAL = {
         "class Net(torch.nn.Module): pass\n"
         "net = Net(); net.head = head; net.other = torch.nn.Linear(512, 512)"
     ),
+    "body": (
+        "body = torch.nn.Linear(512, 512); watch(memory=body.weight)\n"
+        "jobs = {'a': (1, {'opt': torch.optim.Adam(body.parameters())})}\n"
+        "body(torch.ones(1, 512)).sum().backward(); jobs['a'][1]['opt'].step()\n"
+        "class Net(torch.nn.Module): pass\n"
+        "nets = [Net()]; nets[0].part = body"
+    ),
     "o": "o = np.ones(2**18); hold = [[o] for n in range(4)]; w = [o, o]; watch(memory=o)",
 }
 """Code that makes several holders, by the expression to ask about."""
@@ -205,6 +212,14 @@ def test_following_all_lines_frees_the_memory(notebook: Kernel, expression: str)
     ]
     works(notebook, "\n".join([*lines, f"globals().pop({expression!r}, None);"]))
     assert notebook.value("alive()") == [], report
+
+
+@pytest.mark.usefixtures("small_heap")
+def test_no_line_takes_a_part_out_of_a_model_or_optimizer(notebook: Kernel) -> None:
+    works(notebook, f"import numpy as np\n{SEVERAL['body']}")
+    (report,) = works(notebook, "%gpumem why body").reports("why")
+    lines = re.findall(r"del (jobs\S+|nets\S+)", report)
+    assert sorted(lines) == ['jobs["a"][1]["opt"]', "nets[0]"]
 
 
 @pytest.mark.usefixtures("small_heap")

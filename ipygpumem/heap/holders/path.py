@@ -93,9 +93,8 @@ class Path:
         """Advice for a target to which no reference can be removed inside a function."""
 
     def note_own(self) -> None:
-        """Note that the next step leads to a model's own part, not to a list of models."""
-        if "[" not in self.text:
-            self.is_own = True
+        """Note that the next step leads to a part of a model or optimizer."""
+        self.is_own = True
 
     def fixed(self, shown: str, code: str = "") -> None:
         """Append a reference that cannot be removed: that to its object is."""

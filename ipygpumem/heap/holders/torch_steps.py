@@ -115,7 +115,7 @@ def _append_parameter_of_group(path: Path, steps: Sequence[object]) -> bool:
 
     Clearing the state frees nothing that such a parameter refers to, for instance by its hooks.
     """
-    if len(steps) < 4 or not _is_key_of_state(steps[1], steps[2]):
+    if len(steps) < 3 or not _is_key_of_state(steps[1], steps[2]):
         return False
     groups: Any = (instance_dict(steps[0]) or {}).get("param_groups")
     if not is_exactly(groups, list):
