@@ -542,6 +542,37 @@ store.append(inner)
 
 
 @pytest.mark.parametrize(
+    ("runs", "code"),
+    [
+        (
+            "[{'id': 0}, {'id': 1}]",
+            "for n in (0, 1): runs[n]['a'], runs[n]['b'] = large(), large()",
+        ),
+        (
+            "deque([{'id': 0}, {'id': 1}, {'id': 2}])",
+            "for n in (1, 2): runs[n]['a'], runs[n]['b'] = large(), large()",
+        ),
+    ],
+)
+def test_a_loop_removes_the_same_keys_of_each_item(kernel: Kernel, runs: str, code: str) -> None:
+    works(kernel, _LEFT, f"from collections import deque; runs = {runs}; watched = []")
+    works(
+        kernel,
+        """
+        def large():
+            watched.append(weakref.ref(made := np.ones(2**18)))
+            return made
+        """,
+    )
+    works(kernel, f"%%experiment e\n{code}")
+    ((_, _, line),) = left(kernel)
+    assert line.startswith("for _item in ")
+    works(kernel, line)
+    assert alive(kernel) == 0
+    assert kernel.value("[row['id'] for row in runs][:2]") == [0, 1]
+
+
+@pytest.mark.parametrize(
     "code",
     [
         "store += made; store.append({'d': made}); kept = [made[1]]",

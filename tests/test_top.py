@@ -543,6 +543,16 @@ def test_a_displayed_name_is_freed_by_xdel(loaded: InteractiveShell) -> None:
     assert loaded.user_ns["rows"] == ()
 
 
+def test_a_line_for_a_displayed_name_names_its_other_holders(loaded: InteractiveShell) -> None:
+    loaded.run_cell(f"{QUIET}\nframe = Quiet([bytes(400_000)])\nframe", store_history=True)
+    loaded.run_cell("other = [frame]; import ipygpumem; largest = ipygpumem.top('frame')")
+    report = top_report(loaded.user_ns["largest"])
+    line = report.tables[0].rows[0][-1]
+    assert line.endswith("  # also held by other")
+    assert loaded.run_cell(line).success
+    assert "frame" not in loaded.user_ns
+
+
 def test_a_displayed_part_of_a_name_has_no_row_of_its_own(loaded: InteractiveShell) -> None:
     loaded.run_cell(f"{QUIET}\nsteps = [Quiet([bytes(400_000)]) for _ in range(2)]\nkept = 1")
     loaded.run_cell("steps[0]", store_history=True)

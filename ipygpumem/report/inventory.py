@@ -9,7 +9,7 @@ from itertools import compress, islice, repeat
 from operator import attrgetter, is_
 from typing import NamedTuple
 
-from ipygpumem.heap.holders.path import is_simple
+from ipygpumem.heap.holders.path import as_code, is_code
 from ipygpumem.heap.holders.roots import NOTEBOOK
 from ipygpumem.heap.parts import CACHED
 from ipygpumem.heap.sizes import Share
@@ -353,8 +353,9 @@ def _remedy_text(row: NamedSize) -> str:
     words = f"also held by {listed(row.held_by, 3)}"
     if not row.remedy:
         return clean(words)
-    joint = COMMENT if is_simple(row.remedy) else "; "
-    return clean(row.remedy + joint + words)
+    joint = COMMENT if is_code(row.remedy) else "; "
+    line = as_code(row.remedy)  # a magic would take the comment as its argument
+    return clean(line + joint + words)
 
 
 def _rows_without_name(names: LargestNames) -> list[dict[str, str]]:

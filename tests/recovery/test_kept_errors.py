@@ -26,9 +26,7 @@ def fail(size=4):
     local = big(size)
     raise MemoryError("out of memory")
 """
-LINE = re.compile(
-    r"^ *(the (?:last )?error.* still holds .*)\. To free it: (.*)$", re.MULTILINE
-)
+LINE = re.compile(r"^ *(the (?:last )?error.* still holds .*)\. To free it: (.*)$", re.MULTILINE)
 
 LAST = {
     "an argument": """

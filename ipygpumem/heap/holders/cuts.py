@@ -521,8 +521,12 @@ def _in_each(groups: list[list[Cut]]) -> str:
     statement = statements.pop()
     if not statement:
         return ""
+    items = without_import(first.owner)
+    if span and not first.has_slices:
+        items = f"list({items})"
     # The loop takes none of the user's names, and leaves none that keeps the last item.
-    return f"for {EACH} in {without_import(first.owner)}{span}: {statement}; del {EACH}"
+    body = in_sequence([statement, f"del {EACH}"])
+    return f"for {EACH} in {items}{span}: {body}"
 
 
 def _outer_of_each(groups: list[list[Cut]]) -> list[Cut]:

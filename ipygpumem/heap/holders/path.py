@@ -242,7 +242,7 @@ def _lines_and_words(ways: Sequence[Way]) -> tuple[list[str], list[str]]:
             place = way.holder.path.removeprefix(NOTEBOOK)
             words.append(f"remove it from {place}")
         elif is_code(line):
-            lines.append(_as_code(line))
+            lines.append(as_code(line))
         else:
             words.append(line)
     return lines, words
@@ -258,7 +258,7 @@ def _as_one_line(lines: Sequence[str], words: Sequence[str], ways: Sequence[Way]
             advice += f"{COMMENT}and {', and '.join(words)}"
         return advice
     advices = [line_of(way.holder.advice) for way in ways if way.holder.advice]
-    return ", and ".join(map(_as_code, _used_first(advices)))
+    return ", and ".join(map(as_code, _used_first(advices)))
 
 
 def comments_of(advices: Iterable[str]) -> str:
@@ -271,7 +271,7 @@ def comments_of(advices: Iterable[str]) -> str:
     return COMMENT + "; ".join(comments) if comments else ""
 
 
-def _as_code(line: str) -> str:
+def as_code(line: str) -> str:
     """Return a line with a call instead of a magic, after which no statement can follow."""
     if not line.startswith("%"):
         return line
