@@ -14,7 +14,7 @@ from tests.test_sizes import QUIET, linux
 pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
 
 SIZE_BYTES = 40 << 20
-_LIBRARIES = ("torch", "pandas", "matplotlib")
+_LIBRARIES = ("torch", "xarray", "pandas", "matplotlib")
 """Libraries that a forked process would take a second to import."""
 
 
