@@ -129,6 +129,7 @@ class Runner:
 
     def run_with_lines(self, scenario: Scenario) -> Result:
         """Return the result of `scenario` after running its report's lines, too."""
+        stays = False
         try:
             result = self._try(scenario)
             assert self._kernel is not None
@@ -136,8 +137,10 @@ class Runner:
                 _ok(self._kernel, line)
             _ok(self._kernel, "import gc; gc.collect();")  # a closed figure is a cycle
             recovered = _measure(self._kernel)["dead"]
+            stays = not scenario.alone and self._is_clean()
         finally:
-            self.close()
+            if not stays:
+                self.close()
         return replace(result, recovered_bytes=recovered)
 
     def close(self) -> None:

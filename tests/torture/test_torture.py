@@ -68,10 +68,13 @@ _WORDS = {
         if scenario.holder and scenario.name not in _WORDS
     ],
 )
-def test_the_printed_lines_free_memory_held_on_purpose(scenario: Scenario) -> None:
+def test_the_printed_lines_free_memory_held_on_purpose(
+    scenario: Scenario, runner_for: Callable[[Way], Runner]
+) -> None:
     if scenario.missing():
         pytest.skip(scenario.missing())
-    result = Runner(CELL if CELL.serves(scenario) else SPAN).run_with_lines(scenario)
+    way = CELL if CELL.serves(scenario) else SPAN
+    result = runner_for(way).run_with_lines(scenario)
     assert result.made_bytes >= 64 << 20
     assert result.share >= 0.9
 
