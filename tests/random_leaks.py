@@ -6,7 +6,7 @@ and puts them into containers that the notebook has. Then every printed line is 
 be dead, and everything that the notebook had before must still be there. Each program runs in a
 forked process.
 
-Run by test_random_leaks in processes of its own:
+Run by test_random_leaks in a process of its own, which answers questions with such arguments:
 
     python -m tests.random_leaks 0 60            # prints the seeds that fail, with their programs
     python -m tests.random_leaks 17 --shrink     # prints the smallest program that still fails
@@ -27,7 +27,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from tests.agreement import Asker, import_late_modules, new_shell
-from tests.answering import forked
+from tests.answering import answer_questions, forked
 from tests.remedies import is_code, rows
 
 _MOST_STEPS = 8
@@ -310,4 +310,7 @@ def main(arguments: Sequence[str]) -> list[Any]:
 if __name__ == "__main__":
     importlib.import_module("zmq")  # as a kernel has it
     import_late_modules()
-    print(json.dumps(main(sys.argv[1:]), indent=1))
+    if sys.argv[1:]:
+        print(json.dumps(main(sys.argv[1:]), indent=1))
+    else:
+        answer_questions(lambda arguments: forked(lambda: main(arguments)))

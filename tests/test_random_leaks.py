@@ -4,12 +4,12 @@ A failure shows the experiment's code and the printed lines. Shrink it with
 ``python -m tests.random_leaks SEED --shrink``.
 """
 
-import json
 import os
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.alone import printed
+from tests.answering import Answerer
 from tests.random_leaks import program
 from tests.steps import needs
 from tests.test_sizes import QUIET, linux
@@ -19,9 +19,24 @@ pytest.importorskip("numpy", reason="these tests need NumPy, which comes with th
 FEW, ALL = 24, 400
 
 
-def failures(*arguments: object) -> list[object]:
-    """Return the seeds that fail, each with its program and what is wrong."""
-    return list(json.loads(printed("-m", "tests.random_leaks", *arguments, env=os.environ | QUIET)))
+Failures = Callable[..., list[object]]
+
+
+@pytest.fixture(scope="module")
+def failures() -> Iterator[Failures]:
+    """Return a function that returns the seeds that fail, each with its program and what is wrong.
+
+    All questions have one process, because its imports take a second.
+    """
+    process = Answerer("-m", "tests.random_leaks", env=os.environ | QUIET)
+
+    def ask(*arguments: object) -> list[object]:
+        found = process.ask([str(argument) for argument in arguments])
+        assert type(found) is list, found
+        return found
+
+    yield ask
+    process.close()
 
 
 @linux
@@ -29,7 +44,9 @@ def failures(*arguments: object) -> list[object]:
     ("first", "stop"), [(0, FEW), pytest.param(FEW, ALL, marks=pytest.mark.thorough)]
 )
 @pytest.mark.parametrize("order", ["together", "stepwise"])
-def test_printed_lines_free_all_random_leaks(first: int, stop: int, order: str) -> None:
+def test_printed_lines_free_all_random_leaks(
+    first: int, stop: int, order: str, failures: Failures
+) -> None:
     options = ["--stepwise"] if order == "stepwise" else []
     if options and stop == FEW:
         stop = FEW // 2
@@ -40,7 +57,9 @@ def test_printed_lines_free_all_random_leaks(first: int, stop: int, order: str) 
 @pytest.mark.parametrize(
     ("first", "stop"), [(0, FEW // 2), pytest.param(FEW // 2, ALL, marks=pytest.mark.thorough)]
 )
-def test_printed_lines_free_random_leaks_of_torch(first: int, stop: int) -> None:
+def test_printed_lines_free_random_leaks_of_torch(
+    first: int, stop: int, failures: Failures
+) -> None:
     needs("torch")
     assert failures(first, stop, "--torch") == []
 
@@ -49,12 +68,14 @@ def test_printed_lines_free_random_leaks_of_torch(first: int, stop: int) -> None
 @pytest.mark.parametrize(
     ("first", "stop"), [(0, FEW), pytest.param(FEW, ALL, marks=pytest.mark.thorough)]
 )
-def test_the_lines_of_a_report_say_if_they_drop_older_objects(first: int, stop: int) -> None:
+def test_the_lines_of_a_report_say_if_they_drop_older_objects(
+    first: int, stop: int, failures: Failures
+) -> None:
     assert failures(first, stop, "--older") == []
 
 
 @linux
-def test_a_line_that_frees_nothing_fails() -> None:
+def test_a_line_that_frees_nothing_fails(failures: Failures) -> None:
     found = failures(0, 3, "--lines", "pass")
     assert len(found) == 3, found
 
