@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 class Wrapped(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "num_hidden_layers": 4}
+        sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "num_hidden_layers": 2}
         self.inner = LlamaForCausalLM(LlamaConfig(vocab_size=100, use_cache=False, **sizes))
 
     def forward(self, words):
