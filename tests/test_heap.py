@@ -39,6 +39,19 @@ def test_arrays_are_found_in_each_kind_of_container() -> None:
     assert holds(heap, own)
 
 
+def test_arrays_in_structured_arrays_are_found() -> None:
+    np = pytest.importorskip("numpy")
+    plain = np.zeros(3, [("number", int), ("data", object)])
+    nested = np.zeros((2, 2), [("deep", [("data", object)])])
+    plain["data"][1] = np.ones(3)
+    nested["deep"]["data"][1, 0] = np.ones(3)
+    expected = {id(plain["data"][1]), id(nested["deep"]["data"][1, 0])}
+    with undisturbed():
+        heap = Heap()
+        assert expected <= set(map(id, heap.ndarrays))
+        heap.drop()
+
+
 def test_dropping_a_heap_frees_its_memory_without_the_collector() -> None:
     """Later work frees memory while another variable still names the heap."""
 

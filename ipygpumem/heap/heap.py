@@ -25,7 +25,6 @@ from ipygpumem.heap.arrays import (
     Span,
     StorageKey,
     describe,
-    elements,
     flat_elements,
     holding_objects,
     library_type,
@@ -547,18 +546,12 @@ def _with_identities(wanted: Collection[int], items: Sequence[object]) -> dict[i
     return by_identity(list(compress(items, map(wanted.__contains__, map(id, items)))))
 
 
-def _contents(arrays: Sequence[Any]) -> list[object]:
-    """Return the elements of object arrays, row by row: the collector does not look into an
-    array.
+def _contents(arrays: Sequence[Any]) -> list[list[object]]:
+    """Return the elements of each object array, those of all fields of a structured one: the
+    collector does not look into an array.
     """
-    rows: list[object] = []
-    waiting = [row for row in map(elements, arrays) if row is not None]
-    while waiting:
-        row = waiting.pop()
-        rows.append(row)
-        if all(type(item) is list for item in row):  # a row of lists looks like another dimension
-            waiting += row
-    return rows
+    of_objects = compress(arrays, holding_objects(arrays))
+    return [items for items in map(flat_elements, of_objects) if items is not None]
 
 
 def live_instances(*bases: type) -> list[object]:
