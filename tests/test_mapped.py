@@ -59,6 +59,28 @@ def test_arrays_of_numpy_on_files_count_their_pages(path: Path) -> None:
         assert_read(Sizes().measure(other), pages=0)
 
 
+def test_the_map_of_an_array_left_out_does_not_count(path: Path) -> None:
+    """A leak of a memmap has a row of its array, and one of other memory."""
+    numpy = pytest.importorskip("numpy")
+    array = numpy.memmap(path, "u1", "r", offset=100)
+    assert int(array.max()) == ord("x")
+    for left_out in (array, array[MIB:]):
+        sizes = Sizes()
+        sizes.leave_out([left_out])
+        assert sizes.measure([array]).size_bytes < MIB
+
+
+def test_a_map_counts_besides_a_small_array_left_out(path: Path) -> None:
+    numpy = pytest.importorskip("numpy")
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    part: Any = numpy.frombuffer(mapped, "u1", count=MIB)
+    assert mapped[:] != b""
+    sizes = Sizes()
+    sizes.leave_out([part])
+    assert sizes.measure([mapped]).size_bytes > 4 * MIB
+
+
 def test_tables_of_pyarrow_on_files_count_their_pages(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     path = str(tmp_path / "table")

@@ -4,6 +4,7 @@ host memory once.
 
 from __future__ import annotations
 
+import mmap
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,9 @@ from ipygpumem.heap.arrays import (
     STRING_KIND,
     bases_of,
     is_array,
+    is_of_library,
     library_type,
+    memory_of,
     owner_of,
     place_of,
     read_array,
@@ -93,6 +96,7 @@ class MemoryReader:
                 owner = array
             if read_array("nbytes", owner) >= _LARGE:
                 self._left_out += bases_of(array)
+                self._leave_out_pieces(_keys_of_maps(array))
                 _, start, end = place_of(owner)
                 self._spans.claim(start, end, None)
             else:
@@ -337,6 +341,19 @@ def _keys_of_texts(array: Any) -> list[tuple[object, ...]]:
     if dtype.kind != STRING_KIND:
         return []
     return [piece.key for piece in read_behind(dtype, texts_of_numpy).pieces]
+
+
+def _keys_of_maps(array: Any) -> list[tuple[object, ...]]:
+    """Return the key of the memory map that an array shows, but for the rest of a page at its ends;
+    none if the map has much else.
+    """
+    mapped: Any = memory_of(array)
+    if not is_of_library(mapped, "mmap", "mmap"):
+        return []
+    rest_bytes = mmap.mmap.__len__(mapped) - read_array("nbytes", owner_of(array))
+    if rest_bytes >= _LARGE:
+        return []
+    return [("object", id(mapped))]
 
 
 def _memory_of_unusual(reader: Reader, tensor: object) -> Memory | None:
