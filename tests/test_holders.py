@@ -599,6 +599,60 @@ watched.extend(map(weakref.ref, made))
     assert alive(kernel) == 3  # those that came later
 
 
+def test_new_data_in_an_older_object_that_is_kept_is_no_leak(kernel: Kernel) -> None:
+    works(kernel, _LEFT, "runs = [{}, {}, {}]")
+    experiment = """%%experiment e --keep kept
+def fill():
+    for run in runs: run["data"] = np.ones(2**20)
+fill()
+kept = runs[1]
+"""
+    (report,) = works(kernel, experiment).reports("experiment")
+    assert "not named" not in report
+    ((_, _, line),) = left_by_experiment(kernel)
+    works(kernel, line)
+    assert left(kernel) == []
+    assert kernel.value("[list(run) for run in runs]") == [[], ["data"], []]
+
+
+OLDER_BEHIND_LINES = {
+    "a tuple": ("pair = [(older,)]", "pair[0] = (*pair[0], data)", "del pair[0]"),
+    "a cached function": (
+        "@functools.lru_cache\ndef load(n): return np.ones(2**20) if n else older\nload(0);",
+        "data = load(1)",
+        "load.cache_clear()",
+    ),
+}
+"""Code that makes a place with older data, and code that puts new data there, with the line."""
+
+
+@pytest.mark.parametrize("case", OLDER_BEHIND_LINES)
+def test_a_line_says_which_other_data_it_drops(kernel: Kernel, case: str) -> None:
+    make, put, line = OLDER_BEHIND_LINES[case]
+    works(kernel, _LEFT, f"import functools; older = np.ones(2**19)\n{make}\ndel older")
+    works(kernel, f"%%experiment e --keep kept\ndata = np.ones(2**20)\n{put}\nkept = [data]")
+    drops = "also drops 4 MiB of other data"
+    (advice,) = holders(why(kernel, "kept")).values()
+    assert advice == f"{line}  # {drops}"
+    (report,) = works(kernel, "%gpumem why data").reports("why")
+    assert drops in " ".join(report.split())
+    ((_, _, advice),) = left(kernel)
+    assert advice.startswith(f"{line}  # ")
+    if case == "a cached function":  # of which ``leaks`` lists all data
+        drops = "4 MiB of it may be older than the experiment"
+    assert advice.endswith(drops)
+
+
+def test_a_line_for_tasks_says_that_some_may_be_older(kernel: Kernel) -> None:
+    works(kernel, _LEFT, "tasks = {asyncio.create_task(wait(np.ones(2**18)))}")
+    works(kernel, "%%experiment e\ntasks.add(asyncio.create_task(wait(np.ones(2**19))))")
+    ((size_bytes, _, line),) = left(kernel)
+    assert size_bytes // MIB == 6
+    assert line.endswith("  # 2 MiB of it may be older than the experiment")
+    works(kernel, line, "await asyncio.sleep(0)")
+    assert left(kernel) == []
+
+
 @pytest.mark.parametrize(("line", "keeps"), [(" --keep kept", ""), ("", "global kept; ")])
 def test_a_kept_name_is_a_holder_that_the_line_spares(
     kernel: Kernel, line: str, keeps: str

@@ -144,6 +144,10 @@ class Contents:
         values = [now[name] for name in ownable(islice(now, self._older, None))]
         return list(compress(values, map(not_, self._are_known(values))))
 
+    def knows(self, item: object) -> bool:
+        """Return True if an object was within reach."""
+        return id(item) in self._known
+
     def _are_known(self, items: Sequence[object]) -> Iterator[bool]:
         """Return for each item if it was within reach."""
         return map(self._known.__contains__, map(id, items))

@@ -28,6 +28,7 @@ from ipygpumem.heap.bulk import by_identity, instances_among, of_types
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.holders.cuts import Cut, Kind, outermost
 from ipygpumem.heap.holders.frames import SUSPENDED
+from ipygpumem.heap.holders.roots import KEPT
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.parts import cached
@@ -182,13 +183,16 @@ class OlderData:
 def bytes_by_line(rows: Iterable[RetainedArray]) -> dict[str, int]:
     """Return the bytes that the line of each row is known to free, as far as they are exact.
 
+    A single array that a variable keeps on purpose is not freed by the line.
+
     Args:
         rows: the rows, the largest first.
     """
     sizes = dict[str, int]()
     for row in islice(rows, _MOST_LEAKS):
         if row.holder is not None and not row.is_at_least:
-            sizes[line_of(row.holder.advice)] = row.size_bytes
+            is_kept = row.arrays == row.objects == 1 and f", {KEPT}" in row.holder.path
+            sizes[line_of(row.holder.advice)] = 0 if is_kept else row.size_bytes
     return sizes
 
 
@@ -244,7 +248,8 @@ class OtherData:
             other_bytes = region.bytes_of(dropped).total() - self._sizes[line]
             if is_certain:
                 counted = {key for key in dropped if isinstance(key, int) or key[0] == "torch"}
-                named_bytes = region.reader.types.own_bytes.of(let_go.objects)
+                named = [item for item in let_go.objects if id(item) in let_go.certain]
+                named_bytes = region.reader.types.own_bytes.of(named)
                 other_bytes = region.bytes_of(counted).total() - named_bytes
             if other_bytes >= max(smallest, self._sizes[line] * _UNSURE):
                 remarks[line] = f"also drops {format_bytes(other_bytes)} of other data"

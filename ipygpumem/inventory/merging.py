@@ -28,6 +28,7 @@ from ipygpumem.records import (
     RetainedArray,
     line_of,
 )
+from ipygpumem.units import format_bytes
 
 _ITEM = re.compile(r"\[[^\[\]]*\]$")
 """The last item of a path."""
@@ -85,6 +86,45 @@ def merged(rows: Sequence[RetainedArray], cuts: dict[str, list[Cut]]) -> list[Re
     rows = _joined_by_positions(_joined_by_deletion(alone), cuts)
     rows = _joined_by_lines(rows, cuts)
     return sorted(rows, key=attrgetter("size_bytes"), reverse=True)
+
+
+def older_perhaps(
+    rows: Iterable[RetainedArray],
+    of_experiments: Sequence[RetainedArray],
+    of_any_age: Sequence[RetainedArray],
+    cuts: Mapping[str, Sequence[Cut]],
+) -> dict[str, str]:
+    """Return the remark on each line that frees memory of experiments together with memory that may
+    be older.
+
+    Args:
+        rows: the merged rows.
+        of_experiments: the rows of memory that experiments have left.
+        of_any_age: the rows of other memory.
+        cuts: the references that a line removes.
+    """
+    remarks = dict[str, str]()
+    for row in rows:
+        if not any(_is_freed_with(part, row, cuts) for part in of_experiments):
+            continue
+        size_bytes = sum(part.size_bytes for part in of_any_age if _is_freed_with(part, row, cuts))
+        if size_bytes > 0 and row.holder is not None:
+            size = format_bytes(size_bytes)
+            remarks[line_of(row.holder.advice)] = f"{size} of it may be older than the experiment"
+    return remarks
+
+
+def _is_freed_with(
+    part: RetainedArray, row: RetainedArray, cuts: Mapping[str, Sequence[Cut]]
+) -> bool:
+    """Return True if the line of a row removes all that the line of another row removes."""
+    if part.holder is None or row.holder is None:
+        return False
+    lines = [line_of(part.holder.advice), line_of(row.holder.advice)]
+    if lines[0] == lines[1]:
+        return True
+    of_part, of_row = (set(cuts.get(line, ())) for line in lines)
+    return bool(of_part) and of_part <= of_row
 
 
 def holder_of_all(holders: Sequence[ReferencePath], cuts: dict[str, list[Cut]]) -> ReferencePath:

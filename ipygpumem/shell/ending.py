@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ipygpumem import interrupts
 from ipygpumem.errors import describe_error, quoted
 from ipygpumem.heap.array_search import ArraySearch
-from ipygpumem.heap.arrays import Array
+from ipygpumem.heap.arrays import StorageKey
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.introspect import is_atom, named_objects
 from ipygpumem.notebook import code_of_output
@@ -150,6 +150,8 @@ class ExperimentEnd:
         """Usage once its memory is freed, before our search for survivors takes memory."""
         self._ram_after = scope.ram_at_start
         self._alive: tuple[RetainedArray, ...] = ()
+        self._kept_in_older_bytes = 0
+        """RAM of the new arrays in older objects of the names that stay on purpose."""
         self.record: ExperimentRecord | None = None
 
     def _all_steps(self) -> list[EndStep]:
@@ -341,13 +343,19 @@ class ExperimentEnd:
         namespace = self._context.namespace
         baseline = self._scope.baseline
         keepers = self._kept_names()
+        kept_storages = set[StorageKey]()
         search = ArraySearch()
-        kept_arrays = list[Array]()
-        for name in keepers:
-            kept_arrays += [array for _, array in search.find(namespace.get(name))]
-        kept_storages = {array.storage for array in kept_arrays}
         growth = self._host_growth()
-        growth -= sum(array.size_bytes for array in kept_arrays if array.device == "cpu")
+        for name in keepers:
+            value = namespace.get(name)
+            new_bytes = 0
+            for item, array in search.find(value):
+                kept_storages.add(array.storage)
+                if array.device == "cpu" and not baseline.was_there(item, array):
+                    new_bytes += array.size_bytes
+            growth -= new_bytes
+            if baseline.contents.knows(value):
+                self._kept_in_older_bytes += new_bytes
         numbers = [cell.execution_count or 0 for cell in self._progress.cells]
         ended = EndedExperiment(
             watched,
@@ -491,7 +499,7 @@ class ExperimentEnd:
         notes = list(map(_note_on_growth, grown[:_MOST_GROWN]))
         named = {
             "still alive": sum(row.size_bytes for row in self._alive if row.device == "cpu"),
-            "kept": leftover.ram_of(contents.unknown(namespace)),
+            "kept": leftover.ram_of(contents.unknown(namespace)) + self._kept_in_older_bytes,
             "in what grew": sum(row.size_bytes for row in grown),
         }
         at_start = self._scope.ram_at_start

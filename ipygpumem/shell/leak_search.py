@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,14 +21,14 @@ from ipygpumem.introspect import (
 from ipygpumem.inventory import unreached
 from ipygpumem.inventory.dropped_data import OtherData, bytes_by_line, with_remarks
 from ipygpumem.inventory.ended_cycles import with_ended_cycles
-from ipygpumem.inventory.merging import merged
+from ipygpumem.inventory.merging import merged, older_perhaps
 from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
 from ipygpumem.inventory.roles import added_to_optimizers, optimizer_states
 from ipygpumem.notebook import code_of_output
 from ipygpumem.records import RetainedArray
 from ipygpumem.report.content import Kept
 from ipygpumem.scope.ownable import ownable_objects
-from ipygpumem.shell.array_holders import MOST_EXPLAINED, Explained, Questions
+from ipygpumem.shell.array_holders import MOST_EXPLAINED, Questions
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs
 from ipygpumem.shell.ipython.printed import Printed
@@ -125,13 +125,16 @@ class LeakSearch:
         progress(0.7)
         questions = unnamed.questions()
         of_survivors = self._survivors.explained(survivors, heap, roots, questions)
-        rows = rows_of(of_survivors, heap, roots.cuts)
-        rows += unnamed.rows(questions.holders, of_survivors)
-        rows += rows_of_registries(unnamed.unlisted, roots.cuts)
+        of_experiments = rows_of(of_survivors, heap, roots.cuts)
+        of_experiments += unnamed.surviving.rows(questions.holders, of_survivors)
+        of_any_age = list(unnamed.rows_of_any_age(questions.holders))
+        of_any_age += rows_of_registries(unnamed.unlisted, roots.cuts)
         findings = [*graphs, *retained.outputs(heap.large(self._smallest))]
         kept = _sized(findings, self._smallest, listed)
         kept += rows_of_outputs(unnamed.unlisted, outputs.values)
-        leaks = merged(rows, roots.cuts)
+        leaks = merged([*of_experiments, *of_any_age], roots.cuts)
+        remarks = older_perhaps(leaks, of_experiments, of_any_age, roots.cuts)
+        leaks = with_remarks(leaks, remarks)
         cycles = with_ended_cycles(leaks, roots.cuts, roots.removed, roots, heap.ndarrays)
         beyond = unnamed.arrays.beyond
         return Leaks(cycles.rows, cycles.arrays, beyond, _together(kept), retained.complete)
@@ -215,10 +218,9 @@ class _UnnamedMemory(NamedTuple):
             self.surviving.rows_to_explain,
         )
 
-    def rows(self, holders: Holders, of_survivors: Sequence[Explained]) -> Iterator[RetainedArray]:
-        """Yield the rows of leaks, given the holders and the rows of the experiments' names."""
+    def rows_of_any_age(self, holders: Holders) -> Iterator[RetainedArray]:
+        """Yield the rows of leaks that no experiment is known to have left."""
         yield from self.arrays.rows(holders)
-        yield from self.surviving.rows(holders, of_survivors)
         yield from self.objects.rows(holders)
 
 

@@ -20,7 +20,7 @@ from ipygpumem.heap.holders.search import NOT_REACHED, explain
 from ipygpumem.heap.holders.tasks import is_pending
 from ipygpumem.heap.remembered import Remembered
 from ipygpumem.heap.sizes import Size, Sizes, row_of
-from ipygpumem.inventory.dropped_data import OlderData, with_remarks
+from ipygpumem.inventory.dropped_data import OlderData, OtherData, bytes_by_line, with_remarks
 from ipygpumem.inventory.ended_cycles import EndedCycles, with_ended_cycles
 from ipygpumem.inventory.merging import merged, with_arrays
 from ipygpumem.inventory.remaining import (
@@ -299,13 +299,18 @@ class Survivors:
             if not watched and of_deleted is not None:
                 watched = [of_deleted]
             update_numpy(watched, heap)
-            rows = [row for _, row in self.explained(watched, heap, self.roots())]
+            roots = self.roots()
+            rows = [row for _, row in self.explained(watched, heap, roots)]
             if value is not None and not rows:
-                holder = explain((), heap, self.roots(), more=[value])["object", id(value)]
+                holder = explain((), heap, roots, more=[value])["object", id(value)]
                 row = row_of([value], Sizes().measure(value))
                 rows.append(replace(row, name=name, holder=holder))
             heap.drop()
-        return tuple(rows)
+            del value
+            other_data = OtherData(bytes_by_line(rows), roots.cuts, roots.removed, roots.namespaces)
+            del roots
+            remarks = other_data.remarks(self._context.config.min_held_bytes, {})
+        return tuple(with_remarks(rows, remarks))
 
 
 class _SearchAtEnd:
@@ -464,7 +469,6 @@ class _SearchAtEnd:
 
     def _remaining(self, heap: Heap) -> list[Remaining]:
         """Return the memory that is in none of the arrays."""
-        baseline = self._ended.baseline
         growth = self._ended.growth
         counted = storages_of(self.alive)
         sizes = Sizes(limit=MOST_OLD)
@@ -472,7 +476,7 @@ class _SearchAtEnd:
         listed = list[object]()
         for item, array in on_heap:
             # An older array may have got a new holder, such as a tuple.
-            if array.storage in counted or baseline.was_there(item, array):
+            if array.storage in counted or self._ended.is_known(item, array):
                 listed.append(item)
         sizes.leave_out(listed)
         in_arrays = sum(item.size_bytes for item in self.alive)
