@@ -106,6 +106,24 @@ def test_results_saved_by_a_graph_name_their_experiment(notebook: Kernel) -> Non
 
 
 @pytest.mark.usefixtures("small_heap")
+@pytest.mark.parametrize(
+    "code",
+    [
+        "runs.append({'batch': x, 'pred': model(x)})",
+        "model.last = x; runs.append(model(x).sum())",
+        "runs.append((x, model(x))); runs.append(model(x).sum())",
+        "runs.append(x.requires_grad_()); runs.append(x.exp().sum())",
+    ],
+)
+def test_a_line_frees_what_a_graph_has_saved_too(notebook: Kernel, code: str) -> None:
+    works(notebook, "model, runs = nn.Linear(1 << 18, 4), []")
+    works(notebook, f"%%experiment saves\nx = torch.ones(4, 1 << 18)\nwatch(x=x)\n{code}")
+    lines = "[row.holder.advice for row in ipygpumem.experiments()[-1].survivors]"
+    works(notebook, *notebook.value(lines))
+    assert notebook.value("alive()") == []
+
+
+@pytest.mark.usefixtures("small_heap")
 def test_only_the_optimizer_state_of_a_leaked_model_is_a_leak(notebook: Kernel) -> None:
     step = "{0}(torch.ones(1, 1024)).sum().backward(); {1}.step()"
     works(

@@ -19,7 +19,7 @@ from ipygpumem.heap.holders.backward import MOST_VISITS, BackwardSearch, Steps, 
 from ipygpumem.heap.holders.containers import cuts_of_repeated, removal_of_repeated
 from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, statement_of
 from ipygpumem.heap.holders.graphs import GRADIENT, Keeper, keepers, requiring_grad
-from ipygpumem.heap.holders.path import Way, is_simple, joined
+from ipygpumem.heap.holders.path import Way, comments_of, is_simple, joined
 from ipygpumem.heap.holders.paths import PathWriter
 from ipygpumem.heap.holders.references_of import is_opaque, is_private, items_of
 from ipygpumem.heap.holders.registries import figure_of, roots_of_figures
@@ -106,6 +106,9 @@ def explain(
     if missing and heap.tensors:
         of_graphs, is_cut = _kept_by_graphs(missing, heap, roots, max_visits, is_cut=is_cut)
         holders.update(of_graphs)
+    in_graphs = _in_graphs_too(wanted - missing, heap, roots, max_visits)
+    for key, of_graphs_too in in_graphs.items():
+        holders[key] = _with_graphs(holders[key], of_graphs_too, roots.cuts)
     unknown = dict[StorageKey, ReferencePath]()
     for key in wanted | of_python:
         if is_cut:
@@ -163,6 +166,62 @@ def _kept_by_graphs(
     for key in _kept_by_cycles(heap, missing - kept.keys()):
         holders[key] = NOT_REACHED if is_cut else _CYCLE
     return holders, is_cut
+
+
+def _in_graphs_too(
+    keys: set[StorageKey], heap: Heap, roots: Roots, max_visits: int
+) -> dict[StorageKey, list[ReferencePath]]:
+    """Return the holders of the tensors whose graphs have saved some storages, by storage; none if
+    there are too many to ask each.
+
+    The storages have other holders, as after ``runs.append({"batch": x, "pred": model(x)})``.
+    """
+    candidates = requiring_grad(heap.tensors) if keys else []
+    if len(candidates) > _MOST_KEEPERS:
+        return {}
+    saved_by = dict[StorageKey, list[object]]()
+    for tensor in candidates:
+        own_key = storage_key(tensor)  # ``exp`` saves its result
+        for key, keeper in keepers([tensor], keys - {own_key})[0].items():
+            if keeper.how != GRADIENT:
+                saved_by.setdefault(key, []).append(tensor)
+    owners = {("object", id(item)): [item] for items in saved_by.values() for item in items}
+    explanation = _Explanation(owners, heap, roots, max_visits, of_graphs=True)
+    explanation.explain()
+    holders = dict[StorageKey, list[ReferencePath]]()
+    for key, items in saved_by.items():
+        named = [explanation.named.get(("object", id(item))) for item in items]
+        holders[key] = [holder for holder in named if holder is not None]
+    return holders
+
+
+def _with_graphs(
+    holder: ReferencePath, of_graphs: Sequence[ReferencePath], cuts: dict[str, list[Cut]]
+) -> ReferencePath:
+    """Return the holder of a storage that graphs have saved, with the line that also removes the
+    graphs.
+
+    Args:
+        holder: the holder.
+        of_graphs: the holders of tensors with such graphs.
+        cuts: the references that each line removes, to which those of the new line are added.
+    """
+    if not of_graphs:
+        return holder
+    path = f"{holder.path}, {of_graphs[0].path}: its autograd graph"
+    if len(of_graphs) > 1:
+        path += f", and {len(of_graphs) - 1} more"
+    lines = list(dict.fromkeys(line_of(each.advice) for each in (holder, *of_graphs)))
+    if not all(map(is_simple, lines)):
+        return ReferencePath(path, "remove it from all of these")
+    removed = list[Cut]()
+    if all(line in cuts for line in lines):
+        removed = [cut for line in lines for cut in cuts[line]]
+    line = statement_of(removed) or in_sequence(lines)
+    if removed:
+        cuts[line] = removed
+    comments = comments_of(each.advice for each in (holder, *of_graphs))
+    return ReferencePath(path, line + comments)
 
 
 def _holders_of_kept(
