@@ -225,8 +225,8 @@ def joined(ways: Sequence[Way]) -> Way:
         return Way(ReferencePath(path, "remove it from all of these"))
     lines, words = _lines_and_words([way for way in ways if not (statement and way.cuts)])
     if statement and not lines:
-        advice = f"{statement}{COMMENT}and {', and '.join(words)}"
-        return Way(ReferencePath(path, advice), tuple(cuts))
+        advices = [f"{COMMENT}and {', and '.join(words)}", *(way.holder.advice for way in ways)]
+        return Way(ReferencePath(path, statement + comments_of(advices)), tuple(cuts))
     if statement:
         lines.insert(0, statement)
     return Way(ReferencePath(path, _as_one_line(lines, words, ways)))
@@ -254,9 +254,8 @@ def _as_one_line(lines: Sequence[str], words: Sequence[str], ways: Sequence[Way]
     """
     if lines and all(map(is_simple, lines)):
         advice = in_sequence(_used_first(lines))
-        if words:
-            advice += f"{COMMENT}and {', and '.join(words)}"
-        return advice
+        comments = [f"{COMMENT}and {', and '.join(words)}"] if words else []
+        return advice + comments_of([*comments, *(way.holder.advice for way in ways)])
     advices = [line_of(way.holder.advice) for way in ways if way.holder.advice]
     return ", and ".join(map(as_code, _used_first(advices)))
 

@@ -181,9 +181,12 @@ def words_for_parameter(steps: Sequence[object]) -> str:
 
     An example is the head of an older model, for which an experiment has added a group.
     """
-    for owner, child in itertools.pairwise(steps):
-        is_optimizer = is_of_library(owner, "torch.optim", "Optimizer")
-        if is_optimizer and attribute_text(owner, child) == ".param_groups":
+    for position, (owner, child) in enumerate(itertools.pairwise(steps)):
+        if not is_of_library(owner, "torch.optim", "Optimizer"):
+            continue
+        name = attribute_text(owner, child)
+        is_key = name == ".state" and _is_key_of_state(child, steps[-1])
+        if name == ".param_groups" or (is_key and position == len(steps) - 3):
             return "make the optimizer again, without it"
     return ""
 
