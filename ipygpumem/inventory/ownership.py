@@ -692,8 +692,8 @@ class _HolderRows:
             self._cuts[line_of(holder.advice)] = list(way.cuts)
         may_delete = self._may_delete(first)
         of_whole = _named(holder, names, first, may_delete=may_delete)
-        has_parts = _is_container(first) or _is_whole_of_torch(first)
-        if of_whole.advice != holder.advice and has_parts:
+        has_other_data = _is_container(first) or is_of_library(first, "torch.nn", "Module")
+        if of_whole.advice != holder.advice and has_other_data:
             self._note_deletion(of_whole.advice, names, first)
         if self._is_deleted_as_a_whole(steps, number):
             return of_whole, of_whole

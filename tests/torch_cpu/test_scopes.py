@@ -115,7 +115,7 @@ def test_results_saved_by_a_graph_name_their_experiment(notebook: Kernel) -> Non
         "runs.append(x.requires_grad_()); runs.append(x.exp().sum())",
     ],
 )
-def test_a_line_frees_what_a_graph_has_saved_too(notebook: Kernel, code: str) -> None:
+def test_a_line_also_frees_data_that_a_graph_has_saved(notebook: Kernel, code: str) -> None:
     works(notebook, "model, runs = nn.Linear(1 << 18, 4), []")
     works(notebook, f"%%experiment saves\nx = torch.ones(4, 1 << 18)\nwatch(x=x)\n{code}")
     lines = "[row.holder.advice for row in ipygpumem.experiments()[-1].survivors]"
