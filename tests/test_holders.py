@@ -643,6 +643,22 @@ def test_a_line_says_which_other_data_it_drops(kernel: Kernel, case: str) -> Non
     assert advice.endswith(drops)
 
 
+def test_the_line_for_all_holders_names_their_common_data(kernel: Kernel) -> None:
+    """Each holder alone drops nothing else: the other one has it, too."""
+    works(
+        kernel,
+        """
+        import numpy as np
+        rows = [{"data": np.ones(2**18)} for _ in range(6)]
+        table = {number: row for number, row in enumerate(rows)}
+        top = rows[:2]
+        """,
+    )
+    assert holders(why(kernel, "top")).popitem()[1] == "del rows"
+    line = one_line(kernel, "top")
+    assert line == "del rows; del table; del top  # also drops 8 MiB of other data"
+
+
 def test_a_line_for_tasks_says_that_some_may_be_older(kernel: Kernel) -> None:
     works(kernel, _LEFT, "tasks = {asyncio.create_task(wait(np.ones(2**18)))}")
     works(kernel, "%%experiment e\ntasks.add(asyncio.create_task(wait(np.ones(2**19))))")

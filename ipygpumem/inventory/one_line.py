@@ -49,26 +49,29 @@ def lines_for_all(ownership: Ownership) -> list[str]:
         return []
     other_outputs = [name for name in outputs if name not in ownership.outputs]
     if len(other_outputs) < len(outputs) and is_name(ownership.name):
-        return _with_outputs(lines, [ownership.name, *other_outputs])
+        return _with_outputs(lines, [ownership.name, *other_outputs], ownership.remark)
     own = f"del {target_of(ownership.name)}"
     if ownership.name not in outputs and not any(_ends_with(line, own) for line in lines):
         lines.append(own)
-    return _with_outputs(lines, outputs)
+    return _with_outputs(lines, outputs, ownership.remark)
 
 
 _OUTPUT = re.compile(r"%xdel (?P<name>\w+)")
 """Matches the lines that free an output."""
 
 
-def _with_outputs(lines: Sequence[str], outputs: Sequence[str]) -> list[str]:
-    """Return statements in one line, followed by the lines that delete outputs.
+def _with_outputs(lines: Sequence[str], outputs: Sequence[str], remark: str) -> list[str]:
+    """Return statements in one line with their remark, followed by the lines that delete outputs.
 
     ``%xdel`` deletes all names of an output's object, so it follows the statements that use them.
     """
     deletions = [f"%xdel {name}" for name in outputs]
     if not lines:
         return deletions
-    return [in_sequence(lines), *deletions]
+    line = in_sequence(lines)
+    if remark:
+        line += f"{COMMENT}{remark}"
+    return [line, *deletions]
 
 
 def _without_ended(lines: Sequence[str]) -> list[str]:

@@ -57,6 +57,7 @@ _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _PARTS_SHOWN = 5
 _LEAST_SHARE = 0.01
 _MORE_THERE = " more there"
+_ALL_LINES = "all lines"
 _SMALL = ReferencePath("small objects that something else uses, too", "")
 _NOT_REACHED = ReferencePath("something that the search did not reach within its limits", "")
 _UNSEEN = ReferencePath(
@@ -181,6 +182,9 @@ class Ownership(Record):
     """True if an autograd graph is a part of it: graphs of other tensors may share its nodes, which
     are no Python objects.
     """
+    remark: str = ""
+    """The other data that is dropped if the lines of all holders are run; empty if there is none.
+    """
     outputs: tuple[str, ...] = ()
     """IPython's names of the outputs that are the object itself: ``%xdel`` of any of its names
     deletes all of them.
@@ -222,7 +226,7 @@ def ownership_of(
         groups, held_outside = _other_holders(owned, references, every, roots)
         held_parts, counted = _parts(region, groups, held_outside)
         freed = region.bytes_of(every - counted)
-        held_parts = _with_remarks(held_parts, roots, holding)
+        held_parts, remark = _with_remarks(held_parts, roots, holding)
     device_bytes = Counter(freed)
     freed_by_name = dict(freed) if region.complete else {}
     for part in held_parts:
@@ -241,6 +245,7 @@ def ownership_of(
         notes=notes_on(holding[0], size),
         is_at_least=size.is_at_least,
         has_graph=region.graph.has_autograd,
+        remark=remark,
     )
 
 
@@ -365,9 +370,9 @@ def _parts(region: Region, groups: _Groups, held: set[int]) -> tuple[list[HeldPa
 
 def _with_remarks(
     parts: Sequence[HeldPart], roots: Roots, holding: Sequence[object]
-) -> list[HeldPart]:
+) -> tuple[list[HeldPart], str]:
     """Return the parts, with a remark on each line that drops other data, such as the rest of a
-    tuple.
+    tuple, and the remark on all lines together: several containers may share that data.
 
     Args:
         parts: the parts.
@@ -377,15 +382,17 @@ def _with_remarks(
     removed = {key: item for key, item in roots.removed.items() if item is not holding[0]}
     roots.removed.clear()  # they would count as holders
     # What dies with the object is held by its name, so it is no other data.
-    sizes = {line_of(part.holder.advice): 0 for part in parts}
-    other_data = OtherData(sizes, roots.cuts, removed, roots.namespaces)
+    lines = [line_of(part.holder.advice) for part in parts]
+    cuts = {line: roots.cuts.get(line, []) for line in lines}
+    cuts[_ALL_LINES] = list(chain.from_iterable(cuts.values()))
+    other_data = OtherData(dict.fromkeys(cuts, 0), cuts, removed, roots.namespaces)
     del removed
     remarks = other_data.remarks(_LEAST_DROPPED_BYTES, {}, is_certain=True)
     remarked = list[HeldPart]()
     for part in parts:
         advice = with_remark(part.holder.advice, remarks)
         remarked.append(replace(part, holder=replace(part.holder, advice=advice)))
-    return remarked
+    return remarked, remarks.get(_ALL_LINES, "")
 
 
 class _Parts:

@@ -176,7 +176,7 @@ def _in_graphs_too(
 
     The storages have other holders, as after ``runs.append({"batch": x, "pred": model(x)})``.
     """
-    candidates = requiring_grad(heap.tensors) if keys else []
+    candidates = requiring_grad(heap.tensors) if keys and heap.tensors else []
     if len(candidates) > _MOST_KEEPERS:
         return {}
     saved_by = dict[StorageKey, list[object]]()
