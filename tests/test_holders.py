@@ -643,6 +643,20 @@ def test_a_line_says_which_other_data_it_drops(kernel: Kernel, case: str) -> Non
     assert advice.endswith(drops)
 
 
+def test_older_arrays_in_new_tuples_are_no_leaks(kernel: Kernel) -> None:
+    works(kernel, _LEFT, "runs = [{'data': np.ones(2**18)} for _ in range(3)]")
+    experiment = """%%experiment e
+def change():
+    for run in runs: run["data"] = (run["data"], np.ones(2**19))
+change()
+"""
+    works(kernel, experiment)
+    rows = left(kernel)
+    assert sum(size_bytes for size_bytes, _, _ in rows) // MIB == 3 * 4
+    for _, _, line in rows:
+        assert "also drops " in line
+
+
 def test_the_line_for_all_holders_names_their_common_data(kernel: Kernel) -> None:
     """Each holder alone drops nothing else: the other one has it, too."""
     works(

@@ -132,12 +132,12 @@ class OlderData:
                 older[key] = tracked[key]
         return older
 
-    def tracked(self) -> list[object]:
-        """Return the nearest older objects that the collector tracks."""
+    def objects(self) -> list[object]:
+        """Return the nearest older objects."""
         objects = dict[int, object]()
         for older in self._older.values():
             objects.update(older)
-        return list(filter(gc.is_tracked, objects.values()))
+        return list(objects.values())
 
     def remarks(self, ended: Mapping[str, Set[int]]) -> dict[str, str]:
         """Return the remark on each line that drops older objects.

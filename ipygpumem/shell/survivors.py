@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import gc
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, filterfalse
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import Array, StorageKey, describe, described
 from ipygpumem.heap.bulk import Progress
+from ipygpumem.heap.garbage import weak
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
 from ipygpumem.heap.holders.cuts import Cut
 from ipygpumem.heap.holders.graphs import live_tensors
@@ -148,6 +150,8 @@ class Survivors:
         """Modules of torch that lines of earlier reports remove."""
         self._older: list[Remembered] = []
         """The nearest older objects behind survivors."""
+        self._older_arrays: list[weakref.ref[object]] = []
+        """Those of them that the collector does not track."""
         self._kept_ids: dict[str, int] = {}
         """The names that experiments have kept on purpose, and the identities of their objects."""
         self.deleted = DeletedNames(context)
@@ -250,7 +254,10 @@ class Survivors:
         for row in cycles.rows:
             line = "" if row.holder is None else line_of(row.holder.advice)
             older.look_behind(line, self.cuts.get(line, ()), removed)
-        self._older.append(Remembered(older.tracked()))
+        objects = older.objects()
+        self._older.append(Remembered(list(filter(gc.is_tracked, objects))))
+        untracked = map(weak, filterfalse(gc.is_tracked, objects))  # plain arrays
+        self._older_arrays += [reference for reference in untracked if reference is not None]
         return cycles, older
 
     # -- later ------------------------------------------------------------------------------------
@@ -281,7 +288,9 @@ class Survivors:
         """Return the identities of the objects behind survivors that are older than these, as of
         the last look at the heap.
         """
-        return set(chain.from_iterable(item.identities for item in self._older))
+        self._older_arrays = [item for item in self._older_arrays if item() is not None]
+        tracked = chain.from_iterable(item.identities for item in self._older)
+        return {*tracked, *(id(item()) for item in self._older_arrays)}
 
     def left_by(self, name: str, cell: int | None) -> tuple[RetainedArray, ...]:
         """Return the live object of a name that is not defined, or the live arrays that it held.
