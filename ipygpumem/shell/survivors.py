@@ -151,7 +151,7 @@ class Survivors:
         self._older: list[Remembered] = []
         """The nearest older objects behind survivors."""
         self._older_arrays: list[weakref.ref[object]] = []
-        """Those of them that the collector does not track."""
+        """The untracked ones."""
         self._kept_ids: dict[str, int] = {}
         """The names that experiments have kept on purpose, and the identities of their objects."""
         self.deleted = DeletedNames(context)
