@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.arrays import StorageKey, library_type, storage_key
 from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, without_types
 from ipygpumem.heap.garbage import Garbage, Known
-from ipygpumem.heap.holders.nodes import Nodes, expect_dead_nodes, is_leaf
+from ipygpumem.heap.holders.nodes import Nodes, expect_dead_nodes, has_graph, is_leaf
 from ipygpumem.introspect import class_dict, instance_dict, is_instance, type_name
 
 GRADIENT = ".grad"
@@ -46,6 +46,14 @@ def requiring_grad(tensors: Iterable[Any]) -> list[Any]:
     with torch._C.DisableTorchFunction():
         tensors = list(tensors)
         return list(compress(tensors, map(torch.Tensor.requires_grad.__get__, tensors)))
+
+
+def with_graphs(tensors: Sequence[Any]) -> list[Any]:
+    """Return the tensors that have a graph; a parameter only has a gradient."""
+    if not tensors:
+        return []
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        return list(filter(has_graph, requiring_grad(tensors)))
 
 
 def keepers(

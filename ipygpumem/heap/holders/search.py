@@ -18,8 +18,8 @@ from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import MOST_VISITS, BackwardSearch, Steps, Ways, WayTo
 from ipygpumem.heap.holders.containers import cuts_of_repeated, removal_of_repeated
 from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, statement_of
-from ipygpumem.heap.holders.graphs import GRADIENT, Keeper, keepers, requiring_grad
-from ipygpumem.heap.holders.path import Way, comments_of, is_simple, joined
+from ipygpumem.heap.holders.graphs import GRADIENT, Keeper, keepers, requiring_grad, with_graphs
+from ipygpumem.heap.holders.path import Way, comments_of, is_code, is_simple, joined
 from ipygpumem.heap.holders.paths import PathWriter
 from ipygpumem.heap.holders.references_of import is_opaque, is_private, items_of
 from ipygpumem.heap.holders.registries import figure_of, roots_of_figures
@@ -40,6 +40,10 @@ _MOST_OWNERS = 5000
 """Maximum number of tensors whose graphs are searched."""
 _MOST_KEEPERS = 200
 """Maximum number of tensors of which each is asked for the storages that its graph keeps."""
+_MOST_GRAPHS = 50
+"""Maximum number of tensors with graphs of which each is asked whether it has saved something that
+also has other holders.
+"""
 _MOST_LINES = 4
 """Maximum number of lines that are joined if no statement does the work of all."""
 _REGISTRATIONS = {Kind.CALL, Kind.CLOSED}
@@ -176,8 +180,8 @@ def _in_graphs_too(
 
     The storages have other holders, as after ``runs.append({"batch": x, "pred": model(x)})``.
     """
-    candidates = requiring_grad(heap.tensors) if keys and heap.tensors else []
-    if len(candidates) > _MOST_KEEPERS:
+    candidates = with_graphs(heap.tensors) if keys else []
+    if len(candidates) > _MOST_GRAPHS:
         return {}
     saved_by = dict[StorageKey, list[object]]()
     for tensor in candidates:
@@ -211,8 +215,11 @@ def _with_graphs(
     path = f"{holder.path}, {of_graphs[0].path}: its autograd graph"
     if len(of_graphs) > 1:
         path += f", and {len(of_graphs) - 1} more"
-    lines = list(dict.fromkeys(line_of(each.advice) for each in (holder, *of_graphs)))
-    if not all(map(is_simple, lines)):
+    of_all = [each.advice for each in (holder, *of_graphs)]
+    advices = dict.fromkeys(map(line_of, of_all))
+    lines = list(filter(is_simple, advices))
+    words = [advice for advice in advices if not is_code(advice)]
+    if not lines or len(lines) + len(words) < len(advices):
         return ReferencePath(path, "remove it from all of these")
     removed = list[Cut]()
     if all(line in cuts for line in lines):
@@ -220,8 +227,8 @@ def _with_graphs(
     line = statement_of(removed) or in_sequence(lines)
     if removed:
         cuts[line] = removed
-    comments = comments_of(each.advice for each in (holder, *of_graphs))
-    return ReferencePath(path, line + comments)
+    comments = [f"{COMMENT}and {', and '.join(words)}"] if words else []
+    return ReferencePath(path, line + comments_of([*comments, *of_all]))
 
 
 def _holders_of_kept(
