@@ -56,7 +56,8 @@ def test_an_object_is_deleted_after_its_parts_are_used(is_first: bool) -> None:
         (["del a", "remove it from there"], "del a  # and remove it from a place"),
         (
             ["close() it when it is done", "del a", "del b  # if nothing needs it", ""],
-            "del a; del b  # and close() it when it is done, and remove it from a place",
+            "del a; del b  # and close() it when it is done, and remove it from a place; "
+            "if nothing needs it",
         ),
         (["close() it", "stop() it"], "close() it, and stop() it"),
         (
