@@ -615,6 +615,16 @@ kept = runs[1]
     assert kernel.value("[list(run) for run in runs]") == [[], ["data"], []]
 
 
+def test_older_data_of_a_kept_name_hides_no_leak(kernel: Kernel) -> None:
+    works(kernel, _LEFT, "runs = [{'old': np.ones(2**20)} for _ in range(4)]")
+    experiment = """%%experiment e --keep top
+for number in (1, 3): runs[number]["new"] = np.ones(2**19)
+top = runs[:2]
+"""
+    works(kernel, experiment)
+    assert [line for _, _, line in left_by_experiment(kernel)] == ['del runs[3]["new"]']
+
+
 OLDER_BEHIND_LINES = {
     "a tuple": ("pair = [(older,)]", "pair[0] = (*pair[0], data)", "del pair[0]"),
     "a cached function": (
