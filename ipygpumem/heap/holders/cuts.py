@@ -179,6 +179,20 @@ class Cut:
     is_detached: bool = False
     removed_id: int = field(default=0, compare=False)
 
+    def __hash__(self) -> int:
+        """Return a hash of few attributes: a set of a million references takes half the time."""
+        return hash((self.owner_id, self.position, self.target))
+
+    def of_item(self, position: int, item: object) -> Cut:
+        """Return the reference to another item of the same container, which has no code.
+
+        ``replace`` takes ten times as long: a second for 200,000 items.
+        """
+        cut = object.__new__(Cut)
+        attributes = vars(self) | {"position": position, "target": "", "removed_id": id(item)}
+        vars(cut).update(attributes)
+        return cut
+
     @property
     def statement(self) -> str:
         """The statement that removes it, and the owner's other references to the same object."""

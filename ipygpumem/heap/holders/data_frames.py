@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipygpumem.heap.arrays import elements, is_array, is_of_library, is_of_pandas, storage_key
+from ipygpumem.heap.bulk import one_of_each
 from ipygpumem.heap.holders.cuts import Cut, Kind, with_repeated
 from ipygpumem.heap.holders.literals import literal
 from ipygpumem.heap.holders.path import Path
@@ -69,16 +70,24 @@ def without_old_blocks(items: Sequence[object], new: Container[int]) -> list[obj
         items: the items.
         new: the identities of new objects.
     """
+    examples = one_of_each(items)
+    managers = {type_id for type_id, example in examples.items() if _is_manager(example)}
+    if not managers and id(tuple) not in examples:
+        return list(items)
     without = list[object]()
     for item in items:
         blocks: Any = item
-        if is_of_pandas(item) and type_name(item).endswith("BlockManager"):
+        if id(type(item)) in managers:
             blocks = item.blocks  # type: ignore[attr-defined]  # of pandas' own class
         if type(blocks) is tuple and blocks and all(map(_is_block, blocks)):
             without += [block.values for block in blocks if id(block) in new]
         else:
             without.append(item)
     return without
+
+
+def _is_manager(item: object) -> bool:
+    return is_of_pandas(item) and type_name(item).endswith("BlockManager")
 
 
 def _is_block(item: object) -> bool:

@@ -303,8 +303,7 @@ class PathWriter:
         of_items = list[Cut]()
         for position, item in enumerate(items_of(holder)):
             if id(item) in unique:
-                cut = replace(first, position=position, target="", removed_id=id(item))
-                of_items.append(cut)
+                of_items.append(first.of_item(position, item))
         return of_items
 
     def removal_of_items(
