@@ -277,7 +277,11 @@ def _other_holders(
     groups = _Groups()
     region, holding = owned.region, owned.holding
     held_outside = region.held_from_outside({id(holding[0]): references}).intersection(every)
-    if _worth_naming(region, held_outside, every) or region.may_share:
+    worth_naming = _worth_naming(region, held_outside, every)
+    is_small = region.bytes_of(every).total() < _LEAST_BYTES
+    if worth_naming and is_small and not region.may_share:
+        groups[_SMALL] = set(worth_naming)
+    elif worth_naming or region.may_share:
         # Our own containers refer to the object, too.
         ours = {id(region.objects), id(region.folded), id(holding)}
         without_ours = replace(roots, hidden=roots.hidden | ours)
