@@ -210,12 +210,13 @@ class Survivors:
             return ()
         if search.guesses_arrays():
             self._context.garbage.collect()  # else it would list arrays in older garbage
-        reported = storages_of(self.known)  # by an inner experiment
         self.cuts.clear()
         working = self._context.display.working("holders of memory that was not freed")
         with growth_for("the search for holders"), working as progress, undisturbed():
             heap = Heap()
             progress(0.5)
+            self.update(heap)  # a new array may have the identity of one that has died
+            reported = storages_of(self.known)  # by an inner experiment
             cycles, older = self._rows_at_end(search, heap, ended, progress)
             heap.drop()
             rows = with_remarks(cycles.rows, older.remarks(cycles.arrays))
