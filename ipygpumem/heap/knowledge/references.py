@@ -103,12 +103,12 @@ class ReferenceReader:
         callbacks = list[Any]()
         if not BUILTIN.isdisjoint(type_ids):
             owners, callbacks = without_wakeups(objects)
-        nodes: Sequence[Any] = []
+        of_contexts = list[Any]()
         if not CONTEXT_NODES.isdisjoint(type_ids):
-            nodes = of_types(CONTEXT_NODES, owners)
+            of_contexts = own_references_of_contexts(of_types(CONTEXT_NODES, owners))
             owners = without_types(CONTEXT_NODES, owners)
         of_python: list[Any] = gc.get_referents(*owners)
-        of_python += own_references_of_contexts(nodes)
+        of_python += of_contexts
         if self._has_text_keys and not self._dicts.isdisjoint(type_ids):
             of_python += self._text_keys(owners, self._dicts & type_ids)
         unreported, is_complete = self._unreported(objects, type_ids)
