@@ -49,6 +49,7 @@ ROOMS = {
         "test_mapped",
         "test_random_graphs",
         "test_remembered",
+        "test_slices",
         "test_structs",
         "test_views",
         "test_weak_references",

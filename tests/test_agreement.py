@@ -21,16 +21,10 @@ WITHIN = 0.05
 SMALL_BYTES = 1 << 16
 """Bytes of containers and names, which one command counts and another does not."""
 
-BUFFER = (
-    "the references in a memoryview of compiled code are not counted, so the holder is out of "
-    "sight for del"
-)
 GRAPH = "top does not read autograd graphs; why of an expression counts the model's memory, too"
 GROWTH = "an experiment looks for new untracked objects only within reach of a name"
 
 KNOWN_SIZES: dict[str, str] = {
-    "named sklearn: a compiled query of scikit-learn": BUFFER,
-    "left sklearn: a compiled query of scikit-learn": BUFFER,
     "left torch: losses": GRAPH,
     "left torch: a sum of losses": GRAPH,
     "left torch: one loss": GRAPH,
@@ -42,8 +36,6 @@ KNOWN_HOLDERS: dict[str, str] = {
     "left torch: losses": GRAPH,
     "left torch: a sum of losses": GRAPH,
     "left torch: one loss": GRAPH,
-    "named sklearn: a tree of neighbours": BUFFER,
-    "left sklearn: a tree of neighbours": BUFFER,
 }
 """Questions to which commands name different holders today, with the reason."""
 if sys.version_info < (3, 11):

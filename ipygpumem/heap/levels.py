@@ -166,6 +166,7 @@ class LevelReader:
         types = self._types
         type_ids = types.learn(items)
         kinds = types.apart | types.own_bytes.readers.keys() | types.streams
+        kinds |= types.with_slices
         kinds = (kinds | BUILTIN | CONTEXT_NODES) & type_ids
         special = set[int]()
         if kinds:

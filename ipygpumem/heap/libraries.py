@@ -13,7 +13,7 @@ import mmap
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -492,8 +492,6 @@ _BY_METHOD: tuple[tuple[str, str, PieceReader], ...] = (
     ("pyarrow", "ListScalar", _arrow_list),
     ("pyarrow", "RecordBatch", attrgetter("columns")),
     ("pyarrow", "Table", attrgetter("columns")),
-    ("sklearn.neighbors._ball_tree", "BinaryTree64", methodcaller("get_arrays")),
-    ("sklearn.neighbors._kd_tree", "BinaryTree64", methodcaller("get_arrays")),
     ("sklearn.tree._tree", "Tree", _sklearn_tree),
     ("torch", "UntypedStorage", _torch_storage),
     ("xgboost", "Booster", _xgboost_booster),

@@ -154,7 +154,7 @@ class GraphReader:
         finally:
             self._frontier.end()
             self.limits.is_complete &= not self._folder.references.is_full
-            self._folder.references.drop_graphs()
+            self._folder.references.drop()
             self.new += self.memory.new
             self.memory.join_by_address(self.new)
             self.met |= self.memory.met

@@ -18,6 +18,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import bases_of, flat_elements, holding_objects
 from ipygpumem.heap.bulk import AddressFilter, by_identity, chunks
+from ipygpumem.heap.knowledge.slices import having_slices, is_view, views_among
 from ipygpumem.heap.knowledge.text_keys import dicts_with_keys
 from ipygpumem.introspect import identities_of_list, is_atom
 
@@ -133,6 +134,7 @@ class Referrers:
                 self._referrers[key].append(referrer)
         self._add_dicts_with_keys({key for key, item in new.items() if type(item) is str})
         self._add_arrays(new)
+        self._add_owners_of_slices(new)
         self._add_arrays_of_atoms({key for key, item in new.items() if is_atom(item)})
         return self._referrers
 
@@ -160,6 +162,18 @@ class Referrers:
         for array, identities in self._inside_arrays:
             for key in identities.intersection(new):
                 self._referrers[key].append(array)
+
+    def _add_owners_of_slices(self, new: Mapping[int, object]) -> None:
+        """Add the objects of Cython that refer to memoryviews by slices, which the collector does
+        not know.
+        """
+        views = {key: item for key, item in new.items() if is_view(item)}
+        if not views:
+            return
+        for part in chunks(self._tracked):
+            for item in having_slices(part):
+                for key in views_among(item, views):
+                    self._referrers[key].append(item)
 
     def _add_arrays_of_atoms(self, atoms: set[int]) -> None:
         """Add the arrays that refer to numbers and text, which are not kept for later questions,

@@ -33,17 +33,18 @@ def _fields(address: int, count: int) -> Sequence[int]:
     return tuple((ctypes.c_size_t * count).from_address(address))
 
 
-def _fields_of(item: object, count: int) -> Sequence[int]:
+def fields_of(item: object, count: int) -> Sequence[int]:
+    """Return the values of the first fields of an object's struct, behind its header."""
     return _fields(id(item) + _BODY, count)
 
 
-_IS_KNOWN = sys.implementation.name == "cpython" and ctypes.sizeof(ctypes.c_void_p) == 8
+IS_KNOWN = sys.implementation.name == "cpython" and ctypes.sizeof(ctypes.c_void_p) == 8
 """True if fields of structs have 8 bytes, behind a header that CPython's objects have."""
 
 
 def _succeeds(trial: Any) -> bool:
     """Return the result of a trial; False if it fails."""
-    if not _IS_KNOWN:
+    if not IS_KNOWN:
         return False
     try:
         return bool(trial())
@@ -93,7 +94,7 @@ def _try_text_streams() -> bool:
 
 
 def _text_bytes(stream: Any) -> int:
-    buffer, _, _, characters, state, *written = _fields_of(stream, 9)
+    buffer, _, _, characters, state, *written = fields_of(stream, 9)
     size = 4 * characters if buffer else 0
     if state == _REALIZED:
         return size
@@ -131,7 +132,7 @@ def address_of_map(mapped: Any) -> int:
     """
     if not _can_read_maps():
         raise UnknownLayoutError
-    return _fields_of(mapped, 1)[0]
+    return fields_of(mapped, 1)[0]
 
 
 @functools.cache
@@ -142,7 +143,7 @@ def _can_read_maps() -> bool:
 def _try_maps() -> bool:
     with mmap.mmap(-1, mmap.PAGESIZE) as mapped:
         mark = ctypes.c_char.from_buffer(mapped)
-        is_there = _fields_of(mapped, 2) == (ctypes.addressof(mark), mmap.PAGESIZE)
+        is_there = fields_of(mapped, 2) == (ctypes.addressof(mark), mmap.PAGESIZE)
         del mark
         return is_there
 
@@ -175,7 +176,7 @@ def memory_of_database(connection: Any) -> Iterator[tuple[int, int]]:
     """
     if not can_read_databases():
         raise UnknownLayoutError
-    (database,) = _fields_of(connection, 1)
+    (database,) = fields_of(connection, 1)
     if database:  # not closed
         yield from _memory_of_database(_sqlite(), database)
 
@@ -191,10 +192,10 @@ def can_read_databases() -> bool:
 def _try_databases() -> bool:
     connection = sys.modules["sqlite3"].Connection(":memory:")
     try:
-        (before,) = _fields_of(connection, 1)
+        (before,) = fields_of(connection, 1)
     finally:
         connection.close()
-    (after,) = _fields_of(connection, 1)
+    (after,) = fields_of(connection, 1)
     return before > 0 == after and callable(_sqlite().sqlite3_db_status)
 
 

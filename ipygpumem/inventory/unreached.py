@@ -25,6 +25,7 @@ from ipygpumem.heap.bulk import (
 )
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.frames import SUSPENDED, code_of, failed, locals_of
+from ipygpumem.heap.knowledge.slices import Slices, is_view
 from ipygpumem.heap.parts import cached
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.introspect import (
@@ -138,6 +139,7 @@ def led_to_by_names(names: Iterable[object], wanted: Collection[int]) -> set[int
     reached = set[int]()
     passed = set[int]()
     enters = _EnteredTypes()
+    slices = Slices()
     waiting = list(by_identity(list(names)).values())
     while waiting and len(reached) < len(wanted) and len(passed) < _MOST_NAMED:
         below = dict[int, object]()
@@ -145,6 +147,7 @@ def led_to_by_names(names: Iterable[object], wanted: Collection[int]) -> set[int
             passed.update(map(id, part))
             entered = enters.those_to_enter(part)
             referents = by_identity(gc.get_referents(*entered))
+            referents |= by_identity(slices.of(entered))
             reached.update(referents.keys() & wanted)
             below.update(referents)
         for key in below.keys() & passed:
@@ -165,7 +168,8 @@ class _EnteredTypes:
         batch = Batch(items)
         examples = batch.one_of_each(batch.types - self._examined)
         for type_id, example in examples.items():
-            if container_base(type(example)) is not None or _is_plain_object(example):
+            is_container = container_base(type(example)) is not None
+            if is_container or _is_plain_object(example) or is_view(example):
                 self._entered.add(type_id)
         self._examined |= batch.types
         return batch.of_types(self._entered)

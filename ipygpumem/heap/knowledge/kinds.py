@@ -9,6 +9,7 @@ from typing import Any
 from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import container_base, kinds_of, one_of_each
 from ipygpumem.heap.knowledge.own_bytes import OwnBytes
+from ipygpumem.heap.knowledge.slices import may_have_slices
 from ipygpumem.introspect import ATOMS, HAS_REFERENCES, flags_of
 
 
@@ -20,6 +21,7 @@ class Types:
         arrays: types of NumPy arrays.
         segments: types of shared memory, which stays alive without its object.
         streams: types of ``BytesIO``.
+        with_slices: types of Cython's objects that may have slices.
         leaves: types of objects that lead to nothing.
         uncounted_leaves: those of them for which a library keeps memory that nothing counts.
         containers: the built-in container from which a type derives.
@@ -32,6 +34,7 @@ class Types:
         self.arrays: set[int] = set()
         self.segments: set[int] = set()
         self.streams: set[int] = set()
+        self.with_slices: set[int] = set()
         self.leaves: set[int] = set(ATOMS)
         self.uncounted_leaves: set[int] = set()
         self.containers: dict[int, Any] = {}
@@ -53,6 +56,8 @@ class Types:
             if base is not None:
                 types |= kinds_of(items, base)
         for type_id, example in one_of_each(items).items():
+            if may_have_slices(type(example)):
+                self.with_slices.add(type_id)
             base = container_base(type(example))
             if base is not None:
                 self.containers[type_id] = base

@@ -2,8 +2,8 @@
 
 The collector reports each reference of a container once. It leaves out the text keys of dicts, the
 elements of object arrays, the array behind a view or a row, the bytes in a ``BytesIO`` up to Python
-3.11, and all that torch keeps in C++. It reports too much where a future wakes a task: the future
-does not own the task.
+3.11, the memoryviews of Cython's slices, and all that torch keeps in C++. It reports too much where
+a future wakes a task: the future does not own the task.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from ipygpumem.heap.holders.tasks import (
     without_wakeups,
 )
 from ipygpumem.heap.knowledge.barriers import Barriers
+from ipygpumem.heap.knowledge.slices import Slices, may_have_slices
 from ipygpumem.heap.knowledge.text_keys import COMMON_REFERENCES, text_keys
 from ipygpumem.heap.libraries import bytes_of
 from ipygpumem.introspect import instance_dict, is_instance
@@ -87,6 +88,9 @@ class ReferenceReader:
         self._dicts: set[int] = set()
         """Types that derive from ``dict``."""
         self._special: dict[str, set[int]] = {name: set() for name, _, _ in _SPECIAL}
+        self._with_slices: set[int] = set()
+        """Types of Cython's objects that may have slices."""
+        self._slices = Slices()
 
     def of(self, objects: Sequence[Any], type_ids: set[int] | None = None) -> References:
         """Return the references of some objects; ``type_ids`` are at least those of their types, if
@@ -126,9 +130,10 @@ class ReferenceReader:
         """True if graphs had too many nodes to read all of them."""
         return self._nodes.is_full
 
-    def drop_graphs(self) -> None:
-        """Drop the nodes of graphs, whose references would count."""
+    def drop(self) -> None:
+        """Drop the nodes of graphs and the memoryviews, whose references would count."""
         self._nodes = Nodes()
+        self._slices = Slices()
 
     def _learn(self, objects: Sequence[object]) -> None:
         self._dicts |= kinds_of(objects, dict)
@@ -136,17 +141,21 @@ class ReferenceReader:
             if type_id in self._known:
                 continue
             self._known.add(type_id)
+            if may_have_slices(type(example)):
+                self._with_slices.add(type_id)
             for name, module, kind in _SPECIAL:
                 base = library_type(module, kind)
                 if base is not None and is_instance(example, base):
                     self._special[name].add(type_id)
 
     def _unreported(self, objects: Sequence[Any], type_ids: set[int]) -> tuple[list[Any], bool]:
-        """Return the objects in streams, arrays and rows of arrays; False if an array was too long
-        to read.
+        """Return the objects in streams, slices, arrays and rows of arrays; False if an array was
+        too long to read.
         """
         unreported = list[Any]()
         is_complete = True
+        if not self._with_slices.isdisjoint(type_ids):
+            unreported += self._slices.of(of_types(self._with_slices, objects))
         if not self._special["stream"].isdisjoint(type_ids):
             for stream in of_types(self._special["stream"], objects):
                 unreported += bytes_of(stream)
