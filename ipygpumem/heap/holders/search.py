@@ -108,7 +108,10 @@ def explain(
     is_cut = explanation.is_cut
     missing = wanted - holders.keys()
     if missing and heap.tensors:
-        of_graphs, is_cut = _kept_by_graphs(missing, heap, roots, max_visits, is_cut=is_cut)
+        removed = _removed_as_whole(holders, rows or {}) if all_places else {}
+        of_graphs, is_cut = _kept_by_graphs(
+            missing, heap, roots, max_visits, is_cut=is_cut, removed=removed
+        )
         holders.update(of_graphs)
     in_graphs = _in_graphs_too(wanted - missing, heap, roots, max_visits)
     for key, of_graphs_too in in_graphs.items():
@@ -130,6 +133,23 @@ def kept_by_graphs(
     return {key: holder for key, holder in holders.items() if holder.advice}
 
 
+def _removed_as_whole(
+    holders: Mapping[StorageKey, ReferencePath], rows: Mapping[StorageKey, Row]
+) -> dict[StorageKey, ReferencePath]:
+    """Return the holders whose lines remove arrays from all places, by the arrays' storages.
+
+    Args:
+        holders: the holders, by the storage that was asked about.
+        rows: the rows for which storages stand.
+    """
+    removed = dict[StorageKey, ReferencePath]()
+    for key, holder in holders.items():
+        if is_simple(line_of(holder.advice)):
+            storages = rows[key].held if key in rows else (key,)
+            removed.update(dict.fromkeys(storages, holder))
+    return removed
+
+
 def _add_arrays(
     objects: dict[StorageKey, list[object]], wanted: set[StorageKey], heap: Heap
 ) -> None:
@@ -146,11 +166,26 @@ def _add_arrays(
 
 
 def _kept_by_graphs(
-    missing: set[StorageKey], heap: Heap, roots: Roots, max_visits: int, *, is_cut: bool
+    missing: set[StorageKey],
+    heap: Heap,
+    roots: Roots,
+    max_visits: int,
+    *,
+    is_cut: bool,
+    removed: Mapping[StorageKey, ReferencePath] | None = None,
 ) -> tuple[dict[StorageKey, ReferencePath], bool]:
     """Return the holders of the ``missing`` storages that autograd keeps.
 
     The second item is True if some holders may not have been reached: ``is_cut``, or now.
+
+    Args:
+        missing: the storages.
+        heap: the live objects.
+        roots: the names and objects from which the user can reach objects.
+        max_visits: maximum number of objects to examine.
+        is_cut: True if an earlier search has not reached everything.
+        removed: holders whose lines remove tensors from all places, by the tensors' storages: the
+            gradients of these tensors die with them.
     """
     # A tensor saved by a graph may also be a Python object that only the graph refers to, which is
     # no answer.
@@ -164,7 +199,7 @@ def _kept_by_graphs(
     kept, is_complete = keepers(tensors, missing)
     keepers_of = _all_keepers(tensors, kept)
     explanation.add_other_holders(_owners_of_graphs(kept, keepers_of))
-    holders = _holders_of_kept(kept, keepers_of, explanation, roots.cuts)
+    holders = _holders_of_kept(kept, keepers_of, explanation, roots.cuts, removed or {})
     if explanation.is_cut or not is_complete or len(candidates) > _MOST_OWNERS:
         is_cut = True
     for key in _kept_by_cycles(heap, missing - kept.keys()):
@@ -236,6 +271,7 @@ def _holders_of_kept(
     keepers_of: Mapping[StorageKey, Sequence[object]],
     explanation: _Explanation,
     cuts: dict[str, list[Cut]],
+    removed: Mapping[StorageKey, ReferencePath],
 ) -> dict[StorageKey, ReferencePath]:
     """Return the holders of storages that graphs and gradients keep.
 
@@ -244,9 +280,14 @@ def _holders_of_kept(
         keepers_of: all tensors that keep a storage, where they are known.
         explanation: has the holders of these tensors.
         cuts: the references that each line removes, to which those of new lines are added.
+        removed: as in ``_kept_by_graphs``.
     """
     holders = dict[StorageKey, ReferencePath]()
     for key, keeper in kept.items():
+        tensor_key = storage_key(keeper.tensor)
+        if keeper.how == GRADIENT and tensor_key is not None and tensor_key in removed:
+            holders[key] = removed[tensor_key]
+            continue
         owner = explanation.named["object", id(keeper.tensor)]
         owners_of_all = list[ReferencePath]()
         for tensor in keepers_of.get(key, ()):
