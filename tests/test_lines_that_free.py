@@ -15,17 +15,20 @@ from unittest import mock
 import pytest
 
 from ipygpumem import introspect
+from ipygpumem.heap.arrays import storage_key
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders import containers
+from ipygpumem.heap.holders.backward import BackwardSearch
 from ipygpumem.heap.holders.cuts import Cut, Kind, statement_of
 from ipygpumem.heap.holders.patches import started_patches, stopping
 from ipygpumem.heap.holders.path import Way, joined
 from ipygpumem.heap.holders.registries import Registries
 from ipygpumem.heap.holders.roots import Root, Roots
+from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.introspect import is_ours, is_users
 from ipygpumem.inventory.merging import merged
-from ipygpumem.records import ReferencePath, RetainedArray
+from ipygpumem.records import ReferencePath, RetainedArray, line_of
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 
@@ -237,6 +240,31 @@ def calls_to_explain(number: int) -> int:
 def test_calls_are_linear_in_the_number_of_an_objects_holders() -> None:
     calls_to_explain(10)
     assert calls_to_explain(800) < 2.2 * calls_to_explain(400)
+
+
+def test_arrays_of_one_line_are_not_compared_with_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numpy = pytest.importorskip("numpy")
+    number = 300
+    names = {"outer": {"x": [numpy.ones(3) for _ in range(number)]}}
+    keys = [storage_key(array) for array in names["outer"]["x"]]
+    heap = Heap()
+    roots = Roots(
+        {id(names): Root.of_variable}, hidden=frozenset({id(sys._getframe())}), names=names
+    )
+    reached = BackwardSearch._reached
+    starts_of_each = list[int]()
+
+    def count(edges: Any, starts: Any, within: Any = None) -> Any:
+        starts = list(starts)
+        starts_of_each.append(len(starts))
+        return reached(edges, starts, within)
+
+    monkeypatch.setattr(BackwardSearch, "_reached", staticmethod(count))
+    holders = explain(keys[:1], heap, roots, rows={keys[0]: Row(keys)}, all_places=True)
+    assert line_of(holders[keys[0]].advice) == 'outer["x"].clear()'
+    assert sum(starts_of_each) < 10 * number
 
 
 def test_no_line_switches_a_debugger_off(monkeypatch: pytest.MonkeyPatch) -> None:

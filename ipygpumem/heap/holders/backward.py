@@ -344,6 +344,8 @@ class BackwardSearch:
         Those that lead to the object itself are no parts of it, such as its parent.
         """
         below = self._reached(self._children, [id(item)])
+        if not below:  # such as each of 20,000 arrays that a line removes
+            return []
         # Only ways inside ``below`` lead from its objects to a target or back to the object.
         above = self._reached(self._referrers, map(id, targets), below)
         around = self._reached(self._referrers, [id(item)], below)
