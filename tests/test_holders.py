@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+import ipygpumem
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.inventory.ownership import HeldPart, Ownership
 from ipygpumem.records import ReferencePath
 from ipygpumem.report.inventory import why_report
+from tests.alone import alone
 from tests.steps import kernel_with, needs, tidied_kernel, works
 from tests.test_sizes import linux
 
@@ -220,6 +222,20 @@ def test_holders_of_parts_stand_in_one_line(names: list[str], line: str) -> None
     report = why_report(owned(whole, *(part(name, 0, 4 * MIB) for name in names)))
     assert report.lines[0] == line
     assert [row[-1] for row in report.tables[0].rows] == ["del whole"]
+
+
+@alone
+def test_no_line_deletes_a_name_of_a_library() -> None:
+    pandas = pytest.importorskip("pandas")
+    texts = [f"text {number}" * 20 for number in range(200)]
+    first = pandas.DataFrame({"text": pandas.Series(texts, dtype=object)})
+    second = pandas.DataFrame(
+        {"text": first["text"], "more": pandas.Series([f"{text}." for text in texts])}
+    )
+    del texts
+    found = ipygpumem.why(second)
+    assert [part.holder.advice for part in found.held if "del numpy" in part.holder.advice] == []
+    assert len(found.held) < 5
 
 
 def test_small_parts_of_an_object_are_not_listed() -> None:

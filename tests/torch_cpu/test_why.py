@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas
 import pytest
 import torch
 
@@ -572,7 +571,6 @@ def test_text_in_another_frames_array_is_held_by_that_frame(notebook: Kernel) ->
     works(
         notebook,
         """
-import pandas
 texts = [f"text {number}" * 2000 for number in range(200)]
 whole = pandas.DataFrame({"text": pandas.Series(texts, dtype=object)})
 part = whole[whole.index % 2 == 0]
@@ -585,18 +583,6 @@ del texts
         report,
     )
     works(notebook, "del whole, part")
-
-
-def test_no_line_deletes_a_name_of_a_library() -> None:
-    texts = [f"text {number}" * 20 for number in range(200)]
-    first = pandas.DataFrame({"text": pandas.Series(texts, dtype=object)})
-    second = pandas.DataFrame(
-        {"text": first["text"], "more": pandas.Series([f"{text}." for text in texts])}
-    )
-    del texts
-    found = ipygpumem.why(second)
-    assert [part.holder.advice for part in found.held if "del numpy" in part.holder.advice] == []
-    assert len(found.held) < 5
 
 
 def test_a_container_too_long_to_search_holds_all_its_objects() -> None:
