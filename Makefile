@@ -63,8 +63,10 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-b
 SELDOM := /tests?/|/transformers/(models|exporters|pipelines)/|/pygments/(lexers|styles)/|/torch/testing/_internal/|/sympy/(physics|stats|combinatorics|parsing)/|/wcwidth/table_grapheme_overrides/|/numpy/distutils/|/tensorboard/_vendor/|/huggingface_hub/(cli|inference)/|/(lightning_fabric|grpc|virtualenv|distlib|typer|urllib3|jax|jaxlib|sklearn|pip|setuptools|mypyc?|debugpy|fontTools|textual|pydantic|pymdownx|backrefs|pytorch_lightning|aiohttp|werkzeug|torchgen)/
 
 # Separate from the tests' packages, so that trying the demo does not install them.
+# The pip that comes with an older Python needs half as long again.
 $(VENV)/.demo: setup.cfg pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --upgrade pip
 	$(INSTALL) -e '.[demo]'
 	touch $@
 
