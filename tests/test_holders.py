@@ -1520,3 +1520,13 @@ def test_no_line_frees_all_if_a_holder_has_more_references(kernel: Kernel) -> No
     assert holders(answer) == {'notebook variable views["a"], and 1 more there': 'del views["a"]'}
     (report,) = works(kernel, "%gpumem why p").reports()
     assert "in one line" not in report
+
+
+def test_a_leak_of_many_small_arrays_has_at_least_their_data(kernel: Kernel) -> None:
+    """The objects of small arrays take more memory beside the data."""
+    works(kernel, "import numpy as np\nkept = {}")
+    for number, shape in ((3_000, 100), (3, 100_000)):
+        leaving = f"%%experiment e\nx = [np.ones({shape}) for _ in range({number})]\nkept['x'] = x"
+        (report,) = works(kernel, leaving).reports("experiment")
+        assert "2.3 MiB" in report
+        assert ("at least 2.3 MiB" in report) is (number == 3_000), report

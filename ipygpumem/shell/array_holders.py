@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -22,6 +23,11 @@ _MOST_PLACES = 4
 
 _MOST_SCATTERED = 40
 """Maximum number of a name's arrays in several places of which each one's holder is searched."""
+
+_OBJECT_BYTES = {"numpy": 144, "torch": 480}
+"""Bytes of an array without its data, roughly: the object, its shape, the storage."""
+_LEAST_PART = 0.03
+"""Smallest part of the memory to mention."""
 
 Explained = tuple[WatchedName, RetainedArray]
 """A name's arrays in one place, and their row with the holder."""
@@ -174,7 +180,22 @@ def _row_of(item: WatchedName, holder: ReferencePath | None) -> RetainedArray | 
     if holder is not None and item.is_old_perhaps:
         holder = perhaps_old(holder)
     arrays = item.live_arrays()
-    return replace(item.record, size_bytes=size_of(arrays), arrays=len(arrays), holder=holder)
+    return replace(
+        item.record,
+        size_bytes=size_of(arrays),
+        arrays=len(arrays),
+        holder=holder,
+        is_at_least=item.record.is_at_least or _have_large_objects(arrays),
+    )
+
+
+def _have_large_objects(arrays: Sequence[Array]) -> bool:
+    """Return True for arrays so small that the objects themselves, whose bytes are not counted,
+    are a part of the memory to mention.
+    """
+    libraries = Counter(array.storage[0] for array in arrays)
+    of_objects = sum(_OBJECT_BYTES.get(name, 0) * number for name, number in libraries.items())
+    return of_objects > _LEAST_PART * size_of(arrays)
 
 
 def storages_with_holder_of(
