@@ -5,6 +5,7 @@ import re
 import sys
 import textwrap
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -1123,6 +1124,7 @@ torch_kernel = kernel_with(
 )
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 @pytest.mark.parametrize(
     ("optimizer", "is_safe"),
     [
