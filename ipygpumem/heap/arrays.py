@@ -16,7 +16,7 @@ from functools import partial
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.bulk import instances_among, type_names
+from ipygpumem.heap.bulk import instances_among, of_types, type_names
 from ipygpumem.heap.structs import UnknownLayoutError, memory_of_texts
 from ipygpumem.heap.tensors import each, reader_of
 from ipygpumem.interrupts import is_from_signal
@@ -69,14 +69,16 @@ def describe(value: object) -> Array | None:
 
 
 def described(items: Sequence[Any]) -> list[tuple[Any, Array]]:
-    """Return the tensors and arrays among ``items`` with their descriptions; plain tensors are read
-    in C.
+    """Return the tensors and arrays among ``items`` with their descriptions; plain ones are read
+    together.
     """
     tensor_type = library_type("torch", "Tensor")
     tensors = list[Any]()
     if tensor_type is not None:
         tensors = instances_among(items, tensor_type)
-    plain = _described_in_bulk(tensors) if tensors else {}
+    plain = _described_arrays(items)
+    if tensors:
+        plain.update(_described_in_bulk(tensors))
     pairs = list[tuple[Any, Array]]()
     for item in items:
         array = plain.get(id(item)) or describe(item)
@@ -105,6 +107,41 @@ def _described_in_bulk(tensors: Sequence[Any]) -> dict[int, Array]:
         )
         arrays = map(partial(tuple.__new__, Array), zip(*columns, strict=True))
         return dict(zip(map(id, plain.tensors), arrays, strict=True))
+
+
+def _described_arrays(items: Sequence[Any]) -> dict[int, Array]:
+    """Return the descriptions of the NumPy arrays among some objects that own their memory or are a
+    view of such a one, by identity: 2 µs an array instead of 40.
+    """
+    array_type: Any = library_type("numpy", "ndarray")
+    if array_type is None:
+        return {}
+    read = {name: array_type.__dict__[name].__get__ for name in _READ_IN_BULK}
+    dtype_texts: dict[int, str] = {}
+    descriptions: dict[int, Array] = {}
+    for array in of_types({id(array_type)}, items):
+        viewed = read["base"](array)
+        owner = array if viewed is None else viewed
+        if type(owner) is not array_type or not read["flags"](owner).owndata:
+            continue
+        dtype = read["dtype"](array)
+        if STRING_KIND in (dtype.kind, read["dtype"](owner).kind):
+            continue
+        if id(dtype) not in dtype_texts:
+            dtype_texts[id(dtype)] = str(dtype)
+        descriptions[id(array)] = Array(
+            type_name(array),
+            read["shape"](array),
+            dtype_texts[id(dtype)],
+            "cpu",
+            read["nbytes"](owner),
+            ("numpy", id(owner)),
+        )
+    return descriptions
+
+
+_READ_IN_BULK = ("base", "flags", "dtype", "shape", "nbytes")
+"""Properties of an array that its description needs."""
 
 
 def library_type(module: str, name: str) -> type | None:
@@ -268,6 +305,29 @@ def holding_objects(arrays: Sequence[Any]) -> list[bool]:
     dtypes_by_id = {id(dtype): dtype for dtype in dtypes}
     of_objects = {key for key, dtype in dtypes_by_id.items() if holds_objects(dtype)}
     return list(map(of_objects.__contains__, map(id, dtypes)))
+
+
+def plain_arrays(items: Sequence[object]) -> set[int]:
+    """Return the identities of the NumPy arrays that refer to nothing but the array of which they
+    are a view: those of no subclass, with neither objects nor texts.
+    """
+    array_type: Any = library_type("numpy", "ndarray")
+    if array_type is None:
+        return set()
+    read_dtype = array_type.__dict__["dtype"].__get__
+    plain = set[int]()
+    for array in of_types({id(array_type)}, items):
+        dtype = read_dtype(array)
+        has_references = dtype.hasobject or dtype.kind == STRING_KIND
+        if not has_references and _views_nothing_else(array, array_type):
+            plain.add(id(array))
+    return plain
+
+
+def _views_nothing_else(array: Any, array_type: Any) -> bool:
+    """Return True if an array owns its memory, or is a view of an array of no subclass."""
+    viewed = array_type.__dict__["base"].__get__(array)
+    return viewed is None or type(viewed) is array_type
 
 
 def flat_elements(array: Any) -> list[Any] | None:

@@ -24,7 +24,7 @@ from ipygpumem.errors import GpuMemError
 from ipygpumem.heap.arrays import (
     Span,
     StorageKey,
-    describe,
+    described,
     flat_elements,
     holding_objects,
     library_type,
@@ -321,9 +321,8 @@ class Heap:
         if smallest in self._large_arrays:
             return self._large_arrays[smallest]
         by_storage = large_tensors(self.tensors, smallest)
-        for item in self.ndarrays:
-            array = describe(item)
-            if array is not None and array.size_bytes >= smallest:
+        for item, array in described(self.ndarrays):
+            if array.size_bytes >= smallest:
                 by_storage.setdefault(array.storage, []).append(item)
         self._large_arrays[smallest] = by_storage
         return by_storage

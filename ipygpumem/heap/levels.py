@@ -13,7 +13,8 @@ from itertools import chain, compress, repeat
 from operator import and_, not_
 from typing import Any
 
-from ipygpumem.heap.bulk import CHUNK, ONCE_IN_LIST, chunks, of_types
+from ipygpumem.heap.arrays import bases_of, plain_arrays
+from ipygpumem.heap.bulk import CHUNK, ONCE_IN_LIST, chunks, of_types, types_of
 from ipygpumem.heap.folding import Folder, constants_among
 from ipygpumem.heap.frontier import Context
 from ipygpumem.heap.graph import NodeKey
@@ -112,15 +113,12 @@ class LevelReader:
         Objects of special kinds, and those that refer to such, are read one by one.
         """
         part = self._without(self._special(part.items), part)
-        references = list(map(gc.get_referents, part.items))
+        references = self._references_of(part.items)
         numbers = list(map(len, references))
         below = _Level(list(chain.from_iterable(references)))
         del references  # they refer to the objects, too
-        apart = self._types.apart
-        if not apart.isdisjoint(self._types.learn(below.items)):
-            positions = chain.from_iterable(map(repeat, range(len(part.items)), numbers))
-            is_apart = map(apart.__contains__, map(id, map(type, below.items)))
-            special = set(compress(positions, is_apart))
+        special = self._referring_to_special(below.items, numbers)
+        if special:
             del below
             self._read_part(self._without(special, part), belongings, following)
             return
@@ -131,9 +129,41 @@ class LevelReader:
         self._measure(part, belongings)
         self._divide(below, belongings, following)
 
+    def _references_of(self, items: Sequence[Any]) -> list[list[Any]]:
+        """Return the objects to which each of some objects refers.
+
+        An array refers to the array of which it is a view, which the collector does not report.
+        """
+        references: list[list[Any]] = list(map(gc.get_referents, items))
+        if not self._types.arrays.isdisjoint(types_of(items)):
+            for position, item in enumerate(items):
+                if id(type(item)) in self._types.arrays:
+                    references[position] += bases_of(item)[:1]
+        return references
+
+    def _referring_to_special(self, referents: Sequence[Any], numbers: Sequence[int]) -> set[int]:
+        """Return the positions of the objects that refer to such as may have other references than
+        those that Python counts.
+
+        Args:
+            referents: the objects to which they refer.
+            numbers: the number of these for each of them.
+        """
+        apart = self._types.apart
+        if apart.isdisjoint(self._types.learn(referents)):
+            return set()
+        plain = self._plain_arrays(referents)
+        positions = chain.from_iterable(map(repeat, range(len(numbers)), numbers))
+        special = set[int]()
+        for position, item in zip(positions, referents, strict=True):
+            if id(type(item)) in apart and id(item) not in plain:
+                special.add(position)
+        return special
+
     def _measure(self, level: _Level, belongings: _Belongings) -> None:
         """Add the bytes of objects to the nodes that own them."""
         belongings.add(level.owners, self._types.own_bytes.each(level.items))
+        self._context.memory.keep_arrays(level.owners, level.items)
         self._context.note_uncounted_of_each(level.owners, level.items)
 
     def _divide(self, below: _Level, belongings: _Belongings, following: _Level) -> None:
@@ -172,6 +202,9 @@ class LevelReader:
         if kinds:
             is_special = map(kinds.__contains__, map(id, map(type, items)))
             special.update(compress(range(len(items)), is_special))
+            plain = self._plain_arrays(items)
+            if plain:
+                special = {position for position in special if id(items[position]) not in plain}
         dicts = {type_id for type_id in type_ids if types.containers.get(type_id) is dict}
         if dicts and has_own_keys(of_types(dicts, items)):
             for position, item in enumerate(items):
@@ -183,6 +216,14 @@ class LevelReader:
                 if base is not None and base.__len__(item) > CHUNK:
                     special.add(position)
         return special
+
+    def _plain_arrays(self, items: Sequence[Any]) -> set[int]:
+        """Return the identities of the arrays that are read like other objects: 20,000 arrays read
+        one by one take 2 s.
+        """
+        if self._types.arrays.isdisjoint(types_of(items)):
+            return set()
+        return plain_arrays(items)
 
     def _without(self, special: set[int], level: _Level) -> _Level:
         """Fold the objects at some positions into their nodes one by one; return the rest."""

@@ -22,7 +22,7 @@ from ipygpumem.heap.arrays import (
     read_array,
     storage_key,
 )
-from ipygpumem.heap.bulk import of_types
+from ipygpumem.heap.bulk import of_types, types_of
 from ipygpumem.heap.graph import Graph, NodeKey, SmallPieces, Spans
 from ipygpumem.heap.knowledge.kinds import Types
 from ipygpumem.heap.knowledge.own_bytes import of_storages, of_tensors
@@ -137,6 +137,19 @@ class MemoryReader:
         if not types.own_bytes.readers.keys().isdisjoint(type_ids):
             of_libraries = self._add_of_libraries(items, edges)
         return size, of_libraries
+
+    def keep_arrays(self, owners: Sequence[int], items: Sequence[Any]) -> None:
+        """Fill ``graph.arrays`` with the NumPy arrays among some objects.
+
+        Args:
+            owners: the node that owns each object.
+            items: the objects.
+        """
+        if not self._keeps_arrays or self._types.arrays.isdisjoint(types_of(items)):
+            return
+        for owner, item in zip(owners, items, strict=True):
+            if id(type(item)) in self._types.arrays:
+                self._graph.arrays.setdefault(owner, []).append(item)
 
     def _add_of_libraries(
         self, items: Sequence[object], edges: dict[NodeKey, None]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import (
     StorageKey,
-    describe,
+    described,
     is_array,
     owner_of,
     place_of,
@@ -318,29 +318,40 @@ class _Memory:
         self._referrers: Mapping[int, Sequence[Any]] = {}
         """The objects that refer to each object that was asked about, by its identity."""
         self.shown_by: dict[StorageKey, list[Any]] = {}
-        for item in (*heap.tensors, *heap.ndarrays):
-            self.shown_by.setdefault(self._key(item), []).append(item)
+        items = [*heap.tensors, *heap.ndarrays]
+        for item, key in zip(items, self._keys(items), strict=True):
+            self.shown_by.setdefault(key, []).append(item)
 
-    def _key(self, item: object) -> StorageKey:
-        array = describe(item)
-        if array is None:
-            return "object", id(item)
-        self._sizes[array.storage] = array.device, array.size_bytes
-        return array.storage
+    def _keys(self, items: Sequence[object]) -> list[StorageKey]:
+        """Return the storage of each tensor or array, and record its bytes; an object without a
+        storage stands for itself.
+        """
+        arrays = {id(item): array for item, array in described(items)}
+        keys = list[StorageKey]()
+        for item in items:
+            array = arrays.get(id(item))
+            if array is None:
+                keys.append(("object", id(item)))
+                continue
+            self._sizes[array.storage] = array.device, array.size_bytes
+            keys.append(array.storage)
+        return keys
 
     def lock(self, items: Iterable[object]) -> None:
         """Note that code out of sight may keep some tensors alive."""
-        self._locked.update(map(self._key, items))
+        self._locked.update(self._keys(list(items)))
 
     def lock_arrays(self, arrays: Iterable[Any], foreign: Collection[int | None]) -> None:
         """Lock NumPy's memory in torch, at the ``foreign`` addresses, and memory that no array
         owns.
         """
+        locked = list[object]()
         for array in arrays:
             owner = owner_of(array)
             is_owned = is_array(owner) and read_array("flags", owner).owndata
             if not is_owned or place_of(owner)[1] in foreign:
-                self.lock([array])
+                locked.append(array)
+        self.lock(locked)
 
     def ask_about(self, items: Iterable[object]) -> None:
         """Find the objects that refer to some items: all at once, because each search passes over

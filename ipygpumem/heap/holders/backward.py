@@ -338,7 +338,7 @@ class BackwardSearch:
             above.update(new)
         return above
 
-    def between(self, item: object, targets: Sequence[object]) -> list[object]:
+    def between(self, item: object, target_ids: Set[int]) -> list[object]:
         """Return the objects on the ways from an object to some targets inside it.
 
         Those that lead to the object itself are no parts of it, such as its parent.
@@ -347,24 +347,24 @@ class BackwardSearch:
         if not below:  # such as each of 20,000 arrays that a line removes
             return []
         # Only ways inside ``below`` lead from its objects to a target or back to the object.
-        above = self._reached(self._referrers, map(id, targets), below)
+        above = self._reached(self._referrers, target_ids & below.keys(), below)
         around = self._reached(self._referrers, [id(item)], below)
         return [self._objects[key] for key in below if key in above and key not in around]
 
-    def below(self, owner_id: int, item_id: int, targets: Sequence[object]) -> list[object]:
+    def below(self, owner_id: int, item_id: int, target_ids: Set[int]) -> list[object]:
         """Return an object to which another one refers, and its parts that lead to some targets.
 
         Args:
             owner_id: identity of the object that refers.
             item_id: identity of the object; 0 for all to which the owner refers.
-            targets: the targets.
+            target_ids: identities of the targets.
         """
         if item_id == 0 and owner_id in self._objects:
-            return self.between(self._objects[owner_id], targets)
+            return self.between(self._objects[owner_id], target_ids)
         if item_id not in self._objects:
             return []
         item = self._objects[item_id]
-        return [item, *self.between(item, targets)]
+        return [item, *self.between(item, target_ids)]
 
     @staticmethod
     def _reached(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from itertools import compress
 from operator import not_
 
-from ipygpumem.heap.arrays import StorageKey, describe, is_of_library, is_of_pandas, storage_key
+from ipygpumem.heap.arrays import StorageKey, described, is_of_library, is_of_pandas, storage_key
 from ipygpumem.heap.bulk import by_identity, chunks
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.references_of import items_of
@@ -139,10 +139,8 @@ class RowHolders:
             return False
         sizes = dict[StorageKey, int]()
         arrays = by_identity([*self._heap.tensors, *self._heap.ndarrays])
-        for key in reached & arrays.keys():
-            array = describe(arrays[key])
-            if array is not None:
-                sizes[array.storage] = array.size_bytes
+        for _, array in described([arrays[key] for key in reached & arrays.keys()]):
+            sizes[array.storage] = array.size_bytes
         of_rows = sum(size for storage, size in sizes.items() if storage in self._storages)
         return sum(sizes.values()) - of_rows <= _LITTLE * of_rows
 
@@ -249,7 +247,9 @@ class RowHolders:
 
 def _without_small(arrays: Sequence[object]) -> list[object]:
     """Return arrays without the smallest ones, which are at most a small share of all bytes."""
-    sizes = [_size_of(array) for array in arrays]
+    sizes_by_id = {id(item): array.size_bytes for item, array in described(arrays)}
+    # Of other objects none is small.
+    sizes = [sizes_by_id.get(id(array), 1) for array in arrays]
     dispensable = _SMALL * sum(sizes)
     small = set[int]()
     for position in sorted(range(len(arrays)), key=sizes.__getitem__):
@@ -258,12 +258,6 @@ def _without_small(arrays: Sequence[object]) -> list[object]:
             break
         small.add(position)
     return [array for position, array in enumerate(arrays) if position not in small]
-
-
-def _size_of(array: object) -> int:
-    """Return the bytes of an array; of another object 1, so that none of these is small."""
-    described = describe(array)
-    return 1 if described is None else described.size_bytes
 
 
 def _is_empty(value: object) -> bool:

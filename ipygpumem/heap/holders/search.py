@@ -674,10 +674,11 @@ class _Explanation:
         line removes, and parts of these.
         """
         parts = list[object]()
+        array_ids = set(map(id, removal.arrays))
         if removal.item is not None:
-            parts += self._search.between(removal.item, removal.arrays)
+            parts += self._search.between(removal.item, array_ids)
         for owner_id, item_id in removal.way.removed:
-            parts += self._search.below(owner_id, item_id, removal.arrays)
+            parts += self._search.below(owner_id, item_id, array_ids)
         return list(by_identity(parts).values())
 
     def _all_ways(self, targets: Sequence[object], nearest: Way, object_id: int = 0) -> list[Way]:

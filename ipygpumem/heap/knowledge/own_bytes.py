@@ -93,7 +93,7 @@ class OwnBytes:
         self._special: set[int] = set(_TWO_BLOCKS)
         """Types whose instances ``sys.getsizeof`` alone does not measure: all of the above."""
         self._loaded_readers = loaded_readers()
-        self._array_type = library_type("numpy", "ndarray")
+        self._array_type: Any = library_type("numpy", "ndarray")
         self._keepers = Keepers(self._is_read)
         self._libraries: dict[int, str] = {}
         """The library that keeps uncounted memory of a type's instances, or an empty text, by the
@@ -139,16 +139,28 @@ class OwnBytes:
         if not special:
             return plain_sizes
         shares = self._shares(items, special)
+        sizes_of_arrays = self._sizes_of_arrays(items)
         sizes = list[int]()
         next_plain = iter(plain_sizes)
         for item, type_id in zip(items, map(id, map(type, items)), strict=True):
             if type_id in shares:
                 sizes.append(shares[type_id])
+            elif type_id in self.arrays:
+                sizes.append(sizes_of_arrays[id(item)])
             elif type_id in special:
                 sizes.append(self.of([item]))
             else:
                 sizes.append(next(next_plain))
         return sizes
+
+    def _sizes_of_arrays(self, items: Sequence[Any]) -> dict[int, int]:
+        """Return the bytes of each array among some objects, by its identity."""
+        arrays = of_types(self.arrays, items)
+        if not arrays:
+            return {}
+        sizes = list(map(self._array_type.__dict__["__sizeof__"], arrays))
+        rounded_sizes = {size: rounded({size: 1}, _HEADER) for size in set(sizes)}
+        return dict(zip(map(id, arrays), map(rounded_sizes.__getitem__, sizes), strict=True))
 
     def _shares(self, items: Sequence[Any], type_ids: set[int]) -> dict[int, int]:
         """Return the bytes of one object of each type whose objects have memory outside them: the
