@@ -122,7 +122,10 @@ class AllocationTracker(StorageFollower):
             if self._copies.paused:
                 return func(*args, **kwargs)
             self._check()
-            return self._followed(func, args, kwargs)
+            # In a backward pass the mode of torch functions is active here, too: each attribute of
+            # a tensor that we or torch's fakes read would be a call of its handler.
+            with torch._C.DisableTorchFunction():
+                return self._followed(func, args, kwargs)
 
     def _followed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation, and log the storages of its results."""

@@ -18,6 +18,8 @@ import ipygpumem
 from benchmarks.harness.networks import MODELS, OPTIMIZERS, RealStorages, every_optimizer, training
 from ipygpumem.errors import EstimateError, GpuMemError
 from ipygpumem.estimating import autocast
+from ipygpumem.estimating.allocation_tracker import AllocationTracker
+from ipygpumem.estimating.torch_functions import TorchFunctions
 from ipygpumem.units import MIB
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")
@@ -603,3 +605,34 @@ def test_a_wrong_size_or_time_is_said_before_anything_runs(
     with pytest.raises(GpuMemError, match=words):
         ipygpumem.estimate(ran.append, 1, **options)
     assert ran == []
+
+
+def test_estimates_read_tensors_without_the_functions_mode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a backward pass it is active while operations are followed: reads would call it."""
+    in_operations: list[int] = []
+    calls: list[object] = []
+    follow, call = AllocationTracker._followed, TorchFunctions.__torch_function__
+
+    def followed(self: Any, *args: Any) -> Any:
+        in_operations.append(1)
+        try:
+            return follow(self, *args)
+        finally:
+            in_operations.pop()
+
+    def called(self: Any, func: Any, *args: Any) -> Any:
+        if in_operations:
+            calls.append(func)
+        return call(self, func, *args)
+
+    monkeypatch.setattr(AllocationTracker, "_followed", followed)
+    monkeypatch.setattr(TorchFunctions, "__torch_function__", called)
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 2))
+
+    def step() -> None:
+        model(torch.ones(4, 8)).sum().backward()
+
+    ipygpumem.estimate(step, device="cuda:0")
+    assert not calls
