@@ -58,7 +58,7 @@ class TestRunner:
             self._process = Answerer("-c", code)
             self._module = module
         failure = self._process.ask([test.__name__, given])
-        assert failure == ""
+        assert failure == "", failure
 
     def close(self) -> None:
         """End the process."""

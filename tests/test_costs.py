@@ -10,6 +10,7 @@ import io
 import itertools
 import re
 import sys
+import textwrap
 import tracemalloc
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -49,6 +50,10 @@ MOST = {
     "a guarded cell": 344,
     "%gpumem tensors, each tensor": 1.1,
     "an experiment that leaves tensors, each tensor": 10.5,
+    "small arrays in a list, each array": 520,
+    "small arrays as views, each array": 680,
+    "small arrays in objects, each array": 820,
+    "small arrays in generators, each array": 870,
 }
 """Calls of our functions, and calls that these lead to. A commit that raises a number says why."""
 
@@ -68,6 +73,7 @@ LINKED = 10_000
 ARRAYS = 300
 TENSORS = 1_000
 FRAMES = 10
+ARRAYS_MORE = 1_000
 DEEP = """
 def deep(left):
     rows = [left] * 2000
@@ -115,6 +121,27 @@ LEAVES = """\
 left = [torch.zeros(1) for _ in range(number)]
 keeper['left'] = left
 """
+ARRAYS_LEFT = {
+    "in a list": "left = [np.ones(400) for _ in range(number)]",
+    "as views": "left = list(np.ones((number, 400)))",
+    "in objects": """
+        class Data:
+            def __init__(self):
+                self.array = np.ones(400)
+
+        left = [Data() for _ in range(number)]
+    """,
+    "in generators": """
+        def rows():
+            array = np.ones(400)
+            yield array
+
+        left = [rows() for _ in range(number)]
+        for row in left:
+            next(row)
+    """,
+}
+"""Ways to leave a number of small arrays."""
 STEPS = {
     "an empty experiment": EMPTY,
     "a recovery": RECOVERY,
@@ -427,6 +454,25 @@ def test_few_functions_are_called_for_each_tensor() -> None:
             )
             counts.append(least_calls_in(shell, step, 2))
         calls[f"{name}, each tensor"] = round((counts[1] - counts[0]) / TENSORS, 3)
+    assert risen(calls) == {}, calls
+
+
+@pytest.mark.parametrize("place", ARRAYS_LEFT)
+@alone
+def test_few_functions_are_called_for_each_small_array(place: str) -> None:
+    needs("numpy")
+    shell = measured_shell()
+    shell.run_cell("import numpy as np")
+    gc.disable()  # a full collection in the experiment changes how new objects are known
+    counts = list[int]()
+    for number in (600, 600 + ARRAYS_MORE):
+        shell.run_cell(f"keeper, number = {{}}, {number}")
+        # With a name, what the experiment leaves does not depend on how the process has grown.
+        left = textwrap.dedent(ARRAYS_LEFT[place])
+        leaves = f"%%experiment leaves\n{left}\nkeeper['left'] = left"
+        least_calls_in(shell, leaves, 1)
+        counts.append(calls_in(shell, leaves) + calls_in(shell, "%gpumem leaks"))
+    calls = {f"small arrays {place}, each array": round((counts[1] - counts[0]) / ARRAYS_MORE, 3)}
     assert risen(calls) == {}, calls
 
 

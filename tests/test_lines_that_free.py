@@ -267,6 +267,34 @@ def test_arrays_of_one_line_are_not_compared_with_each_other(
     assert sum(starts_of_each) < 10 * number
 
 
+VIEWS = 300
+"""More items of one container than are written one by one."""
+
+
+@pytest.mark.parametrize(
+    ("names", "line"),
+    [
+        ("{'rows': list(data)}", "rows.clear()"),
+        ("{'rows': [None, *data]}", "del rows[1:]"),
+        ("{'rows': dict(enumerate(data))}", "rows.clear()"),
+        ("{'rows': [(number, row) for number, row in enumerate(data)]}", "rows.clear()"),
+    ],
+)
+def test_a_line_removes_all_of_many_views_of_an_array(names: str, line: str) -> None:
+    numpy = pytest.importorskip("numpy")
+    data = numpy.ones((VIEWS, 1000))
+    namespace = eval(names, {"data": data})
+    key = ("numpy", id(data))
+    del data
+    heap = Heap()
+    frame = frozenset({id(sys._getframe())})
+    roots = Roots({id(namespace): Root.of_variable}, hidden=frame, names=namespace)
+    rows = {key: Row([key])}
+    holder = explain([key], heap, roots, rows=rows, all_places=True)[key]
+    assert f", and {VIEWS - 1} more there" in holder.path
+    assert holder.advice == line
+
+
 def test_no_line_switches_a_debugger_off(monkeypatch: pytest.MonkeyPatch) -> None:
     tool = contextlib.nullcontext().__exit__  # a library's function that takes any arguments
     for name in ("trace", "profile"):

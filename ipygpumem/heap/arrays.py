@@ -433,13 +433,14 @@ def owner_of(array: Any) -> Any:
     """Return the array or tensor that owns the memory of ``array``: itself, or the base of the
     view.
     """
-    while True:
+    while read_array("base", array) is not None:
         viewed = _viewed_by(array)
         if is_of_library(viewed, "torch", "Tensor"):
             return viewed
         if not is_array(viewed):
             return array
         array = viewed
+    return array
 
 
 def bases_of(array: Any) -> list[object]:

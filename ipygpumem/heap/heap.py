@@ -329,9 +329,10 @@ class Heap:
 
     def on_storages(self, storages: Iterable[StorageKey]) -> list[object]:
         """Return the tensors and arrays on some storages."""
+        by_storage = self._arrays_by_storage()
         arrays = list[object]()
         for key in storages:
-            arrays += self._arrays_by_storage().get(key, ())
+            arrays += by_storage.get(key, ())
         return arrays
 
     def _arrays_by_storage(self) -> dict[StorageKey, list[object]]:

@@ -19,6 +19,7 @@ from ipygpumem.heap.arrays import (
     memory_of,
     owner_of,
     place_of,
+    plain_arrays,
     read_array,
     storage_key,
 )
@@ -85,8 +86,13 @@ class MemoryReader:
         """Do not count the data of some tensors and arrays; what else they lead to counts when it
         is read.
         """
+        arrays = list(arrays)
+        self._left_out += arrays
+        plain = plain_arrays(arrays)
         for array in arrays:
-            self._left_out.append(array)
+            if id(array) in plain and _is_small(array):
+                self._small_left_out.add(id(array))
+                continue
             if not is_array(array):
                 self._leave_out_pieces(_keys_of_storages(array))
                 continue
@@ -314,6 +320,11 @@ class MemoryReader:
             if piece is not None and piece.address and 0 < piece.size_bytes < _LARGE:
                 spans.append((piece.address, piece.address + piece.size_bytes, key))
         return spans
+
+
+def _is_small(array: Any) -> bool:
+    """Return True for an array that owns its small memory."""
+    return read_array("base", array) is None and read_array("nbytes", array) < _LARGE
 
 
 def _owns_much(array: Any) -> bool:

@@ -160,7 +160,8 @@ class Referrers:
                 if identities:
                     self._inside_arrays.append((array, identities))
         for array, identities in self._inside_arrays:
-            for key in identities.intersection(new):
+            # ``&`` goes through the shorter one, here for each of thousands of views.
+            for key in new.keys() & identities:
                 self._referrers[key].append(array)
 
     def _add_owners_of_slices(self, new: Mapping[int, object]) -> None:

@@ -44,7 +44,7 @@ Ways = dict[int, tuple[Root, int | None]]
 """For each object reachable from a root: the root, and the next object on the way up to it."""
 MOST_VISITS = 20_000_000
 _MOST_ITEMS = 200
-"""Maximum number of items of one holder for each of which a line is written."""
+"""Maximum number of items of one holder for each of which a chain is returned."""
 _MAKES_DICTS = (3, 11) <= sys.version_info < (3, 13)
 
 
@@ -60,6 +60,8 @@ class WayTo(NamedTuple):
     """Position of the holder among the steps; -1 if the root is the holder."""
     more: tuple[Steps, ...] = ()
     """Other chains from the holder, without it: through its other items that lead to the object."""
+    items: Sequence[object] = ()
+    """All these items, if they are too many for a chain of each."""
 
 
 class BackwardSearch:
@@ -410,12 +412,15 @@ class BackwardSearch:
                 continue
             root, steps = chain
             below, *more = self._chains_down(items[:_MOST_ITEMS], linked)
+            many = list[object]()
+            if len(items) > _MOST_ITEMS:
+                many = list(map(self._objects.__getitem__, items))
             # Another thread may have removed the reference by now, as the end of a thread does. And
             # the dict of a holder's attributes is one reference, which has several.
             number = self._number_of_references(holder, linked.keys())
             number = max(1 + len(more), number)
             names = self._names_of(root, steps)
-            ways.append(WayTo(names, (*steps, *below), number, len(steps) - 1, tuple(more)))
+            ways.append(WayTo(names, (*steps, *below), number, len(steps) - 1, tuple(more), many))
         ways.sort(key=lambda way: way.roots[0].rank)
         # IPython's own objects follow its outputs.
         of_users = [way for way in ways if not _is_of_ipython(way)]

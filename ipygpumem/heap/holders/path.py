@@ -209,11 +209,19 @@ _MOST_WAYS = 4
 """Maximum number of places to name that hold one object."""
 
 
-def joined(ways: Sequence[Way]) -> Way:
-    """Return the holders of one object as one, with the line that removes it from all of them."""
+def joined(ways: Sequence[Way], unwritten: int = 0) -> Way:
+    """Return the holders of one object as one, with the line that removes it from all of them.
+
+    Args:
+        ways: the way from each holder.
+        unwritten: the number of further holders, without a line.
+    """
     path = ", ".join(way.holder.path for way in ways[:_MOST_WAYS])
-    if len(ways) > _MOST_WAYS:
-        path += f", and {len(ways) - _MOST_WAYS} more"
+    more = max(0, len(ways) - _MOST_WAYS) + unwritten
+    if more:
+        path += f", and {more} more"
+    if unwritten:
+        return Way(ReferencePath(path, _REMOVE_FROM_ALL))
     removable = [way for way in ways if way.cuts]
     cuts = _ended_first(removable, [cut for way in removable for cut in way.cuts])
     # One statement for all: a line of each reference would move the items of the next one's list.
@@ -222,7 +230,7 @@ def joined(ways: Sequence[Way]) -> Way:
         advice = statement + comments_of(way.holder.advice for way in ways)
         return Way(ReferencePath(path, advice), tuple(cuts))
     if len(ways) > _MOST_WAYS:
-        return Way(ReferencePath(path, "remove it from all of these"))
+        return Way(ReferencePath(path, _REMOVE_FROM_ALL))
     lines, words = _lines_and_words([way for way in ways if not (statement and way.cuts)])
     if statement and not lines:
         advices = [f"{COMMENT}and {', and '.join(words)}", *(way.holder.advice for way in ways)]
@@ -230,6 +238,9 @@ def joined(ways: Sequence[Way]) -> Way:
     if statement:
         lines.insert(0, statement)
     return Way(ReferencePath(path, _as_one_line(lines, words, ways)))
+
+
+_REMOVE_FROM_ALL = "remove it from all of these"
 
 
 def _lines_and_words(ways: Sequence[Way]) -> tuple[list[str], list[str]]:

@@ -145,7 +145,7 @@ class PathWriter:
         """Return the path from ``root`` along ``chain``, whose last object may be a
         graph's tensor.
         """
-        steps = _without_dicts(chain)
+        steps = without_own_dicts(chain)
         path = Path(root, root.text or self._name(steps[0]))
         if not root.text and is_pending(steps[0]):
             name = library_type("asyncio", "Task").get_name(steps[0])  # type: ignore[union-attr]  # it is one of them
@@ -253,7 +253,8 @@ class PathWriter:
         """Return all references by which the last object of a chain or its items hold the
         ``wanted`` objects, given by identity.
 
-        The search for them ends one step below the items.
+        The search for them ends one step below the items. It returns none if they are too many to
+        write the line of each.
         """
         inside = CutsInside(set(), [], set())
         items = items_of(chain[-1])
@@ -268,6 +269,8 @@ class PathWriter:
             for part in by_identity(items_of(item)).values():
                 if id(part) not in wanted:
                     continue
+                if len(inside.cuts) > _MOST_INSIDE:
+                    return CutsInside(set(), [], set())
                 way = self.way(root, (*chain, item, part))
                 cut = way.cut
                 if cut is None:
@@ -673,6 +676,10 @@ _READ_AS_THEMSELVES = (
 """Types of attributes which, read from a class, are themselves, or the function in them."""
 _MOST_REMOVED = 10_000
 """Maximum number of items of one container to record as objects that a line removes."""
+_MOST_INSIDE = 500
+"""Maximum number of parts of a container's items for each of which a line is written: half a second
+of work.
+"""
 _MOST_WRITTEN = 10
 """Maximum number of items of one container whose code is written; of more, only the positions are
 needed.
@@ -696,7 +703,7 @@ def _local(frame: FrameType | None, child: object) -> str:
     return next((f", local {name}" for name, value in names.items() if value is child), "")
 
 
-def _without_dicts(chain: Sequence[object]) -> list[object]:
+def without_own_dicts(chain: Sequence[object]) -> list[object]:
     """Return the chain without objects' own attribute dicts: ``a.b`` is one step."""
     steps = [chain[0]]
     for owner, item in itertools.pairwise(chain):

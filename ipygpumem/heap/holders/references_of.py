@@ -49,6 +49,15 @@ def items_of(holder: Any) -> list[object]:
     return [*(instance_dict(holder) or {}).values(), *slots(holder).values()]
 
 
+def first_in(holder: Any, items: Sequence[object]) -> object:
+    """Return the item that comes first in a container, or among the attributes of an object."""
+    wanted = set(map(id, items))
+    for item in items_of(holder):
+        if id(item) in wanted:
+            return item
+    return items[0]
+
+
 def is_opaque(item: object) -> bool:
     """Return True for a library's object that keeps its data in private attributes.
 

@@ -246,18 +246,22 @@ class RowHolders:
 
 
 def _without_small(arrays: Sequence[object]) -> list[object]:
-    """Return arrays without the smallest ones, which are at most a small share of all bytes."""
-    sizes_by_id = {id(item): array.size_bytes for item, array in described(arrays)}
-    # Of other objects none is small.
-    sizes = [sizes_by_id.get(id(array), 1) for array in arrays]
-    dispensable = _SMALL * sum(sizes)
-    small = set[int]()
-    for position in sorted(range(len(arrays)), key=sizes.__getitem__):
-        dispensable -= sizes[position]
+    """Return arrays without those on the smallest storages, which have at most a small share of
+    all bytes; other objects are not small.
+    """
+    storages = dict[int, StorageKey]()
+    sizes = dict[StorageKey, int]()
+    for item, array in described(arrays):
+        storages[id(item)] = array.storage
+        sizes[array.storage] = array.size_bytes
+    dispensable = _SMALL * sum(sizes.values())
+    small = set[StorageKey]()
+    for storage in sorted(sizes, key=sizes.__getitem__):
+        dispensable -= sizes[storage]
         if dispensable < 0:
             break
-        small.add(position)
-    return [array for position, array in enumerate(arrays) if position not in small]
+        small.add(storage)
+    return [array for array in arrays if storages.get(id(array)) not in small]
 
 
 def _is_empty(value: object) -> bool:

@@ -20,8 +20,8 @@ from ipygpumem.heap.holders.containers import cuts_of_repeated, removal_of_repea
 from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, statement_of
 from ipygpumem.heap.holders.graphs import GRADIENT, Keeper, keepers, requiring_grad, with_graphs
 from ipygpumem.heap.holders.path import Way, comments_of, is_code, is_simple, joined
-from ipygpumem.heap.holders.paths import PathWriter
-from ipygpumem.heap.holders.references_of import is_opaque, is_private, items_of
+from ipygpumem.heap.holders.paths import PathWriter, without_own_dicts
+from ipygpumem.heap.holders.references_of import first_in, is_opaque, is_private, items_of
 from ipygpumem.heap.holders.registries import figure_of, roots_of_figures
 from ipygpumem.heap.holders.roots import (
     KEPT,
@@ -44,6 +44,10 @@ _MOST_GRAPHS = 50
 """Maximum number of tensors with graphs of which each is asked whether it has saved something that
 also has other holders.
 """
+_MOST_CHAINS = 20
+"""Maximum number of items of one holder for each of which a path is written."""
+_MOST_HOLDERS = 500
+"""Maximum number of holders of one row for each of which a line is written: 0.4 s of work."""
 _MOST_LINES = 4
 """Maximum number of lines that are joined if no statement does the work of all."""
 _REGISTRATIONS = {Kind.CALL, Kind.CLOSED}
@@ -504,11 +508,13 @@ class _Explanation:
         through = [chain for chain in chains if object_id in map(id, chain[1])]
         chains = through or chains
         distance = min((root.rank, len(steps)) for root, steps in chains)
+        at_distance = [
+            (root, steps) for root, steps in chains if (root.rank, len(steps)) == distance
+        ]
         nearest = list[tuple[tuple[Root, Steps], Way]]()
-        for root, steps in chains:
-            if (root.rank, len(steps)) == distance:
-                way = self._writer.way(root, steps, of_graph=self._of_graphs)
-                nearest.append(((root, steps), way))
+        for root, steps in _some_of_each_holder(at_distance):
+            way = self._writer.way(root, steps, of_graph=self._of_graphs)
+            nearest.append(((root, steps), way))
         return min(nearest, key=lambda pair: _order(pair[1].holder))
 
     def _of_row(
@@ -563,6 +569,10 @@ class _Explanation:
         removal = self._removal_with_holder(row, rows, chain_to_holder)
         if removal is not None:
             return removal
+        if len(arrays) > _MOST_HOLDERS and rows.has_little_else(holder):
+            whole = self._writer.way(root, steps)
+            if whole.cut is not None and is_simple(line_of(whole.holder.advice)):
+                return _Removal.of(holder, arrays, whole)
         # Each array is removed from all places by itself.
         return _Removal(None, arrays, way)
 
@@ -642,16 +652,22 @@ class _Explanation:
             self._search.search_for_all(parts, self._max_visits)
         for key, removal in removals.items():
             targets = [*removal.targets, *parts_of[key]]
-            ways = self._all_ways(targets, removal.way, self._object_id(key))
-            self._name_all(key, removal.way, ways)
+            ways, unwritten = self._all_ways(targets, removal.way, self._object_id(key))
+            self._name_all(key, removal.way, ways, unwritten)
 
-    def _name_all(self, key: StorageKey, nearest: Way, ways: list[Way]) -> None:
-        """Name the holders of a storage, given all ways to it; the ``nearest`` one is named
-        already, and stays if its line removes the object from all places.
+    def _name_all(self, key: StorageKey, nearest: Way, ways: list[Way], unwritten: int) -> None:
+        """Name the holders of a storage.
+
+        Args:
+            key: the storage.
+            nearest: the way to the holder that is named already, and stays if its line removes the
+                object from all places.
+            ways: the ways from its holders.
+            unwritten: the number of further holders.
         """
-        if len(ways) > 1 or len(ways[0].cuts) > 1:
+        if len(ways) > 1 or unwritten or len(ways[0].cuts) > 1:
             ways.sort(key=lambda way: _order(way.holder))
-            way = joined(ways) if len(ways) > 1 else ways[0]
+            way = joined(ways, unwritten) if len(ways) > 1 or unwritten else ways[0]
             self._note_cuts(way)
             self.named[key] = way.holder
             return
@@ -681,8 +697,11 @@ class _Explanation:
             parts += self._search.below(owner_id, item_id, array_ids)
         return list(by_identity(parts).values())
 
-    def _all_ways(self, targets: Sequence[object], nearest: Way, object_id: int = 0) -> list[Way]:
-        """Return the ways to some objects from all places that hold them, one for each line.
+    def _all_ways(
+        self, targets: Sequence[object], nearest: Way, object_id: int = 0
+    ) -> tuple[list[Way], int]:
+        """Return the ways to some objects from all places that hold them, one for each line, and
+        the number of places that are too many to write.
 
         Args:
             targets: the objects.
@@ -691,15 +710,9 @@ class _Explanation:
         """
         kept = self._kept.get(id(targets[0]))
         if kept is not None and kept.is_only_place:
-            return [nearest]
-        holders = list[_Holder]()
-        target_ids = set(map(id, targets))
-        for way_to in self._search.ways_to(targets):
-            if not target_ids.isdisjoint(map(id, way_to.steps[:-1])):
-                continue  # their own part
-            if way_to.roots[0].advice == REMOVE and way_to.steps[-1] is not targets[0]:
-                continue  # a constant of a library that a part refers to
-            holders.append(self._holder(way_to))
+            return [nearest], 0
+        ways = self._ways_left_by(nearest, targets)
+        holders = list(map(self._holder, ways[:_MOST_HOLDERS]))
         for way in self._closing_figures(targets, nearest, object_id):
             holders.append(_Holder(None, [way], []))
         holders = _nearest_first(holders, nearest)
@@ -713,7 +726,28 @@ class _Explanation:
                 first = by_advice.setdefault(way.holder.advice, way)
                 if first.words and not way.words:  # a model has the parameter of an optimizer, too
                     by_advice[way.holder.advice] = replace(first, words="")
-        return list(by_advice.values())
+        return list(by_advice.values()), max(0, len(ways) - _MOST_HOLDERS)
+
+    def _ways_left_by(self, nearest: Way, targets: Sequence[object]) -> list[WayTo]:
+        """Return the ways to some objects from their holders; of many only those that the line of
+        ``nearest`` leaves: it takes long to write each.
+        """
+        target_ids = set(map(id, targets))
+        ways = list[WayTo]()
+        for way_to in self._search.ways_to(targets):
+            if not target_ids.isdisjoint(map(id, way_to.steps[:-1])):
+                continue  # their own part
+            if way_to.roots[0].advice == REMOVE and way_to.steps[-1] is not targets[0]:
+                continue  # a constant of a library that a part refers to
+            ways.append(way_to)
+        if len(ways) <= _MOST_HOLDERS:
+            return ways
+        left = list[WayTo]()
+        for way_to in ways:
+            references = itertools.pairwise(map(id, without_own_dicts(way_to.steps)))
+            if way_to.references > 1 or nearest.removed.isdisjoint(references):
+                left.append(way_to)
+        return left
 
     def _closing_figures(
         self, targets: Sequence[object], nearest: Way, object_id: int
@@ -774,12 +808,28 @@ class _Explanation:
         if end == 0 or way_to.references == 1:
             return _Holder(None, ways, [])
         to_holder = way_to.steps[:end]
+        if way_to.items:
+            return _Holder(None, [self._way_to_many(root, to_holder, way_to.items)], [])
         items = [way_to.steps[end]]
         for steps in way_to.more:
             way = self._writer.way(root, (*to_holder, *steps), of_graph=self._of_graphs)
             ways.append(way)
             items.append(steps[0])
         return _Holder(to_holder[-1], ways, items)
+
+    def _way_to_many(self, root: Root, steps: Steps, items: Sequence[object]) -> Way:
+        """Return the way to many items of the last object of a chain."""
+        holder = steps[-1]
+        cuts = self._writer.cuts_of_items(root, steps, items)
+        if any(cut.owner_id != id(holder) for cut in cuts):
+            cuts = []
+        first = first_in(holder, items)
+        path = self._writer.way(root, (*steps, first)).holder.path
+        return Way(
+            ReferencePath(f"{path}, and {len(items) - 1} more there", statement_of(cuts)),
+            tuple(cuts),
+            removed=frozenset((id(holder), id(item)) for item in items),
+        )
 
 
 class _Removal(NamedTuple):
@@ -851,6 +901,25 @@ class _Holder(NamedTuple):
         return [Way(ReferencePath(path, advice + dashes + comment), tuple(cuts))]
 
 
+def _some_of_each_holder(chains: Sequence[tuple[Root, Steps]]) -> list[tuple[Root, Steps]]:
+    """Return the chains; of those to many items of one holder only that to its first item.
+
+    Writing one for each of 20,000 views of an array in a list takes 25 s.
+    """
+    by_holder = dict[tuple[int, ...], list[tuple[Root, Steps]]]()
+    for root, steps in chains:
+        by_holder.setdefault(tuple(map(id, (root, *steps[:-1]))), []).append((root, steps))
+    some = list[tuple[Root, Steps]]()
+    for of_holder in by_holder.values():
+        root, steps = of_holder[0]
+        if len(of_holder) > _MOST_CHAINS and len(steps) > 1:
+            first = first_in(steps[-2], [chain[1][-1] for chain in of_holder])
+            some.append((root, (*steps[:-1], first)))
+        else:
+            some += of_holder
+    return some
+
+
 def _around(artist: object, figure: object) -> set[int]:
     """Return the identities of the axes and the figure around an artist, and of their lists."""
     ids = set[int]()
@@ -869,6 +938,8 @@ def _nearest_first(holders: Sequence[_Holder], nearest: Way) -> list[_Holder]:
     """
     for position, holder in enumerate(holders):
         for number, way in enumerate(holder.ways):
+            if nearest.removed and nearest.removed < way.removed:
+                return [holder, *holders[:position], *holders[position + 1 :]]
             if way == nearest or (way.cuts and way.cuts == nearest.cuts):
                 ways = [*holder.ways[:number], nearest, *holder.ways[number + 1 :]]
                 first = holder._replace(ways=ways)
