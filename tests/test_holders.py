@@ -6,6 +6,7 @@ import sys
 import textwrap
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -630,6 +631,43 @@ kept = runs[1]
     works(kernel, line)
     assert left(kernel) == []
     assert kernel.value("[list(run) for run in runs]") == [[], ["data"], []]
+
+
+@pytest.mark.parametrize("cache", ["{}", "[]", "type('Store', (), {'rows': {}})()"])
+def test_data_in_a_cache_of_the_user_s_module_is_left(
+    kernel: Kernel, tmp_path: Path, cache: str
+) -> None:
+    """The collector tracks no dict of text, and the notebook has no name of the module."""
+    module = tmp_path / "tables_of_the_user.py"
+    module.write_text(
+        textwrap.dedent(
+            f"""
+            cache = {cache}
+
+            def load(number):
+                rows = getattr(cache, "rows", cache)
+                if type(rows) is list:
+                    rows.append(bytes(1000))
+                else:
+                    rows[number] = bytes(1000)
+            """
+        )
+    )
+    works(
+        kernel,
+        _LEFT,
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})",
+        "from tables_of_the_user import load",
+        "%%experiment e\nfor number in range(5000): load(number)",
+    )
+    ((size, path, line),) = left_by_experiment(kernel)
+    assert size >= 5_000_000
+    assert path.startswith("module tables_of_the_user, global cache")
+    assert line.startswith("import tables_of_the_user; tables_of_the_user.cache")
+    works(kernel, line)
+    assert left(kernel) == []
+    works(kernel, "from tables_of_the_user import cache")
+    assert kernel.value("len(getattr(cache, 'rows', cache))") == 0
 
 
 def test_an_array_with_the_identity_of_a_freed_leak_is_a_leak(kernel: Kernel) -> None:

@@ -490,7 +490,7 @@ def ram(**figures: int) -> host.RamFigures:
 @pytest.mark.parametrize(
     ("now", "said"),
     [
-        ({}, "no object and no free page of malloc accounts for them"),
+        ({}, "no known object and no free page accounts for them"),
         ({"arrow_peak_bytes": 80 * MIB}, "; up to 30 MiB may be free pages of pyarrow's pool"),
         ({"arrow_peak_bytes": 800 * MIB}, "; up to 95 MiB may be free pages of pyarrow's pool"),
         ({"modules": 220}, "; 120 modules were imported"),

@@ -345,7 +345,7 @@ _NOT_NAMED = "not named"
 _OF_NO_OBJECT = (
     "no object accounts for them: tables of C code, such as those of libraries; gaps in malloc"
 )
-UNACCOUNTED = "no object and no free page of malloc accounts for them"
+UNACCOUNTED = "no known object and no free page accounts for them"
 """The measured fact about pages without a name."""
 
 

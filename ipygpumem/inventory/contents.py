@@ -8,11 +8,12 @@ keep them are known.
 from __future__ import annotations
 
 import gc
+import sys
 from collections import deque
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import compress, islice, repeat
 from operator import not_
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import NOT_ENTERED, library_type
@@ -24,6 +25,7 @@ from ipygpumem.heap.bulk import (
     ids_of,
     of_types,
     types_of,
+    without_types,
 )
 from ipygpumem.introspect import (
     ATOMS,
@@ -79,9 +81,14 @@ class Contents:
     An object that takes the place of a dead one counts as old, unless the collector's lists tell
     that it is new. An old object that was deeper inside, or had no name, counts as new once it is
     within reach.
+
+    Args:
+        namespace: the notebook's names.
+        modules: names of modules whose contents are recorded, too.
     """
 
-    def __init__(self, namespace: dict[str, Any]) -> None:
+    def __init__(self, namespace: dict[str, Any], modules: Iterable[str] = ()) -> None:
+        self._modules = tuple(modules)
         self._known = dict[int, None]()
         """Objects within reach, by identity; a dict, because the collector examines each item of a
         set.
@@ -97,7 +104,8 @@ class Contents:
         values = list(newest_first)[::-1]
         self._add(values)
         level = _leading(values) + self._record_spaces(values)
-        for _ in range(_LEVELS):
+        level = self._record_contents(level) + self._record_modules()
+        for _ in range(_LEVELS - 1):
             level = self._record_contents(level)
 
     def _add(self, objects: Sequence[object]) -> None:
@@ -121,6 +129,15 @@ class Contents:
                 (self._ends[id(space)],) = _ends_of([space])
         return of_user
 
+    def _record_modules(self) -> list[object]:
+        """Record the modules and their contents; return the contents that may refer to more, but
+        for functions, of which there are thousands.
+        """
+        modules = list(self._live_modules().values())
+        spaces = list(map(module_dict, modules))
+        self._known.update(dict.fromkeys(ids_of([*modules, *spaces])))
+        return list(without_types({id(FunctionType)}, self._record_contents(spaces)))
+
     def _record_contents(self, level: Sequence[object]) -> list[object]:
         """Record the contents of short containers and other objects, and the ends of long
         containers; return the contents that may refer to more.
@@ -137,6 +154,15 @@ class Contents:
             self._parents.update(dict.fromkeys(ids_of(part)))
             contents += children
         return [item for item in _leading(contents) if id(item) not in self._parents]
+
+    def _live_modules(self) -> dict[str, ModuleType]:
+        """Return the recorded modules, each under a name that no object of the notebook has."""
+        modules = dict[str, ModuleType]()
+        for name in self._modules:
+            module = sys.modules.get(name)
+            if module is not None:
+                modules[f"module {name}"] = module
+        return modules
 
     def unknown(self, namespace: dict[str, Any]) -> list[object]:
         """Return the objects of names that were not within reach."""
@@ -162,7 +188,7 @@ class Contents:
             made: identities of the tracked objects made since, as far as the collector's lists
                 tell.
         """
-        now = dict(namespace)
+        now = {**namespace, **self._live_modules()}
         names = _names_by_identity(now)
         ways = _ways_to_first(list(map(now.get, names.values())))
         level = [way[-1] for key, way in ways.items() if key in self._known]
@@ -186,7 +212,7 @@ class Contents:
         """Yield the containers within reach that have grown by at least ``smallest`` bytes since,
         each once.
         """
-        now = dict(namespace)
+        now = {**namespace, **self._live_modules()}
         names = _names_by_identity(now)
         values = list(map(now.get, names.values()))
         spaces = [(owner, space) for owner, space in _spaces(values) if id(space) in self._parents]

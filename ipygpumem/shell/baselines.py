@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 from contextvars import copy_context
 from itertools import chain, compress, filterfalse
+from typing import Any
 
 from ipygpumem.errors import describe_error
 from ipygpumem.heap.arrays import Array, Span, owner_of
@@ -15,6 +16,7 @@ from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.holders.frames import running_locals
 from ipygpumem.heap.objects_since import ObjectsSince
 from ipygpumem.interrupts import is_from_signal
+from ipygpumem.introspect import module_dict, users_modules
 from ipygpumem.inventory.baseline import BaselineSnapshot
 from ipygpumem.inventory.contents import Contents
 from ipygpumem.reclaim.name_snapshot import NameSnapshot
@@ -52,7 +54,7 @@ class Baseline:
                 why = f"because the baseline at the start failed: {describe_error(error)}"
                 remarks.append(f"objects still alive will not be listed, {why}")
         self._names = NameSnapshot(context.namespace, names)
-        self.contents = Contents(context.namespace)
+        self.contents = Contents(context.namespace, _modules_besides(context.namespace))
         self._made = ObjectsSince()
         self._garbage = context.garbage
         self._threads = frozenset(sys._current_frames())
@@ -125,3 +127,10 @@ class Baseline:
         """
         values = [value for value in copy_context().values() if id(value) not in self._in_context]
         return [*filterfalse(gc.is_tracked, running_locals(self._threads)), *values]
+
+
+def _modules_besides(namespace: dict[str, Any]) -> list[str]:
+    """Return the names of the user's modules, without the one of the notebook itself."""
+    return [
+        name for name, module in users_modules().items() if module_dict(module) is not namespace
+    ]

@@ -713,8 +713,8 @@ class _Explanation:
             return [nearest], 0
         ways = self._ways_left_by(nearest, targets)
         holders = list(map(self._holder, ways[:_MOST_HOLDERS]))
-        for way in self._closing_figures(targets, nearest, object_id):
-            holders.append(_Holder(None, [way], []))
+        closing = self._closing_figures(targets, nearest, object_id)
+        holders += [_Holder(None, [way], []) for way in closing]
         holders = _nearest_first(holders, nearest)
         removed = set[tuple[int, int]]()
         by_advice = dict[str, Way]()
