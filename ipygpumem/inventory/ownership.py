@@ -2,123 +2,46 @@
 
 from __future__ import annotations
 
-import functools
-import gc
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from dataclasses import dataclass, replace
+from itertools import chain
 from operator import attrgetter
-from typing import Any
 
-from ipygpumem.heap.arrays import StorageKey, is_of_library, storage_key
+from ipygpumem.heap.arrays import StorageKey, storage_key
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.heap import Heap, undisturbed
-from ipygpumem.heap.holders.backward import BackwardSearch, WayTo
-from ipygpumem.heap.holders.cuts import Cut, Kind, statement_of
+from ipygpumem.heap.holders.backward import BackwardSearch
+from ipygpumem.heap.holders.cuts import Kind
 from ipygpumem.heap.holders.hidden_cycles import lines_that_end
-from ipygpumem.heap.holders.path import Way
-from ipygpumem.heap.holders.paths import PathWriter
-from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, REMOVE_THEM, Rank, Root, Roots
+from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, Root, Roots
 from ipygpumem.heap.holders.search import HIDDEN_CYCLE, explain, kept_by_graphs
 from ipygpumem.heap.holders.tasks import ending_of
-from ipygpumem.heap.knowledge.barriers import Barriers, is_left_out
-from ipygpumem.heap.knowledge.references import ReferenceReader
-from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
+from ipygpumem.heap.knowledge.barriers import is_left_out
+from ipygpumem.heap.libraries import OUTLIVES, segments
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sharing import Partners, partners, types_to_compare
 from ipygpumem.heap.sizes import Sizes
-from ipygpumem.introspect import (
-    is_atom,
-    is_exactly,
-    is_instance,
-    is_users_class,
-    module_of,
-    target_of,
-    type_name,
-)
+from ipygpumem.introspect import is_atom, target_of, type_name
 from ipygpumem.inventory.dropped_data import OtherData, with_remark
+from ipygpumem.inventory.holder_rows import MORE_THERE, Groups, HolderRows
 from ipygpumem.inventory.top import notes_on
 from ipygpumem.records import Record, ReferencePath, line_of
 
 _MOST_SEARCHED = 2000
 """Maximum number of objects whose holders are searched, the nearest first."""
-_MOST_ALIASES = 4
-"""Maximum number of names in a row."""
 _LEAST_BYTES = 1 << 12
 """Minimum bytes of a holder's part for advice."""
 _LEAST_DROPPED_BYTES = 1 << 16
 """Minimum bytes of other data that a line drops to mention."""
-_MOST_PLACES = 4
-"""Maximum number of places in one variable to name."""
-_MOST_APART = 40
-"""Maximum number of objects in one place whose lines are written one by one."""
-_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _PARTS_SHOWN = 5
 _LEAST_SHARE = 0.01
-_MORE_THERE = " more there"
 _ALL_LINES = "all lines"
 _SMALL = ReferencePath("small objects that something else uses, too", "")
 _NOT_REACHED = ReferencePath("something that the search did not reach within its limits", "")
 _UNSEEN = ReferencePath(
     "something that cannot be seen from Python: a running function or compiled code", ""
 )
-
-
-@dataclass
-class _Place:
-    """A container or object that refers to some of a row's objects.
-
-    Attributes:
-        chain: the objects from the root to it.
-        items: the objects by their nodes.
-    """
-
-    chain: Sequence[object]
-    items: dict[NodeKey, object] = field(default_factory=dict)
-
-
-@dataclass
-class _Row:
-    """One holder, with the advice for one object and for several, and the objects that it holds.
-
-    Attributes:
-        more: number of further references of the same root to one object.
-        is_whole: True if the advice for several frees all to which the root leads.
-        keys: the nodes of the objects.
-        places: where the root holds the objects, by the identity of the object that refers to them.
-    """
-
-    root: Root
-    of_single: ReferencePath
-    of_many: ReferencePath
-    more: int
-    is_whole: bool
-    keys: set[NodeKey] = field(default_factory=set)
-    places: dict[int, _Place] = field(default_factory=dict)
-
-    def add(self, key: NodeKey, steps: Sequence[object]) -> None:
-        """Add an object, to which the root leads by these steps."""
-        self.keys.add(key)
-        if len(steps) > 1:
-            place = self.places.setdefault(id(steps[-2]), _Place(steps[:-1]))
-            place.items[key] = steps[-1]
-
-    def holder(self, line_for_all: str) -> ReferencePath:
-        """Return the holder with the number of its references.
-
-        Args:
-            line_for_all: the line that removes the references to all objects, of a row that is not
-                whole.
-        """
-        holder = self.of_many
-        if len(self.keys) == 1:
-            holder = self.of_single
-        elif not self.is_whole:
-            holder = replace(holder, advice=line_for_all or REMOVE_THEM)
-        if self.more == 0:
-            return holder
-        return replace(holder, path=f"{holder.path}, and {self.more:,}{_MORE_THERE}")
 
 
 @dataclass(frozen=True)
@@ -146,7 +69,7 @@ class HeldPart(Record):
         """True if the holder has references that its line does not remove."""
         names = line_of(self.holder.advice).removeprefix("del ").split(", ")
         deletes_variables = all(name.isidentifier() for name in names)
-        return self.holder.path.endswith(_MORE_THERE) and not deletes_variables
+        return self.holder.path.endswith(MORE_THERE) and not deletes_variables
 
 
 @dataclass(frozen=True)
@@ -249,10 +172,6 @@ def ownership_of(
     )
 
 
-_Groups = dict[ReferencePath, set[NodeKey]]
-"""The nodes that each holder keeps alive."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Owned:
     """The object whose holders are searched, and what it leads to."""
@@ -270,11 +189,11 @@ class _Owned:
 
 def _other_holders(
     owned: _Owned, references: int, every: Collection[NodeKey], roots: Roots
-) -> tuple[_Groups, set[int]]:
+) -> tuple[Groups, set[int]]:
     """Return the nodes that something other than the name keeps alive by their holders, and all
     nodes that are held from outside.
     """
-    groups = _Groups()
+    groups = Groups()
     region, holding = owned.region, owned.holding
     held_outside = region.held_from_outside({id(holding[0]): references}).intersection(every)
     worth_naming = _worth_naming(region, held_outside, every)
@@ -306,7 +225,7 @@ def _hidden_cycle(owned: _Owned, cycles: set[int]) -> ReferencePath:
     return ReferencePath(HIDDEN_CYCLE.path, "; ".join(lines))
 
 
-def _holders(owned: _Owned, held_outside: set[int], roots: Roots) -> tuple[_Groups, set[int]]:
+def _holders(owned: _Owned, held_outside: set[int], roots: Roots) -> tuple[Groups, set[int]]:
     """Return the nodes that something else keeps alive by their holders, and all nodes that are
     held from outside.
     """
@@ -339,7 +258,7 @@ def _saved_by_graphs(region: Region, shared: Partners) -> set[int]:
     return saved
 
 
-def _ended_by_name(groups: _Groups, target: str, item: object, roots: Roots) -> _Groups:
+def _ended_by_name(groups: Groups, target: str, item: object, roots: Roots) -> Groups:
     """Return the groups of a name's object, which is ended by its name if it has to be.
 
     The event loop keeps a pending task, and a registry a widget: a user writes ``w.close()``.
@@ -353,7 +272,7 @@ def _ended_by_name(groups: _Groups, target: str, item: object, roots: Roots) -> 
         ending = root.cut.ending
     else:
         return groups
-    ended = _Groups()
+    ended = Groups()
     for holder, keys in groups.items():
         if holder.path.startswith(start):
             holder = replace(holder, advice=f"{target}.{ending}; del {target}")
@@ -361,7 +280,7 @@ def _ended_by_name(groups: _Groups, target: str, item: object, roots: Roots) -> 
     return ended
 
 
-def _parts(region: Region, groups: _Groups, held: set[int]) -> tuple[list[HeldPart], set[NodeKey]]:
+def _parts(region: Region, groups: Groups, held: set[int]) -> tuple[list[HeldPart], set[NodeKey]]:
     """Return the memory that each holder keeps alive, and all nodes of these parts."""
     parts = _Parts(region)
     named = set[NodeKey]()
@@ -494,14 +413,14 @@ def _without(name: str, root_of: _RootOf) -> _RootOf:
 
 def _by_holder(
     region: Region, held: set[int], shared: Partners, heap: Heap, roots: Roots, *, is_name: bool
-) -> _Groups:
+) -> Groups:
     """Return the held nodes, and the memory that partners share, by holder; variables first."""
     nearest = [key for key in region.objects if key in held]
     too_many = nearest[_MOST_SEARCHED:]
     searched = _objects_to_search(region, nearest[:_MOST_SEARCHED], held, shared)
     targets = [item for items in searched.values() for item in items]
     search = BackwardSearch(targets, heap, roots, for_all=True)
-    rows = _HolderRows(search, roots, too_many, is_name=is_name)
+    rows = HolderRows(search, roots, too_many, is_name=is_name)
     for key, items in searched.items():
         rows.add(key, items)
     groups = rows.groups()
@@ -538,7 +457,7 @@ def _objects_to_search(
 
 
 def _add_graphs(
-    groups: _Groups, region: Region, missing: set[NodeKey], heap: Heap, roots: Roots
+    groups: Groups, region: Region, missing: set[NodeKey], heap: Heap, roots: Roots
 ) -> set[NodeKey]:
     """Add the holders of tensors that autograd keeps to the groups; return these tensors."""
     tensors = dict[StorageKey, NodeKey]()
@@ -556,7 +475,7 @@ _GRAPH = ReferencePath("the graph of another tensor", "")
 
 
 def _add_more_graphs(
-    groups: _Groups, region: Region, keys: set[int], heap: Heap, roots: Roots
+    groups: Groups, region: Region, keys: set[int], heap: Heap, roots: Roots
 ) -> None:
     """Add the tensors whose graphs keep tensors that have Python holders, too."""
     tensors = dict[StorageKey, int]()
@@ -571,207 +490,11 @@ def _add_more_graphs(
         groups.setdefault(holders.get(storage, _GRAPH), set()).add(key)
 
 
-class _HolderRows:
-    """The rows of holders, by their roots: one for each place in which a root holds an object.
-
-    Attributes:
-        without_holder: nodes of which no holder is known.
-    """
-
-    def __init__(
-        self,
-        search: BackwardSearch,
-        roots: Roots,
-        not_searched: Sequence[int],
-        *,
-        is_name: bool,
-    ) -> None:
-        self._cuts = roots.cuts
-        self._removed = roots.removed
-        self.without_holder = set[NodeKey](not_searched)
-        self._search = search
-        self._writer = PathWriter(roots)
-        self._is_name = is_name
-        self._by_root: dict[str, list[_Row]] = {}
-        self._references = ReferenceReader(Barriers())
-        self._with_neighbours: set[int] = set()
-        """Containers whose items have been added, by identity."""
-
-    def add(self, key: NodeKey, items: Sequence[object]) -> None:
-        """Add the holders of a node; ``items`` are its object, and objects that show its memory,
-        too.
-        """
-        ways = self._search.ways_to(items) or self._unnamed_way(items)
-        if not ways and (type(key) is int or self._search.is_cut):
-            # An object to which nothing visible refers, such as an array in a tensor, belongs to
-            # its partner here.
-            self.without_holder.add(key)
-        for way in ways:
-            row = self._row(key, way.roots, way.steps, way.references)
-            if row is not None:
-                row.add(key, way.steps)
-                self._add_neighbours(row, way.steps)
-
-    def _unnamed_way(self, items: Sequence[object]) -> list[WayTo]:
-        """Return a way from an object to which nothing visible refers, if there is one."""
-        for item in items:
-            chain_down = self._search.chain(item, self._search.unnamed)
-            if chain_down is not None:
-                root, steps = chain_down
-                return [WayTo([root], steps, 1)]
-        return []
-
-    def groups(self) -> dict[ReferencePath, set[NodeKey]]:
-        """Return the nodes by holder; variables first."""
-        rows = chain.from_iterable(self._by_root.values())
-        groups = _Groups()
-        for row in sorted(rows, key=_is_no_variable):
-            cuts = list[Cut]()
-            if len(row.keys) > 1 and not row.is_whole:
-                cuts = self._cuts_of(row)
-            holder = row.holder(statement_of(cuts))
-            if cuts:
-                self._cuts[line_of(holder.advice)] = cuts
-            groups.setdefault(holder, set()).update(row.keys)
-        return groups
-
-    def _cuts_of(self, row: _Row) -> list[Cut]:
-        """Return the references to all objects of a row; none if one of them has no line."""
-        cuts = list[Cut]()
-        for place in row.places.values():
-            items = list(place.items.values())
-            of_place = self._writer.cuts_of_items(row.root, place.chain, items)
-            if not of_place and len(items) <= _MOST_APART:
-                for item in items:
-                    way = self._writer.way(row.root, (*place.chain, item))
-                    if not way.cuts:
-                        return []
-                    of_place += way.cuts
-            if not of_place:
-                return []
-            cuts += of_place
-        return cuts
-
-    def _row(
-        self, key: NodeKey, names: Sequence[Root], steps: Sequence[object], number: int
-    ) -> _Row | None:
-        """Return the row for a way to a node; None if the root has too many places."""
-        root = names[0]
-        rows = self._by_root.setdefault(root.text or str(id(steps[0])), [])
-        for row in rows:
-            if key not in row.keys:
-                return row
-        if len(rows) == _MOST_PLACES:
-            rows[-1].more += number
-            return None
-        way = self._way(root, steps)
-        of_single, of_many = self._texts(way, names, steps, number)
-        if of_single.advice.startswith("del "):
-            for row in rows:
-                # Another way through an object that is deleted as a whole.
-                if row.of_single.advice == of_single.advice:
-                    return row
-        first_id = id(steps[0])
-        frees_first = any(cut.removed_id == first_id for cut in way.cuts)
-        deletes_name = of_many.advice != way.holder.advice
-        is_whole = not way.cuts or frees_first or deletes_name
-        rows.append(_Row(root, of_single, of_many, number - 1, is_whole))
-        return rows[-1]
-
-    def _way(self, root: Root, steps: Sequence[object]) -> Way:
-        """Return the way to an object.
-
-        The line for a part of a model or optimizer, such as ``jobs["opt"]``, removes all of it.
-        """
-        way = self._writer.way(root, steps)
-        if way.holder.advice:
-            return way
-        for position, step in enumerate(steps):
-            if position > 0 and _is_whole_of_torch(step):
-                to_whole = self._writer.way(root, steps[: position + 1])
-                advice = to_whole.holder.advice
-                return replace(to_whole, holder=replace(way.holder, advice=advice))
-        return way
-
-    def _texts(
-        self, way: Way, names: Sequence[Root], steps: Sequence[object], number: int
-    ) -> tuple[ReferencePath, ReferencePath]:
-        """Return the holder with the line that frees one object, and with the line for several."""
-        first = steps[0]
-        holder = way.holder
-        if way.cuts and holder.advice:
-            self._cuts[line_of(holder.advice)] = list(way.cuts)
-        may_delete = self._may_delete(first)
-        of_whole = _named(holder, names, first, may_delete=may_delete)
-        has_other_data = _is_container(first) or is_of_library(first, "torch.nn", "Module")
-        if of_whole.advice != holder.advice and has_other_data:
-            self._note_deletion(of_whole.advice, names, first)
-        if self._is_deleted_as_a_whole(steps, number):
-            return of_whole, of_whole
-        of_single = _named(holder, names[:1], first, may_delete=False)
-        is_whole = _is_whole_of_torch(first) or is_instance(first, type)
-        if not of_single.advice and is_whole:
-            return of_whole, of_whole
-        if not _is_container(first):
-            return of_single, of_single
-        return of_single, of_whole
-
-    def _note_deletion(self, advice: str, names: Sequence[Root], item: object) -> None:
-        """Record that a line deletes the variables of an object."""
-        cuts = list[Cut]()
-        for root in names:
-            if root.cut is not None and root.rank is Rank.VARIABLE:
-                cuts.append(replace(root.cut, removed_id=id(item)))
-        self._cuts[line_of(advice)] = cuts
-        self._removed[id(item)] = item
-
-    def _may_delete(self, item: object) -> bool:
-        """Return True if deleting the variables of an object may free it."""
-        if is_segment(item):
-            return False  # it stays until it is unlinked
-        roots = self._search.roots_of(item)
-        if any(map(_is_of_output, roots)):
-            return True
-        return all(root.rank is not Rank.IPYTHON for root in roots)
-
-    def _is_deleted_as_a_whole(self, steps: Sequence[object], number: int) -> bool:
-        """Return True if an object has nothing that its user may want to keep.
-
-        Args:
-            steps: the chain from it to an object that was asked about.
-            number: number of its references to that object.
-        """
-        first = steps[0]
-        if len(steps) == 1 or (self._is_name and not _is_users(first)):
-            return True
-        return number > 1 and _is_container(first) and number == _number_of_items(first)
-
-    def _add_neighbours(self, row: _Row, steps: Sequence[object]) -> None:
-        """Add the objects of a container that were not searched: it may hold many more than the one
-        that was.
-        """
-        if not self.without_holder or len(steps) == 1:
-            return
-        container = steps[-2]
-        if id(container) in self._with_neighbours:
-            return
-        self._with_neighbours.add(id(container))
-        references = self._references.of([container]).of_python
-        neighbours = {id(item): item for item in references if id(item) in self.without_holder}
-        for key, item in neighbours.items():
-            row.add(key, (*steps[:-1], item))
-        self.without_holder -= neighbours.keys()
-
-
-def _is_no_variable(row: _Row) -> bool:
-    return not row.of_single.path.startswith(NOTEBOOK)
-
-
-def _of_segments(region: Region, groups: _Groups, heap: Heap, roots: Roots) -> _Groups:
+def _of_segments(region: Region, groups: Groups, heap: Heap, roots: Roots) -> Groups:
     """Return the shared memory, which stays until it is unlinked, and the line that frees it after
     all views of it.
     """
-    of_segments = _Groups()
+    of_segments = Groups()
     shared = segments(list(region.objects.values()))
     if not shared:
         return of_segments
@@ -787,74 +510,3 @@ def _of_segments(region: Region, groups: _Groups, heap: Heap, roots: Roots) -> _
         path = ReferencePath(f"{OUTLIVES}: {holder.path}", "; ".join(lines))
         of_segments[path] = {id(segment)}
     return of_segments
-
-
-def _is_users(item: object) -> bool:
-    """Return True for a container, a user's object, a class or a cached function: it may hold more,
-    so that no advice deletes all of it.
-    """
-    if is_instance(item, type) or is_exactly(item, functools._lru_cache_wrapper):
-        return True
-    return _is_container(item) or is_users_class(type(item))
-
-
-def _is_whole_of_torch(item: object) -> bool:
-    """Return True for a torch module or optimizer, whose parts have no line of their own: without
-    one of them it would be broken.
-    """
-    return is_of_library(item, "torch.nn", "Module") or is_of_library(
-        item, "torch.optim", "Optimizer"
-    )
-
-
-def _number_of_items(container: Any) -> int:
-    """Return the number of objects in a container, without the keys of a dict."""
-    if is_instance(container, dict):
-        return dict.__len__(container)
-    return len(gc.get_referents(container))
-
-
-def _is_container(item: object) -> bool:
-    if module_of(item) == "collections":
-        return True
-    return any(is_instance(item, kind) for kind in _CONTAINERS)
-
-
-def _named(
-    holder: ReferencePath, roots: Sequence[Root], item: object, *, may_delete: bool
-) -> ReferencePath:
-    """Return a holder with all names that refer to its object directly.
-
-    Args:
-        holder: the path from the first root.
-        roots: the roots that refer to the object, of which one line frees it.
-        item: the object.
-        may_delete: True if the line deletes the variables among the roots.
-    """
-    first = roots[0]
-    variables = dict[str, None]()
-    aliases = dict[str, None]()
-    has_output = any(root.rank is Rank.PLACE and _is_of_output(root) for root in roots)
-    for root in roots:
-        if root.rank is Rank.VARIABLE and root.code:
-            variables[root.code] = None
-        is_copy = has_output and root.rank > Rank.PLACE and _is_of_output(root)
-        if root.text != first.text and not is_copy:
-            aliases[root.text] = None
-    if may_delete and first.rank is Rank.VARIABLE and variables:
-        advice = f"del {', '.join(variables)}"
-        ending = ending_of(item)
-        if ending:
-            advice = f"{next(iter(variables))}.{ending}; {advice}"
-        holder = replace(holder, advice=advice)
-    shown = [holder.path, *islice(aliases, _MOST_ALIASES)]
-    if len(aliases) > _MOST_ALIASES:
-        number = len(aliases) - _MOST_ALIASES
-        noun = "name" if number == 1 else "names"
-        shown.append(f"{number} more {noun}")
-    return replace(holder, path=", ".join(shown))
-
-
-def _is_of_output(root: Root) -> bool:
-    """Return True for ``Out[5]``, and for IPython's names for it, such as ``_5`` and ``_``."""
-    return root.advice.startswith("%xdel")
