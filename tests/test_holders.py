@@ -1092,6 +1092,38 @@ def test_drawn_figures_are_one_row(small_kernel: Kernel) -> None:
     assert alive(small_kernel) == 0
 
 
+@pytest.mark.parametrize("shape", [(1, 2), (2, 2)])
+def test_the_array_of_a_figure_s_axes_is_removed(
+    small_kernel: Kernel, shape: tuple[int, int]
+) -> None:
+    """Each of the axes leads to the whole figure."""
+    needs("matplotlib")
+    works(
+        small_kernel,
+        _LEFT,
+        """
+        import matplotlib
+        matplotlib.use("agg")
+        import matplotlib.pyplot as plt
+        plt.close("all")
+        kept = []
+        """,
+        f"""
+        %%experiment e
+        fig, axes = plt.subplots(*{shape})
+        for ax in axes.flat:
+            ax.plot(np.arange(200_000.))
+        kept.append(axes)
+        watched.append(weakref.ref(fig))
+        """,
+    )
+    ((_, _, line),) = left_by_experiment(small_kernel)
+    assert line == "del kept[0]; plt.close(1)"
+    assert [row[2] for row in left(small_kernel)] == [line]
+    works(small_kernel, line)
+    assert alive(small_kernel) == 0
+
+
 def test_figures_of_an_experiment_leave_older_ones_open(small_kernel: Kernel) -> None:
     needs("matplotlib")
     works(

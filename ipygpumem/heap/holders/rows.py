@@ -152,15 +152,23 @@ class RowHolders:
         of_row = set[int]()
         for array in row.arrays.values():
             self._reach(array, _NO_OBJECT, of_row)
-        leading = list[object]()
-        for item in items:
-            if not wanted.isdisjoint(self._all_reached(item)):
-                leading.append(item)
-            if self._left <= 0:
-                return []
+        leading = self.leading_items(row, items)
+        if self._left <= 0:
+            return []
         if all(self._leads_only_to(item, wanted, of_row) for item in leading):
             return leading
         return []
+
+    def leading_items(self, row: Row, items: Sequence[object]) -> list[object]:
+        """Return the items that lead to arrays of a row, as far as the limit of objects allows."""
+        wanted = row.array_ids.keys()
+        leading = list[object]()
+        for item in items:
+            if self._left <= 0:
+                break
+            if not wanted.isdisjoint(self._all_reached(item)):
+                leading.append(item)
+        return leading
 
     def _leads_only_to(self, item: object, wanted: Container[int], of_row: Container[int]) -> bool:
         """Return True if all objects of an item lead to some ``wanted`` ones, but for numbers,

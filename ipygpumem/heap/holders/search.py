@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
-from ipygpumem.heap.arrays import StorageKey, is_of_library, storage_key
+from ipygpumem.heap.arrays import StorageKey, flat_elements, is_of_library, storage_key
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import MOST_VISITS, BackwardSearch, Steps, Ways, WayTo
@@ -555,7 +555,7 @@ class _Explanation:
         arrays = row.held_arrays()
         if id(holder) == row.object_id:
             return _Removal.of(holder, arrays, self._writer.way(root, steps))
-        library_object = self._library_object(root, steps, rows)
+        library_object = self._library_object(root, steps, row, rows)
         if library_object is not None:
             item, way_to_item = library_object
             return _Removal.of(item, arrays, way_to_item)
@@ -600,7 +600,7 @@ class _Explanation:
         return None
 
     def _library_object(
-        self, root: Root, steps: Steps, rows: RowHolders
+        self, root: Root, steps: Steps, row: Row, rows: RowHolders
     ) -> tuple[object, Way] | None:
         """Return the outermost object of a library on a chain that has nothing but rows' arrays.
 
@@ -615,6 +615,12 @@ class _Explanation:
                 return None  # it stays, and forgets its calls
             if not is_opaque(item) or not is_private(item, steps[position + 1]):
                 continue
+            elements = flat_elements(steps[position - 1]) or ()
+            if len(rows.leading_items(row, elements)) > 1:
+                # Such as the axes of a figure, each of which leads to all of it: no line removes
+                # one element, but one the array.
+                array = steps[position - 1]
+                return array, self._writer.way(root, steps[:position])
             way = self._writer.way(root, steps[: position + 1])
             is_removable = way.cut is not None and way.is_direct and way.cut.kind is not Kind.NAME
             if is_removable and rows.has_little_else(item):
