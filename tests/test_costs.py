@@ -465,7 +465,7 @@ def test_few_functions_are_called_for_each_small_array(place: str) -> None:
     shell.run_cell("import numpy as np")
     gc.disable()  # a full collection in the experiment changes how new objects are known
     counts = list[int]()
-    for number in (600, 600 + ARRAYS_MORE):
+    for number in (1_100, 1_100 + ARRAYS_MORE):
         shell.run_cell(f"keeper, number = {{}}, {number}")
         # With a name, what the experiment leaves does not depend on how the process has grown.
         left = textwrap.dedent(ARRAYS_LEFT[place])

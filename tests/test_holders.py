@@ -670,6 +670,23 @@ def test_data_in_a_cache_of_the_user_s_module_is_left(
     assert kernel.value("len(getattr(cache, 'rows', cache))") == 0
 
 
+def test_a_new_cache_with_many_small_items_is_cleared(kernel: Kernel) -> None:
+    works(kernel, _LEFT, "import functools")
+    works(
+        kernel,
+        """
+        @functools.lru_cache(None)
+        def load(number):
+            return bytes(1000)
+        """,
+        "%%experiment e\nfor number in range(5000): load(number)",
+    )
+    ((_, _, line),) = left_by_experiment(kernel)
+    assert line == "load.cache_clear()"
+    works(kernel, line)
+    assert left(kernel) == []
+
+
 def test_an_array_with_the_identity_of_a_freed_leak_is_a_leak(kernel: Kernel) -> None:
     """The next array often gets it: here, the record of the freed one is given that identity."""
     works(kernel, _LEFT, "box = []")

@@ -197,7 +197,8 @@ def test_an_experiment_says_how_much_unnamed_memory_it_leaves(kernel: Kernel) ->
     works(kernel, "import gc; gc.collect();")  # so that none follows in the experiment
     (text,) = works(kernel, HIDDEN).reports("experiment")
     assert re.search(
-        r"12\d(\.\d)? MiB of RAM are still in use: .*\b12\d(\.\d)? MiB not named: no object ", text
+        r"12\d(\.\d)? MiB of RAM are still in use: .*\b12\d(\.\d)? MiB not named: no known object ",
+        text,
     )
     (text,) = works(kernel, "%gpumem status").reports("status")
     assert re.search(r"1\d\d(\.\d)? MiB   not named +no object ", text), text

@@ -16,7 +16,7 @@ from ipygpumem.heap.garbage import weak
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
 from ipygpumem.heap.holders.cuts import Cut
 from ipygpumem.heap.holders.graphs import live_tensors
-from ipygpumem.heap.holders.roots import Roots
+from ipygpumem.heap.holders.roots import REMOVE, Roots
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import NOT_REACHED, explain
 from ipygpumem.heap.holders.tasks import is_pending
@@ -535,5 +535,7 @@ def _holder_of(
     from_name = part.from_name(roots)
     if searched is None or searched.path == from_name.path:
         return from_name
+    if from_name.advice == REMOVE:  # such as an item of a registry, which a call removes
+        return searched
     is_one_of_several = f", {from_name.path}, " in f", {searched.path}, "
     return searched if is_one_of_several else from_name

@@ -325,6 +325,10 @@ class PathWriter:
         line = statement_of(cuts)
         if cuts and len(by_identity(items)) == 1:
             line = removal_of_repeated(cuts, steps[-1])
+        if not cuts and len(by_identity(items)) >= len(by_identity(items_of(steps[-1]))):
+            to_item = self.way(root, (*steps, items[0]))
+            if to_item.is_advised:  # such as ``load.cache_clear()``
+                return ReferencePath(path, to_item.holder.advice)
         return ReferencePath(path, line or REMOVE_THEM)
 
     def _name(self, item: object) -> str:
@@ -676,8 +680,8 @@ _READ_AS_THEMSELVES = (
 """Types of attributes which, read from a class, are themselves, or the function in them."""
 _MOST_REMOVED = 10_000
 """Maximum number of items of one container to record as objects that a line removes."""
-_MOST_INSIDE = 500
-"""Maximum number of parts of a container's items for each of which a line is written: half a second
+_MOST_INSIDE = 1000
+"""Maximum number of parts of a container's items for each of which a line is written: a second
 of work.
 """
 _MOST_WRITTEN = 10

@@ -46,8 +46,8 @@ also has other holders.
 """
 _MOST_CHAINS = 20
 """Maximum number of items of one holder for each of which a path is written."""
-_MOST_HOLDERS = 500
-"""Maximum number of holders of one row for each of which a line is written: 0.4 s of work."""
+_MOST_HOLDERS = 1000
+"""Maximum number of holders of one row for each of which a line is written: a second of work."""
 _MOST_LINES = 4
 """Maximum number of lines that are joined if no statement does the work of all."""
 _REGISTRATIONS = {Kind.CALL, Kind.CLOSED}
