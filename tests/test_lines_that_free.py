@@ -276,6 +276,11 @@ VIEWS = 300
     [
         ("{'rows': list(data)}", "rows.clear()"),
         ("{'rows': [None, *data]}", "del rows[1:]"),
+        ("{'rows': [None, *data[:100], None, *data[100:]]}", "del rows[102:]; del rows[1:101]"),
+        (
+            "{'rows': [item for row in data for item in (row, None)]}",
+            "remove them from there",
+        ),
         ("{'rows': dict(enumerate(data))}", "rows.clear()"),
         ("{'rows': [(number, row) for number, row in enumerate(data)]}", "rows.clear()"),
     ],

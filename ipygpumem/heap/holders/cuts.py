@@ -464,7 +464,26 @@ def _of_positions(first: Cut, positions: list[int], *, is_alone: bool) -> str:
         if is_alone:
             return f"for _position in {listed}: del {in_loop}[_position], _position"
         return f"[{in_loop}.__delitem__(position) for position in ({listed})];"
-    return ""
+    spans = _spans(positions)
+    if len(spans) > _MOST_KEYS or len(positions) <= _MOST_KEYS:
+        return ""
+    last_first = [_of_span(first, *span, is_alone=False) for span in reversed(spans)]
+    return in_sequence(last_first) if all(last_first) else ""
+
+
+def _spans(positions: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the start and end of each run of neighbouring positions.
+
+    >>> _spans([1, 2, 3, 7, 8])
+    [(1, 4), (7, 9)]
+    """
+    spans = list[tuple[int, int]]()
+    for position in positions:
+        if spans and spans[-1][1] == position:
+            spans[-1] = (spans[-1][0], position + 1)
+        else:
+            spans.append((position, position + 1))
+    return spans
 
 
 def _ending_all(cut: Cut, *, is_alone: bool) -> str:

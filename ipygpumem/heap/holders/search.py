@@ -27,6 +27,7 @@ from ipygpumem.heap.holders.roots import (
     KEPT,
     NOTEBOOK,
     REMOVE,
+    REMOVE_THEM,
     Rank,
     Root,
     Roots,
@@ -675,7 +676,7 @@ class _Explanation:
             ways.sort(key=lambda way: _order(way.holder))
             way = joined(ways, unwritten) if len(ways) > 1 or unwritten else ways[0]
             self._note_cuts(way)
-            self.named[key] = way.holder
+            self.named[key] = replace(way.holder, advice=way.holder.advice or REMOVE_THEM)
             return
         if nearest.holder.advice:
             return
@@ -729,9 +730,10 @@ class _Explanation:
             for way in remaining.ways:
                 removed.update(way.removed)
             for way in remaining.together():
-                first = by_advice.setdefault(way.holder.advice, way)
+                line = way.holder.advice or way.holder.path
+                first = by_advice.setdefault(line, way)
                 if first.words and not way.words:  # a model has the parameter of an optimizer, too
-                    by_advice[way.holder.advice] = replace(first, words="")
+                    by_advice[line] = replace(first, words="")
         return list(by_advice.values()), max(0, len(ways) - _MOST_HOLDERS)
 
     def _ways_left_by(self, nearest: Way, targets: Sequence[object]) -> list[WayTo]:
