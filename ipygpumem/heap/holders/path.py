@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, split, statement_of
 from ipygpumem.heap.holders.literals import literal
-from ipygpumem.heap.holders.roots import NOTEBOOK, REMOVE, Root
+from ipygpumem.heap.holders.roots import NOTEBOOK, REMOVE, REMOVE_THEM, Root
 from ipygpumem.records import COMMENT, ReferencePath, line_of
 
 LONGEST_PATH = 240
@@ -249,7 +249,7 @@ def _lines_and_words(ways: Sequence[Way]) -> tuple[list[str], list[str]]:
     words = list[str]()
     for way in ways:
         line = line_of(way.holder.advice)
-        if line in ("", REMOVE):
+        if line in ("", REMOVE, REMOVE_THEM):
             place = way.holder.path.removeprefix(NOTEBOOK)
             words.append(f"remove it from {place}")
         elif is_code(line):

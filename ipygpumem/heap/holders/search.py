@@ -672,11 +672,13 @@ class _Explanation:
             ways: the ways from its holders.
             unwritten: the number of further holders.
         """
-        if len(ways) > 1 or unwritten or len(ways[0].cuts) > 1:
+        first = ways[0]
+        are_several = len(ways) > 1 or unwritten > 0
+        if are_several or len(first.cuts) > 1 or first.holder.advice == REMOVE_THEM:
             ways.sort(key=lambda way: _order(way.holder))
-            way = joined(ways, unwritten) if len(ways) > 1 or unwritten else ways[0]
+            way = joined(ways, unwritten) if are_several else first
             self._note_cuts(way)
-            self.named[key] = replace(way.holder, advice=way.holder.advice or REMOVE_THEM)
+            self.named[key] = way.holder
             return
         if nearest.holder.advice:
             return
@@ -730,7 +732,9 @@ class _Explanation:
             for way in remaining.ways:
                 removed.update(way.removed)
             for way in remaining.together():
-                line = way.holder.advice or way.holder.path
+                line = way.holder.advice
+                if line == REMOVE_THEM:
+                    line = way.holder.path  # the same words for each place
                 first = by_advice.setdefault(line, way)
                 if first.words and not way.words:  # a model has the parameter of an optimizer, too
                     by_advice[line] = replace(first, words="")
@@ -831,10 +835,13 @@ class _Explanation:
         cuts = self._writer.cuts_of_items(root, steps, items)
         if any(cut.owner_id != id(holder) for cut in cuts):
             cuts = []
+        line = statement_of(cuts)
+        if not line:
+            cuts = []
         first = first_in(holder, items)
         path = self._writer.way(root, (*steps, first)).holder.path
         return Way(
-            ReferencePath(f"{path}, and {len(items) - 1} more there", statement_of(cuts)),
+            ReferencePath(f"{path}, and {len(items) - 1} more there", line or REMOVE_THEM),
             tuple(cuts),
             removed=frozenset((id(holder), id(item)) for item in items),
         )
