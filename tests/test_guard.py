@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import os
+import pkgutil
 import re
 import resource
 import signal
@@ -20,6 +21,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from benchmarks.harness.control_group import limited_group, move
 from benchmarks.harness.kernel import Kernel
+from ipygpumem.extras import guard as guard_package
 from ipygpumem.extras.guard.guard import MemoryGuard
 from ipygpumem.extras.guard.interrupt import _runs_code
 from ipygpumem.extras.guard.memory_left import Figures, Headroom
@@ -393,10 +395,26 @@ def test_an_error_takes_back_the_interrupt_before_it(
     assert not guard._watch.interrupt.is_pending
 
 
+def test_no_error_is_raised_inside_the_guard() -> None:
+    """It would leave a limit half changed, or take the room that is made for another error."""
+    modules = sorted(info.name for info in pkgutil.iter_modules(guard_package.__path__))
+    assert {"allocation_limit", "room_for_errors"} <= set(modules)
+    for name in modules:
+        space = {"look": _runs_code_here, "__name__": f"{guard_package.__name__}.{name}"}
+        exec("def lower(): return look()", space)
+        cell = {"lower": space["lower"], "__name__": "__main__"}
+        exec("def run_code(): return lower()", cell)
+        assert not cell["run_code"](), name  # type: ignore[operator]
+
+
+def _runs_code_here() -> bool:
+    return _runs_code(sys._getframe(1))
+
+
 def test_no_error_is_raised_while_an_isolated_cell_is_awaited() -> None:
     """It would lose a message of the child process, for which both would wait forever."""
     for module, runs in {"__main__": True, "ipygpumem.extras.isolate.packets": False}.items():
-        space = {"look": lambda: _runs_code(sys._getframe(1)), "__name__": module}
+        space = {"look": _runs_code_here, "__name__": module}
         exec("def receive(): return look()\ndef run_code(): return receive()", space)
         assert space["run_code"]() == runs  # type: ignore[operator]
 

@@ -12,22 +12,6 @@ from types import FrameType
 from ipygpumem.interrupts import original_handler
 from ipygpumem.introspect import text_of
 
-_NEVER_IN = {
-    "bounds",
-    "buffers",
-    "causes",
-    "counting",
-    "failing",
-    "guard",
-    "interrupt",
-    "limit",
-    "memory",
-    "replacing",
-    "spare",
-    "watch",
-}
-"""Modules of this package in which no error is raised: the cell is failing already, or its process
-is being started."""
 _WAITS_FOR_CHILD = "ipygpumem.extras.isolate."
 """Modules of ``%%isolate``: while it waits for its child process, an error would lose a message,
 for which both would wait forever. The system ends the child first."""
@@ -120,9 +104,9 @@ def _runs_code(frame: FrameType | None) -> bool:
     the kernel.
     """
     if frame is not None:
-        package, _, module = _module_of(frame).rpartition(".")
-        if package == __package__ and module in _NEVER_IN:
-            return False
+        package, _, _ = _module_of(frame).rpartition(".")
+        if package == __package__:
+            return False  # it would leave the guard half changed; the next look interrupts again
     while frame is not None and frame.f_code.co_name != "run_code":
         if _module_of(frame).startswith(_WAITS_FOR_CHILD):
             return False
