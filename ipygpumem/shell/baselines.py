@@ -117,7 +117,9 @@ class Baseline:
         """Return the identities of the tracked objects made since; none if they cannot be told
         apart.
         """
-        return self._made.identities() or set()
+        made = self._made.identities() or set()
+        made.discard(id(vars(self).get("_received")))  # ours
+        return made
 
     def elsewhere(self) -> list[object]:
         """Return the text and numbers in local names of new threads, and the new values of context
