@@ -1141,6 +1141,85 @@ def test_the_array_of_a_figure_s_axes_is_removed(
     assert alive(small_kernel) == 0
 
 
+_AXES_KEPT = {
+    "kept.extend(axes.flat)": "del kept[1:]",
+    "kept += [axes[0, 1], axes[1, 0]]": "del kept[1:]",
+    "kept.extend(axes)": "del kept[1:]",
+    "by_number.update(enumerate(axes.flat))": "by_number.clear()",
+    "box.a, box.b, _, _ = axes.flat": "box.a = None; box.b = None",
+    "kept.extend(axes); box.a = axes[0, 0]": "del kept[1:]; box.a = None",
+    "kept.append(axes[0]); slots[:2] = axes[1]": "del kept[1]; slots[0] = None; slots[1] = None",
+    "box.a = list(axes.flat); kept.append(axes[0])": "del kept[1]; box.a.clear()",
+}
+
+
+@pytest.mark.parametrize("keep", _AXES_KEPT)
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
+def test_all_axes_of_a_figure_are_removed_together(
+    small_kernel: Kernel, keep: str, *, is_open: bool
+) -> None:
+    """Each of the axes leads to the whole figure, wherever it is kept."""
+    needs("matplotlib")
+    works(
+        small_kernel,
+        _LEFT,
+        """
+        import matplotlib
+        matplotlib.use("agg")
+        import matplotlib.pyplot as plt
+        plt.close("all")
+        class Box: pass
+        kept, by_number, box = ["text"], {}, Box()
+        slots = np.array([None, None, "text"])
+        """,
+        f"""
+        %%experiment e
+        fig, axes = plt.subplots(2, 2)
+        axes[0, 0].plot(np.arange(400_000.))
+        watched.append(weakref.ref(fig))
+        {keep}
+        {"" if is_open else "plt.close(fig)"}
+        """,
+    )
+    line = _AXES_KEPT[keep] + ("; plt.close(1)" if is_open else "")
+    ((_, _, of_report),) = left_by_experiment(small_kernel)
+    assert of_report == line
+    assert [row[2] for row in left(small_kernel)] == [line]
+    works(small_kernel, line)
+    assert alive(small_kernel) == 0
+    assert left(small_kernel) == []  # else the next case's array may be mistaken for this one
+
+
+def test_a_line_is_removed_from_an_older_figure_in_a_list(small_kernel: Kernel) -> None:
+    needs("matplotlib")
+    works(
+        small_kernel,
+        _LEFT,
+        """
+        import matplotlib
+        matplotlib.use("agg")
+        import matplotlib.pyplot as plt
+        plt.close("all")
+        kept = [plt.subplots(2, 2)[1], *plt.subplots(1, 2)[1]]
+        figures = [weakref.ref(plt.figure(number)) for number in plt.get_fignums()]
+        plt.close("all")
+        """,
+        """
+        %%experiment e
+        for ax in (kept[0][0, 0], kept[1]):
+            line, = ax.plot(np.arange(400_000.))
+            watched.append(weakref.ref(line))
+        del ax, line
+        """,
+    )
+    lines = [row[2] for row in left_by_experiment(small_kernel)]
+    assert [row[2] for row in left(small_kernel)] == lines
+    works(small_kernel, *lines)
+    assert alive(small_kernel) == 0
+    assert small_kernel.value("[figure() is not None for figure in figures]") == [True, True]
+    assert left(small_kernel) == []
+
+
 def test_figures_of_an_experiment_leave_older_ones_open(small_kernel: Kernel) -> None:
     needs("matplotlib")
     works(

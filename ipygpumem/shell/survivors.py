@@ -146,8 +146,8 @@ class Survivors:
         self._known_others: list[tuple[Remembered, RetainedArray]] = []
         """The objects without arrays, and their rows."""
         self.cuts: dict[str, list[Cut]] = {}
-        self._removed_modules: list[weakref.ref[Any]] = []
-        """Modules of torch that lines of earlier reports remove."""
+        self._removed_as_whole: list[weakref.ref[Any]] = []
+        """Modules of torch and figures that lines of earlier reports remove."""
         self._older: list[Remembered] = []
         """The nearest older objects behind survivors."""
         self._older_arrays: list[weakref.ref[object]] = []
@@ -167,7 +167,7 @@ class Survivors:
         ``keepers`` last.
         """
         roots = roots_of_notebook(self._context, self._saved(), self._ours, self.cuts, keepers)
-        return replace(roots, new=self._identities_of_removed_modules)
+        return replace(roots, new=self._identities_of_removed)
 
     def keepers(self) -> set[str]:
         """Return the names that still have the objects that experiments kept on purpose."""
@@ -178,10 +178,10 @@ class Survivors:
                 names.add(name)
         return names
 
-    def _identities_of_removed_modules(self) -> set[int]:
-        """Return the identities of the modules that lines of earlier reports remove."""
-        modules = [reference() for reference in self._removed_modules]
-        return {id(module) for module in modules if module is not None}
+    def _identities_of_removed(self) -> set[int]:
+        """Return the identities of modules and figures that lines of earlier reports remove."""
+        removed = [reference() for reference in self._removed_as_whole]
+        return {id(item) for item in removed if item is not None}
 
     def explained(
         self,
@@ -235,7 +235,7 @@ class Survivors:
         roots = replace(
             self.roots(self.keepers()),
             new=functools.cache(ended.baseline.objects_since),
-            removed_modules=self._removed_modules,
+            removed_as_whole=self._removed_as_whole,
         )
         rows = search.rows(heap, roots)
         removed = dict(roots.removed)
@@ -267,7 +267,7 @@ class Survivors:
         """Drop records of arrays that are no longer on the ``heap``."""
         update_numpy(self.known, heap)
         self.known = [item for item in self.known if item.live_arrays()]
-        self._removed_modules = [item for item in self._removed_modules if item() is not None]
+        self._removed_as_whole = [item for item in self._removed_as_whole if item() is not None]
 
     def others_alive(self, heap: Heap) -> list[OtherAlive]:
         """Return the objects without arrays that are still alive, and forget the rest."""

@@ -14,7 +14,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import elements, is_array
+from ipygpumem.heap.arrays import elements, flat_elements, is_array
 from ipygpumem.heap.attributes import has_nameless_attributes
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.data_frames import is_removable_from
@@ -403,8 +403,9 @@ class BackwardSearch:
         linked, ends = self._holders_of(list(map(id, targets)))
         ways = list[WayTo]()
         for key in linked:
-            steps = self._steps_down(key, linked)
-            ways += [WayTo(roots, steps, 1) for roots in self._roots_together(steps)]
+            if key in self._roots_at:
+                for steps in self._chains_of_elements(key, linked):
+                    ways += [WayTo(roots, steps, 1) for roots in self._roots_together(steps)]
         for key, items in ends.items():
             holder = self._objects[key]
             chain = self._chain_outside(key, linked.keys())
@@ -494,11 +495,33 @@ class BackwardSearch:
         for item in items:
             below = linked[item]
             if below is None or type(self._objects[item]) is not dict:
-                yield self._steps_down(item, linked)
+                yield from self._chains_to_whole_arrays(item, linked)
                 continue
             for attribute in dict.fromkeys([below, *self._children.get(item, ())]):
                 if attribute in linked:
                     yield (self._objects[item], *self._steps_down(attribute, linked))
+
+    def _chains_to_whole_arrays(self, key: int, linked: dict[int, int | None]) -> list[Steps]:
+        """Return the chains from an object to targets, but only the object if it is an array all of
+        whose elements lead to targets: it is removed as a whole.
+        """
+        item = self._objects[key]
+        chains = self._chains_of_elements(key, linked)
+        if len(chains) > 1 and len(chains) == _number_of_elements(item):
+            return [(item,)]
+        return chains
+
+    def _chains_of_elements(self, key: int, linked: dict[int, int | None]) -> list[Steps]:
+        """Return the chain from an object to a target, or one for each element if it is an array of
+        objects: the target dies only without all of these.
+        """
+        item = self._objects[key]
+        leading = list[int]()
+        if is_array(item) and elements(item) is not None:
+            leading = [child for child in self._children.get(key, ()) if child in linked]
+        if not 1 < len(leading) <= _MOST_ITEMS:
+            return [self._steps_down(key, linked)]
+        return [(item, *self._steps_down(child, linked)) for child in dict.fromkeys(leading)]
 
     def _steps_down(self, key: int | None, linked: dict[int, int | None]) -> Steps:
         """Return the chain from an object to the target by which it was found."""
@@ -556,6 +579,11 @@ def _can_remove_from(item: Any) -> bool:
     if is_array(item) or is_instance(item, tuple):
         return False
     return is_users_class(type(item)) or is_removable_from(item)
+
+
+def _number_of_elements(array: object) -> int:
+    """Return the number of objects other than None in an array of objects."""
+    return len({id(element) for element in flat_elements(array) or () if element is not None})
 
 
 def _is_in_its_module(kind: type) -> bool:

@@ -255,7 +255,8 @@ class Roots:
         names: the user's names, to write the statement that frees an object.
         new: returns the identities of objects that are no older than the memory to free, such as
             those that an experiment has made.
-        removed_modules: receives the new modules of torch that lines of advice remove as a whole.
+        removed_as_whole: receives new modules of torch and figures that lines of advice remove as a
+            whole.
         removed: receives the objects to which references in ``cuts`` lead, and those that a call
             ends, by identity.
     """
@@ -268,7 +269,7 @@ class Roots:
     names: Mapping[str, object] = field(default_factory=dict)
     cuts: dict[str, list[Cut]] = field(default_factory=dict)
     new: Callable[[], Container[int]] = frozenset
-    removed_modules: list[weakref.ref[Any]] = field(default_factory=list)
+    removed_as_whole: list[weakref.ref[Any]] = field(default_factory=list)
     removed: dict[int, object] = field(default_factory=dict)
 
 

@@ -435,7 +435,7 @@ class _Explanation:
         self._kept = roots.kept
         self._cuts = roots.cuts
         self._new = roots.new
-        self._removed_modules = roots.removed_modules
+        self._removed_as_whole = roots.removed_as_whole
         self._rows: RowHolders | None = None
         self._names = roots.names
         self._figures = roots_of_figures(roots.names)
@@ -616,10 +616,11 @@ class _Explanation:
                 return None  # it stays, and forgets its calls
             if not is_opaque(item) or not is_private(item, steps[position + 1]):
                 continue
+            if _are_axes(item):
+                return self._figure_around(root, steps[: position + 1], row, rows)
             elements = flat_elements(steps[position - 1]) or ()
             if len(rows.leading_items(row, elements)) > 1:
-                # Such as the axes of a figure, each of which leads to all of it: no line removes
-                # one element, but one the array.
+                # No line removes one element of several that lead to the row, but one the array.
                 array = steps[position - 1]
                 return array, self._writer.way(root, steps[:position])
             way = self._writer.way(root, steps[: position + 1])
@@ -627,6 +628,26 @@ class _Explanation:
             if is_removable and rows.has_little_else(item):
                 return item, way
         return None
+
+    def _figure_around(
+        self, root: Root, steps: Steps, row: Row, rows: RowHolders
+    ) -> tuple[object, Way] | None:
+        """Return the figure of the axes at which a chain ends, with the way to these; None if it
+        is older than the row or has much else: then the artists in it are removed.
+
+        Each of its axes leads to all of it, so it dies only without all of them.
+        """
+        axes = steps[-1]
+        figure = figure_of(axes)
+        is_new = id(figure) == row.object_id or id(figure) in self._new()
+        if not is_new or not rows.has_little_else(figure):
+            return None
+        is_in_array = flat_elements(steps[-2]) is not None
+        way = self._writer.way(root, steps[:-1] if is_in_array else steps)
+        if way.cut is None or not way.is_direct:
+            return None
+        self._removed_as_whole.append(weakref.ref(figure))
+        return figure, way
 
     def _way_inside(self, root: Root, steps: Steps, row: Row, rows: RowHolders) -> Way:
         """Return the line that takes the arrays of a row out of the last object of a chain."""
@@ -775,8 +796,8 @@ class _Explanation:
         figures = dict[int, object]()
         for target in targets if self._figures else ():
             figure = figure_of(target)
-            are_axes = target is figure or is_of_library(target, "matplotlib.axes", "Axes")
-            if id(figure) not in self._figures or not (are_axes or id(figure) == object_id):
+            may_close = target is figure or _are_axes(target) or id(figure) == object_id
+            if id(figure) not in self._figures or not may_close:
                 continue
             if on_the_way.isdisjoint(_around(target, figure)):
                 figures[id(figure)] = figure
@@ -808,7 +829,7 @@ class _Explanation:
             way_to_module = self._writer.way(root, steps[: position + 1])
             has_line = is_simple(line_of(way_to_module.holder.advice))
             if has_line and self._rows.has_little_else(item):
-                self._removed_modules.append(weakref.ref(item))
+                self._removed_as_whole.append(weakref.ref(item))
                 return item, way_to_module
         return None
 
@@ -933,6 +954,10 @@ def _some_of_each_holder(chains: Sequence[tuple[Root, Steps]]) -> list[tuple[Roo
         else:
             some += of_holder
     return some
+
+
+def _are_axes(item: object) -> bool:
+    return is_of_library(item, "matplotlib.axes", "Axes")
 
 
 def _around(artist: object, figure: object) -> set[int]:
