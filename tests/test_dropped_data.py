@@ -216,6 +216,61 @@ def test_a_line_names_the_older_data_that_it_drops(
         assert line.fullmatch(found), found
 
 
+_TEXTS = {
+    "a new list in an attribute": (
+        "box = Branch(None, ['a' * 4 * 2**20, b'b' * 2 * 2**20, bytearray(2 * 2**20)])",
+        "box.data = box.data + ['n' * 16 * 2**20]",
+        "box.data = None",
+    ),
+    "a new list of many": (
+        "box = {'all': [str(number) * 2**13 for number in range(1024, 2048)][:256]}",
+        "box['all'] = box['all'] + ['n' * 16 * 2**20]",
+        'del box["all"]',
+    ),
+    "a new object": (
+        "box = {'top': Branch(None, 'a' * 8 * 2**20)}",
+        "box['top'] = Branch('n' * 16 * 2**20, box['top'].data)",
+        'del box["top"]',
+    ),
+    "a new tuple": (
+        "box = {'top': ('a' * 8 * 2**20,)}",
+        "box['top'] = (box['top'][0], 'n' * 16 * 2**20)",
+        'del box["top"]',
+    ),
+    "a new dict, by a name that the experiment deletes": (
+        "box, text = {}, 'a' * 8 * 2**20",
+        "box['all'] = {'older': text, 'new': 'n' * 16 * 2**20}; del text",
+        'del box["all"]',
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "experiment", "line"), _TEXTS.values(), ids=_TEXTS)
+def test_older_text_that_moves_is_not_new(
+    kernel: Kernel, before: str, experiment: str, line: str
+) -> None:
+    ((size, line_with_remark),) = survivors(kernel, before, experiment)
+    assert size == pytest.approx(16, rel=0.01)
+    assert line_with_remark == f"{line}  # also drops 8 MiB of older data"
+    (text,) = works(kernel, "%gpumem leaks").leaks()
+    assert re.search(rf"  16 MiB · .* · to free it: {re.escape(line)}  # also drops 8 MiB", text)
+
+
+def test_new_text_at_the_place_of_an_older_one_is_new(kernel: Kernel) -> None:
+    ((size, line),) = survivors(
+        kernel,
+        "box = {'top': ['a' * 8 * 2**20]}",
+        """
+        place = id(box["top"].pop())
+        made = [str(number) * 2**23 for number in range(9)]  # some at the place of the dead one
+        box["top"] = [text for text in made if id(text) == place] or made[:1]
+        del made
+        """,
+    )
+    assert size == pytest.approx(8, rel=0.01)
+    assert line == 'del box["top"]'
+
+
 def test_older_data_behind_a_new_object_is_not_in_its_row(kernel: Kernel) -> None:
     ((size, line),) = survivors(
         kernel,

@@ -35,6 +35,7 @@ from ipygpumem.introspect import (
     is_users_module,
     module_dict,
 )
+from ipygpumem.inventory.earlier_texts import EarlierTexts
 from ipygpumem.inventory.growth import Extents, Grown
 from ipygpumem.scope.ownable import ownable
 
@@ -85,6 +86,9 @@ class Contents:
     Args:
         namespace: the notebook's names.
         modules: names of modules whose contents are recorded, too.
+
+    Attributes:
+        texts: the large texts among these objects.
     """
 
     def __init__(self, namespace: dict[str, Any], modules: Iterable[str] = ()) -> None:
@@ -98,6 +102,7 @@ class Contents:
         self._ends: dict[int, tuple[int, int]] = {}
         """Length, and identity of the last item or key, of each long container."""
         self._extents = Extents()
+        self.texts = EarlierTexts()
         self._older = max(0, len(namespace) - _MOST_NAMES)
         # From the end, so that the older ones are not touched.
         newest_first = islice(reversed(namespace.values()), _MOST_NAMES)
@@ -109,12 +114,13 @@ class Contents:
             level = self._record_contents(level)
 
     def _add(self, objects: Sequence[object]) -> None:
-        """Record that some objects are within reach, and how large the containers among them
-        are.
+        """Record that some objects are within reach, how large the containers among them are, and
+        the large texts.
         """
         self._known.update(dict.fromkeys(ids_of(objects)))
         for part in chunks(objects, _AT_ONCE):
             self._extents.add(part)
+            self.texts.add(part)
 
     def _record_spaces(self, values: Sequence[Any]) -> list[object]:
         """Record the namespaces of named modules and classes; return the user's namespaces, whose
@@ -144,6 +150,9 @@ class Contents:
         """
         short, long = _by_length(level)
         self._ends.update(zip(map(id, long), _ends_of(long), strict=True))
+        for container in of_types(_ORDERED, long):
+            if len(container) <= _MOST:
+                self.texts.add(gc.get_referents(container))
         contents = list[object]()
         for part in chunks(short, _AT_ONCE):
             if len(self._known) >= _MOST:
@@ -151,6 +160,7 @@ class Contents:
             children = gc.get_referents(*part)
             self._known.update(dict.fromkeys(ids_of(children)))
             self._extents.add(children)
+            self.texts.add(children)
             self._parents.update(dict.fromkeys(ids_of(part)))
             contents += children
         return [item for item in _leading(contents) if id(item) not in self._parents]

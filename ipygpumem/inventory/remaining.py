@@ -12,7 +12,7 @@ import gc
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
+from itertools import chain, compress
 from operator import attrgetter, not_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import NamedTuple
@@ -159,11 +159,11 @@ def find_remaining(
     counted.together(list(kept))
     new = changes.new
     received = _without_older(changes)
-    new_ids = set(new)
-    for part in received:
-        new_ids.update(map(id, part.items))
+    items_received = list(chain.from_iterable(part.items for part in received))
+    new_ids = new | set(map(id, items_received))
     _measure_old(counted, list(changes.names.values()), new_ids)
     _measure_old(counted, _older_behind(heap, new), new_ids)
+    _measure_old(counted, _earlier_texts(heap, changes, items_received), new_ids)
     search = _Search(counted, smallest, size_bytes)
     for part in received:
         # Asked once for all items: each question goes through all nodes.
@@ -399,6 +399,16 @@ def _older_behind(heap: Heap, new: set[int]) -> list[object]:
         for key in referents.keys() - new:
             older[key] = referents[key]
     return list(older.values())
+
+
+def _earlier_texts(heap: Heap, changes: Changes, received: Sequence[object]) -> list[object]:
+    """Return the large texts from before the experiment to which new objects refer."""
+    texts = changes.contents.texts
+    earlier = texts.behind(received)
+    for part in chunks(heap.tracked) if not texts.is_empty else ():
+        made = compress(part, map(changes.new.__contains__, map(id, part)))
+        earlier += texts.behind(gc.get_referents(*made))
+    return list(by_identity(earlier).values())
 
 
 def _pending_tasks(heap: Heap, not_counted: set[int]) -> list[object]:

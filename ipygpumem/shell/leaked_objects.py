@@ -168,7 +168,7 @@ class SurvivingObjects:
         self.storages = set[StorageKey]()
         self.rows_to_explain: dict[StorageKey, Row] = {}
         for survivor in alive:
-            with self.sizes.passing_over(survivors.older_alive()):
+            with self.sizes.passing_over(survivors.older_alive(survivor.items)):
                 size = survivor.size_now(self.sizes)
             if size.size_bytes < notebook.smallest:
                 # Names lead to it by more new objects, too: each call of a mock has the arguments.

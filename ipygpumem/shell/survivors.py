@@ -11,7 +11,7 @@ from itertools import chain, filterfalse
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import Array, StorageKey, describe, described
-from ipygpumem.heap.bulk import Progress
+from ipygpumem.heap.bulk import Progress, of_types
 from ipygpumem.heap.garbage import weak
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
 from ipygpumem.heap.holders.cuts import Cut
@@ -23,6 +23,7 @@ from ipygpumem.heap.holders.tasks import is_pending
 from ipygpumem.heap.remembered import Remembered
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.inventory.dropped_data import OlderData, OtherData, bytes_by_line, with_remarks
+from ipygpumem.inventory.earlier_texts import EarlierTexts
 from ipygpumem.inventory.ended_cycles import EndedCycles, with_ended_cycles
 from ipygpumem.inventory.merging import merged, with_arrays
 from ipygpumem.inventory.remaining import (
@@ -152,6 +153,7 @@ class Survivors:
         """The nearest older objects behind survivors."""
         self._older_arrays: list[weakref.ref[object]] = []
         """The untracked ones."""
+        self._older_texts = EarlierTexts()
         self._kept_ids: dict[str, int] = {}
         """The names that experiments have kept on purpose, and the identities of their objects."""
         self.deleted = DeletedNames(context)
@@ -251,13 +253,20 @@ class Survivors:
         rows = merged(rows, self.cuts)
         cycles = with_ended_cycles(rows, self.cuts, removed, roots, heap.ndarrays)
         baseline = ended.baseline
-        older = OlderData(baseline.objects_since, baseline.was_there, roots.namespaces, new)
+        older = OlderData(
+            baseline.objects_since,
+            baseline.was_there,
+            baseline.contents.texts,
+            roots.namespaces,
+            new,
+        )
         for row in cycles.rows:
             line = "" if row.holder is None else line_of(row.holder.advice)
             older.look_behind(line, self.cuts.get(line, ()), removed)
         objects = older.objects()
         self._older.append(Remembered(list(filter(gc.is_tracked, objects))))
         untracked = map(weak, filterfalse(gc.is_tracked, objects))  # plain arrays
+        self._older_texts.add(objects)
         self._older_arrays += [reference for reference in untracked if reference is not None]
         return cycles, older
 
@@ -285,13 +294,16 @@ class Survivors:
                 still_alive.append(OtherAlive(items, reported))
         return still_alive
 
-    def older_alive(self) -> Set[int]:
+    def older_alive(self, items: Sequence[object]) -> Set[int]:
         """Return the identities of the objects behind survivors that are older than these, as of
-        the last look at the heap.
+        the last look at the heap, and of the older texts behind some of them, ``items``.
         """
         self._older_arrays = [item for item in self._older_arrays if item() is not None]
         tracked = chain.from_iterable(item.identities for item in self._older)
-        return {*tracked, *(id(item()) for item in self._older_arrays)}
+        referents = gc.get_referents(*items)
+        in_dicts = gc.get_referents(*of_types({id(dict)}, referents))
+        texts = self._older_texts.behind([*items, *referents, *in_dicts])
+        return {*tracked, *(id(item()) for item in self._older_arrays), *map(id, texts)}
 
     def left_by(self, name: str, cell: int | None) -> tuple[RetainedArray, ...]:
         """Return the live object of a name that is not defined, or the live arrays that it held.
