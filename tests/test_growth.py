@@ -17,15 +17,15 @@ WITHOUT_LINE = ("a filled bytearray", "an array", "a text stream", "a stream of 
 CASES = {
     "a bytearray": ("buf = bytearray()", "buf.extend(bytes(64 << 20))", "buf", 64),
     "a filled bytearray": ("buf = bytearray(30 << 20)", "buf.extend(bytes(64 << 20))", "buf", 64),
-    "a list of one number": ("buf = []", "buf.extend([7] * (2 << 20))", "buf", 16),
-    "a list of numbers": ("buf = []", "buf.extend(range(1000, 1_000_000))", "buf", 36),
-    "a dict": ("buf = {}", "buf.update(dict.fromkeys(range(1_000_000)))", "buf", 66),
-    "a set": ("buf = set()", "buf.update(range(1_000_000))", "buf", 59),
+    "a list of one number": ("buf = []", "buf.extend([7] * (1 << 20))", "buf", 8),
+    "a list of numbers": ("buf = []", "buf.extend(range(1000, 301_000))", "buf", 10.3),
+    "a dict": ("buf = {}", "buf.update(dict.fromkeys(range(300_000)))", "buf", 18),
+    "a set": ("buf = set()", "buf.update(range(300_000))", "buf", 16),
     "a deque": (
         "from collections import deque\nbuf = deque()",
-        "buf.extend([7] * (2 << 20))",
+        "buf.extend([7] * (1 << 20))",
         "buf",
-        16.5,
+        8.25,
     ),
     "an array": (
         "import array\nbuf = array.array('d')",
