@@ -7,12 +7,15 @@ with torch.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
+import re
 import sys
 import textwrap
 import threading
 from dataclasses import asdict, dataclass
+from types import FunctionType, ModuleType
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -130,18 +133,49 @@ def prepared_shell() -> InteractiveShell:
     return shell
 
 
+def show_modules_of(case: Case) -> None:
+    """Let looks see again, of all hidden objects, those of the modules that a case imports."""
+    used = {"builtins", "weakref"}
+    for names in re.findall(r"import ([\w., ]+)", f"{case.setup}\n{case.code}"):
+        used.update(root_of(name.strip()) for name in names.split(","))
+    modules = {name: module for name, module in sys.modules.items() if root_of(name) in used}
+    own_variables = {id(vars(module)) for module in modules.values()}
+    variables = {id(vars(module)) for module in list(sys.modules.values())} - own_variables
+    shown = set[int]()
+    waiting: list[Any] = list(modules.values())
+    while waiting:
+        item = waiting.pop()
+        if id(item) in shown or id(item) in variables or not gc.is_tracked(item):
+            continue
+        if isinstance(item, ModuleType) and item.__name__ not in modules:
+            continue
+        if isinstance(item, (FunctionType, type)) and root_of(item.__module__) not in used:
+            continue
+        shown.add(id(item))
+        ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(item))
+        ctypes.pythonapi.PyObject_GC_Track(ctypes.py_object(item))  # among the visible ones
+        waiting += gc.get_referents(item)
+
+
+def root_of(module_name: str) -> str:
+    """Return the first part of a module's name."""
+    return module_name.partition(".")[0]
+
+
 def answer(question: list[Any], shell: InteractiveShell) -> Any:
     """Return the outcome of a case and a kind, or the error instead of it.
 
-    The objects of libraries are hidden from the cases that do not need them, unless the question's
-    third part is true: each report would pass over them.
+    The objects of libraries are hidden, except those of the modules in which a case leaves its
+    data, unless the question's third part is true: each report would pass over them.
     """
     name, kind, sees_all = question
     case = CASES[name]
 
     def work() -> dict[str, Any]:
-        if sees_all or case.sees_libraries:
+        if sees_all or case.sees_all:
             gc.unfreeze()
+        elif case.sees_libraries:
+            show_modules_of(case)
         return asdict(outcome(shell, case, kind))
 
     return forked(work)

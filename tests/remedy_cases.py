@@ -17,7 +17,11 @@ class Case:
     """Code that still works after the place was emptied."""
     kinds: tuple[str, ...] = ("array", "object")
     sees_libraries: bool = False
-    """True if objects of libraries lead to the place, which are hidden otherwise."""
+    """True if objects of libraries that the case imports lead to the place: all are hidden
+    otherwise.
+    """
+    sees_all: bool = False
+    """True if any object of a library may lead to it."""
     sentences: tuple[str, ...] = ()
     """The beginnings of the advice if no line can free it."""
     is_out_of_reach: bool = False
@@ -1667,7 +1671,7 @@ CASES: dict[str, Case] = {
         "import torch; model = torch.nn.Linear(2, 2)",
         "model(torch.ones(1, 2))",
         kinds=("tensor",),
-        sees_libraries=True,
+        sees_all=True,
     ),
     "an option of an optimizer": Case(
         "optimizer.param_groups[0]['mine'] = x",
