@@ -90,10 +90,10 @@ RECOVERY = "raise MemoryError"
 TOP = "%gpumem top"
 LOOK = """
 from ipygpumem.meter.meter import Meter
-from ipygpumem.shell import holders, trends
-holders.users_modules = dict  # the tests' own
+from ipygpumem.shell import growth_holders, trends
+growth_holders.users_modules = dict  # the tests' own
 made = lambda: {name: value for name, value in globals().items() if name.startswith(("name_", "objects"))}
-holders.look_for_growth(trends.Growing(), made, "run", dict, bool, Meter([]))
+growth_holders.look_for_growth(trends.Growing(), made, "run", dict, bool, Meter([]))
 """  # noqa: E501
 OBJECTS = f"objects = [kind() for kind in (list, dict, set, Exception) for _ in range({MANY // 4})]"
 NAMES = f"""

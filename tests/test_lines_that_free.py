@@ -17,15 +17,15 @@ import pytest
 from ipygpumem import introspect
 from ipygpumem.heap.arrays import storage_key
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders import containers
 from ipygpumem.heap.holders.backward import BackwardSearch
-from ipygpumem.heap.holders.cuts import Cut, Kind, statement_of
-from ipygpumem.heap.holders.patches import started_patches, stopping
-from ipygpumem.heap.holders.path import Way, joined
 from ipygpumem.heap.holders.registries import Registries
-from ipygpumem.heap.holders.roots import Root, Roots
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.paths import container_steps
+from ipygpumem.heap.paths.cuts import Cut, Kind, statement_of
+from ipygpumem.heap.paths.patches import started_patches, stopping
+from ipygpumem.heap.paths.path_state import Way, joined
+from ipygpumem.heap.paths.roots import Root, Roots
 from ipygpumem.introspect import is_ours, is_users
 from ipygpumem.inventory.merging import merged
 from ipygpumem.records import ReferencePath, RetainedArray, line_of
@@ -104,8 +104,8 @@ def test_a_list_that_contains_itself_in_an_array_is_not_entered() -> None:
     endless: list[object] = []
     endless += [endless, endless]
     child = object()
-    assert containers._places_in_array([child, endless], child, None, 1) == ["[0]"]
-    assert containers._places_in_array([[endless], [[child]]], child, None, 1) == []
+    assert container_steps._places_in_array([child, endless], child, None, 1) == ["[0]"]
+    assert container_steps._places_in_array([[endless], [[child]]], child, None, 1) == []
 
 
 def row_of(path: str, line: str, size: int) -> RetainedArray:

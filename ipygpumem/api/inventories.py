@@ -10,7 +10,7 @@ from types import FrameType, ModuleType
 
 from ipygpumem.api.shell import loaded_app
 from ipygpumem.errors import GpuMemError
-from ipygpumem.heap.holders.roots import Root, Roots
+from ipygpumem.heap.paths.roots import Root, Roots
 from ipygpumem.heap.tensors import Storages
 from ipygpumem.introspect import is_instance, module_dict, text_of, type_name
 from ipygpumem.inventory import ownership, records, survey

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 
-from ipygpumem.heap.holders.frames import stack, steps
+from ipygpumem.heap.knowledge.frames import stack, steps
 from ipygpumem.introspect import is_ours, is_users
 from ipygpumem.notebook import cell_of_file, current_shell, running_cell
 

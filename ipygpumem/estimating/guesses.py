@@ -26,7 +26,7 @@ from ipygpumem.estimating import user_line
 from ipygpumem.estimating.largest import largest_value
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storages import tensors_in
-from ipygpumem.heap.holders.frames import stack
+from ipygpumem.heap.knowledge.frames import stack
 from ipygpumem.introspect import is_ours, is_users
 
 _ATEN = torch.ops.aten

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ipygpumem.heap.holders.frames import stack
+from ipygpumem.heap.knowledge.frames import stack
 from ipygpumem.introspect import is_ours
 
 _ATEN = torch.ops.aten

@@ -33,7 +33,7 @@ from torch.utils import _python_dispatch
 from ipygpumem import interrupts
 from ipygpumem.estimating.records import Note
 from ipygpumem.heap.arrays import is_of_library
-from ipygpumem.heap.holders.frames import background_frames, peek
+from ipygpumem.heap.knowledge.frames import background_frames, peek
 from ipygpumem.heap.walk import MOST_KEPT, Group, Walk
 from ipygpumem.introspect import (
     class_dict,

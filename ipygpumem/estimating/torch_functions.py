@@ -18,7 +18,7 @@ from ipygpumem.estimating import user_line
 from ipygpumem.estimating.card_functions import CardFunctions
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.packed import PackedSequences, real_values
-from ipygpumem.heap.holders.frames import stack
+from ipygpumem.heap.knowledge.frames import stack
 
 UNKNOWN = "this code cannot be estimated, because it needs the values of tensors"
 Handler = Callable[..., Any]

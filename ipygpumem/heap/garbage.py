@@ -29,7 +29,7 @@ from typing import Any
 from ipygpumem import interrupts
 from ipygpumem.heap.bulk import instances_among, of_types, one_of_each
 from ipygpumem.heap.heap import live_instances
-from ipygpumem.heap.holders.frames import SUSPENDED, is_started, stack
+from ipygpumem.heap.knowledge.frames import SUSPENDED, is_started, stack
 from ipygpumem.heap.objects_since import ObjectsSince
 from ipygpumem.introspect import class_dict, is_exactly, mro_of
 from ipygpumem.probes.host import fall_during

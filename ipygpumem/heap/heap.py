@@ -42,7 +42,7 @@ from ipygpumem.heap.bulk import (
     of_types,
     subtypes,
 )
-from ipygpumem.heap.holders.frames import emptied_locals, running_locals
+from ipygpumem.heap.knowledge.frames import emptied_locals, running_locals
 from ipygpumem.heap.knowledge.text_keys import referents_of
 from ipygpumem.heap.large import LargeObjects
 from ipygpumem.heap.referrers import CopiedReferences, Referrers

@@ -26,12 +26,12 @@ from ipygpumem.heap.arrays import (
 )
 from ipygpumem.heap.bulk import by_identity, instances_among, of_types
 from ipygpumem.heap.graph import NodeKey
-from ipygpumem.heap.holders.cuts import Cut, Kind, outermost
-from ipygpumem.heap.holders.frames import SUSPENDED
-from ipygpumem.heap.holders.roots import KEPT
 from ipygpumem.heap.knowledge.barriers import Barriers
+from ipygpumem.heap.knowledge.frames import SUSPENDED
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.parts import cached
+from ipygpumem.heap.paths.cuts import Cut, Kind, outermost
+from ipygpumem.heap.paths.roots import KEPT
 from ipygpumem.heap.region import Region
 from ipygpumem.introspect import is_exactly
 from ipygpumem.inventory.earlier_texts import EarlierTexts

@@ -13,14 +13,14 @@ from typing import Any
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.holders.backward import BackwardSearch, WayTo
-from ipygpumem.heap.holders.cuts import Cut, statement_of
-from ipygpumem.heap.holders.path import Way
-from ipygpumem.heap.holders.paths import PathWriter
-from ipygpumem.heap.holders.roots import NOTEBOOK, REMOVE_THEM, Rank, Root, Roots
-from ipygpumem.heap.holders.tasks import ending_of
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.libraries import is_segment
+from ipygpumem.heap.paths.cuts import Cut, statement_of
+from ipygpumem.heap.paths.path_state import Way
+from ipygpumem.heap.paths.path_writer import PathWriter
+from ipygpumem.heap.paths.roots import NOTEBOOK, REMOVE_THEM, Rank, Root, Roots
+from ipygpumem.heap.paths.tasks import ending_of
 from ipygpumem.introspect import is_exactly, is_instance, is_users_class, module_of
 from ipygpumem.records import ReferencePath, line_of
 

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.heap.arrays import StorageKey
-from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, inside, statement_of
-from ipygpumem.heap.holders.path import comments_of, is_simple
-from ipygpumem.heap.holders.roots import REMOVE_THEM, Root
 from ipygpumem.heap.parts import ObjectPart, parts_of
+from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, inside, statement_of
+from ipygpumem.heap.paths.path_state import comments_of, is_simple
+from ipygpumem.heap.paths.roots import REMOVE_THEM, Root
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.records import (
     SEVERAL_TYPES,

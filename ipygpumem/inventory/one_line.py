@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Sequence
 
-from ipygpumem.heap.holders.cuts import in_sequence
-from ipygpumem.heap.holders.path import is_simple
+from ipygpumem.heap.paths.cuts import in_sequence
+from ipygpumem.heap.paths.path_state import is_simple
 from ipygpumem.introspect import is_name, target_of
 from ipygpumem.inventory.ownership import HeldPart, Ownership
 from ipygpumem.records import COMMENT

@@ -12,13 +12,13 @@ from ipygpumem.heap.arrays import StorageKey, storage_key
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.backward import BackwardSearch
-from ipygpumem.heap.holders.cuts import Kind
-from ipygpumem.heap.holders.hidden_cycles import lines_that_end
-from ipygpumem.heap.holders.roots import EVENT_LOOP, NOTEBOOK, Root, Roots
 from ipygpumem.heap.holders.search import HIDDEN_CYCLE, explain, kept_by_graphs
-from ipygpumem.heap.holders.tasks import ending_of
 from ipygpumem.heap.knowledge.barriers import is_left_out
 from ipygpumem.heap.libraries import OUTLIVES, segments
+from ipygpumem.heap.paths.cuts import Kind
+from ipygpumem.heap.paths.hidden_cycles import lines_that_end
+from ipygpumem.heap.paths.roots import EVENT_LOOP, NOTEBOOK, Root, Roots
+from ipygpumem.heap.paths.tasks import ending_of
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sharing import Partners, partners, types_to_compare
 from ipygpumem.heap.sizes import Sizes

@@ -22,7 +22,7 @@ from ipygpumem.heap.arrays import (
 )
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.graphs import of_script, saved_by
-from ipygpumem.heap.holders.nodes import Nodes, has_graph, is_leaf
+from ipygpumem.heap.knowledge.nodes import Nodes, has_graph, is_leaf
 from ipygpumem.heap.named_arrays import NamedArrays
 from ipygpumem.introspect import instance_dict, is_instance, name_of, type_name
 from ipygpumem.inventory.tensor_records import torch_reader

@@ -23,7 +23,7 @@ from ipygpumem.heap.heap import (
     refuse_while_traced,
     undisturbed,
 )
-from ipygpumem.heap.holders.frames import peek
+from ipygpumem.heap.knowledge.frames import peek
 from ipygpumem.heap.named_arrays import NamedArrays
 from ipygpumem.heap.tensors import Storages
 from ipygpumem.introspect import module_dict

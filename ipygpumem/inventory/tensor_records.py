@@ -13,7 +13,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import describe, is_array, library_type, memory_of, place_of
 from ipygpumem.heap.bulk import by_identity, chunks, type_names
-from ipygpumem.heap.holders.nodes import has_graph
+from ipygpumem.heap.knowledge.nodes import has_graph
 from ipygpumem.heap.tensors import Memory, Reader, each
 from ipygpumem.introspect import is_instance, type_name
 from ipygpumem.inventory.labels import Labels

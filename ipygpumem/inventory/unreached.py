@@ -24,7 +24,7 @@ from ipygpumem.heap.bulk import (
     instances_among,
 )
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.frames import SUSPENDED, code_of, failed, locals_of
+from ipygpumem.heap.knowledge.frames import SUSPENDED, code_of, failed, locals_of
 from ipygpumem.heap.knowledge.slices import Slices, is_view
 from ipygpumem.heap.parts import cached
 from ipygpumem.heap.sizes import Sizes

@@ -13,8 +13,8 @@ from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.heap import Heap, undisturbed
-from ipygpumem.heap.holders.frames import stack
 from ipygpumem.heap.knowledge.barriers import is_left_out
+from ipygpumem.heap.knowledge.frames import stack
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sharing import partners, types_to_compare
 from ipygpumem.introspect import is_users, is_users_class

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ipygpumem.errors import UnitError
-from ipygpumem.heap.holders.frames import steps
+from ipygpumem.heap.knowledge.frames import steps
 from ipygpumem.introspect import is_instance, type_name
 from ipygpumem.probes.segments import MOUNT
 from ipygpumem.reclaim.exceptions import chain, class_names, message_of, traceback_of

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any
 
-from ipygpumem.heap.holders.frames import peek, stack, steps
+from ipygpumem.heap.knowledge.frames import peek, stack, steps
 from ipygpumem.introspect import is_exactly, is_users, type_name
 from ipygpumem.reclaim.exceptions import chain, traceback_of
 

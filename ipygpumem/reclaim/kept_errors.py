@@ -20,7 +20,7 @@ from types import FrameType, ModuleType, TracebackType
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import chunks, of_types, types_of
-from ipygpumem.heap.holders.frames import FORGET_LAST_ERROR
+from ipygpumem.heap.knowledge.frames import FORGET_LAST_ERROR
 from ipygpumem.introspect import ATOMS, instance_dict, is_instance, type_name
 from ipygpumem.reclaim import exceptions
 from ipygpumem.reclaim.error_holders import Holder, holder_of, line_that_removes

@@ -384,7 +384,7 @@ class _FrameSearch(ArraySearch):
         tensors.
         """
         from ipygpumem.heap.holders.graphs import kept_behind  # loading the extension stays fast
-        from ipygpumem.heap.holders.nodes import Nodes
+        from ipygpumem.heap.knowledge.nodes import Nodes
 
         if self._nodes is None:
             self._nodes = Nodes()

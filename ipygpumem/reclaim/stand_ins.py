@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.holders.frames import steps
+from ipygpumem.heap.knowledge.frames import steps
 
 
 def copy_without_frames(traceback: TracebackType | None) -> TracebackType | None:

@@ -9,9 +9,9 @@ from itertools import chain
 
 from ipygpumem.heap.arrays import Array, StorageKey
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.roots import KEPT, REMOVE_THEM, Roots
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.paths.roots import KEPT, REMOVE_THEM, Roots
 from ipygpumem.inventory.merging import holder_of_all
 from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.shell.watched_names import WatchedName, size_of

@@ -13,7 +13,7 @@ from typing import Any
 from ipygpumem.errors import describe_error
 from ipygpumem.heap.arrays import Array, Span, owner_of
 from ipygpumem.heap.garbage import GcMark
-from ipygpumem.heap.holders.frames import running_locals
+from ipygpumem.heap.knowledge.frames import running_locals
 from ipygpumem.heap.objects_since import ObjectsSince
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import module_dict, users_modules

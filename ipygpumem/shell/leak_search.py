@@ -12,8 +12,8 @@ from ipygpumem.heap.arrays import StorageKey, library_type, storage_key
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.graphs import live_tensors, requiring_grad
-from ipygpumem.heap.holders.roots import Roots
 from ipygpumem.heap.libraries import loaded_classes
+from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.introspect import (
     is_atom,
     is_instance,

@@ -7,11 +7,11 @@ from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Any
 
-from ipygpumem.heap.holders.cuts import Cut, Kind
-from ipygpumem.heap.holders.literals import literal
-from ipygpumem.heap.holders.references_of import is_added
 from ipygpumem.heap.holders.registries import Registries
-from ipygpumem.heap.holders.roots import KEPT, LAST_ERROR, REMOVE, Rank, Root, Roots
+from ipygpumem.heap.paths.cuts import Cut, Kind
+from ipygpumem.heap.paths.literals import literal
+from ipygpumem.heap.paths.references_of import is_added
+from ipygpumem.heap.paths.roots import KEPT, LAST_ERROR, REMOVE, Rank, Root, Roots
 from ipygpumem.introspect import instance_dict, module_dict, text_of
 from ipygpumem.notebook import cell_of_file, code_of_output, deletion_of_output
 from ipygpumem.shell.context import ShellContext

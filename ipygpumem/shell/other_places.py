@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.holders.frames import background_frames, peek
 from ipygpumem.heap.holders.registries import open_figures
-from ipygpumem.heap.holders.tasks import context_values
+from ipygpumem.heap.knowledge.frames import background_frames, peek
+from ipygpumem.heap.paths.tasks import context_values
 from ipygpumem.shell.ipython.printed import REMEDY, Printed
 
 

@@ -304,9 +304,11 @@ class Session:
             )
         growing = self.trends.add(record)
         if growing.wants_look or growing.growths:
-            from ipygpumem.shell import holders  # loading the extension must stay fast
+            from ipygpumem.shell import growth_holders  # loading the extension must stay fast
 
-            remarks += holders.remarks(growing, self._context, self._experiments.survivors.roots)
+            remarks += growth_holders.remarks(
+                growing, self._context, self._experiments.survivors.roots
+            )
         return remarks
 
     def _show(self, cell: Cell, reports: list[Report], result: Any) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 from ipygpumem.heap.arrays import StorageKey, describe, storage_key
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.cuts import Cut
 from ipygpumem.heap.holders.search import OUT_OF_SIGHT
+from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.tensors import Reader
 from ipygpumem.heap.watching import WatchedArray
 from ipygpumem.inventory.merging import holder_of_all

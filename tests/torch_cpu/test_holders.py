@@ -18,8 +18,8 @@ import torch
 import ipygpumem
 from ipygpumem.heap.arrays import storage_key
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.roots import Root, Roots
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.paths.roots import Root, Roots
 from tests import hostile
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")

@@ -11,8 +11,8 @@ from torch import nn
 from ipygpumem.heap.arrays import storage_key
 from ipygpumem.heap.bulk import CHUNK
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.roots import Roots
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.heap.total import total
 from ipygpumem.heap.watching import watch

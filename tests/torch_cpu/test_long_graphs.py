@@ -43,7 +43,7 @@ FORKS = """
 import gc, os, torch
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
-from ipygpumem.heap.holders import nodes
+from ipygpumem.heap.knowledge import nodes
 from tests.answering import answer_questions
 nodes.LONGEST_CHAIN //= 8
 gc.collect()

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ipygpumem.heap.holders import nodes
-from ipygpumem.heap.holders.nodes import Nodes
+from ipygpumem.heap.knowledge import nodes
+from ipygpumem.heap.knowledge.nodes import Nodes
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 LIMIT = 50

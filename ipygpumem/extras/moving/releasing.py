@@ -24,8 +24,8 @@ from ipygpumem.heap.array_search import ArraySearch, summed
 from ipygpumem.heap.arrays import TOOLS, Array, describe, is_of_library, library_type
 from ipygpumem.heap.attributes import MODULE_PARTS
 from ipygpumem.heap.heap import Heap, refuse_while_traced, undisturbed
-from ipygpumem.heap.holders.roots import Roots
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.heap.watching import watch
 from ipygpumem.introspect import (
     class_dict,

@@ -14,7 +14,7 @@ import torch
 
 from ipygpumem.estimating.storages import StorageLife
 from ipygpumem.estimating.transients import operator_name
-from ipygpumem.heap.holders.frames import peek, stack
+from ipygpumem.heap.knowledge.frames import peek, stack
 from ipygpumem.introspect import instance_dict, is_users, name_of, type_name
 
 Names = Callable[[], Iterable[tuple[str, object]]]

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from ipygpumem.extras.trainers.epochs import Epochs, close, harmless, needs
-from ipygpumem.heap.holders.frames import peek, stack
+from ipygpumem.heap.knowledge.frames import peek, stack
 from ipygpumem.introspect import is_instance
 
 with needs("transformers", "transformers[torch]"):

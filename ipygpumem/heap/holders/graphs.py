@@ -21,7 +21,7 @@ from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.arrays import StorageKey, library_type, storage_key
 from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, without_types
 from ipygpumem.heap.garbage import Garbage, Known
-from ipygpumem.heap.holders.nodes import Nodes, expect_dead_nodes, has_graph, is_leaf
+from ipygpumem.heap.knowledge.nodes import Nodes, expect_dead_nodes, has_graph, is_leaf
 from ipygpumem.introspect import class_dict, instance_dict, is_instance, type_name
 
 GRADIENT = ".grad"

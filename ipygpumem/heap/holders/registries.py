@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.holders import widgets
-from ipygpumem.heap.holders.cuts import Cut, Kind, split
-from ipygpumem.heap.holders.loggers import handlers_and_filters, loggers
-from ipygpumem.heap.holders.patches import started_patches
-from ipygpumem.heap.holders.references_of import is_users_callable
-from ipygpumem.heap.holders.roots import Rank, Root
-from ipygpumem.heap.holders.tasks import (
+from ipygpumem.heap.paths.cuts import Cut, Kind, split
+from ipygpumem.heap.paths.loggers import handlers_and_filters, loggers
+from ipygpumem.heap.paths.patches import started_patches
+from ipygpumem.heap.paths.references_of import is_users_callable
+from ipygpumem.heap.paths.roots import Rank, Root
+from ipygpumem.heap.paths.tasks import (
     cancelling_timer,
     event_loops,
     scheduled_on,

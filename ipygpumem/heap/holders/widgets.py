@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ipygpumem.heap.arrays import library_type
-from ipygpumem.heap.holders.cuts import Cut, Kind, split
-from ipygpumem.heap.holders.roots import Rank, Root, module_code
+from ipygpumem.heap.paths.cuts import Cut, Kind, split
+from ipygpumem.heap.paths.roots import Rank, Root, module_code
 from ipygpumem.introspect import attribute_of, class_dict, is_instance, loaded_object, type_name
 
 _PARTS = {"Layout"}

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
-from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, split, statement_of
-from ipygpumem.heap.holders.literals import literal
-from ipygpumem.heap.holders.roots import NOTEBOOK, REMOVE, REMOVE_THEM, Root
+from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, split, statement_of
+from ipygpumem.heap.paths.literals import literal
+from ipygpumem.heap.paths.roots import NOTEBOOK, REMOVE, REMOVE_THEM, Root
 from ipygpumem.records import COMMENT, ReferencePath, line_of
 
 LONGEST_PATH = 240

@@ -15,9 +15,9 @@ from ipygpumem.heap.bulk import Progress
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.graphs import live_tensors
-from ipygpumem.heap.holders.roots import NOTEBOOK, Roots
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.libraries import loaded_classes
+from ipygpumem.heap.paths.roots import NOTEBOOK, Roots
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import is_users_module, module_dict, type_name, users_modules

@@ -10,11 +10,11 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import elements, flat_elements, is_array, read_array
-from ipygpumem.heap.holders.cuts import Cut, Kind, Listing, split, statement_of, with_repeated
-from ipygpumem.heap.holders.literals import literal
-from ipygpumem.heap.holders.path import LONGEST_PATH, Path
-from ipygpumem.heap.holders.references_of import attribute_names, items_of, position_of
-from ipygpumem.heap.holders.tasks import ending_of
+from ipygpumem.heap.paths.cuts import Cut, Kind, Listing, split, statement_of, with_repeated
+from ipygpumem.heap.paths.literals import literal
+from ipygpumem.heap.paths.path_state import LONGEST_PATH, Path
+from ipygpumem.heap.paths.references_of import attribute_names, items_of, position_of
+from ipygpumem.heap.paths.tasks import ending_of
 from ipygpumem.introspect import (
     class_dict,
     is_instance,

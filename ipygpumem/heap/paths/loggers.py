@@ -8,11 +8,11 @@ from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import kinds_of
-from ipygpumem.heap.holders.cuts import Cut, Kind, condition_of, split
-from ipygpumem.heap.holders.literals import literal
-from ipygpumem.heap.holders.path import Path
-from ipygpumem.heap.holders.references_of import attribute_text, position_of
-from ipygpumem.heap.holders.roots import Rank, Root
+from ipygpumem.heap.paths.cuts import Cut, Kind, condition_of, split
+from ipygpumem.heap.paths.literals import literal
+from ipygpumem.heap.paths.path_state import Path
+from ipygpumem.heap.paths.references_of import attribute_text, position_of
+from ipygpumem.heap.paths.roots import Rank, Root
 from ipygpumem.introspect import (
     attribute_of,
     class_dict,

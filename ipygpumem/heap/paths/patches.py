@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from ipygpumem.heap.arrays import library_type
-from ipygpumem.heap.holders.literals import literal
+from ipygpumem.heap.paths.literals import literal
 from ipygpumem.introspect import (
     attribute_of,
     class_dict,

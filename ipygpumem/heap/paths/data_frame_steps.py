@@ -8,11 +8,11 @@ from typing import Any
 
 from ipygpumem.heap.arrays import elements, is_array, is_of_library, is_of_pandas, storage_key
 from ipygpumem.heap.bulk import one_of_each
-from ipygpumem.heap.holders.cuts import Cut, Kind, with_repeated
-from ipygpumem.heap.holders.literals import literal
-from ipygpumem.heap.holders.path import Path
-from ipygpumem.heap.holders.references_of import attribute_text
 from ipygpumem.heap.libraries import library_of
+from ipygpumem.heap.paths.cuts import Cut, Kind, with_repeated
+from ipygpumem.heap.paths.literals import literal
+from ipygpumem.heap.paths.path_state import Path
+from ipygpumem.heap.paths.references_of import attribute_text
 from ipygpumem.introspect import instance_dict, is_exactly, type_name
 
 _MOST_COLUMNS = 20_000

@@ -28,21 +28,22 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import by_identity
-from ipygpumem.heap.holders.containers import (
+from ipygpumem.heap.knowledge.frames import FORGET_LAST_ERROR, code_of, frame_of, is_started, peek
+from ipygpumem.heap.libraries import is_segment
+from ipygpumem.heap.paths.container_steps import (
     append_item,
     cuts_of_repeated,
     removal_of_repeated,
 )
-from ipygpumem.heap.holders.cuts import Cut, Kind, in_sequence, split, statement_of, with_repeated
-from ipygpumem.heap.holders.data_frames import append_frame_step
-from ipygpumem.heap.holders.datasets import append_dataset_step
-from ipygpumem.heap.holders.frames import FORGET_LAST_ERROR, code_of, frame_of, is_started, peek
-from ipygpumem.heap.holders.literals import literal
-from ipygpumem.heap.holders.mocks import append_mock_step
-from ipygpumem.heap.holders.patches import is_started_patch
-from ipygpumem.heap.holders.path import Path, Way, ended
-from ipygpumem.heap.holders.protocols import append_protocol_step
-from ipygpumem.heap.holders.references_of import (
+from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, split, statement_of, with_repeated
+from ipygpumem.heap.paths.data_frame_steps import append_frame_step
+from ipygpumem.heap.paths.dataset_steps import append_dataset_step
+from ipygpumem.heap.paths.literals import literal
+from ipygpumem.heap.paths.mock_steps import append_mock_step
+from ipygpumem.heap.paths.patches import is_started_patch
+from ipygpumem.heap.paths.path_state import Path, Way, ended
+from ipygpumem.heap.paths.queue_steps import append_protocol_step
+from ipygpumem.heap.paths.references_of import (
     attribute_names,
     attribute_text,
     is_added,
@@ -52,8 +53,8 @@ from ipygpumem.heap.holders.references_of import (
     owns,
     position_of,
 )
-from ipygpumem.heap.holders.registered import append_registry_step
-from ipygpumem.heap.holders.roots import (
+from ipygpumem.heap.paths.registry_steps import append_registry_step
+from ipygpumem.heap.paths.roots import (
     EVENT_LOOP,
     LAST_ERROR,
     REMOVE,
@@ -62,20 +63,19 @@ from ipygpumem.heap.holders.roots import (
     Roots,
     module_code,
 )
-from ipygpumem.heap.holders.tasks import (
+from ipygpumem.heap.paths.tasks import (
     ending_of,
     is_pending,
     is_waiting_thread,
     is_waiting_timer,
 )
-from ipygpumem.heap.holders.torch_steps import (
+from ipygpumem.heap.paths.torch_steps import (
     advice_for_graph,
     append_torch_step,
     is_needed_by_optimizer,
     words_for_needed,
     words_for_parameter,
 )
-from ipygpumem.heap.libraries import is_segment
 from ipygpumem.introspect import (
     instance_dict,
     is_descriptor,

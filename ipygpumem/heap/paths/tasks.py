@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import kinds_of, of_types, types_of
-from ipygpumem.heap.holders.cuts import split
-from ipygpumem.heap.holders.literals import literal
+from ipygpumem.heap.paths.cuts import split
+from ipygpumem.heap.paths.literals import literal
 from ipygpumem.introspect import instance_dict, is_instance, target_of, text_of, type_name
 
 BUILTIN, _NAME_OF, _WAKES = {id(BuiltinFunctionType)}, attrgetter("__name__"), "task_wakeup"

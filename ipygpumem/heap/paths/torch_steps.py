@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from ipygpumem.heap.arrays import is_array, is_of_library, library_type
-from ipygpumem.heap.holders.cuts import Cut, Kind, split
 from ipygpumem.heap.holders.graphs import DETACH
-from ipygpumem.heap.holders.literals import literal
-from ipygpumem.heap.holders.path import Path
-from ipygpumem.heap.holders.references_of import attribute_text, is_needed_by_methods
-from ipygpumem.heap.holders.roots import NOTEBOOK
+from ipygpumem.heap.paths.cuts import Cut, Kind, split
+from ipygpumem.heap.paths.literals import literal
+from ipygpumem.heap.paths.path_state import Path
+from ipygpumem.heap.paths.references_of import attribute_text, is_needed_by_methods
+from ipygpumem.heap.paths.roots import NOTEBOOK
 from ipygpumem.introspect import (
     instance_dict,
     is_exactly,

@@ -22,7 +22,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import is_array, is_of_library, is_of_pandas
 from ipygpumem.heap.attributes import slots
-from ipygpumem.heap.holders.cuts import Kind
+from ipygpumem.heap.paths.cuts import Kind
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,

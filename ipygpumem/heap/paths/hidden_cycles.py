@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.arrays import flat_elements, is_array, is_of_pandas, owner_of, read_array
 from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import by_identity, container_base
-from ipygpumem.heap.holders.literals import literal
-from ipygpumem.heap.holders.references_of import is_shadowed, items_of, sets_attributes
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
+from ipygpumem.heap.paths.literals import literal
+from ipygpumem.heap.paths.references_of import is_shadowed, items_of, sets_attributes
 from ipygpumem.introspect import class_dict, instance_dict, is_instance, is_name
 
 _MOST_PASSED = 1000
