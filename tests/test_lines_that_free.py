@@ -24,8 +24,8 @@ from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.paths import container_steps
 from ipygpumem.heap.paths.cuts import Cut, Kind, statement_of
 from ipygpumem.heap.paths.patches import started_patches, stopping
-from ipygpumem.heap.paths.path_state import Way, joined
 from ipygpumem.heap.paths.roots import Root, Roots
+from ipygpumem.heap.paths.ways import Way, joined
 from ipygpumem.introspect import is_ours, is_users
 from ipygpumem.inventory.merging import merged
 from ipygpumem.records import ReferencePath, RetainedArray, line_of

@@ -18,8 +18,8 @@ from ipygpumem.heap.bulk import CHUNK, ONCE_IN_LIST, chunks, of_types, types_of
 from ipygpumem.heap.folding import Folder, constants_among
 from ipygpumem.heap.frontier import Context
 from ipygpumem.heap.graph import NodeKey
+from ipygpumem.heap.knowledge.tasks import BUILTIN, CONTEXT_NODES
 from ipygpumem.heap.knowledge.text_keys import has_own_keys
-from ipygpumem.heap.paths.tasks import BUILTIN, CONTEXT_NODES
 
 
 class _Level:

@@ -29,9 +29,8 @@ from ipygpumem.heap.arrays import (
 from ipygpumem.heap.arrow import buffers
 from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import instances_among, kinds_of, of_types, types_of
-from ipygpumem.heap.holders.graphs import of_script
 from ipygpumem.heap.mapped import MappedFiles, note_on_pages
-from ipygpumem.heap.tensors import Reader, each
+from ipygpumem.heap.tensors import Reader, each, tensors_of_script
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import (
     instance_dict,
@@ -476,7 +475,7 @@ _BY_INSTANCE: tuple[tuple[str, str, PieceReader], ...] = (
     ("polars.series.series", "Series", _polars_series),
     ("pyarrow", "Array", _arrow_array),
     ("sqlite3", "Connection", _sqlite_connection),
-    ("torch.jit", "ScriptModule", of_script),
+    ("torch.jit", "ScriptModule", tensors_of_script),
 )
 """Functions that read an instance of any subclass without running the subclass's code."""
 _BY_METHOD: tuple[tuple[str, str, PieceReader], ...] = (

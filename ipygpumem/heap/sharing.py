@@ -13,7 +13,7 @@ from operator import itemgetter
 from ipygpumem.heap.arrays import storage_key
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.graphs import kept_behind
+from ipygpumem.heap.knowledge.graphs import kept_behind
 from ipygpumem.heap.knowledge.nodes import Nodes
 from ipygpumem.heap.libraries import BUFFERS, Piece, sharing_kinds, with_memory
 from ipygpumem.heap.region import Region

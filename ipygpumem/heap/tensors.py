@@ -451,3 +451,12 @@ def reader_of(torch: Any) -> Reader:
     if key not in _READERS:
         _READERS[key] = Reader(torch)
     return _READERS[key]
+
+
+def tensors_of_script(module: object) -> Iterator[Any]:
+    """Yield the parameters and buffers of a TorchScript module; nothing for a tensor."""
+    inner = (instance_dict(module) or {}).get("_c")
+    functions: Any = sys.modules["torch"]._C
+    if type(inner) is functions.ScriptModule:
+        for names in (functions.ParameterDict, functions.BufferDict):
+            yield from (value for _, value in names(inner).items())

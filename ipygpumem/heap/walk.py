@@ -38,7 +38,7 @@ from ipygpumem.heap.bulk import (
     parts_of_container,
     types_of,
 )
-from ipygpumem.heap.paths.tasks import BUILTIN, storage_of_context, without_wakeups
+from ipygpumem.heap.knowledge.tasks import BUILTIN, storage_of_context, without_wakeups
 from ipygpumem.introspect import (
     ATOMS,
     HAS_REFERENCES,

@@ -20,7 +20,7 @@ from ipygpumem.heap.bulk import (
     without_types,
 )
 from ipygpumem.heap.garbage import Garbage
-from ipygpumem.heap.holders.graphs import live_tensors
+from ipygpumem.heap.live_tensors import live_tensors
 from ipygpumem.heap.tensors import Reader, Storages
 from ipygpumem.heap.walk import MOST_AT_START, Walk
 from ipygpumem.introspect import ATOMS, is_instance, module_dict, named_objects, users_modules

@@ -17,10 +17,10 @@ from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.libraries import is_segment
 from ipygpumem.heap.paths.cuts import Cut, statement_of
-from ipygpumem.heap.paths.path_state import Way
 from ipygpumem.heap.paths.path_writer import PathWriter
 from ipygpumem.heap.paths.roots import NOTEBOOK, REMOVE_THEM, Rank, Root, Roots
-from ipygpumem.heap.paths.tasks import ending_of
+from ipygpumem.heap.paths.task_endings import ending_of
+from ipygpumem.heap.paths.ways import Way
 from ipygpumem.introspect import is_exactly, is_instance, is_users_class, module_of
 from ipygpumem.records import ReferencePath, line_of
 

@@ -19,8 +19,8 @@ from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.heap.arrays import StorageKey
 from ipygpumem.heap.parts import ObjectPart, parts_of
 from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, inside, statement_of
-from ipygpumem.heap.paths.path_state import comments_of, is_simple
 from ipygpumem.heap.paths.roots import REMOVE_THEM, Root
+from ipygpumem.heap.paths.ways import comments_of, is_simple
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.records import (
     SEVERAL_TYPES,

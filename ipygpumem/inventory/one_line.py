@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from ipygpumem.heap.paths.cuts import in_sequence
-from ipygpumem.heap.paths.path_state import is_simple
+from ipygpumem.heap.paths.ways import is_simple
 from ipygpumem.introspect import is_name, target_of
 from ipygpumem.inventory.ownership import HeldPart, Ownership
 from ipygpumem.records import COMMENT

@@ -21,11 +21,12 @@ from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS, StorageKey
 from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.rows import Row
+from ipygpumem.heap.knowledge.tasks import is_pending, pending
 from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.paths.data_frame_steps import without_old_blocks
 from ipygpumem.heap.paths.path_writer import PathWriter
 from ipygpumem.heap.paths.roots import EVENT_LOOP, NOTEBOOK, REMOVE_THEM, Roots
-from ipygpumem.heap.paths.tasks import cancelling, is_pending, pending
+from ipygpumem.heap.paths.task_endings import cancelling
 from ipygpumem.heap.sizes import Share, Size, Sizes, row_of
 from ipygpumem.introspect import module_of, type_name
 from ipygpumem.inventory.contents import Contents, Received

@@ -21,9 +21,10 @@ from ipygpumem.heap.arrays import (
     storage_key,
 )
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.graphs import of_script, saved_by
+from ipygpumem.heap.knowledge.graphs import saved_by
 from ipygpumem.heap.knowledge.nodes import Nodes, has_graph, is_leaf
 from ipygpumem.heap.named_arrays import NamedArrays
+from ipygpumem.heap.tensors import tensors_of_script
 from ipygpumem.introspect import instance_dict, is_instance, name_of, type_name
 from ipygpumem.inventory.tensor_records import torch_reader
 from ipygpumem.notebook import OUTPUT, OUTPUT_PREFIX, cell_of_output, deletion_of_output
@@ -144,7 +145,7 @@ class Retained:
         gradients = self._gradients(tensors, without=set(map(id, with_graphs)))
         self._memory.lock(gradients)
         for module in heap.modules:
-            self._memory.lock(of_script(module))
+            self._memory.lock(tensors_of_script(module))
         if not with_graphs:
             return
         nodes = _Nodes([*gradients, *with_graphs], _at_rest(heap.modules))

@@ -16,10 +16,11 @@ from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import Progress, chunks, instances_among, no_progress
 from ipygpumem.heap.heap import refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.search import HIDDEN_CYCLE
+from ipygpumem.heap.knowledge.tasks import is_pending, pending
 from ipygpumem.heap.knowledge.views import small_view
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments
 from ipygpumem.heap.paths.hidden_cycles import lines_that_end
-from ipygpumem.heap.paths.tasks import ending_of, is_pending, pending
+from ipygpumem.heap.paths.task_endings import ending_of
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sizes import Share, Size, Sizes, sizeable
 from ipygpumem.introspect import is_instance, target_of, type_name

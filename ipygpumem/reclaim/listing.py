@@ -383,7 +383,7 @@ class _FrameSearch(ArraySearch):
         """Add the memory that autograd keeps behind a place's leaves, or behind its other
         tensors.
         """
-        from ipygpumem.heap.holders.graphs import kept_behind  # loading the extension stays fast
+        from ipygpumem.heap.knowledge.graphs import kept_behind
         from ipygpumem.heap.knowledge.nodes import Nodes
 
         if self._nodes is None:

@@ -10,8 +10,8 @@ from operator import attrgetter, is_
 from typing import NamedTuple
 
 from ipygpumem.heap.parts import CACHED
-from ipygpumem.heap.paths.path_state import as_code, is_code
 from ipygpumem.heap.paths.roots import NOTEBOOK
+from ipygpumem.heap.paths.ways import as_code, is_code
 from ipygpumem.heap.sizes import Share
 from ipygpumem.introspect import target_of
 from ipygpumem.inventory.one_line import lines_for_all

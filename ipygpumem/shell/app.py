@@ -79,8 +79,8 @@ class App:
             experiment.name for experiment in self.experiments.open if not experiment.is_ending
         ]
         with contextlib.ExitStack() as stack:  # called in reverse, even if one fails
-            if graphs := sys.modules.get("ipygpumem.heap.holders.graphs"):
-                stack.callback(graphs.stop_letting_swap)
+            if loaded := sys.modules.get("ipygpumem.heap.live_tensors"):
+                stack.callback(loaded.stop_letting_swap)
             stack.callback(self.context.garbage.forget)
             stack.callback(self.context.meter.close)
             for observer in self.session.observers:

@@ -14,9 +14,9 @@ from ipygpumem.errors import describe_error
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.heap import Heap, undisturbed
-from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.libraries import loaded_classes
+from ipygpumem.heap.live_tensors import live_tensors
 from ipygpumem.heap.paths.roots import NOTEBOOK, Roots
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.interrupts import is_from_signal

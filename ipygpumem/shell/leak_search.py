@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.arrays import StorageKey, library_type, storage_key
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.heap.heap import Heap, undisturbed
-from ipygpumem.heap.holders.graphs import live_tensors, requiring_grad
+from ipygpumem.heap.knowledge.graphs import requiring_grad
 from ipygpumem.heap.libraries import loaded_classes
+from ipygpumem.heap.live_tensors import live_tensors
 from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.introspect import (
     is_atom,

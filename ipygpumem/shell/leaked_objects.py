@@ -20,9 +20,9 @@ from ipygpumem.heap.bulk import by_identity, instances_among
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.registries import Registered, kept_by_registries
 from ipygpumem.heap.holders.rows import Row
+from ipygpumem.heap.knowledge.tasks import is_pending
 from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.paths.roots import KEPT, NOTEBOOK
-from ipygpumem.heap.paths.tasks import is_pending
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.introspect import is_users_module, module_dict, text_of, type_name

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ipygpumem.heap.holders.registries import Registries
+from ipygpumem.heap.paths.attributes_to_remove import is_added
 from ipygpumem.heap.paths.cuts import Cut, Kind
 from ipygpumem.heap.paths.literals import literal
-from ipygpumem.heap.paths.references_of import is_added
 from ipygpumem.heap.paths.roots import KEPT, LAST_ERROR, REMOVE, Rank, Root, Roots
 from ipygpumem.introspect import instance_dict, module_dict, text_of
 from ipygpumem.notebook import cell_of_file, code_of_output, deletion_of_output

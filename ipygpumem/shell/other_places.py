@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.holders.registries import open_figures
 from ipygpumem.heap.knowledge.frames import background_frames, peek
-from ipygpumem.heap.paths.tasks import context_values
+from ipygpumem.heap.paths.task_endings import context_values
 from ipygpumem.shell.ipython.printed import REMEDY, Printed
 
 

@@ -14,12 +14,12 @@ from ipygpumem.heap.arrays import Array, StorageKey, describe, described
 from ipygpumem.heap.bulk import Progress, of_types
 from ipygpumem.heap.garbage import weak
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
-from ipygpumem.heap.holders.graphs import live_tensors
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import NOT_REACHED, explain
+from ipygpumem.heap.knowledge.tasks import is_pending
+from ipygpumem.heap.live_tensors import live_tensors
 from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.paths.roots import REMOVE, Roots
-from ipygpumem.heap.paths.tasks import is_pending
 from ipygpumem.heap.remembered import Remembered
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.inventory.dropped_data import OlderData, OtherData, bytes_by_line, with_remarks

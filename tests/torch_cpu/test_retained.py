@@ -15,7 +15,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.arrays import storage_key
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.heap import Heap, undisturbed
-from ipygpumem.heap.holders.graphs import live_tensors
+from ipygpumem.heap.live_tensors import live_tensors
 from ipygpumem.introspect import is_atom
 from ipygpumem.inventory import retained
 from ipygpumem.inventory.retained import Finding, Retained

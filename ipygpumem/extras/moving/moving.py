@@ -25,7 +25,7 @@ from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.heap import refuse_while_traced
-from ipygpumem.heap.holders.graphs import live_tensors
+from ipygpumem.heap.live_tensors import live_tensors
 from ipygpumem.heap.tensors import Reader
 from ipygpumem.introspect import instance_dict, is_instance, type_name
 from ipygpumem.probes.host import available_bytes

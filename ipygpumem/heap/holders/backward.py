@@ -19,11 +19,11 @@ from ipygpumem.heap.attributes import has_nameless_attributes
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.root_finder import RootFinder
 from ipygpumem.heap.knowledge.frames import SUSPENDED, running_ids
+from ipygpumem.heap.knowledge.tasks import wakes_task
 from ipygpumem.heap.knowledge.text_keys import referents_with_keys
 from ipygpumem.heap.paths.data_frame_steps import is_removable_from
-from ipygpumem.heap.paths.references_of import owns
+from ipygpumem.heap.paths.items_and_attributes import owns
 from ipygpumem.heap.paths.roots import REMOVE, Rank, Root, Roots
-from ipygpumem.heap.paths.tasks import wakes_task
 from ipygpumem.interrupts import is_listener
 from ipygpumem.introspect import (
     class_dict,

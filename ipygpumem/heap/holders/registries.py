@@ -15,18 +15,13 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.holders import widgets
+from ipygpumem.heap.knowledge.tasks import scheduled_on, timers_of, waiting_timers
+from ipygpumem.heap.paths.attributes_to_remove import is_users_callable
 from ipygpumem.heap.paths.cuts import Cut, Kind, split
 from ipygpumem.heap.paths.loggers import handlers_and_filters, loggers
 from ipygpumem.heap.paths.patches import started_patches
-from ipygpumem.heap.paths.references_of import is_users_callable
 from ipygpumem.heap.paths.roots import Rank, Root
-from ipygpumem.heap.paths.tasks import (
-    cancelling_timer,
-    event_loops,
-    scheduled_on,
-    timers_of,
-    waiting_timers,
-)
+from ipygpumem.heap.paths.task_endings import cancelling_timer, event_loops
 from ipygpumem.interrupts import original_handler
 from ipygpumem.introspect import (
     attribute_of,

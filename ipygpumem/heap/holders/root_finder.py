@@ -9,8 +9,9 @@ from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.knowledge.frames import peek, running_frames
+from ipygpumem.heap.knowledge.tasks import is_waiting_thread
 from ipygpumem.heap.paths.roots import EVENT_LOOP, Rank, Root, Roots, module_code
-from ipygpumem.heap.paths.tasks import context_values, is_waiting_thread
+from ipygpumem.heap.paths.task_endings import context_values
 from ipygpumem.introspect import instance_dict, is_instance, module_dict, text_of
 
 

@@ -12,7 +12,7 @@ from ipygpumem.heap.bulk import by_identity, chunks
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
-from ipygpumem.heap.paths.references_of import items_of
+from ipygpumem.heap.paths.items_and_attributes import items_of
 from ipygpumem.introspect import instance_dict, is_atom, is_exactly, is_instance, type_name
 
 _MOST_VISITED = 2_000_000

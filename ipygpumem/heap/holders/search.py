@@ -16,14 +16,14 @@ from ipygpumem.heap.arrays import StorageKey, flat_elements, is_of_library, stor
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import MOST_VISITS, BackwardSearch, Steps, Ways, WayTo
-from ipygpumem.heap.holders.graphs import GRADIENT, Keeper, keepers, requiring_grad, with_graphs
+from ipygpumem.heap.holders.kept_by_graphs import GRADIENT, Keeper, keepers
 from ipygpumem.heap.holders.registries import figure_of, roots_of_figures
 from ipygpumem.heap.holders.rows import Row, RowHolders
+from ipygpumem.heap.knowledge.graphs import requiring_grad, with_graphs
 from ipygpumem.heap.paths.container_steps import cuts_of_repeated, removal_of_repeated
 from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, statement_of
-from ipygpumem.heap.paths.path_state import Way, comments_of, is_code, is_simple, joined
+from ipygpumem.heap.paths.items_and_attributes import first_in, is_opaque, is_private, items_of
 from ipygpumem.heap.paths.path_writer import PathWriter, without_own_dicts
-from ipygpumem.heap.paths.references_of import first_in, is_opaque, is_private, items_of
 from ipygpumem.heap.paths.roots import (
     KEPT,
     NOTEBOOK,
@@ -33,6 +33,7 @@ from ipygpumem.heap.paths.roots import (
     Root,
     Roots,
 )
+from ipygpumem.heap.paths.ways import Way, comments_of, is_code, is_simple, joined
 from ipygpumem.introspect import instance_dict, is_instance
 from ipygpumem.notebook import OUTPUT
 from ipygpumem.records import COMMENT, ReferencePath, line_of

@@ -25,7 +25,7 @@ from typing import Any
 from ipygpumem.heap.arrays import TOOLS, is_of_library, library_type
 from ipygpumem.heap.bulk import by_identity, of_types, one_of_each, types_of, without_types
 from ipygpumem.heap.knowledge.frames import frame_of, is_users, running_ids
-from ipygpumem.heap.paths.tasks import storage_of_context
+from ipygpumem.heap.knowledge.tasks import storage_of_context
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,

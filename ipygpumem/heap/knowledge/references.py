@@ -23,19 +23,19 @@ from ipygpumem.heap.arrays import (
     read_array,
 )
 from ipygpumem.heap.bulk import kinds_of, of_types, one_of_each, types_of, without_types
-from ipygpumem.heap.holders.graphs import gradient_of, saved_by
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.frames import SUSPENDED
+from ipygpumem.heap.knowledge.graphs import gradient_of, saved_by
 from ipygpumem.heap.knowledge.nodes import Nodes
 from ipygpumem.heap.knowledge.slices import Slices, may_have_slices
-from ipygpumem.heap.knowledge.text_keys import COMMON_REFERENCES, text_keys
-from ipygpumem.heap.libraries import bytes_of
-from ipygpumem.heap.paths.tasks import (
+from ipygpumem.heap.knowledge.tasks import (
     BUILTIN,
     CONTEXT_NODES,
     own_references_of_contexts,
     without_wakeups,
 )
+from ipygpumem.heap.knowledge.text_keys import COMMON_REFERENCES, text_keys
+from ipygpumem.heap.libraries import bytes_of
 from ipygpumem.introspect import instance_dict, is_instance
 
 _SPECIAL: tuple[tuple[str, str, str], ...] = (

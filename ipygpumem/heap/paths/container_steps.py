@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import elements, flat_elements, is_array, read_array
 from ipygpumem.heap.paths.cuts import Cut, Kind, Listing, split, statement_of, with_repeated
+from ipygpumem.heap.paths.items_and_attributes import attribute_names, items_of, position_of
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.heap.paths.path_state import LONGEST_PATH, Path
-from ipygpumem.heap.paths.references_of import attribute_names, items_of, position_of
-from ipygpumem.heap.paths.tasks import ending_of
+from ipygpumem.heap.paths.task_endings import ending_of
 from ipygpumem.introspect import (
     class_dict,
     is_instance,

@@ -10,9 +10,9 @@ from ipygpumem.heap.arrays import elements, is_array, is_of_library, is_of_panda
 from ipygpumem.heap.bulk import one_of_each
 from ipygpumem.heap.libraries import library_of
 from ipygpumem.heap.paths.cuts import Cut, Kind, with_repeated
+from ipygpumem.heap.paths.items_and_attributes import attribute_text
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.heap.paths.path_state import Path
-from ipygpumem.heap.paths.references_of import attribute_text
 from ipygpumem.introspect import instance_dict, is_exactly, type_name
 
 _MOST_COLUMNS = 20_000

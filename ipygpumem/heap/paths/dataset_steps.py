@@ -11,9 +11,9 @@ from typing import Any
 from ipygpumem.heap.arrays import is_array, is_of_library
 from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.paths.cuts import Cut, Kind
+from ipygpumem.heap.paths.items_and_attributes import attribute_text
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.heap.paths.path_state import Path
-from ipygpumem.heap.paths.references_of import attribute_text
 from ipygpumem.introspect import is_exactly, module_of
 
 _NOTES = {"._attrs": ".attrs", "._encoding": ".encoding"}

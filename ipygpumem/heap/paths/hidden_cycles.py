@@ -15,8 +15,9 @@ from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import by_identity, container_base
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
+from ipygpumem.heap.paths.attributes_to_remove import is_shadowed, sets_attributes
+from ipygpumem.heap.paths.items_and_attributes import items_of
 from ipygpumem.heap.paths.literals import literal
-from ipygpumem.heap.paths.references_of import is_shadowed, items_of, sets_attributes
 from ipygpumem.introspect import class_dict, instance_dict, is_instance, is_name
 
 _MOST_PASSED = 1000

@@ -9,9 +9,9 @@ from typing import Any
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import kinds_of
 from ipygpumem.heap.paths.cuts import Cut, Kind, condition_of, split
+from ipygpumem.heap.paths.items_and_attributes import attribute_text, position_of
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.heap.paths.path_state import Path
-from ipygpumem.heap.paths.references_of import attribute_text, position_of
 from ipygpumem.heap.paths.roots import Rank, Root
 from ipygpumem.introspect import (
     attribute_of,

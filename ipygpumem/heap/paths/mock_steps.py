@@ -7,8 +7,8 @@ from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.paths.cuts import Cut, Kind, split
+from ipygpumem.heap.paths.items_and_attributes import attribute_text
 from ipygpumem.heap.paths.path_state import Path
-from ipygpumem.heap.paths.references_of import attribute_text
 from ipygpumem.introspect import is_exactly, is_name, text_of
 
 _CALLS = {"_mock_call_args", "_mock_call_args_list", "_mock_mock_calls", "method_calls"}

@@ -29,7 +29,13 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.knowledge.frames import FORGET_LAST_ERROR, code_of, frame_of, is_started, peek
+from ipygpumem.heap.knowledge.tasks import is_pending, is_waiting_thread, is_waiting_timer
 from ipygpumem.heap.libraries import is_segment
+from ipygpumem.heap.paths.attributes_to_remove import (
+    is_added,
+    kind_of_attribute,
+    library_that_keeps,
+)
 from ipygpumem.heap.paths.container_steps import (
     append_item,
     cuts_of_repeated,
@@ -38,21 +44,18 @@ from ipygpumem.heap.paths.container_steps import (
 from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, split, statement_of, with_repeated
 from ipygpumem.heap.paths.data_frame_steps import append_frame_step
 from ipygpumem.heap.paths.dataset_steps import append_dataset_step
-from ipygpumem.heap.paths.literals import literal
-from ipygpumem.heap.paths.mock_steps import append_mock_step
-from ipygpumem.heap.paths.patches import is_started_patch
-from ipygpumem.heap.paths.path_state import Path, Way, ended
-from ipygpumem.heap.paths.queue_steps import append_protocol_step
-from ipygpumem.heap.paths.references_of import (
+from ipygpumem.heap.paths.items_and_attributes import (
     attribute_names,
     attribute_text,
-    is_added,
     items_of,
-    kind_of_attribute,
-    library_that_keeps,
     owns,
     position_of,
 )
+from ipygpumem.heap.paths.literals import literal
+from ipygpumem.heap.paths.mock_steps import append_mock_step
+from ipygpumem.heap.paths.patches import is_started_patch
+from ipygpumem.heap.paths.path_state import Path, ended
+from ipygpumem.heap.paths.queue_steps import append_protocol_step
 from ipygpumem.heap.paths.registry_steps import append_registry_step
 from ipygpumem.heap.paths.roots import (
     EVENT_LOOP,
@@ -63,12 +66,7 @@ from ipygpumem.heap.paths.roots import (
     Roots,
     module_code,
 )
-from ipygpumem.heap.paths.tasks import (
-    ending_of,
-    is_pending,
-    is_waiting_thread,
-    is_waiting_timer,
-)
+from ipygpumem.heap.paths.task_endings import ending_of
 from ipygpumem.heap.paths.torch_steps import (
     advice_for_graph,
     append_torch_step,
@@ -76,6 +74,7 @@ from ipygpumem.heap.paths.torch_steps import (
     words_for_needed,
     words_for_parameter,
 )
+from ipygpumem.heap.paths.ways import Way
 from ipygpumem.introspect import (
     instance_dict,
     is_descriptor,

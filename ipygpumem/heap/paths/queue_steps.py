@@ -18,9 +18,9 @@ from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.paths.cuts import Cut, Kind, Protocol, split
+from ipygpumem.heap.paths.items_and_attributes import attribute_text, position_of
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.heap.paths.path_state import Path
-from ipygpumem.heap.paths.references_of import attribute_text, position_of
 from ipygpumem.introspect import (
     instance_dict,
     is_exactly,

@@ -8,9 +8,9 @@ from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.paths.cuts import Cut, Kind, condition_of, split, with_repeated
+from ipygpumem.heap.paths.items_and_attributes import position_of
 from ipygpumem.heap.paths.loggers import append_logger_step, is_filterer
 from ipygpumem.heap.paths.path_state import Path
-from ipygpumem.heap.paths.references_of import position_of
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,

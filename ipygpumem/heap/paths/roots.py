@@ -13,10 +13,10 @@ from enum import IntEnum
 from types import FrameType, ModuleType
 from typing import Any
 
+from ipygpumem.heap.paths.attributes_to_remove import is_in_code, is_in_source, is_users_callable
 from ipygpumem.heap.paths.cuts import Cut, Kind, split
 from ipygpumem.heap.paths.patches import patch_of, stopping
-from ipygpumem.heap.paths.references_of import is_in_code, is_in_source, is_users_callable
-from ipygpumem.heap.paths.tasks import ContextValue
+from ipygpumem.heap.paths.task_endings import ContextValue
 from ipygpumem.introspect import (
     is_instance,
     is_name,

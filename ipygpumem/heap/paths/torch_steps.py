@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from ipygpumem.heap.arrays import is_array, is_of_library, library_type
-from ipygpumem.heap.holders.graphs import DETACH
+from ipygpumem.heap.paths.attributes_to_remove import is_needed_by_methods
 from ipygpumem.heap.paths.cuts import Cut, Kind, split
+from ipygpumem.heap.paths.items_and_attributes import attribute_text
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.heap.paths.path_state import Path
-from ipygpumem.heap.paths.references_of import attribute_text, is_needed_by_methods
 from ipygpumem.heap.paths.roots import NOTEBOOK
 from ipygpumem.introspect import (
     instance_dict,
@@ -26,6 +26,8 @@ from ipygpumem.introspect import (
 )
 from ipygpumem.records import COMMENT
 
+DETACH = "keep loss.item() or tensor.detach() instead of a tensor with its graph"
+"""Advice for a graph that keeps memory alive."""
 _PARTS = {"_modules", "_parameters", "_buffers"}
 """Attributes of modules with their parts by name."""
 _LISTS = ("ModuleList", "Sequential")

@@ -1,14 +1,15 @@
-"""Reads by which attribute or item one object refers to another one. No code of users runs."""
+"""Says which attributes and globals a user may remove, and which the code of a library needs.
+
+No code of users runs.
+"""
 
 from __future__ import annotations
 
 import dis
 import functools
-import gc
 import re
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import (
     CodeType,
@@ -18,11 +19,10 @@ from types import (
     ModuleType,
     SimpleNamespace,
 )
-from typing import Any
 
 from ipygpumem.heap.arrays import is_array, is_of_library, is_of_pandas
-from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.paths.cuts import Kind
+from ipygpumem.heap.paths.items_and_attributes import is_opaque
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,
@@ -33,58 +33,9 @@ from ipygpumem.introspect import (
     is_users,
     is_users_class,
     module_dict,
-    module_of,
     mro_of,
     text_of,
 )
-
-
-def items_of(holder: Any) -> list[object]:
-    """Return the items of a container, or the attributes of an object."""
-    if is_instance(holder, dict):
-        return list(dict.values(holder))
-    for base in (list, tuple, set, frozenset, deque):
-        if is_instance(holder, base):
-            return list(base.__iter__(holder))
-    return [*(instance_dict(holder) or {}).values(), *slots(holder).values()]
-
-
-def first_in(holder: Any, items: Sequence[object]) -> object:
-    """Return the item that comes first in a container, or among the attributes of an object."""
-    wanted = set(map(id, items))
-    for item in items_of(holder):
-        if id(item) in wanted:
-            return item
-    return items[0]
-
-
-def is_opaque(item: object) -> bool:
-    """Return True for a library's object that keeps its data in private attributes.
-
-    Users write no names for what is inside: ``source`` of bokeh has ``_property_values``.
-    """
-    if is_users_class(type(item)) or is_array(item) or is_instance(item, BaseException):
-        return False
-    if any(is_instance(item, kind) for kind in _OPEN):
-        return False
-    return module_of(item).partition(".")[0] not in _OPEN_MODULES
-
-
-def is_private(owner: object, item: object) -> bool:
-    """Return True if an object refers to an item, or has its attributes, out of users' sight."""
-    if item is instance_dict(owner):
-        return True
-    return (
-        not attribute_text(owner, item).startswith(".") or attribute_text(owner, item)[1:2] == "_"
-    )
-
-
-_OPEN = (dict, list, tuple, set, frozenset, deque, type, ModuleType, FunctionType, MethodType)
-"""Types whose contents users name."""
-
-
-_OPEN_MODULES = {"", "builtins", "collections", "functools", "logging", "queue", "types", "weakref"}
-"""Modules of types that users fill step by step."""
 
 
 def kind_of_attribute(owner: object, name: str, child: object) -> Kind | None:
@@ -147,36 +98,6 @@ def _class_attribute(kind: type, name: str) -> object:
         if attribute is not None:
             return attribute
     return None
-
-
-def position_of(items: Iterable[object], child: object) -> int:
-    """Return the position of an item in a list, tuple or deque."""
-    base: Any = next(kind for kind in (list, tuple, deque) if is_instance(items, kind))
-    return next((index for index, item in enumerate(base.__iter__(items)) if item is child), 0)
-
-
-def attribute_names(owner: object, child: object) -> list[str]:
-    """Return the names of the attributes of ``owner`` that are ``child``."""
-    attributes = [*(instance_dict(owner) or {}).items(), *slots(owner).items()]
-    return [text_of(name) for name, value in attributes if value is child]
-
-
-def attribute_text(owner: object, child: object) -> str:
-    """Return ``.name`` for the first attribute of ``owner`` that is ``child``; empty if it has no
-    name.
-    """
-    names = attribute_names(owner, child)
-    name = names[0] if names else ""
-    if not name:
-        return ""
-    return f".{name}" if is_name(name) else " (in an attribute)"
-
-
-def owns(owner: object, names: dict[str, object]) -> bool:
-    """Return True if a dict contains the attributes of an object or class."""
-    if is_instance(owner, type):
-        return any(item is names for item in gc.get_referents(class_dict(owner)))
-    return type(owner) is not FunctionType and instance_dict(owner) is names
 
 
 def is_added(owner: object, name: str, child: object) -> bool:

@@ -1,0 +1,65 @@
+"""Finds all live tensors, also those that only graphs, leaves and TorchScript keep alive.
+
+The garbage collector cannot see these references. They are found from the other end: from the nodes
+of every live tensor's graph to their saved tensors.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+from ipygpumem.heap.arrays import library_type
+from ipygpumem.heap.bulk import by_identity, kinds_of, of_types, without_types
+from ipygpumem.heap.garbage import Garbage, Known
+from ipygpumem.heap.knowledge.graphs import behind, requiring_grad
+from ipygpumem.heap.knowledge.nodes import Nodes, expect_dead_nodes
+from ipygpumem.heap.tensors import tensors_of_script
+
+
+def _let_swap(utils: Any) -> None:
+    """Let torch swap two tensors, as ``module.to()`` may; it refuses where weak references such as
+    ours exist.
+    """
+    if getattr(utils, "weakref", None) is weakref:
+        utils.weakref = SimpleNamespace(**{**vars(weakref), "getweakrefs": _references_of_others})
+
+
+def stop_letting_swap() -> None:
+    """Restore torch's own ``weakref`` module once no reference of ours to a tensor is left."""
+    utils: Any = sys.modules.get("torch.utils")
+    if getattr(getattr(utils, "weakref", None), "getweakrefs", None) is _references_of_others:
+        utils.weakref = weakref
+
+
+def _references_of_others(item: object) -> list[Any]:
+    return [reference for reference in weakref.getweakrefs(item) if type(reference) is not Known]
+
+
+def live_tensors(garbage: Garbage) -> list[Any]:
+    """Return all live tensors, including those that only graphs, leaves and TorchScript keep alive.
+
+    A result saved by its own operation, and a gradient that was never read, have no Python object
+    yet: half the memory of a network of sigmoids. This call creates the objects, which live as long
+    as the tensors.
+    """
+    base: Any = library_type("torch", "Tensor")
+    if base is None:
+        return []
+    expect_dead_nodes()
+    _let_swap(sys.modules.get("torch.utils"))
+    scripted = library_type("torch.jit", "RecursiveScriptModule")
+    bases = [base] if scripted is None else [base, scripted]
+    instances = garbage.instances(*bases)  # one search of the heap
+    tensor_types = kinds_of(instances, base)
+    tensors: list[Any] = of_types(tensor_types, instances)
+    live = list(tensors)
+    for module in without_types(tensor_types, instances):
+        live += tensors_of_script(module)
+    nodes = Nodes()
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        for tensor in requiring_grad(tensors):
+            live += [saved for _, saved in behind(tensor, nodes)]
+    return list(by_identity(live).values())
