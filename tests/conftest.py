@@ -57,8 +57,7 @@ from traitlets.config import Config
 from benchmarks.harness.kernel import Kernel
 from ipygpumem import introspect
 from ipygpumem.api import shell as where
-from ipygpumem.heap import arrays
-from ipygpumem.heap.knowledge import frames
+from ipygpumem.heap.knowledge import barriers, frames
 from ipygpumem.inventory import baseline
 from ipygpumem.meter.meter import Meter
 from ipygpumem.meter.traces import Traces
@@ -71,8 +70,8 @@ TOOLS_OF_TESTS = {"pytest", "_pytest", "pluggy", "xdist", "execnet", "__channele
 and objects lead to all tests of the process, so that looks do not follow them, as they do not
 follow those of IPython.
 """
-frames._TOOLS.update(TOOLS_OF_TESTS)
-arrays.TOOLS.update(TOOLS_OF_TESTS)
+frames._LIBRARIES_OF_KERNELS.update(TOOLS_OF_TESTS)
+barriers.TOOLS.update(TOOLS_OF_TESTS)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -29,12 +29,6 @@ from ipygpumem.introspect import (
     type_name,
 )
 
-NOT_ENTERED = (types.FrameType, types.CodeType, types.TracebackType)
-"""Types that no walk enters, because they lead to objects of every owner."""
-
-TOOLS = {"IPython", "ipykernel", "ipygpumem"}
-"""Libraries whose objects lead to the shell, and so to all outputs."""
-
 StorageKey = tuple[str, int]
 """Identity of a storage while it is alive."""
 

@@ -18,19 +18,17 @@ from ipygpumem.heap.arrays import holding_objects, is_array, parts_of_array, rea
 from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import (
     CHUNK,
-    CONTAINER_TYPES,
     ONCE_BY_INDEX,
     ONCE_IN_LIST,
     by_identity,
     chunks,
     held_once,
-    lengths_of,
     linked_to,
     of_types,
-    parts_of_container,
     types_of,
     without_types,
 )
+from ipygpumem.heap.containers import CONTAINER_TYPES, lengths_of, parts_of_container
 from ipygpumem.heap.frontier import Context
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.knowledge.references import ReferenceReader, References

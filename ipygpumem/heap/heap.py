@@ -42,6 +42,7 @@ from ipygpumem.heap.bulk import (
     of_types,
     subtypes,
 )
+from ipygpumem.heap.containers import UNTRACKED
 from ipygpumem.heap.knowledge.frames import emptied_locals, running_locals
 from ipygpumem.heap.knowledge.text_keys import referents_of
 from ipygpumem.heap.large import LargeObjects
@@ -279,7 +280,7 @@ class Heap:
         """
         of_many = TypesOfMany(untracked)
         # Nearly a third are empty, and lead nowhere.
-        containers = list(filter(None, of_many.of_types(_CONTAINERS)))
+        containers = list(filter(None, of_many.of_types(_UNTRACKED)))
         if self._large is not None:
             self._large.read(of_many, containers)
         if self._types.wanted:
@@ -293,7 +294,7 @@ class Heap:
         contents = _contents(self.ndarrays)
         while new or contents:
             arrays = of_types(_array_types(), new)
-            containers = of_types(_CONTAINERS.wanted, new)
+            containers = of_types(_UNTRACKED.wanted, new)
             self.ndarrays += arrays
             self._containers += containers
             number_before = len(behind)
@@ -522,8 +523,7 @@ class _OfClass(NamedTuple):
     """Identities of the class, and of the types that derive from it."""
 
 
-_CONTAINERS = AddressFilter({id(dict), id(tuple)})
-"""Types that the collector stops tracking if they contain only arrays, numbers and text."""
+_UNTRACKED = AddressFilter(set(map(id, UNTRACKED)))
 
 
 def _array_types() -> set[int]:
@@ -537,7 +537,7 @@ def _untracked_behind(objects: Sequence[object]) -> list[object]:
 
 def _in_containers(items: Sequence[object]) -> list[object]:
     """Return the contents of the untracked containers among some objects."""
-    containers = of_types(_CONTAINERS.wanted, items)
+    containers = of_types(_UNTRACKED.wanted, items)
     return gc.get_referents(*filterfalse(gc.is_tracked, containers))
 
 

@@ -10,10 +10,10 @@ from itertools import compress
 from typing import Any
 
 from ipygpumem.heap.bulk import AddressFilter, Batch, TypesOfMany, by_identity, of_types, subtypes
+from ipygpumem.heap.containers import LARGE
 
 _DICT = {id(dict)}
-_CONTAINERS = _DICT | {id(list), id(set)}
-"""Types whose objects are large by themselves if they hold much."""
+_LARGE = set(map(id, LARGE))
 _TEXT = AddressFilter({id(str)})
 _BYTES = {id(bytes), id(bytearray)}
 _MOST_BYTES_EACH = 400
@@ -68,7 +68,7 @@ class LargeObjects:
 
     def read_tracked(self, tracked: Batch[Any]) -> None:
         """Add the large ones among some tracked objects."""
-        sized = tracked.of_types(_CONTAINERS)
+        sized = tracked.of_types(_LARGE)
         if sized:
             self.containers.update(by_identity(_of_size(sized, self._smallest)))
         if not self._of_libraries.isdisjoint(tracked.types):

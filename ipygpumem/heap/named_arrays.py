@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import re
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
@@ -28,6 +27,8 @@ from ipygpumem.heap.bulk import (
     by_identity,
     types_of,
 )
+from ipygpumem.heap.containers import SEQUENCES
+from ipygpumem.heap.knowledge.barriers import are_globals
 from ipygpumem.heap.walk import LONGEST, MOST_OBJECTS, Group, Label, Walk
 from ipygpumem.introspect import (
     class_dict,
@@ -47,11 +48,8 @@ _OF_LIBRARIES = (
     ("pandas", "Series", "frame"),
 )
 """Classes of libraries, each with the way to enter its instances."""
-_SEQUENCES = (list, tuple, deque)
-_CONTAINERS: tuple[tuple[type, str], ...] = (
-    (list, "sequence"),
-    (tuple, "sequence"),
-    (deque, "sequence"),
+_OF_PYTHON: tuple[tuple[type, str], ...] = (
+    *((kind, "sequence") for kind in SEQUENCES),
     (dict, "dict"),
     (set, "set"),
     (frozenset, "set"),
@@ -85,7 +83,7 @@ class NamedArrays(Walk):
         """
         self._names: dict[int, dict[str, None]] = {}
         """Names of attributes that led to arrays, by the identity of the object's type."""
-        self._bases_of_categories = [*_loaded_bases(), *_CONTAINERS]
+        self._bases_of_categories = [*_loaded_bases(), *_OF_PYTHON]
         self._categories: dict[int, str] = {}
         """How to enter a type's objects, by the type's identity."""
 
@@ -143,7 +141,7 @@ class NamedArrays(Walk):
         return category
 
     def _sequence(self, item: Any, path: str) -> Group:
-        base: Any = next(base for base in _SEQUENCES if is_instance(item, base))
+        base: Any = next(base for base in SEQUENCES if is_instance(item, base))
         # In C, because there may be a million items.
         label = (path.replace("%", "%%") + "[%d]").__mod__
         return list(islice(base.__iter__(item), LONGEST)), label
@@ -163,8 +161,8 @@ class NamedArrays(Walk):
             yield objects, _by_position(path)
 
     def _dict(self, item: Any, path: str) -> Iterator[Group]:
-        if "__builtins__" in dict.keys(item):
-            return  # a namespace: it leads to everything
+        if are_globals(item):
+            return
         views: tuple[Iterable[object], ...] = (dict.keys(item), dict.values(item))
         # No Python code runs between the two lists, so that no thread changes the dict.
         keys, values = map(list, views)

@@ -5,7 +5,7 @@ variables, and items by type.
 from __future__ import annotations
 
 import gc
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import FunctionType, ModuleType
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.attributes import MODULE_PARTS, slots
 from ipygpumem.heap.bulk import of_types, one_of_each, types_of
+from ipygpumem.heap.containers import container_base
 from ipygpumem.heap.knowledge.frames import SUSPENDED, in_traceback, locals_of
 from ipygpumem.heap.libraries import library_of, polars_column, polars_columns
 from ipygpumem.introspect import (
@@ -34,7 +35,6 @@ MOST_PARTS = 200
 _MOST_ITEMS = 1_000_000
 """Maximum number of a container's items that are sorted by their types."""
 _MOST_TYPES_SHOWN = 3
-_SEQUENCES: tuple[Any, ...] = (list, tuple, deque, set, frozenset)
 
 
 class ObjectPart(NamedTuple):
@@ -56,15 +56,13 @@ def parts_of(value: Any) -> Iterator[ObjectPart]:
         if base is not None and is_instance(value, base):
             yield from function(value)
             return
-    if is_instance(value, dict):
+    base = container_base(type(value))
+    if base is dict:
         yield from _of_dict(value)
-        return
-    for base in _SEQUENCES:
-        if is_instance(value, base):
-            items = list(islice(base.__iter__(value), _MOST_ITEMS))
-            yield from _by_type(items, base.__len__(value))
-            return
-    if is_instance(value, type):
+    elif base is not None:
+        items = list(islice(base.__iter__(value), _MOST_ITEMS))
+        yield from _by_type(items, base.__len__(value))
+    elif is_instance(value, type):
         yield from _named(class_dict(value))
     elif not is_exactly(value, FunctionType, ModuleType):
         yield from _attributes(value)

@@ -17,8 +17,6 @@ from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.arrays import (
-    NOT_ENTERED,
-    TOOLS,
     flat_elements,
     holding_objects,
     library_type,
@@ -26,25 +24,27 @@ from ipygpumem.heap.arrays import (
 from ipygpumem.heap.attributes import slots
 from ipygpumem.heap.bulk import (
     CHUNK,
-    CONTAINER_TYPES,
     OBSERVERS,
     by_identity,
     chunks,
-    container_base,
-    lengths_of,
     linked_to,
     of_types,
     one_of_each,
-    parts_of_container,
     types_of,
 )
+from ipygpumem.heap.containers import (
+    CONTAINER_TYPES,
+    container_base,
+    lengths_of,
+    parts_of_container,
+)
+from ipygpumem.heap.knowledge.barriers import is_of_tool, types_not_entered
 from ipygpumem.heap.knowledge.tasks import BUILTIN, storage_of_context, without_wakeups
 from ipygpumem.introspect import (
     ATOMS,
     HAS_REFERENCES,
     flags_of,
     instance_dict,
-    module_of,
     mro_of,
 )
 
@@ -76,7 +76,6 @@ ARRAY_TYPES = {
 _KINDS = (*ARRAY_TYPES, "leading", "class", "module", "skip")
 """Ways in which a walk handles the objects of a type. It enters the "leading" ones."""
 _FUNCTION = {id(FunctionType)}
-_NOT_ENTERED = frozenset(map(id, NOT_ENTERED))
 _MODULE_OF: Callable[[Any], object] = vars(type)["__module__"].__get__
 
 Label = Callable[[int], str]
@@ -115,7 +114,8 @@ class Walk:
         self._modules_of_classes = classes
         """Modules whose classes are entered."""
         self._is_hasty = is_hasty
-        self._not_entered = _types_not_entered()
+        self._not_entered = frozenset(map(id, types_not_entered()))
+        """Identities of types whose objects, and those of subclasses, are not entered."""
         self._bases = _bases_of_kinds(find)
         self._kinds: dict[str, set[int]] = {kind: set() for kind in _KINDS}
         """Identities of types, by how their objects are handled."""
@@ -167,8 +167,7 @@ class Walk:
             return "skip"
         if not base_ids.isdisjoint(self._not_entered):
             return "skip"
-        library, _, _ = module_of(item).partition(".")
-        if library in TOOLS:
+        if is_of_tool(item):
             return "skip"
         return "leading"
 
@@ -447,17 +446,6 @@ class Walk:
         new = by_key.keys() - self.seen
         self.seen |= new
         return [by_key[key] for key in by_key if key in new]
-
-
-def _types_not_entered() -> frozenset[int]:
-    """Return the identities of the types whose objects, and those of subclasses, are not entered.
-
-    An event loop is one: each task leads to it, and it leads to all tasks.
-    """
-    loop = library_type("asyncio", "AbstractEventLoop")
-    if loop is None:
-        return _NOT_ENTERED
-    return _NOT_ENTERED | {id(loop)}
 
 
 def _bases_of_kinds(names: Iterable[str]) -> list[tuple[type, str]]:

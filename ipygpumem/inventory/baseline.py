@@ -13,12 +13,8 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from ipygpumem.heap.arrays import Array, Span, is_array, library_type, owner_of, place_of
-from ipygpumem.heap.bulk import (
-    CONTAINER_TYPES,
-    Kinds,
-    by_identity,
-    without_types,
-)
+from ipygpumem.heap.bulk import Kinds, by_identity, without_types
+from ipygpumem.heap.containers import CONTAINER_TYPES
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.live_tensors import live_tensors
 from ipygpumem.heap.tensors import Reader, Storages

@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import compress, islice, repeat
 from operator import not_
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import NOT_ENTERED, library_type
 from ipygpumem.heap.bulk import (
     Kinds,
     by_identity,
     chunks,
-    container_base,
     ids_of,
     of_types,
     types_of,
     without_types,
 )
+from ipygpumem.heap.containers import APPENDED, container_base
+from ipygpumem.heap.knowledge.barriers import are_globals, types_not_entered
 from ipygpumem.introspect import (
     ATOMS,
     class_dict,
@@ -51,11 +50,7 @@ recorded.
 """
 _AT_ONCE = 500
 """Number of objects whose contents are listed at once."""
-_ORDERED = {id(kind) for kind in (list, dict, deque)}
-_SKIPPED = (ModuleType, type, *NOT_ENTERED)
-"""Types whose objects lead to everything; only attributes of named modules and classes are
-recorded.
-"""
+_APPENDED = set(map(id, APPENDED))
 
 
 class Received(NamedTuple):
@@ -276,7 +271,7 @@ class Contents:
         if id(item) in self._parents:
             return [child for child in children if not self._is_old(child, made)]
         length, last = self._ends.get(id(item), (0, 0))
-        if not length or not _ORDERED.issuperset(types_of([item])) or len(item) <= length:
+        if not length or not _APPENDED.issuperset(types_of([item])) or len(item) <= length:
             return []
         last_before, *added = islice(item, length - 1, None)
         if id(last_before) != last:
@@ -347,17 +342,14 @@ _NUMBERS = frozenset(id(kind) for kind in (int, float, complex, bool, type(None)
 
 def _leading(items: Sequence[Any]) -> list[Any]:
     """Return the items, each once, that may refer to more and do not lead to everything."""
-    skipped: tuple[Any, ...] = _SKIPPED
-    # each task leads to it, and it to all tasks
-    loop = library_type("asyncio", "AbstractEventLoop")
-    if loop is not None:
-        skipped = (*_SKIPPED, loop)
+    # Only the attributes of named modules and classes are recorded.
+    skipped = (ModuleType, type, *types_not_entered())
     kinds = Kinds(items)
     leading_kinds = kinds.examples.keys() - kinds.derived_from(*skipped) - ATOMS
     leading = list(by_identity(kinds.of_types(leading_kinds)).values())
     if id(dict) not in leading_kinds:
         return leading
-    return [item for item in leading if type(item) is not dict or "__builtins__" not in item]
+    return [item for item in leading if type(item) is not dict or not are_globals(item)]
 
 
 def _by_length(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -383,7 +375,7 @@ def _ends_of(containers: Sequence[Any]) -> Iterator[tuple[int, int]]:
     """Return the length of each container, and the identity of its last item or key; of None if it
     has no order.
     """
-    ordered = by_identity(of_types(_ORDERED, containers))
+    ordered = by_identity(of_types(_APPENDED, containers))
     lists = [item if id(item) in ordered else () for item in containers]
     last_items = map(next, map(reversed, lists), repeat(None))
     return zip(map(len, lists), map(id, last_items), strict=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import io
 import re
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress, islice
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import Kinds, by_identity, of_types
+from ipygpumem.heap.containers import GROWING
 from ipygpumem.heap.libraries import VISITS_BUFFER
 from ipygpumem.heap.tensors import each
 from ipygpumem.introspect import loaded_object
@@ -22,7 +22,7 @@ from ipygpumem.introspect import loaded_object
 _NUMBERS = frozenset(map(id, (int, float, complex)))
 _FIRST_MADE = 257
 """Smallest number above those that CPython makes once for all (-5 to 256)."""
-_WITH_ITEMS = frozenset(map(id, (list, dict, set, deque)))
+_WITH_ITEMS = frozenset(map(id, GROWING))
 """Types that have a number of items; subclasses may do anything in ``clear``."""
 _WITH_CLEAR = _WITH_ITEMS | {id(bytearray)}
 _CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*|\[(-?\d+|\"[^\"\\]*\")\])*")
@@ -117,14 +117,10 @@ def _long(same: Sequence[Any], measure: Callable[[Any], int]) -> tuple[list[Any]
     return list(compress(same, are_long)), list(compress(lengths, are_long))
 
 
-_COUNTED: tuple[Any, ...] = (list, dict, set, deque)
-"""Containers that are measured by their number of items."""
-
-
 def _measures_by_base() -> dict[Any, Callable[[Any], int]]:
     """Return the C functions that return the extent of containers: items, bytes or letters."""
     bases = dict[Any, Callable[[Any], int]]()
-    for base in _COUNTED:
+    for base in GROWING:
         bases[base] = base.__len__
     bases[bytearray] = bytearray.__len__
     if not VISITS_BUFFER:  # else its bytes are a new object
@@ -138,7 +134,7 @@ def _measures_by_base() -> dict[Any, Callable[[Any], int]]:
 
 def _grown_bytes(item: Any, measure: Callable[[Any], int], earlier: int, length: int) -> int:
     """Return the bytes that a container has grown by."""
-    for base in _COUNTED:
+    for base in GROWING:
         if measure is base.__len__:
             share = (length - earlier) / length
             return int(share * base.__sizeof__(item)) + _numbers_bytes(item, base, earlier, length)

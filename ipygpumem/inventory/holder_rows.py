@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library
+from ipygpumem.heap.containers import container_base
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.holders.backward import BackwardSearch, WayTo
 from ipygpumem.heap.knowledge.barriers import Barriers
@@ -30,7 +30,6 @@ _MOST_PLACES = 4
 """Maximum number of places in one variable to name."""
 _MOST_APART = 40
 """Maximum number of objects in one place whose lines are written one by one."""
-_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 MORE_THERE = " more there"
 """Ends the path of a holder with further references."""
 Groups = dict[ReferencePath, set[NodeKey]]
@@ -317,7 +316,7 @@ def _number_of_items(container: Any) -> int:
 def _is_container(item: object) -> bool:
     if module_of(item) == "collections":
         return True
-    return any(is_instance(item, kind) for kind in _CONTAINERS)
+    return container_base(type(item)) is not None
 
 
 def _named(

@@ -17,10 +17,11 @@ from operator import attrgetter, not_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import NamedTuple
 
-from ipygpumem.heap.arrays import NOT_ENTERED, TOOLS, StorageKey
+from ipygpumem.heap.arrays import StorageKey
 from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.rows import Row
+from ipygpumem.heap.knowledge.barriers import NOT_ENTERED, is_of_tool
 from ipygpumem.heap.knowledge.tasks import is_pending, pending
 from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.paths.data_frame_steps import without_old_blocks
@@ -28,7 +29,7 @@ from ipygpumem.heap.paths.path_writer import PathWriter
 from ipygpumem.heap.paths.roots import EVENT_LOOP, NOTEBOOK, REMOVE_THEM, Roots
 from ipygpumem.heap.paths.task_endings import cancelling
 from ipygpumem.heap.sizes import Share, Size, Sizes, row_of
-from ipygpumem.introspect import module_of, type_name
+from ipygpumem.introspect import type_name
 from ipygpumem.inventory.contents import Contents, Received
 from ipygpumem.inventory.merging import holder_of_all
 from ipygpumem.records import SEVERAL_TYPES, ReferencePath, RetainedArray
@@ -439,10 +440,6 @@ def _types_without_data(items: Sequence[object]) -> set[int]:
     """Return the types of items that keep no data of the user, such as functions and tools."""
     types = kinds_of(items, *_NO_DATA)
     for key, item in one_of_each(items).items():
-        if _is_tools(item):
+        if is_of_tool(item):
             types.add(key)
     return types
-
-
-def _is_tools(item: object) -> bool:
-    return module_of(item).partition(".")[0] in TOOLS

@@ -39,7 +39,8 @@ SMALLEST = 1 << 10
 """Smallest size in bytes of a listed name."""
 _SMALLEST_OF_CODE = 1 << 16
 """The same of a class, which takes some KiB for its methods, and of a function."""
-_CONTAINERS = (list, tuple, set)
+_WITH_TASKS = (list, tuple, set)
+"""Types of containers of which pending tasks are cancelled, besides dicts' values."""
 _MOST_TASKS = 1000
 """Maximum number of items of a container that are asked whether they are asyncio tasks."""
 _INCOMPLETE = "there are too many objects to examine: some names hold more"
@@ -216,7 +217,7 @@ def _has_pending(value: Any) -> bool:
     """Return True for a container of asyncio tasks that are not done."""
     if type(value) is dict:
         value = value.values()
-    elif not any(type(value) is kind for kind in _CONTAINERS):  # ``in`` compares metaclasses
+    elif not any(type(value) is kind for kind in _WITH_TASKS):  # ``in`` compares metaclasses
         return False
     return bool(pending(list(islice(value, _MOST_TASKS))))
 

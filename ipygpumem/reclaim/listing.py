@@ -16,7 +16,8 @@ from typing import Any, Literal, NamedTuple
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.array_search import ArraySearch, summed
 from ipygpumem.heap.arrays import describe, library_type
-from ipygpumem.heap.bulk import CONTAINERS, chunks, kinds_of, of_types
+from ipygpumem.heap.bulk import chunks, kinds_of, of_types
+from ipygpumem.heap.containers import CONTAINERS
 from ipygpumem.heap.sizes import MOST_SIZED, Size, Sizes, row_of
 from ipygpumem.heap.walk import MOST_AT_START, MOST_OBJECTS
 from ipygpumem.introspect import ATOMS, type_name

@@ -15,7 +15,8 @@ from itertools import compress, islice
 from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
-from ipygpumem.heap.bulk import CONTAINER_TYPES, chunks, kinds_of, of_types, types_of
+from ipygpumem.heap.bulk import chunks, kinds_of, of_types, types_of
+from ipygpumem.heap.containers import CONTAINER_TYPES
 from ipygpumem.introspect import ATOMS, is_exactly
 
 _MOST_ITEMS = 10_000

@@ -21,10 +21,11 @@ from typing import Any, NamedTuple, NoReturn
 from ipygpumem.api.shell import current_traces, garbage_here, loaded_app
 from ipygpumem.errors import GpuMemError, ReleasedError
 from ipygpumem.heap.array_search import ArraySearch, summed
-from ipygpumem.heap.arrays import TOOLS, Array, describe, is_of_library, library_type
+from ipygpumem.heap.arrays import Array, describe, is_of_library, library_type
 from ipygpumem.heap.attributes import MODULE_PARTS
 from ipygpumem.heap.heap import Heap, refuse_while_traced, undisturbed
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.knowledge.barriers import TOOLS
 from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.heap.watching import watch
 from ipygpumem.introspect import (

@@ -9,6 +9,7 @@ from operator import not_
 
 from ipygpumem.heap.arrays import StorageKey, described, is_of_library, is_of_pandas, storage_key
 from ipygpumem.heap.bulk import by_identity, chunks
+from ipygpumem.heap.containers import CONTAINERS
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
@@ -23,7 +24,6 @@ _SMALL = 0.01
 """Share of a row's bytes that may stay alive in other places."""
 _MOST_PARTS = 10_000
 """Maximum number of objects in an item that is removed as a whole."""
-_CONTAINERS = (dict, list, tuple, set, frozenset, deque, OrderedDict)
 _NO_OBJECT = (0,)
 """The identity of no object."""
 _OF_PANDAS = {"DataFrame", "Series", "Index"}
@@ -274,7 +274,7 @@ def _without_small(arrays: Sequence[object]) -> list[object]:
 
 def _is_empty(value: object) -> bool:
     """Return True for an empty container of a type whose length no user's code tells."""
-    return is_exactly(value, *_CONTAINERS) and not value
+    return is_exactly(value, *CONTAINERS, OrderedDict) and not value
 
 
 def _are_parts_of_module(chain: Sequence[object]) -> bool:

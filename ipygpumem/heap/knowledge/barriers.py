@@ -19,10 +19,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from itertools import compress
 from operator import not_
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
-from ipygpumem.heap.arrays import TOOLS, is_of_library, library_type
+from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import by_identity, of_types, one_of_each, types_of, without_types
 from ipygpumem.heap.knowledge.frames import frame_of, is_users, running_ids
 from ipygpumem.heap.knowledge.tasks import storage_of_context
@@ -40,6 +40,13 @@ from ipygpumem.introspect import (
     text_of,
 )
 
+TOOLS = {"IPython", "ipykernel", "ipygpumem"}
+"""Libraries whose objects lead to the shell, and so to all outputs."""
+NOT_ENTERED = (FrameType, CodeType, TracebackType)
+"""Types that no search for arrays by name enters, because they lead to objects of every owner.
+
+``Barriers`` decides about each frame instead: it enters those of suspended generators.
+"""
 _FUNCTION = {id(FunctionType)}
 _FRAME = {id(FrameType)}
 
@@ -119,7 +126,7 @@ class Barriers:
                 continue
             self._learned.add(type_id)
             is_loop = loop is not None and is_instance(example, loop)
-            if is_loop or is_instance(example, CodeType) or _is_of_tool(example):
+            if is_loop or is_instance(example, CodeType) or _leads_to_shell(example):
                 self._closed.add(type_id)
             elif any(is_instance(example, kind) for kind in (ModuleType, type, FrameType)):
                 self._asked.add(type_id)
@@ -183,9 +190,26 @@ _DATA_OF_TOOLS = ("IPython.core.display", "IPython.lib.display", "IPython.utils.
 """Modules of IPython whose objects are the user's data, such as images and captured output."""
 
 
-def _is_of_tool(item: object) -> bool:
-    module = module_of(item)
-    return module.partition(".")[0] in TOOLS and module not in _DATA_OF_TOOLS
+def is_of_tool(item: object) -> bool:
+    """Return True for an object of IPython, ipykernel or this package."""
+    return module_of(item).partition(".")[0] in TOOLS
+
+
+def _leads_to_shell(item: object) -> bool:
+    return is_of_tool(item) and module_of(item) not in _DATA_OF_TOOLS
+
+
+def types_not_entered() -> tuple[Any, ...]:
+    """Return ``NOT_ENTERED`` and the type of event loops: each task leads to its loop, and the loop
+    to all tasks.
+    """
+    loop = library_type("asyncio", "AbstractEventLoop")
+    return NOT_ENTERED if loop is None else (*NOT_ENTERED, loop)
+
+
+def are_globals(names: Any) -> bool:
+    """Return True for a dict with the globals of a module or notebook, which lead to everything."""
+    return dict.__contains__(names, "__builtins__")
 
 
 def is_left_out(item: Any) -> bool:
@@ -198,7 +222,7 @@ def is_left_out(item: Any) -> bool:
     if is_instance(item, type):
         return not (is_users_class(item) or _is_made_at_run_time(item))
     is_foreign = is_of_library(item, "asyncio", "AbstractEventLoop") or is_instance(item, CodeType)
-    return is_foreign or _is_of_tool(item)
+    return is_foreign or _leads_to_shell(item)
 
 
 def without_left_out(items: Sequence[Any]) -> Sequence[Any]:

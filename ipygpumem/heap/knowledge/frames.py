@@ -24,7 +24,16 @@ from ipygpumem.introspect import text_of
 FORGET_LAST_ERROR = "import sys; sys.last_value = sys.last_exc = None"
 """The line that drops the last error, which %debug and %tb show, with its arguments and attributes.
 """
-_TOOLS = {"IPython", "ipykernel", "ipygpumem", "traitlets", "tornado", "asyncio", "jupyter_client"}
+_LIBRARIES_OF_KERNELS = {
+    "IPython",
+    "asyncio",
+    "ipykernel",
+    "ipygpumem",
+    "jupyter_client",
+    "tornado",
+    "traitlets",
+}
+"""Libraries whose functions run below each cell, in the kernel."""
 
 
 def running_frames(without: Container[int] = ()) -> Iterator[tuple[FrameType, str]]:
@@ -103,8 +112,10 @@ def is_users(frame: FrameType) -> bool:
     """Return True for a frame of a user function; IPython's and our own have names that lead to
     everything.
     """
-    name = text_of(frame.f_globals.get("__name__"))
-    return bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED) and name.split(".")[0] not in _TOOLS
+    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return False
+    library, _, _ = text_of(frame.f_globals.get("__name__")).partition(".")
+    return library not in _LIBRARIES_OF_KERNELS
 
 
 def peek(frame: FrameType) -> dict[str, object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections import deque
 from collections.abc import Iterable, Sequence
 from types import (
     FunctionType,
@@ -14,6 +13,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import is_array
 from ipygpumem.heap.attributes import slots
+from ipygpumem.heap.containers import CONTAINERS, SEQUENCES, container_base
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,
@@ -27,11 +27,11 @@ from ipygpumem.introspect import (
 
 def items_of(holder: Any) -> list[object]:
     """Return the items of a container, or the attributes of an object."""
-    if is_instance(holder, dict):
+    base = container_base(type(holder))
+    if base is dict:
         return list(dict.values(holder))
-    for base in (list, tuple, set, frozenset, deque):
-        if is_instance(holder, base):
-            return list(base.__iter__(holder))
+    if base is not None:
+        return list(base.__iter__(holder))
     return [*(instance_dict(holder) or {}).values(), *slots(holder).values()]
 
 
@@ -65,7 +65,7 @@ def is_private(owner: object, item: object) -> bool:
     )
 
 
-_OPEN = (dict, list, tuple, set, frozenset, deque, type, ModuleType, FunctionType, MethodType)
+_OPEN = (*CONTAINERS, type, ModuleType, FunctionType, MethodType)
 """Types whose contents users name."""
 
 
@@ -75,7 +75,7 @@ _OPEN_MODULES = {"", "builtins", "collections", "functools", "logging", "queue",
 
 def position_of(items: Iterable[object], child: object) -> int:
     """Return the position of an item in a list, tuple or deque."""
-    base: Any = next(kind for kind in (list, tuple, deque) if is_instance(items, kind))
+    base: Any = next(kind for kind in SEQUENCES if is_instance(items, kind))
     return next((index for index, item in enumerate(base.__iter__(items)) if item is child), 0)
 
 
