@@ -13,7 +13,7 @@ from itertools import chain, compress
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import flat_elements, holding_objects
-from ipygpumem.heap.holders.search import HIDDEN_CYCLE
+from ipygpumem.heap.holders.explanation import HIDDEN_CYCLE
 from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.paths.hidden_cycles import lines_that_end
 from ipygpumem.heap.paths.roots import Roots

@@ -12,7 +12,9 @@ from ipygpumem.heap.arrays import StorageKey, storage_key
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.backward import BackwardSearch
-from ipygpumem.heap.holders.search import HIDDEN_CYCLE, explain, kept_by_graphs
+from ipygpumem.heap.holders.explanation import HIDDEN_CYCLE
+from ipygpumem.heap.holders.kept_by_graphs import graph_holders
+from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.knowledge.barriers import is_left_out
 from ipygpumem.heap.libraries import OUTLIVES, segments
 from ipygpumem.heap.paths.cuts import Kind
@@ -485,7 +487,7 @@ def _add_more_graphs(
             tensors[storage] = id(tensor)
     if not tensors:
         return
-    holders = kept_by_graphs(set(tensors), heap, roots)
+    holders = graph_holders(set(tensors), heap, roots)
     for storage, key in tensors.items():
         groups.setdefault(holders.get(storage, _GRAPH), set()).add(key)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import Progress, chunks, instances_among, no_progress
 from ipygpumem.heap.heap import refuse_while_traced, undisturbed
-from ipygpumem.heap.holders.search import HIDDEN_CYCLE
+from ipygpumem.heap.holders.explanation import HIDDEN_CYCLE
 from ipygpumem.heap.knowledge.tasks import is_pending, pending
 from ipygpumem.heap.knowledge.views import small_view
 from ipygpumem.heap.libraries import OUTLIVES, is_segment, segments

@@ -14,7 +14,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import StorageKey, describe, storage_key
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.search import OUT_OF_SIGHT
+from ipygpumem.heap.holders.explanation import OUT_OF_SIGHT
 from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.tensors import Reader
 from ipygpumem.heap.watching import WatchedArray

@@ -14,8 +14,9 @@ from ipygpumem.heap.arrays import Array, StorageKey, describe, described
 from ipygpumem.heap.bulk import Progress, of_types
 from ipygpumem.heap.garbage import weak
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
+from ipygpumem.heap.holders.explanation import NOT_REACHED
 from ipygpumem.heap.holders.rows import Row
-from ipygpumem.heap.holders.search import NOT_REACHED, explain
+from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.knowledge.tasks import is_pending
 from ipygpumem.heap.live_tensors import live_tensors
 from ipygpumem.heap.paths.cuts import Cut

@@ -3,17 +3,45 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ipygpumem.heap.arrays import StorageKey, storage_key
-from ipygpumem.heap.knowledge.graphs import behind, requiring_grad
+from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.backward import MOST_VISITS
+from ipygpumem.heap.holders.explanation import (
+    NOT_REACHED,
+    Explanation,
+    order_of_holder,
+)
+from ipygpumem.heap.knowledge.graphs import behind, requiring_grad, with_graphs
 from ipygpumem.heap.knowledge.nodes import Nodes
+from ipygpumem.heap.paths.cuts import Cut, in_sequence, statement_of
+from ipygpumem.heap.paths.roots import NOTEBOOK, Roots
 from ipygpumem.heap.paths.torch_steps import DETACH
+from ipygpumem.heap.paths.ways import comments_of, is_code, is_simple
 from ipygpumem.introspect import type_name
+from ipygpumem.notebook import OUTPUT
+from ipygpumem.records import COMMENT, ReferencePath, line_of
 
 GRADIENT = ".grad"
+"""What follows the path of a tensor whose gradient keeps a storage."""
+_MOST_OWNERS = 5000
+"""Maximum number of tensors whose graphs are searched."""
+_MOST_KEEPERS = 200
+"""Maximum number of tensors of which each is asked for the storages that its graph keeps."""
+_MOST_GRAPHS = 50
+"""Maximum number of tensors with graphs of which each is asked whether it has saved something that
+also has other holders.
+"""
+_MOST_LINES = 4
+"""Maximum number of lines that are joined if no statement does the work of all."""
+_CYCLE = ReferencePath(
+    path="a cycle in torch's own C++ code: a gradient that has a graph, "
+    "as after backward(create_graph=True)",
+    advice="set .grad to None before you delete the tensor",
+)
 
 
 @dataclass(frozen=True)
@@ -41,9 +69,266 @@ def keepers(
         for tensor in sorted(
             requiring_grad(tensors), key=lambda tensor: not torch.Tensor.is_leaf.__get__(tensor)
         ):
-            for node, kept in behind(tensor, seen) if len(by_storage) < len(wanted) else ():
+            if len(by_storage) == len(wanted):
+                continue
+            for node, kept in behind(tensor, seen):
                 key = storage_key(kept)
-                if key in wanted and key not in by_storage:
-                    graph = f": its autograd graph ({type_name(node)})", DETACH
-                    by_storage[key] = Keeper(tensor, *((GRADIENT, "") if node is None else graph))
+                if key not in wanted or key in by_storage:
+                    continue
+                if node is None:
+                    by_storage[key] = Keeper(tensor, GRADIENT, "")
+                else:
+                    how = f": its autograd graph ({type_name(node)})"
+                    by_storage[key] = Keeper(tensor, how, DETACH)
     return by_storage, not seen.is_full
+
+
+def graph_holders(
+    keys: set[StorageKey], heap: Heap, roots: Roots, max_visits: int = MOST_VISITS
+) -> dict[StorageKey, ReferencePath]:
+    """Return the tensors whose graphs keep storages alive, where they are known."""
+    holders, _ = search_graph_holders(keys, heap, roots, max_visits, is_cut=False)
+    return {key: holder for key, holder in holders.items() if holder.advice}
+
+
+def search_graph_holders(
+    missing: set[StorageKey],
+    heap: Heap,
+    roots: Roots,
+    max_visits: int,
+    *,
+    is_cut: bool,
+    holders_that_free: Mapping[StorageKey, ReferencePath] | None = None,
+) -> tuple[dict[StorageKey, ReferencePath], bool]:
+    """Return the holders of the ``missing`` storages that autograd keeps.
+
+    The second item is True if some holders may not have been reached: ``is_cut``, or now.
+
+    Args:
+        missing: the storages.
+        heap: the live objects.
+        roots: the names and objects from which the user can reach objects.
+        max_visits: maximum number of objects to examine.
+        is_cut: True if an earlier search has not reached everything.
+        holders_that_free: holders whose lines remove tensors from all places, by the tensors'
+            storages: the gradients of these tensors die with them.
+    """
+    # A tensor saved by a graph may also be a Python object that only the graph refers to, which is
+    # no answer.
+    candidates = requiring_grad(heap.tensors)
+    owners = {("object", id(tensor)): [tensor] for tensor in candidates[:_MOST_OWNERS]}
+    explanation = Explanation(owners, heap, roots, max_visits, of_graphs=True)
+    explanation.explain()
+    named = explanation.named
+    ordered = sorted(named, key=lambda owner: order_of_holder(named[owner]))
+    tensors = [owners[owner][0] for owner in ordered]
+    kept, is_complete = keepers(tensors, missing)
+    keepers_of = _all_keepers(tensors, kept)
+    explanation.add_other_holders(_owners_of_graphs(kept, keepers_of))
+    holders = _holders_of_storages(
+        kept, keepers_of, explanation, roots.cuts, holders_that_free or {}
+    )
+    if explanation.is_cut or not is_complete or len(candidates) > _MOST_OWNERS:
+        is_cut = True
+    for key in _storages_in_cycles(heap, missing - kept.keys()):
+        holders[key] = NOT_REACHED if is_cut else _CYCLE
+    return holders, is_cut
+
+
+def holders_of_saving_graphs(
+    keys: set[StorageKey], heap: Heap, roots: Roots, max_visits: int
+) -> dict[StorageKey, list[ReferencePath]]:
+    """Return the holders of the tensors whose graphs have saved some storages, by storage; none if
+    there are too many to ask each.
+
+    The storages have other holders, as after ``runs.append({"batch": x, "pred": model(x)})``.
+    """
+    candidates = with_graphs(heap.tensors) if keys else []
+    if len(candidates) > _MOST_GRAPHS:
+        return {}
+    saved_by = dict[StorageKey, list[object]]()
+    for tensor in candidates:
+        own_key = storage_key(tensor)  # ``exp`` saves its result
+        for key, keeper in keepers([tensor], keys - {own_key})[0].items():
+            if keeper.how != GRADIENT:
+                saved_by.setdefault(key, []).append(tensor)
+    owners = {("object", id(item)): [item] for items in saved_by.values() for item in items}
+    explanation = Explanation(owners, heap, roots, max_visits, of_graphs=True)
+    explanation.explain()
+    holders = dict[StorageKey, list[ReferencePath]]()
+    for key, items in saved_by.items():
+        named = [explanation.named.get(("object", id(item))) for item in items]
+        holders[key] = [holder for holder in named if holder is not None]
+    return holders
+
+
+def with_graph_holders(
+    holder: ReferencePath, of_graphs: Sequence[ReferencePath], cuts: dict[str, list[Cut]]
+) -> ReferencePath:
+    """Return the holder of a storage that graphs have saved, with the line that also removes the
+    graphs.
+
+    Args:
+        holder: the holder.
+        of_graphs: the holders of tensors with such graphs.
+        cuts: the references that each line removes, to which those of the new line are added.
+    """
+    if not of_graphs:
+        return holder
+    path = f"{holder.path}, {of_graphs[0].path}: its autograd graph"
+    if len(of_graphs) > 1:
+        path += f", and {len(of_graphs) - 1} more"
+    of_all = [each.advice for each in (holder, *of_graphs)]
+    advices = dict.fromkeys(map(line_of, of_all))
+    lines = list(filter(is_simple, advices))
+    words = [advice for advice in advices if not is_code(advice)]
+    if not lines or len(lines) + len(words) < len(advices):
+        return ReferencePath(path, "remove it from all of these")
+    cuts_of_all = _cuts_of(lines, cuts)
+    line = statement_of(cuts_of_all) or in_sequence(lines)
+    if cuts_of_all:
+        cuts[line] = cuts_of_all
+    comments = [f"{COMMENT}and {', and '.join(words)}"] if words else []
+    return ReferencePath(path, line + comments_of([*comments, *of_all]))
+
+
+def _holders_of_storages(
+    kept: Mapping[StorageKey, Keeper],
+    keepers_of: Mapping[StorageKey, Sequence[object]],
+    explanation: Explanation,
+    cuts: dict[str, list[Cut]],
+    holders_that_free: Mapping[StorageKey, ReferencePath],
+) -> dict[StorageKey, ReferencePath]:
+    """Return the holders of storages that graphs and gradients keep.
+
+    Args:
+        kept: one tensor that keeps each storage.
+        keepers_of: all tensors that keep a storage, where they are known.
+        explanation: has the holders of these tensors.
+        cuts: the references that each line removes, to which those of new lines are added.
+        holders_that_free: as in ``search_graph_holders``.
+    """
+    holders = dict[StorageKey, ReferencePath]()
+    for key, keeper in kept.items():
+        tensor_key = storage_key(keeper.tensor)
+        if keeper.how == GRADIENT and tensor_key is not None and tensor_key in holders_that_free:
+            holders[key] = holders_that_free[tensor_key]
+            continue
+        owner = explanation.named["object", id(keeper.tensor)]
+        owners_of_all = list[ReferencePath]()
+        for tensor in keepers_of.get(key, ()):
+            owners_of_all.append(explanation.named["object", id(tensor)])
+        module = explanation.path_of_trained(keeper.tensor)
+        holder = _holder_of_storage(keeper, owner, module)
+        holders[key] = _with_other_keepers(holder, owner, owners_of_all, cuts)
+    return holders
+
+
+def _storages_in_cycles(heap: Heap, keys: set[StorageKey]) -> Iterable[StorageKey]:
+    """Return the storages that tensors keep to which nothing refers: a cycle in torch's own code
+    with a gradient in it.
+    """
+    among_themselves, _ = keepers(heap.tensors, keys)
+    if any(keeper.how == GRADIENT for keeper in among_themselves.values()):
+        return among_themselves
+    return ()
+
+
+def _all_keepers(
+    tensors: Sequence[object], kept: Mapping[StorageKey, Keeper]
+) -> dict[StorageKey, list[object]]:
+    """Return all tensors whose graphs keep each storage, if there are not too many to ask each;
+    losses of one batch share what it has saved.
+    """
+    of_storage = dict[StorageKey, list[object]]()
+    in_graphs = {key for key, keeper in kept.items() if keeper.how != GRADIENT}
+    if not in_graphs or len(tensors) > _MOST_KEEPERS:
+        return of_storage
+    for tensor in tensors:
+        for key in keepers([tensor], in_graphs)[0]:
+            of_storage.setdefault(key, []).append(tensor)
+    return of_storage
+
+
+def _owners_of_graphs(
+    kept: Mapping[StorageKey, Keeper], keepers_of: Mapping[StorageKey, Sequence[object]]
+) -> set[StorageKey]:
+    """Return the keys of all tensors that must lose their graphs, so that these keep nothing."""
+    owners = set[StorageKey]()
+    for key, keeper in kept.items():
+        if keeper.how != GRADIENT:
+            tensors = [keeper.tensor, *keepers_of.get(key, ())]
+            owners.update(("object", id(tensor)) for tensor in tensors)
+    return owners
+
+
+def _with_other_keepers(
+    holder: ReferencePath,
+    owner: ReferencePath,
+    owners: Sequence[ReferencePath],
+    cuts: dict[str, list[Cut]],
+) -> ReferencePath:
+    """Return the holder of a storage that several graphs keep, with the line that removes all of
+    their tensors if there is one.
+
+    Args:
+        holder: the holder, whose advice removes one tensor.
+        owner: the holder of that tensor.
+        owners: the holders of all tensors.
+        cuts: the references that each line removes, to which those of the new line are added.
+    """
+    lines = list(dict.fromkeys(line_of(each.advice) for each in owners))
+    if len(lines) < 2 or holder.advice != owner.advice or not all(map(is_simple, lines)):
+        return holder
+    cuts_of_all = _cuts_of(lines, cuts)
+    line = statement_of(cuts_of_all)
+    if line:
+        cuts[line] = cuts_of_all
+    elif len(lines) <= _MOST_LINES:
+        line = in_sequence(lines)
+    else:
+        return holder
+    _, dashes, comment = holder.advice.partition(COMMENT)
+    path = f"{holder.path}, and {len(lines) - 1} more"
+    return ReferencePath(path, line + dashes + comment)
+
+
+def _cuts_of(lines: Iterable[str], cuts: Mapping[str, Sequence[Cut]]) -> list[Cut]:
+    """Return the references that some lines remove; none if those of one line are not known."""
+    cuts_of_all = list[Cut]()
+    for line in lines:
+        if line not in cuts:
+            return []
+        cuts_of_all += cuts[line]
+    return cuts_of_all
+
+
+def _holder_of_storage(keeper: Keeper, owner: ReferencePath, module: str) -> ReferencePath:
+    """Return the holder of a storage that the graph or the gradient of a tensor keeps.
+
+    Args:
+        keeper: the tensor.
+        owner: the holder of the tensor.
+        module: the path to a module or optimizer that has the tensor as a parameter; empty if there
+            is none.
+    """
+    path = owner.path + keeper.how
+    if keeper.how == GRADIENT:
+        return ReferencePath(path, _clearing_gradients(owner.path, module))
+    if not keeper.advice:
+        return ReferencePath(path, "")
+    return ReferencePath(path, owner.advice or keeper.advice)
+
+
+def _clearing_gradients(path: str, module: str) -> str:
+    """Return the statement that drops the gradient of a tensor, given its path.
+
+    It drops those of a whole module or optimizer, given its path: one step makes all of them. It is
+    empty if there is no code for the tensor.
+    """
+    for place, ending in ((module, ".zero_grad()"), (path, ".grad = None")):
+        code = place.removeprefix(NOTEBOOK)
+        is_code = code != place or OUTPUT.match(code) is not None
+        if is_code and ": " not in code and " (" not in code and "…" not in code:
+            return f"{code}{ending}"
+    return ""

@@ -1,0 +1,560 @@
+"""Explains which holders keep some objects, and by which lines these are removed from all of
+them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
+
+from ipygpumem.heap.arrays import StorageKey, flat_elements, is_of_library
+from ipygpumem.heap.bulk import by_identity
+from ipygpumem.heap.heap import Heap
+from ipygpumem.heap.holders.backward import BackwardSearch, Steps, Ways, WayTo
+from ipygpumem.heap.holders.registries import figure_of, roots_of_figures
+from ipygpumem.heap.holders.removal import HolderWays, Removal, nearest_first
+from ipygpumem.heap.holders.rows import Row, RowHolders
+from ipygpumem.heap.paths.cuts import Kind, statement_of
+from ipygpumem.heap.paths.items_and_attributes import first_in, is_opaque, is_private, items_of
+from ipygpumem.heap.paths.path_writer import PathWriter, without_own_dicts
+from ipygpumem.heap.paths.roots import (
+    KEPT,
+    NOTEBOOK,
+    REMOVE,
+    REMOVE_THEM,
+    Rank,
+    Root,
+    Roots,
+)
+from ipygpumem.heap.paths.ways import Way, is_simple, joined
+from ipygpumem.introspect import instance_dict, is_instance
+from ipygpumem.records import ReferencePath, line_of
+
+_MOST_CHAINS = 20
+"""Maximum number of items of one holder for each of which a path is written."""
+_MOST_HOLDERS = 1000
+"""Maximum number of holders of one row for each of which a line is written: a second of work."""
+_REGISTRATIONS = {Kind.CALL, Kind.CLOSED}
+"""References that are removed by a call, with all that is registered there."""
+_WITH_GRADIENTS = (("torch.nn", "Module"), ("torch.optim", "Optimizer"))
+"""Classes of torch with ``zero_grad``."""
+NO_OBJECT = ReferencePath(
+    path="no Python object: C++ code keeps it", advice="let the library that made it free it"
+)
+OUT_OF_SIGHT = ReferencePath(
+    path="something that cannot be seen from Python: a running function or compiled code",
+    advice="end the function, or take the object out of the library that has it, "
+    "as by atexit.unregister(function)",
+)
+NOT_REACHED = ReferencePath(
+    path="something that the search did not reach within its limits",
+    advice="free something, then ask %gpumem leaks again",
+)
+HIDDEN_CYCLE = ReferencePath(
+    "a cycle through an array of objects, which Python never frees",
+    "set the array's elements to None before you delete it",
+)
+
+
+class Explanation:
+    """The holders of some storages, each of which belongs to some objects.
+
+    Attributes:
+        named: the best-named holders.
+        unnamed: the holders to which nothing visible refers.
+        is_cut: True if some holders may not have been reached.
+    """
+
+    def __init__(
+        self,
+        objects: Mapping[StorageKey, list[object]],
+        heap: Heap,
+        roots: Roots,
+        max_visits: int,
+        *,
+        of_graphs: bool = False,
+    ) -> None:
+        self._objects = objects
+        self._of_graphs = of_graphs
+        """True if the objects are tensors whose graphs are unwanted, not the tensors."""
+        targets = [item for items in objects.values() for item in items]
+        self._search = BackwardSearch(targets, heap, roots, max_visits)
+        self._writer = PathWriter(roots, of_leaks=True)
+        self._kept = roots.kept
+        self._cuts = roots.cuts
+        self._new = roots.new
+        self._removed_as_whole = roots.removed_as_whole
+        self._rows: RowHolders | None = None
+        self._names = roots.names
+        self._figures = roots_of_figures(roots.names)
+        self._max_visits = max_visits
+        self._removed: dict[StorageKey, Removal] = {}
+        self.named: dict[StorageKey, ReferencePath] = {}
+        self.unnamed: dict[StorageKey, ReferencePath] = {}
+        self.is_cut = False
+
+    def explain(
+        self,
+        *,
+        rows: RowHolders | None = None,
+        all_places: bool = False,
+    ) -> None:
+        """Find the holders, of whole rows if there are any."""
+        self._rows = rows
+        for key, items in self._objects.items():
+            nearest = self._nearest(self._search.named, items, object_id=self._object_id(key))
+            if nearest is not None:
+                way = self._of_row(key, *nearest, rows)
+                self._note_cuts(way)
+                self.named[key] = way.holder
+        for key, items in self._objects.items():
+            if key in self.named:
+                continue
+            if any(map(self._search.is_in_hidden_cycle, items)):
+                self.unnamed[key] = HIDDEN_CYCLE
+                continue
+            nearest = self._nearest(self._search.unnamed, items)
+            if nearest is not None:
+                self.unnamed[key] = nearest[1].holder
+        self.is_cut = self._search.is_cut and len(self.named) < len(self._objects)
+        if all_places:
+            self.add_other_holders(self._removed.keys())
+
+    def path_of_trained(self, tensor: object) -> str:
+        """Return the path to the outermost module or optimizer around a tensor; empty if there is
+        none.
+        """
+        chain = self._search.chain(tensor, self._search.named)
+        root, steps = chain or (None, ())
+        for position, item in enumerate(steps[:-1]):
+            if root is not None and any(is_of_library(item, *kind) for kind in _WITH_GRADIENTS):
+                return self._writer.holder(root, steps[: position + 1]).path
+        return ""
+
+    def _note_cuts(self, way: Way) -> None:
+        """Record the references that a line removes, so that rows of one container become one."""
+        if way.cuts and way.holder.advice:
+            self._cuts[line_of(way.holder.advice)] = list(way.cuts)
+
+    def _nearest(
+        self, ways: Ways, items: Sequence[object], *, object_id: int = 0
+    ) -> tuple[tuple[Root, Steps], Way] | None:
+        """Return the shortest chain from a root to one of some objects, and its text.
+
+        Args:
+            ways: the ways to all objects.
+            items: the objects.
+            object_id: identity of an object through which a chain leads, if any chain does: a row
+                that stands for a model is held where the model is, not its parameters.
+        """
+        chains = list[tuple[Root, Steps]]()
+        for item in items:
+            chain = self._search.chain(item, ways)
+            if chain is not None:
+                chains.append(chain)
+        if not chains:
+            return None
+        through = [chain for chain in chains if object_id in map(id, chain[1])]
+        chains = through or chains
+        distance = min((root.rank, len(steps)) for root, steps in chains)
+        at_distance = [
+            (root, steps) for root, steps in chains if (root.rank, len(steps)) == distance
+        ]
+        nearest = list[tuple[tuple[Root, Steps], Way]]()
+        for root, steps in _some_of_each_holder(at_distance):
+            way = self._writer.way(root, steps, of_graph=self._of_graphs)
+            nearest.append(((root, steps), way))
+        return min(nearest, key=lambda pair: order_of_holder(pair[1].holder))
+
+    def _of_row(
+        self, key: StorageKey, chain: tuple[Root, Steps], way: Way, rows: RowHolders | None
+    ) -> Way:
+        """Return the way to the holder of a whole row, given the way to one of its arrays."""
+        row = None if rows is None else rows.row(key)
+        if rows is None or row is None:
+            removal = Removal.of(chain[1][-1], self._objects[key], way)
+        else:
+            chain_to_holder = chain[0], tuple(rows.shortened(key, chain[1]))
+            removal = self._removal_of_row(row, rows, chain, chain_to_holder, way)
+        module = self._new_module(*chain, removal.way)
+        if module is not None:
+            removal = Removal.of(module[0], removal.arrays, module[1])
+        self._removed[key] = removal
+        return removal.way
+
+    def _removal_of_row(
+        self,
+        row: Row,
+        rows: RowHolders,
+        chain: tuple[Root, Steps],
+        chain_to_holder: tuple[Root, Steps],
+        way: Way,
+    ) -> Removal:
+        """Return how to remove a whole row.
+
+        Args:
+            row: the row.
+            rows: all rows.
+            chain: the root and the steps to one of the row's arrays.
+            chain_to_holder: the root and the steps to the nearest object that has all of them.
+            way: the way to the array.
+        """
+        root, steps = chain_to_holder
+        holder = steps[-1]
+        arrays = row.held_arrays()
+        if id(holder) == row.object_id:
+            return Removal.of(holder, arrays, self._writer.way(root, steps))
+        library_object = self._library_object(root, steps, row, rows)
+        if library_object is not None:
+            item, way_to_item = library_object
+            return Removal.of(item, arrays, way_to_item)
+        steps_to_array = chain[1]
+        if len(steps) == len(steps_to_array):
+            return Removal.of(holder, arrays, way)
+        if row.is_inside_item and is_instance(holder, dict):
+            # Such as a pandas object in a dict: it is removed as a whole.
+            item = steps_to_array[len(steps)]
+            return Removal.of(item, arrays, self._writer.way(root, (*steps, item)))
+        removal = self._removal_with_holder(row, rows, chain_to_holder)
+        if removal is not None:
+            return removal
+        if len(arrays) > _MOST_HOLDERS and rows.has_little_else(holder):
+            whole = self._writer.way(root, steps)
+            if whole.cut is not None and is_simple(line_of(whole.holder.advice)):
+                return Removal.of(holder, arrays, whole)
+        # Each array is removed from all places by itself.
+        return Removal(None, arrays, way)
+
+    def _removal_with_holder(
+        self, row: Row, rows: RowHolders, chain: tuple[Root, Steps]
+    ) -> Removal | None:
+        """Return how to remove the arrays of a row together with the object that has all of them,
+        or from it; None if one line cannot do so.
+        """
+        root, steps = chain
+        arrays = row.held_arrays()
+        whole = self._writer.way(root, steps)
+        if root.is_all and whole.cut is not None:
+            return Removal.of(steps[-1], arrays, whole)  # such as ``plt.close(1)``
+        is_removed_as_whole = whole.cut is None or whole.is_advised
+        if is_removed_as_whole and whole.holder.advice not in ("", REMOVE):
+            return Removal(None, arrays, whole)  # such as ``load.cache_clear()``
+        inner = self._way_inside(root, steps, row, rows)
+        if inner.cuts:
+            holder = ReferencePath(whole.holder.path, inner.holder.advice)
+            return Removal(None, arrays, replace(inner, holder=holder))
+        if whole.cut is not None and whole.cut.kind in _REGISTRATIONS:
+            # Such as a matplotlib figure: users close it and type nothing that is inside.
+            return Removal.of(steps[-1], arrays, whole)
+        return None
+
+    def _library_object(
+        self, root: Root, steps: Steps, row: Row, rows: RowHolders
+    ) -> tuple[object, Way] | None:
+        """Return the outermost object of a library on a chain that has nothing but rows' arrays.
+
+        Users remove it as a whole: they write no names of what is inside. An example is a group of
+        zarr in a dict. IPython's own objects stay: it needs them.
+        """
+        if root.rank is Rank.IPYTHON:
+            return None
+        for position in range(1, len(steps) - 1):
+            item = steps[position]
+            if is_of_library(item, "unittest.mock", "NonCallableMock"):
+                return None  # it stays, and forgets its calls
+            if not is_opaque(item) or not is_private(item, steps[position + 1]):
+                continue
+            if _are_axes(item):
+                return self._figure_around(root, steps[: position + 1], row, rows)
+            elements = flat_elements(steps[position - 1]) or ()
+            if len(rows.leading_items(row, elements)) > 1:
+                # No line removes one element of several that lead to the row, but one the array.
+                array = steps[position - 1]
+                return array, self._writer.way(root, steps[:position])
+            way = self._writer.way(root, steps[: position + 1])
+            is_removable = way.cut is not None and way.is_direct and way.cut.kind is not Kind.NAME
+            if is_removable and rows.has_little_else(item):
+                return item, way
+        return None
+
+    def _figure_around(
+        self, root: Root, steps: Steps, row: Row, rows: RowHolders
+    ) -> tuple[object, Way] | None:
+        """Return the figure of the axes at which a chain ends, with the way to these; None if it
+        is older than the row or has much else: then the artists in it are removed.
+
+        Each of its axes leads to all of it, so it dies only without all of them.
+        """
+        axes = steps[-1]
+        figure = figure_of(axes)
+        is_new = id(figure) == row.object_id or id(figure) in self._new()
+        if not is_new or not rows.has_little_else(figure):
+            return None
+        is_in_array = flat_elements(steps[-2]) is not None
+        way = self._writer.way(root, steps[:-1] if is_in_array else steps)
+        if way.cut is None or not way.is_direct:
+            return None
+        self._removed_as_whole.append(weakref.ref(figure))
+        return figure, way
+
+    def _way_inside(self, root: Root, steps: Steps, row: Row, rows: RowHolders) -> Way:
+        """Return the line that takes the arrays of a row out of the last object of a chain."""
+        inside = self._writer.cuts_inside(root, steps, row.array_ids)
+        cuts, removed = inside.cuts, inside.removed
+        reached = set(map(row.array_ids.__getitem__, inside.reached))
+        if not row.held <= reached:
+            leading = rows.removable_items(row, items_of(steps[-1]))
+            if any(is_of_library(item, "matplotlib.artist", "Artist") for item in leading):
+                leading = []  # axes stay without the artists in them
+            cuts = self._writer.cuts_of_items(root, steps, leading)
+            removed = {(id(steps[-1]), id(item)) for item in leading}
+        advice = statement_of(cuts)
+        if not advice:
+            return Way(ReferencePath("", ""))
+        return Way(ReferencePath("", advice), tuple(cuts), removed=frozenset(removed))
+
+    def add_other_holders(self, keys: Container[StorageKey]) -> None:
+        """Name the other places that hold some objects: each dies only if all of its places are
+        emptied.
+        """
+        removals = {key: removal for key, removal in self._removed.items() if key in keys}
+        searched = list[object]()
+        for removal in removals.values():
+            searched += removal.targets
+        self._search.search_for_all(searched, self._max_visits)
+        parts_of = {key: self._parts(removal) for key, removal in removals.items()}
+        parts = list(itertools.chain.from_iterable(parts_of.values()))
+        if parts:
+            self._search.search_for_all(parts, self._max_visits)
+        for key, removal in removals.items():
+            targets = [*removal.targets, *parts_of[key]]
+            ways, unwritten = self._all_ways(targets, removal.way, self._object_id(key))
+            self._name_all(key, removal.way, ways, unwritten)
+
+    def _name_all(self, key: StorageKey, nearest: Way, ways: list[Way], unwritten: int) -> None:
+        """Name the holders of a storage.
+
+        Args:
+            key: the storage.
+            nearest: the way to the holder that is named already, and stays if its line removes the
+                object from all places.
+            ways: the ways from its holders.
+            unwritten: the number of further holders.
+        """
+        first = ways[0]
+        are_several = len(ways) > 1 or unwritten > 0
+        if are_several or len(first.cuts) > 1 or first.holder.advice == REMOVE_THEM:
+            ways.sort(key=lambda way: order_of_holder(way.holder))
+            way = joined(ways, unwritten) if are_several else first
+            self._note_cuts(way)
+            self.named[key] = way.holder
+            return
+        if nearest.holder.advice:
+            return
+        advice = ways[0].words
+        if nearest.cut is not None:
+            advice = statement_of([nearest.cut])
+        self.named[key] = ReferencePath(nearest.holder.path, advice)
+
+    def _object_id(self, key: StorageKey) -> int:
+        """Return the identity of the object for whose row a storage stands; 0 if there is none."""
+        row = None if self._rows is None else self._rows.row(key)
+        if row is None:
+            return 0
+        return row.object_id
+
+    def _parts(self, removal: Removal) -> list[object]:
+        """Return further objects that must die, because they lead to the arrays: those that the
+        line removes, and parts of these.
+        """
+        parts = list[object]()
+        array_ids = set(map(id, removal.arrays))
+        if removal.item is not None:
+            parts += self._search.between(removal.item, array_ids)
+        for owner_id, item_id in removal.way.removed:
+            parts += self._search.below(owner_id, item_id, array_ids)
+        return list(by_identity(parts).values())
+
+    def _all_ways(
+        self, targets: Sequence[object], nearest: Way, object_id: int = 0
+    ) -> tuple[list[Way], int]:
+        """Return the ways to some objects from all places that hold them, one for each line, and
+        the number of places that are too many to write.
+
+        Args:
+            targets: the objects.
+            nearest: the nearest way to one of them.
+            object_id: identity of the object of their row; 0 if there is none.
+        """
+        kept = self._kept.get(id(targets[0]))
+        if kept is not None and kept.is_only_place:
+            return [nearest], 0
+        ways = self._ways_left_by(nearest, targets)
+        holders = list(map(self._holder, ways[:_MOST_HOLDERS]))
+        closing = self._closing_figures(targets, nearest, object_id)
+        holders += [HolderWays(None, [way], []) for way in closing]
+        holders = nearest_first(holders, nearest)
+        removed = set[tuple[int, int]]()
+        by_advice = dict[str, Way]()
+        for holder in holders:
+            remaining = holder.without(removed)
+            for way in remaining.ways:
+                removed.update(way.removed)
+            for way in remaining.together():
+                line = way.holder.advice
+                if line == REMOVE_THEM:
+                    line = way.holder.path  # the same words for each place
+                first = by_advice.setdefault(line, way)
+                if first.words and not way.words:  # a model has the parameter of an optimizer, too
+                    by_advice[line] = replace(first, words="")
+        return list(by_advice.values()), max(0, len(ways) - _MOST_HOLDERS)
+
+    def _ways_left_by(self, nearest: Way, targets: Sequence[object]) -> list[WayTo]:
+        """Return the ways to some objects from their holders; of many only those that the line of
+        ``nearest`` leaves: it takes long to write each.
+        """
+        target_ids = set(map(id, targets))
+        ways = list[WayTo]()
+        for way_to in self._search.ways_to(targets):
+            if not target_ids.isdisjoint(map(id, way_to.steps[:-1])):
+                continue  # their own part
+            if way_to.roots[0].advice == REMOVE and way_to.steps[-1] is not targets[0]:
+                continue  # a constant of a library that a part refers to
+            ways.append(way_to)
+        if len(ways) <= _MOST_HOLDERS:
+            return ways
+        left = list[WayTo]()
+        for way_to in ways:
+            references = itertools.pairwise(map(id, without_own_dicts(way_to.steps)))
+            if way_to.references > 1 or nearest.removed.isdisjoint(references):
+                left.append(way_to)
+        return left
+
+    def _closing_figures(
+        self, targets: Sequence[object], nearest: Way, object_id: int
+    ) -> list[Way]:
+        """Return the ways to open figures around some axes, such as those in a user's list.
+
+        Pyplot keeps these figures, with the axes in them. A figure stays if it has much else or a
+        name, and if ``nearest`` leads through it: then an artist is taken out of it. A line alone
+        may have been drawn in an older figure, so it closes only the figure ``object_id``.
+        """
+        on_the_way = {*nearest.step_ids, *(owner_id for owner_id, _ in nearest.removed)}
+        on_the_way.difference_update(map(id, targets))
+        figures = dict[int, object]()
+        for target in targets if self._figures else ():
+            figure = figure_of(target)
+            may_close = target is figure or _are_axes(target) or id(figure) == object_id
+            if id(figure) not in self._figures or not may_close:
+                continue
+            if on_the_way.isdisjoint(_around(target, figure)):
+                figures[id(figure)] = figure
+        for value in list(self._names.values()) if figures else ():
+            figures.pop(id(figure_of(value)), None)
+        ways = list[Way]()
+        for key, figure in figures.items():
+            if self._rows is not None and self._rows.has_little_else(figure):
+                ways.append(self._writer.way(self._figures[key], (figure,)))
+        return ways
+
+    def _with_line(self, root: Root, steps: Steps, way: Way) -> Way:
+        """Return a way, or if no line removes its object, that to the new module around it.
+
+        A parameter stays in its module, which leaves as a whole if all of it is unwanted.
+        """
+        module = self._new_module(root, steps, way)
+        return way if module is None else module[1]
+
+    def _new_module(self, root: Root, steps: Steps, way: Way) -> tuple[object, Way] | None:
+        """Return the outermost module of torch that is new and has nothing but rows' arrays, with
+        its way; None if there is none, or if a line removes the last object itself.
+        """
+        if self._rows is None or is_simple(line_of(way.holder.advice)):
+            return None
+        for position, item in enumerate(steps[:-1]):
+            if not is_of_library(item, "torch.nn", "Module") or id(item) not in self._new():
+                continue
+            way_to_module = self._writer.way(root, steps[: position + 1])
+            has_line = is_simple(line_of(way_to_module.holder.advice))
+            if has_line and self._rows.has_little_else(item):
+                self._removed_as_whole.append(weakref.ref(item))
+                return item, way_to_module
+        return None
+
+    def _holder(self, way_to: WayTo) -> HolderWays:
+        """Return a holder of an object, with the ways through its items."""
+        root, end = way_to.roots[0], way_to.holder_at + 1
+        way = self._writer.way(root, way_to.steps, of_graph=self._of_graphs)
+        ways = [self._with_line(root, way_to.steps, way)]
+        if end == 0 or way_to.references == 1:
+            return HolderWays(None, ways, [])
+        to_holder = way_to.steps[:end]
+        if way_to.items:
+            return HolderWays(None, [self._way_to_many(root, to_holder, way_to.items)], [])
+        items = [way_to.steps[end]]
+        for steps in way_to.more:
+            way = self._writer.way(root, (*to_holder, *steps), of_graph=self._of_graphs)
+            ways.append(way)
+            items.append(steps[0])
+        return HolderWays(to_holder[-1], ways, items)
+
+    def _way_to_many(self, root: Root, steps: Steps, items: Sequence[object]) -> Way:
+        """Return the way to many items of the last object of a chain."""
+        holder = steps[-1]
+        cuts = self._writer.cuts_of_items(root, steps, items)
+        if any(cut.owner_id != id(holder) for cut in cuts):
+            cuts = []
+        line = statement_of(cuts)
+        if not line:
+            cuts = []
+        first = first_in(holder, items)
+        path = self._writer.way(root, (*steps, first)).holder.path
+        return Way(
+            ReferencePath(f"{path}, and {len(items) - 1} more there", line or REMOVE_THEM),
+            tuple(cuts),
+            removed=frozenset((id(holder), id(item)) for item in items),
+        )
+
+
+def _some_of_each_holder(chains: Sequence[tuple[Root, Steps]]) -> list[tuple[Root, Steps]]:
+    """Return the chains; of those to many items of one holder only that to its first item.
+
+    Writing one for each of 20,000 views of an array in a list takes 25 s.
+    """
+    by_holder = dict[tuple[int, ...], list[tuple[Root, Steps]]]()
+    for root, steps in chains:
+        by_holder.setdefault(tuple(map(id, (root, *steps[:-1]))), []).append((root, steps))
+    some = list[tuple[Root, Steps]]()
+    for of_holder in by_holder.values():
+        root, steps = of_holder[0]
+        if len(of_holder) > _MOST_CHAINS and len(steps) > 1:
+            first = first_in(steps[-2], [chain[1][-1] for chain in of_holder])
+            some.append((root, (*steps[:-1], first)))
+        else:
+            some += of_holder
+    return some
+
+
+def _are_axes(item: object) -> bool:
+    return is_of_library(item, "matplotlib.axes", "Axes")
+
+
+def _around(artist: object, figure: object) -> set[int]:
+    """Return the identities of the axes and the figure around an artist, and of their lists."""
+    ids = set[int]()
+    for owner in ((instance_dict(artist) or {}).get("axes"), figure):
+        if owner is not None and owner is not artist:
+            ids.add(id(owner))
+            ids.update(map(id, (instance_dict(owner) or {}).values()))
+    return ids
+
+
+def order_of_holder(holder: ReferencePath) -> tuple[bool, bool, int, str]:
+    """Return the sort key that picks the holder to show.
+
+    It does not depend on the order in which the collector lists holders.
+    """
+    path = holder.path
+    return (path.startswith(KEPT), not path.startswith(NOTEBOOK), len(path), path)

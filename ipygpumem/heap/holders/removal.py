@@ -1,0 +1,98 @@
+"""What to remove so that the memory of a row is freed: from which holders, and in which order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence, Set
+from typing import NamedTuple
+
+from ipygpumem.heap.paths.container_steps import cuts_of_repeated, removal_of_repeated
+from ipygpumem.heap.paths.cuts import Cut, statement_of
+from ipygpumem.heap.paths.ways import Way
+from ipygpumem.records import COMMENT, ReferencePath
+
+
+class Removal(NamedTuple):
+    """An object or arrays to remove, so that the memory of a row is freed."""
+
+    item: object
+    """The object to remove as a whole; None if only the arrays are removed."""
+    arrays: Sequence[object]
+    """The arrays that must die."""
+    way: Way
+    """The best way to the object, or the one that frees the arrays in it."""
+
+    @classmethod
+    def of(cls, item: object, arrays: Sequence[object], way: Way) -> Removal:
+        """Return the removal of an object, which may be one of the arrays."""
+        is_array = any(array is item for array in arrays)
+        return cls(None if is_array else item, arrays, way)
+
+    @property
+    def targets(self) -> list[object]:
+        """All objects that must die, the one to remove first."""
+        if self.item is None:
+            return list(self.arrays)
+        return [self.item, *self.arrays]
+
+
+class HolderWays(NamedTuple):
+    """An object from which an object of a row must be removed, and the ways through it."""
+
+    item: object
+    """The holder itself; None if it holds the object once."""
+    ways: list[Way]
+    items: list[object]
+    """The holder's item on each way."""
+
+    def without(self, removed: Set[tuple[int, int]]) -> HolderWays:
+        """Return the holder without the ways on which an earlier line removes a reference.
+
+        A library's object may refer to itself by many paths: all of them lead through the attribute
+        that the first line removes.
+
+        Args:
+            removed: the identities of the two objects of each reference that a line removes.
+        """
+        ways, items = list[Way](), list[object]()
+        for way, item in itertools.zip_longest(self.ways, self.items):
+            if not way.is_ended_by(removed):
+                ways.append(way)
+                items.append(item)
+        return HolderWays(self.item, ways, items)
+
+    def together(self) -> list[Way]:
+        """Return one way that removes all references of a container, or the ways if none can."""
+        cuts_of_items = list[list[Cut]]()
+        for way, item in zip(self.ways, self.items, strict=True):
+            if self.item is None or way.cut is None or way.cut.owner_id != id(self.item):
+                return self.ways
+            cuts_of_items.append(cuts_of_repeated(way.cut, self.item, item))
+        cuts = list(itertools.chain.from_iterable(cuts_of_items))
+        if len(cuts) < 2:
+            return self.ways
+        advice = statement_of(cuts)
+        if len(cuts_of_items) == 1:
+            advice = removal_of_repeated(cuts, self.item)
+        if not advice:
+            return self.ways
+        path = f"{self.ways[0].holder.path}, and {len(cuts) - 1} more there"
+        _, dashes, comment = self.ways[0].holder.advice.partition(COMMENT)
+        return [Way(ReferencePath(path, advice + dashes + comment), tuple(cuts))]
+
+
+def nearest_first(holders: Sequence[HolderWays], nearest: Way) -> list[HolderWays]:
+    """Return holders, the one with the nearest way first.
+
+    That may have been found as the way to a part: a proxy in a dict, of which one line removes all
+    entries, leads to an array.
+    """
+    for position, holder in enumerate(holders):
+        for number, way in enumerate(holder.ways):
+            if nearest.removed and nearest.removed < way.removed:
+                return [holder, *holders[:position], *holders[position + 1 :]]
+            if way == nearest or (way.cuts and way.cuts == nearest.cuts):
+                ways = [*holder.ways[:number], nearest, *holder.ways[number + 1 :]]
+                first = holder._replace(ways=ways)
+                return [first, *holders[:position], *holders[position + 1 :]]
+    return [HolderWays(None, [nearest], []), *holders]
