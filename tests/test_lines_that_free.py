@@ -308,7 +308,7 @@ def test_no_line_switches_a_debugger_off(monkeypatch: pytest.MonkeyPatch) -> Non
             monkeypatch.setattr(owner, attribute, value)
         root = Root.of_module("threading", f"_{name}_hook", "threading")
         assert root.cut is None
-    assert id(tool) not in Registries.read({}).kept
+    assert id(tool) not in Registries.read({}).registered
 
 
 def test_a_users_own_tracer_gets_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,6 +316,6 @@ def test_a_users_own_tracer_gets_a_line(monkeypatch: pytest.MonkeyPatch) -> None
         pass
 
     monkeypatch.setattr(sys, "getprofile", lambda: profile)
-    root = Registries.read({}).kept[id(profile)]
+    root = Registries.read({}).registered[id(profile)]
     assert root.cut is not None
     assert root.cut.statement == "import sys; sys.setprofile(None)"

@@ -77,32 +77,34 @@ class OlderData:
         self._namespaces = list(namespaces)
         self._new = list(by_identity(new).values())
         self._new_ids = set(map(id, self._new))
-        self._removed: dict[str, Removed] = {}
+        self._objects_of_lines: dict[str, ObjectsOfLine] = {}
         """The object at the end of each reference that a line removes, by the line."""
         self._older: dict[str, dict[int, object]] = {}
         """The nearest older objects behind these, by identity and by the line."""
 
-    def look_behind(self, line: str, cuts: Sequence[Cut], removed: Mapping[int, object]) -> None:
+    def look_behind(
+        self, line: str, cuts: Sequence[Cut], removed_objects: Mapping[int, object]
+    ) -> None:
         """Look for older objects behind what a line removes.
 
         Args:
             line: the line.
             cuts: the references that it removes.
-            removed: the objects at the end of all lines' references, by identity.
+            removed_objects: the objects at the end of all lines' references, by identity.
         """
-        let_go = Removed.of(cuts, removed)
-        if not _leads_on(let_go.objects):
+        of_line = ObjectsOfLine.of(cuts, removed_objects)
+        if not _leads_on(of_line.objects):
             return
         self._made = self._made or self._objects_since()
         references = ReferenceReader(Barriers(self._namespaces), has_text_keys=False)
-        parts = self._older_among(let_go.objects)
+        parts = self._older_among(of_line.objects)
         # What an older object has received, such as a future its result, may lead to older data.
         in_parts = _references_of(list(parts.values()), references)
         parts.update(self._older_among(in_parts))
-        older = self._nearest_older([*let_go.objects, *in_parts], references)
+        older = self._nearest_older([*of_line.objects, *in_parts], references)
         older.update(parts)
         if older:
-            self._removed[line] = let_go
+            self._objects_of_lines[line] = of_line
             self._older[line] = older
 
     def _nearest_older(
@@ -159,17 +161,17 @@ class OlderData:
         """Return the remark on a line, which ends the cycles through some arrays; empty if all
         older objects have other holders.
         """
-        removed, older = self._removed[line], self._older[line]
+        of_line, older = self._objects_of_lines[line], self._older[line]
         region = Region(
-            [*removed.objects, *older.values(), *self._new],
+            [*of_line.objects, *older.values(), *self._new],
             namespaces=self._namespaces,
             keeps_arrays=True,
         )
-        # The line removes one reference of each object in ``removed``, whose list has another one;
+        # The line removes one reference of each object of the line, whose list has another one;
         # so have ``older`` and the new objects.
-        ids = list(map(id, removed.objects))
+        ids = list(map(id, of_line.objects))
         ours = Counter([*ids, *ids, *older, *self._new_ids])
-        dropped = _dropped(region, removed, ours, ended)
+        dropped = _dropped(region, of_line, ours, ended)
         dropped_older = list(compress(older, map(dropped.__contains__, older)))
         new = {key for key in region.objects if key in self._made} | self._new_ids
         of_older = region.reach(dropped_older, without=new) & dropped
@@ -209,7 +211,7 @@ class OtherData:
     Args:
         sizes: the bytes of the row of each line.
         cuts: the references that each line removes.
-        removed: the objects at the end of these references, by identity.
+        removed_objects: the objects at the end of these references, by identity.
         namespaces: the identities of the dicts with the user's names, which lead to everything.
     """
 
@@ -217,17 +219,17 @@ class OtherData:
         self,
         sizes: Mapping[str, int],
         cuts: Mapping[str, Sequence[Cut]],
-        removed: Mapping[int, object],
+        removed_objects: Mapping[int, object],
         namespaces: Iterable[int],
     ) -> None:
         self._namespaces = list(namespaces)
         self._sizes = sizes
-        self._removed: dict[str, Removed] = {}
+        self._objects_of_lines: dict[str, ObjectsOfLine] = {}
         """The object at the end of each reference that a line removes."""
         for line in sizes:
-            let_go = Removed.of(cuts.get(line, ()), removed)
-            if _leads_on(let_go.objects):
-                self._removed[line] = let_go
+            of_line = ObjectsOfLine.of(cuts.get(line, ()), removed_objects)
+            if _leads_on(of_line.objects):
+                self._objects_of_lines[line] = of_line
 
     def remarks(
         self, smallest: int, ended: Mapping[str, Set[int]], *, is_certain: bool = False
@@ -242,18 +244,20 @@ class OtherData:
             is_certain: True to leave out the objects that the line names, and memory of libraries
                 that may have other owners, such as a cache that two connections of sqlite3 share.
         """
-        everything = list(chain.from_iterable(let_go.objects for let_go in self._removed.values()))
+        everything = list(
+            chain.from_iterable(of_line.objects for of_line in self._objects_of_lines.values())
+        )
         region = Region(everything, namespaces=self._namespaces)
         in_lists = Counter(map(id, everything))
         in_lists.update(in_lists)  # ``everything``, and the list of each line
         remarks = dict[str, str]()
-        for line, let_go in self._removed.items():
-            ours = in_lists + Counter(map(id, let_go.objects))
-            dropped = _dropped(region, let_go, ours, ended.get(line, set()))
+        for line, of_line in self._objects_of_lines.items():
+            ours = in_lists + Counter(map(id, of_line.objects))
+            dropped = _dropped(region, of_line, ours, ended.get(line, set()))
             other_bytes = region.bytes_of(dropped).total() - self._sizes[line]
             if is_certain:
                 counted = {key for key in dropped if isinstance(key, int) or key[0] == "torch"}
-                named = [item for item in let_go.objects if id(item) in let_go.certain]
+                named = [item for item in of_line.objects if id(item) in of_line.certain]
                 named_bytes = region.reader.types.own_bytes.of(named)
                 other_bytes = region.bytes_of(counted).total() - named_bytes
             if other_bytes >= max(smallest, self._sizes[line] * _UNSURE):
@@ -261,7 +265,7 @@ class OtherData:
         return remarks
 
 
-class Removed(NamedTuple):
+class ObjectsOfLine(NamedTuple):
     """The objects that lose a reference when a line runs."""
 
     objects: list[object]
@@ -271,39 +275,39 @@ class Removed(NamedTuple):
     """
 
     @classmethod
-    def of(cls, cuts: Sequence[Cut], removed: Mapping[int, object]) -> Removed:
+    def of(cls, cuts: Sequence[Cut], removed_objects: Mapping[int, object]) -> ObjectsOfLine:
         """Return the objects at the end of some references.
 
         Args:
             cuts: the references.
-            removed: the objects at the end of all lines' references, by identity.
+            removed_objects: the objects at the end of all lines' references, by identity.
         """
-        let_go = cls([], set())
+        of_line = cls([], set())
         # The line does not close a generator that it deletes with a tuple around it.
         for reference in outermost(cuts):
-            if reference.removed_id in removed:
-                let_go.objects.append(removed[reference.removed_id])
-                let_go.certain.add(reference.removed_id)
+            if reference.removed_id in removed_objects:
+                of_line.objects.append(removed_objects[reference.removed_id])
+                of_line.certain.add(reference.removed_id)
             else:
-                let_go.objects.extend(_let_go(reference, removed))
-        return let_go
+                of_line.objects.extend(_targets_of_call(reference, removed_objects))
+        return of_line
 
 
 def _dropped(
-    region: Region, removed: Removed, ours: Mapping[int, int], ended: Set[int]
+    region: Region, of_line: ObjectsOfLine, ours: Mapping[int, int], ended: Set[int]
 ) -> set[NodeKey]:
     """Return the nodes that die with the objects that a line removes.
 
     Args:
         region: what these objects lead to.
-        removed: the objects.
+        of_line: the objects.
         ours: as in ``held_from_outside``.
         ended: the arrays in the cycles that the line ends, by identity.
     """
     held = region.held_from_outside(ours) | (region.in_hidden_cycles() - ended)
     # A holder that is read, too, because a child refers to its parent, leads to what it loses.
-    alive = region.reach(held, without=removed.certain)
-    return region.reach(map(id, removed.objects)) - alive
+    alive = region.reach(held, without=of_line.certain)
+    return region.reach(map(id, of_line.objects)) - alive
 
 
 def _references_of(items: Sequence[object], references: ReferenceReader) -> list[object]:
@@ -337,9 +341,9 @@ def _leads_on(items: Sequence[object]) -> bool:
     return len(_plain_arrays(items)) < len(by_identity(items))
 
 
-def _let_go(cut: Cut, removed: Mapping[int, object]) -> Sequence[object]:
+def _targets_of_call(cut: Cut, removed_objects: Mapping[int, object]) -> Sequence[object]:
     """Return the objects that lose a reference when a call ends their owner."""
-    owner = removed.get(cut.owner_id) if cut.kind is Kind.CALL else None
+    owner = removed_objects.get(cut.owner_id) if cut.kind is Kind.CALL else None
     if is_exactly(owner, *SUSPENDED):
         return gc.get_referents(owner)
     if type(owner) is _lru_cache_wrapper:

@@ -37,7 +37,7 @@ class EndedCycles(NamedTuple):
 def with_ended_cycles(
     rows: list[RetainedArray],
     cuts: dict[str, list[Cut]],
-    removed: Mapping[int, object],
+    removed_objects: Mapping[int, object],
     roots: Roots,
     arrays: Sequence[Any],
 ) -> EndedCycles:
@@ -46,7 +46,7 @@ def with_ended_cycles(
     Args:
         rows: the rows, the largest first.
         cuts: the references that each line removes; those of new lines are added.
-        removed: the objects at the end of these references, by identity.
+        removed_objects: the objects at the end of these references, by identity.
         roots: has the dicts with the user's names, which lead to everything.
         arrays: all NumPy arrays.
     """
@@ -57,7 +57,7 @@ def with_ended_cycles(
         if row.holder is not None:
             line, mark, comment = row.holder.advice.partition(COMMENT)
             of_line = cuts.get(line, [])
-            end = _end_of_cycles(row.size_bytes, of_line, removed, roots.namespaces)
+            end = _end_of_cycles(row.size_bytes, of_line, removed_objects, roots.namespaces)
             if end is not None:
                 advice = HIDDEN_CYCLE.advice
                 if end.lines:
@@ -88,7 +88,7 @@ class _End(NamedTuple):
 def _end_of_cycles(
     size_bytes: int,
     cuts: Sequence[Cut],
-    removed: Mapping[int, object],
+    removed_objects: Mapping[int, object],
     namespaces: Iterable[int],
 ) -> _End | None:
     """Return the end of the cycles that keep memory after a line; None if the line frees it.
@@ -96,17 +96,17 @@ def _end_of_cycles(
     Args:
         size_bytes: the memory.
         cuts: the references that the line removes.
-        removed: the objects at the end of these references, by identity.
+        removed_objects: the objects at the end of these references, by identity.
         namespaces: the identities of the dicts with the user's names.
     """
     codes = dict[int, str]()
     for cut in cuts:
         for reference in cut.each():
-            if reference.removed_id in removed:
+            if reference.removed_id in removed_objects:
                 codes[reference.removed_id] = reference.target
     if not codes:
         return None
-    region = Region([removed[key] for key in codes], namespaces=namespaces)
+    region = Region([removed_objects[key] for key in codes], namespaces=namespaces)
     cycles = region.in_hidden_cycles()
     if not cycles:
         return None
@@ -117,5 +117,5 @@ def _end_of_cycles(
     if not is_removed_kept and region.bytes_of(freed).total() >= _FREED * size_bytes:
         return None
     arrays = [region.objects[key] for key in cycles]
-    with_code = [(code, removed[key]) for key, code in codes.items() if code]
+    with_code = [(code, removed_objects[key]) for key, code in codes.items() if code]
     return _End(lines_that_end(with_code, arrays, region.reader.barriers), cycles)

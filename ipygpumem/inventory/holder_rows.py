@@ -108,7 +108,7 @@ class HolderRows:
         is_name: bool,
     ) -> None:
         self._cuts = roots.cuts
-        self._removed = roots.removed
+        self._removed_objects = roots.removed_objects
         self.without_holder = set[NodeKey](not_searched)
         self._search = search
         self._writer = PathWriter(roots)
@@ -244,7 +244,7 @@ class HolderRows:
             if root.cut is not None and root.rank is Rank.VARIABLE:
                 cuts.append(replace(root.cut, removed_id=id(item)))
         self._cuts[line_of(advice)] = cuts
-        self._removed[id(item)] = item
+        self._removed_objects[id(item)] = item
 
     def _may_delete(self, item: object) -> bool:
         """Return True if deleting the variables of an object may free it."""

@@ -142,7 +142,7 @@ def ownership_of(
             name.
         is_name: True if the name does not count as a holder.
     """
-    roots = replace(roots, cuts={}, removed={})  # of this report only
+    roots = replace(roots, cuts={}, removed_objects={})  # of this report only
     with undisturbed():
         region = Region(namespaces=roots.namespaces, keeps_folded=True)
         size = Sizes(region=region).measure(holding[0])
@@ -265,7 +265,7 @@ def _ended_by_name(groups: Groups, target: str, item: object, roots: Roots) -> G
 
     The event loop keeps a pending task, and a registry a widget: a user writes ``w.close()``.
     """
-    root = roots.kept.get(id(item))
+    root = roots.registered.get(id(item))
     ending = ending_of(item)
     if ending:  # it is deleted, too, because a done task keeps its error
         start = EVENT_LOOP if root is None else root.text
@@ -304,14 +304,16 @@ def _with_remarks(
         roots: have the references that the lines remove.
         holding: a list of the object itself, of which a line may remove a name.
     """
-    removed = {key: item for key, item in roots.removed.items() if item is not holding[0]}
-    roots.removed.clear()  # they would count as holders
+    removed_objects = {
+        key: item for key, item in roots.removed_objects.items() if item is not holding[0]
+    }
+    roots.removed_objects.clear()  # they would count as holders
     # What dies with the object is held by its name, so it is no other data.
     lines = [line_of(part.holder.advice) for part in parts]
     cuts = {line: roots.cuts.get(line, []) for line in lines}
     cuts[_ALL_LINES] = list(chain.from_iterable(cuts.values()))
-    other_data = OtherData(dict.fromkeys(cuts, 0), cuts, removed, roots.namespaces)
-    del removed
+    other_data = OtherData(dict.fromkeys(cuts, 0), cuts, removed_objects, roots.namespaces)
+    del removed_objects
     remarks = other_data.remarks(_LEAST_DROPPED_BYTES, {}, is_certain=True)
     remarked = list[HeldPart]()
     for part in parts:

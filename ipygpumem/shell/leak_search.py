@@ -99,7 +99,7 @@ class LeakSearch:
             roots = self._survivors.roots(self._survivors.keepers())
             leaks = self._leaks_on(heap, retained, outputs, roots, progress)
             other_data = OtherData(
-                bytes_by_line(leaks.leaks), roots.cuts, roots.removed, roots.namespaces
+                bytes_by_line(leaks.leaks), roots.cuts, roots.removed_objects, roots.namespaces
             )
             heap.drop()
             del roots, retained, outputs
@@ -136,7 +136,7 @@ class LeakSearch:
         leaks = merged([*of_experiments, *of_any_age], roots.cuts)
         remarks = older_perhaps(leaks, of_experiments, of_any_age, roots.cuts)
         leaks = with_remarks(leaks, remarks)
-        cycles = with_ended_cycles(leaks, roots.cuts, roots.removed, roots, heap.ndarrays)
+        cycles = with_ended_cycles(leaks, roots.cuts, roots.removed_objects, roots, heap.ndarrays)
         beyond = unnamed.arrays.beyond
         return Leaks(cycles.rows, cycles.arrays, beyond, _together(kept), retained.complete)
 

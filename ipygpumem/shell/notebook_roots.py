@@ -63,7 +63,7 @@ def roots_of_notebook(
     return Roots(
         namespaces,
         objects,
-        registries.kept,
+        registries.registered,
         frozenset(registries.hidden),
         cell_of=lambda filename: cell_of_file(shell, filename),
         names=context.namespace,

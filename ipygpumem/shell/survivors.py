@@ -241,7 +241,7 @@ class Survivors:
             removed_as_whole=self._removed_as_whole,
         )
         rows = search.rows(heap, roots)
-        removed = dict(roots.removed)
+        removed_objects = dict(roots.removed_objects)
         new = list[object]()
         if search.unnamed_bytes >= search.smallest:
             progress(0.6)
@@ -250,9 +250,9 @@ class Survivors:
                 self._known_others.append((Remembered(remaining.items), row))
                 new += remaining.items
                 rows.append(row)
-            removed.update(roots.removed)
+            removed_objects.update(roots.removed_objects)
         rows = merged(rows, self.cuts)
-        cycles = with_ended_cycles(rows, self.cuts, removed, roots, heap.ndarrays)
+        cycles = with_ended_cycles(rows, self.cuts, removed_objects, roots, heap.ndarrays)
         baseline = ended.baseline
         older = OlderData(
             baseline.objects_since,
@@ -263,7 +263,7 @@ class Survivors:
         )
         for row in cycles.rows:
             line = "" if row.holder is None else line_of(row.holder.advice)
-            older.look_behind(line, self.cuts.get(line, ()), removed)
+            older.look_behind(line, self.cuts.get(line, ()), removed_objects)
         objects = older.objects()
         self._older.append(Remembered(list(filter(gc.is_tracked, objects))))
         untracked = map(weak, filterfalse(gc.is_tracked, objects))  # plain arrays
@@ -330,7 +330,9 @@ class Survivors:
                 rows.append(replace(row, name=name, holder=holder))
             heap.drop()
             del value
-            other_data = OtherData(bytes_by_line(rows), roots.cuts, roots.removed, roots.namespaces)
+            other_data = OtherData(
+                bytes_by_line(rows), roots.cuts, roots.removed_objects, roots.namespaces
+            )
             del roots
             remarks = other_data.remarks(self._context.config.min_held_bytes, {})
         return tuple(with_remarks(rows, remarks))

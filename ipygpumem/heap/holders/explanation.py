@@ -82,7 +82,7 @@ class Explanation:
         targets = [item for items in objects.values() for item in items]
         self._search = BackwardSearch(targets, heap, roots, max_visits)
         self._writer = PathWriter(roots, of_leaks=True)
-        self._kept = roots.kept
+        self._registered = roots.registered
         self._cuts = roots.cuts
         self._new = roots.new
         self._removed_as_whole = roots.removed_as_whole
@@ -90,7 +90,7 @@ class Explanation:
         self._names = roots.names
         self._figures = roots_of_figures(roots.names)
         self._max_visits = max_visits
-        self._removed: dict[StorageKey, Removal] = {}
+        self._removals: dict[StorageKey, Removal] = {}
         self.named: dict[StorageKey, ReferencePath] = {}
         self.unnamed: dict[StorageKey, ReferencePath] = {}
         self.is_cut = False
@@ -120,7 +120,7 @@ class Explanation:
                 self.unnamed[key] = nearest[1].holder
         self.is_cut = self._search.is_cut and len(self.named) < len(self._objects)
         if all_places:
-            self.add_other_holders(self._removed.keys())
+            self.add_other_holders(self._removals.keys())
 
     def path_of_trained(self, tensor: object) -> str:
         """Return the path to the outermost module or optimizer around a tensor; empty if there is
@@ -181,7 +181,7 @@ class Explanation:
         module = self._new_module(*chain, removal.way)
         if module is not None:
             removal = Removal.of(module[0], removal.arrays, module[1])
-        self._removed[key] = removal
+        self._removals[key] = removal
         return removal.way
 
     def _removal_of_row(
@@ -302,24 +302,26 @@ class Explanation:
     def _way_inside(self, root: Root, steps: Steps, row: Row, rows: RowHolders) -> Way:
         """Return the line that takes the arrays of a row out of the last object of a chain."""
         inside = self._writer.cuts_inside(root, steps, row.array_ids)
-        cuts, removed = inside.cuts, inside.removed
+        cuts, removed_references = inside.cuts, inside.removed_references
         reached = set(map(row.array_ids.__getitem__, inside.reached))
         if not row.held <= reached:
             leading = rows.removable_items(row, items_of(steps[-1]))
             if any(is_of_library(item, "matplotlib.artist", "Artist") for item in leading):
                 leading = []  # axes stay without the artists in them
             cuts = self._writer.cuts_of_items(root, steps, leading)
-            removed = {(id(steps[-1]), id(item)) for item in leading}
+            removed_references = {(id(steps[-1]), id(item)) for item in leading}
         advice = statement_of(cuts)
         if not advice:
             return Way(ReferencePath("", ""))
-        return Way(ReferencePath("", advice), tuple(cuts), removed=frozenset(removed))
+        return Way(
+            ReferencePath("", advice), tuple(cuts), removed_references=frozenset(removed_references)
+        )
 
     def add_other_holders(self, keys: Container[StorageKey]) -> None:
         """Name the other places that hold some objects: each dies only if all of its places are
         emptied.
         """
-        removals = {key: removal for key, removal in self._removed.items() if key in keys}
+        removals = {key: removal for key, removal in self._removals.items() if key in keys}
         searched = list[object]()
         for removal in removals.values():
             searched += removal.targets
@@ -373,7 +375,7 @@ class Explanation:
         array_ids = set(map(id, removal.arrays))
         if removal.item is not None:
             parts += self._search.between(removal.item, array_ids)
-        for owner_id, item_id in removal.way.removed:
+        for owner_id, item_id in removal.way.removed_references:
             parts += self._search.below(owner_id, item_id, array_ids)
         return list(by_identity(parts).values())
 
@@ -388,20 +390,20 @@ class Explanation:
             nearest: the nearest way to one of them.
             object_id: identity of the object of their row; 0 if there is none.
         """
-        kept = self._kept.get(id(targets[0]))
-        if kept is not None and kept.is_only_place:
+        root = self._registered.get(id(targets[0]))
+        if root is not None and root.is_only_place:
             return [nearest], 0
         ways = self._ways_left_by(nearest, targets)
         holders = list(map(self._holder, ways[:_MOST_HOLDERS]))
         closing = self._closing_figures(targets, nearest, object_id)
         holders += [HolderWays(None, [way], []) for way in closing]
         holders = nearest_first(holders, nearest)
-        removed = set[tuple[int, int]]()
+        removed_references = set[tuple[int, int]]()
         by_advice = dict[str, Way]()
         for holder in holders:
-            remaining = holder.without(removed)
+            remaining = holder.without(removed_references)
             for way in remaining.ways:
-                removed.update(way.removed)
+                removed_references.update(way.removed_references)
             for way in remaining.together():
                 line = way.holder.advice
                 if line == REMOVE_THEM:
@@ -428,7 +430,7 @@ class Explanation:
         left = list[WayTo]()
         for way_to in ways:
             references = itertools.pairwise(map(id, without_own_dicts(way_to.steps)))
-            if way_to.references > 1 or nearest.removed.isdisjoint(references):
+            if way_to.references > 1 or nearest.removed_references.isdisjoint(references):
                 left.append(way_to)
         return left
 
@@ -441,7 +443,7 @@ class Explanation:
         name, and if ``nearest`` leads through it: then an artist is taken out of it. A line alone
         may have been drawn in an older figure, so it closes only the figure ``object_id``.
         """
-        on_the_way = {*nearest.step_ids, *(owner_id for owner_id, _ in nearest.removed)}
+        on_the_way = {*nearest.step_ids, *(owner_id for owner_id, _ in nearest.removed_references)}
         on_the_way.difference_update(map(id, targets))
         figures = dict[int, object]()
         for target in targets if self._figures else ():
@@ -514,7 +516,7 @@ class Explanation:
         return Way(
             ReferencePath(f"{path}, and {len(items) - 1} more there", line or REMOVE_THEM),
             tuple(cuts),
-            removed=frozenset((id(holder), id(item)) for item in items),
+            removed_references=frozenset((id(holder), id(item)) for item in items),
         )
 
 

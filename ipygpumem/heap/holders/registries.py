@@ -63,12 +63,12 @@ class Registries:
     """The objects in registries.
 
     Attributes:
-        kept: their roots, by the identity of each object.
+        registered: their roots, by the identity of each object.
         namespaces: functions that return the root of a key, by the identity of a registry.
-        hidden: identities of registries to skip, because ``kept`` has all of their objects.
+        hidden: identities of registries to skip, because ``registered`` has all of their objects.
     """
 
-    kept: dict[int, Root] = field(default_factory=dict)
+    registered: dict[int, Root] = field(default_factory=dict)
     namespaces: dict[int, Callable[[object], Root | None]] = field(default_factory=dict)
     hidden: set[int] = field(default_factory=set)
 
@@ -90,7 +90,7 @@ class Registries:
     def _add_loggers(self, names: Mapping[str, object]) -> None:
         """Add the loggers: the logging module keeps each one, with its handlers and filters."""
         for logger, root in loggers(names):
-            self.kept[id(logger)] = root
+            self.registered[id(logger)] = root
 
     def _add_signal_handlers(self) -> None:
         """Add the functions that handle signals; only the interpreter refers to them."""
@@ -101,7 +101,7 @@ class Registries:
             call = f"import signal; signal.signal(signal.{number.name}, signal.SIG_DFL);"
             cut = Cut(Kind.CALL, 0, "", call)
             root = Root(f"handler of {number.name}", Rank.PLACE, call, cut=cut, is_only_place=True)
-            self.kept[id(handler)] = root
+            self.registered[id(handler)] = root
 
     def _add_tracers(self) -> None:
         """Add the user's functions that trace or profile the code; only the interpreter refers to
@@ -115,7 +115,7 @@ class Registries:
                 continue
             cut = Cut(Kind.CALL, 0, "", f"import sys; sys.set{name}(None)")
             text = f"the function of sys.set{name}"
-            self.kept[id(function)] = Root(text, Rank.PLACE, "", cut=cut, is_only_place=True)
+            self.registered[id(function)] = Root(text, Rank.PLACE, "", cut=cut, is_only_place=True)
 
     def _add_widgets_and_figures(self, names: Mapping[str, object]) -> None:
         """Add the widgets of ipywidgets and the figures of pyplot, which may be widgets."""
@@ -126,9 +126,9 @@ class Registries:
         if registry is None:
             return
         self.hidden.add(id(registry.by_model))
-        self.kept.update(registry.roots())
+        self.registered.update(registry.roots())
         if figures is not None:
-            self.kept.update(figures.roots_of_widgets())
+            self.registered.update(figures.roots_of_widgets())
 
     def _add_timers(self, loop: object, code: str) -> None:
         """Add what ``call_later`` and ``call_at`` have scheduled; a cancelled timer drops its
@@ -146,7 +146,7 @@ class Registries:
             call = f"{imports}[timer.cancel() for timer in {loop_code}._scheduled {condition}];"
             cut = Cut(Kind.CALL, 0, "", call)
             text = "a timer of the event loop"
-            self.kept[id(timer)] = Root(
+            self.registered[id(timer)] = Root(
                 text, Rank.PLACE, "", is_all=True, cut=cut, is_only_place=True
             )
 
@@ -158,7 +158,7 @@ class Registries:
         for timer in timers:
             cut = Cut(Kind.CALL, 0, "", cancelling_timer(timer))
             text = f'the timer "{timer.name}"'
-            self.kept[id(timer)] = Root(
+            self.registered[id(timer)] = Root(
                 text, Rank.PLACE, "", is_all=True, cut=cut, is_only_place=True
             )
 
@@ -167,7 +167,7 @@ class Registries:
         kind = library_type("unittest.mock", "_patch")
         self.hidden.add(id(attribute_of(kind, "_active_patches")))
         for patch in started_patches():
-            self.kept[id(patch)] = Root.of_patch(patch)
+            self.registered[id(patch)] = Root.of_patch(patch)
 
     def _add_document(self) -> None:
         """Add bokeh's current document, which keeps the plots that were added to it."""
@@ -176,7 +176,7 @@ class Registries:
         if document is not None:
             cut = Cut(Kind.CALL, 0, "", "import bokeh.io; bokeh.io.curdoc().clear()")
             root = Root("bokeh's current document", Rank.PLACE, "", is_all=True, cut=cut)
-            self.kept[id(document)] = root
+            self.registered[id(document)] = root
 
 
 class OpenFigures(NamedTuple):

@@ -45,18 +45,19 @@ class HolderWays(NamedTuple):
     items: list[object]
     """The holder's item on each way."""
 
-    def without(self, removed: Set[tuple[int, int]]) -> HolderWays:
+    def without(self, removed_references: Set[tuple[int, int]]) -> HolderWays:
         """Return the holder without the ways on which an earlier line removes a reference.
 
         A library's object may refer to itself by many paths: all of them lead through the attribute
         that the first line removes.
 
         Args:
-            removed: the identities of the two objects of each reference that a line removes.
+            removed_references: the identities of the two objects of each reference that a line
+                removes.
         """
         ways, items = list[Way](), list[object]()
         for way, item in itertools.zip_longest(self.ways, self.items):
-            if not way.is_ended_by(removed):
+            if not way.is_ended_by(removed_references):
                 ways.append(way)
                 items.append(item)
         return HolderWays(self.item, ways, items)
@@ -89,7 +90,7 @@ def nearest_first(holders: Sequence[HolderWays], nearest: Way) -> list[HolderWay
     """
     for position, holder in enumerate(holders):
         for number, way in enumerate(holder.ways):
-            if nearest.removed and nearest.removed < way.removed:
+            if nearest.removed_references and nearest.removed_references < way.removed_references:
                 return [holder, *holders[:position], *holders[position + 1 :]]
             if way == nearest or (way.cuts and way.cuts == nearest.cuts):
                 ways = [*holder.ways[:number], nearest, *holder.ways[number + 1 :]]

@@ -38,7 +38,7 @@ class RootFinder:
 
     def read_values(self) -> None:
         """Read ``values`` as they are now."""
-        self.values = dict(self._roots.kept)
+        self.values = dict(self._roots.registered)
         for variable in context_values(self._roots.names):
             self.values[id(variable.value)] = Root.of_context(variable)
         for frame, thread in running_frames():

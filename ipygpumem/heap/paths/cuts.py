@@ -121,10 +121,10 @@ class Protocol:
 def _deleting(items: str, positions: Sequence[int], ending: str) -> str:
     """Return the statement that deletes the items at some positions, the last one first."""
     if len(positions) > 1:
-        removed = f"{items}.__delitem__(place)"
+        removal = f"{items}.__delitem__(place)"
         if ending:
-            removed = f"({items}[place].{ending}, {removed})"
-        return f"[{removed} for place in {_tuple_of(positions[::-1])}]"
+            removal = f"({items}[place].{ending}, {removal})"
+        return f"[{removal} for place in {_tuple_of(positions[::-1])}]"
     item = f"{items}[{positions[0]}]"
     return f"{item}.{ending}; del {item}" if ending else f"del {item}"
 
@@ -489,10 +489,10 @@ def _spans(positions: Sequence[int]) -> list[tuple[int, int]]:
 def _ending_all(cut: Cut, *, is_alone: bool) -> str:
     """Return the loop that ends and removes all objects of a container."""
     owner = without_import(cut.owner)
-    removed = f"{owner}.popitem()[1]" if cut.kind is Kind.KEY else f"{owner}.pop()"
+    removal = f"{owner}.popitem()[1]" if cut.kind is Kind.KEY else f"{owner}.pop()"
     if is_alone:
-        return f"while {owner}: {removed}.{cut.ending}"
-    return f"[{removed}.{cut.ending} for _ in range(len({owner}))];"
+        return f"while {owner}: {removal}.{cut.ending}"
+    return f"[{removal}.{cut.ending} for _ in range(len({owner}))];"
 
 
 def _of_span(cut: Cut, start: int, end: int, *, is_alone: bool) -> str:
@@ -504,10 +504,10 @@ def _of_span(cut: Cut, start: int, end: int, *, is_alone: bool) -> str:
         case Kind.ITEM:
             if cut.ending:
                 loop = f"for _position in range({end - 1}, {start - 1}, -1)"
-                removed = f"{in_loop}.pop(_position).{cut.ending}"
+                removal = f"{in_loop}.pop(_position).{cut.ending}"
                 if is_alone:
-                    return f"{loop}: {removed}; del _position"
-                return f"[{removed} {loop}];"
+                    return f"{loop}: {removal}; del _position"
+                return f"[{removal} {loop}];"
             if not cut.has_slices:
                 loop = f"for _position in range({end - 1}, {start - 1}, -1)"
                 if is_alone:
@@ -516,12 +516,12 @@ def _of_span(cut: Cut, start: int, end: int, *, is_alone: bool) -> str:
             return f"{imports}del {owner}{span}"
         case Kind.KEY:
             loop = f"for _key in {cut.listing.keys_of(in_loop)}{span}"
-            removed = f"{in_loop}.pop(_key)"
+            removal = f"{in_loop}.pop(_key)"
             if cut.ending:
-                removed += f".{cut.ending}"
+                removal += f".{cut.ending}"
             elif is_alone:
                 return f"{loop}: del {in_loop}[_key], _key"
-            return f"{loop}: {removed}; del _key" if is_alone else f"[{removed} {loop}];"
+            return f"{loop}: {removal}; del _key" if is_alone else f"[{removal} {loop}];"
         case _:
             if cut.ending:
                 return ""

@@ -117,7 +117,7 @@ class CutsInside(NamedTuple):
     reached: set[int]
     """The identities of the objects."""
     cuts: list[Cut]
-    removed: set[tuple[int, int]]
+    removed_references: set[tuple[int, int]]
     """The references as the identities of both objects."""
 
 
@@ -133,7 +133,7 @@ class PathWriter:
     def __init__(self, roots: Roots, *, of_leaks: bool = False) -> None:
         self._cell_of = roots.cell_of
         self._names = roots.names
-        self._removed = roots.removed
+        self._removed_objects = roots.removed_objects
         self._of_leaks = of_leaks
 
     def holder(self, root: Root, chain: Sequence[object]) -> ReferencePath:
@@ -169,7 +169,11 @@ class PathWriter:
             if advice != way.holder.advice:
                 way = Way(replace(way.holder, advice=advice), words=words_for_parameter(steps))
         step_ids = tuple(map(id, steps))
-        return replace(way, step_ids=step_ids, removed=_removed(cut, ended_id, step_ids))
+        return replace(
+            way,
+            step_ids=step_ids,
+            removed_references=_references_removed_by(cut, ended_id, step_ids),
+        )
 
     def _advice_for_needed(self, steps: Sequence[object], path: Path, way: Way) -> str:
         """Return the advice of a way if nothing needs the last object of its chain, or other
@@ -203,14 +207,14 @@ class PathWriter:
             if path.is_ending and ended_id == 0:
                 owner = parent if path.ended is None else path.ended
                 ended_id = id(owner)
-                self._removed[ended_id] = owner
+                self._removed_objects[ended_id] = owner
             if is_last:
                 return ended_id
 
     def _note_removed(self, path: Path, item: object) -> None:
         """Record the object to which the reference that is removed leads."""
         if path.cut is not None:
-            self._removed[id(item)] = item
+            self._removed_objects[id(item)] = item
             path.cut = replace(path.cut, removed_id=id(item))
 
     def _say_how_to_end(self, item: object, path: Path) -> None:
@@ -262,7 +266,7 @@ class PathWriter:
             inside.cuts.extend(self.cuts_of_items(root, chain, direct))
             if inside.cuts:
                 inside.reached.update(map(id, direct))
-                inside.removed.update((id(chain[-1]), id(item)) for item in direct)
+                inside.removed_references.update((id(chain[-1]), id(item)) for item in direct)
             return inside
         for item in by_identity(items).values():
             for part in by_identity(items_of(item)).values():
@@ -275,7 +279,7 @@ class PathWriter:
                 if cut is None:
                     continue
                 inside.reached.add(id(part))
-                inside.removed.update(way.removed)
+                inside.removed_references.update(way.removed_references)
                 if cut.owner_id == id(item):
                     inside.cuts.extend(cuts_of_repeated(cut, item, part))
                 else:
@@ -301,7 +305,7 @@ class PathWriter:
             return cuts
         first = cuts[0]
         if len(unique) <= _MOST_REMOVED:
-            self._removed.update(unique)
+            self._removed_objects.update(unique)
         of_items = list[Cut]()
         for position, item in enumerate(items_of(holder)):
             if id(item) in unique:
@@ -572,7 +576,9 @@ def _ending(item: object, path: Path) -> str:
     return in_sequence([path.statement(f"{{}}.{call}"), removal])
 
 
-def _removed(cut: Cut | None, ended_id: int, step_ids: Sequence[int]) -> frozenset[tuple[int, int]]:
+def _references_removed_by(
+    cut: Cut | None, ended_id: int, step_ids: Sequence[int]
+) -> frozenset[tuple[int, int]]:
     """Return the references that a line removes, as the identities of both objects.
 
     Args:

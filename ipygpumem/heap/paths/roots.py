@@ -247,8 +247,8 @@ class Roots:
         namespaces: by the identity of a dict: returns the root of one of its keys; None to ignore
             the key.
         objects: roots by the identity of an object.
-        kept: roots by the identity of an object that they keep, to which no other object need
-            refer.
+        registered: roots by the identity of an object that a registry keeps, to which no other
+            object need refer.
         hidden: identities of objects to skip, which refer to their contents only temporarily.
         cell_of: returns the number of the cell with a code's file name.
         cuts: receives the references that each line of advice removes, if it does nothing else.
@@ -257,20 +257,20 @@ class Roots:
             those that an experiment has made.
         removed_as_whole: receives new modules of torch and figures that lines of advice remove as a
             whole.
-        removed: receives the objects to which references in ``cuts`` lead, and those that a call
-            ends, by identity.
+        removed_objects: receives the objects to which references in ``cuts`` lead, and those that a
+            call ends, by identity.
     """
 
     namespaces: Mapping[int, Callable[[object], Root | None]] = field(default_factory=dict)
     objects: Mapping[int, Root] = field(default_factory=dict)
-    kept: Mapping[int, Root] = field(default_factory=dict)
+    registered: Mapping[int, Root] = field(default_factory=dict)
     hidden: frozenset[int] = frozenset()
     cell_of: Callable[[str], int | None] = lambda filename: None
     names: Mapping[str, object] = field(default_factory=dict)
     cuts: dict[str, list[Cut]] = field(default_factory=dict)
     new: Callable[[], Container[int]] = frozenset
     removed_as_whole: list[weakref.ref[Any]] = field(default_factory=list)
-    removed: dict[int, object] = field(default_factory=dict)
+    removed_objects: dict[int, object] = field(default_factory=dict)
 
 
 def module_code(name: str, names: Mapping[str, object]) -> str:

@@ -25,7 +25,7 @@ class Way:
     """True if a step on the way said how to free the object, such as that of a traceback."""
     step_ids: tuple[int, ...] = ()
     """The identities of the objects on the way, the last of which is the object itself."""
-    removed: frozenset[tuple[int, int]] = frozenset()
+    removed_references: frozenset[tuple[int, int]] = frozenset()
     """The references that the advice removes, as the identities of both objects; 0 stands for all
     objects to which the first one refers, such as those of a generator that is closed.
     """
@@ -37,11 +37,11 @@ class Way:
         """The reference, if it is only one."""
         return self.cuts[0] if len(self.cuts) == 1 else None
 
-    def is_ended_by(self, removed: Set[tuple[int, int]]) -> bool:
+    def is_ended_by(self, removed_references: Set[tuple[int, int]]) -> bool:
         """Return True if some removed references include one of this way."""
-        if not removed.isdisjoint(itertools.pairwise(self.step_ids)):
+        if not removed_references.isdisjoint(itertools.pairwise(self.step_ids)):
             return True
-        return any((step_id, 0) in removed for step_id in self.step_ids[:-1])
+        return any((step_id, 0) in removed_references for step_id in self.step_ids[:-1])
 
 
 _MOST_WAYS = 4
