@@ -90,7 +90,8 @@ RECOVERY = "raise MemoryError"
 TOP = "%gpumem top"
 LOOK = """
 from ipygpumem.meter.meter import Meter
-from ipygpumem.shell import growth_holders, trends
+from ipygpumem.inventory import trends
+from ipygpumem.shell import growth_holders
 growth_holders.users_modules = dict  # the tests' own
 made = lambda: {name: value for name, value in globals().items() if name.startswith(("name_", "objects"))}
 growth_holders.look_for_growth(trends.Growing(), made, "run", dict, bool, Meter([]))

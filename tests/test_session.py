@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
+from ipygpumem.inventory.trends import Growing
 from ipygpumem.probes.cgroup import Kills
 from ipygpumem.probes.host import HostProbe
 from ipygpumem.records import Growth
@@ -24,7 +25,6 @@ from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import CellStack
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.experiments import Experiment, ExperimentManager
-from ipygpumem.shell.trends import Growing
 from ipygpumem.units import MIB
 from tests.control_group import v2_system
 from tests.fakes import FakeProbe

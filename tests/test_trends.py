@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.bulk import no_progress
 from ipygpumem.inventory.children import endings, growth_by_ending, with_endings
+from ipygpumem.inventory.trends import Growing, Trends
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.children import Child
 from ipygpumem.records import CellRecord, Growth, Usage
 from ipygpumem.report.history import free_heap_line, process_lines, unknown_line
 from ipygpumem.shell import growth_holders
-from ipygpumem.shell.trends import Growing, Trends
 from ipygpumem.units import MIB
 from tests.fakes import FakeProbe
 from tests.steps import works

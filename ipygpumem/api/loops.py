@@ -19,12 +19,12 @@ from ipygpumem.errors import TraceError
 from ipygpumem.failures import is_own_failure, tell
 from ipygpumem.heap.bulk import no_progress
 from ipygpumem.introspect import type_name
+from ipygpumem.inventory.trends import Growing
 from ipygpumem.meter.meter import Meter
 from ipygpumem.records import TraceRecord
 from ipygpumem.report.history import iteration_report, loop_growth_line, loop_report
 from ipygpumem.report.layout import clean_name, count, note
 from ipygpumem.shell.growth_holders import look_for_growth, note_processes
-from ipygpumem.shell.trends import Growing
 
 T = TypeVar("T")
 

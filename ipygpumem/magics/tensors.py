@@ -14,6 +14,7 @@ from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.knowledge.barriers import is_left_out
 from ipygpumem.inventory import records
+from ipygpumem.inventory.array_holders import MOST_EXPLAINED
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.top import LargestNames, NamedSize, select
 from ipygpumem.magics import sources
@@ -22,7 +23,6 @@ from ipygpumem.report import inventory as reports
 from ipygpumem.report.inventory import top_report
 from ipygpumem.report.layout import Report, clean
 from ipygpumem.shell.app import App
-from ipygpumem.shell.array_holders import MOST_EXPLAINED
 from ipygpumem.shell.commands.declarations import (
     Options,
     argument,

@@ -18,6 +18,8 @@ from ipygpumem.heap.array_search import ArraySearch, summed
 from ipygpumem.heap.arrays import describe, library_type
 from ipygpumem.heap.bulk import chunks, kinds_of, of_types
 from ipygpumem.heap.containers import CONTAINERS
+from ipygpumem.heap.knowledge.graphs import kept_behind
+from ipygpumem.heap.knowledge.nodes import Nodes
 from ipygpumem.heap.sizes import MOST_SIZED, Size, Sizes, row_of
 from ipygpumem.heap.walk import MOST_AT_START, MOST_OBJECTS
 from ipygpumem.introspect import ATOMS, type_name
@@ -384,9 +386,6 @@ class _FrameSearch(ArraySearch):
         """Add the memory that autograd keeps behind a place's leaves, or behind its other
         tensors.
         """
-        from ipygpumem.heap.knowledge.graphs import kept_behind
-        from ipygpumem.heap.knowledge.nodes import Nodes
-
         if self._nodes is None:
             self._nodes = Nodes()
         graph = kept_behind(tensors, self._nodes, leaves=leaves, allowance=allowance)

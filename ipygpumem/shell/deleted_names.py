@@ -12,9 +12,9 @@ from ipygpumem.heap.arrays import is_array
 from ipygpumem.heap.garbage import weak
 from ipygpumem.heap.walk import MOST_AT_START
 from ipygpumem.introspect import is_atom, is_instance
+from ipygpumem.inventory.watched_names import WatchedName, detach_numpy, watch_names
 from ipygpumem.scope.ownable import ownable
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.watched_names import WatchedName, detach_numpy, watch_names
 
 _WORD = re.compile(r"\w+")
 _DELETING_ANY = {"reset", "reset_selective"}

@@ -43,8 +43,8 @@ from ipygpumem.units import format_bytes
 
 if TYPE_CHECKING:
     from ipygpumem.inventory.remaining import GrownRow
+    from ipygpumem.inventory.watched_names import WatchedName
     from ipygpumem.shell.survivors import Survivors
-    from ipygpumem.shell.watched_names import WatchedName
 
 _CLOCK_SECONDS = 0.02
 """Error of the times at which processes start."""
@@ -239,7 +239,7 @@ class ExperimentEnd:
 
     def _watch(self, own_names: list[str]) -> list[WatchedName]:
         """Watch the arrays held by the scope's names and outputs."""
-        from ipygpumem.shell.watched_names import watch_names  # loading must stay fast
+        from ipygpumem.inventory.watched_names import watch_names  # loading must stay fast
 
         namespace = self._context.namespace
         search = ArraySearch(self._scope.baseline.was_there)

@@ -26,6 +26,7 @@ from ipygpumem.inventory.children import growth_by_ending, with_endings
 from ipygpumem.inventory.contents import Contents
 from ipygpumem.inventory.records import Inventory, TensorRecord
 from ipygpumem.inventory.top import LargestNames, NamedSize
+from ipygpumem.inventory.trends import FirstLook, Growing, Processes
 from ipygpumem.meter.meter import Meter
 from ipygpumem.notebook import OUTPUT_PREFIX
 from ipygpumem.probes.children import Child
@@ -43,7 +44,6 @@ from ipygpumem.report.history import (
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import named_objects
 from ipygpumem.shell.ipython.printed import REMEDY, Printed
-from ipygpumem.shell.trends import FirstLook, Growing, Processes
 from ipygpumem.units import MIB
 
 _PRINTED = "printed output"

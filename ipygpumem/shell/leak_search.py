@@ -20,16 +20,18 @@ from ipygpumem.introspect import (
     is_instance,
 )
 from ipygpumem.inventory import unreached
+from ipygpumem.inventory.array_holders import MOST_EXPLAINED, Questions
 from ipygpumem.inventory.dropped_data import OtherData, bytes_by_line, with_remarks
 from ipygpumem.inventory.ended_cycles import with_ended_cycles
 from ipygpumem.inventory.merging import merged, older_perhaps
 from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
 from ipygpumem.inventory.roles import added_to_optimizers, optimizer_states
+from ipygpumem.inventory.shared_memory import rows_of, tensors_on_arrays
+from ipygpumem.inventory.watched_names import WatchedName, record_without_name, storages_of
 from ipygpumem.notebook import code_of_output
 from ipygpumem.records import RetainedArray
 from ipygpumem.report.content import Kept
 from ipygpumem.scope.ownable import ownable_objects
-from ipygpumem.shell.array_holders import MOST_EXPLAINED, Questions
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs
 from ipygpumem.shell.ipython.printed import Printed
@@ -43,9 +45,7 @@ from ipygpumem.shell.leaked_objects import (
     rows_of_outputs,
     rows_of_registries,
 )
-from ipygpumem.shell.shared_memory import rows_of, tensors_on_arrays
 from ipygpumem.shell.survivors import Survivors
-from ipygpumem.shell.watched_names import WatchedName, record_without_name, storages_of
 
 
 class Leaks(NamedTuple):

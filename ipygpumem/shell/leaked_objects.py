@@ -27,6 +27,7 @@ from ipygpumem.heap.region import Region
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.introspect import is_users_module, module_dict, text_of, type_name
 from ipygpumem.inventory import unreached
+from ipygpumem.inventory.array_holders import MOST_EXPLAINED, Explained
 from ipygpumem.inventory.merging import holder_of_registered
 from ipygpumem.inventory.remaining import (
     holder_of_several,
@@ -37,7 +38,6 @@ from ipygpumem.notebook import cell_of_output, deletion_of_output
 from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.report.content import Kept
 from ipygpumem.scope.ownable import ownable_objects
-from ipygpumem.shell.array_holders import MOST_EXPLAINED, Explained
 from ipygpumem.shell.survivors import OtherAlive, Survivors
 
 _GLOBAL_OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")

@@ -13,6 +13,8 @@ from typing import Any
 
 from ipygpumem import interrupts
 from ipygpumem.introspect import type_name
+from ipygpumem.inventory.free_heap import FreeHeap
+from ipygpumem.inventory.trends import Trends
 from ipygpumem.meter import own_growth
 from ipygpumem.probes.children import EndedChildren
 from ipygpumem.reclaim.frames import cells_line
@@ -24,7 +26,6 @@ from ipygpumem.shell.cell import HISTORY_LENGTH, Cell, CellObserver
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.error_isolation import Part
 from ipygpumem.shell.experiments import ExperimentManager
-from ipygpumem.shell.free_heap import FreeHeap
 from ipygpumem.shell.ipython.caches import error_of, last_error, shown_since
 from ipygpumem.shell.ipython.sources import (
     MAY_RUN_NO_CODE,
@@ -33,7 +34,6 @@ from ipygpumem.shell.ipython.sources import (
 )
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.subscribers import Subscribers
-from ipygpumem.shell.trends import Trends
 from ipygpumem.units import MIB, format_bytes
 
 _GARBAGE_SHARE = 0.05

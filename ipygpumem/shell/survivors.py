@@ -23,6 +23,14 @@ from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.paths.roots import REMOVE, Roots
 from ipygpumem.heap.remembered import Remembered
 from ipygpumem.heap.sizes import Size, Sizes, row_of
+from ipygpumem.inventory.array_holders import (
+    MOST_EXPLAINED,
+    Explained,
+    Questions,
+    explained,
+    perhaps_old,
+    storages_with_holder_of,
+)
 from ipygpumem.inventory.dropped_data import OlderData, OtherData, bytes_by_line, with_remarks
 from ipygpumem.inventory.earlier_texts import EarlierTexts
 from ipygpumem.inventory.ended_cycles import EndedCycles, with_ended_cycles
@@ -35,31 +43,23 @@ from ipygpumem.inventory.remaining import (
     is_searched_together,
     most_bytes,
 )
-from ipygpumem.meter.own_growth import growth_for
-from ipygpumem.notebook import cell_of_output, running_cell
-from ipygpumem.records import ReferencePath, RetainedArray, line_of
-from ipygpumem.scope.ownable import ownable_objects
-from ipygpumem.shell.array_holders import (
-    MOST_EXPLAINED,
-    Explained,
-    Questions,
-    explained,
-    perhaps_old,
-    storages_with_holder_of,
-)
-from ipygpumem.shell.baselines import Baseline
-from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.deleted_names import DeletedNames
-from ipygpumem.shell.ipython.sources import cell_that_bound
-from ipygpumem.shell.notebook_roots import roots_of_notebook
-from ipygpumem.shell.recovery import MUCH
-from ipygpumem.shell.watched_names import (
+from ipygpumem.inventory.watched_names import (
     WatchedName,
     detach_numpy,
     places_of_numpy,
     storages_of,
     update_numpy,
 )
+from ipygpumem.meter.own_growth import growth_for
+from ipygpumem.notebook import cell_of_output, running_cell
+from ipygpumem.records import ReferencePath, RetainedArray, line_of
+from ipygpumem.scope.ownable import ownable_objects
+from ipygpumem.shell.baselines import Baseline
+from ipygpumem.shell.context import ShellContext
+from ipygpumem.shell.deleted_names import DeletedNames
+from ipygpumem.shell.ipython.sources import cell_that_bound
+from ipygpumem.shell.notebook_roots import roots_of_notebook
+from ipygpumem.shell.recovery import MUCH
 
 MOST_OLD = 20_000_000
 """Maximum number of objects to examine behind the notebook's names, to know which memory is older.
@@ -439,7 +439,7 @@ class _SearchAtEnd:
 
     def rows(self, heap: Heap, roots: Roots) -> list[RetainedArray]:
         """Return the rows of arrays, with their holders; ``alive`` has the same arrays then."""
-        from ipygpumem.shell.shared_memory import rows_of, tensors_on_arrays  # only if needed
+        from ipygpumem.inventory.shared_memory import rows_of, tensors_on_arrays  # only if needed
 
         self.alive += self._arrays_without_name(heap)
         self.alive += tensors_on_arrays(self.alive, heap)

@@ -26,7 +26,7 @@ from ipygpumem.notebook import OUTPUT
 from ipygpumem.records import COMMENT, ReferencePath, line_of
 
 GRADIENT = ".grad"
-"""What follows the path of a tensor whose gradient keeps a storage."""
+"""Follows the path of a tensor whose gradient keeps a storage."""
 _MOST_OWNERS = 5000
 """Maximum number of tensors whose graphs are searched."""
 _MOST_KEEPERS = 200

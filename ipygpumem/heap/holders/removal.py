@@ -1,4 +1,4 @@
-"""What to remove so that the memory of a row is freed: from which holders, and in which order."""
+"""Objects to remove so that the memory of a row is freed, and the ways through their holders."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ from ipygpumem.heap.holders.explanation import OUT_OF_SIGHT
 from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.tensors import Reader
 from ipygpumem.heap.watching import WatchedArray
+from ipygpumem.inventory.array_holders import Explained
 from ipygpumem.inventory.merging import holder_of_all
+from ipygpumem.inventory.watched_names import WatchedName, storages_of
 from ipygpumem.records import RetainedArray
-from ipygpumem.shell.array_holders import Explained
-from ipygpumem.shell.watched_names import WatchedName, storages_of
 
 
 def rows_of(

@@ -13,8 +13,8 @@ from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.paths.roots import KEPT, REMOVE_THEM, Roots
 from ipygpumem.inventory.merging import holder_of_all
+from ipygpumem.inventory.watched_names import WatchedName, size_of
 from ipygpumem.records import ReferencePath, RetainedArray
-from ipygpumem.shell.watched_names import WatchedName, size_of
 
 MOST_EXPLAINED = 2000
 """Maximum number of arrays, largest first, whose holders are searched at once."""
