@@ -23,12 +23,14 @@ from ipygpumem.heap.bulk import (
     by_identity,
     chunks,
     held_once,
+    lengths_of,
     linked_to,
     of_types,
+    parts_of_container,
     types_of,
     without_types,
 )
-from ipygpumem.heap.containers import CONTAINER_TYPES, lengths_of, parts_of_container
+from ipygpumem.heap.containers import CONTAINER_TYPES
 from ipygpumem.heap.frontier import Context
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.knowledge.references import ReferenceReader, References

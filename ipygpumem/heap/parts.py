@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.attributes import MODULE_PARTS, slots
-from ipygpumem.heap.bulk import of_types, one_of_each, types_of
-from ipygpumem.heap.containers import container_base
+from ipygpumem.heap.bulk import container_base, of_types, one_of_each, types_of
 from ipygpumem.heap.knowledge.frames import SUSPENDED, in_traceback, locals_of
 from ipygpumem.heap.libraries import library_of, polars_column, polars_columns
 from ipygpumem.introspect import (

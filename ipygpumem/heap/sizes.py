@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.allowance import Allowance, AllowanceError
 from ipygpumem.heap.arrays import describe, holding_objects, library_type
-from ipygpumem.heap.bulk import of_types, one_of_each
-from ipygpumem.heap.containers import container_base
+from ipygpumem.heap.bulk import container_base, of_types, one_of_each
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.knowledge.barriers import is_left_out
 from ipygpumem.heap.libraries import MAY_BE_SLICE, UNREAD, Piece

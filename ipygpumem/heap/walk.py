@@ -27,17 +27,15 @@ from ipygpumem.heap.bulk import (
     OBSERVERS,
     by_identity,
     chunks,
+    container_base,
+    lengths_of,
     linked_to,
     of_types,
     one_of_each,
+    parts_of_container,
     types_of,
 )
-from ipygpumem.heap.containers import (
-    CONTAINER_TYPES,
-    container_base,
-    lengths_of,
-    parts_of_container,
-)
+from ipygpumem.heap.containers import CONTAINER_TYPES
 from ipygpumem.heap.knowledge.barriers import is_of_tool, types_not_entered
 from ipygpumem.heap.knowledge.tasks import BUILTIN, storage_of_context, without_wakeups
 from ipygpumem.introspect import (

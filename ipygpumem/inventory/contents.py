@@ -19,12 +19,13 @@ from ipygpumem.heap.bulk import (
     Kinds,
     by_identity,
     chunks,
+    container_base,
     ids_of,
     of_types,
     types_of,
     without_types,
 )
-from ipygpumem.heap.containers import APPENDED, container_base
+from ipygpumem.heap.containers import APPENDED
 from ipygpumem.heap.knowledge.barriers import are_globals, types_not_entered
 from ipygpumem.introspect import (
     ATOMS,

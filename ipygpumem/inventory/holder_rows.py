@@ -10,7 +10,7 @@ from itertools import chain, islice
 from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library
-from ipygpumem.heap.containers import container_base
+from ipygpumem.heap.bulk import container_base
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.holders.backward import BackwardSearch, WayTo
 from ipygpumem.heap.knowledge.barriers import Barriers

@@ -16,8 +16,7 @@ from operator import attrgetter, itemgetter
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ipygpumem.heap.bulk import Batch, by_identity, chunks, instances_among
-from ipygpumem.heap.containers import container_base
+from ipygpumem.heap.bulk import Batch, by_identity, chunks, container_base, instances_among
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.knowledge.frames import SUSPENDED, code_of, failed, locals_of
 from ipygpumem.heap.knowledge.slices import Slices, is_view

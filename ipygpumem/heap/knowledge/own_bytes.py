@@ -15,8 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ipygpumem.heap.arrays import library_type
-from ipygpumem.heap.bulk import Batch, of_types, one_of_each, types_of, without_types
-from ipygpumem.heap.containers import container_base
+from ipygpumem.heap.bulk import (
+    Batch,
+    container_base,
+    of_types,
+    one_of_each,
+    types_of,
+    without_types,
+)
 from ipygpumem.heap.knowledge.certainty import Keepers
 from ipygpumem.heap.knowledge.size_methods import size_method
 from ipygpumem.heap.libraries import (

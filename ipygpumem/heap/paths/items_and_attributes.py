@@ -13,7 +13,8 @@ from typing import Any
 
 from ipygpumem.heap.arrays import is_array
 from ipygpumem.heap.attributes import slots
-from ipygpumem.heap.containers import CONTAINERS, SEQUENCES, container_base
+from ipygpumem.heap.bulk import container_base
+from ipygpumem.heap.containers import CONTAINERS, SEQUENCES
 from ipygpumem.introspect import (
     class_dict,
     instance_dict,
