@@ -32,8 +32,8 @@ class ArraySearch(Walk):
         """Arrays with their descriptions, of which the storages have not been compared yet."""
 
     def that_lead_on(self, arrays: list[Any]) -> list[Any]:
-        """Return the wrappers, whose memory belongs to the tensors inside; record
-        the other arrays.
+        """Record the arrays that own memory, and return the wrappers, whose memory belongs to the
+        tensors inside.
         """
         pairs = described(arrays)
         self._pairs += pairs

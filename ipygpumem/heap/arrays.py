@@ -170,7 +170,7 @@ def _describe_tensor(torch: Any, tensor: Any) -> Array | None:
         is_foreign = reader.is_foreign(tensor)
         if is_foreign and (memory is None or memory.device == "meta"):
             return None  # a wrapper: the tensors inside it own the memory
-        key: StorageKey = ("object", id(tensor))
+        key: StorageKey = object_key(tensor)
         if memory is None:
             device = reader.device(tensor)
             sizes = reader.memory(tensor).storages
@@ -203,6 +203,11 @@ def storage_key(value: Any) -> tuple[str, int] | None:
         return None
 
 
+def object_key(item: object) -> StorageKey:
+    """Return the key of an object that stands for itself, among keys of storages."""
+    return "object", id(item)
+
+
 def read_array(name: str, array: Any) -> Any:
     """Return a property of a NumPy array."""
     return library_type("numpy", "ndarray").__dict__[name].__get__(array)
@@ -218,7 +223,7 @@ def _describe_ndarray(array: Any) -> Array:
         else:
             size = max(_span(owner), _span(array))
     else:  # a tensor, whose storage is the memory of both
-        key = ("object", id(owner))
+        key = object_key(owner)
         tensor = describe(owner)
         if tensor is not None:
             size = tensor.size_bytes

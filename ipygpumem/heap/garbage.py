@@ -48,8 +48,12 @@ class GcMark:
         self._watch = watch
         self._collection = watch and watch.last()
 
-    def is_last(self) -> bool:
-        """Return True if no collection has started since, or if that makes the mark itself old."""
+    def is_before_collections(self) -> bool:
+        """Return True if no collection has started since the mark was made.
+
+        Without a watch, any collection makes the mark itself old, as the list of young objects
+        shows.
+        """
         return self._watch is None or self._watch.last() is self._collection
 
 
@@ -385,7 +389,7 @@ def objects_since(mark: GcMark | None) -> list[object] | None:
     if mark is None or not gc.isenabled():
         return None
     young = young_objects()
-    if any(map(is_, young, repeat(mark))) and mark.is_last():
+    if any(map(is_, young, repeat(mark))) and mark.is_before_collections():
         return young
     return None
 

@@ -275,8 +275,8 @@ class Heap:
         behind.update(self._that_lead_on(untracked))
 
     def _that_lead_on(self, untracked: list[object]) -> dict[int, object]:
-        """Return the arrays and containers among untracked objects; note those that were asked
-        for.
+        """Note the large and the wanted ones among untracked objects; return the arrays and
+        containers among them, which lead to further objects.
         """
         of_many = TypesOfMany(untracked)
         # Nearly a third are empty, and lead nowhere.

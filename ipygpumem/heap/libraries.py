@@ -22,6 +22,7 @@ from ipygpumem.heap.arrays import (
     is_array,
     is_of_library,
     library_type,
+    object_key,
     owner_of,
     place_of,
     read_array,
@@ -79,7 +80,7 @@ _MAPPED = "a memory map: only its used pages are in RAM"
 
 
 def _of(value: object, size_bytes: int, note: str = "") -> Piece:
-    return Piece(("object", id(value)), size_bytes, note=note)
+    return Piece(object_key(value), size_bytes, note=note)
 
 
 def native(value: object, kind: str, *attributes: str) -> Any:
@@ -178,7 +179,7 @@ def _jax_array(array: Any) -> Iterator[object]:
     address = 0
     if array.is_ready() and len(devices) == 1:
         address = int(array.unsafe_buffer_pointer())
-    key: tuple[object, ...] = ("object", id(array))
+    key: tuple[object, ...] = object_key(array)
     if address:
         key = ("jax", device, address)
     if device != "cpu":
@@ -333,7 +334,7 @@ def polars_column(column: Any, *key: object) -> Iterator[object]:
             for address, size in spans:
                 yield Piece(("polars", address, size), size, address=address, note=note)
             return
-    identity = key or ("object", id(column))
+    identity = key or object_key(column)
     yield Piece(identity, column.estimated_size())
 
 
@@ -652,7 +653,7 @@ def _memory_of_arrays(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
 def _memory_of_buffers(items: Sequence[Any]) -> Iterator[tuple[Any, Piece]]:
     """Yield all but small plain bytes, whose memory an object of a library may show."""
     for data, start, end in places_of_buffers(items, _LEAST_SHARED):
-        yield data, Piece(("object", id(data)), end - start, address=start)
+        yield data, Piece(object_key(data), end - start, address=start)
 
 
 def places_of_buffers(items: Sequence[Any], least: int) -> Iterator[tuple[Any, int, int]]:

@@ -17,6 +17,7 @@ from ipygpumem.heap.arrays import (
     is_of_library,
     library_type,
     memory_of,
+    object_key,
     owner_of,
     place_of,
     plain_arrays,
@@ -115,8 +116,9 @@ class MemoryReader:
     def of(
         self, items: Sequence[Any], type_ids: set[int], key: int, edges: dict[NodeKey, None]
     ) -> tuple[Counter[str], list[object]]:
-        """Return the bytes of objects of at most these types, and the objects to which only a
-        library refers.
+        """Measure objects of at most these types, and add their memory to the graph.
+
+        Returns the bytes, and the objects to which only a library refers.
 
         Args:
             items: the objects.
@@ -377,7 +379,7 @@ def _keys_of_maps(array: Any) -> list[tuple[object, ...]]:
     rest_bytes = mmap.mmap.__len__(mapped) - read_array("nbytes", owner_of(array))
     if rest_bytes >= _LARGE:
         return []
-    return [("object", id(mapped))]
+    return [object_key(mapped)]
 
 
 def _memory_of_unusual(reader: Reader, tensor: object) -> Memory | None:

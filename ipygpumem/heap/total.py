@@ -117,7 +117,9 @@ class ObjectCount:
         Views of one array show the same elements, which are read once.
         """
         elements = list[object]()
-        for array in compress(arrays, holding_objects(arrays)) if arrays else ():
+        if not arrays:
+            return elements
+        for array in compress(arrays, holding_objects(arrays)):
             owner = owner_of(array)
             if id(owner) not in self._array_owners:
                 self._array_owners.add(id(owner))

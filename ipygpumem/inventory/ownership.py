@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
 
-from ipygpumem.heap.arrays import StorageKey, storage_key
+from ipygpumem.heap.arrays import StorageKey, object_key, storage_key
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.backward import BackwardSearch
@@ -504,7 +504,7 @@ def _of_segments(region: Region, groups: Groups, heap: Heap, roots: Roots) -> Gr
         return of_segments
     holders = explain((), heap, roots, more=shared)
     for segment in shared:
-        holder = holders["object", id(segment)]
+        holder = holders[object_key(segment)]
         reached = region.reach([id(segment)])
         lines = list[str]()
         for view, keys in groups.items():

@@ -17,7 +17,7 @@ from operator import attrgetter, not_
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import NamedTuple
 
-from ipygpumem.heap.arrays import StorageKey
+from ipygpumem.heap.arrays import StorageKey, object_key
 from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.rows import Row
@@ -108,14 +108,14 @@ def holder_of_several(
     """
     if all(map(is_pending, items)):
         return ReferencePath(EVENT_LOOP, cancelling(items))
-    first = holders["object", id(items[0])]
+    first = holders[object_key(items[0])]
     if row is None:
         return ReferencePath(f"{first.path}, and more", REMOVE_THEM)
     if row.is_whole and first.advice != REMOVE_THEM:
         return first
     of_items = list[ReferencePath]()
     for item in items:
-        holder = holders.get(("object", id(item)))
+        holder = holders.get(object_key(item))
         if holder is None:
             return ReferencePath(f"{first.path}, and more", REMOVE_THEM)
         of_items.append(holder)
@@ -395,7 +395,9 @@ def _older_behind(heap: Heap, new: set[int]) -> list[object]:
     head.
     """
     older = dict[int, object]()
-    for part in chunks(heap.tracked) if new else ():
+    if not new:
+        return []
+    for part in chunks(heap.tracked):
         made = compress(part, map(new.__contains__, map(id, part)))
         referents = by_identity(list(filter(gc.is_tracked, gc.get_referents(*made))))
         for key in referents.keys() - new:

@@ -15,6 +15,7 @@ from ipygpumem.heap.arrays import (
     StorageKey,
     described,
     is_array,
+    object_key,
     owner_of,
     place_of,
     read_array,
@@ -332,7 +333,7 @@ class _Memory:
         for item in items:
             array = arrays.get(id(item))
             if array is None:
-                keys.append(("object", id(item)))
+                keys.append(object_key(item))
                 continue
             self._sizes[array.storage] = array.device, array.size_bytes
             keys.append(array.storage)
@@ -430,7 +431,7 @@ class _Groups:
         of_nodes = set[int]()
         for node, item in self._nodes.saved():
             of_nodes |= {id(node), id(instance_dict(node))}  # a Function refers to saved objects
-            key = storage_key(item) or ("object", id(item))
+            key = storage_key(item) or object_key(item)
             owner = self._owners[id(node)]
             needed_by.setdefault(key, set()).add(owner)
         return needed_by, of_nodes

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ipygpumem.errors import describe_error
+from ipygpumem.heap.arrays import object_key
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.heap.heap import Heap, undisturbed
@@ -278,7 +279,7 @@ def _in_libraries(
     rows = dict[str, NamedSize]()
     sizes = Sizes()
     for item in new:
-        place = _place_in_library(holders["object", id(item)].path)
+        place = _place_in_library(holders[object_key(item)].path)
         if place:
             row = rows.get(place) or NamedSize(place, type_name(item), {"cpu": 0})
             size = sizes.measure(item).device_bytes.get("cpu", 0) + row.device_bytes["cpu"]

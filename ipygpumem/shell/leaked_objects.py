@@ -15,7 +15,7 @@ from itertools import compress
 from types import ModuleType
 from typing import Any
 
-from ipygpumem.heap.arrays import StorageKey, described, holding_objects
+from ipygpumem.heap.arrays import StorageKey, described, holding_objects, object_key
 from ipygpumem.heap.bulk import by_identity, instances_among
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.registries import Registered, kept_by_registries
@@ -185,7 +185,7 @@ class SurvivingObjects:
         arrays = region.arrays_of(region.objects.keys())
         self.storages.update(array.storage for _, array in described(arrays))
         if is_searched_together(items):
-            self.rows_to_explain[_key_of(items[0])] = Row.of_objects(items)
+            self.rows_to_explain[object_key(items[0])] = Row.of_objects(items)
 
     @property
     def to_explain(self) -> list[object]:
@@ -207,7 +207,7 @@ class SurvivingObjects:
 
     def _holder(self, survivor: OtherAlive, holders: Holders) -> ReferencePath:
         """Return the holder of the objects of one row."""
-        key = _key_of(survivor.items[0])
+        key = object_key(survivor.items[0])
         if len(survivor.items) == 1:
             return holders[key]
         row = self.rows_to_explain.get(key)
@@ -322,7 +322,7 @@ class UnreachedObjects:
             if size >= self._unlisted.notebook.smallest:
                 # Only a large object's parts are worth the time.
                 measured = Sizes().measure(item)._replace(device_bytes={"cpu": size})
-                yield replace(row_of([item], measured), holder=holders[_key_of(item)])
+                yield replace(row_of([item], measured), holder=holders[object_key(item)])
 
     def _leaked(self, holders: Holders) -> list[object]:
         """Return the objects without those that are kept on purpose."""
@@ -332,7 +332,7 @@ class UnreachedObjects:
             is_container = id(item) in notebook.heap.large_containers
             if is_container and not notebook.heap.is_referred(item):
                 continue  # one of our own lists
-            path = holders[_key_of(item)].path
+            path = holders[object_key(item)].path
             if _module_of(path) is None and not notebook.keeps_on_purpose(path):
                 leaked.append(item)
         return leaked
@@ -395,8 +395,3 @@ def rows_of_outputs(unlisted: Unlisted, outputs: Mapping[str, object]) -> list[K
             is_at_least = Sizes().measure(value).is_at_least
             rows.append(Kept(size, "cpu", what, remedy, size, is_at_least))
     return rows
-
-
-def _key_of(item: object) -> StorageKey:
-    """Return the key of an object among holders."""
-    return "object", id(item)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, filterfalse
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import Array, StorageKey, describe, described
+from ipygpumem.heap.arrays import Array, StorageKey, describe, described, object_key
 from ipygpumem.heap.bulk import Progress, of_types
 from ipygpumem.heap.garbage import weak
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
@@ -325,7 +325,7 @@ class Survivors:
             roots = self.roots()
             rows = [row for _, row in self.explained(watched, heap, roots)]
             if value is not None and not rows:
-                holder = explain((), heap, roots, more=[value])["object", id(value)]
+                holder = explain((), heap, roots, more=[value])[object_key(value)]
                 row = row_of([value], Sizes().measure(value))
                 rows.append(replace(row, name=name, holder=holder))
             heap.drop()
@@ -473,7 +473,7 @@ class _SearchAtEnd:
         for part in remaining:
             searched += part.to_search()
             if is_searched_together(part.items):
-                objects_rows["object", id(part.items[0])] = part.row()
+                objects_rows[object_key(part.items[0])] = part.row()
         holders = explain(
             (), heap, roots, more=searched[:MOST_EXPLAINED], rows=objects_rows, all_places=True
         )
@@ -536,7 +536,7 @@ def _holder_of(
 
     That of one object is its path from a name, unless several places hold it.
     """
-    key = ("object", id(part.items[0]))
+    key = object_key(part.items[0])
     searched = holders.get(key)
     if len(part.items) > 1:
         is_fixed = key not in rows or all(map(is_pending, part.items))

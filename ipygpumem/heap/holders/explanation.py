@@ -282,9 +282,11 @@ class Explanation:
     def _figure_around(
         self, root: Root, steps: Steps, row: Row, rows: RowHolders
     ) -> tuple[object, Way] | None:
-        """Return the figure of the axes at which a chain ends, with the way to these; None if it
-        is older than the row or has much else: then the artists in it are removed.
+        """Note that the figure of the axes at which a chain ends is removed as a whole, and return
+        it with the way to these.
 
+        Returns None if it is older than the row or has much else: then the artists in it are
+        removed.
         Each of its axes leads to all of it, so it dies only without all of them.
         """
         axes = steps[-1]
@@ -443,18 +445,21 @@ class Explanation:
         name, and if ``nearest`` leads through it: then an artist is taken out of it. A line alone
         may have been drawn in an older figure, so it closes only the figure ``object_id``.
         """
+        if not self._figures:
+            return []
         on_the_way = {*nearest.step_ids, *(owner_id for owner_id, _ in nearest.removed_references)}
         on_the_way.difference_update(map(id, targets))
         figures = dict[int, object]()
-        for target in targets if self._figures else ():
+        for target in targets:
             figure = figure_of(target)
             may_close = target is figure or _are_axes(target) or id(figure) == object_id
             if id(figure) not in self._figures or not may_close:
                 continue
             if on_the_way.isdisjoint(_around(target, figure)):
                 figures[id(figure)] = figure
-        for value in list(self._names.values()) if figures else ():
-            figures.pop(id(figure_of(value)), None)
+        if figures:
+            for value in list(self._names.values()):
+                figures.pop(id(figure_of(value)), None)
         ways = list[Way]()
         for key, figure in figures.items():
             if self._rows is not None and self._rows.has_little_else(figure):
@@ -470,8 +475,10 @@ class Explanation:
         return way if module is None else module[1]
 
     def _new_module(self, root: Root, steps: Steps, way: Way) -> tuple[object, Way] | None:
-        """Return the outermost module of torch that is new and has nothing but rows' arrays, with
-        its way; None if there is none, or if a line removes the last object itself.
+        """Find the outermost module of torch that is new and has nothing but rows' arrays: note
+        that it is removed as a whole, and return it with its way.
+
+        Returns None if there is none, or if a line removes the last object itself.
         """
         if self._rows is None or is_simple(line_of(way.holder.advice)):
             return None

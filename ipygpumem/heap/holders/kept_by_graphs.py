@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ipygpumem.heap.arrays import StorageKey, storage_key
+from ipygpumem.heap.arrays import StorageKey, object_key, storage_key
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import MOST_VISITS
 from ipygpumem.heap.holders.explanation import (
@@ -116,7 +116,7 @@ def search_graph_holders(
     # A tensor saved by a graph may also be a Python object that only the graph refers to, which is
     # no answer.
     candidates = requiring_grad(heap.tensors)
-    owners = {("object", id(tensor)): [tensor] for tensor in candidates[:_MOST_OWNERS]}
+    owners = {object_key(tensor): [tensor] for tensor in candidates[:_MOST_OWNERS]}
     explanation = Explanation(owners, heap, roots, max_visits, of_graphs=True)
     explanation.explain()
     named = explanation.named
@@ -152,12 +152,12 @@ def holders_of_saving_graphs(
         for key, keeper in keepers([tensor], keys - {own_key})[0].items():
             if keeper.how != GRADIENT:
                 saved_by.setdefault(key, []).append(tensor)
-    owners = {("object", id(item)): [item] for items in saved_by.values() for item in items}
+    owners = {object_key(item): [item] for items in saved_by.values() for item in items}
     explanation = Explanation(owners, heap, roots, max_visits, of_graphs=True)
     explanation.explain()
     holders = dict[StorageKey, list[ReferencePath]]()
     for key, items in saved_by.items():
-        named = [explanation.named.get(("object", id(item))) for item in items]
+        named = [explanation.named.get(object_key(item)) for item in items]
         holders[key] = [holder for holder in named if holder is not None]
     return holders
 
@@ -214,10 +214,10 @@ def _holders_of_storages(
         if keeper.how == GRADIENT and tensor_key is not None and tensor_key in holders_that_free:
             holders[key] = holders_that_free[tensor_key]
             continue
-        owner = explanation.named["object", id(keeper.tensor)]
+        owner = explanation.named[object_key(keeper.tensor)]
         owners_of_all = list[ReferencePath]()
         for tensor in keepers_of.get(key, ()):
-            owners_of_all.append(explanation.named["object", id(tensor)])
+            owners_of_all.append(explanation.named[object_key(tensor)])
         module = explanation.path_of_trained(keeper.tensor)
         holder = _holder_of_storage(keeper, owner, module)
         holders[key] = _with_other_keepers(holder, owner, owners_of_all, cuts)
@@ -258,7 +258,7 @@ def _owners_of_graphs(
     for key, keeper in kept.items():
         if keeper.how != GRADIENT:
             tensors = [keeper.tensor, *keepers_of.get(key, ())]
-            owners.update(("object", id(tensor)) for tensor in tensors)
+            owners.update(object_key(tensor) for tensor in tensors)
     return owners
 
 

@@ -7,7 +7,14 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from itertools import compress
 from operator import not_
 
-from ipygpumem.heap.arrays import StorageKey, described, is_of_library, is_of_pandas, storage_key
+from ipygpumem.heap.arrays import (
+    StorageKey,
+    described,
+    is_of_library,
+    is_of_pandas,
+    object_key,
+    storage_key,
+)
 from ipygpumem.heap.bulk import by_identity, chunks
 from ipygpumem.heap.containers import CONTAINERS
 from ipygpumem.heap.heap import Heap
@@ -57,7 +64,7 @@ class Row:
     @classmethod
     def of_objects(cls, items: Sequence[object]) -> Row:
         """Return the row of some objects that are no arrays."""
-        row = cls([("object", id(item)) for item in items])
+        row = cls([object_key(item) for item in items])
         row.arrays = by_identity(items)
         row.array_ids = {key: ("object", key) for key in row.arrays}
         return row
@@ -99,7 +106,8 @@ class RowHolders:
                 by_storage.setdefault(storage, []).append(row)
         self._storages = frozenset(by_storage)
         """The storages of all rows."""
-        for item in [*heap.tensors, *heap.ndarrays] if rows else ():
+        arrays = [*heap.tensors, *heap.ndarrays] if rows else []
+        for item in arrays:
             key = storage_key(item)
             if key is not None and key in by_storage:
                 for row in by_storage[key]:

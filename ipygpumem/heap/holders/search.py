@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ipygpumem.heap.arrays import StorageKey, storage_key
+from ipygpumem.heap.arrays import StorageKey, object_key, storage_key
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import MOST_VISITS
 from ipygpumem.heap.holders.explanation import (
@@ -51,7 +51,7 @@ def explain(
         max_visits: maximum number of objects to examine.
     """
     wanted = set(keys)
-    objects = {("object", id(item)): [item] for item in more}
+    objects = {object_key(item): [item] for item in more}
     of_python = objects.keys() - wanted
     # An array's memory belongs to a Python object, which lives as long as the memory does.
     of_python |= {key for key in wanted if key[0] == "numpy"}
@@ -104,6 +104,6 @@ def _add_arrays(
     if not wanted:
         return
     for item in [*heap.tensors, *heap.ndarrays]:
-        key = storage_key(item) or ("object", id(item))
+        key = storage_key(item) or object_key(item)
         if key in wanted:
             objects.setdefault(key, []).append(item)

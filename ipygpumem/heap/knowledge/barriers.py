@@ -69,7 +69,6 @@ class Barriers:
         storages = storage_of_context()
         self._modules: set[int] = set(map(id, modules))
         self.passed_over: set[int] = {*namespaces, *map(id, module_dicts(modules))}
-        """Identities of dicts that are not entered."""
         self.passed_over.update(map(id, [sys.modules, *storages]))
         self._running: set[int] = running_ids()
         self._storages = storages
@@ -87,7 +86,7 @@ class Barriers:
 
     def open(self, objects: Sequence[object]) -> None:
         """Let walks enter some modules, classes or frames, because they begin there."""
-        self.entered(objects)
+        self.entered(objects)  # learns their types
         self._verdicts.update(dict.fromkeys(map(id, objects), True))
 
     def open_suspended(self, suspended: Sequence[Any]) -> None:
@@ -103,7 +102,9 @@ class Barriers:
                 self._verdicts[id(frame)] = True
 
     def entered(self, objects: Sequence[Any]) -> Sequence[Any]:
-        """Return the objects that a walk enters."""
+        """Learn the types and namespaces of some objects, and return the objects that a walk
+        enters.
+        """
         type_ids = types_of(objects)
         if not type_ids <= self._learned:
             self._learn(objects)

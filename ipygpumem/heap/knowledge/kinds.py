@@ -41,7 +41,7 @@ class Types:
         self._known: set[int] = set()
 
     def learn(self, items: Sequence[object]) -> set[int]:
-        """Return the identities of the items' types, after sorting the new ones."""
+        """Sort the items' types that are new, and return the identities of all of them."""
         type_ids = self.own_bytes.learn(items)
         if type_ids <= self._known:
             return type_ids
