@@ -66,7 +66,7 @@ def test_the_map_of_an_array_left_out_does_not_count(path: Path) -> None:
     assert int(array.max()) == ord("x")
     for left_out in (array, array[MIB:]):
         sizes = Sizes()
-        sizes.leave_out([left_out])
+        sizes.exclude_data([left_out])
         assert sizes.measure([array]).size_bytes < MIB
 
 
@@ -77,7 +77,7 @@ def test_a_map_counts_besides_a_small_array_left_out(path: Path) -> None:
     part: Any = numpy.frombuffer(mapped, "u1", count=MIB)
     assert mapped[:] != b""
     sizes = Sizes()
-    sizes.leave_out([part])
+    sizes.exclude_data([part])
     assert sizes.measure([mapped]).size_bytes > 4 * MIB
 
 

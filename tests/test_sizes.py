@@ -449,7 +449,7 @@ def test_the_data_of_a_view_is_left_out_with_its_owner(kind: str) -> None:
     }[kind]()
     holder = [view]
     sizes = Sizes()
-    sizes.leave_out([view])
+    sizes.exclude_data([view])
     del view
     assert sizes.measure(holder).size_bytes < 2 << 20  # the mask has a byte for each element
 
@@ -458,5 +458,5 @@ def test_an_array_left_out_takes_its_texts_with_it() -> None:
     np = pytest.importorskip("numpy", minversion="2")
     texts = np.array([f"{number:040d}" for number in range(50_000)], np.dtypes.StringDType())
     sizes = Sizes()
-    sizes.leave_out([texts])
+    sizes.exclude_data([texts])
     assert sizes.measure([texts]).size_bytes < MIB

@@ -174,7 +174,7 @@ class Heap:
         # variable that an inner function shares: that would be a cycle, and it must be freed as
         # soon as it is dropped.
         self.tracked: list[object] = gc.get_objects()
-        self._leave_out(emptied)
+        self._take_out_of_list(emptied)
         self._instances = _Instances(instances_of)
         self.tensors = self._instances.collect(library_type("torch", "Tensor"))
         self.modules = self._instances.collect(library_type("torch.nn", "Module"))
@@ -204,23 +204,23 @@ class Heap:
             self.ndarrays,
         )
 
-    def _leave_out(self, emptied: set[int]) -> None:
+    def _take_out_of_list(self, emptied: set[int]) -> None:
         """Take this object, and those that must not be touched, out of the list of all objects.
 
         Args:
             emptied: identities of dicts of running functions, which must be left to these.
         """
-        left_out = {id(self), id(self.local)} | emptied
+        not_touched = {id(self), id(self.local)} | emptied
         if sys.version_info < (3, 11):
-            left_out.add(id(vars(self)))
+            not_touched.add(id(vars(self)))
         asyncio = sys.modules.get("_asyncio")
         if asyncio is not None:
             # In Python 3.12, it shows the collector objects that it has freed and keeps for reuse.
             # Putting one into a list frees it again, and every later collection would loop for
             # ever.
-            left_out.add(id(asyncio))
+            not_touched.add(id(asyncio))
         row = identities_of_list(self.tracked)
-        for place in AddressFilter(left_out).positions(row):
+        for place in AddressFilter(not_touched).positions(row):
             self.tracked[place] = None
 
     def drop(self) -> None:
@@ -388,8 +388,8 @@ class Heap:
         referred = _with_identities(wanted, self.local)
         referred |= _with_identities(wanted, _in_containers(self.local))
         for part in chunks(self.tracked):
-            is_left_out = map(without.__contains__, map(id, part))
-            referents = gc.get_referents(*compress(part, map(not_, is_left_out)))
+            is_excluded = map(without.__contains__, map(id, part))
+            referents = gc.get_referents(*compress(part, map(not_, is_excluded)))
             referred |= _with_identities(wanted, referents)
             referred |= _with_identities(wanted, _in_containers(referents))
         return list(referred.values())

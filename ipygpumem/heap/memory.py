@@ -68,10 +68,10 @@ class MemoryReader:
         self._small_pieces = SmallPieces()
         """Small memory of libraries that is part of no large memory so far."""
         self._files = MappedFiles()
-        self._left_out: list[object] = []
+        self._excluded: list[object] = []
         """Arrays whose data is not counted; another reference to each, so that it becomes a node.
         """
-        self._small_left_out: set[int] = set()
+        self._small_excluded: set[int] = set()
         """The small NumPy arrays among them, by identity."""
 
     def begin(self) -> None:
@@ -83,33 +83,33 @@ class MemoryReader:
         """Add memory of a library to which no object leads yet."""
         self._add(pieces, {})
 
-    def leave_out(self, arrays: Iterable[Any]) -> None:
+    def exclude_data(self, arrays: Iterable[Any]) -> None:
         """Do not count the data of some tensors and arrays; what else they lead to counts when it
         is read.
         """
         arrays = list(arrays)
-        self._left_out += arrays
+        self._excluded += arrays
         plain = plain_arrays(arrays)
         for array in arrays:
             if id(array) in plain and _is_small(array):
-                self._small_left_out.add(id(array))
+                self._small_excluded.add(id(array))
                 continue
             if not is_array(array):
-                self._leave_out_pieces(_keys_of_storages(array))
+                self._exclude_pieces(_keys_of_storages(array))
                 continue
-            self._leave_out_pieces(_keys_of_texts(array))
+            self._exclude_pieces(_keys_of_texts(array))
             owner = owner_of(array)
             if not is_array(owner):  # a tensor's memory
                 owner = array
             if read_array("nbytes", owner) >= _LARGE:
-                self._left_out += bases_of(array)
-                self._leave_out_pieces(_keys_of_maps(array))
+                self._excluded += bases_of(array)
+                self._exclude_pieces(_keys_of_maps(array))
                 _, start, end = place_of(owner)
                 self._spans.claim(start, end, None)
             else:
-                self._small_left_out.add(id(array))
+                self._small_excluded.add(id(array))
 
-    def _leave_out_pieces(self, keys: Iterable[tuple[object, ...]]) -> None:
+    def _exclude_pieces(self, keys: Iterable[tuple[object, ...]]) -> None:
         for key in keys:
             self._graph.pieces.setdefault(key, Piece(key, 0))
 
@@ -193,7 +193,7 @@ class MemoryReader:
                 self._count_once(key, overlap.owner, overlap.size_bytes)
             if not overlaps:
                 self._small_pieces.add(start, end, key)
-        for key in self._small_left_out.intersection(new):
+        for key in self._small_excluded.intersection(new):
             array = self._graph.objects[key]
             self._graph.cpu_bytes[key] -= read_array("nbytes", array)
 

@@ -15,7 +15,7 @@ from ipygpumem.heap.bulk import CHUNK, by_identity, without_types
 from ipygpumem.heap.folding import Folder, constants_among
 from ipygpumem.heap.frontier import Context, Frontier, Limits
 from ipygpumem.heap.graph import Graph, NodeKey
-from ipygpumem.heap.knowledge.barriers import Barriers, without_left_out
+from ipygpumem.heap.knowledge.barriers import Barriers, without_never_followed
 from ipygpumem.heap.knowledge.kinds import Types
 from ipygpumem.heap.levels import LevelReader
 from ipygpumem.heap.libraries import Piece
@@ -91,7 +91,7 @@ class GraphReader:
         self._begin()
         new_roots = self._frontier.add_roots(roots)
         self.types.learn(new_roots)
-        entered = list(without_left_out(without_types(self.types.leaves, new_roots)))
+        entered = list(without_never_followed(without_types(self.types.leaves, new_roots)))
         self.barriers.open(entered)
         self._frontier.waiting += entered
         self._read_waiting()

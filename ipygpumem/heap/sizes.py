@@ -15,7 +15,7 @@ from ipygpumem.heap.allowance import Allowance, AllowanceError
 from ipygpumem.heap.arrays import describe, holding_objects, library_type
 from ipygpumem.heap.bulk import container_base, of_types, one_of_each
 from ipygpumem.heap.graph import NodeKey
-from ipygpumem.heap.knowledge.barriers import is_left_out
+from ipygpumem.heap.knowledge.barriers import is_never_followed
 from ipygpumem.heap.libraries import MAY_BE_SLICE, UNREAD, Piece
 from ipygpumem.heap.parts import ObjectPart, parts_of
 from ipygpumem.heap.reading import MOST_NODES
@@ -156,11 +156,11 @@ class Sizes:
         finally:
             passed_over -= added
 
-    def leave_out(self, arrays: Iterable[Any]) -> None:
+    def exclude_data(self, arrays: Iterable[Any]) -> None:
         """Do not count the data of ``arrays``; the objects themselves and their elements count when
         measured.
         """
-        self.region.reader.memory.leave_out(arrays)
+        self.region.reader.memory.exclude_data(arrays)
 
     def has_counted(self, item: object) -> bool:
         """Return True if an object to which several objects refer has been counted."""
@@ -254,7 +254,7 @@ class Sizes:
             return True
         if key in self.region.reader.barriers.passed_over:
             return True
-        return is_left_out(value)
+        return is_never_followed(value)
 
     def together(self, values: Sequence[object]) -> int:
         """Return the bytes that several objects hold, on all devices; faster than one after the
@@ -427,7 +427,7 @@ def sizeable(values: Sequence[object]) -> list[object]:
         if is_instance(example, type) or is_instance(example, ModuleType):
             of_libraries.add(type_id)
     for item in of_types(of_libraries, values):
-        if not is_left_out(item):
+        if not is_never_followed(item):
             wanted.add(id(item))
     chosen_by_identity = of_libraries | ATOMS
     return [

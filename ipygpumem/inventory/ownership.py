@@ -15,7 +15,7 @@ from ipygpumem.heap.holders.backward import BackwardSearch
 from ipygpumem.heap.holders.explanation import HIDDEN_CYCLE
 from ipygpumem.heap.holders.kept_by_graphs import graph_holders
 from ipygpumem.heap.holders.search import explain
-from ipygpumem.heap.knowledge.barriers import is_left_out
+from ipygpumem.heap.knowledge.barriers import is_never_followed
 from ipygpumem.heap.libraries import OUTLIVES, segments
 from ipygpumem.heap.paths.cuts import Kind
 from ipygpumem.heap.paths.hidden_cycles import lines_that_end
@@ -166,7 +166,7 @@ def ownership_of(
         parts=tuple(largest_parts),
         held=tuple(sorted(held_parts, key=attrgetter("size_bytes"), reverse=True)),
         complete=region.complete,
-        followed=not is_left_out(holding[0]),
+        followed=not is_never_followed(holding[0]),
         notes=notes_on(holding[0], size),
         is_at_least=size.is_at_least,
         has_graph=region.graph.has_autograd,

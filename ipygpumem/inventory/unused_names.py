@@ -13,7 +13,7 @@ from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.heap import Heap, undisturbed
-from ipygpumem.heap.knowledge.barriers import is_left_out
+from ipygpumem.heap.knowledge.barriers import is_never_followed
 from ipygpumem.heap.knowledge.frames import stack
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sharing import partners, types_to_compare
@@ -232,7 +232,7 @@ def _that_may_use_names(item: Any, namespace: dict[str, Any]) -> Iterator[object
         if item.__globals__ is namespace:
             yield item.__code__
         yield from (item.__closure__, item.__defaults__, item.__kwdefaults__, item.__dict__)
-    elif not is_left_out(item):
+    elif not is_never_followed(item):
         yield from filter(gc.is_tracked, gc.get_referents(item))
         if is_users_class(type(item)):
             yield type(item)

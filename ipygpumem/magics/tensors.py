@@ -12,7 +12,7 @@ from ipygpumem.errors import quoted
 from ipygpumem.heap.arrays import StorageKey
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.search import explain
-from ipygpumem.heap.knowledge.barriers import is_left_out
+from ipygpumem.heap.knowledge.barriers import is_never_followed
 from ipygpumem.inventory import records
 from ipygpumem.inventory.array_holders import MOST_EXPLAINED
 from ipygpumem.inventory.records import Inventory
@@ -149,7 +149,7 @@ def _small_names(app: App, result: LargestNames, words: Sequence[str]) -> list[s
     named = named_objects(app.context.shell)
     small = list[str]()
     for word in words:
-        if word in named and word not in listed and not is_left_out(named[word]):
+        if word in named and word not in listed and not is_never_followed(named[word]):
             small.append(word)
     return small
 

@@ -154,7 +154,7 @@ class SurvivingObjects:
         listed: Set[StorageKey],
     ) -> None:
         self.sizes = Sizes()
-        self.sizes.leave_out(notebook.heap.on_storages(listed))
+        self.sizes.exclude_data(notebook.heap.on_storages(listed))
         alive = survivors.others_alive(notebook.heap)
         if alive:
             # A new node of a tree may refer to its older parent, which stays.
@@ -162,7 +162,7 @@ class SurvivingObjects:
             with self.sizes.passing_over(identities):
                 notebook.count_names(self.sizes, places)
         whole_sizes = Sizes()
-        whole_sizes.leave_out(notebook.heap.on_storages(listed))
+        whole_sizes.exclude_data(notebook.heap.on_storages(listed))
         self._cuts = survivors.cuts
         self._large = list[tuple[OtherAlive, Size]]()
         self.storages = set[StorageKey]()
@@ -264,7 +264,7 @@ class Unlisted:
         """
         heap = self.notebook.heap
         large = heap.large(self.notebook.smallest)
-        sizes.leave_out(heap.on_storages(self._listed - large.keys()))
+        sizes.exclude_data(heap.on_storages(self._listed - large.keys()))
         items = list[Any]()
         arrays = list[Any]()
         for (library, _), same in large.items():
@@ -272,7 +272,7 @@ class Unlisted:
             if library == "numpy":
                 arrays += same
         of_objects = by_identity(list(compress(arrays, holding_objects(arrays))))
-        sizes.leave_out(of_objects.values())  # not their elements
+        sizes.exclude_data(of_objects.values())  # not their elements
         sizes.together([item for item in items if id(item) not in of_objects])
 
     def _count_names(self) -> None:

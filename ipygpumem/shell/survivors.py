@@ -503,7 +503,7 @@ class _SearchAtEnd:
             # An older array may have got a new holder, such as a tuple.
             if array.storage in counted or self._ended.is_known(item, array):
                 listed.append(item)
-        sizes.leave_out(listed)
+        sizes.exclude_data(listed)
         in_arrays = sum(item.size_bytes for item in self.alive)
         return find_remaining(
             heap,

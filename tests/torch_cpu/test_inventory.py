@@ -320,5 +320,5 @@ def test_all_objects_include_objects_of_torchs_own_code() -> None:
 def test_a_sparse_tensor_left_out_takes_its_components_with_it() -> None:
     sparse = torch.ones(1000, 200).to_sparse()
     sizes = Sizes()
-    sizes.leave_out([sparse])
+    sizes.exclude_data([sparse])
     assert sizes.measure([sparse]).size_bytes < 1 << 20

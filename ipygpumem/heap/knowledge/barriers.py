@@ -213,7 +213,7 @@ def are_globals(names: Any) -> bool:
     return dict.__contains__(names, "__builtins__")
 
 
-def is_left_out(item: Any) -> bool:
+def is_never_followed(item: Any) -> bool:
     """Return True for an object whose content is never counted, not even if a name of the user
     refers to it.
     """
@@ -226,17 +226,19 @@ def is_left_out(item: Any) -> bool:
     return is_foreign or _leads_to_shell(item)
 
 
-def without_left_out(items: Sequence[Any]) -> Sequence[Any]:
-    """Return the items for which ``is_left_out`` is False; of most types, all items are alike."""
-    left_out = set[int]()
+def without_never_followed(items: Sequence[Any]) -> Sequence[Any]:
+    """Return the items for which ``is_never_followed`` is False; of most types, all are alike."""
+    never_followed = set[int]()
     for type_id, example in one_of_each(items).items():
         if is_instance(example, ModuleType) or is_instance(example, type):
-            left_out.update(id(item) for item in of_types({type_id}, items) if is_left_out(item))
-        elif is_left_out(example):
-            left_out.update(map(id, of_types({type_id}, items)))
-    if not left_out:
+            for item in of_types({type_id}, items):
+                if is_never_followed(item):
+                    never_followed.add(id(item))
+        elif is_never_followed(example):
+            never_followed.update(map(id, of_types({type_id}, items)))
+    if not never_followed:
         return items
-    return [item for item in items if id(item) not in left_out]
+    return [item for item in items if id(item) not in never_followed]
 
 
 def _is_made_at_run_time(kind: type) -> bool:

@@ -46,17 +46,17 @@ def text_keys(
     return keys
 
 
-def referents_of(batch: Batch[Any], left_out: Collection[int] = ()) -> tuple[list[Any], int]:
+def referents_of(batch: Batch[Any], unvisited_types: Collection[int] = ()) -> tuple[list[Any], int]:
     """Return the references of objects, and the number of them that plain dicts report:
     ``text_keys`` needs it, and would visit the dicts of the whole heap again.
 
     Args:
         batch: the objects.
-        left_out: identities of types whose objects are not visited.
+        unvisited_types: identities of types whose objects are not visited.
     """
     referents = gc.get_referents(*batch.of_types(_DICT))
     in_plain_dicts = len(referents)
-    referents += gc.get_referents(*batch.without_types(_DICT.union(left_out)))
+    referents += gc.get_referents(*batch.without_types(_DICT.union(unvisited_types)))
     return referents, in_plain_dicts
 
 
