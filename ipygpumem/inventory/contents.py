@@ -146,7 +146,7 @@ class Contents:
         """
         short, long = _by_length(level)
         self._ends.update(zip(map(id, long), _ends_of(long), strict=True))
-        for container in of_types(_ORDERED, long):
+        for container in of_types(_APPENDED, long):
             if len(container) <= _MOST:
                 self.texts.add(gc.get_referents(container))
         contents = list[object]()
