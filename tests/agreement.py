@@ -298,14 +298,16 @@ def _about_place(kind: str, place: Place, library: str) -> dict[str, Question]:
     """Return the question about an object that an experiment has left in a place: bytes, or an
     array with NumPy.
 
-    It is so large that experiments search for objects of any kind.
+    It is so large that experiments search for objects of any kind. Places of arrays see all
+    objects of libraries, those of bytes only where these lead to the place.
     """
     make = "x = __import__('numpy').ones(5 << 20)" if library else "x = b'x' * (40 << 20)"
     experiment = f"%%experiment e\n{make}\n{textwrap.dedent(place.code)}"
     cells = textwrap.dedent(place.setup), experiment
+    sees_libraries = place.sees_libraries or library != ""
     return {
         f"place {library}: {kind}": Question(
-            library, cells, place.expression, is_left=True, sees_libraries=True
+            library, cells, place.expression, is_left=True, sees_libraries=sees_libraries
         )
     }
 

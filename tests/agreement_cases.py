@@ -29,6 +29,8 @@ class Place:
     expression: str
     """Expression of the object, for ``%gpumem why``."""
     library: str = ""
+    sees_libraries: bool = False
+    """True if objects of libraries lead to the place."""
 
 
 SCRIPT = """
@@ -683,8 +685,12 @@ PLACES: dict[str, Place] = {
         "max((*gc.get_referents(outer), *gc.get_referents(outer.gi_frame)), "
         "key=__import__('sys').getsizeof)",
     ),
-    "a builtin": Place("import builtins", "builtins.outer_data = x", "outer_data"),
-    "a module": Place("import logging", "logging.outer_data = x", "logging.outer_data"),
+    "a builtin": Place(
+        "import builtins", "builtins.outer_data = x", "outer_data", sees_libraries=True
+    ),
+    "a module": Place(
+        "import logging", "logging.outer_data = x", "logging.outer_data", sees_libraries=True
+    ),
     "a handler of logging": Place(
         """
         import logging, logging.handlers
@@ -694,6 +700,7 @@ PLACES: dict[str, Place] = {
         """,
         'logging.getLogger("mine").handlers[0].buffer.append(x)',
         'logging.getLogger("mine").handlers[0].buffer[0]',
+        sees_libraries=True,
     ),
     "an error": Place(
         "outer = []",
