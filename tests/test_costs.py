@@ -30,7 +30,7 @@ MOST = {
     "a trivial cell": 249,
     "an empty experiment": 1900,
     "an empty experiment, each object": 0,
-    "an empty experiment, each name": 0.02,
+    "an empty experiment, each name": 0.025,
     "%gpumem status, each object": 0.024,
     "%gpumem status, each name": 0.03,
     "%gpumem leaks, each object": 0.018,

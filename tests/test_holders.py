@@ -633,7 +633,9 @@ kept = runs[1]
     assert kernel.value("[list(run) for run in runs]") == [[], ["data"], []]
 
 
-@pytest.mark.parametrize("cache", ["{}", "[]", "type('Store', (), {'rows': {}})()"])
+@pytest.mark.parametrize(
+    "cache", ["{}", "[]", "type('Store', (), {'rows': {}})()", "type('Store', (), {'rows': {}})"]
+)
 def test_data_in_a_cache_of_the_user_s_module_is_left(
     kernel: Kernel, tmp_path: Path, cache: str
 ) -> None:

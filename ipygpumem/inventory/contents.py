@@ -116,7 +116,7 @@ class Contents:
         self._known.update(dict.fromkeys(ids_of(objects)))
         for part in chunks(objects, _AT_ONCE):
             self._extents.add(part)
-            self.texts.add(part)
+        self.texts.add(objects)
 
     def _record_spaces(self, values: Sequence[Any]) -> list[object]:
         """Record the namespaces of named modules and classes; return the user's namespaces, whose
@@ -132,13 +132,31 @@ class Contents:
         return of_user
 
     def _record_modules(self) -> list[object]:
-        """Record the modules and their contents; return the contents that may refer to more, but
-        for functions, of which there are thousands.
+        """Record the modules, their classes, and the contents of both; return the contents that may
+        refer to more, but for functions, of which there are thousands.
         """
         modules = list(self._live_modules().values())
         spaces = list(map(module_dict, modules))
         self._known.update(dict.fromkeys(ids_of([*modules, *spaces])))
-        return list(without_types({id(FunctionType)}, self._record_contents(spaces)))
+        classes = [space for *_, space in self._classes_of(modules)]
+        self._known.update(dict.fromkeys(ids_of(classes)))
+        contents = self._record_contents(spaces) + self._record_contents(classes)
+        return list(without_types({id(FunctionType)}, contents))
+
+    def _classes_of(
+        self, modules: Iterable[ModuleType]
+    ) -> Iterator[tuple[ModuleType, dict[str, Any], type, dict[str, object]]]:
+        """Yield the classes that some modules define: each module with its namespace, the class,
+        and the namespace of this.
+        """
+        for module in modules:
+            space = module_dict(module)
+            name = space.get("__name__")
+            kinds = of_types({id(type)}, list(space.values()))
+            for kind in kinds:
+                names = gc.get_referents(class_dict(kind))[0]
+                if names.get("__module__") is name:
+                    yield module, space, kind, names
 
     def _record_contents(self, level: Sequence[object]) -> list[object]:
         """Record the contents of short containers and other objects, and the ends of long
@@ -197,16 +215,20 @@ class Contents:
         now = {**namespace, **self._live_modules()}
         names = _names_by_identity(now)
         ways = _ways_to_first(list(map(now.get, names.values())))
+        for way_to_class in self._classes_of(self._live_modules().values()):
+            ways.setdefault(id(way_to_class[-1]), way_to_class)
         level = [way[-1] for key, way in ways.items() if key in self._known]
         for _ in range(_LEVELS):
             following = dict[int, object]()
             for item in level:
+                if id(item) not in self._parents and id(item) not in self._ends:
+                    continue
                 way = ways[id(item)]
                 children = self._contents(item)
                 new = self._new_in(item, children, made)
                 if new:
                     yield Received(names[id(way[0])], way, new)
-                if id(item) not in self._parents:
+                if id(item) not in self._parents or not children:
                     continue
                 for child in _leading(children):
                     if id(child) not in ways and self._is_old(child, made):
