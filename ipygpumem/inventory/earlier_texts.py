@@ -13,8 +13,8 @@ from typing import Any
 
 from ipygpumem.heap.bulk import by_identity, of_types
 
-_LARGE = 1 << 12
-"""Minimum length of a text that is recorded."""
+_LARGE = 1 << 9
+"""Minimum length of a text that is recorded: one of prose, not a name."""
 _MOST = 20_000
 """Maximum number of texts that are recorded: 20 ms of work."""
 _PART = 64
