@@ -93,8 +93,8 @@ class Accelerators:
         self._note = note
         self._type: str | None = None
         """Type of the named device, such as ``cuda``."""
-        if devices.label is not None:
-            self._type, _, _ = devices.label.partition(":")
+        if devices.requested_device is not None:
+            self._type, _, _ = devices.requested_device.partition(":")
         self._current = 0
         self._known = _properties_from_torch()
         """Properties of the CUDA devices that torch knows, by index."""
@@ -195,7 +195,7 @@ class Accelerators:
 
     def _logged_as(self, device: Any) -> str:
         named = torch.device("cuda", self._index(device))
-        return self._devices.name(named)
+        return self._devices.log_name(named)
 
     def memory_allocated(self, device: Any = None) -> int:
         name = self._logged_as(device)

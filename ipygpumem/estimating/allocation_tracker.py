@@ -206,11 +206,11 @@ class AllocationTracker(StorageFollower):
         if device.type == "meta":  # meta tensors have no memory
             return
         least_bytes = 0
-        if self._devices.assumed(device).startswith("cuda"):
+        if self._devices.assumed_for(device).startswith("cuda"):
             least_bytes = loss_bytes(name, args, tensor)
         self.log.see(
             tensor,
-            self._devices.name(device),
+            self._devices.log_name(device),
             least_bytes=least_bytes,
             recorded=recorded,
             in_backward=in_backward,
@@ -300,7 +300,7 @@ class AllocationTracker(StorageFollower):
         first = next(tensors_in(result), None)
         if first is None or first.layout is not torch.strided:
             return False
-        return self._devices.assumed(first.device).startswith("cuda")
+        return self._devices.assumed_for(first.device).startswith("cuda")
 
     # -- roles of storages, from torch's hooks on leaves -------------------------------------------
 

@@ -19,59 +19,59 @@ class Devices:
     """
 
     def __init__(self, device: str | None) -> None:
-        self.label: str | None = None
-        """Full name of ``device``."""
+        self.requested_device: str | None = None
+        """Full name of ``device``, which the user asked for."""
         if device is not None:
             parsed = parse_device(device, kinds=("cuda", "xpu", "mps"))
-            self.label = current_device(parsed)
-        self.target = _target(self.label)
+            self.requested_device = current_device(parsed)
+        self.real_device = _common_device(self.requested_device)
         """The one available device that all tensors are really on; None: each is on its own."""
-        self.asked: dict[str, None] = {}
-        """Accelerators that the code named and that another device stands for, in order."""
+        self.accelerators_named_by_code: dict[str, None] = {}
+        """Accelerators for which the code asks and that another device stands for, in order."""
 
     @property
     def on_cpu(self) -> bool:
         """True if all tensors are on the CPU, whichever device they are assumed to be on."""
-        if self.target is None:
+        if self.real_device is None:
             return False
-        return bool(self.target.type == "cpu")
+        return bool(self.real_device.type == "cpu")
 
     @property
-    def named(self) -> str | None:
-        """The device that all tensors are assumed to be on; None: each is on its own.
+    def assumed_device(self) -> str | None:
+        """The device that all tensors are assumed to be on; None: each is assumed on its own.
 
         It is the user's, or else the first one that the code has named.
         """
-        if self.target is None:
+        if self.real_device is None:
             return None
-        if self.label:
-            return self.label
-        return next(iter(self.asked), "cpu")
+        if self.requested_device:
+            return self.requested_device
+        return next(iter(self.accelerators_named_by_code), "cpu")
 
     @property
     def is_elsewhere(self) -> bool:
         """True if the CPU stands for another device."""
-        return self.on_cpu and self.named != "cpu"
+        return self.on_cpu and self.assumed_device != "cpu"
 
-    def name(self, device: Any) -> str:
-        """Return a device's name in the log."""
-        return str(self.target or device)
+    def log_name(self, device: Any) -> str:
+        """Return the name that the log has for a device."""
+        return str(self.real_device or device)
 
-    def assumed(self, device: Any) -> str:
+    def assumed_for(self, device: Any) -> str:
         """Return the name of the device that a tensor on ``device`` is assumed to be on."""
-        return self.named or str(device)
+        return self.assumed_device or str(device)
 
-    def of_copy(self, device: Any) -> Any:
-        """Return the device for the fake copy of a tensor on ``device``."""
-        if self.label is not None:
-            return self.target
+    def real_device_of_copy(self, device: Any) -> Any:
+        """Return the device of the fake copy of a tensor on ``device``."""
+        if self.requested_device is not None:
+            return self.real_device
         if device.type == "meta":
             return torch.device("cpu")
         return device
 
-    def standing_for(self, value: Any) -> Any:
+    def real_device_instead_of(self, value: Any) -> Any:
         """Return the device that stands for another; other values unchanged."""
-        if self.target is None:
+        if self.real_device is None:
             return value
         if isinstance(value, int) and not isinstance(value, bool):
             value = torch.device("cuda", value)
@@ -80,23 +80,23 @@ class Devices:
         if not isinstance(value, torch.device) or value.type == "meta":
             return value
         if value.type == "cpu":
-            if self.label is None:
+            if self.requested_device is None:
                 return value
-            return self.target
+            return self.real_device
         name = str(value)
         if value.index is None:
             name = f"{value.type}:0"
-        self.asked.setdefault(name)
-        return self.target
+        self.accelerators_named_by_code.setdefault(name)
+        return self.real_device
 
 
-def _target(label: str | None) -> Any:
+def _common_device(requested_device: str | None) -> Any:
     """Return the available device that all tensors are put on; None if each stays on its own.
 
     Without CUDA that is the CPU, because this build of torch may lack kernels for the device.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    if label is None:
+    if requested_device is None:
         return None
-    return torch.device(label)
+    return torch.device(requested_device)

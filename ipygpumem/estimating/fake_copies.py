@@ -198,7 +198,7 @@ class FakeCopies:
 
     def _log_original(self, tensor: Any, copy: Any) -> None:
         """Log the storage of an original as one that exists before the code runs."""
-        life = self._log.see(copy, self._devices.name(copy.device), before=True)
+        life = self._log.see(copy, self._devices.log_name(copy.device), before=True)
         if life is None:
             return
         if tensor.is_cuda:
@@ -275,7 +275,7 @@ class FakeCopies:
         """Return a fake tensor with the strides and offset of ``tensor``, in the copy of its
         storage.
         """
-        device = self._devices.of_copy(tensor.device)
+        device = self._devices.real_device_of_copy(tensor.device)
         key = tensor.untyped_storage()._cdata
         storage = _target(self._storages.get(key))
         if storage is None:

@@ -42,7 +42,7 @@ def choose_loop(optimizer: Any, devices: Devices) -> None:
     """
     if not _has_fast_loop(type(optimizer)):
         return  # such as Adafactor, which always uses the plain loop
-    device_type, _, _ = (devices.named or "cpu").partition(":")
+    device_type, _, _ = (devices.assumed_device or "cpu").partition(":")
     for group in optimizer.param_groups:
         if _is_loop_chosen(group):
             continue
@@ -342,7 +342,7 @@ class Patches:
         options = dict(kwargs or {})
         is_constructor = func in _device._device_constructors()
         if is_constructor and options.get("device") is None:
-            options["device"] = self._devices.standing_for(context.device)
+            options["device"] = self._devices.real_device_instead_of(context.device)
         return func(*args, **options)
 
 

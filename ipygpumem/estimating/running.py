@@ -171,7 +171,7 @@ class Estimation:
 
     def place_of(self, tensor: Any) -> str:
         """Return the device that a fake tensor is assumed to be on."""
-        return self._devices.assumed(tensor.device)
+        return self._devices.assumed_for(tensor.device)
 
     def _of(self, run: Callable[[], Any]) -> Estimate:
         __tracebackhide__ = True  # of the user's errors
@@ -228,8 +228,8 @@ class Estimation:
 
     def _note_assumptions(self) -> None:
         """Note devices that are not available, and recurrent layers with unknown kernels."""
-        if self._devices.label is None and self._devices.asked:
-            names = ", ".join(self._devices.asked)
+        if self._devices.requested_device is None and self._devices.accelerators_named_by_code:
+            names = ", ".join(self._devices.accelerators_named_by_code)
             self._note(
                 f"{names} is not available: tensors on it and on the host are counted together"
             )
@@ -245,7 +245,7 @@ class Estimation:
     ) -> tuple[DeviceEstimate, int]:
         """Return the figures of one device of the log, and the bytes that it holds already."""
         device, there_bytes = device_figures(
-            self.log, device_name, self._devices.named or device_name
+            self.log, device_name, self._devices.assumed_device or device_name
         )
         if not there_bytes:  # no segments: count the originals and the existing workspaces
             originals_bytes = self.copies.originals_bytes.get(device.device, 0)

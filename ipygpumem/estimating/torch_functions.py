@@ -61,7 +61,7 @@ class TorchFunctions(TorchFunctionMode):
             kwargs = {**kwargs, "pin_memory": False}
         caller = sys._getframe(1).f_globals.get("__name__", "")
         # The step counters of torch's optimizers stay on the host.
-        if self._devices.target is None or caller.startswith("torch.optim."):
+        if self._devices.real_device is None or caller.startswith("torch.optim."):
             return func(*args, **kwargs)
         return self._redirected(func, args, kwargs)
 
@@ -74,23 +74,23 @@ class TorchFunctions(TorchFunctionMode):
         devices = self._devices
         moved_to = _MOVES.get(func)
         if moved_to is not None:
-            devices.asked.setdefault(moved_to)
-            return args[0].to(devices.target)
+            devices.accelerators_named_by_code.setdefault(moved_to)
+            return args[0].to(devices.real_device)
         if func is torch.Tensor.to and len(args) > 1:
             tensor, device, *further = args
-            args = (tensor, devices.standing_for(device), *further)
+            args = (tensor, devices.real_device_instead_of(device), *further)
         device = kwargs.get("device")
         if device is not None:
-            kwargs = {**kwargs, "device": devices.standing_for(device)}
-        elif devices.label is None or devices.on_cpu:
+            kwargs = {**kwargs, "device": devices.real_device_instead_of(device)}
+        elif devices.requested_device is None or devices.on_cpu:
             return func(*args, **kwargs)
         elif func in _device_constructors():
-            kwargs = {**kwargs, "device": devices.target}
+            kwargs = {**kwargs, "device": devices.real_device}
         return func(*args, **kwargs)
 
     def _pinned(self, _: Any, tensor: Any, *__: Any, **___: Any) -> Any:
         """Return a copy on the host, unless host and device are counted together."""
-        if self._devices.target is None:
+        if self._devices.real_device is None:
             return tensor.clone()
         return tensor
 
@@ -102,7 +102,7 @@ class TorchFunctions(TorchFunctionMode):
         **kwargs: Any,
     ) -> Any:
         """Call a recurrent layer, and note the line if a card's kernels need more memory."""
-        device = self._devices.assumed(input.device)
+        device = self._devices.assumed_for(input.device)
         has_own_kernels = torch.backends.cudnn.enabled or self._devices.is_elsewhere
         if has_own_kernels and device.startswith("cuda"):
             self.recurrent[user_line()] = None

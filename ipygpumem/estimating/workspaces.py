@@ -133,7 +133,7 @@ class Workspaces:
         """
         assumed_on = "cpu"
         if results:
-            assumed_on = self._devices.assumed(results[0].device)
+            assumed_on = self._devices.assumed_for(results[0].device)
         if not assumed_on.startswith("cuda"):
             for tensor in results:
                 log_result(tensor)
@@ -142,7 +142,7 @@ class Workspaces:
             self.unknown.setdefault(name)
         first_result = results[0]
         device = torch.device(assumed_on)
-        device_name = self._devices.name(first_result.device)
+        device_name = self._devices.log_name(first_result.device)
         calls_cublas = name in _MULTIPLY or name in _CONVOLVE
 
         def keep_workspaces() -> None:
