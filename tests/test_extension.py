@@ -332,7 +332,7 @@ def test_an_estimate_with_a_broken_torch_says_so_in_one_line() -> None:
     for torch in (ModuleType("torch"), module_from_spec(ModuleSpec("torch", None))):
         sys.modules["torch"] = torch
         with pytest.raises(EstimateError, match="torch cannot make estimates: "):
-            loading.loaded()
+            loading.import_estimator()
 
 
 EXPANDED = {

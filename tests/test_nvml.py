@@ -148,7 +148,7 @@ def test_loads_have_the_order_of_cudas_visible_cards(
     for _ in range(2):  # the second time with the handles of the first
         found = nvml.loads(None)
         assert {
-            index: (card.wide.used_bytes, card.utilization) for index, card in found.items()
+            index: (card.whole.used_bytes, card.utilization) for index, card in found.items()
         } == {
             0: (300, 87),
             1: (700, None),
@@ -185,9 +185,9 @@ def test_each_process_is_listed_with_its_memory() -> None:
         SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in used.items()
     ]
     driver.graphics = [SimpleNamespace(pid=-1, usedGpuMemory=250)]
-    found = nvml._wide(driver, "GPU-a", processes=True, has_context=True)
+    found = nvml._whole_device(driver, "GPU-a", processes=True, has_context=True)
     assert (found.own_bytes, found.other_processes, found.other_bytes) == (100, ((-1, 250),), 250)
-    unasked = nvml._wide(driver, "GPU-a", processes=False, has_context=True)
+    unasked = nvml._whole_device(driver, "GPU-a", processes=False, has_context=True)
     assert (unasked.own_bytes, unasked.other_processes, unasked.other_bytes) == (None, (), None)
 
 
@@ -203,8 +203,8 @@ def test_a_failing_card_does_not_hide_other_cards(
 
     monkeypatch.setattr(driver, "nvmlDeviceGetMemoryInfo", lost)
     first, second = Nvml().cards()
-    assert first.wide.note == "NVML: GPU is lost"
-    assert second.wide.used_bytes == 300
+    assert first.whole.note == "NVML: GPU is lost"
+    assert second.whole.used_bytes == 300
 
 
 def test_the_deprecated_pynvml_package_does_not_warn_in_cells(

@@ -22,7 +22,8 @@ from ipygpumem.extras.panel import panel as module
 from ipygpumem.extras.panel import snapshot
 from ipygpumem.extras.panel.panel import Feed
 from ipygpumem.inventory.top import NamedSize
-from ipygpumem.probes.nvml import CardLoad, DeviceWide
+from ipygpumem.probes.accelerators import WholeDevice
+from ipygpumem.probes.nvml import CardLoad
 from ipygpumem.records import Reading
 from ipygpumem.shell.app import app_of
 from ipygpumem.units import MIB
@@ -266,8 +267,8 @@ def test_figures_of_cards_are_the_process_own_and_the_drivers() -> None:
         Reading("children", 5 * MIB, 0, "sampled"),
     ]
     cards = {
-        0: CardLoad(DeviceWide(500 * MIB, 60 * MIB), 87),
-        1: CardLoad(DeviceWide(500 * MIB, 3 * MIB), None),
+        0: CardLoad(WholeDevice(500 * MIB, 60 * MIB), 87),
+        1: CardLoad(WholeDevice(500 * MIB, 3 * MIB), None),
     }
     assert snapshot.devices(readings, cards) == {
         "RAM": {"own": 100 * MIB, "total": 1000 * MIB},

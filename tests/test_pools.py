@@ -17,7 +17,7 @@ from ipygpumem.errors import ProbeError
 from ipygpumem.inventory.breakdown import device_parts, pools_on
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes import pools as plugins
-from ipygpumem.probes.nvml import DeviceWide
+from ipygpumem.probes.accelerators import WholeDevice
 from ipygpumem.probes.pools import PluginProbe, finder
 from ipygpumem.reclaim.emptying import empty_device_caches
 from ipygpumem.records import Reading
@@ -170,7 +170,7 @@ def reading(device: str, current: int, reserved: int | None, **more: Any) -> Rea
 
 
 def test_parts_of_two_libraries_on_one_device_add_up() -> None:
-    wide = DeviceWide(24 * GIB, 12 * GIB, own_bytes=10 * GIB, other_processes=((7, 2 * GIB),))
+    wide = WholeDevice(24 * GIB, 12 * GIB, own_bytes=10 * GIB, other_processes=((7, 2 * GIB),))
     own = reading("cuda:0", GIB, 2 * GIB, total_bytes=24 * GIB, used_bytes=12 * GIB)
     readings = {name: reading(name, GIB, 5 * GIB) for name in ("jax:0", "jax:1")}
     readings |= {"cuda:0": own, "rmm": reading("rmm", 512 * MIB, None)}

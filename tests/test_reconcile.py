@@ -1,6 +1,5 @@
 """The parts of a device's memory: hand-computed, and for any blocks and figures an exact sum."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -10,11 +9,11 @@ from hypothesis import strategies as st
 from ipygpumem.inventory import breakdown as device_parts
 from ipygpumem.inventory.breakdown import Part, Reconciliation, Storage, host_parts
 from ipygpumem.probes import allocator
+from ipygpumem.probes.accelerators import WholeDevice
 from ipygpumem.probes.allocator import Block, Segment, Snapshot
 from ipygpumem.probes.cgroup import Group
 from ipygpumem.probes.host import HostFigures
 from ipygpumem.probes.mappings import OwnPages
-from ipygpumem.probes.nvml import DeviceWide
 from ipygpumem.records import Reading
 from ipygpumem.units import MIB
 
@@ -55,9 +54,10 @@ def reading(**changes: Any) -> Reading:
     return Reading(DEVICE, 1400, 1400, "allocator", 20_000, 6256, 10_000)._replace(**changes)
 
 
-def wide(**changes: Any) -> DeviceWide:
-    told = DeviceWide(20_000, 10_000, 1500, own_bytes=7000, other_processes=((-1, 500), (-2, 1000)))
-    return dataclasses.replace(told, **changes)
+def wide(**changes: Any) -> WholeDevice:
+    processes = ((-1, 500), (-2, 1000))
+    told = WholeDevice(20_000, 10_000, 1500, own_bytes=7000, other_processes=processes)
+    return told._replace(**changes)
 
 
 def sizes(found: Reconciliation) -> dict[str, int | None]:
@@ -127,7 +127,7 @@ def test_other_libraries_memory_is_not_counted_as_the_allocators() -> None:
     "used_by_driver", [wide(own_bytes=None, other_processes=(), note="hidden"), None]
 )
 def test_indistinct_processes_are_one_unknown_part_with_a_reason(
-    used_by_driver: DeviceWide | None,
+    used_by_driver: WholeDevice | None,
 ) -> None:
     found = device_parts.device_parts(reading(note="hidden"), SNAPSHOT, used_by_driver, HELD)
     assert sizes(found)["unknown: context, libraries and other processes"] == 10_000 - 6256
@@ -151,7 +151,7 @@ def test_a_driver_that_contradicts_torch_is_not_believed(figures: dict[str, int]
 def test_without_the_drivers_figure_parts_sum_to_reserved_memory() -> None:
     plain = reading(total_bytes=None, used_bytes=None, note="NVML: Driver Not Loaded")
     found = device_parts.device_parts(
-        plain, SNAPSHOT, DeviceWide(note="NVML: Driver Not Loaded"), HELD
+        plain, SNAPSHOT, WholeDevice(note="NVML: Driver Not Loaded"), HELD
     )
     assert found.total_bytes == 6256
     assert found.parts[-1] == Part(
@@ -195,11 +195,11 @@ STORAGES = st.none() | st.lists(EACH, max_size=12)
 MAYBE = st.none() | st.integers(0, 4000)
 PROCESSES = st.lists(st.tuples(st.integers(-9, -1), st.integers(0, 900)), max_size=3).map(tuple)
 NOTES = st.sampled_from(["", "hidden"])
-WIDE = st.none() | st.builds(DeviceWide, MAYBE, MAYBE, st.none(), NOTES, MAYBE, PROCESSES)
+WIDE = st.none() | st.builds(WholeDevice, MAYBE, MAYBE, st.none(), NOTES, MAYBE, PROCESSES)
 
 
 Held = list[Storage] | None
-Driver = DeviceWide | None
+Driver = WholeDevice | None
 Size = int | None
 
 

@@ -20,10 +20,10 @@ from ipygpumem.inventory.breakdown import Part, Reconciliation, Storage
 from ipygpumem.inventory.findings import Findings
 from ipygpumem.meter.meter import Meter
 from ipygpumem.probes import allocator, nvml
-from ipygpumem.probes.accelerators import CachingAllocatorProbe
+from ipygpumem.probes.accelerators import CachingAllocatorProbe, WholeDevice
 from ipygpumem.probes.children import Child, _started_at, children
 from ipygpumem.probes.host import HostProbe
-from ipygpumem.probes.nvml import DeviceWide, Nvml
+from ipygpumem.probes.nvml import Nvml
 from ipygpumem.records import CellRecord, Reading
 from ipygpumem.report.status import started_in, status_report
 from ipygpumem.units import GIB, MIB
@@ -417,8 +417,8 @@ def test_many_processes_are_the_largest_and_a_sum() -> None:
 def test_children_are_listed_with_their_memory_on_devices() -> None:
     two = [child(100.5, 7, 9 * MIB), child(100.5, 8)]
     found = Findings(children=two)
-    found.note_processes("cuda:0", DeviceWide(other_processes=((8, 64 * MIB), (99, MIB))))
-    found.note_processes("cuda:1", DeviceWide(other_processes=((8, 32 * MIB),)))
+    found.note_processes("cuda:0", WholeDevice(other_processes=((8, 64 * MIB), (99, MIB))))
+    found.note_processes("cuda:1", WholeDevice(other_processes=((8, 32 * MIB),)))
     table = status_report("x", [], [], (), found.children, []).tables[-1]
     assert table.columns == ("size", "on devices", "process", "name", "started in")
     assert [row[:3] for row in table.rows] == [
@@ -430,7 +430,7 @@ def test_children_are_listed_with_their_memory_on_devices() -> None:
 def test_in_a_container_the_drivers_ids_match_no_children(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "_FIRST_NAMESPACE", "pid:[1]")
     found = Findings(children=[child(100.5, 8)])
-    found.note_processes("cuda:0", DeviceWide(other_processes=((8, 64 * MIB),)))
+    found.note_processes("cuda:0", WholeDevice(other_processes=((8, 64 * MIB),)))
     assert found.children == [child(100.5, 8)]
 
 

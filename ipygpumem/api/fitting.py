@@ -78,7 +78,7 @@ def estimate(
     except UnitError as error:
         raise EstimateError(f"timeout: {error}") from None
     assumed = [_assumption(line, share) for line, share in (assume or {}).items()]
-    estimation = loading.estimation(device, room_bytes, seconds, assumed)
+    estimation = loading.new_estimation(device, room_bytes, seconds, assumed)
     namespaces = (vars(sys.modules["__main__"]), sys._getframe(1).f_globals)
     result: Estimate = estimation.of_call(function, args, kwargs, namespaces)
     return result
@@ -105,7 +105,7 @@ def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary
     """
     __tracebackhide__ = True  # of the model's errors
     refuse_while_traced("ask for a summary")
-    result: ModelSummary = loading.loaded().summarize(model, inputs, kwargs)
+    result: ModelSummary = loading.import_estimator().summarize(model, inputs, kwargs)
     return result
 
 

@@ -621,7 +621,7 @@ def run_code(code: types.CodeType, namespace: dict[str, Any]) -> None:
     _exec(code, namespace)
 
 
-def loading(run: Any) -> Any:
+def copying_names_first(run: Any) -> Any:
     """Return ``eval`` or ``exec`` for a copied namespace: it copies all names first, as C bypasses
     ``__missing__``.
     """

@@ -13,7 +13,7 @@ from ipygpumem.estimating import FOR_FAKES
 from ipygpumem.meter.own_growth import growth_for
 
 
-def loaded() -> Any:
+def import_estimator() -> Any:
     """Import and return the module that makes estimates and summaries; this imports torch.
 
     Raises:
@@ -27,9 +27,9 @@ def loaded() -> Any:
         return running
 
 
-def estimation(*args: Any) -> Any:
-    """Return a new ``Estimation``; raises as ``loaded`` does."""
-    module = loaded()
+def new_estimation(*args: Any) -> Any:
+    """Return a new ``Estimation``; raises as ``import_estimator`` does."""
+    module = import_estimator()
     with _torch_may_be_broken():
         return module.Estimation(*args)
 

@@ -8,7 +8,7 @@ import torch
 from psutil import Process
 
 from ipygpumem.estimating.records import DeviceEstimate
-from ipygpumem.probes.accelerators import has_context, in_use, limit_bytes
+from ipygpumem.probes.accelerators import has_context, initialized_backend, limit_bytes
 from ipygpumem.probes.allocator import expandable_setting, snapshots
 from ipygpumem.probes.device_memory import memory
 from ipygpumem.units import MIB, format_bytes
@@ -98,7 +98,7 @@ def _free_bytes(device: torch.device) -> int | None:
     figures = memory(device)
     free = figures.free_bytes
     reserved = figures.reserved_bytes
-    cuda = in_use("cuda")
+    cuda = initialized_backend("cuda")
     if free is not None and reserved is not None and cuda is not None:
         index = device.index or 0
         allowed = limit_bytes(cuda, index) - reserved

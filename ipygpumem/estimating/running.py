@@ -32,7 +32,7 @@ from ipygpumem.estimating.caching_allocator import unfollowed_settings
 from ipygpumem.estimating.card_functions import CardFunctions
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.effects import WAITS, closure_of, effects_of, refuse_without_tensors
-from ipygpumem.estimating.fake_copies import FakeCopies, loading, run_code
+from ipygpumem.estimating.fake_copies import FakeCopies, copying_names_first, run_code
 from ipygpumem.estimating.limits import Limits
 from ipygpumem.estimating.patches import Patches, choose_loop
 from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
@@ -297,8 +297,8 @@ class Estimation:
                 stack.callback(handle.remove)
             stack.enter_context(self._accelerators.standing_in())
             stack.enter_context(self._patches.applied())
-            stack.enter_context(patch.object(builtins, "eval", loading(eval)))
-            stack.enter_context(patch.object(builtins, "exec", loading(exec)))
+            stack.enter_context(patch.object(builtins, "eval", copying_names_first(eval)))
+            stack.enter_context(patch.object(builtins, "exec", copying_names_first(exec)))
             stack.enter_context(self._modes())
             result = self._result_of(code)
             self._mark_states()

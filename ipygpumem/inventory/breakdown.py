@@ -19,10 +19,11 @@ from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from ipygpumem.probes import cgroup, own_limits
+from ipygpumem.probes.accelerators import WholeDevice
 from ipygpumem.probes.allocator import Block, Snapshot
 from ipygpumem.probes.host import HostFigures
 from ipygpumem.probes.mappings import OwnPages
-from ipygpumem.probes.nvml import DeviceWide, process_label
+from ipygpumem.probes.nvml import process_label
 from ipygpumem.probes.pools import POOLS
 from ipygpumem.records import Reading, Record
 from ipygpumem.units import MIB, format_bytes
@@ -82,7 +83,7 @@ _UNHELD = (
 def device_parts(
     reading: Reading,
     snapshot: Snapshot | None,
-    wide: DeviceWide | None,
+    wide: WholeDevice | None,
     storages: Iterable[Storage] | None,
     notes: Sequence[str] = (),
     pools: Sequence[Part] = (),
@@ -112,7 +113,7 @@ def device_parts(
 
 
 def card_parts(
-    device: str, wide: DeviceWide, pools: Sequence[Part] = (), notes: Sequence[str] = ()
+    device: str, wide: WholeDevice, pools: Sequence[Part] = (), notes: Sequence[str] = ()
 ) -> Reconciliation:
     """Return the breakdown of a card that torch does not use."""
     reading = Reading(
@@ -229,7 +230,7 @@ def _unsorted(size: int) -> Part:
 
 
 def _with_the_rest(
-    reading: Reading, parts: Sequence[Part], wide: DeviceWide | None, notes: Sequence[str]
+    reading: Reading, parts: Sequence[Part], wide: WholeDevice | None, notes: Sequence[str]
 ) -> Reconciliation:
     """Return the reserved parts with those outside the allocator, as far as the driver reports
     them.
@@ -256,7 +257,7 @@ def _with_the_rest(
     return Reconciliation(reading.device, reserved, basis, (*parts, unknown), tuple(notes))
 
 
-def _not_reserved(size: int, reserved: int, wide: DeviceWide | None, why: str) -> list[Part]:
+def _not_reserved(size: int, reserved: int, wide: WholeDevice | None, why: str) -> list[Part]:
     """Return the parts of the ``size`` bytes that are in use on the device but not
     reserved here.
     """

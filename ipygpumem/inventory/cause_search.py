@@ -16,7 +16,7 @@ from ipygpumem.heap.allowance import Allowance, AllowanceError
 from ipygpumem.inventory.causes import Bound, Holder, Shortage, cause_of
 from ipygpumem.inventory.unused_names import FailedCode, unused_names
 from ipygpumem.probes import own_limits
-from ipygpumem.probes.accelerators import in_use
+from ipygpumem.probes.accelerators import initialized_backend
 from ipygpumem.probes.allocator import (
     Block,
     FailedAllocation,
@@ -254,7 +254,7 @@ def _processes(shortage: Shortage, least: int | None) -> Iterator[Holder]:
     """
     with closing(Nvml()) as nvml:
         index = int(shortage.device.partition(":")[2])
-        wide = nvml.device(in_use("cuda"), index, processes=True, has_context=True)
+        wide = nvml.device(initialized_backend("cuda"), index, processes=True, has_context=True)
     sizes = dict(wide.other_processes)
     if not sizes:
         return

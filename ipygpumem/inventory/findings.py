@@ -6,7 +6,6 @@ It only reads: nothing is allocated on a device, no context is created, and no o
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import sys
 from collections import Counter
@@ -31,11 +30,11 @@ from ipygpumem.inventory.breakdown import (
 )
 from ipygpumem.inventory.survey import roles_of_objects
 from ipygpumem.meter.meter import Meter
-from ipygpumem.probes.accelerators import TORCH_DEVICES, loaded_torch, uncounted
+from ipygpumem.probes.accelerators import TORCH_DEVICES, WholeDevice, loaded_torch, uncounted
 from ipygpumem.probes.allocator import Snapshot, expandable_setting, snapshots
 from ipygpumem.probes.children import Child, children
 from ipygpumem.probes.host import HostFigures, host_figures
-from ipygpumem.probes.nvml import DeviceWide, Nvml, sees_system_processes
+from ipygpumem.probes.nvml import Nvml, sees_system_processes
 from ipygpumem.probes.pages import anonymous_bytes
 from ipygpumem.records import Reading
 from ipygpumem.units import MIB
@@ -56,7 +55,7 @@ class Findings:
     children: list[Child] = field(default_factory=list)
     """Child processes of this process."""
 
-    def note_processes(self, device: str, wide: DeviceWide) -> None:
+    def note_processes(self, device: str, wide: WholeDevice) -> None:
         """Record each child's memory on a device, if the driver's PIDs are the ones seen here."""
         if not sees_system_processes():
             return
@@ -192,14 +191,14 @@ def _cards(nvml: Nvml, findings: Findings) -> list[Reconciliation]:
     reconciliations = []
     for card in cards:
         use = "not used by this process yet"
-        if card.wide.own_bytes is None:
+        if card.whole.own_bytes is None:
             use = "the driver does not report whether this process uses it"
-        elif card.wide.own_bytes:
+        elif card.whole.own_bytes:
             use = "used, but not by torch, as torch reports"
         device = f"nvml:{card.index}"
         note = f"{card.model}, by the driver's numbers: {use}"
-        findings.note_processes(device, card.wide)
-        reconciliations.append(card_parts(device, card.wide, pools, (note,)))
+        findings.note_processes(device, card.whole)
+        reconciliations.append(card_parts(device, card.whole, pools, (note,)))
     return reconciliations
 
 
@@ -232,7 +231,7 @@ def _device(
     return [device_parts(reading, snapshot, wide, storages, notes, pools)]
 
 
-def _device_wide(nvml: Nvml, module: Any, index: int, reading: Reading) -> DeviceWide:
+def _device_wide(nvml: Nvml, module: Any, index: int, reading: Reading) -> WholeDevice:
     """Return the driver's figures of a card."""
     has_context = bool(reading.reserved_bytes)
     wide = nvml.device(module, index, processes=True, has_context=has_context)
@@ -240,7 +239,7 @@ def _device_wide(nvml: Nvml, module: Any, index: int, reading: Reading) -> Devic
         return wide
     # The probe remembers that this process has used the device, so the driver must list it.
     note = reading.note or wide.note
-    return dataclasses.replace(wide, own_bytes=None, other_processes=(), note=note)
+    return wide._replace(own_bytes=None, other_processes=(), note=note)
 
 
 def _broken_context(module: Any, index: int) -> list[str]:

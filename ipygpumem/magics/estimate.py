@@ -58,8 +58,8 @@ def of_cell(app: App, options: Options, cell: str) -> list[Report]:
 
     def estimate(code: types.CodeType) -> Estimate:
         __tracebackhide__ = True
-        timeout = options.timeout or loading.loaded().TIMEOUT_SECONDS
-        estimation = loading.estimation(
+        timeout = options.timeout or loading.import_estimator().TIMEOUT_SECONDS
+        estimation = loading.new_estimation(
             options.device, options.device_memory, timeout, options.assume
         )
         result: Estimate = estimation.of_code(code, app.context.namespace)
@@ -89,7 +89,8 @@ def with_code(app: App, cell: str, use: Callable[[types.CodeType], T]) -> T:
     try:
         code = _compiled(shell, cell)
         refuse_without_tensors(code, (app.context.namespace,))  # before torch takes seconds
-        loading.loaded()  # before the cell's own errors: whether there is a torch that can
+        # Without a torch that can make estimates, that is the error, not the cell's own ones.
+        loading.import_estimator()
         return use(code)
     except SyntaxError as error:
         # For a real SyntaxError IPython would show our frames too.

@@ -27,7 +27,11 @@ _HOST = ("ram", "host", "cpu", "cpu:0")
 
 
 def loaded_torch() -> Any | None:
-    """Return the torch module if the user's code has imported it; None for a stand-in."""
+    """Return the torch module if the user's code has begun to import it; None for a stand-in.
+
+    Unlike ``introspect.loaded``, it also returns a torch that is still being imported, which may
+    lack any attribute: its allocator must be measured from its first use.
+    """
     module = sys.modules.get("torch")
     # Called several times at every cell boundary: the subclass check takes longer than all else.
     if type(module) is ModuleType or is_instance(module, ModuleType):
@@ -80,12 +84,12 @@ def _gpu(kinds: Iterable[str]) -> str:
     """Return the kind of devices that ``gpu`` means here."""
     if "mps" in kinds and has_mps(loaded_torch()):
         return "mps"
-    if "xpu" in kinds and in_use("xpu") is not None:
+    if "xpu" in kinds and initialized_backend("xpu") is not None:
         return "xpu"
     return "cuda"
 
 
-def in_use(backend: str) -> Any | None:
+def initialized_backend(backend: str) -> Any | None:
     """Return ``torch.cuda`` or its counterpart once the user's code has initialised
     it, else None.
     """
@@ -107,7 +111,7 @@ def current_device(name: str) -> str:
     """Return torch's current device for a kind only (``cuda``, ``xpu``); other names unchanged."""
     if name not in TORCH_DEVICES - {"mps"}:
         return name
-    module = in_use(name)
+    module = initialized_backend(name)
     index = 0 if module is None else module.current_device()
     return f"{name}:{index}"
 
@@ -116,7 +120,7 @@ def has_context(index: int) -> bool:
     """Return True if this process has a context on a CUDA device, even if nothing is allocated
     there.
     """
-    cuda = in_use("cuda")
+    cuda = initialized_backend("cuda")
     if cuda is None:
         return False
     # torch's builds with CUDA have it.
@@ -182,19 +186,19 @@ class CachingAllocatorProbe(Probe):
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         if detail:
-            return self._readings(Wide.ALL)
+            return self._readings(WholeDevices.ALL)
         if peak:
-            return self._readings(Wide.USED)
-        return self._readings(Wide.NONE)
+            return self._readings(WholeDevices.USED)
+        return self._readings(WholeDevices.NONE)
 
     def glance(self) -> tuple[Reading, ...]:
         # The counters are on the host. torch holds their lock while it allocates from the device,
         # and never waits for the GIL in that time: reading them waits no longer than the running
         # code itself does.
-        return self._readings(Wide.DRIVER)
+        return self._readings(WholeDevices.DRIVER)
 
-    def _readings(self, wide: Wide) -> tuple[Reading, ...]:
-        """Return each device's reading."""
+    def _readings(self, whole_devices: WholeDevices) -> tuple[Reading, ...]:
+        """Return each device's reading, with the figures of all processes for ``whole_devices``."""
         library = getattr(loaded_torch(), "_C", None)
         if self._peaks is None and library is not self._library:
             # As soon as torch is loaded: the first cell that uses the device may reset its
@@ -203,7 +207,7 @@ class CachingAllocatorProbe(Probe):
             self._peaks = _SharedPeaks.of(library, self.name)
         if self._peaks is None:
             return ()
-        module = in_use(self.name)
+        module = initialized_backend(self.name)
         if module is None:
             return ()
         readings = list[Reading]()
@@ -213,14 +217,13 @@ class CachingAllocatorProbe(Probe):
             reserved = stats["reserved_bytes"]["all"]["current"]
             if reserved > 0:
                 self._with_context.add(index)
-            device, peak = f"{self.name}:{index}", max(peak, allocated)
-            whole = self._of_whole_device(module, index, wide)
+            whole = self._whole_device(module, index, whole_devices)
             # By position, which is faster: every cell makes two per device.
             readings.append(
                 Reading(
-                    device,
+                    f"{self.name}:{index}",
                     allocated,
-                    peak,
+                    max(peak, allocated),
                     "allocator",
                     whole.total_bytes,
                     reserved,
@@ -231,35 +234,35 @@ class CachingAllocatorProbe(Probe):
             )
         return tuple(readings)
 
-    def _of_whole_device(self, module: Any, index: int, wide: Wide) -> _DeviceFigures:
+    def _whole_device(self, module: Any, index: int, wanted: WholeDevices) -> WholeDevice:
         """Return the figures of a device, as far as they are wanted and known."""
         total = self._totals.get(index)
         if total is None:
             total = self._totals[index] = module.get_device_properties(index).total_memory
         has_context = index in self._with_context
-        note = ""
-        if wide is Wide.NONE or (wide is not Wide.ALL and not has_context):
-            return _DeviceFigures(total)
+        if wanted is WholeDevices.NONE:
+            return WholeDevice(total)
+        if wanted is not WholeDevices.ALL and not has_context:
+            return WholeDevice(total)
+        by_driver = WholeDevice()
         if self._nvml is not None:
             by_driver = self._nvml.device(
-                module, index, processes=wide is Wide.ALL, has_context=has_context
+                module, index, processes=wanted is WholeDevices.ALL, has_context=has_context
             )
-            note = by_driver.note
-            if by_driver.used_bytes is not None:
-                total = by_driver.total_bytes or total
-                return _DeviceFigures(total, by_driver.used_bytes, by_driver.other_bytes, note)
-        if wide is Wide.DRIVER or not has_context or not hasattr(module, "mem_get_info"):
-            return _DeviceFigures(total, note=note)  # without a context the call would create one
-        try:
-            free, total = module.mem_get_info(index)
-        except RuntimeError as error:  # a broken context fails every call
-            return _DeviceFigures(total, note=f"{self.name}: {describe_error(error)}")
-        return _DeviceFigures(total, total - free, note=note)
+        if by_driver.used_bytes is not None:
+            if by_driver.total_bytes:
+                return by_driver
+            return by_driver._replace(total_bytes=total)
+        if wanted is WholeDevices.DRIVER or not has_context or not hasattr(module, "mem_get_info"):
+            # Without a context, mem_get_info would create one.
+            return WholeDevice(total, note=by_driver.note)
+        by_runtime = WholeDevice.from_runtime(self.name, module, index, total)
+        return by_runtime._replace(note=by_runtime.note or by_driver.note)
 
     def rearm(self) -> None:
         if self._peaks is None:
             return
-        module = in_use(self.name)
+        module = initialized_backend(self.name)
         if module is not None:
             for index in range(module.device_count()):
                 self._peaks.rearm(index)
@@ -278,7 +281,7 @@ the pool.
 """
 
 
-class Wide(Enum):
+class WholeDevices(Enum):
     """The devices whose figures of all processes are read."""
 
     ALL = "all devices"
@@ -287,15 +290,29 @@ class Wide(Enum):
     NONE = "no device"
 
 
-class _DeviceFigures(NamedTuple):
-    """The memory of a whole device."""
+class WholeDevice(NamedTuple):
+    """The memory of a whole device; None if unknown, and ``note`` says why."""
 
-    total_bytes: int
+    total_bytes: int | None = None
     used_bytes: int | None = None
     other_bytes: int | None = None
     """In use by other processes."""
     note: str = ""
-    """Why a figure is missing."""
+    own_bytes: int | None = None
+    """Memory of this process, its context included; None if processes were not asked for."""
+    other_processes: tuple[tuple[int, int], ...] = ()
+    """PID and bytes of each other process."""
+
+    @classmethod
+    def from_runtime(cls, backend: str, module: Any, index: int, total_bytes: int) -> WholeDevice:
+        """Return the figures of ``module.mem_get_info``, which creates a context where there is
+        none; ``total_bytes`` is the total if the call fails.
+        """
+        try:
+            free, total = module.mem_get_info(index)
+        except RuntimeError as error:  # a broken context fails every call
+            return cls(total_bytes, note=f"{backend}: {describe_error(error)}")
+        return cls(total, total - free)
 
 
 class _SharedPeaks:

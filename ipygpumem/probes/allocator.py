@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from ipygpumem.probes.accelerators import in_use, loaded_torch
+from ipygpumem.probes.accelerators import initialized_backend, loaded_torch
 from ipygpumem.units import bytes_in_message
 
 _PAGES = {"small": 2 << 20, "large": 20 << 20}
@@ -136,7 +136,7 @@ def snapshots(backend: str) -> dict[str, Snapshot]:
     Raises:
         RuntimeError: the allocator in use has none (``cudaMallocAsync``, a user's allocator).
     """
-    take = getattr(in_use(backend), "memory_snapshot", None)
+    take = getattr(initialized_backend(backend), "memory_snapshot", None)
     if take is None:
         return {}
     try:

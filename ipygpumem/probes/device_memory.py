@@ -7,17 +7,18 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ipygpumem.errors import DeviceError, describe_error
+from ipygpumem.errors import DeviceError
 from ipygpumem.probes import host
 from ipygpumem.probes.accelerators import (
+    WholeDevice,
     current_device,
     has_context,
-    in_use,
+    initialized_backend,
     loaded_torch,
     parse_device,
     uncounted,
 )
-from ipygpumem.probes.nvml import DeviceWide, Nvml
+from ipygpumem.probes.nvml import Nvml
 from ipygpumem.records import Record
 
 
@@ -108,20 +109,23 @@ def _memory_of_host() -> DeviceMemory:
 
 def _memory_of_card(index: int) -> DeviceMemory:
     """Return the memory of a CUDA device; DeviceError if there is none."""
-    cuda = in_use("cuda")
+    cuda = initialized_backend("cuda")
     with contextlib.closing(Nvml()) as nvml:
-        wide = _unused(nvml, index) if cuda is None else _used(nvml, cuda, index)
+        if cuda is None:
+            whole = _before_use(nvml, index)
+        else:
+            whole = _after_initialization(nvml, cuda, index)
     free = None
-    if wide.total_bytes is not None and wide.used_bytes is not None:
-        free = wide.total_bytes - wide.used_bytes
+    if whole.total_bytes is not None and whole.used_bytes is not None:
+        free = whole.total_bytes - whole.used_bytes
     unused = DeviceMemory(
-        f"cuda:{index}", wide.total_bytes, free, wide.used_bytes, 0, 0, note=wide.note
+        f"cuda:{index}", whole.total_bytes, free, whole.used_bytes, 0, 0, note=whole.note
     )
     if cuda is None:
         return unused
     reason = uncounted()
     if reason:
-        note = f"{wide.note}; {reason}" if wide.note else reason
+        note = f"{whole.note}; {reason}" if whole.note else reason
         return replace(unused, allocated_bytes=None, reserved_bytes=None, note=note)
     return replace(
         unused,
@@ -130,36 +134,27 @@ def _memory_of_card(index: int) -> DeviceMemory:
     )
 
 
-def _used(nvml: Nvml, cuda: Any, index: int) -> DeviceWide:
+def _after_initialization(nvml: Nvml, cuda: Any, index: int) -> WholeDevice:
     """Return the figures of a device once torch has initialised CUDA, though perhaps not on this
     device.
     """
     if index >= cuda.device_count():
         raise DeviceError(f"there is no cuda:{index} here")
-    wide = nvml.device(cuda, index, processes=False, has_context=False)
-    if wide.used_bytes is not None:
-        return wide
-    if uncounted() or not has_context(index):  # calling it would create one
-        return DeviceWide(_total_bytes(cuda, index), note=wide.note)
-    try:
-        free, total = cuda.mem_get_info(index)
-    except RuntimeError as error:  # a broken context fails every call
-        return DeviceWide(_total_bytes(cuda, index), note=f"cuda: {describe_error(error)}")
-    return DeviceWide(total, total - free)
+    by_driver = nvml.device(cuda, index, processes=False, has_context=False)
+    if by_driver.used_bytes is not None:
+        return by_driver
+    total = int(cuda.get_device_properties(index).total_memory)
+    if uncounted() or not has_context(index):  # mem_get_info would create one
+        return WholeDevice(total, note=by_driver.note)
+    return WholeDevice.from_runtime("cuda", cuda, index, total)
 
 
-def _total_bytes(cuda: Any, index: int) -> int:
-    """Return the device's total, as torch reports it."""
-    total: int = cuda.get_device_properties(index).total_memory
-    return total
-
-
-def _unused(nvml: Nvml, index: int) -> DeviceWide:
+def _before_use(nvml: Nvml, index: int) -> WholeDevice:
     """Return the driver's figures of a device on which this process does not use CUDA."""
     try:
         cards = nvml.visible()
     except LookupError as error:
-        return DeviceWide(note=str(error))
+        return WholeDevice(note=str(error))
     if index >= len(cards):
         reason = f" ({nvml.missing})" if nvml.missing else ""
         raise DeviceError(f"there is no cuda:{index} here{reason}")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ipygpumem.probes.accelerators import WholeDevice
 from ipygpumem.probes.other_kernels import is_kernel, notebook_of
 from ipygpumem.units import GIB
 
@@ -27,33 +28,19 @@ _FIRST_NAMESPACE = "pid:[4026531836]"
 
 
 @dataclass(frozen=True)
-class DeviceWide:
-    """The driver's figures of a whole device; None if unknown, and ``note`` says why."""
-
-    total_bytes: int | None = None
-    used_bytes: int | None = None
-    other_bytes: int | None = None
-    note: str = ""
-    own_bytes: int | None = None
-    """Memory of this process, its context included; None if processes were not asked for."""
-    other_processes: tuple[tuple[int, int], ...] = ()
-    """PID and bytes of each other process."""
-
-
-@dataclass(frozen=True)
 class Card:
     """A card of the driver, used by this process or not, with its NVML index."""
 
     index: int
     model: str
-    wide: DeviceWide
+    whole: WholeDevice
 
 
 @dataclass(frozen=True)
 class CardLoad:
     """The driver's figures of a card visible to CUDA, without other processes."""
 
-    wide: DeviceWide
+    whole: WholeDevice
     utilization: int | None
     """Percentage of the driver's last sampling period in which a kernel ran; None if unknown, as on
     a MIG slice.
@@ -71,7 +58,7 @@ class Nvml:
         self._before_use: list[Any] | None = None
         """The handles of the visible cards, as found before CUDA was initialised."""
 
-    def device(self, module: Any, index: int, *, processes: bool, has_context: bool) -> DeviceWide:
+    def device(self, module: Any, index: int, *, processes: bool, has_context: bool) -> WholeDevice:
         """Return NVML's figures for the device ``index`` of ``torch.cuda``; other processes only on
         request.
 
@@ -79,12 +66,12 @@ class Nvml:
         """
         library = self._load()
         if library is None:
-            return DeviceWide(note=self.missing)
+            return WholeDevice(note=self.missing)
         try:
             handle = self._handle(module, index)
-            return _wide(library, handle, processes=processes, has_context=has_context)
+            return _whole_device(library, handle, processes=processes, has_context=has_context)
         except (library.NVMLError, LookupError) as error:
-            return DeviceWide(note=f"NVML: {error}")
+            return WholeDevice(note=f"NVML: {error}")
 
     def cards(self) -> list[Card]:
         """Return every card for a process that uses none; empty without a driver. May raise
@@ -95,10 +82,10 @@ class Nvml:
         for index, handle in enumerate(_handles(library)):
             model = library.nvmlDeviceGetName(handle)
             try:
-                wide = _wide(library, handle, processes=True, has_context=False)
+                whole = _whole_device(library, handle, processes=True, has_context=False)
             except library.NVMLError as error:  # a failing card must not hide the rest
-                wide = DeviceWide(note=f"NVML: {error}")
-            cards.append(Card(index, model, wide))
+                whole = WholeDevice(note=f"NVML: {error}")
+            cards.append(Card(index, model, whole))
         return cards
 
     def loads(self, cuda: Any | None) -> dict[int, CardLoad]:
@@ -114,10 +101,10 @@ class Nvml:
         handles = self._handles_before_use() if cuda is None else self._handles_in_use(cuda)
         for index, handle in handles.items():
             with contextlib.suppress(library.NVMLError):
-                wide = _wide(library, handle, processes=False, has_context=False)
-                loads[index] = CardLoad(wide, None)
+                whole = _whole_device(library, handle, processes=False, has_context=False)
+                loads[index] = CardLoad(whole, None)
                 utilization = int(library.nvmlDeviceGetUtilizationRates(handle).gpu)
-                loads[index] = CardLoad(wide, utilization)
+                loads[index] = CardLoad(whole, utilization)
         return loads
 
     def _handles_in_use(self, cuda: Any) -> dict[int, Any]:
@@ -146,7 +133,7 @@ class Nvml:
             self._handles[index] = _find(self._library, cuda.get_device_properties(index))
         return self._handles[index]
 
-    def visible(self) -> list[DeviceWide]:
+    def visible(self) -> list[WholeDevice]:
         """Return NVML's figures for each card visible to CUDA in this process, in CUDA's order;
         empty without a driver.
 
@@ -154,7 +141,7 @@ class Nvml:
         Raises LookupError if the order is unknown before CUDA is used, or if the driver fails.
         """
         return self._of_visible(
-            lambda library, card: _wide(library, card, processes=False, has_context=False)
+            lambda library, card: _whole_device(library, card, processes=False, has_context=False)
         )
 
     def capabilities(self) -> list[tuple[int, int]]:
@@ -301,13 +288,13 @@ def _mig_enabled(library: Any, handle: Any) -> bool:
         return False
 
 
-def _wide(library: Any, handle: Any, *, processes: bool, has_context: bool) -> DeviceWide:
+def _whole_device(library: Any, handle: Any, *, processes: bool, has_context: bool) -> WholeDevice:
     """Return the driver's figures of a card, with its processes' on request."""
     memory = library.nvmlDeviceGetMemoryInfo(handle)
     total = int(memory.total)
     used = int(memory.used)
     if not processes:
-        return DeviceWide(total, used)
+        return WholeDevice(total, used)
     # NVMLLibraryMismatchError, which is no NVMLError, means that the driver is older than the
     # package.
     mismatch = getattr(library, "NVMLLibraryMismatchError", library.NVMLError)
@@ -316,19 +303,19 @@ def _wide(library: Any, handle: Any, *, processes: bool, has_context: bool) -> D
         graphics = library.nvmlDeviceGetGraphicsRunningProcesses(handle)
     # Some sandboxes refuse this query alone; the totals are known all the same.
     except (library.NVMLError, mismatch) as error:
-        return DeviceWide(total, used, note=f"other processes: NVML: {error}")
+        return WholeDevice(total, used, note=f"other processes: NVML: {error}")
     sizes = {process.pid: process.usedGpuMemory for process in [*compute, *graphics]}
     if None in sizes.values():
         note = "other processes: the driver does not report their memory here (WSL, or a container)"
-        return DeviceWide(total, used, note=note)
+        return WholeDevice(total, used, note=note)
     if (has_context and os.getpid() not in sizes) or (not sizes and used > _IDLE_BYTES):
         note = (
             "other processes: process ids are hidden here (a container with its own PID namespace)"
         )
-        return DeviceWide(total, used, note=note)
+        return WholeDevice(total, used, note=note)
     own_bytes = sizes.pop(os.getpid(), 0)
     other_bytes = sum(sizes.values())
-    return DeviceWide(total, used, other_bytes, "", own_bytes, tuple(sizes.items()))
+    return WholeDevice(total, used, other_bytes, "", own_bytes, tuple(sizes.items()))
 
 
 def sees_system_processes() -> bool:

@@ -40,7 +40,7 @@ def cells_line(error: BaseException) -> int | None:
 
 def finished(error: BaseException) -> Iterator[tuple[FrameType, int]]:
     """Yield the frames that ``tracebacks.release`` clears, with their lines; not IPython's own."""
-    busy = in_use([frame for frame, _ in frames(error)]) - running_here()
+    busy = unfinished_frames([frame for frame, _ in frames(error)]) - running_here()
     for frame, line in frames(error):
         if not is_shells(frame) and id(frame) not in busy:
             yield frame, line
@@ -86,7 +86,7 @@ def running_here() -> set[int]:
     return {id(frame) for frame in stack(sys._getframe(1))}
 
 
-def in_use(candidates: Sequence[FrameType]) -> set[int]:
+def unfinished_frames(candidates: Sequence[FrameType]) -> set[int]:
     """Return the identities of the frames that run, in any thread, or wait in a generator or
     coroutine.
     """

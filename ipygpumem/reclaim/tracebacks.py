@@ -11,11 +11,11 @@ from ipygpumem.introspect import is_instance
 from ipygpumem.reclaim.exceptions import chain, traceback_of
 from ipygpumem.reclaim.frames import (
     frames,
-    in_use,
     is_function,
     is_resumed,
     kept_by_frames_alone,
     running_here,
+    unfinished_frames,
 )
 from ipygpumem.reclaim.stand_ins import copy_without_frames
 
@@ -60,7 +60,7 @@ def _clear_functions(traceback: TracebackType | None) -> None:
 def _clear_all(finished_or_busy: list[FrameType]) -> int:
     """Clear the frames that are not in use; return the number of those that had names."""
     cleared = 0
-    busy = in_use(finished_or_busy)
+    busy = unfinished_frames(finished_or_busy)
     for frame in finished_or_busy:
         if id(frame) not in busy:
             with _STILL_RUNS:

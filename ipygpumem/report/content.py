@@ -98,7 +98,7 @@ def _span_segments(
         segments.append(clean_name(record.error))
     if isinstance(record, CellRecord) and record.child_peak_bytes is not None:
         segments.append(f"child process peak +{format_bytes(record.child_peak_bytes)}")
-    for usage in _in_use(record.usages):
+    for usage in _worth_reporting(record.usages):
         if not has_changed(usage):
             in_use = _now(usage).removesuffix(" now")
             segments.append(f"{_label(usage)} {in_use}")
@@ -108,9 +108,9 @@ def _span_segments(
     return segments
 
 
-def _in_use(usages: Iterable[Usage]) -> list[Usage]:
+def _worth_reporting(usages: Iterable[Usage]) -> list[Usage]:
     """Return the usages without those of accelerators that were and are empty."""
-    return list(filter(layout.in_use, usages))
+    return list(filter(layout.is_worth_reporting, usages))
 
 
 def begins_with_our_command(record: CellRecord) -> bool:
@@ -136,7 +136,7 @@ def is_quiet(record: CellRecord) -> bool:
 
 def usage_parts(usages: Iterable[Usage]) -> list[str]:
     """Return one headline part per device, without accelerators that were and are empty."""
-    return list(map(_usage_part, _in_use(usages)))
+    return list(map(_usage_part, _worth_reporting(usages)))
 
 
 def has_changed(usage: Usage) -> bool:
@@ -191,7 +191,7 @@ def experiment_reports(
         head.append(count(len(record.cells), "cell"))
     head += times(record.duration_seconds, record.span_seconds)
     notes = tuple(map(clean, record.notes))
-    usages = _in_use(record.usages)
+    usages = _worth_reporting(record.usages)
     if style == "compact":
         for usage in usages:
             text = _compact_part(record, usage)

@@ -29,7 +29,7 @@ from ipygpumem.report.layout import (
     clean_name,
     count,
     device_label,
-    in_use,
+    is_worth_reporting,
     listed,
     number_text,
     peak_label,
@@ -118,7 +118,7 @@ def _figures(spans: Spans, first: TraceRecord | None = None) -> list[dict[str, s
     """Return each record's kept memory, peak and growth since ``first``, by heading; experiments'
     peak comes first.
     """
-    devices = _in_use(spans)
+    devices = _devices_worth_reporting(spans)
     rows = []
     for span in spans:
         row: dict[str, str] = {}
@@ -157,11 +157,11 @@ def _growth_since(first: TraceRecord, usage: Usage | None) -> str:
     return format_change(growth)
 
 
-def _in_use(spans: Spans) -> list[str]:
+def _devices_worth_reporting(spans: Spans) -> list[str]:
     """Return the host and the accelerators that were in use."""
     usages = list[Usage]()
     for span in spans:
-        usages += filter(in_use, span.usages)
+        usages += filter(is_worth_reporting, span.usages)
     return devices_of(usages)
 
 
@@ -434,7 +434,7 @@ def comparison_report(runs: Sequence[NumberedRun]) -> Report:
         parameters |= record.parameters
     rows = [_comparison_row(run, parameters) for run in runs]
     tables = [_table(rows, "experiment")]
-    for device in _in_use(records):
+    for device in _devices_worth_reporting(records):
         rows = []
         for run in runs:
             usage = usage_on(run.record.usages, device)

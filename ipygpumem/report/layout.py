@@ -389,7 +389,7 @@ def is_worth_a_row(device: str, size_bytes: int) -> bool:
     return device not in OUTSIDE or abs(size_bytes) >= MIB
 
 
-def in_use(usage: Usage) -> bool:
+def is_worth_reporting(usage: Usage) -> bool:
     """Return True for a device worth reporting: the host, and any other that is or was in use."""
     most_bytes = max(usage.peak_bytes, usage.before_bytes)
     if usage.device in OUTSIDE:

@@ -19,14 +19,14 @@ def test_an_estimate_makes_no_context() -> None:
     code = """
 import json, torch, ipygpumem
 from ipygpumem.probes.nvml import Nvml
-model, used = torch.nn.Linear(512, 512), Nvml().cards()[0].wide.used_bytes
+model, used = torch.nn.Linear(512, 512), Nvml().cards()[0].whole.used_bytes
 
 def step():
     with torch.no_grad():
         model.cuda()(torch.ones(8, 512, device="cuda")).sum()
 
 found = ipygpumem.estimate(step)
-made = Nvml().cards()[0].wide.used_bytes > used + (1 << 27)
+made = Nvml().cards()[0].whole.used_bytes > used + (1 << 27)
 print(json.dumps([[device.device for device in found.devices], torch.cuda.is_initialized(), made]))
 """
     assert script(code) == [["cpu", "cuda:0"], False, False]

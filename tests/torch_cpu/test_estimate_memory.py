@@ -19,8 +19,9 @@ from ipygpumem.estimating.replay import Replay
 from ipygpumem.estimating.room import free_bytes, with_room
 from ipygpumem.estimating.running import Estimation
 from ipygpumem.estimating.workspaces import workspace_sizes
+from ipygpumem.probes.accelerators import WholeDevice
 from ipygpumem.probes.allocator import Block, Segment
-from ipygpumem.probes.nvml import DeviceWide, Nvml
+from ipygpumem.probes.nvml import Nvml
 from ipygpumem.units import GIB, KIB, MIB
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")
@@ -324,7 +325,7 @@ def test_free_memory_is_read_without_making_a_context(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", refuse)
     monkeypatch.setattr(
-        Nvml, "visible", lambda self: [DeviceWide(total_bytes=10 * MIB, used_bytes=4 * MIB)]
+        Nvml, "visible", lambda self: [WholeDevice(total_bytes=10 * MIB, used_bytes=4 * MIB)]
     )
     found = ipygpumem.estimate(make_on_cuda)
     assert [(device.device, device.room_bytes) for device in found.devices] == [("cuda:0", 6 * MIB)]
@@ -338,7 +339,7 @@ def test_a_driver_that_breaks_off_leaves_the_room_open(monkeypatch: pytest.Monke
     monkeypatch.setattr(Nvml, "visible", refuse)
     (device,) = ipygpumem.estimate(make_on_cuda).devices
     assert (device.device, device.peak_bytes, device.room_bytes) == ("cuda:0", MIB, None)
-    wide = DeviceWide(total_bytes=9 * MIB, used_bytes=4 * MIB)
+    wide = WholeDevice(total_bytes=9 * MIB, used_bytes=4 * MIB)
     monkeypatch.setattr(Nvml, "device", lambda *_, **__: wide)
     answers: dict[str, Any] = {
         "device_count": 1,

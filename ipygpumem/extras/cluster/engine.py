@@ -22,7 +22,7 @@ from IPython import get_ipython
 
 from ipygpumem.errors import GpuMemError, describe_error, quoted
 from ipygpumem.magics import experiment
-from ipygpumem.probes.accelerators import in_use
+from ipygpumem.probes.accelerators import initialized_backend
 from ipygpumem.reclaim.reclaim import current
 from ipygpumem.records import ExperimentRecord
 from ipygpumem.report import text
@@ -146,7 +146,7 @@ def place() -> dict[str, Any]:
 def _cards() -> dict[str, str]:
     """Return the names of the GPUs on which torch has reserved memory here."""
     cards: dict[str, str] = {}
-    cuda = in_use("cuda")
+    cuda = initialized_backend("cuda")
     if cuda is None:
         return cards
     for number in range(cuda.device_count()):

@@ -20,7 +20,7 @@ from ipygpumem.report.layout import (
     clean_name,
     count,
     device_label,
-    in_use,
+    is_worth_reporting,
 )
 from ipygpumem.units import format_bytes, format_change, format_seconds
 
@@ -47,7 +47,7 @@ def is_told(usage: Usage) -> bool:
     """
     if usage.device in OUTSIDE:
         return has_changed(usage)
-    return in_use(usage)
+    return is_worth_reporting(usage)
 
 
 def values_of(engine: EngineRecord) -> Values:

@@ -116,7 +116,9 @@ class Search:
         self._device, self._room_bytes = _goal(options)
         self._size = options.fit
         """Size as the user typed it, or a device."""
-        self._until = time.monotonic() + (options.timeout or loading.loaded().TIMEOUT_SECONDS)
+        self._until = time.monotonic() + (
+            options.timeout or loading.import_estimator().TIMEOUT_SECONDS
+        )
         self._number = 0
         self._assumed: list[str] = options.assume
         self.findings = Observed(options.batch, app.context.namespace)
@@ -133,7 +135,7 @@ class Search:
         """Return an estimate with changes."""
         __tracebackhide__ = True  # of the user's errors
         self._number += 1
-        estimation = loading.estimation(
+        estimation = loading.new_estimation(
             self._device,
             self._room_bytes,
             max(1.0, self._until - time.monotonic()),

@@ -10,7 +10,7 @@ from typing import Any
 
 from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.introspect import is_instance, module_dict, module_of, text_of
-from ipygpumem.probes.accelerators import in_use, loaded_torch
+from ipygpumem.probes.accelerators import initialized_backend, loaded_torch
 
 _DEVICE = re.compile(r"(cuda|xpu)(:\d*)?")
 _THREADED = ("polars", "jax", "tensorflow")
@@ -22,7 +22,7 @@ def unusable(shell: Any, source: str) -> str:
     it.
     """
     libraries = {"cupy", *_THREADED} & sys.modules.keys()
-    devices = [backend for backend in ("cuda", "xpu") if in_use(backend) is not None]
+    devices = [backend for backend in ("cuda", "xpu") if initialized_backend(backend) is not None]
     if not (libraries or devices):
         return ""
     words, values = _needs(shell, source)

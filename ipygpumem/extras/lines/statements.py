@@ -18,7 +18,7 @@ from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.accelerators import loaded_torch
 from ipygpumem.reclaim import emptying
 from ipygpumem.records import Usage
-from ipygpumem.report.layout import in_use
+from ipygpumem.report.layout import is_worth_reporting
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Cost:
         devices: dict[str, None] = {}
         for run in self.runs:
             for usage in run.usages:
-                if in_use(usage):
+                if is_worth_reporting(usage):
                     devices[usage.device] = None
         return list(devices)
 

@@ -19,7 +19,7 @@ from ipygpumem.extras.panel import snapshot
 from ipygpumem.magics.gpumem import free
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.notebook import running_cell
-from ipygpumem.probes.accelerators import in_use
+from ipygpumem.probes.accelerators import initialized_backend
 from ipygpumem.probes.nvml import Nvml
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.app import App, current_app
@@ -183,7 +183,7 @@ class Feed:
         """Send the figures to all views if they changed."""
         context = self._app.context
         readings = context.meter.glance().values()
-        figures = snapshot.devices(readings, self._nvml.loads(in_use("cuda")))
+        figures = snapshot.devices(readings, self._nvml.loads(initialized_backend("cuda")))
         running = context.cells.outermost()
         cell, seconds = self._last_cell()
         if running is not None:

@@ -41,7 +41,7 @@ def devices(readings: Iterable[Reading], cards: Mapping[int, CardLoad]) -> dict[
         figures_by_device[device_label(reading.device)] = _rounded(sizes)
     for index, card in cards.items():
         figures = figures_by_device.setdefault(f"cuda:{index}", {})
-        figures |= _rounded({"used": card.wide.used_bytes, "total": card.wide.total_bytes})
+        figures |= _rounded({"used": card.whole.used_bytes, "total": card.whole.total_bytes})
         if card.utilization is not None:
             figures["load"] = card.utilization
     return figures_by_device

@@ -15,7 +15,14 @@ from ipygpumem.probes.accelerators import parse_device
 from ipygpumem.records import CellRecord, ExperimentRecord, Usage, devices_of, usage_on
 from ipygpumem.report.colours import IN_USE, OUT_OF_MEMORY, PEAK
 from ipygpumem.report.history import numbered
-from ipygpumem.report.layout import SEPARATOR, clean, count, device_label, in_use, shorten
+from ipygpumem.report.layout import (
+    SEPARATOR,
+    clean,
+    count,
+    device_label,
+    is_worth_reporting,
+    shorten,
+)
 from ipygpumem.report.picture import LEGEND, Picture, count_bytes, style
 from ipygpumem.units import format_bytes, format_change, format_seconds, whole
 
@@ -423,7 +430,7 @@ def _devices(records: Iterable[CellRecord | ExperimentRecord], wanted: str | Non
     """Return the devices in use, the host first; only the ``wanted`` ones if given."""
     usages = list[Usage]()
     for record in records:
-        usages += filter(in_use, record.usages)
+        usages += filter(is_worth_reporting, record.usages)
     return _wanted(devices_of(usages), wanted, "was not in use")
 
 

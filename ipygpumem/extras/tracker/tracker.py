@@ -252,7 +252,7 @@ def _totals(record: TrackerRecord) -> Iterator[str]:
         size = tensor_bytes.pop(usage.device, None)
         if size is None:
             size = tensor_bytes.pop(f"{usage.device}:0", 0)  # a single device: mps
-        if layout.in_use(usage) or size:
+        if layout.is_worth_reporting(usage) or size:
             tensors = f"{device_label(usage.device)}: {format_bytes(size)} in tensors"
             peak = f"peak {format_bytes(usage.peak_bytes)}{layout.sampled_mark(usage)} {since}"
             yield f"{tensors}{_other_memory(usage, size)}, {peak}"
