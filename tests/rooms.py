@@ -64,6 +64,7 @@ ROOMS = {
     "interrupts": ("test_interrupts", "test_signals"),
     "introspect": ("bad_input/test_hostile", "test_attribute_dicts"),
     "notebook": ("test_messages", "test_mistakes", "torch_cpu/test_estimate_rollback"),
+    "oom_texts": ("recovery/test_classify", "test_autofit", "test_guard_refusals"),
     "inventory": (
         "smoke/test_tensors_magic",
         "test_causes",

@@ -20,7 +20,7 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.scope.bindings import bindings_of
 from ipygpumem.scope.instrumenting import BINDING_RECORDER, BindingRecorder, instrument
-from ipygpumem.scope.scope import Scope, note_event, settle
+from ipygpumem.scope.scope import Scope, forget_needless_saves, note_event
 from tests.steps import ok
 
 HELPERS = """
@@ -125,7 +125,7 @@ def run(scope: Scope, namespace: dict[str, Any], source: str) -> None:
         BINDING_RECORDER: BindingRecorder(lambda e: note_event([scope], e)),
     }
     exec(compile(tree, "cell", "exec"), namespace)
-    settle([scope])
+    forget_needless_saves([scope])
 
 
 def visible(namespace: dict[str, Any]) -> dict[str, Any]:

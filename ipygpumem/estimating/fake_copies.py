@@ -45,8 +45,8 @@ from ipygpumem.introspect import (
 
 _HOST = torch.device("cpu")
 _OURS = next(map(sys.getrefcount, [object()])) + 1
-"""References that ``settle`` finds to an original of which nothing else leads to it: its own, and
-``_originals``.
+"""References to an original that ``forget_dead_copies`` finds if nothing else leads to it: its own,
+and ``_originals``.
 """
 _SHARED_MODULES = {
     "IPython",
@@ -86,7 +86,9 @@ class FakeCopies:
         self._copied: defaultdict[int, int] = defaultdict(int)
         """Numbers of references to an original that are copied, by its identity."""
         self._new: set[int] = set()
-        """Identities of the originals to which a reference was copied since the last ``settle``."""
+        """Identities of the originals to which a reference was copied since the last
+        ``forget_dead_copies``.
+        """
         # Weak references: a copy that code drops, such as an old gradient, must be freed.
         self._tensors: dict[int, Any] = {}
         self._storages: dict[int, Any] = {}
@@ -104,7 +106,7 @@ class FakeCopies:
         self.optimizers.clear()
         self.restorer = None
 
-    def settle(self) -> None:
+    def forget_dead_copies(self) -> None:
         """Forget the copies of originals whose references are all copied: they die when code drops
         them.
 
@@ -594,7 +596,7 @@ class Namespace(dict[str, Any]):
         with self._copies.lock:
             if not super().__contains__(name):  # another thread may have copied it
                 self[name] = self._copies.of(self._original[name])
-                self._copies.settle()  # counts references: no name here may be one more
+                self._copies.forget_dead_copies()  # counts references: no name here may be one more
             return super().__getitem__(name)
 
     def __delitem__(self, name: str) -> None:

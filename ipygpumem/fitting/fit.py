@@ -24,6 +24,7 @@ from ipygpumem.fitting.plan import Number, Plan
 from ipygpumem.heap.garbage import Garbage, GcMark
 from ipygpumem.introspect import is_exactly
 from ipygpumem.meter.meter import Meter, Span
+from ipygpumem.oom_texts import KINDS_OF_DEVICES, NUMBERED_DEVICE
 from ipygpumem.probes import own_limits
 from ipygpumem.probes.accelerators import TORCH_DEVICES, current_device
 from ipygpumem.probes.host import available_bytes, available_on_machine
@@ -40,20 +41,6 @@ TOO_LARGE = (OUT_OF_MEMORY, CROWDED, OVER, PERHAPS, DOES_NOT_FIT)
 """Outcomes after which a smaller value is tried."""
 _TRIFLE = MIB
 """If a try leaves more bytes allocated, all garbage is collected."""
-_NUMBERED = re.compile(r"\b(?:GPU|Allocation on device) (\d+)\b")
-_KINDS = {
-    "cupy": r"CU\w+Error:|OutOfMemoryError: Out of memory allocating",
-    "cpu": (
-        r"CPUAllocator|CPU memory|not enough memory: you "
-        r"tried|HOST_ALLOCATION|\b(?!OutOf)\w*MemoryError: "
-    ),
-    "cuda": r"\b(CUDA|HIP|cuda|hip)|\b(cuBLAS|cuDNN)|Allocation on device",
-    "xpu": r"\bXPU\b|DEVICE_ALLOCATION",
-    "mps": r"\bMPS\b",
-    "jax": r"RESOURCE_EXHAUSTED",
-}
-"""Patterns of an error's type and text by the kind of device that ran out; the first match counts.
-"""
 
 
 @dataclass(frozen=True)
@@ -330,7 +317,7 @@ def failed_device(failure: Failure, usages: Sequence[Usage]) -> str:
     """
     text = f"{failure.error}: {failure.message}"
     kind = _kind_in(text)
-    number = _NUMBERED.search(text)
+    number = NUMBERED_DEVICE.search(text)
     if kind in TORCH_DEVICES and number:
         return f"{kind}:{number[1]}"
     accelerators = [usage for usage in usages if usage.device not in ("cpu", *OUTSIDE)]
@@ -347,7 +334,7 @@ def failed_device(failure: Failure, usages: Sequence[Usage]) -> str:
 
 def _kind_in(text: str) -> str:
     """Return the kind of device that an error's text means; empty if it means none."""
-    for kind, pattern in _KINDS.items():
+    for kind, pattern in KINDS_OF_DEVICES.items():
         if re.search(pattern, text):
             return kind
     return ""

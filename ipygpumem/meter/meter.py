@@ -37,7 +37,7 @@ class Span:
         self.before = before
         self._is_whole = is_whole
         self.peaks = {device: reading.current_bytes for device, reading in before.items()}
-        self._is_settled = False
+        self._are_peaks_fixed = False
 
     def __enter__(self) -> Span:
         return self
@@ -59,14 +59,14 @@ class Span:
             self._begin(readings, is_whole=not meter.failures)
             return usages
 
-    def settle(self) -> tuple[Usage, ...]:
+    def fix_peaks(self) -> tuple[Usage, ...]:
         """Return each device's usage so far, and make its peaks final.
 
         The remaining code only frees memory.
         """
         with self._meter.lock:
             usages = self.read()
-            self._is_settled = True
+            self._are_peaks_fixed = True
             return usages
 
     def stop(self) -> tuple[Usage, ...]:
@@ -83,7 +83,7 @@ class Span:
 
     def fold(self, readings: Sequence[Reading]) -> None:
         """Raise the peaks to those of ``readings``, unless they are final."""
-        if self._is_settled:
+        if self._are_peaks_fixed:
             return
         for reading in readings:
             if reading.peak_bytes > self.peaks.get(reading.device, 0):

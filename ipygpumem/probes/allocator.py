@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from ipygpumem.oom_texts import TORCHS_FIGURES
 from ipygpumem.probes.accelerators import initialized_backend, loaded_torch
 from ipygpumem.units import bytes_in_message
 
@@ -186,22 +187,6 @@ def _block(entry: Mapping[str, Any], address: int) -> Block:
 
 # -- out-of-memory errors, and settings ---------------------------------------------------------
 
-_BYTES = r"[\d.]+ (?:bytes|[KMGT]iB)"
-_MESSAGES = (
-    rf"(?:CUDA|HIP) out of memory\. Tried to allocate (?P<requested>{_BYTES})\. GPU (?P<index>\d+) "
-    rf"has a total \w+ of "
-    rf"(?P<total>{_BYTES}) of which (?P<free>{_BYTES}) is free\..*?(?:(?P<limit>{_BYTES}) allowed; "
-    rf")?Of the allocated "
-    rf"memory (?P<allocated>{_BYTES}) is allocated.*? and (?P<unallocated>{_BYTES}) is reserved by "
-    rf"PyTorch but",
-    rf"Allocation on device (?P<index>\d+) would exceed allowed memory\..*?\nCurrently allocated "
-    rf"+: "
-    rf"(?P<allocated>{_BYTES})\nRequested +: (?P<requested>{_BYTES})\nDevice limit +: "
-    rf"(?P<total>{_BYTES})\n"
-    rf"Free .*?: (?P<free>{_BYTES})\nPyTorch limit .*?: (?P<limit>{_BYTES})",
-)
-"""Messages of the caching allocator, since torch 2.1, and of cudaMallocAsync."""
-
 
 class FailedAllocation(NamedTuple):
     """torch's figures of a failed allocation, rounded to two decimals of their units."""
@@ -221,7 +206,7 @@ def failed_allocation(message: str) -> FailedAllocation | None:
     """Return the figures in the message of torch's out-of-memory error; None in any
     other message.
     """
-    for pattern in _MESSAGES:
+    for pattern in TORCHS_FIGURES:
         match = re.search(pattern, message, re.DOTALL)
         if match is not None:
             figures = match.groupdict()

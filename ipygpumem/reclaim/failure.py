@@ -17,28 +17,17 @@ from typing import Any, Literal
 from ipygpumem.errors import UnitError
 from ipygpumem.heap.knowledge.frames import steps
 from ipygpumem.introspect import is_instance, type_name
+from ipygpumem.oom_texts import (
+    NATIVE_HOST_WORDS,
+    OOM_TEXT,
+    OOM_TYPES,
+    REQUESTED,
+    SHM_REFUSED,
+    TEXT_TYPES,
+)
 from ipygpumem.probes.segments import MOUNT
 from ipygpumem.reclaim.exceptions import chain, class_names, message_of, traceback_of
 from ipygpumem.units import MIB, bytes_in_message
-
-# torch, CuPy; MemoryError and NumPy's subclass of it
-_OOM_TYPES = {
-    "OutOfMemoryError",
-    "MemoryError",
-}
-_OOM_TEXT = re.compile(
-    r"out of memory|can't allocate memory|not enough "
-    r"memory|RESOURCE_EXHAUSTED|cudaErrorMemoryAllocation"
-    r"|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|HIPBLAS_STATUS_ALLOC_FAILED"
-    r"|(DEVICE|HOST)_ALLOCATION_FAILED",
-    re.IGNORECASE,
-)
-_SHM_REFUSED = re.compile(r"unable to allocate shared memory|unable to write to file </torch_")
-_TEXT_TYPES = {
-    *("RuntimeError", "AcceleratorError", "XlaRuntimeError", "JaxRuntimeError"),
-    *("CUDARuntimeError", "CUDNNError", "CUBLASError"),
-}
-"""Types whose message decides; a ValueError about memory is the user's own."""
 
 _POISON_TEXT = re.compile(
     r"device-side assert(ion failures)?\b|illegal memory access|illegal instruction|misaligned "
@@ -52,13 +41,6 @@ _POISON_TEXT = re.compile(
 """Marks a CUDA error after which no later call works. torch mentions "device-side assertions" below
 each of them.
 """
-_SIZE = r"([\d.,]+ ?(?:[kmgtp]?i?b|bytes))"
-_REQUESTED = re.compile(
-    rf"tried to allocate {_SIZE}|trying to allocate {_SIZE}|unable to allocate {_SIZE}|allocating "
-    rf"{_SIZE}"
-    rf"|^requested +: {_SIZE}",  # cudaMallocAsync
-    re.IGNORECASE | re.MULTILINE,
-)
 _SMALL_SHARE = 16
 """A mount with less than this part of its size free counts as full."""
 
@@ -125,7 +107,7 @@ def _is_cancelled(error: BaseException) -> bool:
 
 def _poisons_device(error: BaseException) -> bool:
     """Return True for a CUDA error after which no later call works."""
-    if class_names(error).isdisjoint(_TEXT_TYPES):
+    if class_names(error).isdisjoint(TEXT_TYPES):
         return False
     return _POISON_TEXT.search(message_of(error)) is not None
 
@@ -135,16 +117,16 @@ def is_oom(error: BaseException) -> bool:
     or JAX.
     """
     names = class_names(error)
-    if names & _OOM_TYPES:
+    if names & OOM_TYPES:
         return True
-    if names & _TEXT_TYPES and _OOM_TEXT.search(message_of(error)):
+    if names & TEXT_TYPES and OOM_TEXT.search(message_of(error)):
         return True
     return _fills_shm(error)
 
 
 def _requested(error: BaseException) -> int | None:
     """Return the bytes that the message says were asked for; None if it does not."""
-    match = _REQUESTED.search(message_of(error))
+    match = REQUESTED.search(message_of(error))
     if match is None:
         return None
     size = next(text for text in match.groups() if text)
@@ -161,21 +143,21 @@ def _full_memory(error: BaseException) -> _Place:
     """Return the memory that an out-of-memory error says was used up."""
     if _fills_shm(error):
         return "shm"
-    if _is_about_host(error) and not is_raised(error):
+    if is_about_host(error) and not passed_a_raise(error):
         return "host"
     return ""
 
 
-def _is_about_host(error: BaseException) -> bool:
+def is_about_host(error: BaseException) -> bool:
     """Return True if an out-of-memory error is about RAM, not about a device's memory."""
     is_cupys = "OutOfMemoryError" in class_names(error)
     if is_instance(error, MemoryError) and not is_cupys:
         return True
     message = message_of(error)
-    return "DefaultCPUAllocator" in message or "bad_alloc" in message
+    return any(word in message for word in NATIVE_HOST_WORDS)
 
 
-def is_raised(error: BaseException) -> bool:
+def passed_a_raise(error: BaseException) -> bool:
     """Return True if Python code raised ``error``, the first time or again, or nothing did."""
     operations = list[str]()
     for step in steps(traceback_of(error)):
@@ -190,11 +172,11 @@ def _fills_shm(error: BaseException) -> bool:
     """
     if is_instance(error, RuntimeError):
         message = message_of(error)
-        if _SHM_REFUSED.search(message):
+        if SHM_REFUSED.search(message):
             return True
         # A worker of torch's DataLoader is killed by this signal if it writes beyond the mount.
         return "killed by signal: Bus error" in message and _shm_is_full()
-    if type(error) is not OSError or error.errno != errno.ENOSPC or is_raised(error):
+    if type(error) is not OSError or error.errno != errno.ENOSPC or passed_a_raise(error):
         return False
     if error.filename is not None:
         return _is_in_shm(error.filename) and _shm_is_full()

@@ -86,7 +86,7 @@ class Scope:
         self._saved_at: dict[str, int] = {}
         """When each object in ``saved`` was saved, by the clock."""
         self._unsure: set[str] = set()
-        """Names in ``saved`` that unreported code may have bound: see ``settle``."""
+        """Names in ``saved`` that unreported code may have bound: see ``forget_needless_saves``."""
         self._before_statement: Namespace = {}
         """Old objects of the names that the running statement may bind."""
         self.outcome = Outcome()
@@ -507,7 +507,7 @@ def note_deleted(scopes: Sequence[Scope], name: str) -> None:
         scope._is_start_whole = False  # rebound, it may be at its old position with a new object
 
 
-def settle(scopes: Sequence[Scope]) -> None:
+def forget_needless_saves(scopes: Sequence[Scope]) -> None:
     """Once no code runs in nested ``scopes``: forget objects saved needlessly, and
     deleted names.
     """

@@ -20,7 +20,7 @@ from ipygpumem.scope.instrumenting import (
     instrument,
     split_event,
 )
-from ipygpumem.scope.scope import Scope, note_event, settle
+from ipygpumem.scope.scope import Scope, forget_needless_saves, note_event
 from ipygpumem.shell.cell import Cell, SeenCode
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.rewriting import our_magic
@@ -289,7 +289,7 @@ class CodeObserver:
             if experiment not in here:
                 self._leave_to(cell, experiment)
         if here and not self._cells.running():
-            settle([experiment.scope for experiment in here])
+            forget_needless_saves([experiment.scope for experiment in here])
 
     def unseen_cell_ended(self) -> None:
         """End the cell of this thread whose start no hook has seen."""
@@ -319,7 +319,7 @@ class CodeObserver:
                     experiment.scope.leave_to_others(self._appeared(cell), ())
                 else:
                     self._leave_to(cell, experiment)
-            settle([item.scope for item in self._open if item.thread == thread])
+            forget_needless_saves([item.scope for item in self._open if item.thread == thread])
 
     def _note_names(self, cell: Cell) -> None:
         if cell.code.names_before is None:

@@ -228,7 +228,7 @@ class ExperimentEnd:
         """Measure the usage, and list the names and arrays, before anything is freed."""
         before = self._before
         try:
-            before.usages = self._scope.measurement.settle()
+            before.usages = self._scope.measurement.fix_peaks()
             before.saved = self._scope.saved_memory()
             self._own_names = self._scope.names.own_names()
             before.watched = self._watch(self._own_names)

@@ -209,7 +209,7 @@ class Session:
 
     def _settle(self, cell: Cell, result: Any) -> None:
         if cell.measured.span and (cell.scopes.ending or cell.failed):
-            cell.measured.at_end = cell.measured.span.settle()
+            cell.measured.at_end = cell.measured.span.fix_peaks()
 
     def _recover(self, cell: Cell, result: Any) -> None:
         # no variable: this frame must not keep the error while its memory is freed

@@ -424,7 +424,7 @@ def test_a_failure_at_a_cells_end_prevents_no_recovery(
     loaded.user_ns["watched"] = []
     with monkeypatch.context() as patch:
         if missing == "the reading before the recovery":
-            patch.setattr(Span, "settle", _no_memory)
+            patch.setattr(Span, "fix_peaks", _no_memory)
         else:
             patch.setattr(app_of(loaded).experiments, "code_ended", _no_memory)
         loaded.run_cell(

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
-from ipygpumem.introspect import is_instance, type_name
+from ipygpumem.introspect import is_instance
 from ipygpumem.reclaim.exceptions import field, traceback_of
-from ipygpumem.reclaim.failure import classify, is_oom
+from ipygpumem.reclaim.failure import classify, is_about_host, is_oom
 
-_NATIVE = ("DefaultCPUAllocator", "bad_alloc")
-"""Parts of native code's messages about host memory."""
 _INTERNAL = (
     "error return without exception set",  # 3.11: no memory for the frame of a call
     "without setting an exception",  # "<function> returned NULL without setting an exception"
@@ -43,30 +41,22 @@ def refusal_in(error: BaseException) -> Refusal | None:
         return Refusal("internal") if is_internal else None
     if is_instance(error, OSError):
         number = vars(OSError)["errno"].__get__(error)
-        if number == errno.ENOMEM and not _is_raised(error):
+        if number == errno.ENOMEM and not _was_created_by_raise(error):
             return Refusal("system")
         return None
     if args == ("can't start new thread",):
         return Refusal("system")
-    if not _is_about_host_memory(error, message):
+    if not is_oom(error) or not is_about_host(error):
+        return None
+    if "stack overflow" in message:  # of the parser, for deeply nested source text
         return None
     asked_bytes = classify(error).requested_bytes
-    if not _is_raised(error):
+    if not _was_created_by_raise(error):
         return Refusal("refused", asked_bytes)
     return None if asked_bytes is None else Refusal("raised", asked_bytes)
 
 
-def _is_about_host_memory(error: BaseException, message: str) -> bool:
-    if not is_oom(error):
-        return False
-    if any(text in message for text in _NATIVE):
-        return True
-    is_devices = type_name(error).rpartition(".")[2] == "OutOfMemoryError"  # torch's, CuPy's
-    is_parsers = "stack overflow" in message  # of deeply nested source text
-    return is_instance(error, MemoryError) and not is_devices and not is_parsers
-
-
-def _is_raised(error: BaseException) -> bool:
+def _was_created_by_raise(error: BaseException) -> bool:
     """Return True if a ``raise`` statement created the error; one that raises it
     again comes later.
     """

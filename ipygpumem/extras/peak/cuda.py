@@ -159,7 +159,7 @@ class Blocks:
             case "oom":
                 self.failed = self.tick, seconds
 
-    def settle(self) -> None:
+    def match_storages(self) -> None:
         """Give the blocks that are in use now the storages that were seen at their addresses."""
         for block in self._alive.values():
             self._match(block, time.time_ns())
@@ -235,7 +235,7 @@ class History:
             if events:
                 self._blocks(f"cuda:{index}").replay(events)
         for blocks in self.devices.values():
-            blocks.settle()
+            blocks.match_storages()
         self._operations.clear()
         if not last:
             self._switch(on=True)

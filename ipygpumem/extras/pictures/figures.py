@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ipygpumem.errors import PlotError, UnitError, not_installed
 from ipygpumem.inventory.breakdown import Part, Reconciliation
+from ipygpumem.oom_texts import TYPES_IN_RECORDS
 from ipygpumem.probes.accelerators import parse_device
 from ipygpumem.records import CellRecord, ExperimentRecord, Usage, devices_of, usage_on
 from ipygpumem.report.colours import IN_USE, OUT_OF_MEMORY, PEAK
@@ -33,8 +34,6 @@ except ImportError:
     raise not_installed(PlotError, "pictures need", "matplotlib") from None
 
 T = TypeVar("T")
-
-_OUT_OF_MEMORY = frozenset({"MemoryError", "OutOfMemoryError", "_ArrayMemoryError"})
 
 
 # -- the session --------------------------------------------------------------------------------
@@ -216,7 +215,7 @@ def _draw_reserved(axes: Axes, uses: Sequence[CellUse]) -> None:
 
 def _is_out_of_memory(cell: CellRecord) -> bool:
     """Return True if a cell ran out of memory, also if another error came of it."""
-    if cell.error in _OUT_OF_MEMORY:
+    if cell.error in TYPES_IN_RECORDS:
         return True
     return cell.recovery is not None and cell.recovery.kind == "oom"
 
