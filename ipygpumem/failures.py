@@ -77,7 +77,7 @@ def is_own_failure(error: BaseException) -> TypeGuard[Exception]:
     )
 
 
-class Block:
+class GuardedBlock:
     """Base class of the ``with`` blocks that users write: if our work at an end fails, the user's
     code still runs.
 
@@ -161,7 +161,7 @@ class Block:
 
 
 @dataclass
-class CallBlock(Block):
+class CallBlock(GuardedBlock):
     """A block around one call of a decorated function: if it cannot be created, the function still
     runs.
     """

@@ -12,7 +12,7 @@ from ipygpumem.extras.guard.report import guard_report
 from ipygpumem.extras.lines.gpumemit import statements_report
 from ipygpumem.extras.lines.lines import CodeBlock, LineCost, LinesRecord
 from ipygpumem.extras.lines.memlines import lines_report
-from ipygpumem.extras.lines.statements import Cost, Run
+from ipygpumem.extras.lines.statements import Cost, StatementRun
 from ipygpumem.extras.moving.moving import PurgeRecord, purge_report
 from ipygpumem.extras.moving.releasing import ReleaseRecord, release_report
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow
@@ -227,7 +227,7 @@ def reports_of_choices(word: str, usage: Usage) -> list[Report]:
     rows = tuple(
         ModuleRow(name, word, depth, (1,), 1, 1, 1, 1, 1) for depth, name in enumerate(("", word))
     )
-    cost = Cost(word, [Run((usage,), 0.1)])
+    cost = Cost(word, [StatementRun((usage,), 0.1)])
     costs = {(0, 1): LineCost(1, 0.1, {word: 1}, {word: 1})}
     lines = LinesRecord([CodeBlock(word, 1, (word, word))], costs, 1.0, 0.1, word)
     return [

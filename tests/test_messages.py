@@ -9,7 +9,7 @@ import ipygpumem
 from benchmarks.harness.kernel import Kernel, plain, table_rows
 from ipygpumem.extras.lines import memlines
 from ipygpumem.extras.lines.lines import LineCost, LinesRecord
-from ipygpumem.extras.lines.statements import Cost, Run
+from ipygpumem.extras.lines.statements import Cost, StatementRun
 from ipygpumem.extras.panel import snapshot
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow
 from ipygpumem.extras.peak.report import peak_report
@@ -128,7 +128,7 @@ def test_no_line_or_statement_has_a_column_for_a_semaphore() -> None:
         Usage("cpu", 0, GIB, GIB, None, "kernel"),
         Usage("shm", 4096, 4096, 4096, None, "sampled"),
     )
-    cost = Cost("f()", [Run(usages, 1.0)])
+    cost = Cost("f()", [StatementRun(usages, 1.0)])
     assert cost.devices == ["cpu"]
     peaks = {"cpu": GIB, "shm": 4096}
     record = LinesRecord([], {(0, 1): LineCost(1, 1.0, dict(peaks), peaks)}, 1.0)

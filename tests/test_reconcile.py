@@ -10,7 +10,7 @@ from ipygpumem.inventory import breakdown as device_parts
 from ipygpumem.inventory.breakdown import Part, Reconciliation, Storage, host_parts
 from ipygpumem.probes import allocator
 from ipygpumem.probes.accelerators import WholeDevice
-from ipygpumem.probes.allocator import Block, Segment, Snapshot
+from ipygpumem.probes.allocator import Segment, Snapshot, SnapshotBlock
 from ipygpumem.probes.cgroup import Group
 from ipygpumem.probes.host import HostFigures
 from ipygpumem.probes.mappings import OwnPages
@@ -22,8 +22,8 @@ DEVICE = "cuda:0"
 
 def block(
     address: int, size: int, state: allocator.State = "allocated", requested: int | None = None
-) -> Block:
-    return Block(address, size, size if requested is None else requested, state)
+) -> SnapshotBlock:
+    return SnapshotBlock(address, size, size if requested is None else requested, state)
 
 
 IN_USE = block(10_000, 1024, requested=1000), block(11_024, 500, "inactive")
@@ -182,7 +182,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         blocks = []
         for _ in range(draw(st.integers(1, 5))):
             size = draw(st.integers(1, 100))
-            blocks.append(Block(address, size, draw(st.integers(0, size)), draw(STATES)))
+            blocks.append(SnapshotBlock(address, size, draw(st.integers(0, size)), draw(STATES)))
             address += size
         segments.append(Segment(tuple(blocks), draw(st.booleans())))
     return Snapshot(tuple(segments))

@@ -6,7 +6,7 @@ from typing import overload
 
 from ipygpumem.api.traces import F, can_decorate, decorated, run_inside
 from ipygpumem.errors import GpuMemError
-from ipygpumem.failures import Block, is_own_failure, tell
+from ipygpumem.failures import GuardedBlock, is_own_failure, tell
 from ipygpumem.notebook import current_shell
 from ipygpumem.reclaim.tracebacks import release
 from ipygpumem.shell.ipython.caches import release_stored, stored_errors
@@ -14,7 +14,7 @@ from ipygpumem.shell.ipython.caches import release_stored, stored_errors
 # -- tracebacks ----------------------------------------------------------------------------------
 
 
-class Clearing(Block):
+class Clearing(GuardedBlock):
     """A ``with`` block that releases the locals of functions whose error leaves the block."""
 
     _block_name = "clear_tracebacks"

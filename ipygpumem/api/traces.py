@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 
 from ipygpumem.api.shell import current_traces, loaded_app, show
 from ipygpumem.errors import NotLoadedError, ProbeError, TraceError
-from ipygpumem.failures import Block, CallBlock, is_own_failure, tell
+from ipygpumem.failures import CallBlock, GuardedBlock, is_own_failure, tell
 from ipygpumem.introspect import is_instance, text_of, type_name
 from ipygpumem.meter import traces as measuring
 from ipygpumem.meter.meter import Span
@@ -29,7 +29,7 @@ from ipygpumem.report.layout import clean_name
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Trace(Block):
+class Trace(GuardedBlock):
     """Measures a section of code on every device: memory kept, peak, time. It works in scripts,
     too.
 

@@ -188,7 +188,7 @@ class OutOfRoomError(Exception):
     """The device has less memory than the allocator needs."""
 
 
-class Block(NamedTuple):
+class SimulatedBlock(NamedTuple):
     """A block in use."""
 
     address: int
@@ -217,7 +217,7 @@ class Allocator:
         # Segments serve small blocks or large ones.
         self._small = FreePieces(most_split_bytes)
         self._large = FreePieces(most_split_bytes)
-        self.in_use: dict[int, Block] = {}
+        self.in_use: dict[int, SimulatedBlock] = {}
         """Blocks of ``segments`` that are not free, by address."""
         self.reserved_bytes = 0
         for segment in segments:
@@ -240,7 +240,7 @@ class Allocator:
             if segment.is_usable(block):
                 pool.add(address, block.size_bytes)
             else:
-                self.in_use[address] = Block(address, block.size_bytes, segment.small)
+                self.in_use[address] = SimulatedBlock(address, block.size_bytes, segment.small)
         self.reserved_bytes += size_bytes
 
     def _pool(self, *, is_small: bool) -> FreePieces:
@@ -249,7 +249,7 @@ class Allocator:
             return self._small
         return self._large
 
-    def take(self, size_bytes: int) -> Block:
+    def take(self, size_bytes: int) -> SimulatedBlock:
         """Allocate a block of ``size_bytes`` or more.
 
         Raises:
@@ -262,7 +262,7 @@ class Allocator:
         if address is None:
             address = self._add_segment(pool, _segment_bytes(size))
         taken_bytes = pool.take(address, size)
-        return Block(address, taken_bytes, is_small)
+        return SimulatedBlock(address, taken_bytes, is_small)
 
     def _add_segment(self, pool: FreePieces, segment_bytes: int) -> int:
         """Reserve a segment, and return its address."""
@@ -282,7 +282,7 @@ class Allocator:
         pool.add(address, segment_bytes)
         return address
 
-    def give(self, block: Block) -> None:
+    def give(self, block: SimulatedBlock) -> None:
         """Free a block, and join it with its free neighbours."""
         pool = self._pool(is_small=block.is_small)
         pool.free(block.address, block.size)

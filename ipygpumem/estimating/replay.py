@@ -12,8 +12,8 @@ from ipygpumem.estimating.caching_allocator import (
     NO_LIMIT,
     STEP_BYTES,
     Allocator,
-    Block,
     OutOfRoomError,
+    SimulatedBlock,
     most_split_bytes,
 )
 from ipygpumem.estimating.records import DeviceEstimate
@@ -67,7 +67,7 @@ class Replay:
 
     def changes(self, allocator: Allocator) -> Iterator[tuple[int, int]]:
         """Yield each event's storage and the change of bytes in use."""
-        blocks: dict[int, Block] = {}
+        blocks: dict[int, SimulatedBlock] = {}
         for number, size in self.events:
             if size:
                 existing = allocator.in_use.get(self.addresses.get(number, -1))

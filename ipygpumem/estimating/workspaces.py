@@ -21,7 +21,7 @@ from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storages import WORKSPACES, StorageLog
 from ipygpumem.estimating.transients import HOPPERS_PROCESSORS, is_unknown, transient_sizes
 from ipygpumem.heap.bulk import of_types
-from ipygpumem.probes.allocator import Block, Snapshot, snapshots
+from ipygpumem.probes.allocator import Snapshot, SnapshotBlock, snapshots
 from ipygpumem.units import KIB, MIB, format_bytes
 
 _MULTIPLY = frozenset(
@@ -279,9 +279,11 @@ def blocks_in_use() -> dict[str, dict[int, int]]:
     return sizes
 
 
-def _blocks_of_sizes(devices: Mapping[str, Snapshot], sizes: set[int]) -> dict[str, list[Block]]:
+def _blocks_of_sizes(
+    devices: Mapping[str, Snapshot], sizes: set[int]
+) -> dict[str, list[SnapshotBlock]]:
     """Return the blocks in use of each device for which one of some sizes was requested."""
-    blocks = dict[str, list[Block]]()
+    blocks = dict[str, list[SnapshotBlock]]()
     for device, snapshot in devices.items():
         in_use = snapshot.blocks_in_use
         blocks[device] = [block for block in in_use if block.requested_bytes in sizes]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ipygpumem.errors import BudgetError, DeviceError, UnitError, describe_error, quoted
-from ipygpumem.failures import Block
+from ipygpumem.failures import GuardedBlock
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.probes import host, own_limits
 from ipygpumem.probes.accelerators import (
@@ -84,7 +84,7 @@ def _limitable(name: object) -> str:
     return "gpu" if device == "cuda" else device
 
 
-class Budget(Block):
+class Budget(GuardedBlock):
     """Limits torch's allocator from ``start`` to ``stop``, or in a ``with`` block.
 
     The device ``gpu`` means the current one and each on which this process has memory. ``leaving``
@@ -247,7 +247,7 @@ def limits() -> dict[str, int]:
     return in_bytes
 
 
-class Refusal(NamedTuple):
+class LimitRefusal(NamedTuple):
     """A request that a limit on torch's allocator refused, though the device had the
     memory free.
     """
@@ -259,7 +259,7 @@ class Refusal(NamedTuple):
     remedy: str = ""
 
 
-def refusal(message: str) -> Refusal | None:
+def refusal(message: str) -> LimitRefusal | None:
     """Return the limit on torch's allocator that caused an out-of-memory error; None if the device
     ran out.
     """
@@ -283,7 +283,7 @@ def refusal(message: str) -> Refusal | None:
     )
     if budget is not None and text not in budget.refusals:
         budget.refusals.append(text)
-    return Refusal(device, limit, budget, text, remedy)
+    return LimitRefusal(device, limit, budget, text, remedy)
 
 
 def _budget_of(device: str, limit: int) -> Budget | None:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from ipygpumem.probes import cgroup, own_limits
 from ipygpumem.probes.accelerators import WholeDevice
-from ipygpumem.probes.allocator import Block, Snapshot
+from ipygpumem.probes.allocator import Snapshot, SnapshotBlock
 from ipygpumem.probes.host import HostFigures
 from ipygpumem.probes.mappings import OwnPages
 from ipygpumem.probes.nvml import process_label
@@ -170,7 +170,7 @@ class _Cover:
         outside_bytes: bytes of storages outside all blocks.
     """
 
-    def __init__(self, blocks: Iterable[Block], storages: Iterable[Storage]) -> None:
+    def __init__(self, blocks: Iterable[SnapshotBlock], storages: Iterable[Storage]) -> None:
         self.kinds: Counter[str] = Counter()
         self.unheld_bytes = self.rounding_bytes = 0
         self._storages = sorted(storages, key=attrgetter("address", "size_bytes"))
@@ -179,7 +179,7 @@ class _Cover:
         for block in blocks:
             self._add(block)
 
-    def _add(self, block: Block) -> None:
+    def _add(self, block: SnapshotBlock) -> None:
         end = block.address + block.size_bytes
         first = bisect.bisect_left(self._starts, block.address)
         last = bisect.bisect_left(self._starts, end)

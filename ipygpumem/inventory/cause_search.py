@@ -18,10 +18,10 @@ from ipygpumem.inventory.unused_names import FailedCode, unused_names
 from ipygpumem.probes import own_limits
 from ipygpumem.probes.accelerators import initialized_backend
 from ipygpumem.probes.allocator import (
-    Block,
     FailedAllocation,
     Segment,
     Snapshot,
+    SnapshotBlock,
     expandable_setting,
     snapshots,
 )
@@ -226,7 +226,7 @@ def _largest_free(snapshot: Snapshot, free: int, gone: Collection[int]) -> int:
     return max(free, largest)
 
 
-def _sizes_of_free_runs(blocks: Sequence[Block], gone: Collection[int]) -> list[int]:
+def _sizes_of_free_runs(blocks: Sequence[SnapshotBlock], gone: Collection[int]) -> list[int]:
     """Return the bytes of each run of neighbouring blocks that are free once those at some
     addresses are.
     """

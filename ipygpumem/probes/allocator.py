@@ -26,7 +26,7 @@ State = Literal["allocated", "pending", "inactive"]
 
 
 @dataclass(frozen=True)
-class Block:
+class SnapshotBlock:
     """A piece of a segment."""
 
     address: int
@@ -42,7 +42,7 @@ class Block:
 class Segment:
     """Memory that the allocator got from the driver in one piece."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[SnapshotBlock, ...]
     private: bool = False
     """True for a segment of a private pool, such as a captured CUDA graph's, which serves no other
     code.
@@ -56,7 +56,7 @@ class Segment:
     stream: int = 0
     """Its free blocks serve this CUDA stream alone; 0 is the default stream."""
 
-    def is_usable(self, block: Block) -> bool:
+    def is_usable(self, block: SnapshotBlock) -> bool:
         """Return True if a block is free for any allocation on the default stream."""
         return block.state == "inactive" and not self.private and not self.stream
 
@@ -71,7 +71,7 @@ class Segment:
             else:
                 yield from self._pieces_by_page(block, self.page_bytes)
 
-    def _pieces_by_page(self, block: Block, page_bytes: int) -> Iterator[tuple[int, bool]]:
+    def _pieces_by_page(self, block: SnapshotBlock, page_bytes: int) -> Iterator[tuple[int, bool]]:
         """Yield the whole pages of a free block, which can be freed, and the pieces before and
         after them.
         """
@@ -92,7 +92,7 @@ class Snapshot:
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.segments = segments
-        self.blocks_in_use = list[Block]()
+        self.blocks_in_use = list[SnapshotBlock]()
         self.reserved_bytes = 0
         self.pending_bytes = 0
         self.private_bytes = 0
@@ -112,7 +112,7 @@ class Snapshot:
         self.allocated_bytes = sum(block.size_bytes for block in self.blocks_in_use)
         self.requested_bytes = sum(block.requested_bytes for block in self.blocks_in_use)
 
-    def _add_blocks(self, blocks: Sequence[Block]) -> None:
+    def _add_blocks(self, blocks: Sequence[SnapshotBlock]) -> None:
         for block in blocks:
             self.reserved_bytes += block.size_bytes
             if block.state == "allocated":
@@ -153,7 +153,7 @@ def snapshots(backend: str) -> dict[str, Snapshot]:
 
 def _segment(data: Mapping[str, Any]) -> Segment:
     """Return the segment that torch describes."""
-    blocks = list[Block]()
+    blocks = list[SnapshotBlock]()
     address = int(data["address"])
     for entry in data["blocks"]:
         address = int(entry.get("address", address))  # older versions of torch have none
@@ -175,14 +175,14 @@ def _segment(data: Mapping[str, Any]) -> Segment:
 _STATES: dict[str, State] = {"inactive": "inactive", "active_allocated": "allocated"}
 
 
-def _block(entry: Mapping[str, Any], address: int) -> Block:
+def _block(entry: Mapping[str, Any], address: int) -> SnapshotBlock:
     """Return the block that torch describes."""
     size = int(entry["size"])
     requested = min(int(entry.get("requested_size", size)), size)
     # torch's documentation calls the third state active_awaiting_free, its snapshots
     # active_pending_free.
     state = _STATES.get(entry["state"], "pending")
-    return Block(address, size, requested, state)
+    return SnapshotBlock(address, size, requested, state)
 
 
 # -- out-of-memory errors, and settings ---------------------------------------------------------

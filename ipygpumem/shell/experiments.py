@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 from ipygpumem import interrupts
 from ipygpumem.errors import ExperimentError, quoted
-from ipygpumem.failures import Block, is_own_failure, say, tell
+from ipygpumem.failures import GuardedBlock, is_own_failure, say, tell
 from ipygpumem.fitting.budgets import Budget
 from ipygpumem.notebook import running_cell
 from ipygpumem.reclaim.exceptions import traceback_of
@@ -423,7 +423,7 @@ class ExperimentManager:
         self.open.clear()
 
 
-class Experiment(Block):
+class Experiment(GuardedBlock):
     """A scope over the notebook's names.
 
     It is opened by ``start`` or ``with``, and closed by ``finish`` or the end of the block. Created

@@ -20,7 +20,7 @@ from ipygpumem.estimating.room import free_bytes, with_room
 from ipygpumem.estimating.running import Estimation
 from ipygpumem.estimating.workspaces import workspace_sizes
 from ipygpumem.probes.accelerators import WholeDevice
-from ipygpumem.probes.allocator import Block, Segment
+from ipygpumem.probes.allocator import Segment, SnapshotBlock
 from ipygpumem.probes.nvml import Nvml
 from ipygpumem.units import GIB, KIB, MIB
 
@@ -112,11 +112,13 @@ def test_a_replay_starts_with_the_segments_of_the_card() -> None:
     ]
     starts = [0, 8, 14, 18, 40]
     parts = zip(starts, sizes, strict=True)
-    blocks = [Block(start * MIB, size * MIB, size * MIB, state) for start, (size, state) in parts]
+    blocks = [
+        SnapshotBlock(start * MIB, size * MIB, size * MIB, state) for start, (size, state) in parts
+    ]
     segments = (
         Segment(tuple(blocks[:4])),
         Segment(tuple(blocks[4:])),
-        Segment((Block(80 * MIB, 6 * MIB, 6 * MIB, "inactive"),), stream=7),
+        Segment((SnapshotBlock(80 * MIB, 6 * MIB, 6 * MIB, "inactive"),), stream=7),
     )
     replay = Replay([(0, 8 * MIB), (1, 6 * MIB), (0, 0), (2, 14 * MIB)], 1 << 62, segments, {0: 0})
     assert (replay.others_bytes, replay.there_bytes) == (30 * MIB, 16 * MIB)

@@ -19,7 +19,7 @@ from ipygpumem.heap.live_tensors import live_tensors
 from ipygpumem.introspect import is_atom
 from ipygpumem.inventory import retained
 from ipygpumem.inventory.retained import Finding, Retained
-from ipygpumem.probes.allocator import Block, Segment, Snapshot
+from ipygpumem.probes.allocator import Segment, Snapshot, SnapshotBlock
 from ipygpumem.units import MIB
 from tests import hostile
 from tests.steps import works
@@ -215,8 +215,8 @@ def test_an_output_held_only_by_ipython_is_reported() -> None:
 
 
 def test_an_allocators_cache_is_reported_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = Block(0, 3 * MIB, 0, "inactive")
-    used = Block(0, MIB, MIB, "allocated")
+    free = SnapshotBlock(0, 3 * MIB, 0, "inactive")
+    used = SnapshotBlock(0, MIB, MIB, "allocated")
     snapshot = Snapshot((Segment((free,)), Segment((used, free))))
 
     def snapshots(backend: str) -> dict[str, Snapshot]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ipygpumem.api.inventories import diff, tensors
 from ipygpumem.api.traces import Trace, can_decorate, decorated, run_inside
 from ipygpumem.errors import MemoryExpectationError, TraceError
-from ipygpumem.failures import Block, is_own_failure, tell
+from ipygpumem.failures import GuardedBlock, is_own_failure, tell
 from ipygpumem.records import OUTSIDE, TraceRecord
 from ipygpumem.report.content import trace_report
 from ipygpumem.report.inventory import difference_report
@@ -22,7 +22,7 @@ from ipygpumem.units import checked_bytes, format_bytes
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Expectation(Block):
+class Expectation(GuardedBlock):
     """A ``with`` block, or a decorator of functions, that may use so much memory at its peak."""
 
     _block_name = "expect"

@@ -36,7 +36,7 @@ class Change:
     """The code that a user writes for it: safe to run below the code, or comments."""
     results: str
     """Its effects on the code's results, joined by semicolons; ``EQUAL`` if there are none."""
-    apply: Callable[[Run], None]
+    apply: Callable[[ChangedRun], None]
     """Adds the hooks that make the change to one run."""
     excludes: str = ""
     """Changes with the same word here cannot be combined."""
@@ -44,7 +44,7 @@ class Change:
     """Forward and backward passes for each of the code's."""
 
 
-class Run:
+class ChangedRun:
     """A ``with`` block in which an estimation's code runs with changes; ``names`` is the copy of
     its namespace.
 

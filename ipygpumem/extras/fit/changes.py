@@ -23,8 +23,8 @@ from ipygpumem.estimating.storages import (
     PARAMETERS,
     tensors_in,
 )
-from ipygpumem.extras.fit.applying import EQUAL, Change, Run, is_tensor
-from ipygpumem.extras.fit.observing import Blocks, Observed
+from ipygpumem.extras.fit.applying import EQUAL, Change, ChangedRun, is_tensor
+from ipygpumem.extras.fit.observing import Observed, RepeatedModules
 from ipygpumem.extras.fit.reduction import MEAN, MEAN_AND_SUM, SUM, UNCLEAR
 from ipygpumem.introspect import is_instance
 
@@ -137,7 +137,7 @@ def _plain_loops(findings: Observed) -> Change:
     return Change("foreach=False", line, _ROUNDED, _update_one_by_one)
 
 
-def _update_one_by_one(run: Run) -> None:
+def _update_one_by_one(run: ChangedRun) -> None:
     """Let optimizers update one parameter after another."""
 
     def step(optimizer: Any, args: Any, kwargs: Any) -> Any:
@@ -225,7 +225,7 @@ def _results_of_parts(findings: Observed) -> list[str]:
     return results
 
 
-def _split(findings: Observed, name: str | None, passes: int, run: Run) -> None:
+def _split(findings: Observed, name: str | None, passes: int, run: ChangedRun) -> None:
     """Let a run work on one of the parts of its batch, as in accumulation."""
     split = _Split(findings, passes, run)
     run.on(call=split.call, stepped=split.stepped)
@@ -240,7 +240,7 @@ def _split(findings: Observed, name: str | None, passes: int, run: Run) -> None:
 class _Split:
     """Gives models a part of the rows, after a whole pass with such a part before each step."""
 
-    def __init__(self, findings: Observed, passes: int, run: Run) -> None:
+    def __init__(self, findings: Observed, passes: int, run: ChangedRun) -> None:
         self._findings = findings
         self._batch = findings.batch
         self._passes = passes
@@ -342,7 +342,7 @@ def _checkpoints_of_transformers(findings: Observed, path: str) -> Change:
     return Change(f"{method}()", line, EQUAL, _to_root(findings, apply), "checkpoint")
 
 
-def _checkpoints_of_blocks(findings: Observed, blocks: Blocks) -> Change:
+def _checkpoints_of_blocks(findings: Observed, blocks: RepeatedModules) -> Change:
     block, lists = findings.free("block"), list(blocks.code)
     if len(lists) == 1 and lists[0].startswith("*"):
         each = lists[0].removeprefix("*")
@@ -359,12 +359,12 @@ def _checkpoints_of_blocks(findings: Observed, blocks: Blocks) -> Change:
     return Change(title, line, EQUAL, apply, "checkpoint")
 
 
-def _checkpoint(blocks: Blocks, root: Any) -> None:
+def _checkpoint(blocks: RepeatedModules, root: Any) -> None:
     for block in map(root.get_submodule, blocks.paths):
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
-def _to_root(findings: Observed, work: Callable[[Any], object]) -> Callable[[Run], None]:
+def _to_root(findings: Observed, work: Callable[[Any], object]) -> Callable[[ChangedRun], None]:
     """Return a change that calls ``work`` with the model with the most parameters before its first
     call.
     """
@@ -390,7 +390,7 @@ def _autocast(findings: Observed) -> Change:
     return Change("bfloat16 autocast", line, "products in bfloat16", apply)
 
 
-def _cast(kind: str, run: Run) -> None:
+def _cast(kind: str, run: ChangedRun) -> None:
     """Run models under autocast on a type of device."""
     opened: list[Any] = []
 
@@ -428,7 +428,7 @@ def _optimizer(findings: Observed, kind: Any) -> Change:
     return Change(title, line, "another optimizer", apply, "optimizer")
 
 
-def _step_with(kind: Any, run: Run) -> None:
+def _step_with(kind: Any, run: ChangedRun) -> None:
     """Let optimizers of another type make the steps of a run."""
     replacement = _Replacement(kind, run)
     run.on(step=replacement.step, stepped=replacement.stepped)
@@ -440,7 +440,7 @@ class _Replacement:
     That one then finds no gradients, so it makes no state.
     """
 
-    def __init__(self, kind: Any, run: Run) -> None:
+    def __init__(self, kind: Any, run: ChangedRun) -> None:
         self._kind = kind
         self._run = run
         self._others: list[tuple[Any, Any]] = []
@@ -496,7 +496,7 @@ def _low_rank(findings: Observed, path: str) -> Change:
     return Change(f"LoRA of rank {_RANK}", line, "trains adapters only", apply, "trained")
 
 
-def _adapt(number: int, path: str, run: Run) -> None:
+def _adapt(number: int, path: str, run: ChangedRun) -> None:
     """Add adapters to the part of a model at a path, and to the optimizer that trains it."""
     adapted: list[Any] = []
 

@@ -19,7 +19,7 @@ from ipygpumem.estimating.records import (
     DeviceEstimate,
     Estimate,
 )
-from ipygpumem.extras.fit.applying import EQUAL, Change, Run
+from ipygpumem.extras.fit.applying import EQUAL, Change, ChangedRun
 from ipygpumem.extras.fit.changes import candidates, parts, untried
 from ipygpumem.extras.fit.observing import Observed
 from ipygpumem.probes.accelerators import parse_device
@@ -141,7 +141,7 @@ class Search:
             max(1.0, self._until - time.monotonic()),
             self._assumed,
         )
-        run = Run(estimation, estimation.copies.namespace(self._namespace), changes)
+        run = ChangedRun(estimation, estimation.copies.namespace(self._namespace), changes)
         return Trial(changes, estimation.of_code(self._code, self._namespace, run), run.flops)
 
     def _quietly(self, *changes: Change) -> Trial | None:

@@ -19,7 +19,7 @@ from ipygpumem.errors import EstimateError
 from ipygpumem.estimating.effects import closure_of, names_in
 from ipygpumem.estimating.storages import tensors_in
 from ipygpumem.estimating.transients import operator_name
-from ipygpumem.extras.fit.applying import Run, at, is_tensor
+from ipygpumem.extras.fit.applying import ChangedRun, at, is_tensor
 from ipygpumem.extras.fit.reduction import Loss, LossGraph, sequence_number
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.introspect import (
@@ -40,7 +40,7 @@ _CHECKPOINT_METHODS = ("activation_checkpointing_enable", "gradient_checkpointin
 _PLAIN = (torch.dtype, torch.device, torch.Size, slice)
 
 
-class Blocks:
+class RepeatedModules:
     """Modules of one type that are repeated in a list."""
 
     def __init__(self, kind: type) -> None:
@@ -133,7 +133,7 @@ class Observed:
         """Kinds of the losses: means or sums over the rows of a batch."""
         self.optimizers: dict[str, str] = {}
         """Types of the optimizers by name."""
-        self.blocks: dict[str, Blocks] = {}
+        self.blocks: dict[str, RepeatedModules] = {}
 
     @property
     def has_float32(self) -> bool:
@@ -151,7 +151,7 @@ class Observed:
         for parameter in parameters:
             self._bytes_by_dtype[parameter.dtype] += parameter.numel() * parameter.itemsize
 
-    def apply(self, run: Run) -> None:
+    def apply(self, run: ChangedRun) -> None:
         """Observe the first run."""
         _Observer(self, run).install()
 
@@ -174,13 +174,13 @@ class Observed:
 class _Observer:
     """Hooks of the first run. Their references are weak, so that it frees what the code frees."""
 
-    def __init__(self, findings: Observed, run: Run) -> None:
+    def __init__(self, findings: Observed, run: ChangedRun) -> None:
         self._findings = findings
         self._run = run
         self._roots: dict[int, weakref.ref[Any]] = {}
-        self._watched: dict[int, Blocks] = {}
+        self._watched: dict[int, RepeatedModules] = {}
         """Blocks by the identities of their modules."""
-        self._entered: list[Blocks] = []
+        self._entered: list[RepeatedModules] = []
         """Blocks whose forward pass is under way, the innermost last."""
         self._depth = 0
         """Number of modules whose forward pass is under way."""
@@ -377,11 +377,11 @@ class _Observer:
             findings.model.last_layer = ""  # no optimizer would train the last layer
 
 
-def _examine(findings: Observed, root: Any) -> dict[int, Blocks]:
+def _examine(findings: Observed, root: Any) -> dict[int, RepeatedModules]:
     """Note the parts of a model; return its blocks by the identities of their modules."""
     _find_transformers_model(findings.model, root)
     findings.blocks = {}
-    blocks_by_module: dict[int, Blocks] = {}
+    blocks_by_module: dict[int, RepeatedModules] = {}
     for path, container in root.named_modules():
         is_followed = not _is_within(path, findings.model.transformers_path)
         if _is_list(container) and is_followed:
@@ -424,7 +424,7 @@ def _is_within(path: str, transformers_path: str | None) -> bool:
     )
 
 
-def _examine_list(findings: Observed, path: str, container: Any) -> dict[int, Blocks]:
+def _examine_list(findings: Observed, path: str, container: Any) -> dict[int, RepeatedModules]:
     """Note the modules of a list whose type is repeated in it: they may be checkpointed."""
     members = dict(container.named_children())
     counts = Counter(id(type(module)) for module in members.values())
@@ -433,7 +433,7 @@ def _examine_list(findings: Observed, path: str, container: Any) -> dict[int, Bl
         kind, twins = type(module), counts[id(type(module))]
         if twins == 1 or not _is_block(module):
             continue
-        blocks = findings.blocks.setdefault(name_of(kind), Blocks(kind))
+        blocks = findings.blocks.setdefault(name_of(kind), RepeatedModules(kind))
         blocks_by_module[id(module)] = blocks
         member_path = f"{path}.{name}".lstrip(".")
         blocks.paths.append(member_path)

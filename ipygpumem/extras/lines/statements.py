@@ -33,7 +33,7 @@ NOTHING = Statement("pass", compile("pass", "<nothing>", "exec"))
 """An empty statement, whose figures are the noise."""
 
 
-class Run(NamedTuple):
+class StatementRun(NamedTuple):
     """One run of a statement."""
 
     usages: tuple[Usage, ...]
@@ -46,7 +46,7 @@ class Cost:
     """Cost of a statement in all its runs."""
 
     text: str
-    runs: list[Run] = field(default_factory=list)
+    runs: list[StatementRun] = field(default_factory=list)
 
     @property
     def devices(self) -> list[str]:
@@ -104,7 +104,7 @@ def _run(
     namespace: dict[str, Any],
     setup: CodeType | None,
     wait: Callable[[], None],
-) -> Run:
+) -> StatementRun:
     """Run a statement once, and return its memory and time."""
     __tracebackhide__ = True
     names = dict(namespace)
@@ -123,7 +123,7 @@ def _run(
         seconds = time.perf_counter() - started
         # dropped memory does not count as kept; it does count for the kernel's peak
         emptying.trim_host_heap()
-        return Run(span.stop(), seconds)
+        return StatementRun(span.stop(), seconds)
 
 
 def _wait_for(devices: Sequence[str]) -> Callable[[], None]:

@@ -28,8 +28,8 @@ _MOST_NESTED = 8
 """Number of operations that may run at once, in the threads of several devices."""
 
 
-class Block(NamedTuple):
-    """Where a block came from: the tensor's storage in it, if it is known, and the user's line."""
+class BlockOrigin(NamedTuple):
+    """The origin of a block: the tensor's storage in it, if it is known, and the user's line."""
 
     storage: StorageLife | None
     line: Line | None
@@ -43,7 +43,7 @@ def now_us() -> int:
 
 
 @dataclass(slots=True)
-class Operation:
+class BackwardOperation:
     """An operation of a backward pass, from its start to its end."""
 
     origin: Origin
@@ -52,18 +52,18 @@ class Operation:
     """None while it runs, and if it has failed."""
 
 
-class Operations:
+class BackwardOperations:
     """The operations of backward passes, to which blocks without a line belong."""
 
     def __init__(self) -> None:
-        self._operations: list[Operation] = []
+        self._operations: list[BackwardOperation] = []
 
     def __len__(self) -> int:
         return len(self._operations)
 
-    def begin(self, origin: Origin) -> Operation:
+    def begin(self, origin: Origin) -> BackwardOperation:
         """Return a new operation that starts now."""
-        operation = Operation(origin, now_us())
+        operation = BackwardOperation(origin, now_us())
         self._operations.append(operation)
         return operation
 
@@ -85,11 +85,15 @@ class Operations:
         ]
 
 
-class Blocks:
+class DeviceBlocks:
     """The blocks of one device: those of ``segments``, and those of the events that follow."""
 
     def __init__(
-        self, device: str, segments: Iterable[Segment], began_us: int, operations: Operations
+        self,
+        device: str,
+        segments: Iterable[Segment],
+        began_us: int,
+        operations: BackwardOperations,
     ) -> None:
         self.device = device
         self._operations = operations
@@ -117,7 +121,7 @@ class Blocks:
             self._free.segments[segment.blocks[0].address] = size_bytes
         for block in segment.blocks:
             if block.state == "allocated":
-                self._born(block.address, block.size_bytes, Block(None, None))
+                self._born(block.address, block.size_bytes, BlockOrigin(None, None))
             elif block.state == "inactive":
                 self._free.free(block.address, block.size_bytes)
             else:
@@ -173,16 +177,16 @@ class Blocks:
         storages = self._unmatched.get(block.address)
         if block.origin.storage is None and storages and storages[0][0] <= until_us:
             _, storage = storages.pop(0)
-            block.origin = Block(storage, None)
+            block.origin = BlockOrigin(storage, None)
 
-    def _origin(self, event: Mapping[str, Any]) -> Block:
+    def _origin(self, event: Mapping[str, Any]) -> BlockOrigin:
         """Return the origin of an allocation: the operation of a backward pass, else the line."""
         origin = self._operations.at(event["time_us"])
         if origin is not None:
-            return Block(None, origin.line, origin.operation)
-        return Block(None, _users_line(event.get("frames") or ()))
+            return BlockOrigin(None, origin.line, origin.operation)
+        return BlockOrigin(None, _users_line(event.get("frames") or ()))
 
-    def _born(self, address: int, size: int, origin: Block) -> None:
+    def _born(self, address: int, size: int, origin: BlockOrigin) -> None:
         life = StorageLife(self.device, size, self.tick, self.tick == 0, address=address)
         life.origin = origin
         self._alive[address] = life
@@ -207,13 +211,13 @@ def _users_line(frames: Iterable[Mapping[str, Any]]) -> tuple[str, int] | None:
 class History:
     """torch's history of CUDA allocations, from the first use of CUDA on."""
 
-    def __init__(self, began_us: int, operations: Operations, *, keep: bool) -> None:
+    def __init__(self, began_us: int, operations: BackwardOperations, *, keep: bool) -> None:
         self._is_ours = not torch._C._cuda_isHistoryEnabled()
         self._keeps = keep
         self._began_us = began_us
         self._operations = operations
         self.devices = {
-            device: Blocks(device, snapshot.segments, began_us, operations)
+            device: DeviceBlocks(device, snapshot.segments, began_us, operations)
             for device, snapshot in snapshots("cuda").items()
         }
         self._switch(on=True)
@@ -222,9 +226,9 @@ class History:
         """Note the storage of a tensor."""
         self._blocks(storage.device).saw(storage)
 
-    def _blocks(self, device: str) -> Blocks:
+    def _blocks(self, device: str) -> DeviceBlocks:
         if device not in self.devices:
-            self.devices[device] = Blocks(device, (), self._began_us, self._operations)
+            self.devices[device] = DeviceBlocks(device, (), self._began_us, self._operations)
         return self.devices[device]
 
     def replay(self, *, last: bool) -> Any:
@@ -260,7 +264,7 @@ class CudaRecording:
     def __init__(self, *, keep: bool) -> None:
         self._keeps = keep
         self._history: History | None = None
-        self._operations = Operations()
+        self._operations = BackwardOperations()
         self.is_possible = True
         """False once it has failed to start."""
         self.snapshot: Any = None
@@ -272,7 +276,7 @@ class CudaRecording:
         return self._history is not None
 
     @property
-    def blocks(self) -> dict[str, Blocks]:
+    def blocks(self) -> dict[str, DeviceBlocks]:
         """The blocks of each device."""
         return {} if self._history is None else self._history.devices
 
@@ -308,7 +312,7 @@ class CudaRecording:
         """True if the events so far are to be replayed."""
         return not self._keeps and len(self._operations) > _MOST_OPERATIONS
 
-    def begin_operation(self, origin: Origin) -> Operation:
+    def begin_operation(self, origin: Origin) -> BackwardOperation:
         """Note the start of an operation of a backward pass, and return it."""
         return self._operations.begin(origin)
 

@@ -19,13 +19,13 @@ from ipygpumem.errors import describe_error
 from ipygpumem.estimating import users_part
 from ipygpumem.estimating.storage_follower import StorageFollower, hide_from_compiler
 from ipygpumem.estimating.storages import GRADIENTS, PARAMETERS, StorageLife, tensors_in
-from ipygpumem.extras.peak.cuda import CudaRecording, Operation, now_us
+from ipygpumem.extras.peak.cuda import BackwardOperation, CudaRecording, now_us
 from ipygpumem.extras.peak.graph import Graph
 from ipygpumem.extras.peak.origins import (
     Call,
     Modules,
     Names,
-    Operations,
+    OperationNames,
     Origin,
     is_owned,
 )
@@ -96,7 +96,7 @@ class Follower(StorageFollower):
         self.began = time.perf_counter()
         self._modules = Modules(names, self._know_module)
         self._graph = Graph()
-        self._operations = Operations()
+        self._operations = OperationNames()
         self._row_keys = RowKeys(self.log)
         self._recording = CudaRecording(keep=keep_history)
         self._timelines: dict[str, Timeline] = {}
@@ -248,7 +248,7 @@ class Follower(StorageFollower):
             if result is not _TO_FOLLOW:
                 return result
         call: Call | None = None
-        operation: Operation | None = None
+        operation: BackwardOperation | None = None
         has_node = self._graph.has_new_node(func)
         if has_node or self._recording.is_on:
             call, operation = self._begin_operation(func, has_node=has_node)
@@ -307,7 +307,7 @@ class Follower(StorageFollower):
 
     def _begin_operation(
         self, func: Any, *, has_node: bool
-    ) -> tuple[Call | None, Operation | None]:
+    ) -> tuple[Call | None, BackwardOperation | None]:
         """Note the node that autograd has made for an operation, and the time of an operation of a
         backward pass, by which CUDA's blocks without a line are found.
 

@@ -39,7 +39,7 @@ class Origin(NamedTuple):
     line: Line | None = None
 
 
-class Operations:
+class OperationNames:
     """The names of operations, and their origins without module and line."""
 
     def __init__(self) -> None:

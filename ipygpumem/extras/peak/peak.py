@@ -31,7 +31,7 @@ from ipygpumem.estimating import line_text
 from ipygpumem.extras.peak import report as _report  # noqa: F401  # registers how records are shown
 from ipygpumem.extras.peak.bound import HostSpan, HostUse, bounded
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord
-from ipygpumem.failures import Block
+from ipygpumem.failures import GuardedBlock
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.meter.own_growth import growth_for
@@ -359,7 +359,7 @@ def _head(path: Path, name: str) -> bytes:
         raise FileError(f"{name}: {ellipsize(error.strerror or error)}") from None
 
 
-class PeakBlock(Block):
+class PeakBlock(GuardedBlock):
     """A block of code whose memory is followed; ``record`` has the result once it has ended."""
 
     _block_name = "peak"
@@ -411,7 +411,7 @@ class PeakBlock(Block):
 
 
 def _users_frame() -> FrameType:
-    """Return the frame of the code with the block, which calls ``Block``'s methods."""
+    """Return the frame of the code with the block, which calls ``GuardedBlock``'s methods."""
     return sys._getframe(3)
 
 

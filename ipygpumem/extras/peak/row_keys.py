@@ -13,7 +13,7 @@ from ipygpumem.estimating.storages import (
     StorageLog,
 )
 from ipygpumem.estimating.workspaces import workspace_sizes
-from ipygpumem.extras.peak.cuda import Block
+from ipygpumem.extras.peak.cuda import BlockOrigin
 from ipygpumem.extras.peak.origins import BEFORE, Origin, is_owned
 from ipygpumem.extras.peak.timeline import RowKey
 from ipygpumem.inventory.records import Inventory
@@ -58,7 +58,7 @@ class RowKeys:
 
     def role(self, life: StorageLife) -> str:
         """Return the role of a storage, or of a block and the storage in it."""
-        if type(life.origin) is not Block:
+        if type(life.origin) is not BlockOrigin:
             role = self._log.role(life)
             return DATA if role == OTHER else role
         if life.origin.storage is not None:
@@ -70,7 +70,7 @@ class RowKeys:
 
     def row(self, life: StorageLife) -> RowKey:
         """Return the role, name, module, operation and line of a storage or block."""
-        if type(life.origin) is Block:
+        if type(life.origin) is BlockOrigin:
             return self._row_of_block(life, life.origin)
         origin: Origin = life.origin or BEFORE
         name, module = origin.name, origin.module
@@ -78,7 +78,7 @@ class RowKeys:
             name, module = f"{name or module.partition('.')[0]} (earlier value)", ""
         return self.role(life), name, module, origin.operation, origin.line
 
-    def _row_of_block(self, life: StorageLife, block: Block) -> RowKey:
+    def _row_of_block(self, life: StorageLife, block: BlockOrigin) -> RowKey:
         if block.storage is not None:
             return self.row(block.storage)
         operation = f"inside {block.operation or 'an operation'}"
