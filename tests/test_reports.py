@@ -111,7 +111,7 @@ def test_the_table_of_leaks_fits_a_narrow_terminal() -> None:
     assert "del best[&quot;run3&quot;][0]<" in html.render(reports)
     many = [dataclasses.replace(held, name=f"b{number}") for number in range(9)]
     _, table = content.experiment_reports(experiment(survivors=tuple(many)), "full")[0].tables
-    assert table.folded
+    assert table.is_collapsed
 
 
 def test_no_steps_share_is_larger_than_the_total_freed() -> None:
@@ -164,7 +164,7 @@ def test_the_report_of_a_recovery() -> None:
     assert "Restart the kernel" in broken.lines[0]
 
 
-def test_long_lists_are_folded_and_the_longest_end_with_a_sum() -> None:
+def test_long_lists_are_collapsed_and_the_longest_end_with_a_sum() -> None:
     held = tuple(RetainedArray(f"x{n}", "Tensor", (1,), "f", "cpu", 2 * MIB) for n in range(30))
     few, many = (content.recovery_reports(recovery(held=some), MIB) for some in (held[:8], held))
     assert [html.render(reports).count("<details open") for reports in (few, many)] == [2, 1]
@@ -294,8 +294,8 @@ def test_a_narrow_table_shows_equal_cells_once() -> None:
     ]
 
 
-def test_a_folded_line_has_no_separator_at_its_ends() -> None:
-    assert text.fold("1 leak · 64 MiB · batch", 10) == ["1 leak", "64 MiB", "batch"]
+def test_a_wrapped_line_has_no_separator_at_its_ends() -> None:
+    assert text.wrap("1 leak · 64 MiB · batch", 10) == ["1 leak", "64 MiB", "batch"]
 
 
 def test_a_narrow_terminal_drops_the_bar_then_breaks_by_device() -> None:
@@ -323,7 +323,7 @@ def test_colour_changes_only_colour_and_ascii_moves_no_column() -> None:
     assert [len(line) for line in plain.splitlines()] == lengths
 
 
-def test_a_wide_table_is_folded_and_then_becomes_lines() -> None:
+def test_a_wide_table_is_wrapped_and_then_becomes_lines() -> None:
     rows = (("x" * 20, "1.00 GiB", "one two three four five six"),)
     table = Table("", ("name", "size", "what you can do"), rows, frozenset({"size"}))
     report = [Report("note", "head", tables=(table,))]

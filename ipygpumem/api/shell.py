@@ -58,7 +58,7 @@ def show(report: Report, **where: Any) -> None:
         app = loaded_app()
         if app is None:
             encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-            print(text.carried(text.render([report]), encoding))  # noqa: T201  # requested by the script
+            print(text.encodable(text.render([report]), encoding))  # noqa: T201  # requested by the script
         else:
             app.context.display.show([report], **where)
     except Exception as error:  # a broken stdout or display must not stop user code

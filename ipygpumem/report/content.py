@@ -48,7 +48,7 @@ from ipygpumem.units import (
 
 _ROWS_SHOWN = 20
 _ROWS_OPEN = 8
-"""Maximum number of rows of a details table that is shown unfolded."""
+"""Maximum number of rows of a details table that is shown open."""
 
 
 # -- cells --------------------------------------------------------------------------------------
@@ -503,7 +503,7 @@ def held_table(
         title = f"{title}: {_total(held)}"
     numbers = {"line", "size"}
     code = {"function", "name"}
-    return Table.of(rows, numbers, title, code=code, folded=is_long)
+    return Table.of(rows, numbers, title, code=code, is_collapsed=is_long)
 
 
 def _held_row(item: RetainedArray) -> dict[str, str]:
@@ -698,7 +698,9 @@ def _table_of_leaks(sized_rows: Sequence[_SizedRow], title: str = "") -> Table:
     rows = [row for _, row in sized_rows]
     is_long = bool(title) and len(rows) > _ROWS_OPEN
     numbers, lines_to_paste = {"size", "cell"}, {TO_FREE}
-    return Table.of(rows, numbers, title, code=lines_to_paste, whole=lines_to_paste, folded=is_long)
+    return Table.of(
+        rows, numbers, title, code=lines_to_paste, whole=lines_to_paste, is_collapsed=is_long
+    )
 
 
 def _leak_rows(held: Sequence[RetainedArray]) -> list[_SizedRow]:

@@ -3,7 +3,7 @@ too.
 
 Text has the page's own colour, so that it is legible in every theme; only borders and bars are
 coloured. There is no script, style sheet, id or external resource. If a sanitizer drops the styles
-(GitHub) or the theme variables (untrusted notebooks), words, tables and folding remain. The bars'
+(GitHub) or the theme variables (untrusted notebooks), words and collapsible tables remain. The bars'
 middle tones have equal contrast to light and dark pages.
 """
 
@@ -21,7 +21,7 @@ _TOGETHER = re.compile(
     r"(?<=\d) (?=(?:[KMGTP]?i?B|[mnµ]?s|min|h)\b)|(?<=\d) (?=× \d)|(?<=\d ×) (?=\d)"
 )
 _OPEN_LINES = 5
-"""Maximum number of lines of a listing that is shown unfolded."""
+"""Maximum number of lines of a listing that is shown open."""
 
 # Each theme variable follows a plain value: JupyterLab's sanitizer drops one and keeps the other.
 _CODE = (
@@ -59,7 +59,7 @@ _FRAME = (
     'margin-left: var(--jp-code-padding, 5px)">\n<summary style="cursor: pointer">{}</summary>\n'
     "{}\n</details>"
 )
-_FOLD = (
+_COLLAPSIBLE = (
     '<details{} style="margin: 0.3em 0">\n<summary style="cursor: pointer; opacity: '
     '0.85">{}</summary>\n{}\n</details>'
 )
@@ -182,7 +182,7 @@ def _body(report: Report, *, bars: bool) -> Iterator[str]:
     for table in report.tables:
         drawn = _table(table, bars=bars)
         if table.title:
-            drawn = _fold(table.title, drawn, shown=not table.folded)
+            drawn = _collapsible(table.title, drawn, shown=not table.is_collapsed)
         yield drawn
     for fact in report.facts:
         yield _fact(fact)
@@ -211,12 +211,12 @@ def _listing(listing: Listing) -> str:
         title = listing.title
         is_short = True
     lines = [f'<div style="{look}">{draw(line)}</div>' for line in listing.lines]
-    return _fold(title, "\n".join(lines), shown=is_short and not listing.folded)
+    return _collapsible(title, "\n".join(lines), shown=is_short and not listing.is_collapsed)
 
 
-def _fold(title: str, content: str, *, shown: bool) -> str:
+def _collapsible(title: str, content: str, *, shown: bool) -> str:
     state = " open" if shown else ""
-    return _FOLD.format(state, _escaped(title), content)
+    return _COLLAPSIBLE.format(state, _escaped(title), content)
 
 
 Look = tuple[str, str, str]

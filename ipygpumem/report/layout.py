@@ -66,8 +66,8 @@ class Table:
 
     Columns named in ``whole``, such as code to paste, are broken last. Text that is too narrow for
     the table has no ``expendable`` columns, the first of which are left out first. There is a bar
-    for each row, or none at all. A ``folded`` table shows only its title where the front-end can
-    fold.
+    for each row, or none at all. A collapsed table shows only its title where the front-end can
+    collapse it.
     """
 
     title: str
@@ -76,7 +76,7 @@ class Table:
     numbers: Collection[str] = ()
     code: Collection[str] = ()
     bars: Sequence[Bar | None] = ()
-    folded: bool = False
+    is_collapsed: bool = False
     whole: Collection[str] = ()
     expendable: Sequence[str] = ()
 
@@ -145,14 +145,14 @@ class Fact:
 
 @dataclass(frozen=True)
 class Listing:
-    """Lines under a title, which a front-end may fold; ``code`` is monospaced, and not counted in
+    """Lines under a title, which a front-end may collapse; ``code`` is monospaced, not counted in
     the title.
     """
 
     title: str
     lines: Sequence[str]
     code: bool = False
-    folded: bool = False
+    is_collapsed: bool = False
 
 
 @dataclass(frozen=True)

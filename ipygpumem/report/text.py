@@ -40,7 +40,7 @@ _TABLE_WIDTH = 120
 _NARROWEST = 20
 
 
-def carried(shown: str, encoding: str) -> str:
+def encodable(shown: str, encoding: str) -> str:
     """Return text that a stream of ``encoding`` can encode."""
     try:
         "".join(map(chr, ASCII)).encode(encoding)
@@ -125,7 +125,7 @@ def _hanging(text: str, width: int | None, indent: str = "  ") -> list[str]:
     """Return a text in lines, indented after the first."""
     if width is None or columns(text) <= width - len(indent):
         return [indent + text]
-    first, *more = fold(text, width - 4)
+    first, *more = wrap(text, width - 4)
     return [indent + first, *_indented(more)]
 
 
@@ -212,14 +212,14 @@ def columns(text: str) -> int:
     return width
 
 
-def fold(text: str, width: int) -> list[str]:
+def wrap(text: str, width: int) -> list[str]:
     """Return ``text`` in lines of at most ``width`` columns, broken between words, but not between
     number and unit.
     """
     if columns(text) <= width:
         return [text.replace(_NO_BREAK, " ")]
     if text.startswith(" ") and not text.isspace():
-        return _fold_source(text, width)
+        return _wrap_source(text, width)
     lines = [""]
     used = 0
     for word in _TOGETHER.sub(_NO_BREAK, text).split(" "):
@@ -237,23 +237,23 @@ def fold(text: str, width: int) -> list[str]:
     return _without_separators([line.replace(_NO_BREAK, " ") for line in lines])
 
 
-def _fold_source(text: str, width: int) -> list[str]:
+def _wrap_source(text: str, width: int) -> list[str]:
     """Return an indented line of source code in lines of the same indentation."""
     bare = text.lstrip(" ")
     indent = " " * min(len(text) - len(bare), width // 2)
-    return [indent + line for line in fold(bare, width - len(indent))]
+    return [indent + line for line in wrap(bare, width - len(indent))]
 
 
-def fold_code(code: str, width: int) -> list[str]:
+def wrap_code(code: str, width: int) -> list[str]:
     """Return a line of code in lines of at most ``width`` columns, each line of its comment with
     the sign of a comment: a pasted line must be no code if it is none.
     """
-    lines = fold(code, width)
+    lines = wrap(code, width)
     statement, _, comment = code.partition(COMMENT)
     if len(lines) == 1 or not comment:
         return lines
     mark = COMMENT.lstrip()
-    return fold(statement, width) + [mark + line for line in fold(comment, width - len(mark))]
+    return wrap(statement, width) + [mark + line for line in wrap(comment, width - len(mark))]
 
 
 def _without_separators(lines: list[str]) -> list[str]:
@@ -365,14 +365,14 @@ class _Grid:
         for texts in zip(self.head, *self.body, strict=True):
             self.widths.append(max(map(columns, texts)))
         self.is_number: list[bool] = []
-        self._fold: list[Callable[[str, int], list[str]]] = []
+        self._wrap: list[Callable[[str, int], list[str]]] = []
         self._is_whole: list[bool] = []
         """True for columns of numbers, and for short code, which is broken last."""
         for name, width in zip(table.columns, self.widths, strict=True):
             is_number = name in table.numbers
             is_code = name in table.whole and width <= _WIDEST_WHOLE
             self.is_number.append(is_number)
-            self._fold.append(fold_code if name in table.whole else fold)
+            self._wrap.append(wrap_code if name in table.whole else wrap)
             self._is_whole.append(is_number or is_code)
 
     def layouts(self, bars: Sequence[str]) -> Iterator[_Layout]:
@@ -387,13 +387,13 @@ class _Grid:
         gaps = layout.gap * (len(self.widths) - 1)
         return _fitting(self.widths, layout.unbroken, width - gaps - layout.bar_width)
 
-    def folded(self, row: Sequence[str], widths: Sequence[int], gap: int) -> list[str]:
-        """Return the lines of a row, whose texts are folded to the widths of the columns."""
+    def wrapped(self, row: Sequence[str], widths: Sequence[int], gap: int) -> list[str]:
+        """Return the lines of a row, whose texts are wrapped to the widths of the columns."""
         columns_of_lines = []
-        looks = zip(widths, self.is_number, self._fold, strict=True)
-        for text, (width, is_number, folded) in zip(row, looks, strict=True):
+        looks = zip(widths, self.is_number, self._wrap, strict=True)
+        for text, (width, is_number, wrapped) in zip(row, looks, strict=True):
             align = _right if is_number else _left
-            lines = [align(line, width) for line in folded(text, width)]
+            lines = [align(line, width) for line in wrapped(text, width)]
             columns_of_lines.append(lines)
         height = max(map(len, columns_of_lines))
         for lines, width in zip(columns_of_lines, widths, strict=True):
@@ -418,7 +418,7 @@ def _side_by_side(grid: _Grid, widths: Sequence[int], layout: _Layout, style: St
     gap = layout.gap
     body = []
     for number, row in enumerate(grid.body):
-        lines = grid.folded(row, widths, gap)
+        lines = grid.wrapped(row, widths, gap)
         if layout.bars:
             lines[0] += " " * gap + layout.bars[number]
         body += lines
@@ -428,7 +428,7 @@ def _side_by_side(grid: _Grid, widths: Sequence[int], layout: _Layout, style: St
     if style.colour:
         start = f"  {_DIM}"
         end = _RESET
-    top = [*grid.folded(grid.head, widths, gap), rule]
+    top = [*grid.wrapped(grid.head, widths, gap), rule]
     lines_of_top = [f"{start}{line.rstrip()}{end}" for line in top]
     lines_of_body = [f"  {line.rstrip()}" for line in body]
     return lines_of_top + lines_of_body
@@ -442,7 +442,7 @@ def _one_below_the_other(grid: _Grid, width: int) -> list[str]:
         for name, text in zip(grid.head, row, strict=True):
             if text:
                 named.append(f"{name}{_NO_BREAK}{text}")
-        first, *more = fold(SEPARATOR.join(named), width - 2)
+        first, *more = wrap(SEPARATOR.join(named), width - 2)
         lines += [f"  {first}", *_indented(more)]
     return lines
 

@@ -150,7 +150,7 @@ class Display:
         has_bars = width is not None and self._config.bar
         style = text.Style(width, wants_colour(stream, self._shell), has_bars)
         encoding = getattr(stream, "encoding", None) or "utf-8"
-        return text.carried(text.render(reports, style), encoding)
+        return text.encodable(text.render(reports, style), encoding)
 
 
 def _new_bar(what: str, share: float, stream: Any) -> Any:

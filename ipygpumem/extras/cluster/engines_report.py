@@ -302,7 +302,7 @@ def _engines_table(engines: Sequence[EngineRecord], figures: Mapping[int, Values
                 columns[f"{PEAK} {label}"] = (PEAK, device)
                 columns[f"{KEPT} {label}"] = (KEPT, device)
     rows = [_engine_row(engine, figures[engine.engine], columns) for engine in engines]
-    return Table.of(rows, {"engine", "process", *columns}, "each engine", folded=True)
+    return Table.of(rows, {"engine", "process", *columns}, "each engine", is_collapsed=True)
 
 
 def _engine_row(
@@ -337,7 +337,7 @@ def outputs_report(
         values_by_engine[number] = values
         lines = list(map(clean, text.splitlines()))
         title = f"engine {number} ({clean_name(host)})"
-        listings.append(Listing(title, lines, code=True, folded=True))
+        listings.append(Listing(title, lines, code=True, is_collapsed=True))
     return Report(
         "engines",
         headline,
