@@ -61,9 +61,8 @@ class reraise_swallowed:  # noqa: N801  # reads as part of the "with" statement
         self._earlier_hook: Any = None
 
     def __enter__(self) -> None:
-        if (
-            threading.get_ident() != threading.main_thread().ident
-        ):  # Python calls handlers in no other thread
+        # Python calls handlers in no other thread.
+        if threading.get_ident() != threading.main_thread().ident:
             return
         try:
             self._earlier_hook = sys.unraisablehook

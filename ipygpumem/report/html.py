@@ -3,8 +3,8 @@ too.
 
 Text has the page's own colour, so that it is legible in every theme; only borders and bars are
 coloured. There is no script, style sheet, id or external resource. If a sanitizer drops the styles
-(GitHub) or the theme variables (untrusted notebooks), words and collapsible tables remain. The bars'
-middle tones have equal contrast to light and dark pages.
+(GitHub) or the theme variables (untrusted notebooks), words and collapsible tables remain. The
+bars' middle tones have equal contrast to light and dark pages.
 """
 
 from __future__ import annotations

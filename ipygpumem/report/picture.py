@@ -67,7 +67,7 @@ class Picture(Figure):
         display(data, metadata={"image/png": size, "ipygpumem": {"reports": ["plot"]}}, raw=True)
 
 
-def count_bytes(axis: Any) -> None:
+def put_ticks_at_bytes(axis: Any) -> None:
     """Put ticks at multiples of a power of two bytes."""
     low, high = sorted(axis.get_view_interval())
     exponent = math.ceil(math.log2((high - low) / 5))

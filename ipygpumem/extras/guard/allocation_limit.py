@@ -245,9 +245,8 @@ class AllocationLimit:
                 return
             try:
                 data_bytes = self._data_bytes() or 0
-            except (
-                MemoryError
-            ):  # not even our own code can run: no limit for as long as it takes to read one number
+            except MemoryError:
+                # Not even our own code can run: no limit while it reads one number.
                 self._set(NO_LIMIT)
                 data_bytes = self._data_bytes() or 0
             self._raise(data_bytes, needed_bytes)

@@ -100,8 +100,7 @@ class GuardedMemory:
         """Measure the memory left after a call that took memory for long.
 
         The limit stays until the next check if another thread has closed the files, or if no memory
-        is left to read
-        them: this runs inside the user's calls, which must not fail by it.
+        is left to read them: this runs inside the user's calls, which must not fail by it.
         """
         with contextlib.suppress(OSError, ValueError, MemoryError):
             self.renew(self.now())

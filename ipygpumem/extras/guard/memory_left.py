@@ -42,21 +42,19 @@ class Headroom:
         self._files = contextlib.ExitStack()
         self._groups: list[tuple[Version, int, int, int]] = []
         """Each group with a limit: its limit, use and caches."""
-        self._statm = self._meminfo = None
+        self._statm: int | None = None
+        self._meminfo: int | None = None
         with contextlib.suppress(OSError):  # not Linux: psutil reads both
-            self._statm, self._meminfo = (
-                self._open(root / "proc/self/statm"),
-                self._open(root / "proc/meminfo"),
-            )
+            statm = self._open(root / "proc/self/statm")
+            self._meminfo = self._open(root / "proc/meminfo")
+            self._statm = statm
         for version, folder in cgroup.folders(root):
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # "max", or no such file: this group has no limit
+            # "max", or no such file: this group has no limit.
+            with contextlib.suppress(OSError, ValueError):
                 if int((folder / version.limit).read_text()) < cgroup.UNLIMITED:
-                    limit, used, stat = (
-                        self._open(folder / name)
-                        for name in (version.limit, version.used, "memory.stat")
-                    )
+                    limit = self._open(folder / version.limit)
+                    used = self._open(folder / version.used)
+                    stat = self._open(folder / "memory.stat")
                     self._groups.append((version, limit, used, stat))
         ram_bytes = int(psutil.virtual_memory().total)
         self.machine_bytes = ram_bytes + int(psutil.swap_memory().total)

@@ -138,7 +138,9 @@ class DeviceBlocks:
                 self._replay(event)
 
     def _replay(self, event: Mapping[str, Any]) -> None:
-        time_us, address, size = event["time_us"], event.get("addr", 0), event["size"]
+        time_us = event["time_us"]
+        address = event.get("addr", 0)
+        size = event["size"]
         seconds = (time_us - self._began_us) / 1e6
         self.tick += 1
         self.clock.note(self.tick, seconds)
@@ -293,11 +295,8 @@ class CudaRecording:
             for life in lives:
                 if life.address and life.device != "cpu":
                     self._history.saw(life)
-        except (
-            RuntimeError,
-            TypeError,
-            AttributeError,
-        ) as error:  # another allocator, an old torch
+        # Another allocator raises a RuntimeError, an old torch one of the others.
+        except (RuntimeError, TypeError, AttributeError) as error:
             self.is_possible = False
             return f"CUDA's allocator has no history ({describe_error(error)})"
         return ""

@@ -196,11 +196,16 @@ class Follower(StorageFollower):
 
     def _peak(self, device: str, *, ran_out: bool) -> DevicePeak:
         """Return the record of one device."""
-        source, lives = "storages", self.log.lives
-        failed: tuple[int, float] | None = self.failed[:2] if self.failed else None
+        failed: tuple[int, float] | None
         blocks = self._recording.blocks.get(device)
         if blocks is not None:
-            source, lives, failed = "allocator", blocks.lives, blocks.failed
+            source = "allocator"
+            lives = blocks.lives
+            failed = blocks.failed
+        else:
+            source = "storages"
+            lives = self.log.lives
+            failed = self.failed[:2] if self.failed else None
         moment: tuple[Lives, float] | None = None
         if ran_out and failed is not None:
             tick, seconds = failed

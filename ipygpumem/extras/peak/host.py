@@ -101,10 +101,9 @@ class HostTracker:
             self.kept_bytes = kept.total()
             for record in reader.get_high_watermark_allocation_records(merge_threads=True):
                 still_kept = kept[record.stack_id, record.allocator]
+                # A library's pool may have given the pages back to the system (madvise).
                 if record.allocator == self._memray.AllocatorType.MMAP:
-                    still_kept = (
-                        0  # a library's pool may have given the pages back to the system (madvise)
-                    )
+                    still_kept = 0
                 self.freed_bytes += max(0, record.size - still_kept)
                 rows.append(self._row(record))
         whole = DevicePeak("cpu", "memray", sum(row.size_bytes for row in rows), rows=_joined(rows))

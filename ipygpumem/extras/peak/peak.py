@@ -74,7 +74,8 @@ class Peak:
         save: str | os.PathLike[str] | None = None,
         flame: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._names, self._save_path = names, None if save is None else _checked(save)
+        self._names = names
+        self._save_path = None if save is None else _checked(save)
         self._flame = None if flame is None else _checked_page(flame)
         self._follower: Any = None
         self._host: Any = None
@@ -138,7 +139,8 @@ class Peak:
         """
         seconds = time.perf_counter() - self._began
         use = self._stop_span()
-        (follower, host), devices = self.drop(), list[DevicePeak]()
+        follower, host = self.drop()
+        devices = list[DevicePeak]()
         with growth_for("%%peak"):
             try:
                 if follower is not None:
@@ -286,7 +288,9 @@ class AfterImport(importlib.abc.MetaPathFinder):
     """Calls a function once this thread has imported a module."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
-        self._name, self._then, self._thread = name, then, threading.get_ident()
+        self._name = name
+        self._then = then
+        self._thread = threading.get_ident()
         sys.meta_path.insert(0, self)
 
     def stop(self) -> None:

@@ -53,15 +53,21 @@ class Timeline:
     """The memory of one device over time."""
 
     def __init__(self, role: Callable[[Any], str], clock: Clock) -> None:
-        self._role, self._seconds, self._since = role, clock.seconds, 0
+        self._role = role
+        self._seconds = clock.seconds
+        self._since = 0
+        """The tick until which blocks were added."""
         self._points: list[PeakPoint] = []
-        self.peak_bytes, self.peak_at = -1, 0
+        self.peak_bytes = -1
+        self.peak_at = 0
+        """The tick of the peak."""
         self.blocks: Sequence[SizedBlock] = ()
         """The blocks that were alive at the peak."""
 
     def add(self, lives: Lives, until: int) -> None:
         """Add the blocks that were alive since the last call, until a tick."""
-        since, self._since = self._since, until
+        since = self._since
+        self._since = until
         changes = list[tuple[int, int, str]]()
         for life in lives:
             role = self._role(life)
@@ -69,26 +75,32 @@ class Timeline:
             if life.died is not None:
                 changes.append((life.died, -life.size_bytes, role))
         changes.sort(key=itemgetter(0))
-        now, total, highest = dict[str, int](), 0, -1
+        bytes_by_role = dict[str, int]()
+        total = 0
+        new_peak_at: int | None = None
         for group in _groups(changes):
-            top = -1
+            most_of_group = -1
             for tick, size, role in group:
-                now[role] = now.get(role, 0) + size
+                bytes_by_role[role] = bytes_by_role.get(role, 0) + size
                 total += size
-                if total > top:
-                    top, point = total, PeakPoint(self._seconds(tick), dict(now))
+                if total > most_of_group:
+                    most_of_group = total
+                    point = PeakPoint(self._seconds(tick), dict(bytes_by_role))
                 if total > self.peak_bytes:
-                    self.peak_bytes, self.peak_at, highest = total, tick, tick
+                    self.peak_bytes = total
+                    self.peak_at = new_peak_at = tick
             self._points.append(point)
-        if highest >= 0:
-            self.blocks = blocks_of(alive_at(lives, highest))
+        if new_peak_at is not None:
+            self.blocks = blocks_of(alive_at(lives, new_peak_at))
 
     def peak(
         self, device: str, row: Row, *, source: str, moment: tuple[Lives, float] | None = None
     ) -> DevicePeak:
         """Return the record of a device at its peak, or at the ``moment`` of a failure."""
-        blocks, seconds = self.blocks, self._seconds(self.peak_at)
-        if moment is not None:
+        if moment is None:
+            blocks = self.blocks
+            seconds = self._seconds(self.peak_at)
+        else:
             lives, seconds = moment
             blocks = blocks_of(lives)
         groups: dict[RowKey, list[SizedBlock]] = {}

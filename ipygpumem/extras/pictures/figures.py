@@ -24,7 +24,7 @@ from ipygpumem.report.layout import (
     is_worth_reporting,
     shorten,
 )
-from ipygpumem.report.picture import LEGEND, Picture, count_bytes, style
+from ipygpumem.report.picture import LEGEND, Picture, put_ticks_at_bytes, style
 from ipygpumem.units import format_bytes, format_change, format_seconds, whole
 
 try:
@@ -198,7 +198,7 @@ def _draw_uses(axes: Axes, uses: Sequence[CellUse]) -> None:
                 span.end, color=OUT_OF_MEMORY, linestyle="--", linewidth=1, label="out of memory"
             )
     axes.set_ylim(0, 1.1 * max(peaks) or 1)
-    count_bytes(axes.yaxis)
+    put_ticks_at_bytes(axes.yaxis)
 
 
 def _draw_reserved(axes: Axes, uses: Sequence[CellUse]) -> None:
@@ -375,7 +375,7 @@ def _draw_parts(axes: Axes, reconciliation: Reconciliation) -> None:
         axes.barh(0, width, 1, left, label=_part_label(part), **_part_style(part, index))
         left += width
     axes.set(xlim=(0, reconciliation.total_bytes or 1), ylim=(-0.5, 0.5), yticks=[])
-    count_bytes(axes.xaxis)
+    put_ticks_at_bytes(axes.xaxis)
 
 
 def _part_style(part: Part, index: int) -> dict[str, Any]:

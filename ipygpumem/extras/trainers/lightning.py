@@ -8,9 +8,8 @@ from typing import Any
 from ipygpumem.extras.trainers.epochs import Epochs, close, harmless, needs
 
 with needs("lightning", "lightning"):
-    if (
-        "pytorch_lightning" in sys.modules and "lightning" not in sys.modules
-    ):  # its older name, with its own classes
+    # Its older name has its own classes.
+    if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
         from pytorch_lightning import Callback
     else:
         from lightning.pytorch import Callback
