@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ipygpumem.extras.peak.peak import peak
     from ipygpumem.extras.pictures import plot as plot
     from ipygpumem.extras.tracker.tracker import tracker
-    from ipygpumem.fitting.budgets import allocate, leave_free
+    from ipygpumem.fitting.reservations import allocate, leave_free
     from ipygpumem.probes.device_memory import memory
     from ipygpumem.reading import load
     from ipygpumem.shell.python import experiment, experiments, history, last, subscribe
@@ -41,7 +41,7 @@ _PLACES = {
     "extras.panel.panel": ("panel",),
     "extras.peak.peak": ("peak",),
     "extras.tracker.tracker": ("tracker",),
-    "fitting.budgets": ("allocate", "leave_free"),
+    "fitting.reservations": ("allocate", "leave_free"),
     "reading": ("load",),
     "shell.python": ("experiment", "experiments", "history", "last", "subscribe"),
     "probes.device_memory": ("memory",),

@@ -29,7 +29,7 @@ def load(path: str | os.PathLike[str]) -> SessionRecord:
     >>> ipygpumem.load("run.json")
     <SessionRecord of 0 cells, 0 experiments and 0 traces>
     """
-    return export.load(path, MODULES)
+    return export.load(path, IMPORTS_BY_KIND)
 
 
 def _estimates() -> None:
@@ -64,7 +64,7 @@ def _releases() -> None:
     from ipygpumem.extras.moving import releasing  # noqa: F401  # as above
 
 
-MODULES = {
+IMPORTS_BY_KIND = {
     "Estimate": _estimates,
     "ModelSummary": _estimates,
     "Inventory": _inventories,

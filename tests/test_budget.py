@@ -12,7 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import ipygpumem
 from ipygpumem.errors import BudgetError, DeviceError
 from ipygpumem.fitting import budgets
-from ipygpumem.fitting.budgets import Budget, parse_budget, refusal
+from ipygpumem.fitting.budgets import Budget, note_refusal, parse_budget
 from ipygpumem.units import GIB
 from tests.fakes import fake_module
 
@@ -292,7 +292,7 @@ SAID = "refused 2.00 GiB of cuda:0, although 23.00 GiB of it were free"
 
 def test_a_limit_that_refused_free_memory_is_named() -> None:
     lift = "torch.cuda.set_per_process_memory_fraction(1.0, 0)"
-    assert refusal(TEXT) == (
+    assert note_refusal(TEXT) == (
         "cuda:0",
         GIB,
         None,
@@ -305,7 +305,7 @@ def test_a_limit_that_refused_free_memory_is_named() -> None:
         TEXT.replace("CUDA", "XPU"),
         "",
     )
-    assert [refusal(message) for message in others] == [None] * 4
+    assert [note_refusal(message) for message in others] == [None] * 4
 
 
 @pytest.mark.usefixtures("others_out_of_sight")

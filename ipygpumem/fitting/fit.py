@@ -174,7 +174,7 @@ class Fit:
             release(error)
         outcome = OUT_OF_MEMORY
         limit_bytes = None
-        refusal = budgets.refusal(failure.message)
+        refusal = budgets.note_refusal(failure.message)
         if refusal is not None:
             limit_bytes = refusal.limit_bytes
             if refusal.budget is not None:

@@ -189,7 +189,7 @@ class _Given:
 
 
 class Plan:
-    """Chooses the values to try: run ``values``, call ``note`` with the outcome, repeat until it
+    """Chooses the values to try: run ``values``, call ``record_outcome``, repeat until it
     returns False.
 
     Several variables are reduced in turn, and a search then increases one after the other. It ends

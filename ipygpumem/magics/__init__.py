@@ -1,1 +1,1 @@
-"""The magics: parsing, completion, and the code of each command."""
+"""The commands, one file each: their declarations and their code."""

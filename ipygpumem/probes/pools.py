@@ -22,7 +22,7 @@ from ipygpumem.probes.accelerators import TORCH_DEVICES, CachingAllocatorProbe, 
 from ipygpumem.records import OUTSIDE, Method, Reading
 
 POOLS = {"jax": "JAX", "cupy": "CuPy", "rmm": "RMM", "tensorflow": "TensorFlow"}
-"""Libraries by imported module. To support another one, add a function here."""
+"""Names of the libraries by their modules. Each has a function in ``_READERS``, too."""
 _MOST_SECONDS = 0.5
 """A slower probe is dropped, because every cell would wait for it."""
 

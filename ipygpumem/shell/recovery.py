@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ipygpumem.fitting.budgets import Budget, refusal
+from ipygpumem.fitting.budgets import Budget, note_refusal
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.interrupts import is_from_signal
@@ -389,7 +389,7 @@ class Recovery:
         if failure.kind != "oom" or " allowed" not in message:
             return None
         with contextlib.suppress(MemoryError):  # only needed for the report
-            refused = refusal(message)
+            refused = note_refusal(message)
             cause = None
             if refused is not None:
                 cause = Cause("limit", refused.device, refused.text, refused.remedy)

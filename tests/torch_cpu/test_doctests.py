@@ -17,7 +17,7 @@ _SCRIPT = (
     "api.inventories",
     "api.loops",
     "api.traces",
-    "fitting.budgets",
+    "fitting.reservations",
 )
 _SCRIPT += (
     "extras.moving.moving",
