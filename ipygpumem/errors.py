@@ -18,7 +18,7 @@ _BETWEEN = ("IPython.core.interactiveshell", "IPython.core.magic", "decorator", 
 class GpuMemError(Exception):
     """Base class of all exceptions of ipygpumem."""
 
-    is_usage = True
+    is_users_mistake = True
     """False if the user's line is right, but a package that it needs is missing."""
 
     def _render_traceback_(self) -> list[str]:
@@ -162,7 +162,7 @@ def not_installed(kind: type[GpuMemError], what: str, requirement: str) -> GpuMe
     """
     line = how_to_install(requirement)
     error = kind(f"{what} {requirement}, which is not installed: {line}")
-    error.is_usage = False
+    error.is_users_mistake = False
     return error
 
 

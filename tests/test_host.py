@@ -24,7 +24,7 @@ from ipygpumem.fitting import fit
 from ipygpumem.inventory import leftover
 from ipygpumem.inventory.breakdown import host_parts
 from ipygpumem.meter.meter import Meter
-from ipygpumem.probes import cgroup, host, malloc, own_limits
+from ipygpumem.probes import cgroup, host, malloc, oom_kills, own_limits
 from ipygpumem.probes.cgroup import Group
 from ipygpumem.probes.host import HostFigures, HostProbe
 from ipygpumem.probes.pages import anonymous_bytes
@@ -316,16 +316,16 @@ def test_kills_of_the_group_are_counted_from_look_to_look(tmp_path: Path, kind: 
         "machine": ("proc/vmstat", "pgfault 3\n"),
     }[kind]
     system.write(place, f"{before}oom_kill 4\noom_group_kill 9\n")
-    kills = cgroup.Kills(tmp_path)
-    assert (kills.new(), kills.of_machine) == (0, kind == "machine")
+    kills = oom_kills.Kills(tmp_path)
+    assert (kills.since_last_call(), kills.of_machine) == (0, kind == "machine")
     system.write(place, f"{before}oom_kill 6\noom_group_kill 9\n")
-    assert (kills.new(), kills.new()) == (2, 0)
+    assert (kills.since_last_call(), kills.since_last_call()) == (2, 0)
     (tmp_path / place).unlink()
-    assert kills.new() == 0
+    assert kills.since_last_call() == 0
 
 
 def test_without_a_counter_no_kill_is_told(tmp_path: Path) -> None:
-    assert cgroup.Kills(tmp_path).new() == 0
+    assert oom_kills.Kills(tmp_path).since_last_call() == 0
 
 
 def test_a_changed_limit_is_in_the_next_detailed_reading(monkeypatch: pytest.MonkeyPatch) -> None:

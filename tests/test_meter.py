@@ -229,7 +229,7 @@ def test_a_probe_that_failed_at_the_start_gives_no_figure(monkeypatch: pytest.Mo
 
 
 def test_our_part_of_a_cell_s_growth_is_never_more_than_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_growth, "waiting", {"%%peak": 20 * MIB, "modules": 15 * MIB})
+    monkeypatch.setattr(own_growth, "unreported_bytes", {"%%peak": 20 * MIB, "modules": 15 * MIB})
     kept = Usage("cpu", 0, 24 * MIB, 24 * MIB, None, "rss")
-    assert own_growth.growth_line([kept]) == "of it 20 MiB for %%peak, 4 MiB for modules"
-    assert own_growth.growth_line([kept]) == ""
+    assert own_growth.take_growth_text([kept]) == "of it 20 MiB for %%peak, 4 MiB for modules"
+    assert own_growth.take_growth_text([kept]) == ""

@@ -29,9 +29,9 @@ from ipygpumem.extras.recorder.recordings import (
     judge,
     read,
 )
-from ipygpumem.probes import cgroup, host
-from ipygpumem.probes.cgroup import Death
+from ipygpumem.probes import host, oom_kills
 from ipygpumem.probes.host import process_space
+from ipygpumem.probes.oom_kills import Death
 from ipygpumem.report import text
 from ipygpumem.units import GIB
 from tests.control_group import v2_system
@@ -142,15 +142,18 @@ def test_only_plain_files_are_recordings(tmp_path: Path, make: Callable[[Path], 
 def test_no_file_is_read_because_a_recording_names_it(tmp_path: Path) -> None:
     (tmp_path / "vmstat").write_text("oom_kill 7\n")
     name = f"{tmp_path}/vmstat:{tmp_path.stat().st_ino}"
-    assert (cgroup.counted(name), cgroup.recorded(name)) == (7, None)
-    assert cgroup.recorded(f"/sys/fs/cgroup/../../..{name}") is None
+    assert (oom_kills.kill_count(name), oom_kills.kill_count_in_recording(name)) == (7, None)
+    assert oom_kills.kill_count_in_recording(f"/sys/fs/cgroup/../../..{name}") is None
     assert (
         "cannot be counted"
         in judge(recording(START, kernel=dataclasses.replace(DEAD, counter=name))).evidence
     )
     system = v2_system(tmp_path / "s", "/a")
     system.write("sys/fs/cgroup/a/memory.events", "oom_kill 3\n")
-    assert cgroup.recorded(cgroup.counter(system.root), system.root) == 3
+    assert (
+        oom_kills.kill_count_in_recording(oom_kills.kill_counter_name(system.root), system.root)
+        == 3
+    )
 
 
 @pytest.fixture
@@ -240,8 +243,8 @@ LOG = {
 
 def test_the_system_log_names_processes_ended_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     records = [f"3,100,5000000,-;{line}\n SUBSYSTEM=x\n" for line in LOG]
-    monkeypatch.setattr(cgroup, "_records", lambda path: ["garbage", *records])
-    assert [(death.pid, death.oom) for death in cgroup.deaths()] == [
+    monkeypatch.setattr(oom_kills, "_records", lambda path: ["garbage", *records])
+    assert [(death.pid, death.oom) for death in oom_kills.deaths()] == [
         found for found in LOG.values() if found
     ]
 
@@ -293,8 +296,8 @@ def test_the_verdict_claims_no_more_than_the_evidence(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel, last, deaths, kills, grade, words = CASES[case]
-    monkeypatch.setattr(cgroup, "deaths", lambda: deaths)
-    monkeypatch.setattr(cgroup, "recorded", lambda name: kills)
+    monkeypatch.setattr(oom_kills, "deaths", lambda: deaths)
+    monkeypatch.setattr(oom_kills, "kill_count_in_recording", lambda name: kills)
     monkeypatch.setattr(recordings, "_ROOT_NAMESPACE", "")
     found = judge(recording(START, last, kernel=kernel))
     assert found.grade == grade

@@ -16,8 +16,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.inventory.trends import Growing
-from ipygpumem.probes.cgroup import Kills
 from ipygpumem.probes.host import HostProbe
+from ipygpumem.probes.oom_kills import Kills
 from ipygpumem.records import Growth
 from ipygpumem.report.layout import Report, Scales, note
 from ipygpumem.shell import recovery

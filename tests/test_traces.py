@@ -407,7 +407,7 @@ def test_preload_looks_for_an_accelerator_before_torch(
     loaded.run_line_magic("gpumem", "preload")
     assert f"{why}: there is nothing to preload" in capsys.readouterr().out
     monkeypatch.setattr(traces, "has_driver", lambda: True)
-    assert traces.why_none() == ("" if "driver" in why else why)
+    assert traces.why_no_accelerator() == ("" if "driver" in why else why)
     # whose GPU torch finds without being built for it
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert traces.why_none() == ""
+    assert traces.why_no_accelerator() == ""

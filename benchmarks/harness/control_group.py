@@ -18,7 +18,7 @@ def limited_group(limit_bytes: int) -> Iterator[Path]:
         unittest.SkipTest: no such group can be made here. pytest skips a test that raises it.
     """
     problems = []
-    for version, own in ((cgroup._V1, _own(cgroup._V1)), (cgroup._V2, _own(cgroup._V2))):
+    for version, own in ((cgroup.V1, _own(cgroup.V1)), (cgroup.V2, _own(cgroup.V2))):
         if own is None:
             continue
         folder = own / f"ipygpumem-test-{time.time_ns()}"
@@ -43,9 +43,9 @@ def limited_group(limit_bytes: int) -> Iterator[Path]:
 
 
 def _own(version: cgroup.Version) -> Path | None:
-    for found, path in cgroup._memberships(cgroup.ROOT):
+    for found, path in cgroup.memberships(cgroup.ROOT):
         if found is version:
-            return next(cgroup._around(cgroup.ROOT, version, path), None)
+            return next(cgroup.groups_around(cgroup.ROOT, version, path), None)
     return None
 
 

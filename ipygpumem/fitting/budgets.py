@@ -17,7 +17,7 @@ from ipygpumem.probes.accelerators import (
     fractions,
     memory_fraction,
     parse_device,
-    uncounted,
+    why_torch_counts_nothing,
 )
 from ipygpumem.probes.allocator import failed_allocation
 from ipygpumem.units import MIB, checked_bytes, format_bytes
@@ -134,7 +134,7 @@ class Budget(GuardedBlock):
     def _limit_all(self) -> None:
         """Limit each device that can be limited."""
         cuda = torch_cuda()
-        reason = uncounted()
+        reason = why_torch_counts_nothing()
         if cuda is None:
             reason = "there is no CUDA device here, so it limits nothing"
         if reason:

@@ -30,7 +30,12 @@ from ipygpumem.inventory.breakdown import (
 )
 from ipygpumem.inventory.survey import roles_of_objects
 from ipygpumem.meter.meter import Meter
-from ipygpumem.probes.accelerators import TORCH_DEVICES, WholeDevice, loaded_torch, uncounted
+from ipygpumem.probes.accelerators import (
+    TORCH_DEVICES,
+    WholeDevice,
+    loaded_torch,
+    why_torch_counts_nothing,
+)
 from ipygpumem.probes.allocator import Snapshot, expandable_setting, snapshots
 from ipygpumem.probes.children import Child, children
 from ipygpumem.probes.host import HostFigures, host_figures
@@ -221,7 +226,7 @@ def _device(
             wide = _device_wide(nvml, module, index, reading)
             findings.note_processes(reading.device, wide)
         pools = pools_on(index, findings.readings)
-        why = uncounted()
+        why = why_torch_counts_nothing()
         if why:
             notes.append(f"{why}: its tensors are part of the driver's figure for this process")
     if reading.reserved_bytes:  # only then does a context exist

@@ -14,7 +14,7 @@ from ipygpumem.inventory.children import with_endings
 from ipygpumem.magics import sources
 from ipygpumem.magics.experiment import available_names, lines_of_open
 from ipygpumem.meter.traces import preload as create
-from ipygpumem.meter.traces import why_none
+from ipygpumem.meter.traces import why_no_accelerator
 from ipygpumem.probes.other_kernels import other_kernels
 from ipygpumem.reclaim import reclaim
 from ipygpumem.records import CellRecord
@@ -90,7 +90,7 @@ def preload(app: App, options: Options) -> list[Report]:
     """
     record = create(app.context.meter)
     if record is None:
-        reason = why_none() or "torch sees no accelerator here"
+        reason = why_no_accelerator() or "torch sees no accelerator here"
         return [note(f"{reason}: there is nothing to preload")]
     parts = [f"{record.label} is ready", format_seconds(record.duration_seconds)]
     for usage in record.usages:

@@ -14,7 +14,7 @@ from ipygpumem.records import Usage, usage_on
 from ipygpumem.units import MIB, format_bytes
 
 _LEAST_BYTES = 4 * MIB
-waiting: dict[str, int] = {}
+unreported_bytes: dict[str, int] = {}
 """Bytes of this process's RSS that no line has named yet, by purpose."""
 
 
@@ -36,7 +36,7 @@ def growth_for(what: str) -> Iterator[None]:
             _free_pages_of(grown)
             grown = _unnamed_bytes() - before
         if grown >= _LEAST_BYTES:
-            waiting[what] = waiting.get(what, 0) + grown
+            unreported_bytes[what] = unreported_bytes.get(what, 0) + grown
 
 
 def _free_pages_of(grown: int) -> None:
@@ -54,15 +54,17 @@ def _free_pages_of(grown: int) -> None:
 
 def _unnamed_bytes() -> int:
     """Return the RSS without our growth that no line has named yet."""
-    return rss_bytes() - sum(waiting.values())
+    return rss_bytes() - sum(unreported_bytes.values())
 
 
-def growth_line(usages: Sequence[Usage]) -> str:
-    """Return the line that names our part of what a cell kept, if it has one, and forget it."""
+def take_growth_text(usages: Sequence[Usage]) -> str:
+    """Return the text that names our part of what a cell kept, empty if it has none, and forget
+    it.
+    """
     usage = usage_on(usages, "cpu")
     grown = 0 if usage is None else usage.delta_bytes
-    ours = dict(waiting)
-    waiting.clear()
+    ours = dict(unreported_bytes)
+    unreported_bytes.clear()
     if grown < _LEAST_BYTES:
         return ""
     left = grown  # the cell may have freed more than it has allocated

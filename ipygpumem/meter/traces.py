@@ -53,7 +53,7 @@ def preload(meter: Meter) -> TraceRecord | None:
     """
     if importlib.util.find_spec("torch") is None:
         raise not_installed(DeviceError, "preload needs", "torch")
-    if why_none():
+    if why_no_accelerator():
         return None
     torch: Any = importlib.import_module("torch")
     name = next((name for name in ("cuda", "xpu", "mps") if _is_available(torch, name)), None)
@@ -69,7 +69,7 @@ def preload(meter: Meter) -> TraceRecord | None:
         return TraceRecord(name, started_at, time.perf_counter() - started, None, span.stop())
 
 
-def why_none() -> str:
+def why_no_accelerator() -> str:
     """Return why there is no accelerator, without importing torch, which takes long; empty if torch
     must be asked.
     """

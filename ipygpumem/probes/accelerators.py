@@ -151,7 +151,7 @@ def limit_bytes(cuda: Any, index: int) -> int:
     return int(memory_fraction(cuda, index) * cuda.get_device_properties(index).total_memory)
 
 
-def uncounted() -> str:
+def why_torch_counts_nothing() -> str:
     """Return why torch counts nothing on CUDA devices; empty if it does. As in torch, any value
     counts as set.
     """

@@ -16,7 +16,7 @@ from ipygpumem.probes.accelerators import (
     initialized_backend,
     loaded_torch,
     parse_device,
-    uncounted,
+    why_torch_counts_nothing,
 )
 from ipygpumem.probes.nvml import Nvml
 from ipygpumem.records import Record
@@ -123,7 +123,7 @@ def _memory_of_card(index: int) -> DeviceMemory:
     )
     if cuda is None:
         return unused
-    reason = uncounted()
+    reason = why_torch_counts_nothing()
     if reason:
         note = f"{whole.note}; {reason}" if whole.note else reason
         return replace(unused, allocated_bytes=None, reserved_bytes=None, note=note)
@@ -144,7 +144,7 @@ def _after_initialization(nvml: Nvml, cuda: Any, index: int) -> WholeDevice:
     if by_driver.used_bytes is not None:
         return by_driver
     total = int(cuda.get_device_properties(index).total_memory)
-    if uncounted() or not has_context(index):  # mem_get_info would create one
+    if why_torch_counts_nothing() or not has_context(index):  # mem_get_info would create one
         return WholeDevice(total, note=by_driver.note)
     return WholeDevice.from_runtime("cuda", cuda, index, total)
 

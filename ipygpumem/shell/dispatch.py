@@ -168,7 +168,7 @@ class GpuMemMagics(Magics):
             from ipygpumem.report.layout import clean  # the App has imported it
 
             message = clean(str(error))
-            kind = UsageError if error.is_usage else MissingPackageError
+            kind = UsageError if error.is_users_mistake else MissingPackageError
             raise kind(message) from None
         except KeyboardInterrupt as error:
             if not runs_users_code:  # otherwise IPython would show our frames

@@ -19,8 +19,8 @@ from ipygpumem.interrupts import is_from_signal
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.notebook import running_cell
 from ipygpumem.probes.allocator import failed_allocation
-from ipygpumem.probes.cgroup import Kills
 from ipygpumem.probes.host import available_bytes
+from ipygpumem.probes.oom_kills import Kills
 from ipygpumem.reclaim import kept_errors, listing, reclaim
 from ipygpumem.reclaim.failure import Failure, classify
 from ipygpumem.reclaim.frames import find_incomplete_optimizer, plain_locals
@@ -240,7 +240,7 @@ class Recovery:
         frames keep.
         """
         lines = list[str]()
-        killed = self._kills.new()
+        killed = self._kills.since_last_call()
         if killed:
             place = "on this machine" if self._kills.of_machine else "of this control group"
             processes = "1 process" if killed == 1 else f"{killed} processes"

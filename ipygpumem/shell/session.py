@@ -167,7 +167,7 @@ class Session:
         if record is not None and not cell.nested:
             cell.measured.is_ours = _is_ours(cell, record)
             if cell.measured.is_ours:
-                own_growth.waiting.clear()
+                own_growth.unreported_bytes.clear()
                 return
             self.history.append(record)
             self._subscribers.add(record)
@@ -281,8 +281,8 @@ class Session:
         may_hide = context.config.quiet or content.begins_with_our_command(record)
         is_hidden = not remarks and may_hide and content.is_quiet(record)
         lines = list[str]()
-        if own_growth.waiting:  # taken even if the line is hidden
-            lines.append(own_growth.growth_line(record.usages))
+        if own_growth.unreported_bytes:  # taken even if the line is hidden
+            lines.append(own_growth.take_growth_text(record.usages))
         if is_hidden or not context.config.report:
             return []
         report = content.cell_report(record, context.display.scales)

@@ -32,7 +32,7 @@ from ipygpumem.introspect import code_lines
 from ipygpumem.magics import sources
 from ipygpumem.magics.experiment import patterns_of
 from ipygpumem.notebook import running_cell
-from ipygpumem.probes.cgroup import Kills
+from ipygpumem.probes.oom_kills import Kills
 from ipygpumem.report.layout import Report, clean, note
 from ipygpumem.scope.bindings import Bindings
 from ipygpumem.shell.app import App
@@ -420,7 +420,7 @@ def _signal_text(number: int, kills: Kills) -> str:
     """Return the signal that killed a child process, and whether it came from the OOM killer."""
     names = {int(item): item.name for item in signal.Signals}
     text = f"was killed by {names.get(number, number)} ({signal.strsignal(number)})"
-    if number == signal.SIGKILL and kills.new():
+    if number == signal.SIGKILL and kills.since_last_call():
         memory = "the machine's memory" if kills.of_machine else "its control group's memory"
         text += f": the OOM killer ended it, because {memory} was used up"
     return text

@@ -55,7 +55,7 @@ def panel() -> Panel:
     >>> shown.close()
     """
     app = current_app()
-    reason = why_none(app)
+    reason = why_no_panel(app)
     if reason:
         return Panel(None, reason)
     for observer in app.session.observers:
@@ -66,7 +66,7 @@ def panel() -> Panel:
     return Panel(Feed(app))
 
 
-def why_none(app: App) -> str:
+def why_no_panel(app: App) -> str:
     """Return why there can be no panel here; empty if there can be one."""
     if not app.context.display.has_images:
         return "the panel needs a notebook: in a terminal, %gpumem status shows its figures"

@@ -19,7 +19,7 @@ from ipygpumem.errors import RecordingError, ellipsize
 from ipygpumem.extras.recorder import recordings
 from ipygpumem.extras.recorder.recordings import Kernel, Moment, RecordingWriter
 from ipygpumem.notebook import running_cell
-from ipygpumem.probes import cgroup, host
+from ipygpumem.probes import cgroup, host, oom_kills
 from ipygpumem.records import Reading, Usage
 from ipygpumem.report.layout import Report, clean, note
 from ipygpumem.shell.cell import Cell
@@ -64,7 +64,7 @@ class Recorder:
         """Begin a recording; nothing happens if it is on."""
         if self._writer is not None:
             return
-        self._counter = cgroup.counter()
+        self._counter = oom_kills.kill_counter_name()
         kernel = Kernel(
             time.time(),
             os.getpid(),
@@ -240,7 +240,7 @@ class Recorder:
             if group is not None:
                 memory["control group"] = group.used_bytes
                 totals["control group"] = group.limit_bytes
-        kills = cgroup.counted(self._counter)
+        kills = oom_kills.kill_count(self._counter)
         return Moment(kind, time.time(), cell, memory, totals, kills, **more)
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from ipygpumem.probes import cgroup, host
+from ipygpumem.probes import host, oom_kills
 from ipygpumem.records import Record, open_plain
 
 _KEPT_FILES = 20
@@ -314,7 +314,7 @@ def _in_system_log(kernel: Kernel, last_time: float) -> Verdict | None:
     """Return why a kernel ended after its last entry, if the system's log says so."""
     if not kernel.place.endswith(_ROOT_NAMESPACE):
         return None
-    for death in cgroup.deaths():
+    for death in oom_kills.deaths():
         if death.pid != kernel.pid or death.time < last_time - _CLOCK_SECONDS:
             continue
         text = "it crashed: a fault in native code"
@@ -333,7 +333,7 @@ def _from_counter(kernel: Kernel, moments: Sequence[Moment]) -> Verdict:
     for moment in moments:
         if moment.kills is not None:
             before = moment.kills
-    after = cgroup.recorded(kernel.counter)
+    after = oom_kills.kill_count_in_recording(kernel.counter)
     if before is None or after is None:
         return Verdict(
             "it was killed, or it crashed", "unknown", "OOM kills cannot be counted from here"
