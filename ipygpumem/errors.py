@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -47,10 +48,15 @@ def _without_our_frames(traceback: TracebackType | None) -> TracebackType | None
         if not is_between and not frame.f_code.co_filename.startswith(OUR_FOLDER):
             steps.append(traceback)
         traceback = traceback.tb_next
-    shown: TracebackType | None = None
+    return traceback_of_steps(steps)
+
+
+def traceback_of_steps(steps: Sequence[TracebackType]) -> TracebackType | None:
+    """Return a new traceback of some steps of others, the outermost first; None without any."""
+    traceback: TracebackType | None = None
     for step in reversed(steps):
-        shown = TracebackType(shown, step.tb_frame, step.tb_lasti, step.tb_lineno)
-    return shown
+        traceback = TracebackType(traceback, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    return traceback
 
 
 def _begins_in_ours(traceback: TracebackType | None) -> bool:

@@ -113,6 +113,16 @@ def parse_bytes(text: str) -> int:
     return int(number * base**power)
 
 
+def divided_up(size: int, divisor: int) -> int:
+    """Return the number of parts of a size, the last of which may be smaller than ``divisor``."""
+    return -(-size // divisor)
+
+
+def rounded_up(size: int, step: int) -> int:
+    """Return a size as a multiple of a step."""
+    return divided_up(size, step) * step
+
+
 def as_typed(size: object) -> str:
     """Return a size in the unit in which it was typed; one of two units means 1000 bytes or 1024.
 

@@ -227,7 +227,7 @@ def test_process_names_need_process_ids_of_the_same_namespace(
 ) -> None:
     own = os.getpid()
     name = psutil.Process().name()
-    monkeypatch.setattr(nvml, "_FIRST_NAMESPACE", os.readlink("/proc/self/ns/pid"))  # noqa: PTH115  # as text
+    monkeypatch.setattr(nvml, "SYSTEMS_PID_NAMESPACE", os.readlink("/proc/self/ns/pid"))  # noqa: PTH115  # as text
     assert nvml.process_label(own) == f"process {own} ({name})"
     assert nvml.process_label(-1) == "process -1"
     waits = [sys.executable, "-c", "print(flush=True); input()", "ipykernel_launcher"]
@@ -237,7 +237,7 @@ def test_process_names_need_process_ids_of_the_same_namespace(
         monkeypatch.setattr(os, "getpid", lambda: -1)
         assert nvml.process_label(child.pid).endswith(", of another kernel)")
         child.communicate(b"\n")
-    monkeypatch.setattr(nvml, "_FIRST_NAMESPACE", "pid:[1]")
+    monkeypatch.setattr(nvml, "SYSTEMS_PID_NAMESPACE", "pid:[1]")
     assert nvml.process_label(own) == f"process {own}"
 
 

@@ -39,7 +39,7 @@ def test_a_kernel_on_a_card_has_its_notebooks_name(
     train: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid = int(train.value("__import__('os').getpid()"))
-    monkeypatch.setattr(nvml, "_FIRST_NAMESPACE", os.readlink("/proc/self/ns/pid"))  # noqa: PTH115  # as text
+    monkeypatch.setattr(nvml, "SYSTEMS_PID_NAMESPACE", os.readlink("/proc/self/ns/pid"))  # noqa: PTH115  # as text
     monkeypatch.setattr(os, "getpid", lambda: -1)  # else it was started by this process
     assert nvml.process_label(pid).endswith(", of another kernel: /home/me/my train.ipynb)")
 

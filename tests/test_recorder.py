@@ -298,7 +298,7 @@ def test_the_verdict_claims_no_more_than_the_evidence(
     kernel, last, deaths, kills, grade, words = CASES[case]
     monkeypatch.setattr(oom_kills, "deaths", lambda: deaths)
     monkeypatch.setattr(oom_kills, "kill_count_in_recording", lambda name: kills)
-    monkeypatch.setattr(recordings, "_ROOT_NAMESPACE", "")
+    monkeypatch.setattr(host, "SYSTEMS_PID_NAMESPACE", "")
     found = judge(recording(START, last, kernel=kernel))
     assert found.grade == grade
     assert words in found.text

@@ -428,7 +428,7 @@ def test_children_are_listed_with_their_memory_on_devices() -> None:
 
 
 def test_in_a_container_the_drivers_ids_match_no_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "_FIRST_NAMESPACE", "pid:[1]")
+    monkeypatch.setattr(nvml, "SYSTEMS_PID_NAMESPACE", "pid:[1]")
     found = Findings(children=[child(100.5, 8)])
     found.note_processes("cuda:0", WholeDevice(other_processes=((8, 64 * MIB),)))
     assert found.children == [child(100.5, 8)]

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar, overload
 
 from ipygpumem.api.shell import current_traces, loaded_app, show
-from ipygpumem.errors import NotLoadedError, ProbeError, TraceError
+from ipygpumem.errors import NOT_LOADED, NotLoadedError, ProbeError, TraceError
 from ipygpumem.failures import CallBlock, GuardedBlock, is_own_failure, tell
 from ipygpumem.introspect import is_instance, text_of, type_name
 from ipygpumem.meter import traces as measuring
@@ -375,6 +375,6 @@ def export(path: str | os.PathLike[str], *, force: bool = False) -> None:
     """
     app = loaded_app()
     if app is None and current_shell() is not None:
-        raise NotLoadedError("ipygpumem is not loaded here: run %load_ext ipygpumem first")
+        raise NotLoadedError(NOT_LOADED)
     record = SessionRecord.of((), (), current_traces().finished) if app is None else app.records()
     formats.save(path, record, force=force)

@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 
+from ipygpumem.errors import traceback_of_steps
 from ipygpumem.heap.knowledge.frames import stack, steps
 from ipygpumem.introspect import is_ours, is_users
 from ipygpumem.notebook import cell_of_file, current_shell, running_cell
@@ -99,12 +100,8 @@ def users_part(traceback: types.TracebackType | None) -> types.TracebackType | N
     entries = list(steps(traceback))
     files = [step.tb_frame.f_code.co_filename for step in entries]
     end = _end_of_users_part(files)
-    part = None
-    for step in reversed(entries[:end]):
-        frame = step.tb_frame
-        if not is_ours(frame.f_code.co_filename):
-            part = types.TracebackType(part, frame, step.tb_lasti, step.tb_lineno)
-    return part
+    users_steps = [step for step in entries[:end] if not is_ours(step.tb_frame.f_code.co_filename)]
+    return traceback_of_steps(users_steps)
 
 
 def _end_of_users_part(files: list[str]) -> int:

@@ -213,7 +213,7 @@ class CudaPolicies:
     def _lowered(self, tensor: Any) -> Any:
         """Return a tensor in autocast's type; as in torch, converted weights are cached."""
         dtype = _dtype_of("cpu")
-        if not _is_weight(tensor) or not torch.is_autocast_cache_enabled():
+        if not is_cached(tensor):
             return tensor.to(dtype)
         key = id(tensor)
         if key not in self._weights:
@@ -222,11 +222,11 @@ class CudaPolicies:
         return converted
 
 
-def _is_weight(tensor: Any) -> bool:
-    """Return True for a tensor whose converted copy torch caches."""
-    if tensor.dtype is not torch.float32:
+def is_cached(tensor: Any) -> bool:
+    """Return True for a tensor whose converted copy autocast keeps: a weight that trains."""
+    if tensor.dtype is not torch.float32 or not torch.is_autocast_cache_enabled():
         return False
-    return tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+    return bool(tensor.requires_grad and tensor.is_leaf and not tensor._is_view())
 
 
 def _lower(operator: Any, *args: Any, **kwargs: Any) -> Any:

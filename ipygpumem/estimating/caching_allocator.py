@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ipygpumem.probes.allocator import Segment, settings
-from ipygpumem.units import MIB
+from ipygpumem.units import MIB, rounded_up
 
 STEP_BYTES = 2 * MIB
 """Segments of more than 10 MiB are rounded up to a multiple of this."""
@@ -27,14 +27,14 @@ _MIDDLE_SEGMENT_BYTES = 20 * MIB
 NO_LIMIT = 1 << 62
 
 
-def rounded_up(size_bytes: int, step_bytes: int = _LEAST_BYTES) -> int:
-    """Return a size as a multiple of a step, by default the step of the allocator's blocks."""
-    return -(-size_bytes // step_bytes) * step_bytes
+def in_whole_steps(size_bytes: int) -> int:
+    """Return a size as a multiple of the allocator's smallest block."""
+    return rounded_up(size_bytes, _LEAST_BYTES)
 
 
 def block_bytes(size_bytes: int) -> int:
     """Return the size of the block that serves a request, before a small rest is added to it."""
-    return max(_LEAST_BYTES, rounded_up(size_bytes))
+    return max(_LEAST_BYTES, in_whole_steps(size_bytes))
 
 
 def most_split_bytes() -> int:

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from ipygpumem.estimating import fused
-from ipygpumem.estimating.autocast import Autocast
+from ipygpumem.estimating.autocast import Autocast, is_cached
 from ipygpumem.estimating.devices import Devices
 
 
@@ -60,7 +60,7 @@ class CardFunctions:
             return [self._converted_argument(item) for item in value]
         if not isinstance(value, torch.Tensor):
             return value
-        if not _is_cached(value):
+        if not is_cached(value):
             return self._autocast.cast(value)
         _fill_cache(value)
         return value
@@ -189,13 +189,6 @@ class CardFunctions:
         input_lengths = torch.as_tensor(input_lengths, device=device)
         target_lengths = torch.as_tensor(target_lengths, device=device)
         return original(log_probs, targets, input_lengths, target_lengths, *args, **kwargs)
-
-
-def _is_cached(tensor: Any) -> bool:
-    """Return True for a tensor whose converted copy autocast keeps: a weight that trains."""
-    if not torch.is_autocast_cache_enabled() or tensor.dtype is not torch.float32:
-        return False
-    return bool(tensor.is_leaf and tensor.requires_grad and not tensor._is_view())
 
 
 def _fill_cache(weight: Any) -> None:

@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ipygpumem.units import divided_up
+
 _THREADS = 512
 """Maximum number of threads of a block."""
 _WARP = 32
@@ -90,19 +92,15 @@ def _power_of_2(size: int, most: int) -> int:
 def _blocks_of_sum(columns: int, inputs: int, width: int, height: int, processors: int) -> int:
     """Return the number of blocks that share one sum."""
     least_inputs = min(height * _LEAST_VALUES, _MOST_VALUES)
-    values_of_thread = _divided_up(inputs, height)
+    values_of_thread = divided_up(inputs, height)
     if inputs < least_inputs or values_of_thread < _MOST_VALUES:
         return 1
-    blocks = _divided_up(columns, width)
+    blocks = divided_up(columns, width)
     blocks_of_processor = _THREADS_OF_PROCESSOR // (width * height)
     most_blocks = processors * blocks_of_processor
     if blocks > most_blocks:
         return 1
-    shares_of_blocks = _divided_up(most_blocks, blocks)
-    most_shares = _divided_up(values_of_thread, _LEAST_VALUES)
-    least_shares = _divided_up(values_of_thread, _MOST_VALUES)
+    shares_of_blocks = divided_up(most_blocks, blocks)
+    most_shares = divided_up(values_of_thread, _LEAST_VALUES)
+    least_shares = divided_up(values_of_thread, _MOST_VALUES)
     return max(least_shares, min(shares_of_blocks, most_shares))
-
-
-def _divided_up(size: int, divisor: int) -> int:
-    return -(-size // divisor)

@@ -18,7 +18,7 @@ from ipygpumem.estimating.transients import (
     is_matrix_of_cublas,
     laid_out,
 )
-from ipygpumem.units import KIB
+from ipygpumem.units import KIB, divided_up, rounded_up
 
 
 class Kernel:
@@ -214,11 +214,11 @@ def _buffer_bytes(args: Any) -> int:
     sums_columns = 64
     if is_middle:
         sums_columns = 128
-    sums = _up(length, 64) * _up(width, sums_columns)
+    sums = rounded_up(length, 64) * rounded_up(width, sums_columns)
     if widest > 128 and is_half:
-        parts_of_keys = _parts(key.shape[-2], 64)
+        parts_of_keys = divided_up(key.shape[-2], 64)
         parts = max(1, min(parts_of_keys, 200 // rows))
-        widths = _up(width, 128) + _up(width_of_value, 128)
+        widths = rounded_up(width, 128) + rounded_up(width_of_value, 128)
         sums += parts * 64 * widths
     tile_rows = 128
     if widest <= 64:
@@ -226,17 +226,8 @@ def _buffer_bytes(args: Any) -> int:
     tile_columns = 64
     if is_half and is_middle:
         tile_columns = 128
-    tiles = _parts(length, tile_rows) * _parts(width, tile_columns)
+    tiles = divided_up(length, tile_rows) * divided_up(width, tile_columns)
     return int(rows * (sums * 4 + tiles * 16))
-
-
-def _parts(size: int, step: int) -> int:
-    """Return the number of parts of a size, the last of which may be smaller than a step."""
-    return -(-size // step)
-
-
-def _up(size: int, step: int) -> int:
-    return _parts(size, step) * step
 
 
 # -- embeddings ------------------------------------------------------------------------------------
@@ -262,7 +253,7 @@ def _log_sorted_sums(
     width = gradient.shape[-1]
     indices_bytes = 8 * count
     segments = min(count, rows)
-    parts = _parts(count, 10) + segments  # of ten indices, or of one row's
+    parts = divided_up(count, 10) + segments  # of ten indices, or of one row's
     begins = [indices_bytes]
     if by_frequency:
         begins *= 3
@@ -282,7 +273,7 @@ def _log_sorted_sums(
 def _sort_bytes(count: int) -> int:
     """Return the bytes with which a kernel sorts pairs of integers: copies, and 1 KiB a tile."""
     copies_bytes = 16 * count
-    tiles_bytes = _parts(count, _PAIRS_OF_TILE) * KIB
+    tiles_bytes = divided_up(count, _PAIRS_OF_TILE) * KIB
     return copies_bytes + tiles_bytes + 16 * KIB + 512
 
 

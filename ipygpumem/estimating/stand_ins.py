@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from ipygpumem.estimating.caching_allocator import rounded_up
 from ipygpumem.estimating.sparse import embedding_bag_backward
+from ipygpumem.units import rounded_up
 
 _ATEN = torch.ops.aten
 _ALIGNED_BYTES = 16

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ipygpumem.estimating.caching_allocator import rounded_up
+from ipygpumem.estimating.caching_allocator import in_whole_steps
 
 ROLES = (
     "parameters",
@@ -129,7 +129,7 @@ class StorageLog:
         if not before:
             self.clock += 1
             born = self.clock
-        life = StorageLife(device, rounded_up(size_bytes), born, before)
+        life = StorageLife(device, in_whole_steps(size_bytes), born, before)
         self.lives.append(life)
         now = self.now.get(device, 0) + life.size_bytes
         self.now[device] = now

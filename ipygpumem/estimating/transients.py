@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ipygpumem.estimating.column_sums import column_sums_bytes
-from ipygpumem.units import MIB
+from ipygpumem.units import MIB, rounded_up
 
 _CUDNN = (
     "_cudnn_ctc_loss",
@@ -413,10 +413,6 @@ def _group_norm_backward(args: Any, _: Any) -> list[int]:
 # -- attention -------------------------------------------------------------------------------------
 
 
-def _up(size: int, step: int) -> int:
-    return -(-size // step) * step
-
-
 def laid_out(*tensors: Any) -> list[int]:
     """Return the bytes of each tensor that must be copied so that its heads are inside its rows."""
     return [tensor.nbytes for tensor in tensors if not tensor.transpose(1, 2).is_contiguous()]
@@ -430,10 +426,10 @@ def _flash_backward(args: Any, _: Any) -> list[int]:
     """
     gradient, query, key, value, output = args[:5]
     batch, heads, length, width = query.shape
-    rows = batch * heads * _up(length, 128)
+    rows = batch * heads * rounded_up(length, 128)
     sizes = laid_out(gradient, output)
     sizes.append(rows * 4)
-    sizes.append(rows * _up(width, 32) * 4)
+    sizes.append(rows * rounded_up(width, 32) * 4)
     heads_of_key = heads // key.shape[1]
     if heads_of_key > 1:
         sizes.append(key.nbytes * heads_of_key)

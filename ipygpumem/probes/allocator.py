@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from ipygpumem.oom_texts import TORCHS_FIGURES
 from ipygpumem.probes.accelerators import initialized_backend, loaded_torch
-from ipygpumem.units import bytes_in_message
+from ipygpumem.units import bytes_in_message, divided_up
 
 _PAGES = {"small": 2 << 20, "large": 20 << 20}
 """Page size of segments that torch may free in part, by the kind of segment."""
@@ -77,7 +77,7 @@ class Segment:
         """
         start = block.address - self.blocks[0].address
         end = start + block.size_bytes
-        first_page = -(-start // page_bytes)
+        first_page = divided_up(start, page_bytes)
         end_of_pages = end // page_bytes
         if first_page >= end_of_pages:
             yield block.size_bytes, False

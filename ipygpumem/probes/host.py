@@ -330,6 +330,12 @@ _SAME_START_SECONDS = 60.0
 """Maximum difference of a process's start time, which follows the system's clock."""
 
 
+SYSTEMS_PID_NAMESPACE = "pid:[4026531836]"
+"""The system's own PID namespace, whose PIDs the drivers and the system log report
+(PROC_PID_INIT_INO in Linux's proc_ns.h).
+"""
+
+
 def process_space() -> str:
     """Return the boot and the process namespace of this process."""
     try:

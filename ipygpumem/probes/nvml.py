@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ipygpumem.probes.accelerators import WholeDevice
+from ipygpumem.probes.host import SYSTEMS_PID_NAMESPACE
 from ipygpumem.probes.other_kernels import is_kernel, notebook_of
 from ipygpumem.units import GIB
 
 T = TypeVar("T")
 _IDLE_BYTES = GIB
 """Maximum memory that the driver itself may use on a card without processes."""
-
-_FIRST_NAMESPACE = "pid:[4026531836]"
-"""The system's own PID namespace (PROC_PID_INIT_INO in Linux's proc_ns.h)."""
 
 
 @dataclass(frozen=True)
@@ -323,7 +321,7 @@ def sees_system_processes() -> bool:
     with its own.
     """
     with contextlib.suppress(OSError):  # PID namespaces exist on Linux only
-        return str(Path("/proc/self/ns/pid").readlink()) == _FIRST_NAMESPACE
+        return str(Path("/proc/self/ns/pid").readlink()) == SYSTEMS_PID_NAMESPACE
     return True
 
 

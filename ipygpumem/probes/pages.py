@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from ipygpumem.units import divided_up
+
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
@@ -67,7 +69,7 @@ def _in_pagemap(ranges: Iterable[tuple[int, int]], table: bytes) -> list[int]:
 def _counted_bytes(descriptor: int, address: int, size: int, table: bytes) -> int:
     """Return the bytes of a range in pages that count by ``table``."""
     first = address // PAGE_BYTES
-    last = -(-(address + size) // PAGE_BYTES)
+    last = divided_up(address + size, PAGE_BYTES)
     pages = 0
     for start in range(first, last, _AT_ONCE):
         entries = os.pread(descriptor, min(_AT_ONCE, last - start) * _ENTRY, start * _ENTRY)

@@ -28,6 +28,7 @@ from ipygpumem.records import (
 from ipygpumem.report import layout
 from ipygpumem.report.layout import (
     SEPARATOR,
+    TO_FREE,
     LineSegment,
     Report,
     Table,
@@ -36,6 +37,7 @@ from ipygpumem.report.layout import (
     clean_name,
     count,
     device_label,
+    row_of_more,
 )
 from ipygpumem.units import (
     MIB,
@@ -570,8 +572,6 @@ def _freed_label(device: str, size: int, steps: Iterable[FreeingStep]) -> str:
 # -- leaks --------------------------------------------------------------------------------------
 
 
-TO_FREE = "to free it"
-"""Heading of the column with the lines that free memory."""
 _SizedRow = tuple[int, dict[str, str]]
 """The bytes and the texts of a row of leaks."""
 
@@ -654,7 +654,7 @@ def _kept_rows(kept: Sequence[Kept]) -> list[_SizedRow]:
     more = ordered[_ROWS_SHOWN:]
     if more:
         size = sum(item.new_bytes for item in more)
-        rows.append((0, _row_of_more(len(more), size)))
+        rows.append((0, row_of_more(len(more), size, "what")))
     return rows
 
 
@@ -672,11 +672,6 @@ def _kept_row(item: Kept) -> dict[str, str]:
         "held by": "",
         TO_FREE: clean(item.remedy.removeprefix(f"{TO_FREE}: ")),
     }
-
-
-def _row_of_more(number: int, size_bytes: int) -> dict[str, str]:
-    """Return the last row, which sums up what has no row of its own."""
-    return {"size": format_bytes(size_bytes), "what": f"and {number:,} more"}
 
 
 def _at_least(size_bytes: int, *, is_at_least: bool) -> str:
@@ -711,7 +706,7 @@ def _leak_rows(held: Sequence[RetainedArray]) -> list[_SizedRow]:
     for group in groups[_ROWS_SHOWN:]:
         remaining += group
     if remaining:
-        rows.append((0, _row_of_more(len(remaining), _sum(remaining))))
+        rows.append((0, row_of_more(len(remaining), _sum(remaining), "what")))
     return rows
 
 

@@ -23,16 +23,19 @@ from ipygpumem.report import layout
 from ipygpumem.report.content import LAST_INDEX, leak_table
 from ipygpumem.report.layout import (
     SEPARATOR,
+    TO_FREE,
     Listing,
     Report,
     Table,
     accelerator,
+    and_more,
     clean,
     clean_name,
     count,
     device_label,
     listed,
     number_text,
+    row_of_more,
     sizes,
 )
 from ipygpumem.report.showing import shows
@@ -77,14 +80,9 @@ def groups_report(
     if remaining:
         number = sum(group.tensors for group in remaining)
         size = sum(group.size_bytes for group in remaining)
-        sums = TensorGroup(_and_more(len(remaining)), number, size)
+        sums = TensorGroup(and_more(len(remaining)), number, size)
         rows.append(_group_row(sums, by))
     return _report(inventory, Table.of(rows, {"tensors", "size"}))
-
-
-def _and_more(number: int) -> str:
-    """Return the name of the last row, which sums up what is too small to be shown."""
-    return f"and {number:,} more"
 
 
 def _group_row(group: TensorGroup, by: str) -> dict[str, str]:
@@ -156,7 +154,7 @@ def _table(
         number -= len(group.tensors)
         size_bytes -= group.size_bytes
     if number:
-        rows.append({"size": format_bytes(size_bytes), "name": _and_more(number)})
+        rows.append(row_of_more(number, size_bytes, "name"))
     expendable = ("cell", "grad", "kind", "dtype", "type", "device")
     return Table.of(rows, {"cell", "size"}, title, expendable=expendable)
 
@@ -258,8 +256,8 @@ def top_report(names: LargestNames, *, top: int = 20, small: Sequence[str] = ())
     rows = [_name_row(share, names.used_bytes) for share in shares[:top]]
     remaining = shares[top:]
     if remaining:
-        size = format_bytes(sum(share.size_bytes for share in remaining))
-        rows.append({"size": size, "name": _and_more(len(remaining))})
+        size_bytes = sum(share.size_bytes for share in remaining)
+        rows.append(row_of_more(len(remaining), size_bytes, "name"))
     rows += _rows_without_name(names)
     shown = list({share.row.name: share.row for share in shares[:top]}.values())
     lines = list(map(clean, names.notes))
@@ -273,9 +271,7 @@ def top_report(names: LargestNames, *, top: int = 20, small: Sequence[str] = ())
         lines += [clean(f"{row.name}: {note}") for note in row.notes]
     numbers = {"cell", "size", "share", "del frees"}
     expendable = ("share", "cell", "type", "content")
-    table = Table.of(
-        rows, numbers, code={"to free it"}, whole={"to free it"}, expendable=expendable
-    )
+    table = Table.of(rows, numbers, code={TO_FREE}, whole={TO_FREE}, expendable=expendable)
     return Report("top", _top_head(names), lines, [table], records=[names])
 
 
@@ -332,7 +328,7 @@ def _name_row(share: _DeviceShare, used_bytes: Mapping[str, int]) -> dict[str, s
         "type": clean(row.type_name),
         "content": content_of(row),
         "cell": number_text(row.cell),
-        "to free it": _remedy_text(row),
+        TO_FREE: _remedy_text(row),
     }
 
 
@@ -385,7 +381,7 @@ def _host_memory_without_name(names: LargestNames, size: int) -> dict[str, str]:
         return {"content": "see %gpumem status"}
     return {
         "content": f"{format_bytes(free)} of free heap pages; see %gpumem status",
-        "to free it": "%gpumem free",
+        TO_FREE: "%gpumem free",
     }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ipygpumem.records import OUTSIDE, Record, Usage
-from ipygpumem.units import MIB, format_bytes, format_change, format_shape
+from ipygpumem.units import MIB, format_bytes, format_change, format_shape, rounded_up
 
 SEPARATOR = " · "
 NAMES_SHOWN = 40
@@ -231,8 +231,8 @@ class Scales:
         label = f"{device_label(usage.device)}: {use} of {format_bytes(total)} in use"
         if length < total:
             label += f"; the bar ends at {format_bytes(length)}"
-        grain = _rounded_up(length, 1024) // 1024  # so that equal-looking bars are equal
-        before, more, peak = [_rounded_up(size, grain) for size in now]
+        grain = rounded_up(length, 1024) // 1024  # so that equal-looking bars are equal
+        before, more, peak = [rounded_up(size, grain) for size in now]
         return Bar(label, length, before, more, peak, is_whole=length == total)
 
     def _length(self, device: str, size: int) -> int:
@@ -240,7 +240,7 @@ class Scales:
         highest = max(size, self._highest.get(device, 0))
         wanted = highest + highest // 20
         step = 1 << max(0, wanted.bit_length() - 2)
-        return _rounded_up(wanted, step) or 1
+        return rounded_up(wanted, step) or 1
 
 
 class _Sizes(NamedTuple):
@@ -249,11 +249,6 @@ class _Sizes(NamedTuple):
     before: int
     more: int
     peak: int
-
-
-def _rounded_up(size: int, step: int) -> int:
-    """Return the next multiple of ``step``."""
-    return -(-size // step) * step
 
 
 def _sizes(usage: Usage) -> _Sizes:
@@ -319,6 +314,20 @@ def accelerator(device: str) -> str:
 def note(text: str) -> Report:
     """Return a report of one line."""
     return Report("note", clean(text))
+
+
+def and_more(number: int) -> str:
+    """Return the name of a last row, which sums up what has no row of its own."""
+    return f"and {number:,} more"
+
+
+def row_of_more(number: int, size_bytes: int, column: str) -> dict[str, str]:
+    """Return a last row, which sums up what has no row of its own; the number is in ``column``."""
+    return {"size": format_bytes(size_bytes), column: and_more(number)}
+
+
+TO_FREE = "to free it"
+"""Heading of the column with the lines that free memory."""
 
 
 def listed(values: Sequence[str], most: int = NAMES_SHOWN) -> str:

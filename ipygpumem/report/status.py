@@ -18,6 +18,7 @@ from ipygpumem.report.layout import (
     clean_name,
     device_label,
     is_worth_a_row,
+    row_of_more,
     size_text,
     sizes,
 )
@@ -95,11 +96,9 @@ def _child_row(child: Child, cells: Sequence[CellRecord]) -> dict[str, str]:
 
 
 def _row_of_more(processes: Sequence[Child | OtherKernel], column: str) -> dict[str, str]:
-    """Return the row of all processes that are too many to have a row each, with their number in
-    ``column``.
-    """
+    """Return the row of all processes that are too many to have a row each."""
     size = sum(process.memory_bytes for process in processes)
-    return {"size": format_bytes(size), column: f"and {len(processes):,} more"}
+    return row_of_more(len(processes), size, column)
 
 
 def _sizes_of(child: Child) -> tuple[int, int]:

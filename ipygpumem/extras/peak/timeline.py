@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ipygpumem.estimating import line_text
 from ipygpumem.extras.peak.records import DevicePeak, PeakPoint, PeakRow
+from ipygpumem.units import divided_up
 
 _MOST_POINTS = 500
 T = TypeVar("T")
@@ -117,7 +118,7 @@ class Timeline:
 
 def _groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """Yield items in order, in groups of which there are not too many."""
-    size = -(-len(items) // _MOST_POINTS) or 1
+    size = divided_up(len(items), _MOST_POINTS) or 1
     return (items[start : start + size] for start in range(0, len(items), size))
 
 

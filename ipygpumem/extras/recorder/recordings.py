@@ -37,8 +37,6 @@ _LINES_KEPT = 12
 _LETTERS_KEPT = 160
 _CLOCK_SECONDS = 2.0
 """Maximum difference of the system log's clock."""
-_ROOT_NAMESPACE = "pid:[4026531836]"
-"""The PID namespace of the system log (PROC_PID_INIT_INO)."""
 
 
 @dataclass(frozen=True)
@@ -312,7 +310,7 @@ def judge(recording: Recording) -> Verdict:
 
 def _in_system_log(kernel: Kernel, last_time: float) -> Verdict | None:
     """Return why a kernel ended after its last entry, if the system's log says so."""
-    if not kernel.place.endswith(_ROOT_NAMESPACE):
+    if not kernel.place.endswith(host.SYSTEMS_PID_NAMESPACE):
         return None
     for death in oom_kills.deaths():
         if death.pid != kernel.pid or death.time < last_time - _CLOCK_SECONDS:
