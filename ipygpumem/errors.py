@@ -52,7 +52,7 @@ def _without_our_frames(traceback: TracebackType | None) -> TracebackType | None
 
 
 def traceback_of_steps(steps: Sequence[TracebackType]) -> TracebackType | None:
-    """Return a new traceback of some steps of others, the outermost first; None without any."""
+    """Return a new traceback of some steps, the outermost first; None without any."""
     traceback: TracebackType | None = None
     for step in reversed(steps):
         traceback = TracebackType(traceback, step.tb_frame, step.tb_lasti, step.tb_lineno)

@@ -22,7 +22,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import FileError
-from ipygpumem.reading import MODULES
+from ipygpumem.reading import IMPORTS_BY_KIND
 from ipygpumem.records import (
     CellRecord,
     EngineRecord,
@@ -375,7 +375,7 @@ def test_the_records_in_the_outputs_of_a_notebook_are_read(tmp_path: Path) -> No
 def test_each_kind_of_record_with_a_report_is_read_back() -> None:
     records = [record for report in every_report("x\ud800") for record in report.records]
     found = SessionRecord(0.0, (), (), results=tuple(records))
-    assert {type(record).__name__ for record in records} >= MODULES.keys()
+    assert {type(record).__name__ for record in records} >= IMPORTS_BY_KIND.keys()
     assert SessionRecord.from_dict(json.loads(json.dumps(found.to_dict()))) == found
     clean = json.dumps(packed(records), ensure_ascii=False).encode()  # as a front-end does
     assert [item["kind"] for item in json.loads(clean)["records"]] == [
@@ -384,9 +384,9 @@ def test_each_kind_of_record_with_a_report_is_read_back() -> None:
 
 
 NEW_PROCESS = """
-from ipygpumem.reading import MODULES
+from ipygpumem.reading import IMPORTS_BY_KIND
 from ipygpumem.records import class_of, mimebundle
-for kind, import_it in MODULES.items():
+for kind, import_it in IMPORTS_BY_KIND.items():
     import_it()
     has_report = mimebundle.dispatch(class_of(kind)) is not mimebundle.dispatch(object)
     print(kind, has_report)
@@ -396,7 +396,7 @@ for kind, import_it in MODULES.items():
 def test_a_new_process_reads_and_reports_each_kind_of_record() -> None:
     lines = printed("-c", NEW_PROCESS).splitlines()
     without_report = {"Reconciliation", "Try"}  # parts of others
-    assert lines == [f"{kind} {kind not in without_report}" for kind in MODULES]
+    assert lines == [f"{kind} {kind not in without_report}" for kind in IMPORTS_BY_KIND]
 
 
 STEPS = (

@@ -295,7 +295,7 @@ class CudaRecording:
             for life in lives:
                 if life.address and life.device != "cpu":
                     self._history.saw(life)
-        # Another allocator raises a RuntimeError, an old torch one of the others.
+        # Another allocator raises a RuntimeError, an old torch a TypeError or AttributeError.
         except (RuntimeError, TypeError, AttributeError) as error:
             self.is_possible = False
             return f"CUDA's allocator has no history ({describe_error(error)})"
