@@ -15,6 +15,10 @@ from ipygpumem.heap.knowledge.frames import stack, steps
 from ipygpumem.introspect import is_ours, is_users
 from ipygpumem.notebook import cell_of_file, current_shell, running_cell
 
+_RUNNER = str(Path(__file__).with_name("running.py"))
+"""The file whose functions call the code of an estimate: the only sign of it in another thread's
+frames.
+"""
 FOR_FAKES = "torch's fake tensors"
 """Label of the modules that an estimate imports."""
 
@@ -50,12 +54,11 @@ def _is_not_ours(name: str) -> bool:
 
 def _innermost_of_estimates() -> types.FrameType | None:
     """Return the innermost frame of the user's code in a thread that runs an estimate."""
-    runner = str(Path(__file__).with_name("running.py"))
     for top in sys._current_frames().values():
         here = _innermost(top, is_users)
         if here is None:
             continue
-        if any(frame.f_code.co_filename == runner for frame in stack(top)):
+        if any(frame.f_code.co_filename == _RUNNER for frame in stack(top)):
             return here
     return None
 

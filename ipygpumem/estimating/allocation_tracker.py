@@ -125,56 +125,67 @@ class AllocationTracker(StorageFollower):
             # In a backward pass the mode of torch functions is active here, too: each attribute of
             # a tensor that we or torch's fakes read would be a call of its handler.
             with torch._C.DisableTorchFunction():
-                return self._followed(func, args, kwargs)
+                return self._follow_operation(func, args, kwargs)
 
-    def _followed(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _follow_operation(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation, and log the storages of its results."""
         in_backward = self.backward_is_running()
-        arguments: list[Any] = []
-        if func not in _CONSTANTS:
-            arguments = list(tensors_in((args, kwargs)))
-            args, kwargs = self._with_fakes(arguments, args, kwargs)
+        arguments, args, kwargs = self._prepare_arguments(func, args, kwargs)
         if in_backward and func in IN_PLACE and works_in_place(func, args):
             return self._changed_in_place(operator_name(func), args)
-        sparse = [tensor for tensor in arguments if is_sparse(tensor)]
-        # An operator may replace them: they are alive until the results are logged.
-        replaced_parts = [parts_of(tensor) for tensor in sparse]
-        operator = None
-        if sparse:
-            operator = self._sparse_operator(func, args)
-        if operator is None:
-            operator = self._operator(func, args, arguments)
+        # An operator may replace the parts of sparse tensors: they are alive until the results are
+        # logged.
+        sparse_parts = [parts_of(tensor) for tensor in arguments if is_sparse(tensor)]
+        has_sparse = bool(sparse_parts)
+        operator = self._choose_operator(func, args, arguments, has_sparse=has_sparse)
         try:
-            with _without_values(func, args, kwargs):
-                result = operator(*args, **kwargs)
+            result = _run_operator(func, operator, args, kwargs)
         except _UNFOLLOWED as error:
             if func is _SCALAR or func in COMPARES:
                 return self._guesses.answer(func, args[0])
             raise _refusal(_reason_of(error), func) from error
-        result = self._checked(func, operator, args, kwargs, result)
+        if isinstance(result, torch.Tensor) and has_unknown_entries(func, operator, result):
+            raise _refusal("an estimate cannot follow sparse tensors", func)
+        result = self._correct(func, args, kwargs, result)
+        self._show_to_observers(func, args, kwargs, result)
         name = operator_name(func)
-        if sparse and operator is func and func not in OF_PARTS:
+        if has_sparse and operator is func and func not in OF_PARTS:
             name = f"sparse {name}"
             self._workspaces.unknown.setdefault(name)
         if operator is not func or name in _EMPTY or not all(map(_may_be_known, arguments)):
             _forget_values(tensors_in(result))
         recorded = _is_recorded(arguments)
         self._log_results(name, args, result, recorded=recorded, in_backward=in_backward)
-        del replaced_parts
+        del sparse_parts
         return result
 
-    def _checked(self, func: Any, operator: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        """Return the corrected result of an operation, after the observers have seen it.
+    def _prepare_arguments(self, func: Any, args: Any, kwargs: Any) -> tuple[list[Any], Any, Any]:
+        """Return an operation's tensors, and its arguments with fake copies of real tensors."""
+        if func in _CONSTANTS:
+            return [], args, kwargs
+        tensors = list(tensors_in((args, kwargs)))
+        args, kwargs = self._with_fakes(tensors, args, kwargs)
+        return tensors, args, kwargs
 
-        ``operator`` ran for the operation ``func``.
+    def _choose_operator(
+        self, func: Any, args: Any, arguments: list[Any], *, has_sparse: bool
+    ) -> Any:
+        """Return the function to run for an operation; note the line if its result is as large as
+        possible.
         """
-        if isinstance(result, torch.Tensor) and has_unknown_entries(func, operator, result):
-            raise _refusal("an estimate cannot follow sparse tensors", func)
-        result = self._corrected(func, args, kwargs, result)
+        if has_sparse:
+            if func is _COALESCE:
+                self.upper_bounds[user_line()] = None
+            operator = stand_in(func, args)
+            if operator is not None:
+                return operator
+        return self._operator_by_values(func, args, arguments)
+
+    def _show_to_observers(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Show an operation and its result to the guesses and to the observer, if there is one."""
         self._guesses.values.see(func, args, kwargs, result)
         if self.observe is not None:
             self.observe(func, args, kwargs, result)
-        return result
 
     def _changed_in_place(self, name: str, args: Any) -> Any:
         """Return an operation's first argument, which autograd changes in place."""
@@ -249,10 +260,11 @@ class AllocationTracker(StorageFollower):
         if handle is not None:
             self._handles.append(handle)
 
-    def _operator(self, func: Any, args: Any, arguments: list[Any]) -> Any:
-        """Return the function to run for an operation.
+    def _operator_by_values(self, func: Any, args: Any, arguments: list[Any]) -> Any:
+        """Return the function to run for an operation without sparse arguments.
 
-        It returns the largest possible result if the size of the result depends on values.
+        If the size of the result depends on unknown values, it is the share that the user has
+        assumed for the line, or the largest possible one, and then the line is noted.
         """
         if func is _INDEX and not any(map(is_mask, args[1])):
             return STAND_INS.get(func, func)
@@ -271,13 +283,7 @@ class AllocationTracker(StorageFollower):
         self.upper_bounds[line] = None
         return largest
 
-    def _sparse_operator(self, func: Any, args: Any) -> Any:
-        """Return the function that runs instead of an operator with a sparse argument, if any."""
-        if func is _COALESCE:
-            self.upper_bounds[user_line()] = None
-        return stand_in(func, args)
-
-    def _corrected(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+    def _correct(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
         """Return a result, corrected where fake tensors differ from the device's kernels."""
         if func is _ATEN.mkldnn_rnn_layer.default:
             return with_workspace(func, args, kwargs, result)
@@ -397,6 +403,12 @@ def _reason_of(error: BaseException) -> str:
     if isinstance(error, fake_tensor.UnsupportedOperatorException):
         return _UNTOLD
     return UNKNOWN
+
+
+def _run_operator(func: Any, operator: Any, args: Any, kwargs: Any) -> Any:
+    """Return the result of ``operator``, which runs for the operation ``func``."""
+    with _without_values(func, args, kwargs):
+        return operator(*args, **kwargs)
 
 
 def _refusal(reason: str, func: Any) -> EstimateError:

@@ -71,7 +71,7 @@ class FakeCopies:
         self._devices = devices
         self._fakes = fakes
         self._unfollowed = unfollowed
-        self.restorer: Rollback | None = None
+        self.rollback: Rollback | None = None
         """Saves the state of shared objects before code can change them."""
         self.lock = threading.RLock()
         """Held during each operation, because a fake mode is not thread-safe."""
@@ -104,7 +104,7 @@ class FakeCopies:
         self._storages.clear()
         self._namespaces.clear()
         self.optimizers.clear()
-        self.restorer = None
+        self.rollback = None
 
     def forget_dead_copies(self) -> None:
         """Forget the copies of originals whose references are all copied: they die when code drops
@@ -125,8 +125,8 @@ class FakeCopies:
 
     def share(self, value: Any) -> Any:
         """Save the state of ``value`` that code may change, and return ``value``."""
-        if self.restorer is not None:
-            self.restorer.save(value)
+        if self.rollback is not None:
+            self.rollback.save(value)
         return value
 
     def namespace(self, original: dict[str, Any]) -> dict[str, Any]:
@@ -200,7 +200,7 @@ class FakeCopies:
 
     def _log_original(self, tensor: Any, copy: Any) -> None:
         """Log the storage of an original as one that exists before the code runs."""
-        life = self._log.see(copy, self._devices.log_name(copy.device), before=True)
+        life = self._log.see(copy, self._devices.log_name(copy.device), existed_before=True)
         if life is None:
             return
         if tensor.is_cuda:

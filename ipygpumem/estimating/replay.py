@@ -52,7 +52,7 @@ class Replay:
         return size_bytes
 
     @property
-    def there_bytes(self) -> int:
+    def already_held_bytes(self) -> int:
         """Bytes of the segments that the storages occupy or can use."""
         return sum(map(_size_of, self.segments)) - self.others_bytes
 
@@ -129,20 +129,21 @@ def device_figures(log: StorageLog, device: str, label: str) -> tuple[DeviceEsti
     moments = _moments(lives)
     segments, freed_bytes = _segments_in_use(label, log.erased)
     replay = _replay_of(lives, moments, segments)
-    sizes = [life.size_bytes for life in lives]
     if label == "cpu":
-        changes = _changes_on_host(replay.events, sizes)
-        peak = _Peak.of(moments, changes, sizes)
+        sizes = [life.size_bytes for life in lives]
+        changes = list(_changes_on_host(replay.events, sizes))
+        peak = _Peak.of(moments, changes)
         reserved_bytes = needed_bytes = peak.size_bytes
     else:
         allocator = replay.allocator(downwards=True)
-        changes = replay.changes(allocator)
-        peak = _Peak.of(moments, changes, sizes)
+        changes = list(replay.changes(allocator))
+        peak = _Peak.of(moments, changes)
         reserved_bytes = allocator.most_reserved_bytes - replay.others_bytes
         needed_bytes = replay.least_bytes(peak.size_bytes, reserved_bytes)
+    sizes = _block_sizes(lives, moments, changes)
     before_bytes = 0
     for life, size in zip(lives, sizes, strict=True):
-        if life.before:
+        if life.existed_before:
             before_bytes += size
     figures = DeviceEstimate(
         device=label,
@@ -153,7 +154,7 @@ def device_figures(log: StorageLog, device: str, label: str) -> tuple[DeviceEsti
         needed_bytes=needed_bytes,
         parts=_parts(log, lives, sizes, peak.moment),
     )
-    return figures, replay.there_bytes + freed_bytes
+    return figures, replay.already_held_bytes + freed_bytes
 
 
 _Moment = tuple[int, bool, int]
@@ -212,19 +213,26 @@ class _Peak:
     """Bytes in use after the last event."""
 
     @classmethod
-    def of(
-        cls, moments: Iterable[_Moment], changes: Iterable[tuple[int, int]], sizes: list[int]
-    ) -> _Peak:
-        """Run a replay, and return its peak; note the size of each storage's block in ``sizes``."""
+    def of(cls, moments: Iterable[_Moment], changes: Iterable[tuple[int, int]]) -> _Peak:
+        """Return the peak of a replay's changes."""
         peak = cls()
-        for (moment, is_born, _), (number, change) in zip(moments, changes, strict=True):
+        for (moment, _, _), (_, change) in zip(moments, changes, strict=True):
             peak.after_bytes += change
-            if is_born:
-                sizes[number] = change
             if peak.after_bytes > peak.size_bytes:
                 peak.size_bytes = peak.after_bytes
                 peak.moment = moment
         return peak
+
+
+def _block_sizes(
+    lives: Iterable[StorageLife], moments: Iterable[_Moment], changes: Iterable[tuple[int, int]]
+) -> list[int]:
+    """Return the size of each storage's block in a replay; of the storage itself if it got none."""
+    sizes = [life.size_bytes for life in lives]
+    for (_, is_born, _), (number, change) in zip(moments, changes, strict=True):
+        if is_born:
+            sizes[number] = change
+    return sizes
 
 
 def _parts(

@@ -27,18 +27,20 @@ and ran with 1.3 % more.
 """
 
 
-def with_room(figures: DeviceEstimate, there_bytes: int, room_bytes: int | None) -> DeviceEstimate:
+def with_room(
+    figures: DeviceEstimate, already_held_bytes: int, room_bytes: int | None
+) -> DeviceEstimate:
     """Return a device's estimate with the memory that it has for the code.
 
-    That is the user's figure, ``room_bytes``, or the device's free memory. ``there_bytes`` is
-    memory that this process holds there already, and that ``figures`` include.
+    That is the user's figure, ``room_bytes``, or the device's free memory. ``figures`` include
+    ``already_held_bytes``, the memory that this process holds there already.
     """
     name = figures.device
     context_bytes = 0
     if room_bytes is not None:
-        context_bytes = _context_of_room(name, there_bytes)
+        context_bytes = _context_of_room(name, already_held_bytes)
     elif (free := free_bytes(name)) is not None:
-        room_bytes = max(0, free + there_bytes)
+        room_bytes = max(0, free + already_held_bytes)
         if name.startswith("cuda"):
             index = torch.device(name).index or 0
             if not has_context(index):
@@ -51,13 +53,13 @@ def with_room(figures: DeviceEstimate, there_bytes: int, room_bytes: int | None)
     )
 
 
-def _context_of_room(name: str, there_bytes: int) -> int:
+def _context_of_room(name: str, already_held_bytes: int) -> int:
     """Return the bytes that a device of the user's size has for something else than tensors."""
     if name.startswith("cuda"):
         return _CONTEXT_BYTES
     if name == "cpu":  # the user's figure is for the whole process
         rss_bytes = int(Process().memory_info().rss)
-        return max(0, rss_bytes - there_bytes)
+        return max(0, rss_bytes - already_held_bytes)
     return 0
 
 

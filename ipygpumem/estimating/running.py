@@ -93,7 +93,7 @@ class Estimation:
         self._accelerators = Accelerators(self.log, self._devices, room_bytes, self._note)
         properties = self._accelerators.known_properties
         self._workspaces = Workspaces(self.log, self._devices, properties, self._note)
-        self._follower = AllocationTracker(
+        self._tracker = AllocationTracker(
             self.log,
             self._devices,
             self._workspaces,
@@ -104,7 +104,7 @@ class Estimation:
         )
         autocast = Autocast(self._devices)
         card = CardFunctions(self._devices, autocast)
-        self._functions = TorchFunctions(self._devices, card, self._follower.upper_bounds)
+        self._functions = TorchFunctions(self._devices, card, self._tracker.upper_bounds)
         self._patches = Patches(
             self._note,
             self._unfollowed,
@@ -148,7 +148,7 @@ class Estimation:
             copy_of = self.copies.of
             return copy_of(function)(*copy_of(args), **copy_of(kwargs))
 
-        return self._of(run)
+        return self._estimate_of(run)
 
     def of_code(
         self, code: types.CodeType, namespace: dict[str, Any], around: Any = None
@@ -161,33 +161,33 @@ class Estimation:
         refuse_without_tensors(code, (namespace,))
         self._note_all(effects_of(code, (namespace,)))
         if around is not None:
-            self._follower.observe = around.observe
+            self._tracker.observe = around.observe
 
         def run() -> None:
             with around or nullcontext():
                 run_code(code, self.copies.namespace(namespace))
 
-        return self._of(run)
+        return self._estimate_of(run)
 
     def place_of(self, tensor: Any) -> str:
         """Return the device that a fake tensor is assumed to be on."""
         return self._devices.assumed_for(tensor.device)
 
-    def _of(self, run: Callable[[], Any]) -> Estimate:
+    def _estimate_of(self, run: Callable[[], Any]) -> Estimate:
         __tracebackhide__ = True  # of the user's errors
         started = time.perf_counter()
-        figures = self.carry_out(lambda: self._figures(run))
+        figures = self.with_rollback(lambda: self._figures(run))
         devices = []
-        for device, there_bytes in figures:
-            devices.append(with_room(device, there_bytes, self._room_bytes))
+        for device, already_held_bytes in figures:
+            devices.append(with_room(device, already_held_bytes, self._room_bytes))
         self._note_advice(devices)
         self._note_all(self._assumptions.notes())
         return Estimate(
             devices=tuple(devices),
             duration_seconds=time.perf_counter() - started,
-            guesses=tuple(self._follower.guesses),
+            guesses=tuple(self._tracker.guesses),
             notes=tuple(self._notes),
-            upper_bounds=tuple(self._follower.upper_bounds),
+            upper_bounds=tuple(self._tracker.upper_bounds),
         )
 
     def _note_advice(self, devices: list[DeviceEstimate]) -> None:
@@ -205,7 +205,7 @@ class Estimation:
 
         The second of each pair is the number of their bytes that this process holds already.
         """
-        self.run(code)
+        self.run_on_fakes(code)
         self._note_assumptions()
         devices = dict.fromkeys(life.device for life in self.log.lives)
         figures = []
@@ -244,32 +244,32 @@ class Estimation:
         self, device_name: str, unfollowed: tuple[str, ...]
     ) -> tuple[DeviceEstimate, int]:
         """Return the figures of one device of the log, and the bytes that it holds already."""
-        device, there_bytes = device_figures(
+        device, already_held_bytes = device_figures(
             self.log, device_name, self._devices.assumed_device or device_name
         )
-        if not there_bytes:  # no segments: count the originals and the existing workspaces
+        if not already_held_bytes:  # no segments: count the originals and the existing workspaces
             originals_bytes = self.copies.originals_bytes.get(device.device, 0)
-            there_bytes = originals_bytes + self._existing_workspaces_bytes(device_name)
+            already_held_bytes = originals_bytes + self._existing_workspaces_bytes(device_name)
         if device.device.startswith("cuda"):
             unknown_operators = tuple(self._workspaces.unknown)
             device = replace(device, unknown_operators=unknown_operators)
-        return replace(device, unfollowed=unfollowed), there_bytes
+        return replace(device, unfollowed=unfollowed), already_held_bytes
 
     def _existing_workspaces_bytes(self, device_name: str) -> int:
         """Return the bytes of the workspaces that a device had before the code ran."""
         size_bytes = 0
         for life in self.log.lives:
-            if life.before and life.role == WORKSPACES and life.device == device_name:
+            if life.existed_before and life.role == WORKSPACES and life.device == device_name:
                 size_bytes += life.size_bytes
         return size_bytes
 
-    def carry_out(self, work: Callable[[], Result]) -> Result:
+    def with_rollback(self, work: Callable[[], Result]) -> Result:
         """Run ``work``, roll its changes back, and return its result."""
         __tracebackhide__ = True  # of the user's errors
-        restorer = Rollback(self._fakes, self._note)
-        self.copies.restorer = restorer
+        rollback = Rollback(self._fakes, self._note)
+        self.copies.rollback = rollback
         try:
-            restorer.freeze_heap()
+            rollback.freeze_heap()
             # Our callback runs inside the user's code, whenever a storage is freed.
             with self._limits, interrupts.reraise_swallowed(around_users_code=True):
                 result = work()
@@ -282,15 +282,15 @@ class Estimation:
         finally:
             with interrupts.deferred() as struck:
                 self.copies.forget()
-                self._follower.forget()
-                restorer.put_back()
+                self._tracker.forget()
+                rollback.put_back()
             if struck:
                 raise KeyboardInterrupt
         reasons = [str(self._limits.error())]
         reasons += [note for note in self._notes if note.startswith(WAITS)]
         raise EstimateError("; ".join(reasons))
 
-    def run(self, code: Callable[[], Any]) -> None:
+    def run_on_fakes(self, code: Callable[[], Any]) -> None:
         """Run ``code`` on fake tensors."""
         with ExitStack() as stack:
             for handle in self._hooks_of_optimizers():
@@ -300,7 +300,7 @@ class Estimation:
             stack.enter_context(patch.object(builtins, "eval", copying_names_first(eval)))
             stack.enter_context(patch.object(builtins, "exec", copying_names_first(exec)))
             stack.enter_context(self._modes())
-            result = self._result_of(code)
+            result = self._call_users_code(code)
             self._mark_states()
             self.log.close()
             del result  # kept until here, as the code's caller would keep it
@@ -310,7 +310,7 @@ class Estimation:
         for reference in self.copies.optimizers:
             optimizer = reference()
             if optimizer is not None:
-                self._follower.mark_state(optimizer)
+                self._tracker.mark_state(optimizer)
 
     def _hooks_of_optimizers(self) -> list[Any]:
         """Register hooks on the steps of all optimizers, and return their handles."""
@@ -320,10 +320,10 @@ class Estimation:
 
         return [
             register_optimizer_step_pre_hook(choose),
-            register_optimizer_step_post_hook(self._follower.mark_state),
+            register_optimizer_step_post_hook(self._tracker.mark_state),
         ]
 
-    def _result_of(self, code: Callable[[], Any]) -> Any:
+    def _call_users_code(self, code: Callable[[], Any]) -> Any:
         """Run the user's code, and explain an error that our guesses or torch's fakes cause."""
         __tracebackhide__ = True  # of the user's errors
         try:
@@ -340,7 +340,7 @@ class Estimation:
 
     def _print_last_guesses(self) -> None:
         """Print the last lines that got guesses, which may be the cause of an error."""
-        lines = list(self._follower.guesses)
+        lines = list(self._tracker.guesses)
         if not lines:
             return
         shown = "".join(f"  {line}\n" for line in lines[-_GUESSES_SHOWN:])
@@ -350,7 +350,7 @@ class Estimation:
     @contextmanager
     def _modes(self) -> Iterator[None]:
         # The fake mode is the outermost: it gets the calls that the inner modes do not handle.
-        with self._fakes, self._follower, self._functions:
+        with self._fakes, self._tracker, self._functions:
             yield
 
 
@@ -428,23 +428,23 @@ def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> M
     if not is_instance(model, torch.nn.Module):
         raise EstimateError(f"a summary takes a torch.nn.Module, not {type_name(model)}")
     __tracebackhide__ = True  # of the user's errors
-    run = Estimation()
+    estimation = Estimation()
     calls: dict[str, _Calls] = {}
 
     def forward() -> Any:
-        copy_of = run.copies.of
+        copy_of = estimation.copies.of
         copy = copy_of(model)
         for name, module in copy.named_modules():
             calls[name] = _Calls()
-            calls[name].listen(module, run.log)
+            calls[name].listen(module, estimation.log)
         with torch.enable_grad():
             return copy(*copy_of(args), **copy_of(dict(kwargs)))
 
     def summarized() -> ModelSummary:
-        run.run(forward)
-        return _summary(model, calls, run.log)
+        estimation.run_on_fakes(forward)
+        return _summary(model, calls, estimation.log)
 
-    return run.carry_out(summarized)
+    return estimation.with_rollback(summarized)
 
 
 def _summary(model: Any, calls: Mapping[str, _Calls], log: StorageLog) -> ModelSummary:

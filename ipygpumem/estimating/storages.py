@@ -37,7 +37,7 @@ class StorageLife:
     size_bytes: int
     """Its size as the allocator rounds it."""
     born: int
-    before: bool
+    existed_before: bool
     """True if it exists from the start, as a copy of one of the notebook's tensors."""
     recorded: bool = False
     """True if a recorded forward pass allocated it: backward may need it."""
@@ -77,7 +77,7 @@ class StorageLog:
         device: str,
         *,
         least_bytes: int = 0,
-        before: bool = False,
+        existed_before: bool = False,
         recorded: bool = False,
         in_backward: bool = False,
     ) -> StorageLife | None:
@@ -86,17 +86,17 @@ class StorageLog:
         for storage in storages_of(tensor):
             if storage._cdata not in self.alive:
                 size_bytes = max(least_bytes, storage.nbytes())
-                life = self.see_storage(storage, size_bytes, device, before=before)
+                life = self.see_storage(storage, size_bytes, device, existed_before=existed_before)
                 life.recorded = recorded
                 life.in_backward = in_backward
         return life
 
     def see_storage(
-        self, storage: Any, size_bytes: int, device: str, *, before: bool = False
+        self, storage: Any, size_bytes: int, device: str, *, existed_before: bool = False
     ) -> StorageLife:
         """Log a new storage, and return its life."""
         key = storage._cdata
-        life = self._born(size_bytes, device, before=before)
+        life = self._born(size_bytes, device, existed_before=existed_before)
         # The Python object lives as long as the storage, even if only autograd's C++ code refers to
         # the storage.
         self.alive[key] = life, weakref.ref(storage, functools.partial(self._gone, key))
@@ -113,23 +113,25 @@ class StorageLog:
             size_bytes = storage.nbytes()
             if size_bytes > earlier.size_bytes:
                 self.free(earlier)
-                life = self._born(size_bytes, device, before=False)
+                life = self._born(size_bytes, device, existed_before=False)
                 life.role = earlier.role
                 self.alive[key] = life, reference
         return life
 
-    def hold(self, size_bytes: int, device: str, role: str, *, before: bool = False) -> StorageLife:
+    def hold(
+        self, size_bytes: int, device: str, role: str, *, existed_before: bool = False
+    ) -> StorageLife:
         """Log memory that belongs to no tensor and is not freed."""
-        life = self._born(size_bytes, device, before=before)
+        life = self._born(size_bytes, device, existed_before=existed_before)
         life.role = role
         return life
 
-    def _born(self, size_bytes: int, device: str, *, before: bool) -> StorageLife:
+    def _born(self, size_bytes: int, device: str, *, existed_before: bool) -> StorageLife:
         born = 0
-        if not before:
+        if not existed_before:
             self.clock += 1
             born = self.clock
-        life = StorageLife(device, in_whole_steps(size_bytes), born, before)
+        life = StorageLife(device, in_whole_steps(size_bytes), born, existed_before)
         self.lives.append(life)
         now = self.now.get(device, 0) + life.size_bytes
         self.now[device] = now
@@ -171,7 +173,7 @@ class StorageLog:
         for tensor in tensors:
             for storage in storages_of(tensor):
                 life = self.life(storage._cdata)
-                if life is not None and life.before:
+                if life is not None and life.existed_before:
                     del self.alive[storage._cdata]
                     self.now[life.device] -= life.size_bytes
                     erased_lives.add(id(life))
@@ -197,7 +199,7 @@ class StorageLog:
         """
         if life.role:
             return life.role
-        if life.before:
+        if life.existed_before:
             return OTHER
         is_kept = self._lives_into_backward(life)
         serves_backward = is_kept or life.in_backward or not self.backwards

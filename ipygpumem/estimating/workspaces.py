@@ -186,22 +186,22 @@ class Workspaces:
         kinds = [False]
         if adds_bias:
             kinds.append(True)
-        for is_light in kinds:
-            key = (device_name, thread, is_light)
+        for is_cublaslt in kinds:
+            key = (device_name, thread, is_cublaslt)
             if key not in self._logged:
                 self._logged.add(key)
-                self._log_workspace(device, device_name, is_light=is_light)
+                self._log_workspace(device, device_name, is_cublaslt=is_cublaslt)
 
-    def _log_workspace(self, device: Any, device_name: str, *, is_light: bool) -> None:
+    def _log_workspace(self, device: Any, device_name: str, *, is_cublaslt: bool) -> None:
         """Log a workspace of cuBLAS, or of cublasLt, as the block that it already has, if any."""
         capability = self._capability(device)
         size_bytes, light_bytes = workspace_sizes(capability)
-        if is_light:
+        if is_cublaslt:
             size_bytes = light_bytes
         elif capability is None:
             self._note_assumed_hopper(device)
         address = self._take_existing(device_name, size_bytes)
-        life = self._log.hold(size_bytes, device_name, WORKSPACES, before=bool(address))
+        life = self._log.hold(size_bytes, device_name, WORKSPACES, existed_before=bool(address))
         life.address = address
 
     def _capability(self, device: Any) -> tuple[int, int] | None:

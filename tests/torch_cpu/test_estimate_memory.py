@@ -121,7 +121,7 @@ def test_a_replay_starts_with_the_segments_of_the_card() -> None:
         Segment((SnapshotBlock(80 * MIB, 6 * MIB, 6 * MIB, "inactive"),), stream=7),
     )
     replay = Replay([(0, 8 * MIB), (1, 6 * MIB), (0, 0), (2, 14 * MIB)], 1 << 62, segments, {0: 0})
-    assert (replay.others_bytes, replay.there_bytes) == (30 * MIB, 16 * MIB)
+    assert (replay.others_bytes, replay.already_held_bytes) == (30 * MIB, 16 * MIB)
     allocator = replay.allocator(16 * MIB)
     changes = replay.changes(allocator)
     assert [next(changes)[1] for _ in range(3)] == [8 * MIB, 6 * MIB, -8 * MIB]

@@ -137,7 +137,7 @@ class Follower(StorageFollower):
         """Log the storages of all plain tensors, with their roles and names."""
         for item, role in roles_of_tensors():
             if is_exactly(item, torch.Tensor, torch.nn.Parameter):
-                life = self._see(item, before=True)
+                life = self._see(item, existed_before=True)
                 if life is not None:
                     life.role = ROLES.get(role, "")
         for name, value in self._modules.names():
@@ -380,7 +380,7 @@ class Follower(StorageFollower):
         life.recorded = is_recording and any(item.requires_grad for item in tensors_in(inputs))
 
     def _see(
-        self, tensor: Any, *, before: bool = False, in_backward: bool = False
+        self, tensor: Any, *, existed_before: bool = False, in_backward: bool = False
     ) -> StorageLife | None:
         """Log a tensor's storage, and return its life if it is new."""
         is_strided = tensor.layout is _STRIDED
@@ -392,8 +392,12 @@ class Follower(StorageFollower):
         if device == "meta":
             return None
         if not is_strided:
-            return self.log.see(tensor, device, before=before, in_backward=in_backward)
-        life = self.log.see_storage(storage, storage.nbytes(), device, before=before)
+            return self.log.see(
+                tensor, device, existed_before=existed_before, in_backward=in_backward
+            )
+        life = self.log.see_storage(
+            storage, storage.nbytes(), device, existed_before=existed_before
+        )
         life.in_backward = in_backward
         if device == "cpu":
             self.log.note_address(life, tensor)
@@ -401,7 +405,7 @@ class Follower(StorageFollower):
             life.address = tensor.untyped_storage().data_ptr()
             if self._recording.is_on:
                 self._recording.saw(life)
-            elif self._recording.is_possible and not life.before:
+            elif self._recording.is_possible and not life.existed_before:
                 self._record_cuda()
         return life
 

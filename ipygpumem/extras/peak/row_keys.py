@@ -51,7 +51,7 @@ class RowKeys:
     def note_replaced(self) -> None:
         """Note the tensors that existed before, had a name or were parameters, and were freed."""
         for life in self._log.lives:
-            if not life.before or life.died is None or not life.origin:
+            if not life.existed_before or life.died is None or not life.origin:
                 continue
             if life.role == PARAMETERS or life.origin.name:
                 self._replaced.add(life.origin)
@@ -66,7 +66,7 @@ class RowKeys:
         is_of_workspace = life.size_bytes in {*workspace_sizes(None), *workspace_sizes((0, 0))}
         if life.died is None and is_of_workspace:
             return WORKSPACES
-        return DATA if life.before else TEMPORARIES
+        return DATA if life.existed_before else TEMPORARIES
 
     def row(self, life: StorageLife) -> RowKey:
         """Return the role, name, module, operation and line of a storage or block."""
@@ -74,7 +74,7 @@ class RowKeys:
             return self._row_of_block(life, life.origin)
         origin: Origin = life.origin or BEFORE
         name, module = origin.name, origin.module
-        if life.before and origin in self._replaced:
+        if life.existed_before and origin in self._replaced:
             name, module = f"{name or module.partition('.')[0]} (earlier value)", ""
         return self.role(life), name, module, origin.operation, origin.line
 
@@ -82,6 +82,6 @@ class RowKeys:
         if block.storage is not None:
             return self.row(block.storage)
         operation = f"inside {block.operation or 'an operation'}"
-        if life.before:
+        if life.existed_before:
             operation = "autograd or C++ code"
         return self.role(life), "", "", operation, block.line
