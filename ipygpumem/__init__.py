@@ -71,8 +71,9 @@ def __getattr__(name: str) -> Any:
         if name in _COMMANDS:
             problem += f": it is a command, %gpumem {name}"
         raise AttributeError(problem)
-    found = globals()[name] = getattr(importlib.import_module(f"ipygpumem.{place}"), name)
-    return found
+    function = getattr(importlib.import_module(f"ipygpumem.{place}"), name)
+    globals()[name] = function  # later uses find it without this function
+    return function
 
 
 def __dir__() -> list[str]:

@@ -28,7 +28,7 @@ def forget_told() -> None:
     _told.clear()
 
 
-def tell(component: str, error: Exception, lost: str = "", *, asked: bool = False) -> None:
+def tell_failure(component: str, error: Exception, lost: str = "", *, asked: bool = False) -> None:
     """Tell the user on stderr that one of our components has failed: once for each type of error.
 
     The texts of errors may differ in a number or an address, and one failure may come from several
@@ -46,16 +46,16 @@ def tell(component: str, error: Exception, lost: str = "", *, asked: bool = Fals
         return
     reason = " again" if kind in _told else f" ({_text_of(error)})"
     _told.add(kind)
-    write(f"{component} failed{reason}", lost)
+    write_failure(f"{component} failed{reason}", lost)
 
 
-def write(failure: str, lost: str = "") -> None:
+def write_failure(failure: str, lost: str = "") -> None:
     """Write the line about a failure."""
     but = f", but {lost}" if lost else ""
-    say(f"{failure}. Your code is not affected{but}.")
+    write_line(f"{failure}. Your code is not affected{but}.")
 
 
-def say(text: str) -> None:
+def write_line(text: str) -> None:
     """Write one line of ours to stderr, which the user may have replaced."""
     with contextlib.suppress(Exception):
         sys.stderr.write(f"ipygpumem: {text}\n")
@@ -132,7 +132,7 @@ class GuardedBlock:
                 stop_listening()
             if not is_own_failure(error):
                 raise
-            tell(
+            tell_failure(
                 f"the start of {self._block_name}",
                 error,
                 self._lost_at_start,
@@ -153,7 +153,7 @@ class GuardedBlock:
                 self._after_failed_end()  # the block is over all the same
             if not is_own_failure(problem):
                 raise
-            tell(f"the end of {self._block_name}", problem, self._lost_at_end)
+            tell_failure(f"the end of {self._block_name}", problem, self._lost_at_end)
             self._after_failed_end()
 
     def _after_failed_end(self) -> None:

@@ -303,7 +303,7 @@ class World:
         ):
             run(cell)
         self.app = app_of(self.shell)
-        where.say_broken.cache_clear()
+        where.tell_unshown_report.cache_clear()
         self.out.readouterr()
 
     def calls(self, name: str) -> Iterator[Call]:

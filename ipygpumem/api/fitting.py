@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ipygpumem.api.shell import loaded_app
 from ipygpumem.errors import CallError, EstimateError, UnitError
 from ipygpumem.estimating import loading
-from ipygpumem.failures import is_own_failure, tell
+from ipygpumem.failures import is_own_failure, tell_failure
 from ipygpumem.fitting import budgets
 from ipygpumem.fitting.budgets import Budget
 from ipygpumem.fitting.fit import AutofitResult, Fit
@@ -196,5 +196,5 @@ def budget(*, gpu: int | str | None = None, **devices: int | str) -> Budget:
     except Exception as error:
         if not is_own_failure(error):
             raise
-        tell("a budget", error, Budget._lost_at_start, asked=True)
+        tell_failure("a budget", error, Budget._lost_at_start, asked=True)
         return Budget({})

@@ -6,7 +6,7 @@ from typing import overload
 
 from ipygpumem.api.traces import F, can_decorate, decorated, run_inside
 from ipygpumem.errors import GpuMemError
-from ipygpumem.failures import GuardedBlock, is_own_failure, tell
+from ipygpumem.failures import GuardedBlock, is_own_failure, tell_failure
 from ipygpumem.notebook import current_shell
 from ipygpumem.reclaim.tracebacks import release
 from ipygpumem.shell.ipython.caches import release_stored, stored_errors
@@ -64,7 +64,9 @@ def clear_tracebacks(function: F | None = None, /) -> Clearing | F:
     except Exception as problem:
         if not is_own_failure(problem):
             raise
-        tell("clear_tracebacks", problem, "the locals of stored errors stay in memory", asked=True)
+        tell_failure(
+            "clear_tracebacks", problem, "the locals of stored errors stay in memory", asked=True
+        )
     return Clearing()
 
 

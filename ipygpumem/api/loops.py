@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from ipygpumem.api.inventories import names_at, roots
 from ipygpumem.api.shell import current_traces, loaded_app, show
 from ipygpumem.errors import TraceError
-from ipygpumem.failures import is_own_failure, tell
+from ipygpumem.failures import is_own_failure, tell_failure
 from ipygpumem.heap.bulk import no_progress
 from ipygpumem.introspect import type_name
 from ipygpumem.inventory.trends import Growing
@@ -95,7 +95,7 @@ class Tracked(Generic[T]):
         except Exception as error:
             if not is_own_failure(error):
                 raise
-            tell("track", error, "this loop is not measured")
+            tell_failure("track", error, "this loop is not measured")
             yield from iterator
             return
         try:
@@ -181,7 +181,7 @@ class _Loop:
         if not is_own_failure(error):
             raise error
         self._is_measured = False
-        tell("track", error, "this loop is not measured further")
+        tell_failure("track", error, "this loop is not measured further")
 
 
 def _remarks(growing: Growing) -> list[str]:

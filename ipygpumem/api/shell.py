@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
 from ipygpumem.errors import describe_error
+from ipygpumem.failures import write_failure
 from ipygpumem.heap.garbage import Garbage
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.meter import traces
@@ -64,13 +64,10 @@ def show(report: Report, **where: Any) -> None:
     except Exception as error:  # a broken stdout or display must not stop user code
         if is_from_signal(error):
             raise
-        say_broken(describe_error(error))
+        tell_unshown_report(describe_error(error))
 
 
 @functools.lru_cache(maxsize=16)
-def say_broken(why: str) -> None:
-    """Say on stderr why reports do not show, once for each reason."""
-    with contextlib.suppress(Exception):  # stderr may be broken, too
-        sys.stderr.write(
-            f"ipygpumem: a report could not be shown ({why}). Your code is not affected.\n"
-        )
+def tell_unshown_report(why: str) -> None:
+    """Tell on stderr why reports do not show, once for each reason."""
+    write_failure(f"a report could not be shown ({why})")

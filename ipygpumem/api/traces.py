@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 
 from ipygpumem.api.shell import current_traces, loaded_app, show
 from ipygpumem.errors import NOT_LOADED, NotLoadedError, ProbeError, TraceError
-from ipygpumem.failures import CallBlock, GuardedBlock, is_own_failure, tell
+from ipygpumem.failures import CallBlock, GuardedBlock, is_own_failure, tell_failure
 from ipygpumem.introspect import is_instance, text_of, type_name
 from ipygpumem.meter import traces as measuring
 from ipygpumem.meter.meter import Span
@@ -241,7 +241,7 @@ def decorated(function: F, decorate: Callable[[], F], name: str) -> F:
     except Exception as error:
         if not is_own_failure(error):
             raise
-        tell(f"the decorator {name}", error, "the function runs without it")
+        tell_failure(f"the decorator {name}", error, "the function runs without it")
         return function
 
 

@@ -217,11 +217,11 @@ class _PlaceSearch:
             self.rows[row.name, row.function, row.line] = row
         return search.graphs
 
-    def _search_past_own_arrays(self, allowance: Allowance) -> _FrameSearch:
+    def _search_past_own_arrays(self, allowance: Allowance) -> _ArrayCollector:
         """Return a search that has seen the arrays of the notebook's names, so that they get no
         rows.
         """
-        search = _FrameSearch(allowance.share(2))
+        search = _ArrayCollector(allowance.share(2))
         search.pass_over(*self.errors, *self.passed_over)
         search.left = MOST_AT_START
         search.add(Place("", self.of_notebook))
@@ -313,7 +313,7 @@ def _is_alone(place: Place, occurrences: int) -> bool:
     return sys.getrefcount(place.value) - sys.getrefcount(probe.value) < 2 * occurrences
 
 
-class _FrameSearch(ArraySearch):
+class _ArrayCollector(ArraySearch):
     """Finds the arrays behind names, and then those that autograd keeps in C++ behind their
     tensors.
     """

@@ -12,7 +12,7 @@ from IPython.core.magic import Magics, magics_class, no_var_expand
 
 from ipygpumem import interrupts
 from ipygpumem.errors import GpuMemError
-from ipygpumem.failures import write
+from ipygpumem.failures import write_failure
 from ipygpumem.shell.commands.declarations import (
     Call,
     Command,
@@ -141,7 +141,7 @@ class GpuMemMagics(Magics):
         if texts == [source.split()] * 2:
             source = cell
             # the reason was reported before
-            write(f"%%{name} failed again", _LOST.get(name, ""))
+            write_failure(f"%%{name} failed again", _LOST.get(name, ""))
         else:
             # below, an error would be shown twice
             self._parse(f"%%{name}", line)

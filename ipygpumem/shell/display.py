@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ipygpumem.failures import is_own_failure, tell
+from ipygpumem.failures import is_own_failure, tell_failure
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.records import CellRecord, packed
 from ipygpumem.report import html, text
@@ -98,7 +98,7 @@ class Display:
                 if not is_own_failure(error):
                     raise
                 due = float("inf")
-                tell("the progress bar", error)
+                tell_failure("the progress bar", error)
 
         try:
             yield progress

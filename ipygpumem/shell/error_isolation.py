@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ipygpumem.failures import forget_told, tell
+from ipygpumem.failures import forget_told, tell_failure
 from ipygpumem.interrupts import is_from_signal, stop_listening
 
 Part = tuple[Callable[..., object], str]
@@ -27,8 +27,8 @@ class ErrorIsolation:
         forget_told()
 
     def failed(self, name: str, error: Exception, lost: str, *, asked: bool = False) -> None:
-        """Report a failure of the component ``name``; see ``failures.tell``."""
-        tell(name, error, lost, asked=asked)
+        """Report a failure of the component ``name``; see ``failures.tell_failure``."""
+        tell_failure(name, error, lost, asked=asked)
 
     def each(self, name: str, *parts: Part) -> None:
         """Do all ``parts`` in order; report those that fail, and raise a signal's exception after

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 from ipygpumem import interrupts
 from ipygpumem.errors import ExperimentError, quoted
-from ipygpumem.failures import GuardedBlock, is_own_failure, say, tell
+from ipygpumem.failures import GuardedBlock, is_own_failure, tell_failure, write_line
 from ipygpumem.fitting.budgets import Budget
 from ipygpumem.notebook import running_cell
 from ipygpumem.reclaim.exceptions import traceback_of
@@ -355,7 +355,7 @@ class ExperimentManager:
         text = f"the experiment {name} is still open: run %experiment end again"
         if type(error) is KeyboardInterrupt:
             return KeyboardInterrupt(text)
-        say(text)
+        write_line(text)
         return error
 
     def _try_to_end(self, experiment: Experiment, ended: list[Experiment]) -> None:
@@ -389,7 +389,10 @@ class ExperimentManager:
         experiment.make_bare_record()
         name = f"experiment {quoted(experiment.name)}"
         parts: list[Part] = [
-            (lambda: say(f"{name} could not be ended; its names are kept."), "its names are kept"),
+            (
+                lambda: write_line(f"{name} could not be ended; its names are kept."),
+                "its names are kept",
+            ),
             (
                 lambda: experiment.scope.restore_all(),
                 f"names that {name} has overwritten keep their new values",
@@ -543,7 +546,7 @@ class Experiment(GuardedBlock):
             if not is_own_failure(error):
                 raise
             self._is_unscoped = True
-            tell(f"the start of {self._block_name}", error, self._lost_at_start, asked=True)
+            tell_failure(f"the start of {self._block_name}", error, self._lost_at_start, asked=True)
         return self
 
     def _open(self) -> None:
@@ -572,7 +575,7 @@ class Experiment(GuardedBlock):
         except Exception as error:
             if not is_own_failure(error):
                 raise
-            tell("the measurement of an experiment", error, "its usage is unknown")
+            tell_failure("the measurement of an experiment", error, "its usage is unknown")
             return ()
 
     def finish(self) -> ExperimentRecord:
@@ -593,7 +596,7 @@ class Experiment(GuardedBlock):
                 interrupts.stop_listening()
             if not is_own_failure(error):
                 raise
-            tell(f"the end of {self._block_name}", error, self._lost_at_end)
+            tell_failure(f"the end of {self._block_name}", error, self._lost_at_end)
             self._end_or_give_up()
             return self.record or self._bare_record()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from ipygpumem.errors import GpuMemError
-from ipygpumem.failures import is_own_failure, tell
+from ipygpumem.failures import is_own_failure, tell_failure
 from ipygpumem.records import CellRecord, ExperimentRecord, History
 from ipygpumem.report import recorded as _recorded  # noqa: F401  # registers how records are shown
 from ipygpumem.shell.app import current_app
@@ -56,7 +56,7 @@ def experiment(
     except Exception as error:
         if not is_own_failure(error):
             raise
-        tell("an experiment", error, "it runs without this scope", asked=True)
+        tell_failure("an experiment", error, "it runs without this scope", asked=True)
         return UnscopedExperiment(name)
 
 

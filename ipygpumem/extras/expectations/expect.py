@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ipygpumem.api.inventories import diff, tensors
 from ipygpumem.api.traces import Trace, can_decorate, decorated, run_inside
 from ipygpumem.errors import MemoryExpectationError, TraceError
-from ipygpumem.failures import GuardedBlock, is_own_failure, tell
+from ipygpumem.failures import GuardedBlock, is_own_failure, tell_failure
 from ipygpumem.records import OUTSIDE, TraceRecord
 from ipygpumem.report.content import trace_report
 from ipygpumem.report.inventory import difference_report
@@ -128,7 +128,7 @@ def expect(*, ram: float | str | None = None, gpu: float | str | None = None) ->
     except Exception as error:
         if not is_own_failure(error):
             raise
-        tell("expect", error, Expectation._lost_at_start, asked=True)
+        tell_failure("expect", error, Expectation._lost_at_start, asked=True)
         return Unchecked()
 
 

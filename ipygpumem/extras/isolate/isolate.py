@@ -163,7 +163,7 @@ class IsolatedCell:
                 random_state=random.getstate(),
             )
             self._file = values_file
-            with _interrupts_call(self._interrupted):
+            with _interrupts_handled_by(self._pass_interrupt_on):
                 self._fork(task)
                 try:
                     self._follow()
@@ -182,7 +182,7 @@ class IsolatedCell:
         """Load the names again in the memory that the child process has given back."""
         failing, error = self._load(self._later)
         if error is not None:
-            self.notes.append(_lost(failing, describe_error(error)))
+            self.notes.append(_lost_name_note(failing, describe_error(error)))
         if isinstance(error, KeyboardInterrupt):
             self._error = error
 
@@ -220,7 +220,7 @@ class IsolatedCell:
 
     # -- while the child process runs ------------------------------------------------------------
 
-    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+    def _pass_interrupt_on(self, number: int, frame: FrameType | None) -> None:
         """Pass a Ctrl-C on to the child process; the second one ends it, and the loading of the
         kept names.
         """
@@ -267,16 +267,16 @@ class IsolatedCell:
                 time.sleep(_PAUSE_SECONDS / 10)
             self._is_late = time.monotonic() > deadline
 
-    def _started(self, rss_bytes: int) -> None:
+    def _on_started(self, rss_bytes: int) -> None:
         self._start_bytes = rss_bytes
 
-    def _write(self, name: str, text: str) -> None:
+    def _on_write(self, name: str, text: str) -> None:
         getattr(sys, name).write(text)
 
-    def _publish(self, method: str, given: dict[str, Any]) -> None:
+    def _on_publish(self, method: str, given: dict[str, Any]) -> None:
         getattr(self._shell.display_pub, method)(**given)
 
-    def _result(self, data: Any, metadata: Any) -> None:
+    def _on_result(self, data: Any, metadata: Any) -> None:
         hook = sys.displayhook
         if hook is not self._shell.displayhook:  # that of %%capture
             hook(_Shown(data, metadata))
@@ -286,41 +286,41 @@ class IsolatedCell:
         hook.write_format_data(data, metadata)
         hook.finish_displayhook()
 
-    def _comm(self, kind: str, content: Any, given: dict[str, Any]) -> None:
+    def _on_comm(self, kind: str, content: Any, given: dict[str, Any]) -> None:
         kernel = self._shell.kernel
         kernel.session.send(
             kernel.iopub_socket, kind, content, parent=kernel.get_parent("shell"), **given
         )
 
-    def _ask(self, kind: str, prompt: str) -> None:
+    def _on_ask(self, kind: str, prompt: str) -> None:
         """Ask the user, and send the answer; an error is raised in the cell."""
         ask = input if kind == "input" else getpass.getpass
         try:
-            with _interrupts_call(signal.default_int_handler):
+            with _interrupts_handled_by(signal.default_int_handler):
                 answer: object = ask(prompt)
         except KeyboardInterrupt:
-            self._interrupted(signal.SIGINT, None)
+            self._pass_interrupt_on(signal.SIGINT, None)
             return
         except Exception as error:  # raised in the cell
             answer = error
         self._connection.send(answer)
 
-    def _traceback(self, *described: Any) -> None:
-        error = _made(*described)
+    def _on_traceback(self, *described: Any) -> None:
+        error = _rebuilt_error(*described)
         if type(error) is UsageError:
             self._shell.show_usage_error(error)
         else:
             self._shell._showtraceback(type(error), error, described[-1])
 
-    def _failed(self, *described: Any) -> None:
-        self._error = _made(*described)
+    def _on_failed(self, *described: Any) -> None:
+        self._error = _rebuilt_error(*described)
 
-    def _limited(self) -> None:
+    def _on_limited(self) -> None:
         if self._options.memory:
             limit = format_bytes(self._options.memory)
             self.notes.append(note(f"%%isolate: the limit of {limit} (--memory) was reached"))
 
-    def _kept(self, names: list[str], lost: dict[str, str]) -> None:
+    def _on_kept(self, names: list[str], lost: dict[str, str]) -> None:
         """Load the kept names; if one fails, the child process writes the rest again."""
         failing, error = self._load(names)
         if isinstance(error, MemoryError) and self._interrupts < 2:
@@ -329,7 +329,7 @@ class IsolatedCell:
             lost = {**lost, failing: describe_error(error)}
         if error is not None and self._interrupts < 2:
             self._values = {}  # they are loaded again, because names may share objects
-        self.notes += [_lost(name, why) for name, why in lost.items()]
+        self.notes += [_lost_name_note(name, why) for name, why in lost.items()]
         with contextlib.suppress(OSError):  # it has ended
             self._connection.send(failing or None, bool(self._later))
 
@@ -346,22 +346,22 @@ class IsolatedCell:
             return names[len(self._values)], error
         return "", None
 
-    def _done(self, peak_bytes: int) -> None:
+    def _on_done(self, peak_bytes: int) -> None:
         self._is_done = True
         self._peak_bytes = peak_bytes
 
     _HANDLERS: ClassVar[dict[str, Callable[..., None]]] = {
-        "started": _started,
-        "write": _write,
-        "publish": _publish,
-        "result": _result,
-        "comm": _comm,
-        "ask": _ask,
-        "traceback": _traceback,
-        "failed": _failed,
-        "limited": _limited,
-        "kept": _kept,
-        "done": _done,
+        "started": _on_started,
+        "write": _on_write,
+        "publish": _on_publish,
+        "result": _on_result,
+        "comm": _on_comm,
+        "ask": _on_ask,
+        "traceback": _on_traceback,
+        "failed": _on_failed,
+        "limited": _on_limited,
+        "kept": _on_kept,
+        "done": _on_done,
     }
     """Methods by the kind of message that the child process sends."""
 
@@ -399,7 +399,7 @@ class IsolatedCell:
         text = f"the cell's child process {cause}"
         if self._options.keep and not self._values:
             text += "; no name came back"
-        return _made(kind, kind, text, [f"{kind}: {text}", *lines])
+        return _rebuilt_error(kind, kind, text, [f"{kind}: {text}", *lines])
 
     def _take_back(self) -> None:
         """Bind the kept names, as if the cell had done so."""
@@ -426,7 +426,7 @@ def _signal_text(number: int, kills: Kills) -> str:
     return text
 
 
-def _lost(name: str, why: str) -> Report:
+def _lost_name_note(name: str, why: str) -> Report:
     """Return the note about a name that did not come back."""
     return note(clean(f"%%isolate --keep: {name} did not come back: {why}"))
 
@@ -441,7 +441,7 @@ class _Shown:
         return self._bundle
 
 
-def _made(name: str, base_name: str, text: str, lines: list[str]) -> BaseException:
+def _rebuilt_error(name: str, base_name: str, text: str, lines: list[str]) -> BaseException:
     """Return an error with the name, built-in base, message and traceback of one in the child
     process.
     """
@@ -464,7 +464,7 @@ def _made(name: str, base_name: str, text: str, lines: list[str]) -> BaseExcepti
 
 
 @contextlib.contextmanager
-def _interrupts_call(handler: Any) -> Iterator[None]:
+def _interrupts_handled_by(handler: Any) -> Iterator[None]:
     """Handle Ctrl-C with ``handler``, in the thread that it reaches."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -10,7 +10,7 @@ from typing import Any
 
 from ipygpumem.api.shell import current_traces
 from ipygpumem.errors import MissingLibraryError, how_to_install
-from ipygpumem.failures import tell
+from ipygpumem.failures import tell_failure
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.records import TraceRecord
 from ipygpumem.units import MIB
@@ -81,7 +81,7 @@ def harmless(hook: Callable[..., None]) -> Callable[..., None]:
             if is_from_signal(error):
                 raise
             epochs.has_failed = True
-            tell("the memory callback", error, "it is disabled")
+            tell_failure("the memory callback", error, "it is disabled")
             with contextlib.suppress(Exception):  # a failed object may fail again
                 epochs.close()
 
