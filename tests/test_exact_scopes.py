@@ -20,7 +20,7 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.scope.bindings import bindings_of
 from ipygpumem.scope.instrumenting import BINDING_RECORDER, BindingRecorder, instrument
-from ipygpumem.scope.scope import Scope, forget_needless_saves, note_event
+from ipygpumem.scope.scope import Scope, forget_needless_saves
 from tests.steps import ok
 
 HELPERS = """
@@ -122,7 +122,7 @@ def run(scope: Scope, namespace: dict[str, Any], source: str) -> None:
     instrument(tree, names)
     namespace["__builtins__"] = {
         **vars(builtins),
-        BINDING_RECORDER: BindingRecorder(lambda e: note_event([scope], e)),
+        BINDING_RECORDER: BindingRecorder(lambda e: scope.record_event(e, [scope])),
     }
     exec(compile(tree, "cell", "exec"), namespace)
     forget_needless_saves([scope])

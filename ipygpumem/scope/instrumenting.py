@@ -19,7 +19,7 @@ from ipygpumem.scope.bindings import bindings_of, parts_of
 
 BINDING_RECORDER = "__ipygpumem_names__"
 """Name of the mapping in which code looks up events by texts such as ``"binds x"``; see
-``scope.note_event``.
+``Scope.record_event``.
 """
 BINDS = "binds "
 MAY_BIND = "may bind "

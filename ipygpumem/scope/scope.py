@@ -41,8 +41,73 @@ class Outcome:
     kept: list[str] = field(default_factory=list)
 
 
+class SavedObjects:
+    """The shadowed objects of one scope, which its end restores.
+
+    Args:
+        clock: yields growing numbers, the same iterator for all scopes over a namespace.
+    """
+
+    def __init__(self, clock: Iterator[int]) -> None:
+        self._clock = clock
+        self.by_name: Namespace = {}
+        self._times: dict[str, int] = {}
+        """When each object was saved, by the clock."""
+        self.unsure: set[str] = set()
+        """Saved names that unreported code may have bound: see ``forget_needless_saves``."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.by_name
+
+    def add(self, objects: Namespace) -> None:
+        """Save the objects of names."""
+        self.by_name.update(objects)
+        self._times.update(dict.fromkeys(objects, next(self._clock)))
+
+    def add_unsure(self, objects: Namespace) -> None:
+        """Save the objects of names that code may bind without a report."""
+        self.unsure.update(objects)
+        self.add(objects)
+
+    def drop(self, name: str) -> None:
+        """Forget the object of a name, if there is one."""
+        self.by_name.pop(name, None)
+
+    def is_unchanged(self, name: str, namespace: Namespace) -> bool:
+        """Return True if a saved name still refers to its saved object."""
+        return name in namespace and namespace[name] is self.by_name[name]
+
+    def drop_unbound(self, namespace: Namespace) -> None:
+        """Forget the objects of unsure names that the code did not rebind after all."""
+        while self.unsure:
+            name = self.unsure.pop()
+            if name in self.by_name and self.is_unchanged(name, namespace):
+                del self.by_name[name]
+
+    def is_later(self, name: str, other: SavedObjects) -> bool:
+        """Return True if this scope has saved the object that the other one gave to ``name``."""
+        if name not in self.by_name:
+            return False
+        return name not in other.by_name or self._times[name] > other._times[name]
+
+    def earliest_after(self, name: str, others: Iterable[SavedObjects]) -> SavedObjects | None:
+        """Return the first of the other scopes' objects that were saved later; None without any."""
+        later = [other for other in others if other.is_later(name, self)]
+        return min(later, key=lambda other: other._times[name], default=None)
+
+    def inherit(self, name: str, value: object, other: SavedObjects) -> None:
+        """Save the object that the ``other`` scope had saved, with its time."""
+        self.by_name[name] = value
+        self._times[name] = other._times[name]
+
+
 class Scope:
     """One open scope over ``namespace``.
+
+    A name is *own* if the scope has bound it: its end deletes, restores or keeps it. An *outer*
+    name is older than the scope. A scope *leaves* a name to other code that has bound it: the name
+    counts as an outer one from then on. A *shared* name belongs to the notebook, because a cell has
+    bound it by ``global``.
 
     Args:
         namespace: the cells' namespace, such as IPython's ``user_ns``.
@@ -65,7 +130,6 @@ class Scope:
         self._namespace = namespace
         self._keep = [] if keep is None else keep
         self._drop_imports = drop_imports
-        self._clock = itertools.count() if clock is None else clock
         self._saved_by_others = saved_by_others
         self.names_at_start = tuple(namespace)
         """The names at the start."""
@@ -81,15 +145,15 @@ class Scope:
         """Imported names that the same code may also have bound by another statement, unreported.
         """
         self._shared: set[str] = set()
-        self.saved: Namespace = {}
-        """Shadowed objects to be restored."""
-        self._saved_at: dict[str, int] = {}
-        """When each object in ``saved`` was saved, by the clock."""
-        self._unsure: set[str] = set()
-        """Names in ``saved`` that unreported code may have bound: see ``forget_needless_saves``."""
+        self._saved = SavedObjects(itertools.count() if clock is None else clock)
         self._before_statement: Namespace = {}
         """Old objects of the names that the running statement may bind."""
         self.outcome = Outcome()
+
+    @property
+    def saved(self) -> Namespace:
+        """Shadowed objects to be restored."""
+        return self._saved.by_name
 
     @functools.cached_property
     def _outer(self) -> dict[Any, None]:
@@ -116,8 +180,8 @@ class Scope:
     def shadow(self, name: str, value: object) -> None:
         """Save ``value``, the object of ``name`` before this scope bound it."""
         if self._would_shadow(name):
-            self._put_aside({name: value})
-        self._unsure.discard(name)
+            self._saved.add({name: value})
+        self._saved.unsure.discard(name)
         self._imported.discard(name)
 
     def confirm(
@@ -152,7 +216,8 @@ class Scope:
         """Return the saved objects by name, without those to which the names still refer, as after
         ``log += [x]``.
         """
-        return {name: old for name, old in self.saved.items() if not self._refers_to(name, old)}
+        saved = self._saved.by_name
+        return {name: old for name, old in saved.items() if not self._refers_to(name, old)}
 
     def save(self, names: Iterable[str]) -> list[str]:
         """Save the objects of ``names`` before code may rebind them; return the names that were not
@@ -160,14 +225,8 @@ class Scope:
         """
         existing = [name for name in names if name in self._namespace]
         saved = [name for name in existing if self._would_shadow(name)]
-        self._unsure.update(saved)
-        self._put_aside({name: self._namespace[name] for name in saved})
+        self._saved.add_unsure({name: self._namespace[name] for name in saved})
         return saved
-
-    def _put_aside(self, objects: Namespace) -> None:
-        """Save the objects of names, to be restored at the end."""
-        self.saved.update(objects)
-        self._saved_at.update(dict.fromkeys(objects, next(self._clock)))
 
     def save_all(self) -> None:
         """Save the objects of all names, for code that could not be analysed."""
@@ -185,22 +244,14 @@ class Scope:
             for name, value in self._before_statement.items()
             if self._would_shadow(name)
         }
-        self._put_aside(maybe)
-        self._unsure.update(maybe)
+        self._saved.add_unsure(maybe)
         self._before_statement.clear()
         self.save_all()
 
     def unsave(self, names: Iterable[str]) -> None:
         """Undo ``save``: the code reports these names itself."""
         for name in names:
-            self.saved.pop(name, None)
-
-    def _forget_unbound(self) -> None:
-        """Forget the saved objects of names that the code did not rebind after all."""
-        while self._unsure:
-            name = self._unsure.pop()
-            if name in self.saved and self._refers_to(name, self.saved[name]):
-                del self.saved[name]
+            self._saved.drop(name)
 
     def _would_shadow(self, name: str) -> bool:
         """Return True if binding ``name`` now would shadow an outer object that is
@@ -208,7 +259,7 @@ class Scope:
         """
         return (
             name in self._outer
-            and name not in self.saved
+            and name not in self._saved.by_name
             and name not in self._shared
             and is_ownable(name)
         )
@@ -235,7 +286,7 @@ class Scope:
         """Leave ``names`` to the notebook: a cell has a top-level ``global`` statement."""
         self._shared.update(names)
         for name in names:
-            self.saved.pop(name, None)
+            self._saved.drop(name)
 
     def shared(self) -> list[str]:
         """Return the names that the scope's cells have bound in the notebook by ``global``."""
@@ -261,13 +312,13 @@ class Scope:
         If this scope's own code binds the name again, it shadows the other code's object.
         """
         if is_ownable(name):
-            self.saved.pop(name, None)
+            self._saved.drop(name)
             self._before_statement.pop(name, None)
             self._outer[name] = None
 
     def own_names(self) -> list[str]:
         """Return the names that the end of this scope would delete, restore or keep."""
-        candidates = list(self.saved)
+        candidates = list(self._saved.by_name)
         later_names = self._later_names()
         if later_names:
             # There may be 100,000 names, hardly any of them this scope's.
@@ -310,10 +361,11 @@ class Scope:
         is_bound_by_code = name in self._assigned or name in self._imported
         if not is_bound_by_code and LIBRARYS_OWN.fullmatch(name):
             return False
-        if name not in self.saved or self._namespace.get(name) is not self.saved[name]:
+        saved = self._saved.by_name
+        if name not in saved or self._namespace.get(name) is not saved[name]:
             return True
         # Code was expected to bind it and did not, or has bound it to the object that it had.
-        return name not in self._unsure and self._matches_keep(name)
+        return name not in self._saved.unsure and self._matches_keep(name)
 
     def _stays(self, name: str) -> bool:
         """Return True for a name that outlives the scope."""
@@ -372,21 +424,21 @@ class Scope:
         if own is None:
             own = self.own_names()
         for name in own:
-            if name not in self._namespace or (name in self._outer and name not in self.saved):
+            if name not in self._namespace or (name in self._outer and name not in self._saved):
                 continue  # a thread or a finaliser was faster
             if self._matches_keep(name):
                 self._keep_name(name, enclosing, other_scopes)
             elif is_handle(self._namespace[name]):
-                self.saved.pop(name, None)
+                self._saved.drop(name)
             else:
                 self._end_name(name, enclosing, other_scopes)
-        for name in list(self.saved):
+        for name in list(self._saved.by_name):
             self._restore(name, other_scopes)
         return self.outcome
 
     def _end_name(self, name: str, enclosing: Scope | None, other_scopes: Sequence[Scope]) -> None:
         """Restore or delete one of the scope's names, unless it stays as an import."""
-        if name in self.saved:
+        if name in self._saved:
             self._restore(name, other_scopes)
         elif not self._stays_as_import(name):
             self.outcome.deleted.append(name)
@@ -402,17 +454,22 @@ class Scope:
         and delete it.
         """
         for other in other_scopes:
-            for name in list(other.saved):
+            for name in list(other._saved.by_name):
                 if name in self._outer or name in self._shared or self._stays(name):
                     continue
-                del other.saved[name]
-                other._outer.pop(name, None)
-                other._is_start_whole = False
+                del other._saved.by_name[name]
+                other._treat_as_new(name)
                 self._outer[name] = None
+
+    def _treat_as_new(self, name: str) -> None:
+        """Treat an outer name as a new one: its object is gone."""
+        self._outer.pop(name, None)
+        # Rebound, it may be at its old position with a new object.
+        self._is_start_whole = False
 
     def restore_all(self) -> None:
         """Restore all shadowed objects without deleting names: the scope cannot be closed."""
-        for name, value in list(self.saved.items()):
+        for name, value in list(self._saved.by_name.items()):
             if name not in self._namespace or not self._matches_keep(name):
                 self._namespace[name] = value
 
@@ -420,34 +477,26 @@ class Scope:
         """Give ``name`` its old object back, now or when another thread's scope that has shadowed
         ours ends.
         """
-        old = self.saved[name]
-        is_ours = self._hand_over(name, old, other_scopes)
+        old = self._saved.by_name[name]
+        is_ours = self._pass_on(name, old, other_scopes)
         if is_ours and not self._refers_to(name, old):
             self._namespace[name] = old
             self.outcome.restored.append(name)
-        del self.saved[name]
+        del self._saved.by_name[name]
 
-    def _hand_over(self, name: str, old: object, other_scopes: Sequence[Scope]) -> bool:
+    def _pass_on(self, name: str, old: object, other_scopes: Sequence[Scope]) -> bool:
         """Let the next of the other scopes that have shadowed ``name`` since restore its old
         object; return False if the name has their object, which they go on using.
 
         Ours: x = 1. Then theirs: x = 2, which has saved our 1. It shall restore the object from
         before both.
         """
-        later = [other for other in other_scopes if other._has_saved_later(name, self)]
-        if not later:
+        saved_by_next = self._saved.earliest_after(name, [other._saved for other in other_scopes])
+        if saved_by_next is None:
             return True
-        heir = min(later, key=lambda other: other._saved_at[name])
-        is_ours = self._refers_to(name, heir.saved[name])
-        heir.saved[name] = old
-        heir._saved_at[name] = self._saved_at[name]
+        is_ours = saved_by_next.is_unchanged(name, self._namespace)
+        saved_by_next.inherit(name, old, self._saved)
         return is_ours
-
-    def _has_saved_later(self, name: str, other: Scope) -> bool:
-        """Return True if this scope has saved the object that ``other`` gave to ``name``."""
-        if name not in self.saved:
-            return False
-        return name not in other.saved or self._saved_at[name] > other._saved_at[name]
 
     def _keep_name(self, name: str, enclosing: Scope | None, other_scopes: Sequence[Scope]) -> None:
         """Leave ``name`` to the enclosing scope, which will restore the object that this one
@@ -457,54 +506,65 @@ class Scope:
             self.outcome.kept.append(name)
         if enclosing is None:  # the name belongs to the notebook, not to another thread's scope
             for other in other_scopes:
-                if not other._has_saved_later(name, self):
+                if not other._saved.is_later(name, self._saved):
                     other.leave(name)
         self._outer[name] = None
-        is_shadowed = name in self.saved
-        old = self.saved.pop(name, None)
+        is_shadowed = name in self._saved
+        old = self._saved.by_name.pop(name, None)
         if enclosing is None:
             return
         enclosing._assigned.add(name)
         # it may have imported another object under this name before
         enclosing._imported.discard(name)
         if is_shadowed and enclosing._would_shadow(name):
-            enclosing.saved[name] = old
-            enclosing._saved_at[name] = self._saved_at[name]
+            enclosing._saved.inherit(name, old, self._saved)
+
+    def record_event(self, what: str, scopes: Sequence[Scope]) -> bool:
+        """Record an event of this scope's code; return True if no repetition need be recorded.
+
+        Args:
+            what: one of the words in instrumenting.py and a name.
+            scopes: the nested scopes in which the code runs; this one is the innermost and last.
+        """
+        word, name = split_event(what)
+        if word in _CONFIRMS:
+            is_import = word == HAS_IMPORTED
+            self.confirm(name, scopes, is_import=is_import, by_identity=word == HAS_ENDED)
+        elif name not in self._namespace:  # after ``del``, or before a new name is bound
+            record_deleted(scopes, name)
+            return False
+        elif word == BINDS:
+            self.shadow(name, self._namespace[name])
+        elif word == MAY_BIND and (self._would_shadow(name) or name in self._imported):
+            self._before_statement[name] = self._namespace[name]
+        return not self._would_shadow(name) and name not in self._imported
+
+    def _record_deleted(self, name: str) -> bool:
+        """Record that ``name`` is deleted; return True if it was an outer name, which enclosing
+        scopes have lost, too.
+        """
+        self._before_statement.pop(name, None)
+        self._imported.discard(name)
+        if not self._would_shadow(name) or self.is_saved_by_others(name):
+            return False
+        self._treat_as_new(name)
+        return True
+
+    def _forget_needless_saves(self) -> None:
+        """Forget the objects that were saved for a statement, or for code that did not bind the
+        names after all.
+        """
+        self._before_statement.clear()
+        self._saved.drop_unbound(self._namespace)
 
 
-def note_event(scopes: Sequence[Scope], what: str) -> bool:
-    """Record an event of code in the innermost of nested ``scopes``; return True if no repetition
-    need be recorded.
-
-    Args:
-        scopes: the scopes in which the code runs, innermost last.
-        what: one of the words in instrumenting.py and a name.
-    """
-    scope = scopes[-1]
-    word, name = split_event(what)
-    if word in _CONFIRMS:
-        scope.confirm(name, scopes, is_import=word == HAS_IMPORTED, by_identity=word == HAS_ENDED)
-    elif name not in scope._namespace:  # after ``del``, or before a new name is bound
-        note_deleted(scopes, name)
-        return False
-    elif word == BINDS:
-        scope.shadow(name, scope._namespace[name])
-    elif word == MAY_BIND and (scope._would_shadow(name) or name in scope._imported):
-        scope._before_statement[name] = scope._namespace[name]
-    return not scope._would_shadow(name) and name not in scope._imported
-
-
-def note_deleted(scopes: Sequence[Scope], name: str) -> None:
+def record_deleted(scopes: Sequence[Scope], name: str) -> None:
     """Record that ``name`` is deleted; from then on it is a new name to each scope that has not
     bound it itself.
     """
     for scope in reversed(scopes):
-        scope._before_statement.pop(name, None)
-        scope._imported.discard(name)
-        if not scope._would_shadow(name) or scope.is_saved_by_others(name):
+        if not scope._record_deleted(name):
             return
-        scope._outer.pop(name, None)
-        scope._is_start_whole = False  # rebound, it may be at its old position with a new object
 
 
 def forget_needless_saves(scopes: Sequence[Scope]) -> None:
@@ -512,8 +572,7 @@ def forget_needless_saves(scopes: Sequence[Scope]) -> None:
     deleted names.
     """
     for scope in scopes:
-        scope._before_statement.clear()
-        scope._forget_unbound()
+        scope._forget_needless_saves()
     gone = set[str]().union(*(scope.gone() for scope in scopes))
     for name in gone:
-        note_deleted(scopes, name)
+        record_deleted(scopes, name)

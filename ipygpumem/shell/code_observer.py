@@ -20,7 +20,7 @@ from ipygpumem.scope.instrumenting import (
     instrument,
     split_event,
 )
-from ipygpumem.scope.scope import Scope, forget_needless_saves, note_event
+from ipygpumem.scope.scope import Scope, forget_needless_saves
 from ipygpumem.shell.cell import Cell, SeenCode
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.rewriting import our_magic
@@ -110,7 +110,7 @@ class CodeObserver:
         if not scopes:
             self._record_outside(event)
             return False
-        needs_no_repetition = note_event(scopes, event)
+        needs_no_repetition = scopes[-1].record_event(event, scopes)
         # Another thread's code looks up the same events, and its bindings must be seen.
         return needs_no_repetition and not self._cells.of_others(get_ident())
 
