@@ -11,7 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import ipygpumem
 from ipygpumem.errors import BudgetError, DeviceError
-from ipygpumem.fitting import budgets
+from ipygpumem.fitting import budgets, reservations
 from ipygpumem.fitting.budgets import Budget, note_refusal, parse_budget
 from ipygpumem.units import GIB
 from tests.fakes import fake_module
@@ -75,9 +75,14 @@ class KnowingCuda(LimitedCuda):
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """Let budgets see this ``torch.cuda``."""
+    """Let budgets and reservations see this ``torch.cuda``."""
     budgets.fractions.clear()
-    return lambda cuda: monkeypatch.setattr(budgets, "torch_cuda", lambda: cuda)
+
+    def use_cuda(cuda: Any) -> None:
+        for module in (budgets, reservations):
+            monkeypatch.setattr(module, "torch_cuda", lambda: cuda)
+
+    return use_cuda
 
 
 def test_a_budget_restores_the_earlier_limit_even_after_an_error(use: Any) -> None:
