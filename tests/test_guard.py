@@ -24,7 +24,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.extras import guard as guard_package
 from ipygpumem.extras.guard.guard import MemoryGuard
 from ipygpumem.extras.guard.interrupt import _runs_code
-from ipygpumem.extras.guard.memory_left import Figures, Headroom
+from ipygpumem.extras.guard.memory_left import Figures, MemoryLeft
 from ipygpumem.extras.guard.room_for_errors import shortened
 from ipygpumem.heap.bulk import OBSERVERS
 from ipygpumem.probes.pages import PAGE_BYTES
@@ -79,9 +79,9 @@ def write_memory(root: Path, *, available: int, swap: int = 0) -> None:
 def test_the_tightest_of_the_groups_and_the_machine_counts(tmp_path: Path) -> None:
     system = v1_system(tmp_path / "1", "/a/b")
     write_memory(system.root, available=800 * MIB, swap=1024)
-    headroom = Headroom(system.root)
-    assert headroom.now() == (801 * MIB, 300 * PAGE_BYTES, 700 * PAGE_BYTES)
-    headroom.close()
+    left = MemoryLeft(system.root)
+    assert left.now() == (801 * MIB, 300 * PAGE_BYTES, 700 * PAGE_BYTES)
+    left.close()
     system.v1(
         "a/b",
         500 * MIB,
@@ -89,26 +89,26 @@ def test_the_tightest_of_the_groups_and_the_machine_counts(tmp_path: Path) -> No
         f"cache 5\ntotal_inactive_file {20 * MIB}\ntotal_active_file {MIB}\n",
     )
     system.v1("a", 400 * MIB, 350 * MIB)
-    headroom = Headroom(system.root)
-    assert (headroom.name, headroom.now().available_bytes) == (
+    left = MemoryLeft(system.root)
+    assert (left.name, left.now().available_bytes) == (
         "the control group's 400 MiB",
         50 * MIB,
     )
     system.v1("a", 600 * MIB, 300 * MIB)
-    assert headroom.now().available_bytes == 221 * MIB
-    headroom.close()
+    assert left.now().available_bytes == 221 * MIB
+    left.close()
     system = v2_system(tmp_path / "2", "/a")
     write_memory(system.root, available=800 * MIB)
     system.v2("a", 300 * MIB, 200 * MIB, f"inactive_file {10 * MIB}\nslab_reclaimable {MIB}\n")
-    headroom = Headroom(system.root)
-    assert headroom.now().available_bytes == 111 * MIB
-    headroom.close()
+    left = MemoryLeft(system.root)
+    assert left.now().available_bytes == 111 * MIB
+    left.close()
 
 
 def test_without_linux_psutil_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    headroom = Headroom(tmp_path)
-    assert headroom.now().data_bytes is None
-    assert headroom.total_bytes == psutil.virtual_memory().total
+    left = MemoryLeft(tmp_path)
+    assert left.now().data_bytes is None
+    assert left.total_bytes == psutil.virtual_memory().total
 
 
 def test_the_guard_says_if_the_memory_left_is_unknown(
@@ -259,7 +259,7 @@ def test_cells_that_keep_memory_hardly_exceed_the_limit(loaded: InteractiveShell
     loaded.run_line_magic("gpumem", "guard on --limit 250MiB")
     (guard,) = MemoryGuard._in_force
     rooms = [
-        guard._memory.bounds._least_room_bytes(Figures(8 << 30, size * MIB, 0)) // MIB
+        guard._memory.shares._least_room_bytes(Figures(8 << 30, size * MIB, 0)) // MIB
         for size in (100, 250, 266, 400)
     ]
     assert rooms == [32, 16, 8, 4]
@@ -328,7 +328,7 @@ def test_the_guards_thread_works_without_free_memory(
 ) -> None:
     loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
     (guard,) = MemoryGuard._in_force
-    now = guard._memory.headroom.now
+    now = guard._memory.left.now
 
     def refused_unless_raised() -> Figures:
         if not guard._memory.limit._raises:
@@ -337,7 +337,7 @@ def test_the_guards_thread_works_without_free_memory(
         return now()
 
     looks = list[int]()
-    monkeypatch.setattr(guard._memory.headroom, "now", refused_unless_raised)
+    monkeypatch.setattr(guard._memory.left, "now", refused_unless_raised)
     pause = guard._watch._tick()
     assert pause is None or pause > 0
     assert looks
@@ -426,13 +426,13 @@ def test_a_cell_that_begins_during_a_look_is_watched(
     (guard,) = MemoryGuard._in_force
     app_of(loaded).context.meter.worker.remove(guard._watch._tick)
     monkeypatch.setattr(guard._watch, "_strike", lambda cell, left: None)
-    figures = guard._memory.headroom.now()
+    figures = guard._memory.left.now()
 
     def look() -> Figures:
         guard._watch.cell = Cell(None, nested=False, thread=0)
         return figures
 
-    monkeypatch.setattr(guard._memory.headroom, "now", look)
+    monkeypatch.setattr(guard._memory.left, "now", look)
     assert guard._watch._tick() is not None
 
 
@@ -442,10 +442,10 @@ def test_a_reading_that_was_due_at_off_reads_no_closed_file(
     loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
     (guard,) = MemoryGuard._in_force
     app_of(loaded).context.meter.worker.remove(guard._watch._tick)
-    figures = guard._memory.headroom.now()
+    figures = guard._memory.left.now()
     held = []
     monkeypatch.setattr(
-        guard._memory.headroom, "now", lambda: (held.append(guard._watch.lock.locked()), figures)[1]
+        guard._memory.left, "now", lambda: (held.append(guard._watch.lock.locked()), figures)[1]
     )
     guard._watch._tick()
     assert held == [True], "off waits until the files have been read"
@@ -502,13 +502,13 @@ def test_the_search_for_names_stops_before_memory_runs_out(
     loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
     (guard,) = MemoryGuard._in_force
     app_of(loaded).context.meter.worker.remove(guard._watch._tick)
-    figures, loaded.user_ns["rows"] = guard._memory.headroom.now(), [[]]
+    figures, loaded.user_ns["rows"] = guard._memory.left.now(), [[]]
     for sizes, has_names in (([64, 60], True), ([64, 20], False)):
         later = iter(
             figures._replace(available_bytes=size * MIB) for size in (*sizes, *[60] * 1000)
         )
-        monkeypatch.setattr(guard._memory.headroom, "now", functools.partial(next, later))
-        guard._memory.bounds.least_left_bytes = 60 * MIB
+        monkeypatch.setattr(guard._memory.left, "now", functools.partial(next, later))
+        guard._memory.shares.least_left_bytes = 60 * MIB
         guard._causes.note("refused 1 MiB")
         (report,) = guard.cell_ended(Cell(None, nested=False, thread=0))
         assert ("Too little memory is left to measure the names" in str(report)) != has_names

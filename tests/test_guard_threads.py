@@ -261,10 +261,10 @@ def fill(number):
 def limit() -> Iterator[AllocationLimit]:
     """A limit of 8 TiB, which nothing reaches, around 7 TiB that seem to be allocated."""
     limit = AllocationLimit(lambda: 7 * MIB * MIB, lambda: None)
-    limit.begin()
+    limit.switch_on()
     limit.set_bounds(8 * MIB * MIB, MIB * MIB)
     yield limit
-    limit.end()
+    limit.switch_off()
 
 
 def soft() -> int:
@@ -274,62 +274,62 @@ def soft() -> int:
 def test_the_limit_is_raised_only_as_long_as_needed(limit: AllocationLimit) -> None:
     assert soft() == 8 * MIB
     limit._data_bytes = lambda: 8 * MIB * MIB
-    limit.enter(SMALL_BYTES)
+    limit.begin_raise(SMALL_BYTES)
     assert soft() == 8 * MIB + SMALL_BYTES // MIB
-    limit.leave(renew=False)
+    limit.end_raise(renew=False)
     assert soft() == 8 * MIB
     limit.set_bounds(8 * MIB * MIB, 0)
-    limit.enter(SMALL_BYTES)
+    limit.begin_raise(SMALL_BYTES)
     assert soft() == 8 * MIB, "a quarter of a MiB is left for native code, whatever else is used"
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] > 8 * MIB * MIB + MIB // 4
-    limit.leave(renew=False)
-    limit.end()
+    limit.end_raise(renew=False)
+    limit.switch_off()
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] == NO_LIMIT
 
 
 def test_a_blocked_call_does_not_raise_the_limit_for_long(limit: AllocationLimit) -> None:
     limit._data_bytes = lambda: 8 * MIB * MIB
-    limit.enter(SMALL_BYTES)
+    limit.begin_raise(SMALL_BYTES)
     limit._raised_until = 0.0  # as a second later
     limit.set_bounds(8 * MIB * MIB, 0)
     assert soft() == 8 * MIB
-    limit.leave(renew=False)
+    limit.end_raise(renew=False)
 
 
 def test_a_raised_limit_falls_with_the_memory_left(limit: AllocationLimit) -> None:
     """Calls of many threads overlap, so that the limit is never restored between them."""
     limit._data_bytes = lambda: 8 * MIB * MIB
-    limit.enter(SMALL_BYTES)
-    limit.enter(SMALL_BYTES)
-    limit.leave(renew=False)
+    limit.begin_raise(SMALL_BYTES)
+    limit.begin_raise(SMALL_BYTES)
+    limit.end_raise(renew=False)
     limit.set_bounds(8 * MIB * MIB, 0)
     assert soft() == 8 * MIB
-    limit.enter(SMALL_BYTES)
+    limit.begin_raise(SMALL_BYTES)
     assert soft() == 8 * MIB
-    limit.leave(renew=False)
-    limit.leave(renew=False)
+    limit.end_raise(renew=False)
+    limit.end_raise(renew=False)
 
 
 def waiting_thread(limit: AllocationLimit, event: threading.Event) -> threading.Thread:
     """Return a thread that was started under the limit, and runs until ``event``."""
 
     def wait() -> None:
-        limit.thread_begins()
+        limit.threads.begin()
         event.wait()
-        limit.thread_ends()
+        limit.threads.end()
 
     thread = threading.Thread(target=wait)
     thread.start()
-    wait_for(limit.has_threads)
+    wait_for(limit.threads.are_busy)
     return thread
 
 
 def test_threads_count_until_they_end(limit: AllocationLimit) -> None:
     event = threading.Event()
     waiting_thread(limit, event)
-    assert limit.has_threads()
+    assert limit.threads.are_busy()
     event.set()
-    wait_for(lambda: not limit.has_threads())
+    wait_for(lambda: not limit.threads.are_busy())
 
 
 def test_threads_that_allocate_are_waited_for(
@@ -338,15 +338,15 @@ def test_threads_that_allocate_are_waited_for(
     """An error is shown once they have ended or settled: they would use up the memory that it
     needs.
     """
-    monkeypatch.setattr("ipygpumem.extras.guard.allocation_limit._SETTLE_SECONDS", 600)
-    monkeypatch.setattr("ipygpumem.extras.guard.allocation_limit._LOOK_SECONDS", 0)
+    monkeypatch.setattr("ipygpumem.extras.guard.cell_threads._SETTLE_SECONDS", 600)
+    monkeypatch.setattr("ipygpumem.extras.guard.cell_threads._LOOK_SECONDS", 0)
     sizes = [1, 2, 3, 4, 5]
     limit._data_bytes = lambda: sizes.pop(0) if len(sizes) > 1 else sizes[0]
-    limit.wait_for_threads()
+    limit.threads.wait()
     assert len(sizes) >= 4, "without threads there is no wait"
     event = threading.Event()
     thread = waiting_thread(limit, event)
-    limit.wait_for_threads()
+    limit.threads.wait()
     assert sizes == [5]
     event.set()
     thread.join()

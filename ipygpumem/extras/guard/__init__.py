@@ -2,7 +2,8 @@
 
 ``guard.py`` is the observer of cells, ``memory.py`` measures and limits: ``memory_left.py`` reads
 the memory that is left, ``shares.py`` divides it, ``allocation_limit.py`` sets the limit, and
-``limit_raising.py`` raises it while code around the user's runs. ``watch.py`` interrupts a cell
+``limit_raising.py`` raises it while code around the user's runs. ``cell_threads.py`` knows the
+threads of cells, for which the limit stays after their end. ``watch.py`` interrupts a cell
 whose memory is in use before the limit counts it; ``counting.py`` has these two ways to count.
 After an error, ``room_for_errors.py`` and ``reserve_block.py`` give IPython memory to show it;
 ``refusal.py`` and ``causes.py`` find out whether the guard was the cause.

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any
 
+from ipygpumem.extras.guard.cell_threads import CellThreads
 from ipygpumem.probes.own_limits import resource
 from ipygpumem.probes.pages import PAGE_BYTES
 from ipygpumem.units import MIB
@@ -28,8 +26,6 @@ than it needs.
 """
 _RAISED_SECONDS = 1.0
 """Longest time for which one call raises the limit: a socket may wait for a message for hours."""
-_SETTLE_SECONDS, _LOOK_SECONDS, _SETTLED_LOOKS = 1.0, 0.02, 3
-"""Longest wait for a cell's threads, time between two checks, and checks that show no change."""
 _STACK_BYTES = 8 * MIB
 """A thread's stack where the system does not limit it."""
 
@@ -51,9 +47,9 @@ class AllocationLimit:
 
     The limit cannot tell the user's code from the code around it, and some native code ends the
     process where an allocation is refused: libzmq, when a thread prints for the first time. So the
-    limit is raised for a moment around such calls (``enter`` and ``leave``), and absent while a
-    process is started (``lifted``). Other threads may use up what is added in this moment, so it is
-    a part of the memory that is really left.
+    limit is raised for a moment around such calls (``begin_raise`` and ``end_raise``), and absent
+    while a process is started (``without_limit``). Other threads may use up what is added in this
+    moment, so it is a part of the memory that is really left.
     """
 
     def __init__(self, data_bytes: Callable[[], int | None], renew: Callable[[], None]) -> None:
@@ -70,10 +66,7 @@ class AllocationLimit:
         """The limit for the cell's code."""
         self._data_bytes = data_bytes
         self._renew = renew
-        self._threads = set[int]()
-        """Threads that were started under this limit and run, by identity. They add themselves:
-        ``start`` may be interrupted, and until Python 3.13 a thread whose ``join`` was is not
-        alive for ``is_alive``, although it runs."""
+        self.threads = CellThreads(data_bytes)
         if resource is None:
             self._users = NO_LIMIT
         else:
@@ -87,8 +80,10 @@ class AllocationLimit:
         """The limit while it is raised, if so much is left."""
         self._least_bytes = 0
         """The limit while it is raised, however little is left."""
-        self._lifts = self._raises = 0
-        """Number of calls for which the limit is lifted or raised now."""
+        self._lifts = 0
+        """Number of calls for which the limit is lifted now."""
+        self._raises = 0
+        """Number of calls for which it is raised now."""
         self._raised_until = 0.0
 
     def is_users(self) -> bool:
@@ -100,57 +95,7 @@ class AllocationLimit:
             self._users = NO_LIMIT
         return soft != self._users and soft % PAGE_BYTES != _MARK
 
-    def thread_begins(self) -> None:
-        """Note that the calling thread, which was started under the limit, runs.
-
-        Without a lock, which the thread that starts it may hold; adding an item needs none.
-        """
-        self._threads.add(threading.get_ident())
-
-    def thread_ends(self) -> None:
-        """Note that the calling thread ends."""
-        self._threads.discard(threading.get_ident())
-
-    def has_threads(self) -> bool:
-        """Return True if a thread that was started in a cell still runs code."""
-        return bool(self._busy_threads())
-
-    def _busy_threads(self) -> set[int]:
-        """Return the threads that were started in a cell, without a pool's workers that wait.
-
-        ``asyncio.to_thread`` keeps its workers for good; they allocate nothing until the next call.
-        """
-        pool: Any = sys.modules.get("concurrent.futures.thread")
-        if pool is None or not self._threads:
-            return self._threads
-        try:
-            innermost = list(sys._current_frames().items())
-            waiting = {thread for thread, frame in innermost if _waits_for_work(frame, pool)}
-            return self._threads - waiting
-        except MemoryError:
-            return self._threads
-
-    def wait_for_threads(self) -> None:
-        """Wait a moment until a cell's threads have ended or allocate nothing: they would use up
-        what is added next.
-
-        Threads that fill the memory end at their next allocation, because it is refused.
-        """
-        end = time.monotonic() + _SETTLE_SECONDS
-        last_state = (0, 0)
-        unchanged_looks = 0
-        while unchanged_looks < _SETTLED_LOOKS and time.monotonic() < end:
-            try:
-                state = len(self._busy_threads()), self._data_bytes() or 0
-            except MemoryError:  # they have not settled
-                state = -1, -1
-            if state[0] == 0:
-                return
-            unchanged_looks = unchanged_looks + 1 if state == last_state else 0
-            last_state = state
-            time.sleep(_LOOK_SECONDS)
-
-    def begin(self) -> None:
+    def switch_on(self) -> None:
         """Begin to limit a cell's code at the next ``set_bounds``."""
         with self.lock:
             self.is_on = True
@@ -158,14 +103,14 @@ class AllocationLimit:
             self._room_bytes = 0
             self._raised_until = 0.0
 
-    def end(self) -> None:
+    def switch_off(self) -> None:
         """Restore the user's limit: our own work, and callbacks between cells, are not limited."""
         with self.lock:
             self.is_on = False
             self._apply()
 
     def begin_error(self) -> None:
-        """Keep the room added from now on, until ``end_error`` or the next ``begin``."""
+        """Keep the room added from now on, until ``end_error`` or the next ``switch_on``."""
         self.is_failing = True
 
     def end_error(self) -> None:
@@ -182,7 +127,7 @@ class AllocationLimit:
             if self.is_on:
                 self._apply()
 
-    def follow(self) -> None:
+    def raise_to_allocated(self) -> None:
         """Raise the limit to the memory allocated now: threads may have gone on since the last
         look.
         """
@@ -190,7 +135,7 @@ class AllocationLimit:
             self.wanted_bytes = max(self.wanted_bytes, self._data_bytes() or 0)
             self._apply()
 
-    def lower(self, size_bytes: int) -> None:
+    def lower_by(self, size_bytes: int) -> None:
         """Lower the limit until the next look: address space that was hardly used is given back."""
         with self.lock:
             if self.wanted_bytes != NO_LIMIT:
@@ -205,17 +150,18 @@ class AllocationLimit:
             self._room_bytes = room_bytes
             self._apply()
 
-    def abandon(self) -> None:
+    def reset_in_child(self) -> None:
         """Restore the user's limit in a forked child, where another thread may have
         held the lock.
         """
         self.lock = threading.RLock()
-        self._threads.clear()
-        self._lifts = self._raises = 0
-        self.end()
+        self.threads.forget_all()
+        self._lifts = 0
+        self._raises = 0
+        self.switch_off()
 
     @contextlib.contextmanager
-    def bounded(self, size_bytes: int) -> Iterator[None]:
+    def limited_to(self, size_bytes: int) -> Iterator[None]:
         """Limit our own work between cells."""
         self._set(size_bytes)
         try:
@@ -224,7 +170,7 @@ class AllocationLimit:
             self._apply()  # threads of a cell may go on under their limit
 
     @contextlib.contextmanager
-    def lifted(self) -> Iterator[None]:
+    def without_limit(self) -> Iterator[None]:
         """Restore the user's limit, which a started process inherits."""
         with self.lock:
             self._lifts += 1
@@ -236,8 +182,8 @@ class AllocationLimit:
                 self._lifts -= 1
             self._renew()  # a library may have allocated much that it does not use
 
-    def enter(self, needed_bytes: int) -> None:
-        """Raise the limit so that ``needed_bytes`` can be allocated; call ``leave`` afterwards."""
+    def begin_raise(self, needed_bytes: int) -> None:
+        """Raise the limit so that ``needed_bytes`` can be allocated, until ``end_raise``."""
         with self.lock:
             # an interrupt right here leaves it too large, but not for long: see _RAISED_SECONDS
             self._raises += 1
@@ -259,9 +205,9 @@ class AllocationLimit:
             return False
         return (self._data_bytes() or 0) + needed_bytes > self._most()
 
-    def leave(self, *, renew: bool) -> None:
-        """Undo ``enter``; ``renew`` where it has taken address space for long, which it hardly
-        uses.
+    def end_raise(self, *, renew: bool) -> None:
+        """Undo ``begin_raise``; ``renew`` where the call has taken address space for long, which it
+        hardly uses.
         """
         with self.lock:
             self._raises = max(0, self._raises - 1)
@@ -311,10 +257,3 @@ class AllocationLimit:
         if size_bytes != NO_LIMIT:
             bounds.append(size_bytes // PAGE_BYTES * PAGE_BYTES + _MARK)
         resource.setrlimit(resource.RLIMIT_DATA, (min(bounds, default=NO_LIMIT), hard))
-
-
-def _waits_for_work(frame: FrameType, pool: Any) -> bool:
-    """Return True if the innermost frame of a thread is that of a pool's worker between two calls:
-    its queue is written in C and has no frame.
-    """
-    return frame.f_code is getattr(getattr(pool, "_worker", None), "__code__", None)

@@ -38,7 +38,7 @@ class Causes:
             return ""
         errors = list(chain(error))
         if any(is_instance(item, MemoryGuardError) for item in errors):
-            return stopped_text(self._interrupt.left_bytes, self._memory.bounds.whose)
+            return stopped_text(self._interrupt.left_bytes, self._memory.shares.whose)
         if self._memory.limit.is_users():
             return ""
         for item in errors:
@@ -54,7 +54,7 @@ class Causes:
             return ""
         if (
             refusal.asked_bytes is not None
-            and refusal.asked_bytes > self._memory.headroom.machine_bytes
+            and refusal.asked_bytes > self._memory.left.machine_bytes
         ):
             return ""  # the request cannot be met without the limit either
         return self._memory.counting.refusal_text(refusal, data_bytes)

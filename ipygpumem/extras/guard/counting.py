@@ -16,8 +16,8 @@ from typing import Protocol
 from ipygpumem.extras.guard.allocation_limit import NO_LIMIT, AllocationLimit
 from ipygpumem.extras.guard.memory_left import Figures
 from ipygpumem.extras.guard.refusal import Refusal
-from ipygpumem.extras.guard.reserve_block import Spare
-from ipygpumem.extras.guard.shares import LEAST_ROOM_BYTES, Bounds
+from ipygpumem.extras.guard.reserve_block import ReserveBlock
+from ipygpumem.extras.guard.shares import LEAST_ROOM_BYTES, Shares
 from ipygpumem.probes import own_limits
 from ipygpumem.units import format_bytes
 
@@ -58,18 +58,22 @@ class CountAllocated:
     """Counts memory from its allocation, and limits allocations to the memory left.
 
     Args:
-        bounds: the shares of the memory left.
+        shares: the shares of the memory left.
         limit: the limit on allocations.
-        spare: memory that is freed when nothing can be allocated.
+        reserve: memory that is freed when nothing can be allocated.
         knows_peak: returns True if the kernel measures the peak of each cell.
     """
 
     def __init__(
-        self, bounds: Bounds, limit: AllocationLimit, spare: Spare, knows_peak: Callable[[], bool]
+        self,
+        shares: Shares,
+        limit: AllocationLimit,
+        reserve: ReserveBlock,
+        knows_peak: Callable[[], bool],
     ) -> None:
-        self._bounds = bounds
+        self._shares = shares
         self._limit = limit
-        self._spare = spare
+        self._reserve = reserve
         self._knows_peak = knows_peak
         self._given_bytes = 0
         """Bytes that the cell could allocate when it began."""
@@ -90,12 +94,12 @@ class CountAllocated:
 
     def limit_bytes(self, figures: Figures) -> int:
         """Return the limit on allocations that is right now."""
-        return self._bounds.limit_bytes(figures)
+        return self._shares.limit_bytes(figures)
 
     def shortest_pause_seconds(self, figures: Figures) -> float:
         """Return the shortest time until the watching thread checks again."""
         unused_bytes = (figures.data_bytes or 0) - figures.private_bytes
-        if unused_bytes < self._bounds.until_interrupt_bytes(figures):
+        if unused_bytes < self._shares.until_interrupt_bytes(figures):
             return LIMITED_CHECK_SECONDS
         return CHECK_SECONDS  # pages allocated earlier may use up the memory below the limit
 
@@ -103,7 +107,7 @@ class CountAllocated:
         """Return why the limit refused an allocation; empty if something else refused it."""
         left = self._left_bytes(data_bytes)
         asked = refusal.asked_bytes
-        remaining = f"{format_bytes(max(0, left))} of {self._bounds.whose} were left for this cell"
+        remaining = f"{format_bytes(max(0, left))} of {self._shares.whose} were left for this cell"
         if asked is not None:
             if asked <= left - LEAST_ROOM_BYTES:
                 return ""
@@ -122,7 +126,7 @@ class CountAllocated:
         """Return the bytes left at a failed allocation: unwinding may have freed much, but the peak
         is known.
         """
-        left = self._limit.wanted_bytes - data_bytes - self._spare.freed_bytes
+        left = self._limit.wanted_bytes - data_bytes - self._reserve.freed_bytes
         if not self._knows_peak():
             return left
         status = Path("/proc/self/status").read_bytes()
@@ -138,8 +142,8 @@ class CountTouched:
 
     how = "only memory in use is watched"
 
-    def __init__(self, bounds: Bounds) -> None:
-        self._bounds = bounds
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
         self._left_bytes: int | None = None
         """Memory left when the limit came into force for this cell."""
 
@@ -149,10 +153,10 @@ class CountTouched:
 
     def limit_bytes(self, figures: Figures) -> int:
         """Return the limit on allocations that is right now; none while memory is left."""
-        if self._bounds.free_bytes(figures):
+        if self._shares.free_bytes(figures):
             return NO_LIMIT
-        self._left_bytes = self._bounds.left_bytes(figures)
-        return self._bounds.limit_bytes(figures)
+        self._left_bytes = self._shares.left_bytes(figures)
+        return self._shares.limit_bytes(figures)
 
     def shortest_pause_seconds(self, figures: Figures) -> float:
         """Return the shortest time until the watching thread checks again: the limit protects
@@ -166,7 +170,7 @@ class CountTouched:
         """
         if self._left_bytes is None or refusal.kind == "raised":
             return ""
-        return stopped_text(self._left_bytes, self._bounds.whose)
+        return stopped_text(self._left_bytes, self._shares.whose)
 
 
 class CountUnlimited:

@@ -21,7 +21,7 @@ from typing import ClassVar
 from ipygpumem.extras.guard.causes import Causes
 from ipygpumem.extras.guard.limit_raising import RaisedCalls
 from ipygpumem.extras.guard.memory import GuardedMemory
-from ipygpumem.extras.guard.openblas_buffers import Buffers
+from ipygpumem.extras.guard.openblas_buffers import OpenBlasBuffers
 from ipygpumem.extras.guard.replacing import replace
 from ipygpumem.extras.guard.report import guard_report
 from ipygpumem.extras.guard.room_for_errors import ErrorRoom
@@ -75,9 +75,9 @@ class MemoryGuard:
         self._causes = Causes(self._memory, self._watch.interrupt)
         self._errors = ErrorRoom(self._memory, self._watch, self._causes, context.isolation)
         self._raised_calls = RaisedCalls(self._memory.limit)
-        self._buffers = Buffers()
+        self._buffers = OpenBlasBuffers()
         self._undo = contextlib.ExitStack()
-        self._undo.callback(self._memory.headroom.close)
+        self._undo.callback(self._memory.left.close)
         self._buffers.allocate()
         try:
             self._join()
@@ -111,20 +111,20 @@ class MemoryGuard:
                 self._undo.callback(replace(module, name, self._lifted))
 
     def _lifted(self, arguments: object, options: object) -> AbstractContextManager[None]:
-        return self._memory.limit.lifted()
+        return self._memory.limit.without_limit()
 
     def close(self) -> None:
         """Undo everything."""
         self._code_ended()
         self._watch.stop()
         self._in_force.discard(self)
-        self._memory.limit.end()
+        self._memory.limit.switch_off()
         self._undo.close()
 
     def abandon(self) -> None:
         """End the guard in a forked child."""
         self._watch.abandon()
-        self._memory.limit.abandon()
+        self._memory.limit.reset_in_child()
 
     @property
     def state(self) -> str:
@@ -136,7 +136,7 @@ class MemoryGuard:
         if not self._guards(cell):
             return
         self._raised_calls.install()
-        self._memory.spare.fill()
+        self._memory.reserve.fill()
         figures = self._memory.trimmed()
         self._causes.forget()
         self._memory.share(figures)  # before the thread sees the cell
@@ -179,11 +179,11 @@ class MemoryGuard:
         names = None
         limit_bytes = (figures.data_bytes or 0) + figures.available_bytes // 2
         try:
-            with self._memory.limit.bounded(limit_bytes):
+            with self._memory.limit.limited_to(limit_bytes):
                 names = select(largest_names(self._shell), min_bytes=MIB)
         except MemoryError:
             cause += ". Too little memory is left to measure the names"
-        return guard_report(cause, self._memory.bounds.room_bytes(self._memory.trimmed()), names)
+        return guard_report(cause, self._memory.shares.room_bytes(self._memory.trimmed()), names)
 
     def shown(self) -> None:
         """Do nothing."""

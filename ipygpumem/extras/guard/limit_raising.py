@@ -104,11 +104,11 @@ def _call_raised(
     @functools.wraps(function)
     def call_raised(*args: Any, **options: Any) -> Any:
         __tracebackhide__ = True  # IPython leaves this frame out of tracebacks
-        limit.enter(SMALL_BYTES + stacks * stack_bytes())
+        limit.begin_raise(SMALL_BYTES + stacks * stack_bytes())
         try:
             return function(*args, **options)
         finally:
-            limit.leave(renew=stacks > 0)
+            limit.end_raise(renew=stacks > 0)
 
     return call_raised
 
@@ -144,12 +144,12 @@ def _run(bootstrap: Callable[[], None], limit: AllocationLimit) -> None:
     """Run a thread. Its stack goes back to the system afterwards, and other threads must not use as
     much instead.
     """
-    limit.thread_begins()
+    limit.threads.begin()
     try:
         bootstrap()
     finally:
-        limit.thread_ends()
-        limit.lower(stack_bytes())
+        limit.threads.end()
+        limit.lower_by(stack_bytes())
 
 
 def _replace_start(limit: AllocationLimit) -> Callable[[], None]:
@@ -163,7 +163,7 @@ def _replace_start(limit: AllocationLimit) -> Callable[[], None]:
             earlier(thread)
             return
         needed = SMALL_BYTES + stack_bytes()
-        limit.enter(needed)
+        limit.begin_raise(needed)
         try:
             if limit.is_used_up(needed):
                 raise RuntimeError(_NO_THREAD)
@@ -172,6 +172,6 @@ def _replace_start(limit: AllocationLimit) -> Callable[[], None]:
                 thread._started = _Started(thread, limit)  # type: ignore[attr-defined]
             earlier(thread)
         finally:
-            limit.leave(renew=True)
+            limit.end_raise(renew=True)
 
     return install(threading.Thread, "start", start)

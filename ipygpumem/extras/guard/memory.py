@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from ipygpumem.extras.guard.allocation_limit import AllocationLimit
 from ipygpumem.extras.guard.counting import CountAllocated, Counting, CountTouched, CountUnlimited
-from ipygpumem.extras.guard.memory_left import Figures, Headroom
-from ipygpumem.extras.guard.reserve_block import Spare
-from ipygpumem.extras.guard.shares import LAST_ROOM_BYTES, Bounds
+from ipygpumem.extras.guard.memory_left import Figures, MemoryLeft
+from ipygpumem.extras.guard.reserve_block import ReserveBlock
+from ipygpumem.extras.guard.shares import LAST_ROOM_BYTES, Shares
 from ipygpumem.probes.malloc import free_heap_bytes, malloc_trim
 from ipygpumem.probes.own_limits import resource
 from ipygpumem.units import format_bytes
@@ -32,15 +32,15 @@ class GuardedMemory:
     def __init__(
         self, most_bytes: int | None, *, touched: bool, knows_peak: Callable[[], bool]
     ) -> None:
-        self.headroom = Headroom()
-        self.bounds = Bounds(self.headroom, most_bytes)
-        self.limit = AllocationLimit(self.headroom.data_bytes, self._renew_if_possible)
-        self.spare = Spare()
-        self._counting: CountAllocated | CountTouched = CountTouched(self.bounds)
+        self.left = MemoryLeft()
+        self.shares = Shares(self.left, most_bytes)
+        self.limit = AllocationLimit(self.left.data_bytes, self._renew_if_possible)
+        self.reserve = ReserveBlock()
+        self._counting: CountAllocated | CountTouched = CountTouched(self.shares)
         """The way that the user has chosen."""
-        can_limit = self.headroom.now().data_bytes is not None and resource is not None
+        can_limit = self.left.now().data_bytes is not None and resource is not None
         if can_limit and not touched:
-            self._counting = CountAllocated(self.bounds, self.limit, self.spare, knows_peak)
+            self._counting = CountAllocated(self.shares, self.limit, self.reserve, knows_peak)
 
     @property
     def counting(self) -> Counting:
@@ -55,22 +55,22 @@ class GuardedMemory:
     @property
     def state(self) -> str:
         """The memory left, and how it is guarded."""
-        room = format_bytes(self.bounds.room_bytes(self.trimmed()))
+        room = format_bytes(self.shares.room_bytes(self.trimmed()))
         return (
-            f"the guard is on: a cell can use {room} of {self.bounds.whose} · {self.counting.how}"
+            f"the guard is on: a cell can use {room} of {self.shares.whose} · {self.counting.how}"
         )
 
     def now(self) -> Figures:
         """Return the current figures."""
-        return self.headroom.now()
+        return self.left.now()
 
     def trimmed(self) -> Figures:
         """Return the current figures; if little is left, return free heap, which counts as used, to
         the system first.
         """
         figures = self.now()
-        free = self.bounds.free_bytes(figures)
-        if free >= 4 * self.bounds.reserve_bytes or free >= (free_heap_bytes() or 0):
+        free = self.shares.free_bytes(figures)
+        if free >= 4 * self.shares.reserve_bytes or free >= (free_heap_bytes() or 0):
             return figures
         trim = malloc_trim()
         if trim is None:
@@ -80,12 +80,12 @@ class GuardedMemory:
 
     def share(self, figures: Figures) -> None:
         """Fix the shares of a cell that begins now."""
-        self.bounds.begin_cell(figures)
+        self.shares.begin_cell(figures)
         self._counting.begin_cell(figures)
 
     def limit_cell(self, figures: Figures) -> None:
         """Limit the allocations of a cell that begins now."""
-        self.limit.begin()
+        self.limit.switch_on()
         self.renew(figures)
 
     def renew(self, figures: Figures) -> None:
@@ -94,7 +94,7 @@ class GuardedMemory:
             return
         with self.limit.lock:
             limit_bytes = self.counting.limit_bytes(figures)
-            self.limit.set_bounds(limit_bytes, self.bounds.cushion_bytes(figures))
+            self.limit.set_bounds(limit_bytes, self.shares.cushion_bytes(figures))
 
     def _renew_if_possible(self) -> None:
         """Measure the memory left after a call that took memory for long.
@@ -109,11 +109,11 @@ class GuardedMemory:
         """Return the bytes for an error and its traceback; threads of the cell that go on may use
         them up.
         """
-        most_bytes = self.bounds.error_bytes
+        most_bytes = self.shares.error_bytes
         try:
             figures = self.now()
         except (MemoryError, OSError, ValueError):
             return min(most_bytes, LAST_ROOM_BYTES)
-        if self.limit.has_threads():
-            return min(most_bytes, self.bounds.cushion_bytes(figures))
+        if self.limit.threads.are_busy():
+            return min(most_bytes, self.shares.cushion_bytes(figures))
         return min(most_bytes, figures.available_bytes // 2)

@@ -35,7 +35,7 @@ class Figures(NamedTuple):
     """
 
 
-class Headroom:
+class MemoryLeft:
     """Reads the memory left, through descriptors that stay open until ``close``."""
 
     def __init__(self, root: Path = cgroup.ROOT) -> None:

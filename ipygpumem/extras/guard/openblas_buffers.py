@@ -24,7 +24,7 @@ _ALLOCATIONS: dict[str, Callable[[Any], None]] = {"numpy": _numpys, "scipy.linal
 too, but forked children would hang once they have been started."""
 
 
-class Buffers:
+class OpenBlasBuffers:
     """The modules whose buffers have been allocated."""
 
     def __init__(self) -> None:

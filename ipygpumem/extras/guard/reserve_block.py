@@ -12,7 +12,7 @@ _SPARE_BYTES = 8 * MIB
 were freed."""
 
 
-class Spare:
+class ReserveBlock:
     """Small objects of all sizes and one large block."""
 
     def __init__(self) -> None:

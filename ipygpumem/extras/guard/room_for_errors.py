@@ -63,11 +63,11 @@ class ErrorRoom:
         kind = type(shell)
         if name not in vars(shell) or hasattr(kind, name):
             return
-        spare = self._memory.spare
+        reserve = self._memory.reserve
         watch = self._watch
 
         def find(this: Any) -> Any:
-            spare.blocks = None  # nothing can be created before this
+            reserve.blocks = None  # nothing can be created before this
             if this is shell and watch.cell is not None:
                 self._make_room()
             return vars(this)[name]
@@ -85,21 +85,21 @@ class ErrorRoom:
         """
         cell = self._watch.cell
         limit = self._memory.limit
-        bounds = self._memory.bounds
+        shares = self._memory.shares
         with limit.lock:
             if cell is None or cell.thread != threading.get_ident():
                 if not limit.is_failing:
                     limit.add_room(
-                        min(bounds.error_bytes // 4, self._memory.room_for_error_bytes())
+                        min(shares.error_bytes // 4, self._memory.room_for_error_bytes())
                     )
                 return  # other threads may use it up
             was_failing = limit.is_failing
             limit.begin_error()
             self._watch.interrupt.cancel(cell.thread)
-            limit.add_room(min(bounds.error_bytes, LAST_ROOM_BYTES))
+            limit.add_room(min(shares.error_bytes, LAST_ROOM_BYTES))
             if not was_failing and limit.wanted_bytes != NO_LIMIT:
                 with contextlib.suppress(MemoryError, OSError, ValueError):
-                    limit.follow()
+                    limit.raise_to_allocated()
             limit.add_room(self._memory.room_for_error_bytes())
 
     @contextlib.contextmanager
@@ -107,7 +107,7 @@ class ErrorRoom:
         """Make room for the error that IPython shows, and find out why it came."""
         limit = self._memory.limit
         if self._watch.cell is not None:
-            limit.wait_for_threads()
+            limit.threads.wait()
             self._make_room()
         shown = None
         if limit.is_failing:
@@ -148,9 +148,9 @@ class ErrorRoom:
     def _make_room_again(self) -> None:
         """Raise the limit again once the threads that have used up the room have ended."""
         limit = self._memory.limit
-        limit.wait_for_threads()
+        limit.threads.wait()
         with contextlib.suppress(MemoryError, OSError, ValueError):
-            limit.follow()
+            limit.raise_to_allocated()
         self._make_room()
 
     def _explain(self, error: BaseException | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipygpumem.extras.guard.memory_left import Figures, Headroom
+from ipygpumem.extras.guard.memory_left import Figures, MemoryLeft
 from ipygpumem.units import MIB, format_bytes
 
 LEAST_ROOM_BYTES = 32 * MIB
@@ -11,19 +11,19 @@ LAST_ROOM_BYTES = 4 * MIB
 """Bytes that a cell may allocate in any case once ``--limit`` is reached."""
 
 
-class Bounds:
+class Shares:
     """The shares of the memory left. Those of a cell are fixed when it begins; all other shares
     follow the figures.
 
     Args:
-        headroom: the memory that this process can use.
+        left: the memory that this process can use.
         most_bytes: the user's ``--limit`` for the process's private pages; None without one.
     """
 
-    def __init__(self, headroom: Headroom, most_bytes: int | None) -> None:
+    def __init__(self, left: MemoryLeft, most_bytes: int | None) -> None:
         self._most_bytes = most_bytes
-        total_bytes = headroom.total_bytes
-        self.whose = headroom.name
+        total_bytes = left.total_bytes
+        self.whose = left.name
         """The memory that may run out, in words."""
         if most_bytes is not None:
             total_bytes = min(most_bytes, total_bytes)

@@ -82,13 +82,13 @@ class Watch:
         """Interrupt the cell no longer: its code has ended."""
         with self.lock:
             cell, self.cell = self.cell, None
-            if not self._memory.limit.has_threads():
-                self._memory.limit.end()
+            if not self._memory.limit.threads.are_busy():
+                self._memory.limit.switch_off()
             thread = None if cell is None else cell.thread
             self.interrupt.cancel(thread)
 
     def _is_used_up(self) -> bool:
-        return self._memory.bounds.until_interrupt_bytes(self._memory.now()) <= 0
+        return self._memory.shares.until_interrupt_bytes(self._memory.now()) <= 0
 
     def _tick(self) -> float | None:
         """Check, and return the seconds until the next check."""
@@ -109,11 +109,11 @@ class Watch:
         try:
             return self._check()
         except MemoryError:
-            self._memory.limit.enter(SMALL_BYTES)
+            self._memory.limit.begin_raise(SMALL_BYTES)
             try:
                 return self._check()
             finally:
-                self._memory.limit.leave(renew=False)
+                self._memory.limit.end_raise(renew=False)
 
     def _check(self) -> float | None:
         cell = self.cell
@@ -122,15 +122,15 @@ class Watch:
                 return None
             figures = self._memory.now()
         self._memory.renew(figures)
-        bounds = self._memory.bounds
+        shares = self._memory.shares
         limit = self._memory.limit
-        left = bounds.until_interrupt_bytes(figures)
+        left = shares.until_interrupt_bytes(figures)
         shortest_pause = self._memory.counting.shortest_pause_seconds(figures)
         pause = min(
-            (left + bounds.least_left_bytes // 2) / _BYTES_PER_SECOND, _LONGEST_PAUSE_SECONDS
+            (left + shares.least_left_bytes // 2) / _BYTES_PER_SECOND, _LONGEST_PAUSE_SECONDS
         )
         self._sleeps = cell is None and pause < _IDLE_SECONDS and not limit.is_on
-        if cell is None and limit.is_on and not limit.has_threads():
+        if cell is None and limit.is_on and not limit.threads.are_busy():
             self._end_limit()
         if left > 0:
             self._struck_at = 0.0
@@ -144,7 +144,7 @@ class Watch:
         """Restore the user's limit after the last thread of a cell, if no other cell has begun."""
         with self._memory.limit.lock:
             if self.cell is None:
-                self._memory.limit.end()
+                self._memory.limit.switch_off()
 
     def _strike_unless_trimming_helps(self, cell: Cell) -> None:
         """Interrupt the cell, unless enough is left without the pages that ended threads have left
@@ -152,10 +152,10 @@ class Watch:
         """
         with self.lock:
             figures = self._memory.trimmed()
-        if self._memory.bounds.until_interrupt_bytes(figures) > 0:
+        if self._memory.shares.until_interrupt_bytes(figures) > 0:
             return
         self._struck_at = time.monotonic()
-        self._strike(cell, self._memory.bounds.left_bytes(figures))
+        self._strike(cell, self._memory.shares.left_bytes(figures))
 
     def _strike(self, cell: Cell, left_bytes: int) -> None:
         """Interrupt the cell, unless its code has ended, or an error is on its way already.
@@ -180,5 +180,5 @@ class Watch:
             return
         left = self._memory.now().available_bytes
         self._searched_at = time.monotonic()
-        if left < self._memory.bounds.least_left_bytes // 2:
+        if left < self._memory.shares.least_left_bytes // 2:
             raise MemoryError("too little memory is left to examine objects")
