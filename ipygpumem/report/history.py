@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from operator import itemgetter
 from typing import NamedTuple
 
 from ipygpumem.inventory.children import ProcessGrowth
+from ipygpumem.inventory.growth_holders import (
+    LEAST_SHARE,
+    GrowthHolder,
+    Keeper,
+    holders_of_growth,
+)
 from ipygpumem.inventory.records import Inventory, TensorRecord
-from ipygpumem.inventory.top import LargestNames, NamedSize
+from ipygpumem.inventory.top import LargestNames
 from ipygpumem.records import (
     CellRecord,
     ExperimentRecord,
@@ -43,17 +48,6 @@ _SOURCE_SHOWN = 40
 _VALUE_SHOWN = 24
 _HOLDERS_SHOWN = 3
 STATUS_LISTS_PROCESSES = "%gpumem status lists all child processes, with the lines that end them"
-_LEAST_SHARE = 0.1
-"""Minimum share of the growth for a holder to be reported."""
-
-
-class Keeper(NamedTuple):
-    """The holder of an array to which no name refers directly."""
-
-    name: str
-    """The name that leads to it; empty if none does."""
-    path: str
-    """The references that lead to it."""
 
 
 def history_report(
@@ -215,10 +209,12 @@ def holder_lines(
     ``free_bytes`` is the growth of the free pages in malloc's heap: what names hold cannot be in
     them.
     """
-    holders = _holders_of(growth, before, now, runs, keepers_of)
-    lines = [_held_line(growth, size, run, holder) for size, holder in holders[:_HOLDERS_SHOWN]]
+    holders = holders_of_growth(growth, before, now, runs, keepers_of)
+    lines = list[str]()
+    for holder in holders[:_HOLDERS_SHOWN]:
+        lines.append(_held_line(growth, holder.bytes_per_run, run, _holder_text(holder)))
     if growth.device == "cpu":
-        held_bytes = sum(size for size, _ in holders)
+        held_bytes = sum(holder.bytes_per_run for holder in holders)
         gaps = min(free_bytes // runs, growth.most_bytes - held_bytes)
         lines += free_heap_line(growth, gaps, run)
     return lines or list(now[0].notes)
@@ -229,77 +225,24 @@ def _held_line(growth: Growth, size: int, run: str, holder: str) -> str:
     return f"{_growth_per_run(growth, size, run)} is held by {holder}"
 
 
+def _holder_text(holder: GrowthHolder) -> str:
+    """Return the path of a holder's arrays, or else its name."""
+    if holder.path:
+        return clean(holder.path)
+    if holder.row is None:
+        return "objects without a name"
+    return f"{clean_name(holder.row.name)} ({kind_of(holder.row)})"
+
+
 def _growth_per_run(growth: Growth, size: int, run: str) -> str:
     return f"{device_label(growth.device)} {format_change(size)} per {run}"
-
-
-def _holders_of(
-    growth: Growth,
-    before: tuple[LargestNames, Inventory],
-    now: tuple[LargestNames, Inventory],
-    runs: int,
-    keepers_of: Callable[[Sequence[TensorRecord]], list[Keeper]],
-) -> list[tuple[int, str]]:
-    """Return the bytes that each name added per run, and those of arrays without a name, as far as
-    they are a relevant share of the growth.
-    """
-    names_before, unnamed_before = before
-    names_now, unnamed_now = now
-    least = growth.least_bytes * _LEAST_SHARE
-    grown = _grown_names(names_before, names_now, growth.device, least, runs)
-    labels = {row.name: f"{clean_name(row.name)} ({kind_of(row)})" for _, row in grown}
-    added, new = _grown_unnamed(unnamed_before, unnamed_now, growth.device)
-    keepers = keepers_of(new) if added >= least * runs else []
-    unnamed_label = ""
-    for array, keeper in zip(new, keepers, strict=False):
-        path = clean(keeper.path)
-        if keeper.name not in labels:
-            unnamed_label = unnamed_label or path
-        else:  # the name's own bytes have those of the graphs behind it
-            added -= array.size_bytes
-            labels[keeper.name] = path
-    holders = [(size, labels[row.name]) for size, row in grown]
-    named_bytes = sum(size for size, _ in holders)
-    # names may hold some of them
-    unnamed_bytes = min(added // runs, growth.most_bytes - named_bytes)
-    if unnamed_bytes >= least:
-        holders.append((unnamed_bytes, unnamed_label or "objects without a name"))
-    return holders
-
-
-def _grown_names(
-    before: LargestNames, now: LargestNames, device: str, least: float, runs: int
-) -> list[tuple[int, NamedSize]]:
-    """Return the names that grew by at least ``least`` bytes in each run, with these bytes, the
-    largest first.
-    """
-    bytes_before = {row.name: row.device_bytes.get(device, 0) for row in before.names}
-    grown = []
-    for row in now.names:
-        growth = row.device_bytes.get(device, 0) - bytes_before.get(row.name, 0)
-        if growth >= least * runs:
-            grown.append((growth // runs, row))
-    return sorted(grown, key=itemgetter(0), reverse=True)
-
-
-def _grown_unnamed(
-    before: Inventory, now: Inventory, device: str
-) -> tuple[int, list[TensorRecord]]:
-    """Return the growth of a device's arrays without a name, and those that are new, the largest
-    first.
-    """
-    bytes_before = before.device_bytes.get(device, 0)
-    growth = now.device_bytes.get(device, 0) - bytes_before
-    old_storages = {row.storage for row in before.tensors}
-    new = [row for row in now.tensors if row.device == device and row.storage not in old_storages]
-    return growth, new
 
 
 def process_lines(grown: Iterable[ProcessGrowth], growth: Growth, run: str, runs: int) -> list[str]:
     """Return the processes that grew with each of the last ``runs`` runs, with the lines that end
     them.
     """
-    least = growth.least_bytes * _LEAST_SHARE
+    least = growth.least_bytes * LEAST_SHARE
     lines = list[str]()
     for item in grown:
         size = item.grown_bytes // runs

@@ -25,6 +25,7 @@ from ipygpumem.introspect import is_users_module, module_dict, type_name, users_
 from ipygpumem.inventory import survey, top
 from ipygpumem.inventory.children import growth_by_ending, with_endings
 from ipygpumem.inventory.contents import Contents
+from ipygpumem.inventory.growth_holders import Keeper
 from ipygpumem.inventory.records import Inventory, TensorRecord
 from ipygpumem.inventory.top import LargestNames, NamedSize
 from ipygpumem.inventory.trends import FirstLook, Growing, Processes
@@ -36,7 +37,6 @@ from ipygpumem.probes.mappings import own_pages
 from ipygpumem.reclaim.emptying import trim_host_heap
 from ipygpumem.report.history import (
     STATUS_LISTS_PROCESSES,
-    Keeper,
     growth_line,
     holder_lines,
     process_lines,

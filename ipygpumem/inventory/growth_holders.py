@@ -1,0 +1,104 @@
+"""Finds the names that hold the memory that each run of some code adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import NamedTuple
+
+from ipygpumem.inventory.records import Inventory, TensorRecord
+from ipygpumem.inventory.top import LargestNames, NamedSize
+from ipygpumem.records import Growth
+
+LEAST_SHARE = 0.1
+"""Minimum share of the growth for a holder to be reported."""
+
+
+class Keeper(NamedTuple):
+    """The holder of an array to which no name refers directly."""
+
+    name: str
+    """The name that leads to it; empty if none does."""
+    path: str
+    """The references that lead to it."""
+
+
+@dataclass(frozen=True)
+class GrowthHolder:
+    """A name, or arrays without a name, that hold a part of what each run adds."""
+
+    bytes_per_run: int
+    row: NamedSize | None
+    """The name at the last look; None for arrays without a name."""
+    path: str = ""
+    """The references that lead to the new arrays, if they are known."""
+
+
+def holders_of_growth(
+    growth: Growth,
+    before: tuple[LargestNames, Inventory],
+    now: tuple[LargestNames, Inventory],
+    runs: int,
+    keepers_of: Callable[[Sequence[TensorRecord]], list[Keeper]],
+) -> list[GrowthHolder]:
+    """Return the names that grew in each of the last runs, the largest first, and then the arrays
+    without a name, as far as they are a relevant share of a device's growth.
+
+    Args:
+        growth: the growth of the device.
+        before: the names, and the arrays without a name, before these runs.
+        now: the same after them.
+        runs: the number of runs.
+        keepers_of: names the graph, closure or cache that keeps each of some arrays.
+    """
+    names_before, unnamed_before = before
+    names_now, unnamed_now = now
+    least = growth.least_bytes * LEAST_SHARE
+    grown = _grown_names(names_before, names_now, growth.device, least, runs)
+    grown_names = {row.name for _, row in grown}
+    added, new = _grown_unnamed(unnamed_before, unnamed_now, growth.device)
+    keepers = keepers_of(new) if added >= least * runs else []
+    paths = dict[str, str]()
+    path_of_unnamed = ""
+    for array, keeper in zip(new, keepers, strict=False):
+        if keeper.name not in grown_names:
+            path_of_unnamed = path_of_unnamed or keeper.path
+        else:  # the name's own bytes have those of the graphs behind it
+            added -= array.size_bytes
+            paths[keeper.name] = keeper.path
+    holders = [GrowthHolder(size, row, paths.get(row.name, "")) for size, row in grown]
+    named_bytes = sum(holder.bytes_per_run for holder in holders)
+    # names may hold some of them
+    unnamed_bytes = min(added // runs, growth.most_bytes - named_bytes)
+    if unnamed_bytes >= least:
+        holders.append(GrowthHolder(unnamed_bytes, None, path_of_unnamed))
+    return holders
+
+
+def _grown_names(
+    before: LargestNames, now: LargestNames, device: str, least: float, runs: int
+) -> list[tuple[int, NamedSize]]:
+    """Return the names that grew by at least ``least`` bytes in each run, with these bytes, the
+    largest first.
+    """
+    bytes_before = {row.name: row.device_bytes.get(device, 0) for row in before.names}
+    grown = []
+    for row in now.names:
+        growth = row.device_bytes.get(device, 0) - bytes_before.get(row.name, 0)
+        if growth >= least * runs:
+            grown.append((growth // runs, row))
+    return sorted(grown, key=itemgetter(0), reverse=True)
+
+
+def _grown_unnamed(
+    before: Inventory, now: Inventory, device: str
+) -> tuple[int, list[TensorRecord]]:
+    """Return the growth of a device's arrays without a name, and those that are new, the largest
+    first.
+    """
+    bytes_before = before.device_bytes.get(device, 0)
+    growth = now.device_bytes.get(device, 0) - bytes_before
+    old_storages = {row.storage for row in before.tensors}
+    new = [row for row in now.tensors if row.device == device and row.storage not in old_storages]
+    return growth, new
