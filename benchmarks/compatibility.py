@@ -112,11 +112,8 @@ def _ask(path: str) -> Python | None:
     try:
         answer = run([path, "-c", _ASK], stderr=subprocess.DEVNULL, timeout=60)
         version, executable = json.loads(answer.stdout)
-    except (
-        OSError,
-        ValueError,
-        subprocess.TimeoutExpired,
-    ):  # a pyenv shim without a version, an old Python
+    # A pyenv shim without a version, or an old Python.
+    except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
     return Python(tuple(version), executable)
 
@@ -124,10 +121,8 @@ def _ask(path: str) -> Python | None:
 def build_wheel(python: Python) -> Path:
     """Return a wheel of the working tree: what is tested is what would be installed."""
     folder = BUILD / "wheel"
-    for old in (
-        folder,
-        ROOT / "build" / "lib",
-    ):  # setuptools would pack modules that are gone by now
+    # setuptools would pack modules that are gone by now.
+    for old in (folder, ROOT / "build" / "lib"):
         shutil.rmtree(old, ignore_errors=True)
     run([python.path, "-m", "venv", folder / "venv"])
     pip = [folder / "venv" / "bin" / "python", "-m", "pip"]

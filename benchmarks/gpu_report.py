@@ -207,10 +207,8 @@ def main() -> int:
     kept.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     runs = {}
     for kind in KINDS:
-        for path in (
-            OUTCOMES / f"{kind}.json",
-            options.outcomes / f"{kind}.json",
-        ):  # this run's counts
+        # The second one has this run's counts.
+        for path in (OUTCOMES / f"{kind}.json", options.outcomes / f"{kind}.json"):
             if path.is_file():
                 runs[kind] = json.loads(path.read_text(encoding="utf-8"))
     options.page.parent.mkdir(parents=True, exist_ok=True)

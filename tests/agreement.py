@@ -137,9 +137,8 @@ class Asker:
                 size -= part.size_bytes
         is_at_least = _says_at_least(report) or not found.complete
         answer = Answer(f"why {expression}", size, is_at_least)
-        if (
-            found.held and found.held[0].size_bytes >= size / 2
-        ):  # else small objects that others use, too
+        # Else these are small objects, which other names use, too.
+        if found.held and found.held[0].size_bytes >= size / 2:
             first = found.held[0].holder
             answer = Answer(
                 answer.command, answer.size_bytes, is_at_least, first.path, first.advice

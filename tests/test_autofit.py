@@ -698,10 +698,8 @@ old = 'old'
 class Bomb:
     __del__ = staticmethod(_thread.interrupt_main)  # strikes after the finaliser, in our code""",
     )
-    for head in (
-        "",
-        "%%capture\n",
-    ):  # which runs a cell of its own, whose events lose the interrupt
+    # %%capture runs a cell of its own, whose events lose the interrupt.
+    for head in ("", "%%capture\n"):
         reply = notebook.run(
             f"%%autofit size=400\n{head}bomb = Bomb()\na = 1\nold = 'new'\nz = 2\nwork(size)"
         )

@@ -141,9 +141,8 @@ def test_links_lead_to_a_page_and_to_its_heading(page: str) -> None:
 def exists(name: str) -> bool:
     """Return True if a dotted name is a module's, or an attribute of a module."""
     names = name.split(".")
-    if name.startswith(
-        "ipygpumem.extras.trainers."
-    ):  # its modules import libraries of trainers, and torch
+    # Its modules import libraries of trainers, and torch.
+    if name.startswith("ipygpumem.extras.trainers."):
         source = ROOT.joinpath(*names[:4]).with_suffix(".py")
         return source.exists() and all(
             f"\nclass {part}" in source.read_text() for part in names[4:]

@@ -371,9 +371,8 @@ class World:
         raised = [
             type(result.error_before_exec or result.error_in_exec).__name__ for result in results
         ]
-        if not (
-            struck and (not results or "KeyboardInterrupt" in text)
-        ):  # a Ctrl-C may stop the code, or what follows
+        # A Ctrl-C may stop the code, or what follows.
+        if not (struck and (not results or "KeyboardInterrupt" in text)):
             is_late = struck and "Ctrl-C arrived after" in text and raised == ["KeyboardInterrupt"]
             assert is_late or raised == [program.error or "NoneType"], f"raised {raised}"
             assert names.get("log") == [2], "the code has not run"
@@ -389,9 +388,8 @@ class World:
         if not struck:
             assert "Traceback (most" not in text or program.error, "a traceback"
             assert len(said) <= 1, f"said {len(said)} times"
-        if (
-            error in (RuntimeError, OSError) and is_ours_alone
-        ):  # else memory is short, or the user knows
+        # Else memory is short, or the user knows.
+        if error in (RuntimeError, OSError) and is_ours_alone:
             assert said, "not said"
             assert " failed (" not in text or "not affected, but " in text, (
                 "not said what was not done"

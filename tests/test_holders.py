@@ -1249,9 +1249,8 @@ def test_figures_of_an_experiment_leave_older_ones_open(small_kernel: Kernel) ->
 @linux
 def test_a_frame_s_older_columns_are_not_left() -> None:
     needs("pandas")
-    with (
-        Kernel() as kernel
-    ):  # of its own: closed figures leave garbage with a shared one's libraries
+    # A kernel of its own: closed figures leave garbage with a shared one's libraries.
+    with Kernel() as kernel:
         works(
             kernel,
             "%load_ext ipygpumem",

@@ -111,9 +111,8 @@ def test_an_experiment_whose_start_is_interrupted_is_not_open(app: App, cuda: Kn
         experiment.start()
 
     for _ in every_interrupt(start):
-        if (
-            experiment is not None and experiment in app.experiments.open
-        ):  # not interrupted, or once it was open
+        # Not interrupted, or once it was open.
+        if experiment is not None and experiment in app.experiments.open:
             assert cuda.fractions == pytest.approx([0.5, 1.0])
             experiment.abandon()
             app.experiments.open.clear()

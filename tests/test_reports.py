@@ -604,10 +604,8 @@ def test_a_bar_is_as_long_as_the_sessions_highest_use_rounded_up() -> None:
     assert bar is not None
     assert (bar.length_bytes, bar.is_whole) == (1536 * MIB, False)
     assert bar.label == "RAM: 1.05 GiB of 64.00 GiB in use; the bar ends at 1.50 GiB"
-    for highest, length in (
-        (3900, 4),
-        (4090, 6),
-    ):  # 4090 is so near to 4 GiB that the bar would look full
+    # 4090 is so near to 4 GiB that the bar would look full.
+    for highest, length in ((3900, 4), (4090, 6)):
         scales.note([ram(1000, 1000, highest)])
         bar = scales.bar(change)
         assert bar is not None

@@ -91,9 +91,8 @@ class States:
             self._tensors.append(torch.empty(self._size(), dtype=torch.uint8, device="cuda"))
 
     def _free(self) -> None:
-        for _ in range(
-            min(len(self._tensors), self._random.randint(1, 8))
-        ):  # from the middle: gaps stay
+        # From the middle: gaps stay.
+        for _ in range(min(len(self._tensors), self._random.randint(1, 8))):
             self._tensors.pop(self._random.randrange(len(self._tensors)))
 
     def _pin(self) -> None:

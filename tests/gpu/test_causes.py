@@ -211,9 +211,8 @@ def test_random_states(on_card: Kernel, figure: Callable[[str], None]) -> None:
             lift = (
                 f"torch.cuda.set_per_process_memory_fraction({choose.choice([1.0, 1.0, 1.0, 0.6])})"
             )
-            if (
-                run(on_card, lift + STATE.format(seed)).error is None
-            ):  # else it was too large itself
+            # Else it was too large itself.
+            if run(on_card, lift + STATE.format(seed)).error is None:
                 fails(on_card, "fill(1000)", "OutOfMemoryError")
             kind, text, remedy = on_card.value("cause() or ('none', '', '')")
             kinds[kind] += 1

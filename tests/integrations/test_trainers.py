@@ -298,9 +298,8 @@ def test_after_an_error_measuring_resumes_with_the_next_training(
     trained = library(
         card, tmp_path, failing(library.base, library.before_step, KeyboardInterrupt), callback
     )
-    with pytest.raises(
-        (KeyboardInterrupt, SystemExit)
-    ) as raised:  # keeps the frames, as a notebook does
+    # The caught error keeps the frames, as a notebook does.
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as raised:
         trained.train()
     assert classify(raised.value).kind == "interrupt"
     before = records()

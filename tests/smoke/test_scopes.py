@@ -670,10 +670,8 @@ def test_a_traceback_is_the_same_with_and_without_the_extension(
         bare = fails(bare_kernel, f"y = 1\n{body}", error)
         # IPython 7 names a cell after the kernel's process.
         shown = [re.sub(r"kernel_\d+", "", reply.traceback) for reply in (ours, bare)]
-        if sys.version_info < (
-            3,
-            11,
-        ):  # which knows no columns: IPython 8 highlights no expression in our code
+        # Without columns in tracebacks, IPython 8 highlights no expression in our code.
+        if sys.version_info < (3, 11):
             shown = list(map(plain, shown))
         assert shown[0] == shown[1], body
 

@@ -427,9 +427,8 @@ def test_a_dataframe_that_code_changes_is_put_back() -> None:
 
     def step() -> None:
         for change, table in tables.items():
-            with contextlib.suppress(
-                ValueError
-            ):  # .values are read-only where pandas copies on write
+            # The values are read-only where pandas copies on write.
+            with contextlib.suppress(ValueError):
                 FRAMES[change](table)
         column.iloc[0] = 9.0
 
