@@ -105,7 +105,7 @@ def summary(model: object, /, *inputs: object, **kwargs: object) -> ModelSummary
     """
     __tracebackhide__ = True  # of the model's errors
     refuse_while_traced("ask for a summary")
-    result: ModelSummary = loading.import_estimator().summarize(model, inputs, kwargs)
+    result: ModelSummary = loading.import_summaries().summarize(model, inputs, kwargs)
     return result
 
 

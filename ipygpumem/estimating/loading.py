@@ -14,7 +14,7 @@ from ipygpumem.meter.own_growth import growth_for
 
 
 def import_estimator() -> Any:
-    """Import and return the module that makes estimates and summaries; this imports torch.
+    """Import and return the module that makes estimates; this imports torch.
 
     Raises:
         EstimateError: torch is not installed, is too old for fake tensors, or is broken.
@@ -25,6 +25,14 @@ def import_estimator() -> Any:
         from ipygpumem.estimating import running  # imports torch
 
         return running
+
+
+def import_summaries() -> Any:
+    """Import and return the module that summarises models; raises as ``import_estimator`` does."""
+    import_estimator()
+    from ipygpumem.estimating import summaries  # imports torch
+
+    return summaries
 
 
 def new_estimation(*args: Any) -> Any:

@@ -8,13 +8,12 @@ import builtins
 import sys
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -35,15 +34,15 @@ from ipygpumem.estimating.effects import WAITS, closure_of, effects_of, refuse_w
 from ipygpumem.estimating.fake_copies import FakeCopies, copying_names_first, run_code
 from ipygpumem.estimating.limits import Limits
 from ipygpumem.estimating.patches import Patches, choose_loop
-from ipygpumem.estimating.records import DeviceEstimate, Estimate, ModelSummary, ModuleRow
+from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.estimating.replay import device_figures
 from ipygpumem.estimating.rollback import Rollback, imports_undone
 from ipygpumem.estimating.room import advice, with_room
-from ipygpumem.estimating.storages import WORKSPACES, StorageLife, StorageLog, tensors_in
+from ipygpumem.estimating.storages import WORKSPACES, StorageLog
 from ipygpumem.estimating.torch_functions import TorchFunctions
 from ipygpumem.estimating.unfollowed import Unfollowed
 from ipygpumem.estimating.workspaces import Workspaces
-from ipygpumem.introspect import is_exactly, is_instance, type_name
+from ipygpumem.introspect import is_exactly
 from ipygpumem.meter.own_growth import growth_for
 
 Namespaces = tuple[dict[str, Any], ...]
@@ -381,105 +380,3 @@ def _unfollowed_code(error: BaseException) -> str:
         if words in text:
             return kind
     return ""
-
-
-# -- summaries of models ------------------------------------------------------------------------
-
-
-@dataclass
-class _Calls:
-    """Calls of a module."""
-
-    begun: list[int] = field(default_factory=list)
-    """When the calls that have not ended began, on the log's clock."""
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    """When each call began and ended."""
-    output_shape: tuple[int, ...] | None = None
-    """Shape of the first tensor in the last output."""
-
-    def listen(self, module: Any, log: StorageLog) -> None:
-        """Note the calls of a module from now on."""
-
-        def begins(module: Any, args: Any) -> None:
-            self.begun.append(log.clock)
-
-        def ends(module: Any, args: Any, output: Any) -> None:
-            span = (self.begun.pop(), log.clock)
-            self.spans.append(span)
-            self.output_shape = None
-            for tensor in tensors_in(output):
-                self.output_shape = tuple(tensor.shape)
-                break
-
-        module.register_forward_pre_hook(begins)
-        module.register_forward_hook(ends)
-
-    def allocated(self, life: StorageLife) -> bool:
-        """Return True if one of the calls allocated a storage."""
-        return any(began < life.born <= ended for began, ended in self.spans)
-
-    def allocated_bytes(self, lives: Iterable[StorageLife]) -> int:
-        """Return the bytes of the storages that the calls allocated."""
-        return sum(life.size_bytes for life in lives if self.allocated(life))
-
-
-def summarize(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelSummary:
-    """Return the summary of a model from one forward pass of a copy; the model is not changed."""
-    if not is_instance(model, torch.nn.Module):
-        raise EstimateError(f"a summary takes a torch.nn.Module, not {type_name(model)}")
-    __tracebackhide__ = True  # of the user's errors
-    estimation = Estimation()
-    calls: dict[str, _Calls] = {}
-
-    def forward() -> Any:
-        copy_of = estimation.copies.of
-        copy = copy_of(model)
-        for name, module in copy.named_modules():
-            calls[name] = _Calls()
-            calls[name].listen(module, estimation.log)
-        with torch.enable_grad():
-            return copy(*copy_of(args), **copy_of(dict(kwargs)))
-
-    def summarized() -> ModelSummary:
-        estimation.run_on_fakes(forward)
-        return _summary(model, calls, estimation.log)
-
-    return estimation.with_rollback(summarized)
-
-
-def _summary(model: Any, calls: Mapping[str, _Calls], log: StorageLog) -> ModelSummary:
-    """Return the summary of a model, from the calls of its modules and the log of its storages."""
-    # Backward would need them.
-    activations = [life for life in log.lives if life.recorded and life.died is None]
-    rows = []
-    for name, module in model.named_modules():
-        rows.append(_row(name, module, calls[name], activations))
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return ModelSummary(tuple(rows), _elements(trainable))
-
-
-def _row(name: str, module: Any, calls: _Calls, activations: list[StorageLife]) -> ModuleRow:
-    parameters = list(module.parameters())
-    buffers = list(module.buffers())
-    depth = 0
-    if name:  # the model itself has none
-        depth = len(name.split("."))
-    return ModuleRow(
-        name=name,
-        type_name=type_name(module),
-        depth=depth,
-        output_shape=calls.output_shape,
-        parameters=_elements(parameters),
-        parameter_bytes=_bytes(parameters),
-        buffer_bytes=_bytes(buffers),
-        activation_bytes=calls.allocated_bytes(activations),
-        calls=len(calls.spans),
-    )
-
-
-def _elements(tensors: Iterable[Any]) -> int:
-    return sum(tensor.numel() for tensor in tensors)
-
-
-def _bytes(tensors: Iterable[Any]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
