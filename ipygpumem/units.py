@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Sequence
 from numbers import Integral
+from typing import NamedTuple
 
 from ipygpumem.errors import UnitError, quoted
 
@@ -103,14 +104,14 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("1.5 GiB"), parse_bytes("24GB")
     (1610612736, 24000000000)
     """
-    number, letter, rest, unit = _size(text)
-    if number and not (letter or unit):
+    size = _parsed_size(text)
+    if size.number and not (size.letter or size.bytes_word):
         raise UnitError(
             f"{quoted(text)} has no unit: write {text.strip()}GiB, or {text.strip()} bytes"
         )
-    base = 1000 if rest == "b" else 1024
-    power = _LETTERS.index(letter or " ")
-    return int(number * base**power)
+    base = 1000 if size.is_decimal else 1024
+    power = _LETTERS.index(size.letter or " ")
+    return int(size.number * base**power)
 
 
 def divided_up(size: int, divisor: int) -> int:
@@ -131,26 +132,36 @@ def as_typed(size: object) -> str:
     """
     if not isinstance(size, str):
         return format_bytes(checked_bytes(size))
-    _, letter, rest, _ = _size(size)
+    parsed = _parsed_size(size)
     number = re.findall(r"[0-9.]+", size)[0]
-    if not letter:
+    if not parsed.letter:
         return f"{number} bytes"
-    unit = "B" if rest == "b" else "iB"
-    return f"{number} {letter.upper()}{unit}"
+    unit = "B" if parsed.is_decimal else "iB"
+    return f"{number} {parsed.letter.upper()}{unit}"
 
 
 def bytes_in_message(text: str) -> int:
     """Return the number of bytes in a library's message: PyTorch's MPS writes GB for GiB, CuPy no
     unit.
     """
-    number, letter, _, _ = _size(text)
-    return int(number * 1024 ** _LETTERS.index(letter or " "))
+    size = _parsed_size(text)
+    return int(size.number * 1024 ** _LETTERS.index(size.letter or " "))
 
 
-def _size(text: str) -> tuple[float, str, str, str]:
-    """Return a size's number, its unit's first letter, the rest of the unit, and the unit if it is
-    bytes.
-    """
+class _ParsedSize(NamedTuple):
+    """A number with its unit."""
+
+    number: float
+    letter: str
+    """The first letter of a unit such as ``gib``; empty for bytes."""
+    is_decimal: bool
+    """True for a unit such as ``gb``, of which 1000 are the next larger one."""
+    bytes_word: str
+    """The unit if it is bytes; empty otherwise."""
+
+
+def _parsed_size(text: str) -> _ParsedSize:
+    """Return the parts of a size; UnitError if it is none."""
     # a longer text could take long to match
     match = _SIZE.fullmatch(text) if len(text) <= 100 else None
     if match is None:
@@ -159,8 +170,8 @@ def _size(text: str) -> tuple[float, str, str, str]:
         )
     if match[1].startswith("-"):
         raise UnitError(f"a size cannot be negative: {quoted(text)}")
-    letter, rest, unit = ((match[group] or "").lower() for group in (2, 3, 4))
-    return float(match[1]), letter, rest, unit
+    letter, rest, bytes_word = ((match[group] or "").lower() for group in (2, 3, 4))
+    return _ParsedSize(float(match[1]), letter, rest == "b", bytes_word)
 
 
 def checked_bytes(size: object, least: int = 0) -> int:

@@ -99,7 +99,8 @@ class Span:
             start = before.current_bytes if before else 0
             current = now.current_bytes
             peak = max(self.peaks.get(device, 0), current)
-            # By position, which is twice as fast: every cell makes one per device.
+            # By position, which is twice as fast: every cell makes one per device. The slice has
+            # the reserved, used and other bytes, and the note.
             usages.append(
                 Usage(device, start, current, peak, now.total_bytes, now.method, *now[5:9])
             )
