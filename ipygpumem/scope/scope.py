@@ -90,9 +90,11 @@ class SavedObjects:
             return False
         return name not in other.by_name or self._times[name] > other._times[name]
 
-    def earliest_after(self, name: str, others: Iterable[SavedObjects]) -> SavedObjects | None:
+    def earliest_after(
+        self, name: str, other_scopes: Iterable[SavedObjects]
+    ) -> SavedObjects | None:
         """Return the first of the other scopes' objects that were saved later; None without any."""
-        later = [other for other in others if other.is_later(name, self)]
+        later = [other for other in other_scopes if other.is_later(name, self)]
         return min(later, key=lambda other: other._times[name], default=None)
 
     def inherit(self, name: str, value: object, other: SavedObjects) -> None:

@@ -90,7 +90,7 @@ class Real(TorchDispatchMode):
 def estimated(run):
     results = []
     estimation = Estimation()
-    estimation._follower.observe = lambda func, args, kwargs, result: results.append(layout(func, result))
+    estimation._tracker.observe = lambda func, args, kwargs, result: results.append(layout(func, result))
     estimation.of_call(run, (), {}, ())
     return results
 

@@ -60,7 +60,8 @@ def estimated(step):
     estimation.of_call(step, (), {}, (globals(),))
     events = []
     for life in estimation.log.lives:
-        if life.device.startswith("cuda") and life.size_bytes >= SMALLEST and not life.before:
+        is_large = life.device.startswith("cuda") and life.size_bytes >= SMALLEST
+        if is_large and not life.existed_before:
             events.append((life.born, "allocate", life.size_bytes))
             if life.died:
                 events.append((life.died, "free", life.size_bytes))

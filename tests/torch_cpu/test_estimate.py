@@ -613,7 +613,7 @@ def test_estimates_read_tensors_without_the_functions_mode(
     """In a backward pass it is active while operations are followed: reads would call it."""
     in_operations: list[int] = []
     calls: list[object] = []
-    follow, call = AllocationTracker._followed, TorchFunctions.__torch_function__
+    follow, call = AllocationTracker._follow_operation, TorchFunctions.__torch_function__
 
     def followed(self: Any, *args: Any) -> Any:
         in_operations.append(1)
@@ -627,7 +627,7 @@ def test_estimates_read_tensors_without_the_functions_mode(
             calls.append(func)
         return call(self, func, *args)
 
-    monkeypatch.setattr(AllocationTracker, "_followed", followed)
+    monkeypatch.setattr(AllocationTracker, "_follow_operation", followed)
     monkeypatch.setattr(TorchFunctions, "__torch_function__", called)
     model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 2))
 

@@ -26,8 +26,9 @@ class CellThreads:
     def __init__(self, data_bytes: Callable[[], int | None]) -> None:
         self._data_bytes = data_bytes
         self._running = set[int]()
-        """Those that run, by identity. They add themselves: ``start`` may be interrupted, and until
-        Python 3.13 a thread whose ``join`` was is not alive for ``is_alive``, although it runs.
+        """Threads that run, by identity. They add themselves: ``start`` may be interrupted, and
+        until Python 3.13 a thread whose ``join`` was is not alive for ``is_alive``, although it
+        runs.
         """
 
     def begin(self) -> None:
