@@ -323,3 +323,14 @@ def _huber_loss(kernel: Kernel, args: Any) -> None:
         losses_bytes = source.nbytes
     with kernel.blocks([losses_bytes]):
         kernel.results()
+
+
+@_order_of("soft_margin_loss_backward")
+def _soft_margin_loss_backward(kernel: Kernel, args: Any) -> None:
+    """Log a negation, a product and its exponential, which alone is alive with the gradient."""
+    source = args[1]
+    exponential = kernel.blocks([source.nbytes])
+    with ExitStack() as stack:
+        with kernel.blocks([source.nbytes, source.nbytes]):
+            stack.enter_context(exponential)
+        kernel.results()

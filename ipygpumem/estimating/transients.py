@@ -181,11 +181,6 @@ def _second_argument(args: Any, _: Any) -> int:
     return _nbytes(args[1])
 
 
-@_rule_of("soft_margin_loss_backward")
-def _soft_margin_backward(args: Any, _: Any) -> int:
-    return 2 * _nbytes(args[1])
-
-
 @_rule_of("_ctc_loss_backward")
 def _ctc_loss_backward(args: Any, _: Any) -> int:
     return _nbytes(args[6]) + _nbytes(args[1])

@@ -30,6 +30,7 @@ OPERATORS = {
     "a product of an expanded gradient": "(T(8, 512, 512) @ T(8, 512, 512)).sum(1)",
     "a loss of logits": "F.binary_cross_entropy_with_logits(T(N, N), torch.zeros(N, N, device='cuda'))",  # noqa: E501
     "huber_loss": "F.huber_loss(T(N, N), torch.zeros(N, N, device='cuda'))",
+    "soft_margin_loss": "F.soft_margin_loss(T(N, N), torch.ones(N, N, device='cuda'))",
     "an interpolation to the same size": "F.interpolate(T(4, 64, 32, 64)[..., :32], (32, 32), mode='bilinear')",  # noqa: E501
 }
 COMMON = """
