@@ -20,6 +20,7 @@ from ipygpumem.estimating.in_place import IN_PLACE, works_in_place
 from ipygpumem.estimating.largest import LARGEST, is_known, is_mask, of_share
 from ipygpumem.estimating.layouts import has_layout, laid_out
 from ipygpumem.estimating.records import Note
+from ipygpumem.estimating.result_cache import ResultCache
 from ipygpumem.estimating.sparse import (
     OF_PARTS,
     has_unknown_entries,
@@ -78,6 +79,7 @@ class AllocationTracker(StorageFollower):
         note: Note,
         check: Callable[[], object],
         assumptions: Assumptions,
+        results: ResultCache,
     ) -> None:
         super().__init__(log)
         self._assumptions = assumptions
@@ -85,6 +87,7 @@ class AllocationTracker(StorageFollower):
         self._workspaces = workspaces
         self._copies = copies
         self._check = check
+        self._results = results
         self._guesses = Guesses(note)
         self.observe: Callable[[Any, Any, Any, Any], object] | None = None
         """Called with each operation, its arguments and its result."""
@@ -139,7 +142,8 @@ class AllocationTracker(StorageFollower):
         has_sparse = bool(sparse_parts)
         operator = self._choose_operator(func, args, arguments, has_sparse=has_sparse)
         try:
-            result = _run_operator(func, operator, args, kwargs)
+            with _without_values(func, args, kwargs):
+                result = self._results.run(func, operator, args, kwargs)
         except _UNFOLLOWED as error:
             if func is _SCALAR or func in COMPARES:
                 return self._guesses.answer(func, args[0])
@@ -403,12 +407,6 @@ def _reason_of(error: BaseException) -> str:
     if isinstance(error, fake_tensor.UnsupportedOperatorException):
         return _UNTOLD
     return UNKNOWN
-
-
-def _run_operator(func: Any, operator: Any, args: Any, kwargs: Any) -> Any:
-    """Return the result of ``operator``, which runs for the operation ``func``."""
-    with _without_values(func, args, kwargs):
-        return operator(*args, **kwargs)
 
 
 def _refusal(reason: str, func: Any) -> EstimateError:

@@ -36,6 +36,7 @@ from ipygpumem.estimating.limits import Limits
 from ipygpumem.estimating.patches import Patches, choose_loop
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.estimating.replay import device_figures
+from ipygpumem.estimating.result_cache import ResultCache
 from ipygpumem.estimating.rollback import Rollback, imports_undone
 from ipygpumem.estimating.room import advice, with_room
 from ipygpumem.estimating.storages import WORKSPACES, StorageLog
@@ -100,6 +101,7 @@ class Estimation:
             self._note,
             self._limits.check,
             self._assumptions,
+            ResultCache(self._fakes),
         )
         autocast = Autocast(self._devices)
         card = CardFunctions(self._devices, autocast)
