@@ -40,6 +40,7 @@ _PLAIN = frozenset(
 )
 """Types of arguments that are compared by their values."""
 _SEQUENCES = frozenset({list, tuple})
+_NUMBERS = frozenset({bool, float, int})
 
 
 class _Argument(NamedTuple):
@@ -94,6 +95,8 @@ class ResultCache:
         self._fakes = fakes
         self._recipes: dict[tuple[Any, ...], _Recipe | None] = {}
         """Recipes by operation; None for a result that has to come from torch each time."""
+        self._are_in_place: dict[Any, bool] = {}
+        """Operators, and whether they only change lists of tensors."""
 
     def run(self, func: Any, operator: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of an operation on fake tensors.
@@ -102,6 +105,8 @@ class ResultCache:
         """
         if operator is not func:
             return operator(*args, **kwargs)
+        if self._changes_lists(func) and self._is_accepted(args, kwargs):
+            return None
         tensors: list[Any] = []
         try:
             key = self._key(func, args, kwargs, tensors)
@@ -115,6 +120,41 @@ class ResultCache:
         if recipe is None:
             return func(*args, **kwargs)
         return self._made(recipe, tensors)
+
+    # -- operators on lists ------------------------------------------------------------------------
+
+    def _changes_lists(self, func: Any) -> bool:
+        """Return True for an operator that changes lists of tensors in place, and returns nothing.
+
+        Optimizers call them with other numbers in each step, so that no key repeats.
+        """
+        is_in_place = self._are_in_place.get(func)
+        if is_in_place is None:
+            is_in_place = func.__name__.startswith("_foreach_") and not func._schema.returns
+            self._are_in_place[func] = is_in_place
+        return is_in_place
+
+    def _is_accepted(self, args: Any, kwargs: Any) -> bool:
+        """Return True if torch accepts lists of tensors, because those at one place are alike."""
+        if kwargs:
+            return False
+        lists = [argument for argument in args if type(argument) is list]
+        numbers = [argument for argument in args if type(argument) is not list]
+        if not lists or not _are_numbers(numbers):
+            return False
+        if len(set(map(len, lists))) > 1:
+            return False
+        lists_of_tensors = [items for items in lists if not _are_numbers(items)]
+        return all(map(self._are_alike_and_unknown, zip(*lists_of_tensors, strict=True)))
+
+    def _are_alike_and_unknown(self, items: tuple[Any, ...]) -> bool:
+        """Return True for floating-point tensors of one shape, type and device, without values."""
+        looks = set()
+        for item in items:
+            if type(item) is not FakeTensor or item.constant is not None:
+                return False
+            looks.add((item.shape, item.dtype, item.fake_device))
+        return len(looks) == 1 and items[0].is_floating_point()
 
     # -- keys --------------------------------------------------------------------------------------
 
@@ -194,6 +234,10 @@ class ResultCache:
             else:
                 made = torch.empty_strided(part.shape, part.stride, dtype=part.dtype, device="meta")
         return FakeTensor(self._fakes, made, part.device)
+
+
+def _are_numbers(values: list[Any]) -> bool:
+    return set(map(type, values)) <= _NUMBERS
 
 
 def _description(tensor: Any) -> tuple[Any, ...]:

@@ -96,6 +96,49 @@ def test_known_values_are_left_to_torch() -> None:
             assert product.item() == 2 * number
 
 
+def lists(*shapes: tuple[int, ...]) -> list[Any]:
+    return [torch.empty(shape) for shape in shapes]
+
+
+def test_lists_are_changed_in_place_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    dispatch = FakeTensorMode.dispatch
+
+    def counted(mode: Any, func: Any, *args: Any) -> Any:
+        calls.append(func)
+        return dispatch(mode, func, *args)
+
+    func = ATEN._foreach_addcdiv_.ScalarList
+    with FakeTensorMode() as fakes, torch.no_grad():
+        results = ResultCache(fakes)
+        args = [lists((3,), (2, 2)) for _ in range(3)]
+        monkeypatch.setattr(FakeTensorMode, "dispatch", counted)
+        for step in (1.0, 2.0):
+            assert results.run(func, func, (*args, [step, step]), {}) is None
+    assert not calls
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (lists((3,), (2, 2)), lists((3,), (2, 3))),
+        (lists((3,), (2, 2)), lists((3,))),
+        ([torch.ones(3, dtype=torch.long)], 0.5),
+    ],
+)
+def test_lists_that_torch_refuses_are_refused(args: Any) -> None:
+    func = ATEN._foreach_mul_.Scalar if isinstance(args[1], float) else ATEN._foreach_mul_.List
+    with FakeTensorMode() as fakes, torch.no_grad():
+        copies = [
+            [fakes.from_tensor(item) for item in argument]
+            if isinstance(argument, list)
+            else argument
+            for argument in args
+        ]
+        with pytest.raises(RuntimeError):
+            ResultCache(fakes).run(func, func, copies, {})
+
+
 class Layers(nn.Module):
     """Equal layers, whose operations repeat those of the first."""
 
