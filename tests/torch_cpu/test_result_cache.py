@@ -123,18 +123,12 @@ def test_lists_are_changed_in_place_without_torch(monkeypatch: pytest.MonkeyPatc
     [
         (lists((3,), (2, 2)), lists((3,), (2, 3))),
         (lists((3,), (2, 2)), lists((3,))),
-        ([torch.ones(3, dtype=torch.long)], 0.5),
     ],
 )
 def test_lists_that_torch_refuses_are_refused(args: Any) -> None:
-    func = ATEN._foreach_mul_.Scalar if isinstance(args[1], float) else ATEN._foreach_mul_.List
+    func = ATEN._foreach_mul_.List
     with FakeTensorMode() as fakes, torch.no_grad():
-        copies = [
-            [fakes.from_tensor(item) for item in argument]
-            if isinstance(argument, list)
-            else argument
-            for argument in args
-        ]
+        copies = [list(map(fakes.from_tensor, items)) for items in args]
         with pytest.raises(RuntimeError):
             ResultCache(fakes).run(func, func, copies, {})
 
