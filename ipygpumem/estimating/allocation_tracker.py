@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map_only
 
 from ipygpumem.errors import EstimateError
@@ -142,8 +143,7 @@ class AllocationTracker(StorageFollower):
         has_sparse = bool(sparse_parts)
         operator = self._choose_operator(func, args, arguments, has_sparse=has_sparse)
         try:
-            with _without_values(func, args, kwargs):
-                result = self._results.run(func, operator, args, kwargs)
+            result = self._run_operator(func, operator, args, kwargs)
         except _UNFOLLOWED as error:
             if func is _SCALAR or func in COMPARES:
                 return self._guesses.answer(func, args[0])
@@ -184,6 +184,13 @@ class AllocationTracker(StorageFollower):
             if operator is not None:
                 return operator
         return self._operator_by_values(func, args, arguments)
+
+    def _run_operator(self, func: Any, operator: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of ``operator``, which runs for the operation ``func``."""
+        if not _copies_values(func, args, kwargs):
+            return self._results.run(func, operator, args, kwargs)
+        with _without_values(args[0]):  # torch would really copy them
+            return self._results.run(func, operator, args, kwargs)
 
     def _show_to_observers(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Show an operation and its result to the guesses and to the observer, if there is one."""
@@ -270,6 +277,8 @@ class AllocationTracker(StorageFollower):
         If the size of the result depends on unknown values, it is the share that the user has
         assumed for the line, or the largest possible one, and then the line is noted.
         """
+        if func is _SCALAR and is_known(args[0]) and args[0].numel() == 1:
+            return _known_value
         if func is _INDEX and not any(map(is_mask, args[1])):
             return STAND_INS.get(func, func)
         largest = LARGEST.get(func.name())
@@ -352,6 +361,12 @@ def _tensors_that_decide(func: Any, args: Any, arguments: list[Any]) -> list[Any
     return arguments
 
 
+def _known_value(tensor: Any) -> Any:
+    """Return the known value of a tensor of one element, for which torch asks its dispatcher."""
+    with no_dispatch():
+        return tensor.constant.item()
+
+
 def _is_recorded(arguments: list[Any]) -> bool:
     """Return True if autograd records an operation for the backward pass."""
     if not torch.is_grad_enabled():
@@ -375,12 +390,8 @@ def _forget_values(results: Iterable[Any]) -> None:
 
 
 @contextmanager
-def _without_values(func: Any, args: Any, kwargs: Any) -> Iterator[None]:
-    """Hide a tensor's values while it is copied to a device: torch would really copy them."""
-    if not _copies_values(func, args, kwargs):
-        yield
-        return
-    tensor = args[0]
+def _without_values(tensor: Any) -> Iterator[None]:
+    """Hide a tensor's known values during the block."""
     constant = tensor.constant
     tensor.constant = None
     try:

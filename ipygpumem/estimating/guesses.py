@@ -153,7 +153,7 @@ class KnownValues:
 
     def truth(self, value: Any) -> bool | None:
         """Return the truth value that all elements of a tensor are known to have, or None."""
-        if not isinstance(value, torch.Tensor):
+        if not self._truths or not isinstance(value, torch.Tensor):
             return None
         truth: bool | None = self._truths.get(value)
         return truth
@@ -171,16 +171,20 @@ class KnownValues:
         has_largest = self._see_largest(name, args, kwargs, result)
         if not isinstance(result, torch.Tensor):
             return
-        if not has_largest:
+        if self._largest and not has_largest:
             self._largest.pop(result, None)
         truth = self._truth_of(name, *args[:2])
-        is_in_place = result is args[0]
+        if self._truths:  # each of these takes some microseconds
+            self._forget_truth(args[0], result)
+        if truth is not None:
+            self._truths[result] = truth
+
+    def _forget_truth(self, first: Any, result: Any) -> None:
+        """Forget the truth values of a result, and of the tensor of which it is a changed part."""
+        is_in_place = result is first
         if is_in_place and result._base is not None:
             self._truths.pop(result._base, None)
-        if truth is None:
-            self._truths.pop(result, None)
-        else:
-            self._truths[result] = truth
+        self._truths.pop(result, None)
 
     def _see_largest(self, name: str, args: Any, kwargs: Any, result: Any) -> bool:
         """Note the largest values of an operation's results; return False if they are unknown."""

@@ -16,13 +16,14 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
 _ATEN = torch.ops.aten
+_LIFT = _ATEN.lift_fresh.default
 _LIBRARIES = frozenset({"aten", "prims"})
 """Namespaces of operators whose results depend on nothing but their arguments."""
 _NOT_REPEATED = frozenset(
     {
         _ATEN.as_strided.default,  # depends on the size of the storage
         _ATEN.lift.default,
-        _ATEN.lift_fresh.default,  # has real tensors as arguments
+        _LIFT,  # has real tensors as arguments
     }
 )
 _PLAIN = frozenset(
@@ -107,6 +108,8 @@ class ResultCache:
             return operator(*args, **kwargs)
         if self._changes_lists(func) and self._is_accepted(args, kwargs):
             return None
+        if func is _LIFT and _is_number(args[0]):
+            return self._number(args[0])
         tensors: list[Any] = []
         try:
             key = self._key(func, args, kwargs, tensors)
@@ -120,6 +123,20 @@ class ResultCache:
         if recipe is None:
             return func(*args, **kwargs)
         return self._made(recipe, tensors)
+
+    def _number(self, tensor: Any) -> Any:
+        """Return a fake tensor with the value of a real one, which the code made from a number.
+
+        torch would describe the real tensor in full. Optimizers make a number for each parameter.
+        """
+        with no_dispatch():
+            value = tensor.clone()
+            empty = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
+            )
+        number = FakeTensor(self._fakes, empty, tensor.device, constant=value)
+        self._fakes.fake_tensor_converter.add_constant_storage_mapping(number)
+        return number
 
     # -- operators on lists ------------------------------------------------------------------------
 
@@ -180,6 +197,8 @@ class ResultCache:
             # torch computes with known values, and forgets them when they change.
             if value.constant is not None or value.fake_mode is not self._fakes:
                 raise _NotRepeatableError
+            if value.layout is not torch.strided:  # its shape does not say how large it is
+                raise _NotRepeatableError
             tensors.append(value)
             key += _description(value)
         elif kind in _PLAIN:
@@ -234,6 +253,13 @@ class ResultCache:
             else:
                 made = torch.empty_strided(part.shape, part.stride, dtype=part.dtype, device="meta")
         return FakeTensor(self._fakes, made, part.device)
+
+
+def _is_number(tensor: Any) -> bool:
+    """Return True for a real tensor of one element on the host."""
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+        return False
+    return bool(tensor.numel() == 1 and tensor.device.type == "cpu" and not tensor.requires_grad)
 
 
 def _are_numbers(values: list[Any]) -> bool:

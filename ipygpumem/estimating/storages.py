@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ipygpumem.estimating.caching_allocator import in_whole_steps
+from ipygpumem.introspect import is_atom
 
 ROLES = (
     "parameters",
@@ -236,15 +237,22 @@ def storages_of(tensor: Any) -> Iterator[Any]:
 
 
 def tensors_in(value: Any) -> Iterator[Any]:
-    """Yield the tensors in an operation's arguments or results.
+    """Return the tensors in an operation's arguments or results.
 
     They may be in nested lists, tuples and mappings.
     """
+    found: list[Any] = []
+    _collect(value, found)
+    return iter(found)
+
+
+def _collect(value: Any, found: list[Any]) -> None:
+    """Append the tensors in a value to ``found``."""
     if isinstance(value, torch.Tensor):
-        yield value
+        found.append(value)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, Mapping):
+            _collect(item, found)
+    elif not is_atom(value) and isinstance(value, Mapping):
         for item in value.values():
-            yield from tensors_in(item)
+            _collect(item, found)

@@ -79,6 +79,11 @@ _RULES: dict[str, Rule] = {}
 """Rules by operator."""
 
 
+def has_rule(name: str) -> bool:
+    """Return True if an operator may allocate blocks next to its results."""
+    return name in _RULES or name in _PARTIAL_BYTES or name in _CELLS
+
+
 def transient_sizes(name: str, args: Any, result: Any, processors: int) -> list[int]:
     """Return the blocks that an operator allocates next to its results.
 

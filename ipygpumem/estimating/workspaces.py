@@ -19,7 +19,12 @@ from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.kernels import ORDERS, Kernel
 from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.storages import WORKSPACES, StorageLog
-from ipygpumem.estimating.transients import HOPPERS_PROCESSORS, is_unknown, transient_sizes
+from ipygpumem.estimating.transients import (
+    HOPPERS_PROCESSORS,
+    has_rule,
+    is_unknown,
+    transient_sizes,
+)
 from ipygpumem.heap.bulk import of_types
 from ipygpumem.probes.allocator import Snapshot, SnapshotBlock, snapshots
 from ipygpumem.units import KIB, MIB, format_bytes
@@ -134,12 +139,13 @@ class Workspaces:
         assumed_on = "cpu"
         if results:
             assumed_on = self._devices.assumed_for(results[0].device)
-        if not assumed_on.startswith("cuda"):
+        is_on_card = assumed_on.startswith("cuda")
+        if is_on_card and is_unknown(name):
+            self.unknown.setdefault(name)
+        if not is_on_card or not _takes_more(name):
             for tensor in results:
                 log_result(tensor)
             return
-        if is_unknown(name):
-            self.unknown.setdefault(name)
         first_result = results[0]
         device = torch.device(assumed_on)
         device_name = self._devices.log_name(first_result.device)
@@ -232,6 +238,14 @@ class Workspaces:
                 del existing[address]
                 return address
         return 0
+
+
+def _takes_more(name: str) -> bool:
+    """Return True if an operator on a card may take more memory than its results, or other ones
+    first.
+    """
+    calls_cublas = name in _MULTIPLY or name in _CONVOLVE
+    return calls_cublas or name in ORDERS or has_rule(name)
 
 
 def _thread(*, in_backward: bool) -> object:

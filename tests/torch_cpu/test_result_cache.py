@@ -96,6 +96,19 @@ def test_known_values_are_left_to_torch() -> None:
             assert product.item() == 2 * number
 
 
+def test_sparse_tensors_are_left_to_torch() -> None:
+    func = ATEN._values.default
+    with FakeTensorMode() as fakes, torch.no_grad():
+        results = ResultCache(fakes)
+        for entries in (2, 3):  # which the shape does not tell
+            indices = torch.empty(1, entries, dtype=torch.long)
+            values = torch.empty(entries, 4)
+            sparse = ATEN._sparse_coo_tensor_with_dims_and_tensors(
+                1, 1, [9, 4], indices, values, dtype=torch.float, layout=torch.sparse_coo
+            )
+            assert results.run(func, func, (sparse,), {}).shape == (entries, 4)
+
+
 def lists(*shapes: tuple[int, ...]) -> list[Any]:
     return [torch.empty(shape) for shape in shapes]
 
