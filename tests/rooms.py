@@ -21,6 +21,7 @@ ROOMS = {
         "torch_cpu/test_estimate_memory",
         "torch_cpu/test_estimate_rollback",
         "torch_cpu/test_estimate_usual_code",
+        "torch_cpu/test_result_cache",
     ),
     "extras": (
         "test_expect",

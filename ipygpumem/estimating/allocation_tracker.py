@@ -344,7 +344,8 @@ class AllocationTracker(StorageFollower):
             return None
 
         def mark(leaf: Any) -> None:
-            self.mark_gradient(leaf, leaf.grad)
+            with torch._C.DisableTorchFunction():
+                self.mark_gradient(leaf, leaf.grad)
 
         return tensor.register_post_accumulate_grad_hook(mark)
 

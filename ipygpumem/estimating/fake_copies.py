@@ -189,7 +189,7 @@ class FakeCopies:
     def _fake(self, tensor: Any) -> Any:
         """Return a fake tensor like a plain tensor or parameter, in the copy of its storage."""
         kind: Any = type(tensor)
-        with self._quietly(), torch.no_grad():
+        with self._quietly(), torch.no_grad(), torch._C.DisableTorchFunction():
             copy = self._strided(tensor)
             if kind is torch.nn.Parameter:
                 copy._is_param = True  # as torch.nn.Parameter does, which makes another one first
@@ -200,6 +200,10 @@ class FakeCopies:
 
     def _log_original(self, tensor: Any, copy: Any) -> None:
         """Log the storage of an original as one that exists before the code runs."""
+        with torch._C.DisableTorchFunction():
+            self._log_storage(tensor, copy)
+
+    def _log_storage(self, tensor: Any, copy: Any) -> None:
         life = self._log.see(copy, self._devices.log_name(copy.device), existed_before=True)
         if life is None:
             return

@@ -176,7 +176,7 @@ class ResultCache:
     # -- keys --------------------------------------------------------------------------------------
 
     def _key(self, func: Any, args: Any, kwargs: Any, tensors: list[Any]) -> tuple[Any, ...]:
-        """Return all on which an operation's result depends; add its tensors to ``tensors``."""
+        """Return the key of an operation; append its tensors to ``tensors``."""
         if func in _NOT_REPEATED:
             raise _NotRepeatableError
         key: list[Any] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
@@ -267,7 +267,7 @@ def _are_numbers(values: list[Any]) -> bool:
 
 
 def _description(tensor: Any) -> tuple[Any, ...]:
-    """Return all of a fake tensor on which the result of an operation depends."""
+    """Return the properties of a fake tensor that decide the results of operations."""
     return (
         tensor.dtype,
         tensor.fake_device,

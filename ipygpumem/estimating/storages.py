@@ -160,7 +160,10 @@ class StorageLog:
 
         PARAMETERS replaces any role.
         """
-        for storage in storages_of(tensor):
+        # Else each attribute that is read calls the handler of the estimate's functions.
+        with torch._C.DisableTorchFunction():
+            storages = list(storages_of(tensor))
+        for storage in storages:
             life = self.life(storage._cdata)
             if life is None:
                 continue

@@ -3,6 +3,7 @@ optimizers take.
 """
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ipygpumem.errors import EstimateError, GpuMemError
 from ipygpumem.estimating import autocast
 from ipygpumem.estimating.allocation_tracker import AllocationTracker
 from ipygpumem.estimating.torch_functions import TorchFunctions
+from ipygpumem.introspect import is_ours
 from ipygpumem.units import MIB
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")
@@ -636,3 +638,27 @@ def test_estimates_read_tensors_without_the_functions_mode(
 
     ipygpumem.estimate(step, device="cuda:0")
     assert not calls
+
+
+def test_storages_are_marked_without_the_functions_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read of a tensor would be a call of its handler, several for each parameter."""
+    calls: list[str] = []
+    call = TorchFunctions.__torch_function__
+
+    def called(self: Any, func: Any, *args: Any) -> Any:
+        caller = sys._getframe(1).f_code
+        if is_ours(caller.co_filename):
+            calls.append(f"{caller.co_name}: {func}")
+        return call(self, func, *args)
+
+    monkeypatch.setattr(TorchFunctions, "__torch_function__", called)
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step() -> None:
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+
+    ipygpumem.estimate(step, device="cuda:0")
+    names = {text.partition(":")[0] for text in calls}
+    assert names.isdisjoint({"storages_of", "mark", "_strided", "_fake", "_log_original"})

@@ -73,7 +73,7 @@ def tensors_of(arguments: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_repeated_results_are_those_of_torch(name: str) -> None:
+def test_repeated_results_are_as_torch_makes_them(name: str) -> None:
     func, arguments = CASES[name]
     with FakeTensorMode() as fakes, torch.no_grad():
         results = ResultCache(fakes)
