@@ -8,8 +8,7 @@ from typing import Any
 
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.arrays import Array, describe, described
-from ipygpumem.heap.bulk import of_types
-from ipygpumem.heap.knowledge.barriers import are_globals
+from ipygpumem.heap.knowledge.barriers import globals_among
 from ipygpumem.heap.walk import MOST_OBJECTS, Group, Walk
 from ipygpumem.introspect import type_name
 from ipygpumem.records import RetainedArray
@@ -42,7 +41,7 @@ class ArraySearch(Walk):
 
     def enter(self, objects: Sequence[Any], path: str) -> Iterator[Group]:
         """Yield the contents of some objects, without namespaces."""
-        namespaces = [item for item in of_types({id(dict)}, objects) if are_globals(item)]
+        namespaces = globals_among(objects)
         if namespaces:
             self.pass_over(*namespaces)
             namespace_ids = set(map(id, namespaces))

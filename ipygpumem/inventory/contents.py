@@ -26,7 +26,7 @@ from ipygpumem.heap.bulk import (
     without_types,
 )
 from ipygpumem.heap.containers import APPENDED
-from ipygpumem.heap.knowledge.barriers import are_globals, types_not_entered
+from ipygpumem.heap.knowledge.barriers import globals_among, types_not_entered
 from ipygpumem.introspect import (
     ATOMS,
     class_dict,
@@ -372,7 +372,8 @@ def _leading(items: Sequence[Any]) -> list[Any]:
     leading = list(by_identity(kinds.of_types(leading_kinds)).values())
     if id(dict) not in leading_kinds:
         return leading
-    return [item for item in leading if type(item) is not dict or not are_globals(item)]
+    namespace_ids = set(map(id, globals_among(leading)))
+    return [item for item in leading if id(item) not in namespace_ids]
 
 
 def _by_length(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -139,21 +139,21 @@ def holder_of_all(holders: Sequence[ReferencePath], cuts: dict[str, list[Cut]]) 
         return first
     rows = [RetainedArray("", "", None, "", "", 0, holder=holder) for holder in holders]
     (row, *more) = merged(rows, cuts)
-    removed = list[Cut]()
+    cuts_of_all = list[Cut]()
     for holder in holders:
-        removed += cuts.get(line_of(holder.advice), ())
+        cuts_of_all += cuts.get(line_of(holder.advice), ())
     if not more and row.holder is not None:
-        cuts[line_of(row.holder.advice)] = removed
+        cuts[line_of(row.holder.advice)] = cuts_of_all
         return row.holder
     path = f"{first.path}, and {len(holders) - 1:,} more"
     line = ""
     if _are_equal(line_of(holder.advice) for holder in holders):
         line = first.advice  # such as ``mock.reset_mock()``
     elif all(line_of(holder.advice) in cuts for holder in holders):
-        line = statement_of(removed)  # of several containers
+        line = statement_of(cuts_of_all)  # of several containers
     if not line:
         return ReferencePath(path, REMOVE_THEM)
-    cuts[line_of(line)] = removed
+    cuts[line_of(line)] = cuts_of_all
     return ReferencePath(path, line_of(line) + _comments(rows))
 
 
@@ -385,16 +385,16 @@ def _rows_of(group: list[_Removable], cuts: dict[str, list[Cut]]) -> list[Retain
 
 def _as_one(group: list[_Removable], cuts: dict[str, list[Cut]]) -> RetainedArray | None:
     """Return one row for a group; None if no line can free all of it."""
-    removed, rows = list[Cut](), list[RetainedArray]()
+    cuts_of_all, rows = list[Cut](), list[RetainedArray]()
     for item in group:
-        removed += item.cuts
+        cuts_of_all += item.cuts
         rows.append(item.row)
     first = rows[0]
     # A long line is better than two, of which the first moves the items of the second.
-    statement = statement_of(removed, most_owners=_MOST_OWNERS)
+    statement = statement_of(cuts_of_all, most_owners=_MOST_OWNERS)
     if not statement or first.holder is None:
         return None
-    cuts[statement] = removed
+    cuts[statement] = cuts_of_all
     return _whole(rows, ReferencePath(_path(group), statement + _comments(rows)))
 
 
@@ -405,11 +405,11 @@ def _comments(rows: Iterable[RetainedArray]) -> str:
 
 def _cuts_of(rows: Iterable[RetainedArray], cuts: Mapping[str, Sequence[Cut]]) -> list[Cut]:
     """Return the references that the lines of rows remove, as far as they are known."""
-    removed = list[Cut]()
+    cuts_of_all = list[Cut]()
     for row in rows:
         if row.holder is not None:
-            removed += cuts.get(line_of(row.holder.advice), ())
-    return removed
+            cuts_of_all += cuts.get(line_of(row.holder.advice), ())
+    return cuts_of_all
 
 
 def _whole(rows: Sequence[RetainedArray], holder: ReferencePath) -> RetainedArray:

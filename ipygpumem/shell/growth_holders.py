@@ -18,7 +18,7 @@ from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.libraries import loaded_classes
 from ipygpumem.heap.live_tensors import live_tensors
-from ipygpumem.heap.paths.roots import NOTEBOOK, Roots
+from ipygpumem.heap.paths.roots import NOTEBOOK, Roots, global_of
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import is_users_module, module_dict, type_name, users_modules
@@ -49,7 +49,6 @@ from ipygpumem.units import MIB
 
 _PRINTED = "printed output"
 """Stands among the names for the text that IPython keeps of cells."""
-_OF_MODULE = re.compile(r"module (?P<module>[\w.]+), global (?P<name>\w+)")
 _OF_NAME = re.compile(rf"({NOTEBOOK}|.*: running .*, local |(?=Out\[))(?P<name>\w+)")
 _MOST = 2000
 """Maximum number of large objects whose holders are searched."""
@@ -292,7 +291,7 @@ def _place_in_library(path: str) -> str:
     """Return the beginning of a path, if it is an attribute of a library's module; else an empty
     text.
     """
-    place = _OF_MODULE.match(path)
+    place = global_of(path)
     if place is None or is_users_module(sys.modules.get(place["module"])):
         return ""
     return place[0]
@@ -316,7 +315,7 @@ def _keeper(path: str) -> Keeper:
     on the path.
     """
     name = ""
-    of_module = _OF_MODULE.match(path)
+    of_module = global_of(path)
     of_name = _OF_NAME.match(path)
     if of_name is not None:
         name = of_name["name"]

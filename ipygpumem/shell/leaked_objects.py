@@ -7,7 +7,6 @@ and what the user's names lead to are passed over, and the rest is in the rows o
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Container, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
@@ -22,7 +21,7 @@ from ipygpumem.heap.holders.registries import Registered, kept_by_registries
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.knowledge.tasks import is_pending
 from ipygpumem.heap.paths.cuts import Cut
-from ipygpumem.heap.paths.roots import KEPT, NOTEBOOK
+from ipygpumem.heap.paths.roots import KEPT, NOTEBOOK, module_of_path, without_quoted
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.introspect import is_users_module, module_dict, text_of, type_name
@@ -39,9 +38,6 @@ from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.report.content import Kept
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.survivors import OtherAlive, Survivors
-
-_GLOBAL_OF_MODULE = re.compile(r"module ([\w.]+), global [^:]+")
-_QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")
 
 Holders = Mapping[StorageKey, ReferencePath]
 """The answers of a search for holders; the key of an object is "object" and its identity."""
@@ -74,23 +70,15 @@ class Notebook:
         The variable may be a global of one of the user's modules:
         ``module.name[index].attribute``.
         """
-        path = _QUOTED.sub("", path)  # a key may hold anything
+        path = without_quoted(path)  # a key may hold anything
         if path.startswith((NOTEBOOK, KEPT)) and ": " not in path:
             return True
-        return _module_of(path) in self.modules
+        return module_of_path(path) in self.modules
 
     def count_names(self, sizes: Sizes, places: unreached.Places) -> None:
         """Count all that names lead to, which takes long next to many objects."""
         modules = [sys.modules[name] for name in self.modules if name in sys.modules]
         unreached.count_named(sizes, places, self.names.values(), modules)
-
-
-def _module_of(path: str) -> str | None:
-    """Return the module to a global of which a path leads by items and attributes only; None for
-    other paths.
-    """
-    module = _GLOBAL_OF_MODULE.fullmatch(_QUOTED.sub("", path))
-    return module[1] if module is not None else None
 
 
 def _users_modules(namespace: dict[str, Any]) -> set[str]:
@@ -333,7 +321,7 @@ class UnreachedObjects:
             if is_container and not notebook.heap.is_referred(item):
                 continue  # one of our own lists
             path = holders[object_key(item)].path
-            if _module_of(path) is None and not notebook.keeps_on_purpose(path):
+            if module_of_path(path) is None and not notebook.keeps_on_purpose(path):
                 leaked.append(item)
         return leaked
 

@@ -213,6 +213,11 @@ def are_globals(names: Any) -> bool:
     return dict.__contains__(names, "__builtins__")
 
 
+def globals_among(items: Sequence[Any]) -> list[Any]:
+    """Return the dicts among many objects for which ``are_globals`` is True."""
+    return [item for item in of_types({id(dict)}, items) if "__builtins__" in item]
+
+
 def is_never_followed(item: Any) -> bool:
     """Return True for an object whose content is never counted, not even if a name of the user
     refers to it.

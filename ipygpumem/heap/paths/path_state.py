@@ -35,7 +35,7 @@ class Path:
             reference.
         is_ending: True if the advice ends the target of that time, such as a generator's
             ``close()``: it refers to nothing any more.
-        ended: the object that the advice ends, if it is another one; else None.
+        ended_object: the object that the advice ends, if it is another one; else None.
     """
 
     def __init__(self, root: Root, text: str) -> None:
@@ -51,7 +51,7 @@ class Path:
         self.is_of_library = root.advice == REMOVE
         self.is_own = False
         self.is_ending = False
-        self.ended: object = None
+        self.ended_object: object = None
         self._advised_cut: Cut | None = None
         self._advised_code = ""
         self._unless_cut: Cut | None = None
@@ -89,7 +89,7 @@ class Path:
         self.code = code
 
     def say(self, words: str, code: str = "") -> None:
-        """Append a step that only words can describe."""
+        """Append a step that only words can describe; words also follow a text that was lost."""
         self.text += words
         self.code = code
         self.is_fixed = True
@@ -154,7 +154,7 @@ class Path:
             is_root_itself: True if the path ends at the root's object.
             ended_id: the identity of the object that the advice ends; 0 if it ends none.
         """
-        text = ended(self.text)
+        text = shortened(self.text)
         if self.advice:
             return Way(
                 ReferencePath(text, self.advice), self._advised_cuts(ended_id), is_advised=True
@@ -171,7 +171,7 @@ class Path:
         return Way(ReferencePath(text, root.advice or REMOVE))
 
 
-def ended(path: str) -> str:
+def shortened(path: str) -> str:
     """Return a path up to the name or item before it becomes too long to read."""
     if len(path) <= LONGEST_PATH:
         return path

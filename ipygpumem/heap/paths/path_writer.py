@@ -54,7 +54,7 @@ from ipygpumem.heap.paths.items_and_attributes import (
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.heap.paths.mock_steps import append_mock_step
 from ipygpumem.heap.paths.patches import is_started_patch
-from ipygpumem.heap.paths.path_state import Path, ended
+from ipygpumem.heap.paths.path_state import Path, shortened
 from ipygpumem.heap.paths.queue_steps import append_protocol_step
 from ipygpumem.heap.paths.registry_steps import append_registry_step
 from ipygpumem.heap.paths.roots import (
@@ -155,7 +155,7 @@ class PathWriter:
             advice, cuts = path.advice, list[Cut]()
             if not advice:
                 advice, cuts = advice_for_graph(steps, path)
-            return Way(ReferencePath(ended(path.text), advice), tuple(cuts))
+            return Way(ReferencePath(shortened(path.text), advice), tuple(cuts))
         if path.advice == LAST_ERROR.advice and is_instance(steps[-1], BaseException):
             path.advice = (
                 FORGET_LAST_ERROR  # %gpumem free clears frames, not what the error itself refers to
@@ -205,7 +205,7 @@ class PathWriter:
                 if path.cut is not cut:
                     self._note_removed(path, steps[position])
             if path.is_ending and ended_id == 0:
-                owner = parent if path.ended is None else path.ended
+                owner = parent if path.ended_object is None else path.ended_object
                 ended_id = id(owner)
                 self._removed_objects[ended_id] = owner
             if is_last:

@@ -255,7 +255,7 @@ def _append_pool_item(path: Path, steps: Sequence[object]) -> int:
     if waiting == 1:
         imports, pool = split(path.code)
         line = imports + _CALLS_OF_POOL.removing_all.format(pool, ending="")
-    path.ended = queue  # the pool's threads refer to it, too
+    path.ended_object = queue  # the pool's threads refer to it, too
     path.advise(line, _CALLS_OF_POOL.words)
     path.fixed("._work_queue (a call that waits)")
     return 1

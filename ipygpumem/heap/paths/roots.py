@@ -5,6 +5,7 @@ holders ends.
 from __future__ import annotations
 
 import builtins
+import re
 import sys
 import weakref
 from collections.abc import Callable, Container, Mapping
@@ -271,6 +272,32 @@ class Roots:
     new: Callable[[], Container[int]] = frozenset
     removed_as_whole: list[weakref.ref[Any]] = field(default_factory=list)
     removed_objects: dict[int, object] = field(default_factory=dict)
+
+
+_GLOBAL = re.compile(r"module (?P<module>[\w.]+), global (?P<name>\w+)")
+_PATH_BELOW_GLOBAL = re.compile(r"module ([\w.]+), global [^:]+")
+_QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")
+"""Matches text as the key of an item."""
+
+
+def global_of(path: str) -> re.Match[str] | None:
+    """Return the match of the global at which a path begins, with the groups ``module`` and
+    ``name``; None for a path from another root. ``Root.of_module`` writes these words.
+    """
+    return _GLOBAL.match(path)
+
+
+def module_of_path(path: str) -> str | None:
+    """Return the module to a global of which a path leads by items and attributes only; None for
+    other paths.
+    """
+    module = _PATH_BELOW_GLOBAL.fullmatch(without_quoted(path))
+    return module[1] if module is not None else None
+
+
+def without_quoted(path: str) -> str:
+    """Return a path without the text of keys, which may be anything."""
+    return _QUOTED.sub("", path)
 
 
 def module_code(name: str, names: Mapping[str, object]) -> str:

@@ -104,7 +104,7 @@ def append_torch_step(path: Path, steps: Sequence[object], names: Mapping[str, o
             if _append_parameter_of_group(path, steps):
                 return 2
             path.advise(_clearing_state(parent, child, path), "")
-            path.ended = child  # the groups still lead to the parameters
+            path.ended_object = child  # the groups still lead to the parameters
             if _is_added_state(steps):
                 return 0
         path.note_own()
@@ -258,7 +258,7 @@ def _append_hook(
         line = f"{{}}{where}.clear()" if is_only_one else f"del {{}}{where}[{literal(key)}]"
         removal = path.statement(line)
     path.advise(removal, _HANDLE)
-    path.ended = hooks  # other modules may have hooks that lead to the same objects
+    path.ended_object = hooks  # other modules may have hooks that lead to the same objects
     path.text = f"{hook} on {path.text.removeprefix(NOTEBOOK)}"
     path.code = ""
     path.is_lost = True
