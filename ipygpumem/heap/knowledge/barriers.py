@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from itertools import compress
-from operator import not_
+from itertools import compress, repeat
+from operator import contains, not_
 from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
@@ -214,8 +214,9 @@ def are_globals(names: Any) -> bool:
 
 
 def globals_among(items: Sequence[Any]) -> list[Any]:
-    """Return the dicts among many objects for which ``are_globals`` is True."""
-    return [item for item in of_types({id(dict)}, items) if "__builtins__" in item]
+    """Return the dicts among many objects for which ``are_globals`` is True; a loop in C."""
+    dicts: list[Any] = of_types({id(dict)}, items)
+    return list(compress(dicts, map(contains, dicts, repeat("__builtins__"))))
 
 
 def is_never_followed(item: Any) -> bool:
