@@ -370,9 +370,10 @@ def _leading(items: Sequence[Any]) -> list[Any]:
     kinds = Kinds(items)
     leading_kinds = kinds.examples.keys() - kinds.derived_from(*skipped) - ATOMS
     leading = list(by_identity(kinds.of_types(leading_kinds)).values())
-    if id(dict) not in leading_kinds:
+    namespaces = globals_among(leading)
+    if not namespaces:
         return leading
-    namespace_ids = set(map(id, globals_among(leading)))
+    namespace_ids = set(map(id, namespaces))
     return [item for item in leading if id(item) not in namespace_ids]
 
 
