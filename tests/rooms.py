@@ -62,6 +62,7 @@ ROOMS = {
         "test_remaining",
         "test_unreached",
     ),
+    "heap/paths": ("test_hostile_holders", "test_lines_that_free", "test_remaining"),
     "interrupts": ("test_interrupts", "test_signals"),
     "introspect": ("bad_input/test_hostile", "test_attribute_dicts"),
     "notebook": ("test_messages", "test_mistakes", "torch_cpu/test_estimate_rollback"),
@@ -144,6 +145,13 @@ LONGER = {
         "test_remedies",
         "torch_cpu/test_holders",
         "torch_cpu/test_why",
+    ),
+    "heap/paths": (
+        "test_agreement",
+        "test_holders",
+        "test_kept_by_registries",
+        "test_remedies",
+        "torch_cpu/test_holders",
     ),
     "inventory": (
         "test_agreement",
