@@ -347,6 +347,30 @@ def test_an_experiment_does_not_ask_about_each_name() -> None:
 
 
 @alone
+def test_no_command_leaves_garbage() -> None:
+    """A look collects once more after a collection that has found some."""
+    shell = measured_shell()
+    shell.run_cell("rows = []")
+    commands = ["6 * 7", EMPTY, "%%experiment leaves\nrows.append('a' * 2 ** 22)"]
+    # Not ``status``: without a card, pynvml makes a class at each try to load NVML.
+    commands += [f"%gpumem {look}" for look in ("leaks", "top", "why rows", "tensors")]
+    for command in commands * 2:
+        shell.run_cell(command)
+    garbage = dict[str, int]()
+    gc.disable()
+    for command in commands:
+        gc.collect()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        shell.run_cell(command)
+        gc.collect()
+        garbage[command] = len(gc.garbage)
+        gc.set_debug(0)
+        gc.garbage.clear()
+    of_ipython = garbage["6 * 7"]
+    assert all(number <= of_ipython for number in garbage.values()), garbage
+
+
+@alone
 def test_a_start_makes_the_collector_follow_each_name_once() -> None:
     shell = measured_shell()
     followed = 0

@@ -30,7 +30,13 @@ class UnknownLayoutError(Exception):
 
 def _fields(address: int, count: int) -> Sequence[int]:
     """Return the values of some fields of 8 bytes each."""
-    return tuple((ctypes.c_size_t * count).from_address(address))
+    return tuple(_words(count).from_address(address))
+
+
+@functools.cache
+def _words(count: int) -> Any:
+    """Return the type of an array of fields; ctypes would make it anew, as garbage of each look."""
+    return ctypes.c_size_t * count
 
 
 def fields_of(item: object, count: int) -> Sequence[int]:

@@ -73,6 +73,10 @@ class CellScopes:
         self.ended: list[Any] = []
         """Experiments that have ended with it, and the ones inside them."""
 
+    def forget(self) -> None:
+        """Drop the experiments."""
+        self.ending, self.ended = [], []
+
 
 class CellMeasurement:
     """The time and memory of a cell; set by the session."""

@@ -719,6 +719,7 @@ class Experiment(GuardedBlock):
         finally:
             self.record = self._ending.record
         self.make_bare_record()
+        self._ending = None  # it refers to this object
 
     def make_bare_record(self) -> ExperimentRecord:
         """Return its record; without measurements if none could be made."""

@@ -221,6 +221,8 @@ class Session:
     def _drop(self, cell: Cell, _: Any = None) -> None:
         if cell.measured.span is not None:
             cell.measured.span.close()
+        # Experiments refer to their cell: a cycle would keep them until the next collection.
+        cell.scopes.forget()
 
     def _finish_measurement(self, cell: Cell, result: Any, seconds: float) -> CellRecord | None:
         """Collect garbage if that is cheap, and return the cell's record.

@@ -7,6 +7,7 @@ objects run in C, so that a million short strings take a quarter of a second.
 
 from __future__ import annotations
 
+import functools
 import gc
 import io
 import sys
@@ -27,6 +28,7 @@ from ipygpumem.heap.knowledge.certainty import Keepers
 from ipygpumem.heap.knowledge.size_methods import size_method
 from ipygpumem.heap.libraries import (
     VISITS_BUFFER,
+    LoadedReader,
     PieceReader,
     bulk_reader,
     loaded_readers,
@@ -94,7 +96,8 @@ class OwnBytes:
         """Types whose instances ``sys.getsizeof`` alone does not measure: all of the above."""
         self._loaded_readers = loaded_readers()
         self._array_type: Any = library_type("numpy", "ndarray")
-        self._keepers = Keepers(self._is_read)
+        # No method of ours: a cycle would be garbage, after which the next look collects twice.
+        self._keepers = Keepers(functools.partial(_is_read, self._loaded_readers))
         self._libraries: dict[int, str] = {}
         """The library that keeps uncounted memory of a type's instances, or an empty text, by the
         type's identity.
@@ -220,19 +223,6 @@ class OwnBytes:
                     self._libraries[type_id] = self._keepers.of(type(example), example)
         return {self._libraries.get(type_id, "") for type_id in type_ids} - {""}
 
-    def _is_read(self, kind: type) -> bool:
-        """Return True if a table has a function for a type, or it is one of the arrays that are
-        read anyway.
-        """
-        if bulk_reader(kind) is not None:
-            return True
-        if reader_for(kind, self._loaded_readers) is not None:
-            return True
-        for base in (library_type("numpy", "ndarray"), library_type("torch", "Tensor")):
-            if base is not None and type.__subclasscheck__(base, kind):
-                return True
-        return False
-
     def _of_special(self, items: Sequence[Any]) -> int:
         """Return the bytes of objects that have more than one block of memory, or a size of their
         own.
@@ -286,6 +276,18 @@ class OwnBytes:
         has_one_size = type_id not in self._sizers and not _item_bytes_of(kind)
         if has_one_size and size_method(kind).is_of_object:
             self._equal[type_id] = sys.getsizeof(example)
+
+
+def _is_read(loaded_readers: Sequence[LoadedReader], kind: type) -> bool:
+    """Return True if a table has a function for a type, or it is one of the arrays that are read
+    anyway.
+    """
+    if bulk_reader(kind) is not None or reader_for(kind, loaded_readers) is not None:
+        return True
+    for base in (library_type("numpy", "ndarray"), library_type("torch", "Tensor")):
+        if base is not None and type.__subclasscheck__(base, kind):
+            return True
+    return False
 
 
 def _sizes_of_plain(items: Sequence[Any]) -> list[int]:
