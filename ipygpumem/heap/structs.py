@@ -35,7 +35,7 @@ def _fields(address: int, count: int) -> Sequence[int]:
 
 @functools.cache
 def _words(count: int) -> Any:
-    """Return the type of an array of fields; ctypes would make it anew, as garbage of each look."""
+    """Return the type of an array of fields; ctypes makes one at each use, which is garbage."""
     return ctypes.c_size_t * count
 
 

@@ -96,7 +96,7 @@ class OwnBytes:
         """Types whose instances ``sys.getsizeof`` alone does not measure: all of the above."""
         self._loaded_readers = loaded_readers()
         self._array_type: Any = library_type("numpy", "ndarray")
-        # No method of ours: a cycle would be garbage, after which the next look collects twice.
+        # No bound method: a cycle would be garbage, after which the next look collects twice.
         self._keepers = Keepers(functools.partial(_is_read, self._loaded_readers))
         self._libraries: dict[int, str] = {}
         """The library that keeps uncounted memory of a type's instances, or an empty text, by the
