@@ -61,7 +61,7 @@ from ipygpumem.heap.knowledge import barriers, frames
 from ipygpumem.inventory import baseline
 from ipygpumem.meter.meter import Meter
 from ipygpumem.meter.traces import Traces
-from ipygpumem.shell import growth_holders
+from ipygpumem.shell import growth_search
 from tests.alone import RUNNER
 from tests.fakes import FakeProbe
 
@@ -89,7 +89,7 @@ def no_modules_of_other_tests(request: pytest.FixtureRequest) -> Iterator[None]:
 
     # The fixture ``monkeypatch`` would be undone after all other fixtures of a test.
     with pytest.MonkeyPatch.context() as patch:
-        for user in (baseline, growth_holders):
+        for user in (baseline, growth_search):
             patch.setattr(user, "users_modules", users_modules)
         yield
 
@@ -176,7 +176,7 @@ def only_this_test(monkeypatch: pytest.MonkeyPatch, others_out_of_sight: None) -
     Not for tests in which users' modules or running functions hold something.
     """
     monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
-    monkeypatch.setattr("ipygpumem.shell.growth_holders.users_modules", dict)
+    monkeypatch.setattr("ipygpumem.shell.growth_search.users_modules", dict)
     monkeypatch.setattr("ipygpumem.heap.heap.running_locals", list)
 
 

@@ -91,10 +91,10 @@ TOP = "%gpumem top"
 LOOK = """
 from ipygpumem.meter.meter import Meter
 from ipygpumem.inventory import trends
-from ipygpumem.shell import growth_holders
-growth_holders.users_modules = dict  # the tests' own
+from ipygpumem.shell import growth_search
+growth_search.users_modules = dict  # the tests' own
 made = lambda: {name: value for name, value in globals().items() if name.startswith(("name_", "objects"))}
-growth_holders.look_for_growth(trends.Growing(), made, "run", dict, bool, Meter([]))
+growth_search.look_for_growth(trends.Growing(), made, "run", dict, bool, Meter([]))
 """  # noqa: E501
 OBJECTS = f"objects = [kind() for kind in (list, dict, set, Exception) for _ in range({MANY // 4})]"
 NAMES = f"""

@@ -23,7 +23,7 @@ from ipygpumem.errors import TraceError
 from ipygpumem.inventory import top
 from ipygpumem.meter import traces
 from ipygpumem.probes.mappings import OwnPages
-from ipygpumem.shell import growth_holders
+from ipygpumem.shell import growth_search
 from ipygpumem.units import MIB
 from tests.alone import printed
 from tests.fakes import FakeProbe
@@ -314,9 +314,9 @@ def test_growth_in_every_iteration_is_reported_with_its_holder(
         pytest.importorskip(library)
     monkeypatch.setitem(sys.modules, "helpers", helpers)
     # not all modules of tests
-    monkeypatch.setattr(growth_holders, "users_modules", lambda: {"helpers": helpers})
+    monkeypatch.setattr(growth_search, "users_modules", lambda: {"helpers": helpers})
     # the heap of all tests may have free pages
-    monkeypatch.setattr(growth_holders, "own_pages", lambda: OwnPages(0, 0, 0))
+    monkeypatch.setattr(growth_search, "own_pages", lambda: OwnPages(0, 0, 0))
     if "range" in step:
         monkeypatch.setattr(top, "Sizes", functools.partial(top.Sizes, limit=3000))
     in_use = [0]
@@ -336,7 +336,7 @@ def test_growth_in_every_iteration_is_reported_with_its_holder(
 
     add(100)
     # The loop has not freed the memory that the look frees.
-    monkeypatch.setattr(growth_holders, "live_tensors", lambda garbage: add(-30))
+    monkeypatch.setattr(growth_search, "live_tensors", lambda garbage: add(-30))
     run(kept)
     printed = capsys.readouterr().out
     assert re.search(

@@ -20,7 +20,7 @@ from ipygpumem.meter.meter import Meter
 from ipygpumem.probes.children import Child
 from ipygpumem.records import CellRecord, Growth, Usage
 from ipygpumem.report.history import free_heap_line, process_lines, unknown_line
-from ipygpumem.shell import growth_holders
+from ipygpumem.shell import growth_search
 from ipygpumem.units import MIB
 from tests.fakes import FakeProbe
 from tests.steps import works
@@ -155,7 +155,7 @@ def test_the_history_of_growth_is_kept_for_few_cells() -> None:
 @pytest.fixture(autouse=True)
 def _no_modules_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let looks pass over the modules of tests: they lead to all tests that this process runs."""
-    monkeypatch.setattr(growth_holders, "users_modules", dict)
+    monkeypatch.setattr(growth_search, "users_modules", dict)
 
 
 class Device:
@@ -174,7 +174,7 @@ class Device:
         if self.growing.wants_look:
             self.looks += 1
             self.probe.set(self.now)
-            growth_holders.look_for_growth(self.growing, dict, "run", dict, no_progress, self.meter)
+            growth_search.look_for_growth(self.growing, dict, "run", dict, no_progress, self.meter)
         return growths
 
     def free(self, mib: int) -> None:
@@ -188,7 +188,7 @@ def test_memory_freed_after_a_search_ends_the_series(
     name: str, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if broken:
-        monkeypatch.setattr(growth_holders, broken, None)  # the look fails
+        monkeypatch.setattr(growth_search, broken, None)  # the look fails
     device = Device(name)
     told = [device.run() for _ in range(3)]
     assert device.looks == 1
@@ -207,11 +207,11 @@ def test_memory_freed_after_a_search_ends_the_series(
 def test_a_failed_search_for_holders_is_noted_with_the_growth(
     broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(growth_holders, broken, None)
+    monkeypatch.setattr(growth_search, broken, None)
     device = Device("children")
     for _ in range(5):
         device.run()
-        growth_holders.note_processes(device.growing, dict, "run")
+        growth_search.note_processes(device.growing, dict, "run")
     assert device.growing.growths
     assert "TypeError" in " ".join([*device.growing.holder_lines, *device.growing.process_lines])
     device.meter.close()

@@ -24,7 +24,7 @@ from ipygpumem.meter.meter import Meter
 from ipygpumem.records import TraceRecord
 from ipygpumem.report.history import iteration_report, loop_growth_line, loop_report
 from ipygpumem.report.layout import clean_name, count, note
-from ipygpumem.shell.growth_holders import look_for_growth, note_processes
+from ipygpumem.shell.growth_search import look_for_growth, note_processes
 
 T = TypeVar("T")
 

@@ -306,9 +306,9 @@ class Session:
             )
         growing = self.trends.add(record)
         if growing.wants_look or growing.growths:
-            from ipygpumem.shell import growth_holders  # loading the extension must stay fast
+            from ipygpumem.shell import growth_search  # loading the extension must stay fast
 
-            remarks += growth_holders.remarks(
+            remarks += growth_search.remarks(
                 growing, self._context, self._experiments.survivors.roots
             )
         return remarks
