@@ -24,7 +24,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import by_identity, of_types, one_of_each, types_of, without_types
-from ipygpumem.heap.knowledge.frames import frame_of, is_users, running_ids
+from ipygpumem.heap.knowledge.frames import frame_of, is_not_of_kernel, running_ids
 from ipygpumem.heap.knowledge.tasks import storage_of_context
 from ipygpumem.introspect import (
     class_dict,
@@ -156,7 +156,7 @@ class Barriers:
 
     def _may_enter(self, item: Any) -> bool:
         if is_instance(item, FrameType):
-            return id(item) not in self._running and is_users(item)
+            return id(item) not in self._running and is_not_of_kernel(item)
         if is_instance(item, ModuleType):
             return id(item) not in self._modules
         if is_of_library(item, "logging", "Logger"):

@@ -37,12 +37,12 @@ _LIBRARIES_OF_KERNELS = {
 
 
 def running_frames(without: Container[int] = ()) -> Iterator[tuple[FrameType, str]]:
-    """Yield each running frame of a user function, with the thread's name, in every thread but
-    those ``without``.
+    """Yield each running frame of a function that is not the kernel's, with the thread's name, in
+    every thread but those ``without``.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, current in _all_frames():
-        if ident not in without and is_users(current):
+        if ident not in without and is_not_of_kernel(current):
             yield current, names.get(ident, str(ident))
 
 
@@ -55,8 +55,8 @@ def background_frames() -> Iterator[tuple[FrameType, str]]:
 
 
 def running_locals(without: Container[int] = ()) -> Iterator[object]:
-    """Yield the objects that local names of running user functions refer to, except in some
-    threads.
+    """Yield the objects that local names of running functions refer to, except of the kernel's
+    functions, and in some threads.
     """
     for frame, _ in running_frames(without):
         yield from peek(frame).values()
@@ -68,7 +68,7 @@ def running_ids() -> set[int]:
 
 
 def emptied_locals() -> set[int]:
-    """Empty the dicts that show the locals of running user functions, and return their identities.
+    """Empty the dicts that show the locals of the ``running_frames``, and return their identities.
 
     Up to Python 3.12 each frame keeps such a dict. Another reference to it would stop ``peek`` from
     emptying it again.
@@ -108,9 +108,9 @@ def steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
         traceback = traceback.tb_next
 
 
-def is_users(frame: FrameType) -> bool:
-    """Return True for a frame of a user function; IPython's and our own have names that lead to
-    everything.
+def is_not_of_kernel(frame: FrameType) -> bool:
+    """Return True for the frame of a function of the user or of any library except those of the
+    kernel, whose names lead to everything.
     """
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         return False
@@ -178,7 +178,7 @@ def in_traceback(error: BaseException) -> list[tuple[str, object]]:
     running = running_ids()
     variables = list[tuple[str, object]]()
     for step in steps(_traceback_of(error)):
-        if id(step.tb_frame) not in running and is_users(step.tb_frame):
+        if id(step.tb_frame) not in running and is_not_of_kernel(step.tb_frame):
             variables += peek(step.tb_frame).items()
     return variables
 
