@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.holders import widgets
-from ipygpumem.heap.knowledge.tasks import scheduled_on, timers_of, waiting_timers
+from ipygpumem.heap.knowledge.tasks import scheduled_on, timers_of, waiting_thread_timers
 from ipygpumem.heap.paths.attributes_to_remove import is_users_callable
 from ipygpumem.heap.paths.cuts import Cut, Kind, split
 from ipygpumem.heap.paths.loggers import handlers_and_filters, loggers
@@ -152,7 +152,7 @@ class Registries:
 
     def _add_thread_timers(self) -> None:
         """Add the timers of ``threading`` that wait; each has a thread that refers to it."""
-        timers = waiting_timers()
+        timers = waiting_thread_timers()
         if timers:
             self.hidden.add(id(attribute_of(threading, "_active")))
         for timer in timers:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.knowledge.frames import peek, running_frames
-from ipygpumem.heap.knowledge.tasks import is_waiting_thread
+from ipygpumem.heap.knowledge.tasks import is_waiting_thread_timer
 from ipygpumem.heap.paths.roots import EVENT_LOOP, Rank, Root, Roots, module_code
 from ipygpumem.heap.paths.task_endings import context_values
 from ipygpumem.introspect import instance_dict, is_instance, module_dict, text_of
@@ -43,7 +43,7 @@ class RootFinder:
             self.values[id(variable.value)] = Root.of_context(variable)
         for frame, thread in running_frames():
             for name, value in peek(frame).items():
-                if not is_waiting_thread(value):  # it has a line that ends it
+                if not is_waiting_thread_timer(value):  # it has a line that ends it
                     self.values[id(value)] = Root.of_running(frame, thread, name)
 
     def is_namespace(self, item: object) -> bool:
@@ -65,7 +65,7 @@ class RootFinder:
             return [Root.of_module(module, name, code) for name in self._keys_of(referrer, child)]
         if type(referrer) is ModuleType:
             return _of_module(referrer)
-        if id(referrer) in self._threads and not is_waiting_thread(referrer):
+        if id(referrer) in self._threads and not is_waiting_thread_timer(referrer):
             name = text_of((instance_dict(referrer) or {}).get("_name"))
             return [Root(f'thread "{name}"', Rank.PLACE, "let it end, then join() it")]
         if is_of_library(referrer, "asyncio", "AbstractEventLoop"):

@@ -40,7 +40,7 @@ def timers_of(loop: object) -> list[Any]:
     """Return the timers of the user's code on one of asyncio's own event loops."""
     timers = list[Any]()
     for timer in list(scheduled_on(loop)):
-        if not is_waiting_timer(timer):
+        if not is_uncancelled_asyncio_timer(timer):
             continue
         if module_of_function(timer._callback).partition(".")[0] not in _OF_LOOPS:
             timers.append(timer)
@@ -53,7 +53,7 @@ def scheduled_on(loop: object) -> list[Any]:
     return scheduled if type(scheduled) is list else []
 
 
-def is_waiting_timer(item: Any) -> bool:
+def is_uncancelled_asyncio_timer(item: Any) -> bool:
     """Return True for a timer of asyncio that has not been cancelled."""
     kind: Any = library_type("asyncio", "TimerHandle")
     return kind is not None and type(item) is kind and not kind.cancelled(item)
@@ -89,7 +89,7 @@ def without_wakeups(items: Sequence[Any]) -> tuple[Sequence[Any], list[Any]]:
 # -- timers of threads ---------------------------------------------------------------------------
 
 
-def is_waiting_thread(item: object) -> bool:
+def is_waiting_thread_timer(item: object) -> bool:
     """Return True for a ``threading.Timer`` that has started, and not yet called its function.
 
     ``cancel()`` ends such a timer. It does not end the function.
@@ -108,11 +108,11 @@ def _is_in_timer(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code is threading.Timer.run.__code__
 
 
-def waiting_timers() -> list[threading.Timer]:
+def waiting_thread_timers() -> list[threading.Timer]:
     """Return the timers that have started, and not yet called their functions."""
     timers = list[threading.Timer]()
     for thread in threading.enumerate():
-        if type(thread) is threading.Timer and is_waiting_thread(thread):
+        if type(thread) is threading.Timer and is_waiting_thread_timer(thread):
             timers.append(thread)
     return timers
 

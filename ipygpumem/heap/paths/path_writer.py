@@ -29,7 +29,11 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.knowledge.frames import FORGET_LAST_ERROR, code_of, frame_of, is_started, peek
-from ipygpumem.heap.knowledge.tasks import is_pending, is_waiting_thread, is_waiting_timer
+from ipygpumem.heap.knowledge.tasks import (
+    is_pending,
+    is_uncancelled_asyncio_timer,
+    is_waiting_thread_timer,
+)
 from ipygpumem.heap.libraries import is_segment
 from ipygpumem.heap.paths.attributes_to_remove import (
     is_added,
@@ -223,7 +227,7 @@ class PathWriter:
             path.advise(path.statement("{0}.close(); {0}.unlink()"), "close() and unlink() it")
         if is_started_patch(item) and path.code:
             path.advise(in_sequence([path.statement("{}.stop()"), path.removal]), "")
-        if (is_waiting_timer(item) or is_waiting_thread(item)) and path.code:
+        if (is_uncancelled_asyncio_timer(item) or is_waiting_thread_timer(item)) and path.code:
             path.advise(_ending(item, path), "")
 
     def holder_from_name(self, name: str, chain: Sequence[object]) -> ReferencePath:

@@ -20,8 +20,8 @@ from ipygpumem.heap.bulk import kinds_of, of_types
 from ipygpumem.heap.knowledge.tasks import (
     contexts_of_tasks,
     is_pending,
-    is_waiting_thread,
-    is_waiting_timer,
+    is_uncancelled_asyncio_timer,
+    is_waiting_thread_timer,
 )
 from ipygpumem.heap.paths.cuts import split
 from ipygpumem.heap.paths.literals import literal
@@ -34,7 +34,7 @@ def ending_of(item: object) -> str:
 
     The event loop keeps a pending task, a thread its timer, and a registry a finalizer.
     """
-    if is_pending(item) or is_waiting_timer(item) or is_waiting_thread(item):
+    if is_pending(item) or is_uncancelled_asyncio_timer(item) or is_waiting_thread_timer(item):
         return "cancel()"
     if is_of_library(item, "weakref", "finalize"):
         return "detach()"
