@@ -163,6 +163,6 @@ def _attribute_of_shell(shell: object, key: object) -> Root:
         call = Cut(Kind.CALL, id(shell), "", "get_ipython().set_custom_exc((), None)")
         return Root(code, Rank.IPYTHON, "", is_all=True, cut=call)
     if is_added(shell, name, None):
-        cut = Cut(Kind.MADE, id(shell), "get_ipython()", code)
+        cut = Cut(Kind.DELETED_ATTRIBUTE, id(shell), "get_ipython()", code)
         return Root(code, Rank.IPYTHON, "", code, cut=cut)
     return Root(code, Rank.IPYTHON, "", code)

@@ -47,12 +47,12 @@ def kind_of_attribute(owner: object, name: str, child: object) -> Kind | None:
     if library_that_keeps(owner, name, child):
         return None
     if is_instance(owner, type):
-        return Kind.MADE if is_descriptor(child) else Kind.ATTRIBUTE
+        return Kind.DELETED_ATTRIBUTE if is_descriptor(child) else Kind.ATTRIBUTE
     kind = type(owner)
     if type(_class_attribute(kind, name)) is functools.cached_property:
-        return Kind.MADE
+        return Kind.DELETED_ATTRIBUTE
     if is_exactly(owner, SimpleNamespace):
-        return Kind.MADE
+        return Kind.DELETED_ATTRIBUTE
     if not sets_attributes(owner):
         return None
     if is_users_class(kind):

@@ -27,7 +27,7 @@ class Kind(Enum):
     KEY = "a key of a dict, with its value"
     ELEMENT = "an element of a set"
     ATTRIBUTE = "an attribute, which stays as None"
-    MADE = "an attribute that is made again when it is read, or a method"
+    DELETED_ATTRIBUTE = "an attribute that is deleted: it was added, or is made again when read"
     SLOT = "an element of an array of objects"
     COLUMN = "columns of a data frame that share memory"
     CALL = "a registration that a call removes"

@@ -37,7 +37,7 @@ def append_frame_step(path: Path, steps: Sequence[object]) -> int:
         return 1
     if name.startswith(".") and not name.startswith("._"):  # the user's: pandas has none
         target = path.code and f"{path.code}{name}"
-        cut = Cut(Kind.MADE, id(frame), path.code, target) if target else None
+        cut = Cut(Kind.DELETED_ATTRIBUTE, id(frame), path.code, target) if target else None
         path.enter(name, target, cut)
         return 1
     number = _number_inside(steps)

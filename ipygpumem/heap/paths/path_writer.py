@@ -111,7 +111,7 @@ _SUSPENSIONS = {
 """The description of each kind, and the statement that ends it."""
 
 
-_NAMED = {Kind.NAME, Kind.KEY, Kind.ATTRIBUTE, Kind.MADE}
+_NAMED = {Kind.NAME, Kind.KEY, Kind.ATTRIBUTE, Kind.DELETED_ATTRIBUTE}
 """Kinds of references from a root that lead to the root's own object."""
 
 
@@ -442,7 +442,7 @@ class PathWriter:
                 path.fixed(attribute)
                 return
             path.is_of_library = False
-            kind = Kind.MADE
+            kind = Kind.DELETED_ATTRIBUTE
         if not attribute.startswith("."):
             path.fixed(attribute)
             return
@@ -547,7 +547,7 @@ class PathWriter:
         kind = kind_of_attribute(parent, name[1:], child)
         if (kind is None or path.is_of_library) and is_added(parent, name[1:], child):
             path.is_of_library = False
-            kind = Kind.MADE
+            kind = Kind.DELETED_ATTRIBUTE
         if kind is None and not self._guarded(path, parent, child, name):
             path.fixed(shown, target)
         elif kind is not None:
@@ -621,7 +621,7 @@ def _cut_of_attributes(owner: object, child: object, code: str) -> Cut | None:
     for name in attribute_names(owner, child):
         kind = kind_of_attribute(owner, name, child)
         if kind is None and is_added(owner, name, child):
-            kind = Kind.MADE
+            kind = Kind.DELETED_ATTRIBUTE
         if kind is not None:
             cuts.append(Cut(kind, id(owner), code, f"{code}.{name}"))
     return with_repeated(cuts)

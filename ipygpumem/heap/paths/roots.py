@@ -158,7 +158,7 @@ def _cut_of_global(module: str, name: str, code: str) -> Cut | None:
     if is_users_module(owner):
         return Cut(Kind.ATTRIBUTE, id(owner), code, target)
     if _is_added(owner, name):
-        return Cut(Kind.MADE, id(owner), code, target)
+        return Cut(Kind.DELETED_ATTRIBUTE, id(owner), code, target)
     original = f"__{name}__"  # such as sys.__excepthook__
     if original in names and is_users_function:
         call = f"{target} = {split(code)[1]}.{original}"

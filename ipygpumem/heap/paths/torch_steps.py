@@ -295,7 +295,9 @@ def _append_part(path: Path, steps: Sequence[object]) -> None:
         cut = Cut(Kind.ITEM, id(parts), path.code, target, int(key), size)
     elif target and is_attribute:
         # A module's part that is None stays among its parts; a dict of modules would offer it.
-        kind = Kind.MADE if is_of_library(child, "torch.nn", "Module") else Kind.ATTRIBUTE
+        kind = (
+            Kind.DELETED_ATTRIBUTE if is_of_library(child, "torch.nn", "Module") else Kind.ATTRIBUTE
+        )
         # The dict is the owner: the module's other parts stay.
         cut = Cut(kind, id(parts), path.code, target)
     path.note_own()

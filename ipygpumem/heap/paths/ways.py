@@ -174,5 +174,5 @@ def _ended_first(ways: Sequence[Way], cuts: list[Cut]) -> list[Cut]:
     return [ended, *(cut for cut in cuts if cut not in (closing[0], named[0]))]
 
 
-_REFERENCES = {Kind.NAME, Kind.ITEM, Kind.KEY, Kind.ATTRIBUTE, Kind.MADE, Kind.SLOT}
+_REFERENCES = {Kind.NAME, Kind.ITEM, Kind.KEY, Kind.ATTRIBUTE, Kind.DELETED_ATTRIBUTE, Kind.SLOT}
 """Kinds of references whose target is the code of an object."""
