@@ -30,20 +30,20 @@ def append_item(path: Path, parent: Any, child: object) -> bool:
     if not _has_item(parent, child):
         return False
     if _refuses(parent):
-        path.advise_unless(_REFUSES, f"remove the {type_name(parent)}: {_REFUSAL}")
+        path.advise_if_nothing_later_can_go(_REFUSES, f"remove the {type_name(parent)}: {_REFUSAL}")
     if is_instance(parent, dict):
         _append_dict_item(path, parent, child)
     elif is_instance(parent, list) or type(parent) is deque:
         _append_list_item(path, parent, child)
     elif is_instance(parent, tuple):
         position = position_of(parent, child)
-        path.fixed(f"[{position}]", path.code and f"{path.code}[{position}]")
+        path.append_fixed(f"[{position}]", path.code and f"{path.code}[{position}]")
     elif is_instance(parent, set) or is_instance(parent, frozenset):
         _append_set_item(path, parent, child)
     elif elements(parent) is not None:
         _append_array_item(path, parent, child)
     elif is_array(parent):
-        path.fixed("")  # a view: its own path says enough
+        path.append_fixed("")  # a view: its own path says enough
     else:
         return False
     return True
@@ -127,7 +127,7 @@ def _append_list_item(path: Path, parent: Any, child: object) -> None:
             has_slices=type(parent) is not deque,
         )
     if _refuses(parent):
-        path.fixed(f"[{position}]", code)
+        path.append_fixed(f"[{position}]", code)
     else:
         path.enter(f"[{position}]", code, _ended_by(child, cut))
 
@@ -158,7 +158,7 @@ def _append_dict_item(path: Path, parent: Any, child: object) -> None:
             listing=listing,
         )
     if _refuses(parent):
-        path.fixed(entry.shown, entry.code)
+        path.append_fixed(entry.shown, entry.code)
     else:
         path.enter(entry.shown, entry.code, _ended_by(child, cut))
 
@@ -261,7 +261,7 @@ def _append_set_item(path: Path, parent: Any, child: object) -> None:
     imports, owner = split(path.code)
     code = f"{imports}list({owner})[{position}]" if owner else ""
     if base is frozenset:
-        path.fixed(" (in a set)", code)
+        path.append_fixed(" (in a set)", code)
     else:
         cut = Cut(Kind.ELEMENT, id(parent), path.code, code, position, len(items)) if code else None
         path.enter(" (in a set)", code, _ended_by(child, cut))
@@ -278,7 +278,7 @@ def _append_array_item(path: Path, parent: Any, child: object) -> None:
         target = f"{path.code}{places[0]}"
         cut = _cut_of_elements(path.code, id(parent), places)
     if _refuses(parent):
-        path.fixed(" (in an array of objects)", target)
+        path.append_fixed(" (in an array of objects)", target)
     else:
         path.enter(" (in an array of objects)", target, cut)
 

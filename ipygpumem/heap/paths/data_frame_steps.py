@@ -33,7 +33,7 @@ def append_frame_step(path: Path, steps: Sequence[object]) -> int:
         return 0
     name = attribute_text(frame, steps[1])
     if name == "._attrs":
-        path.fixed(".attrs", path.code and f"{path.code}.attrs")
+        path.append_fixed(".attrs", path.code and f"{path.code}.attrs")
         return 1
     if name.startswith(".") and not name.startswith("._"):  # the user's: pandas has none
         target = path.code and f"{path.code}{name}"
@@ -49,7 +49,7 @@ def append_frame_step(path: Path, steps: Sequence[object]) -> int:
     elif elements(steps[number - 1]) is not None:
         _went_to_cell(path, steps[number - 1 : number + 1], way)
     elif is_of_library(frame, "pandas", "Series"):
-        path.fixed("")
+        path.append_fixed("")
     else:
         _went_to_columns(path, frame, way, steps[-1])
     return number
@@ -178,7 +178,7 @@ def _went_to_columns(path: Path, frame: object, way: _Inside, target: object) ->
     places = sorted(place for block in _blocks_with(way, target) for place in block.mgr_locs)
     labels = _literals(way.manager.items)
     if len(places) == len(way.manager.items):
-        path.fixed("")  # all of the frame's data
+        path.append_fixed("")  # all of the frame's data
         return
     if not labels or len(places) > _MOST_NAMED:
         path.enter("", "", None)

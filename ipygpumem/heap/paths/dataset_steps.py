@@ -43,7 +43,7 @@ def append_dataset_step(path: Path, steps: Sequence[object]) -> int:
     if name in ("._variables", "._coords", "._indexes") and len(steps) > 2:
         return _went_to_variable(path, steps, is_dataset=is_dataset)
     if name == "._variable":
-        path.fixed(".variable", path.code and f"{path.code}.variable")
+        path.append_fixed(".variable", path.code and f"{path.code}.variable")
         return 1
     return 0
 
@@ -94,10 +94,10 @@ def _keys_of(items: Any, value: object) -> list[object]:
 def _went_to_data(path: Path, steps: Sequence[object]) -> int:
     """Append the way from a variable or an index to its data."""
     if is_array(steps[1]) and attribute_text(steps[0], steps[1]) == "._data":
-        path.fixed("", path.code and f"{path.code}.data")
+        path.append_fixed("", path.code and f"{path.code}.data")
         return 1
     number = 1
     while number < len(steps) - 1 and module_of(steps[number]).partition(".")[0] in _INSIDE:
         number += 1
-    path.fixed("", "")
+    path.append_fixed("", "")
     return number

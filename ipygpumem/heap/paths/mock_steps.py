@@ -36,7 +36,7 @@ def append_mock_step(path: Path, steps: Sequence[object]) -> int:
     name = attribute_text(mock, child).removeprefix(".")
     if name in _CALLS:
         path.advise(forgetting_calls, "call its reset_mock()")
-        path.fixed(" (arguments of its calls)")
+        path.append_fixed(" (arguments of its calls)")
     elif name == "_mock_return_value":
         imports, code = split(path.code)
         call = f"{imports}import unittest.mock; {code}.return_value = unittest.mock.DEFAULT"
@@ -58,7 +58,7 @@ def _into_inner_mock(path: Path, steps: Sequence[object]) -> int:
     mock, child = steps[0], steps[1]
     name = attribute_text(mock, child)
     if name == "._mock_return_value" and _is_mock(child):
-        path.fixed(".return_value", path.code and f"{path.code}.return_value")
+        path.append_fixed(".return_value", path.code and f"{path.code}.return_value")
         return 1
     if name != "._mock_children" or not is_exactly(child, dict) or len(steps) < 3:
         return 0
@@ -66,7 +66,7 @@ def _into_inner_mock(path: Path, steps: Sequence[object]) -> int:
     key = next((text_of(key) for key, value in list(pairs.items()) if value is steps[2]), "")
     if not is_name(key):
         return 0
-    path.fixed(f".{key}", path.code and f"{path.code}.{key}")
+    path.append_fixed(f".{key}", path.code and f"{path.code}.{key}")
     return 2
 
 

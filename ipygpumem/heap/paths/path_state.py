@@ -54,15 +54,15 @@ class Path:
         self.ended_object: object = None
         self._advised_cut: Cut | None = None
         self._advised_code = ""
-        self._unless_cut: Cut | None = None
-        self._unless = ""
+        self._fallback_cut: Cut | None = None
+        self._fallback_advice = ""
         """Advice for a target to which no reference can be removed inside a function."""
 
     def note_own(self) -> None:
         """Note that the next step leads to a part of a model or optimizer."""
         self.is_own = True
 
-    def fixed(self, shown: str, code: str = "") -> None:
+    def append_fixed(self, shown: str, code: str = "") -> None:
         """Append a reference that cannot be removed: that to its object is."""
         self._append(shown, code)
         self.is_fixed = True
@@ -71,14 +71,14 @@ class Path:
         """Append a reference that can be removed, by ``cut`` if there is code for it."""
         was_out_of_reach = self.is_fixed and self.is_lost
         self._append(shown, code)
-        if self._is_all or (cut is None and (self._unless or was_out_of_reach)):
+        if self._is_all or (cut is None and (self._fallback_advice or was_out_of_reach)):
             return
         if self.is_of_library and cut is not None and cut.kind not in _CALLS:
             cut = None  # the library's code may need it
         if cut is not None:
             outer = None if self.is_fixed else self.cut
             cut = replace(cut, outer=outer)
-            self._unless = ""
+            self._fallback_advice = ""
         self.cut = cut
         self.is_fixed = False
 
@@ -125,17 +125,17 @@ class Path:
         self._advised_cut = self.cut
         self._advised_code = self.code
 
-    def advise_unless(self, comment: str, words: str) -> None:
-        """Remove the current target unless the final one can be removed from an object further
-        along the path.
+    def advise_if_nothing_later_can_go(self, comment: str, words: str) -> None:
+        """Record how to free the current target, for the case that no reference further along the
+        path can be removed.
         """
-        if self._unless or self._is_all:
+        if self._fallback_advice or self._is_all:
             return
         line = self.removal
         if self.cut is not None and self.cut.kind is Kind.NAME and "." not in self.cut.target:
             line = self.cut.statement  # as ``why`` deletes a variable of the notebook
-        self._unless = f"{line}{comment}" if line else words
-        self._unless_cut = self.cut
+        self._fallback_advice = f"{line}{comment}" if line else words
+        self._fallback_cut = self.cut
 
     def _advised_cuts(self, ended_id: int) -> tuple[Cut, ...]:
         """Return the reference that the advice removes, or the call that ends an object."""
@@ -159,9 +159,9 @@ class Path:
             return Way(
                 ReferencePath(text, self.advice), self._advised_cuts(ended_id), is_advised=True
             )
-        if self._unless:
-            cuts = () if self._unless_cut is None else (self._unless_cut,)
-            return Way(ReferencePath(text, self._unless), cuts)
+        if self._fallback_advice:
+            cuts = () if self._fallback_cut is None else (self._fallback_cut,)
+            return Way(ReferencePath(text, self._fallback_advice), cuts)
         if self.cut is not None:
             # A name may lead to much that is older: only the caller knows if all of it is unwanted.
             is_name = self.cut.kind is Kind.NAME and not self.is_fixed

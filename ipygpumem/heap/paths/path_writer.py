@@ -374,7 +374,7 @@ class PathWriter:
             self._append_task(parent, child, path)
         elif kind is staticmethod or kind is classmethod:
             # Reading the attribute returns the function: users do not type ``.__func__``.
-            path.fixed("", path.code)
+            path.append_fixed("", path.code)
         elif not append_item(path, parent, child):
             return self._append_instance(steps, path)
         return 1
@@ -397,7 +397,9 @@ class PathWriter:
         assert type(function) is FunctionType
         name = self._code_name(function)
         after = steps[2] if len(steps) > 2 else None
-        path.advise_unless(f"{COMMENT}when you no longer need the function", _OR_FUNCTION)
+        path.advise_if_nothing_later_can_go(
+            f"{COMMENT}when you no longer need the function", _OR_FUNCTION
+        )
         cells = function.__closure__
         if cells is not None and child is cells:
             if type(after) is not CellType:
@@ -429,7 +431,7 @@ class PathWriter:
             path.advise(path.removal, "")
             path.say(f": bound method {self._code_name(method.__func__)}, its object")
         else:
-            path.fixed(".__self__", path.code and f"{path.code}.__self__")
+            path.append_fixed(".__self__", path.code and f"{path.code}.__self__")
 
     def _attribute_of_function(self, function: FunctionType, value: object, path: Path) -> None:
         """Append an attribute of a function, which users can remove from their own functions."""
@@ -439,12 +441,12 @@ class PathWriter:
         kind = Kind.ATTRIBUTE
         if not is_users(function.__code__.co_filename):
             if not is_added(function, attribute[1:], value):
-                path.fixed(attribute)
+                path.append_fixed(attribute)
                 return
             path.is_of_library = False
             kind = Kind.DELETED_ATTRIBUTE
         if not attribute.startswith("."):
-            path.fixed(attribute)
+            path.append_fixed(attribute)
             return
         target = code and f"{code}{attribute}"
         cuts = list[Cut]()
@@ -481,7 +483,7 @@ class PathWriter:
             child, BaseException
         )
         if not is_pending(task) and not is_failure:
-            path.fixed(".result()", path.code and f"{path.code}.result()")
+            path.append_fixed(".result()", path.code and f"{path.code}.result()")
             return
         path.advise(_ending(task, path), "")
         path.say(": asyncio task")
@@ -537,7 +539,7 @@ class PathWriter:
         library = library_that_keeps(parent, name[1:], child)
         if library:
             path.advise("", f"let {library} remove it from there")
-            path.fixed(name, target)
+            path.append_fixed(name, target)
             return 1
         shown = name or f" ({type_name(parent)})"
         odd = _code_of_odd_attribute(parent, child, path.code) if path.code and not target else ""
@@ -549,7 +551,7 @@ class PathWriter:
             path.is_of_library = False
             kind = Kind.DELETED_ATTRIBUTE
         if kind is None and not self._guarded(path, parent, child, name):
-            path.fixed(shown, target)
+            path.append_fixed(shown, target)
         elif kind is not None:
             cut = _cut_of_attributes(parent, child, path.code) if target else None
             path.enter(shown, _readable(parent, child, path.code, name), cut)

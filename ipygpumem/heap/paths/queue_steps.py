@@ -159,10 +159,12 @@ def _append_queued_item(path: Path, steps: Sequence[object], protocol: Protocol)
     name = attribute_text(owner, items)
     if protocol is _OF_SCHEDULER:
         # The list has one function for each group of the optimizer.
-        path.advise_unless(f"{COMMENT}when you no longer need the scheduler", protocol.words)
+        path.advise_if_nothing_later_can_go(
+            f"{COMMENT}when you no longer need the scheduler", protocol.words
+        )
         if len(steps) > 2:
             name += f"[{position_of(items, steps[2])}]"  # type: ignore[arg-type]  # a list
-        path.fixed(name, f"{path.code}{name}")
+        path.append_fixed(name, f"{path.code}{name}")
         return min(2, len(steps) - 1)
     if len(steps) == 2:
         _enter_all(path, items, name, protocol)
@@ -184,7 +186,7 @@ def _enter_all(path: Path, items: Any, name: str, protocol: Protocol) -> None:
     if emptying:
         path.enter(name, code, Cut(Kind.CALL, id(items), path.code, emptying))
         return
-    path.fixed(name, code)
+    path.append_fixed(name, code)
     path.advise("", protocol.words)
 
 
@@ -222,7 +224,7 @@ def _enter(
     if cut.statement:
         path.enter(shown, target, cut)
         return
-    path.fixed(shown, target)
+    path.append_fixed(shown, target)
     path.advise("", protocol.words)
 
 
@@ -257,7 +259,7 @@ def _append_pool_item(path: Path, steps: Sequence[object]) -> int:
         line = imports + _CALLS_OF_POOL.removing_all.format(pool, ending="")
     path.ended_object = queue  # the pool's threads refer to it, too
     path.advise(line, _CALLS_OF_POOL.words)
-    path.fixed("._work_queue (a call that waits)")
+    path.append_fixed("._work_queue (a call that waits)")
     return 1
 
 
@@ -274,7 +276,7 @@ def _append_argument(path: Path, steps: Sequence[object]) -> int:
     pairs = list(dict.items(arguments))
     key = next((literal(key) for key, item in pairs if item is value), "")
     shown = f".keywords[{key}]" if key else name
-    path.fixed(shown, f"{path.code}.keywords[{key}]" if key else "")
+    path.append_fixed(shown, f"{path.code}.keywords[{key}]" if key else "")
     return 2
 
 

@@ -89,7 +89,7 @@ def append_torch_step(path: Path, steps: Sequence[object], names: Mapping[str, o
     hooks_of_tensor = _hooks_of_tensor(parent, child)
     if hooks_of_tensor and len(steps) == 2:
         path.advise(path.statement("{}" + hooks_of_tensor + ".clear()"), _HANDLE)
-        path.fixed(" (its hooks)")
+        path.append_fixed(" (its hooks)")
         return 1
     if len(steps) > 2 and is_instance(child, dict):
         hook = _kind_of_hook(parent, name)
