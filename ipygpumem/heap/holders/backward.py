@@ -23,7 +23,7 @@ from ipygpumem.heap.knowledge.tasks import wakes_task
 from ipygpumem.heap.knowledge.text_keys import referents_with_keys
 from ipygpumem.heap.paths.data_frame_steps import is_removable_from
 from ipygpumem.heap.paths.items_and_attributes import owns
-from ipygpumem.heap.paths.roots import REMOVE, Rank, Root, Roots
+from ipygpumem.heap.paths.roots import Rank, Root, Roots
 from ipygpumem.interrupts import is_listener
 from ipygpumem.introspect import (
     class_dict,
@@ -567,7 +567,7 @@ def _order(root: Root) -> tuple[int, bool, bool, str]:
     """Return the sort key of roots: a module's name that users write comes before that of C code,
     such as ``warnings.filters`` before ``_warnings.filters``.
     """
-    return (root.rank, root.advice == REMOVE, root.text.startswith("module _"), root.text)
+    return (root.rank, root.is_of_library, root.text.startswith("module _"), root.text)
 
 
 def _can_remove_from(item: Any) -> bool:

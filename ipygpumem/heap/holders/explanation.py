@@ -424,7 +424,7 @@ class Explanation:
         for way_to in self._search.ways_to(targets):
             if not target_ids.isdisjoint(map(id, way_to.steps[:-1])):
                 continue  # their own part
-            if way_to.roots[0].advice == REMOVE and way_to.steps[-1] is not targets[0]:
+            if way_to.roots[0].is_of_library and way_to.steps[-1] is not targets[0]:
                 continue  # a constant of a library that a part refers to
             ways.append(way_to)
         if len(ways) <= _MOST_HOLDERS:

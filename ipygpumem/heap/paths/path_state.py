@@ -44,11 +44,11 @@ class Path:
         self.cut = root.cut
         self.is_fixed = False
         self.advice = ""
-        if root.advice != REMOVE and not root.code:
+        if not root.is_of_library and not root.code:
             self.advice = root.advice
         self.is_lost = root.is_all
         self._is_all = root.is_all
-        self.is_of_library = root.advice == REMOVE
+        self.is_of_library = root.is_of_library
         self.is_own = False
         self.is_ending = False
         self.ended_object: object = None

@@ -74,6 +74,11 @@ class Root:
     is_permanent: bool = False
     """True if its object stays alive without all names: no other holder of it matters."""
 
+    @property
+    def is_of_library(self) -> bool:
+        """True if it belongs to a library, whose code may need each reference."""
+        return self.advice == REMOVE
+
     @classmethod
     def of_variable(cls, key: object) -> Root:
         """Return the root of a notebook's name."""
