@@ -161,7 +161,7 @@ def _attribute_of_shell(shell: object, key: object) -> Root:
     code = f"get_ipython().{name}"
     if name == "CustomTB":
         call = Cut(Kind.CALL, id(shell), "", "get_ipython().set_custom_exc((), None)")
-        return Root(code, Rank.IPYTHON, "", is_all=True, cut=call)
+        return Root(code, Rank.IPYTHON, "", is_removed_as_whole=True, cut=call)
     if is_added(shell, name, None):
         cut = Cut(Kind.DELETED_ATTRIBUTE, id(shell), "get_ipython()", code)
         return Root(code, Rank.IPYTHON, "", code, cut=cut)

@@ -236,7 +236,7 @@ class Explanation:
         root, steps = chain
         arrays = row.held_arrays()
         whole = self._writer.way(root, steps)
-        if root.is_all and whole.cut is not None:
+        if root.is_removed_as_whole and whole.cut is not None:
             return Removal.of(steps[-1], arrays, whole)  # such as ``plt.close(1)``
         is_removed_as_whole = whole.cut is None or whole.is_advised
         if is_removed_as_whole and whole.holder.advice not in ("", REMOVE):

@@ -147,7 +147,7 @@ class Registries:
             cut = Cut(Kind.CALL, 0, "", call)
             text = "a timer of the event loop"
             self.registered[id(timer)] = Root(
-                text, Rank.PLACE, "", is_all=True, cut=cut, is_only_place=True
+                text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut, is_only_place=True
             )
 
     def _add_thread_timers(self) -> None:
@@ -159,7 +159,7 @@ class Registries:
             cut = Cut(Kind.CALL, 0, "", cancelling_timer(timer))
             text = f'the timer "{timer.name}"'
             self.registered[id(timer)] = Root(
-                text, Rank.PLACE, "", is_all=True, cut=cut, is_only_place=True
+                text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut, is_only_place=True
             )
 
     def _add_patches(self) -> None:
@@ -175,7 +175,9 @@ class Registries:
         document = attribute_of(state, "_document")
         if document is not None:
             cut = Cut(Kind.CALL, 0, "", "import bokeh.io; bokeh.io.curdoc().clear()")
-            root = Root("bokeh's current document", Rank.PLACE, "", is_all=True, cut=cut)
+            root = Root(
+                "bokeh's current document", Rank.PLACE, "", is_removed_as_whole=True, cut=cut
+            )
             self.registered[id(document)] = root
 
 
@@ -268,7 +270,9 @@ class _Figures:
             len(self.managers),
             all_of=self.closing_all(),
         )
-        return Root(f"matplotlib figure {number}", Rank.MODULE, "", is_all=True, cut=cut)
+        return Root(
+            f"matplotlib figure {number}", Rank.MODULE, "", is_removed_as_whole=True, cut=cut
+        )
 
     def registered(self) -> list[Registered]:
         """Return the figures with their roots."""

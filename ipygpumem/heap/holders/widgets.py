@@ -111,9 +111,9 @@ class WidgetRegistry:
         )
         if number_of_families == 1 and len(family) > 1:
             cut = Cut(Kind.CALL, cut.owner_id, "", self.closing_all)
-            return Root(text, Rank.PLACE, "", is_all=True, cut=cut)
+            return Root(text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut)
         if len(family) == 1:
-            return Root(text, Rank.PLACE, "", code, is_all=True, cut=cut)
+            return Root(text, Rank.PLACE, "", code, is_removed_as_whole=True, cut=cut)
         if all(id(widget) in inner for widget in family[1:]):
             imports, target = split(code)
             ending = f"{imports}[widget.close() for widget in [*{target}.children, {target}]];"
@@ -126,8 +126,8 @@ class WidgetRegistry:
                 number_of_families,
                 all_of=self.closing_all,
             )
-            return Root(text, Rank.PLACE, "", is_all=True, cut=cut)
-        return Root(text, Rank.PLACE, "close() each of its widgets", is_all=True)
+            return Root(text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut)
+        return Root(text, Rank.PLACE, "close() each of its widgets", is_removed_as_whole=True)
 
 
 def _is_style(widget: object) -> bool:

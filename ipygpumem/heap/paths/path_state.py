@@ -46,8 +46,8 @@ class Path:
         self.advice = ""
         if not root.is_of_library and not root.code:
             self.advice = root.advice
-        self.is_lost = root.is_all
-        self._is_all = root.is_all
+        self.is_lost = root.is_removed_as_whole
+        self._is_removed_as_whole = root.is_removed_as_whole
         self.is_of_library = root.is_of_library
         self.is_own = False
         self.is_ending = False
@@ -71,7 +71,9 @@ class Path:
         """Append a reference that can be removed, by ``cut`` if there is code for it."""
         was_out_of_reach = self.is_fixed and self.is_lost
         self._append(shown, code)
-        if self._is_all or (cut is None and (self._fallback_advice or was_out_of_reach)):
+        if self._is_removed_as_whole or (
+            cut is None and (self._fallback_advice or was_out_of_reach)
+        ):
             return
         if self.is_of_library and cut is not None and cut.kind not in _CALLS:
             cut = None  # the library's code may need it
@@ -93,7 +95,7 @@ class Path:
         self.text += words
         self.code = code
         self.is_fixed = True
-        self.is_lost = self._is_all
+        self.is_lost = self._is_removed_as_whole
 
     def statement(self, template: str) -> str:
         """Return a statement about the path's target, with its import; empty if there is no code
@@ -129,7 +131,7 @@ class Path:
         """Record how to free the current target, for the case that no reference further along the
         path can be removed.
         """
-        if self._fallback_advice or self._is_all:
+        if self._fallback_advice or self._is_removed_as_whole:
             return
         line = self.removal
         if self.cut is not None and self.cut.kind is Kind.NAME and "." not in self.cut.target:
@@ -165,7 +167,7 @@ class Path:
         if self.cut is not None:
             # A name may lead to much that is older: only the caller knows if all of it is unwanted.
             is_name = self.cut.kind is Kind.NAME and not self.is_fixed
-            is_direct = not self.is_fixed and (is_root_itself or not self._is_all)
+            is_direct = not self.is_fixed and (is_root_itself or not self._is_removed_as_whole)
             advice = "" if is_name else self.cut.statement
             return Way(ReferencePath(text, advice), (self.cut,), is_direct)
         return Way(ReferencePath(text, root.advice or REMOVE))

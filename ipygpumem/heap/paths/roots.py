@@ -65,8 +65,8 @@ class Root:
     advice: str
     code: str = ""
     """The code to type for it, after a statement with its imports; empty if it cannot be typed."""
-    is_all: bool = False
-    """True if its target cannot be typed."""
+    is_removed_as_whole: bool = False
+    """True if its line removes all that it leads to: steps after it get no code."""
     cut: Cut | None = None
     """Its own reference, if that can be removed."""
     is_only_place: bool = False
@@ -117,7 +117,9 @@ class Root:
         cut = _cut_of_global(module, name, code)
         if cut is None:
             return cls(where, Rank.MODULE, REMOVE, target)
-        return cls(where, Rank.MODULE, "", target, is_all=(module, name) in _CACHES, cut=cut)
+        return cls(
+            where, Rank.MODULE, "", target, is_removed_as_whole=(module, name) in _CACHES, cut=cut
+        )
 
     @classmethod
     def of_context(cls, found: ContextValue) -> Root:
@@ -132,7 +134,7 @@ class Root:
         """Return the root of a started patch of ``unittest.mock``."""
         cut = Cut(Kind.CALL, 0, "", stopping(patch))
         text = "a started patch of unittest.mock"
-        return cls(text, Rank.PLACE, "", is_all=True, cut=cut, is_only_place=True)
+        return cls(text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut, is_only_place=True)
 
     @classmethod
     def of_running(cls, frame: FrameType, thread: str, name: str) -> Root:
