@@ -12,7 +12,7 @@ from typing import Any
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.bulk import container_base
 from ipygpumem.heap.graph import NodeKey
-from ipygpumem.heap.holders.backward import BackwardSearch, WayTo
+from ipygpumem.heap.holders.backward import BackwardSearch, FoundChain
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.libraries import is_segment
@@ -122,24 +122,24 @@ class HolderRows:
         """Add the holders of a node; ``items`` are its object, and objects that show its memory,
         too.
         """
-        ways = self._search.ways_to(items) or self._unnamed_way(items)
-        if not ways and (type(key) is int or self._search.is_cut):
+        chains = self._search.chains_to(items) or self._unnamed_chain(items)
+        if not chains and (type(key) is int or self._search.is_cut):
             # An object to which nothing visible refers, such as an array in a tensor, belongs to
             # its partner here.
             self.without_holder.add(key)
-        for way in ways:
-            row = self._row(key, way.roots, way.steps, way.references)
+        for found_chain in chains:
+            row = self._row(key, found_chain.roots, found_chain.steps, found_chain.references)
             if row is not None:
-                row.add(key, way.steps)
-                self._add_neighbours(row, way.steps)
+                row.add(key, found_chain.steps)
+                self._add_neighbours(row, found_chain.steps)
 
-    def _unnamed_way(self, items: Sequence[object]) -> list[WayTo]:
-        """Return a way from an object to which nothing visible refers, if there is one."""
+    def _unnamed_chain(self, items: Sequence[object]) -> list[FoundChain]:
+        """Return a chain from an object to which nothing visible refers, if there is one."""
         for item in items:
             chain_down = self._search.chain(item, self._search.unnamed)
             if chain_down is not None:
                 root, steps = chain_down
-                return [WayTo([root], steps, 1)]
+                return [FoundChain([root], steps, 1)]
         return []
 
     def groups(self) -> dict[ReferencePath, set[NodeKey]]:

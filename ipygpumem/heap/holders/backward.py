@@ -40,7 +40,7 @@ from ipygpumem.introspect import (
 
 Steps = tuple[object, ...]
 """A chain of objects, each of which refers to the next one."""
-Ways = dict[int, tuple[Root, int | None]]
+NextUp = dict[int, tuple[Root, int | None]]
 """For each object reachable from a root: the root, and the next object on the way up to it."""
 MOST_VISITS = 20_000_000
 _MOST_ITEMS = 200
@@ -48,8 +48,8 @@ _MOST_ITEMS = 200
 _MAKES_DICTS = (3, 11) <= sys.version_info < (3, 13)
 
 
-class WayTo(NamedTuple):
-    """One way from a root to an object."""
+class FoundChain(NamedTuple):
+    """A chain of references from some roots to an object, with its holder."""
 
     roots: list[Root]
     """The roots that one statement removes; the first of them begins the chain."""
@@ -75,8 +75,8 @@ class BackwardSearch:
         for_all: True to find all holders of each target; False to find the nearest variable.
 
     Attributes:
-        named: the ways to objects that roots lead to.
-        unnamed: the ways to the other objects, from objects to which nothing visible refers.
+        named: the next objects up from the objects that roots lead to.
+        unnamed: those of the other objects, up to objects to which nothing visible refers.
         is_cut: True if the search ended somewhere before it had seen everything.
     """
 
@@ -114,8 +114,8 @@ class BackwardSearch:
         self._tops: list[int] = []
         """Objects without a known referrer."""
         self.is_cut = False
-        self.named: Ways = {}
-        self.unnamed: Ways = {}
+        self.named: NextUp = {}
+        self.unnamed: NextUp = {}
         self._add_own_dicts(targets)
         self._run(list(self._objects), max_visits)
         self._finish()
@@ -156,19 +156,19 @@ class BackwardSearch:
                 return
             self._keep_values(level)
             self._look(level)
-            self.named = self._ways(self._kept_by_variables())
+            self.named = self._next_up(self._kept_by_variables())
 
     def _finish(self) -> None:
         """Find the ways from all roots, now that the search is over."""
         # An output, the last error or a module may also hold, by a longer path, an object of a
         # variable: no leak.
-        self.named = {**self._ways(self._kept), **self.named}
+        self.named = {**self._next_up(self._kept), **self.named}
         self._roots_at = {}
         for root, key in self._kept:
             self._roots_at.setdefault(key, []).append(root)
         nowhere = Root("", Rank.NOWHERE, "end what keeps it: C++ code or a library")
         tops = sorted(self._tops, key=lambda key: type_name(self._objects[key]))
-        self.unnamed = self._ways([(nowhere, key) for key in tops])
+        self.unnamed = self._next_up([(nowhere, key) for key in tops])
 
     def _open(self, targets: list[int]) -> list[int]:
         """Return the objects to examine next: those that may lead from a variable to a target."""
@@ -179,7 +179,7 @@ class BackwardSearch:
             linked, ends = self._holders_of(targets)
             # What leads to a holder only through a target keeps nothing: a matplotlib line in a
             # list leads to the list of its axes, which the axes keep, too.
-            named = self._ways(self._kept_by_variables(), without=linked)
+            named = self._next_up(self._kept_by_variables(), without=linked)
         waiting = [key for key in ends if key not in named]
         met = {*waiting, *linked}
         for key in waiting:  # the list grows
@@ -254,33 +254,33 @@ class BackwardSearch:
         for key in children:
             self._referrers[key].append(id(holder))
 
-    def _ways(self, kept: list[tuple[Root, int]], without: Collection[int] = ()) -> Ways:
-        """Return the shortest way from a root to each object that roots lead to, except ways
+    def _next_up(self, kept: list[tuple[Root, int]], without: Collection[int] = ()) -> NextUp:
+        """Return the next objects on the shortest ways from roots to all objects, except on ways
         through the objects ``without``.
 
         A way through a mappingproxy is only taken if there is no other one: nothing can be removed
         through it.
         """
-        ways: Ways = {}
+        next_up: NextUp = {}
         for root, key in sorted(kept, key=lambda pair: _order(pair[0])):
             if key not in without:
-                ways.setdefault(key, (root, None))
+                next_up.setdefault(key, (root, None))
         proxies = list[int]()
-        self._extend(ways, list(ways), without, proxies)
-        self._extend(ways, proxies, without, None)
-        return ways
+        self._extend(next_up, list(next_up), without, proxies)
+        self._extend(next_up, proxies, without, None)
+        return next_up
 
     def _extend(
         self,
-        ways: Ways,
+        next_up: NextUp,
         waiting: list[int],
         without: Collection[int],
         proxies: list[int] | None,
     ) -> None:
-        """Add the ways from some objects to the objects below them.
+        """Add the next objects up of the objects below some objects.
 
         Args:
-            ways: the ways so far.
+            next_up: receives them, and has those of the objects already.
             waiting: the objects.
             without: the objects to which no way leads.
             proxies: receives the mappingproxies on these ways, which end there; None to go on.
@@ -293,27 +293,27 @@ class BackwardSearch:
                     proxies.append(parent)
                     continue
                 for child in self._children.get(parent, ()):
-                    if child not in ways and child not in without:
-                        ways[child] = ways[parent][0], parent
+                    if child not in next_up and child not in without:
+                        next_up[child] = next_up[parent][0], parent
                         below.append(child)
             if len(below) <= _MOST_ITEMS:
                 # Of two ways of one length, the same one in all reports: the order in which the
                 # collector lists objects changes.
-                below.sort(key=lambda key: (_order(ways[key][0]), type_name(self._objects[key])))
+                below.sort(key=lambda key: (_order(next_up[key][0]), type_name(self._objects[key])))
             level = below
 
     # -- its result -------------------------------------------------------------------------------
 
-    def chain(self, target: object, ways: Ways) -> tuple[Root, Steps] | None:
+    def chain(self, target: object, next_up: NextUp) -> tuple[Root, Steps] | None:
         """Return a root and the chain of objects from it to ``target``; None without a way."""
         key: int | None = id(target)
-        if key not in ways:
+        if key not in next_up:
             return None
-        root = ways[key][0]
+        root = next_up[key][0]
         steps: list[object] = []
         while key is not None:
             steps.append(self._objects[key])
-            _, key = ways[key]
+            _, key = next_up[key]
         return root, tuple(reversed(steps))
 
     def is_in_hidden_cycle(self, target: object) -> bool:
@@ -395,17 +395,17 @@ class BackwardSearch:
         """Return all roots that refer to ``target`` directly."""
         return self._roots_at.get(id(target), [])
 
-    def ways_to(self, targets: Sequence[object]) -> list[WayTo]:
-        """Return a way from each holder of some objects, those of variables first.
+    def chains_to(self, targets: Sequence[object]) -> list[FoundChain]:
+        """Return a chain from each holder of some objects, those of variables first.
 
         Only a search ``for_all`` knows all of them.
         """
         linked, ends = self._holders_of(list(map(id, targets)))
-        ways = list[WayTo]()
+        chains = list[FoundChain]()
         for key in linked:
             if key in self._roots_at:
                 for steps in self._chains_of_elements(key, linked):
-                    ways += [WayTo(roots, steps, 1) for roots in self._roots_together(steps)]
+                    chains += [FoundChain(roots, steps, 1) for roots in self._roots_together(steps)]
         for key, items in ends.items():
             holder = self._objects[key]
             chain = self._chain_outside(key, linked.keys())
@@ -421,11 +421,13 @@ class BackwardSearch:
             number = self._number_of_references(holder, linked.keys())
             number = max(1 + len(more), number)
             names = self._names_of(root, steps)
-            ways.append(WayTo(names, (*steps, *below), number, len(steps) - 1, tuple(more), many))
-        ways.sort(key=lambda way: way.roots[0].rank)
+            chains.append(
+                FoundChain(names, (*steps, *below), number, len(steps) - 1, tuple(more), many)
+            )
+        chains.sort(key=lambda found_chain: found_chain.roots[0].rank)
         # IPython's own objects follow its outputs.
-        of_users = [way for way in ways if not _is_of_ipython(way)]
-        return of_users or ways
+        of_users = [found_chain for found_chain in chains if not _is_of_ipython(found_chain)]
+        return of_users or chains
 
     def _holders_of(
         self, targets: Sequence[int]
@@ -615,8 +617,8 @@ def _has_managed_dict(item: object) -> bool:
     return _MAKES_DICTS and has_nameless_attributes(item)
 
 
-def _is_of_ipython(way: WayTo) -> bool:
-    """Return True for a way from IPython's own objects."""
-    if way.roots[0].rank in (Rank.IPYTHON, Rank.OURS, Rank.NOWHERE):
+def _is_of_ipython(found_chain: FoundChain) -> bool:
+    """Return True for a chain from IPython's own objects."""
+    if found_chain.roots[0].rank in (Rank.IPYTHON, Rank.OURS, Rank.NOWHERE):
         return True
-    return module_of(way.steps[0]).partition(".")[0] in ("IPython", "ipykernel")
+    return module_of(found_chain.steps[0]).partition(".")[0] in ("IPython", "ipykernel")

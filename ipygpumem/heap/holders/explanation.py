@@ -12,7 +12,7 @@ from dataclasses import replace
 from ipygpumem.heap.arrays import StorageKey, flat_elements, is_of_library
 from ipygpumem.heap.bulk import by_identity
 from ipygpumem.heap.heap import Heap
-from ipygpumem.heap.holders.backward import BackwardSearch, Steps, Ways, WayTo
+from ipygpumem.heap.holders.backward import BackwardSearch, FoundChain, NextUp, Steps
 from ipygpumem.heap.holders.registries import figure_of, roots_of_figures
 from ipygpumem.heap.holders.removal import HolderWays, Removal, nearest_first
 from ipygpumem.heap.holders.rows import Row, RowHolders
@@ -139,19 +139,19 @@ class Explanation:
             self._cuts[line_of(way.holder.advice)] = list(way.cuts)
 
     def _nearest(
-        self, ways: Ways, items: Sequence[object], *, object_id: int = 0
+        self, next_up: NextUp, items: Sequence[object], *, object_id: int = 0
     ) -> tuple[tuple[Root, Steps], Way] | None:
         """Return the shortest chain from a root to one of some objects, and its text.
 
         Args:
-            ways: the ways to all objects.
+            next_up: the next object up from each object.
             items: the objects.
             object_id: identity of an object through which a chain leads, if any chain does: a row
                 that stands for a model is held where the model is, not its parameters.
         """
         chains = list[tuple[Root, Steps]]()
         for item in items:
-            chain = self._search.chain(item, ways)
+            chain = self._search.chain(item, next_up)
             if chain is not None:
                 chains.append(chain)
         if not chains:
@@ -395,8 +395,8 @@ class Explanation:
         root = self._registered.get(id(targets[0]))
         if root is not None and root.is_only_place:
             return [nearest], 0
-        ways = self._ways_left_by(nearest, targets)
-        holders = list(map(self._holder, ways[:_MOST_HOLDERS]))
+        chains = self._chains_left_by(nearest, targets)
+        holders = list(map(self._holder, chains[:_MOST_HOLDERS]))
         closing = self._closing_figures(targets, nearest, object_id)
         holders += [HolderWays(None, [way], []) for way in closing]
         holders = nearest_first(holders, nearest)
@@ -413,27 +413,27 @@ class Explanation:
                 first = by_advice.setdefault(line, way)
                 if first.words and not way.words:  # a model has the parameter of an optimizer, too
                     by_advice[line] = replace(first, words="")
-        return list(by_advice.values()), max(0, len(ways) - _MOST_HOLDERS)
+        return list(by_advice.values()), max(0, len(chains) - _MOST_HOLDERS)
 
-    def _ways_left_by(self, nearest: Way, targets: Sequence[object]) -> list[WayTo]:
-        """Return the ways to some objects from their holders; of many only those that the line of
+    def _chains_left_by(self, nearest: Way, targets: Sequence[object]) -> list[FoundChain]:
+        """Return the chains to some objects from their holders; of many only those that the line of
         ``nearest`` leaves: it takes long to write each.
         """
         target_ids = set(map(id, targets))
-        ways = list[WayTo]()
-        for way_to in self._search.ways_to(targets):
-            if not target_ids.isdisjoint(map(id, way_to.steps[:-1])):
+        chains = list[FoundChain]()
+        for found_chain in self._search.chains_to(targets):
+            if not target_ids.isdisjoint(map(id, found_chain.steps[:-1])):
                 continue  # their own part
-            if way_to.roots[0].is_of_library and way_to.steps[-1] is not targets[0]:
+            if found_chain.roots[0].is_of_library and found_chain.steps[-1] is not targets[0]:
                 continue  # a constant of a library that a part refers to
-            ways.append(way_to)
-        if len(ways) <= _MOST_HOLDERS:
-            return ways
-        left = list[WayTo]()
-        for way_to in ways:
-            references = itertools.pairwise(map(id, without_own_dicts(way_to.steps)))
-            if way_to.references > 1 or nearest.removed_references.isdisjoint(references):
-                left.append(way_to)
+            chains.append(found_chain)
+        if len(chains) <= _MOST_HOLDERS:
+            return chains
+        left = list[FoundChain]()
+        for found_chain in chains:
+            references = itertools.pairwise(map(id, without_own_dicts(found_chain.steps)))
+            if found_chain.references > 1 or nearest.removed_references.isdisjoint(references):
+                left.append(found_chain)
         return left
 
     def _closing_figures(
@@ -492,18 +492,18 @@ class Explanation:
                 return item, way_to_module
         return None
 
-    def _holder(self, way_to: WayTo) -> HolderWays:
+    def _holder(self, found_chain: FoundChain) -> HolderWays:
         """Return a holder of an object, with the ways through its items."""
-        root, end = way_to.roots[0], way_to.holder_at + 1
-        way = self._writer.way(root, way_to.steps, of_graph=self._of_graphs)
-        ways = [self._with_line(root, way_to.steps, way)]
-        if end == 0 or way_to.references == 1:
+        root, end = found_chain.roots[0], found_chain.holder_at + 1
+        way = self._writer.way(root, found_chain.steps, of_graph=self._of_graphs)
+        ways = [self._with_line(root, found_chain.steps, way)]
+        if end == 0 or found_chain.references == 1:
             return HolderWays(None, ways, [])
-        to_holder = way_to.steps[:end]
-        if way_to.items:
-            return HolderWays(None, [self._way_to_many(root, to_holder, way_to.items)], [])
-        items = [way_to.steps[end]]
-        for steps in way_to.more:
+        to_holder = found_chain.steps[:end]
+        if found_chain.items:
+            return HolderWays(None, [self._way_to_many(root, to_holder, found_chain.items)], [])
+        items = [found_chain.steps[end]]
+        for steps in found_chain.more:
             way = self._writer.way(root, (*to_holder, *steps), of_graph=self._of_graphs)
             ways.append(way)
             items.append(steps[0])
