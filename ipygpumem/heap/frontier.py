@@ -10,7 +10,7 @@ from ipygpumem.heap.allowance import Allowance
 from ipygpumem.heap.bulk import OBSERVERS, by_identity, types_of, without_types
 from ipygpumem.heap.graph import Graph, NodeKey
 from ipygpumem.heap.knowledge.barriers import Barriers
-from ipygpumem.heap.knowledge.kinds import Types
+from ipygpumem.heap.knowledge.sorted_types import SortedTypes
 from ipygpumem.heap.memory import MemoryReader
 
 
@@ -29,7 +29,7 @@ class Frontier:
             interrupted reading has left.
     """
 
-    def __init__(self, graph: Graph, types: Types) -> None:
+    def __init__(self, graph: Graph, types: SortedTypes) -> None:
         self.waiting: list[Any] = []
         self.new: list[NodeKey] = []
         self.met: set[NodeKey] = set()
@@ -134,7 +134,7 @@ class Context:
     """The graph, and the state that the readers of one node and of many nodes share."""
 
     graph: Graph
-    types: Types
+    types: SortedTypes
     barriers: Barriers
     memory: MemoryReader
     frontier: Frontier

@@ -26,8 +26,8 @@ from ipygpumem.heap.arrays import (
 )
 from ipygpumem.heap.bulk import of_types, types_of
 from ipygpumem.heap.graph import Graph, NodeKey, SmallPieces, Spans
-from ipygpumem.heap.knowledge.kinds import Types
 from ipygpumem.heap.knowledge.own_bytes import of_storages, of_tensors
+from ipygpumem.heap.knowledge.sorted_types import SortedTypes
 from ipygpumem.heap.libraries import (
     UNREAD,
     Piece,
@@ -58,7 +58,7 @@ class MemoryReader:
         met: the pieces of earlier readings, and the nodes with whose memory new ones overlap.
     """
 
-    def __init__(self, graph: Graph, types: Types, *, keeps_arrays: bool) -> None:
+    def __init__(self, graph: Graph, types: SortedTypes, *, keeps_arrays: bool) -> None:
         self.new: list[NodeKey] = []
         self.met: set[NodeKey] = set()
         self._graph = graph

@@ -16,7 +16,7 @@ from ipygpumem.heap.folding import Folder, constants_among
 from ipygpumem.heap.frontier import Context, Frontier, Limits
 from ipygpumem.heap.graph import Graph, NodeKey
 from ipygpumem.heap.knowledge.barriers import Barriers, without_never_followed
-from ipygpumem.heap.knowledge.kinds import Types
+from ipygpumem.heap.knowledge.sorted_types import SortedTypes
 from ipygpumem.heap.levels import LevelReader
 from ipygpumem.heap.libraries import Piece
 from ipygpumem.heap.memory import MemoryReader
@@ -64,7 +64,7 @@ class GraphReader:
         self.limits = Limits(allowance, most, progress)
         self.new: list[NodeKey] = []
         self.met: set[NodeKey] = set()
-        self.types = Types()
+        self.types = SortedTypes()
         self.barriers = Barriers(namespaces)
         self.memory = MemoryReader(graph, self.types, keeps_arrays=keeps_arrays)
         self._graph = graph

@@ -13,7 +13,7 @@ from ipygpumem.heap.knowledge.slices import may_have_slices
 from ipygpumem.introspect import ATOMS, HAS_REFERENCES, flags_of
 
 
-class Types:
+class SortedTypes:
     """Sorts types by how their objects are read; types are known by their identities.
 
     Attributes:
