@@ -53,9 +53,9 @@ def tensors(
     1048576
     """
     _check_names(names, "tensors", "'model.*'")
-    if kind is not None and kind not in records.KINDS:
+    if kind is not None and kind not in records.ROLES:
         raise GpuMemError(
-            f"there is no such kind of tensor: write one of {', '.join(records.KINDS)}"
+            f"there is no such kind of tensor: write one of {', '.join(records.ROLES)}"
         )
     least = checked_bytes(min_bytes)
     inventory = inventory_at(sys._getframe(1))

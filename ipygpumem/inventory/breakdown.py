@@ -66,14 +66,14 @@ class Storage(NamedTuple):
     """
 
 
-KINDS = {
+ADVICE_BY_ROLE = {
     "parameter": "delete the model, or model.cpu(), or load it in a smaller dtype",
     "gradient": "optimizer.zero_grad() frees it until the next backward pass",
     "optimizer state": "delete the optimizer, or use one that keeps less for each parameter",
     "buffer": "part of a module, and freed with it",
     "other": "inputs, activations, results: delete their names, end their experiment",
 }
-"""Kinds of tensors in the order of the report, each with its advice."""
+"""The advice for the tensors of each role, in the order of the report."""
 
 _UNHELD = (
     "not a Python object: a loss or output keeps its graph (.detach() it), or cuBLAS a workspace"
@@ -133,7 +133,7 @@ def _by_blocks(snapshot: Snapshot, storages: Sequence[Storage], texts: list[str]
             f"{format_bytes(cover.outside_bytes)} of tensors lie outside torch's allocator "
             "(another library's, or another process's memory): they are counted there"
         )
-    kinds = dict.fromkeys(KINDS, 0) | cover.kinds
+    kinds = dict.fromkeys(ADVICE_BY_ROLE, 0) | cover.kinds
     return [
         *kind_parts("tensors", kinds),
         Part("autograd or C++ code", cover.unheld_bytes, _UNHELD),
@@ -215,9 +215,9 @@ def kind_parts(what: str, kinds: Mapping[str, int]) -> list[Part]:
     ``what``.
     """
     parts = []
-    for kind in (*KINDS, *sorted(kinds.keys() - KINDS)):
+    for kind in (*ADVICE_BY_ROLE, *sorted(kinds.keys() - ADVICE_BY_ROLE)):
         if kind in kinds:
-            advice = KINDS.get(kind, KINDS["other"])
+            advice = ADVICE_BY_ROLE.get(kind, ADVICE_BY_ROLE["other"])
             parts.append(Part(f"{what}: {kind}", kinds[kind], advice))
     return parts
 

@@ -157,7 +157,7 @@ class InventoryDiff(Record):
     __str__ = __repr__
 
 
-KINDS: tuple[str, ...] = get_args(Role)
+ROLES: tuple[str, ...] = get_args(Role)
 
 
 def matcher(patterns: Sequence[str]) -> Callable[[str], object]:

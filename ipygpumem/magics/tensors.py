@@ -52,7 +52,7 @@ def _kind(text: str) -> object:
     return one_of(*_KINDS)(text.removesuffix(" state"))
 
 
-_KINDS = tuple(kind.removesuffix(" state") for kind in records.KINDS)
+_KINDS = tuple(kind.removesuffix(" state") for kind in records.ROLES)
 
 
 @command(
@@ -69,7 +69,7 @@ def tensors(app: App, options: Options) -> list[Report]:
     """Return the report of ``%gpumem tensors``."""
     kind = None
     if options.kind:
-        kind = next((kind for kind in records.KINDS if kind.startswith(options.kind)), None)
+        kind = next((kind for kind in records.ROLES if kind.startswith(options.kind)), None)
     names, rows = _names_and_rows(options.names, options.top)
     inventory = records.select(
         inventory_of_notebook(app.context.shell),
