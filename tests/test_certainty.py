@@ -104,13 +104,13 @@ def test_memory_that_cannot_be_read_is_not_counted(monkeypatch: pytest.MonkeyPat
 
 def test_each_type_is_examined_once(monkeypatch: pytest.MonkeyPatch) -> None:
     examined = list[type]()
-    of = certainty.Keepers.of
+    of = certainty.UncountedLibraries.of
 
-    def counting(self: certainty.Keepers, kind: type, example: object = None) -> str:
+    def counting(self: certainty.UncountedLibraries, kind: type, example: object = None) -> str:
         examined.append(kind)
         return of(self, kind, example)
 
-    monkeypatch.setattr(certainty.Keepers, "of", counting)
+    monkeypatch.setattr(certainty.UncountedLibraries, "of", counting)
     own_bytes = OwnBytes()
     for _ in range(3):
         own_bytes.uncounted([1, 2, "text", [], []])

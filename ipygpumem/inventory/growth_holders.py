@@ -15,7 +15,7 @@ LEAST_SHARE = 0.1
 """Minimum share of the growth for a holder to be reported."""
 
 
-class Keeper(NamedTuple):
+class ArrayHolder(NamedTuple):
     """The holder of an array to which no name refers directly."""
 
     name: str
@@ -40,7 +40,7 @@ def holders_of_growth(
     before: tuple[LargestNames, Inventory],
     now: tuple[LargestNames, Inventory],
     runs: int,
-    keepers_of: Callable[[Sequence[TensorRecord]], list[Keeper]],
+    array_holders_of: Callable[[Sequence[TensorRecord]], list[ArrayHolder]],
 ) -> list[GrowthHolder]:
     """Return the names that grew in each of the last runs, the largest first, and then the arrays
     without a name, as far as they are a relevant share of a device's growth.
@@ -50,7 +50,7 @@ def holders_of_growth(
         before: the names, and the arrays without a name, before these runs.
         now: the same after them.
         runs: the number of runs.
-        keepers_of: names the graph, closure or cache that keeps each of some arrays.
+        array_holders_of: names the graph, closure or cache that keeps each of some arrays.
     """
     names_before, unnamed_before = before
     names_now, unnamed_now = now
@@ -58,15 +58,15 @@ def holders_of_growth(
     grown = _grown_names(names_before, names_now, growth.device, least, runs)
     grown_names = {row.name for _, row in grown}
     added, new = _grown_unnamed(unnamed_before, unnamed_now, growth.device)
-    keepers = keepers_of(new) if added >= least * runs else []
+    array_holders = array_holders_of(new) if added >= least * runs else []
     paths = dict[str, str]()
     path_of_unnamed = ""
-    for array, keeper in zip(new, keepers, strict=False):
-        if keeper.name not in grown_names:
-            path_of_unnamed = path_of_unnamed or keeper.path
+    for array, array_holder in zip(new, array_holders, strict=False):
+        if array_holder.name not in grown_names:
+            path_of_unnamed = path_of_unnamed or array_holder.path
         else:  # the name's own bytes have those of the graphs behind it
             added -= array.size_bytes
-            paths[keeper.name] = keeper.path
+            paths[array_holder.name] = array_holder.path
     holders = [GrowthHolder(size, row, paths.get(row.name, "")) for size, row in grown]
     named_bytes = sum(holder.bytes_per_run for holder in holders)
     # names may hold some of them

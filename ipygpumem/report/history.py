@@ -10,8 +10,8 @@ from typing import NamedTuple
 from ipygpumem.inventory.children import ProcessGrowth
 from ipygpumem.inventory.growth_holders import (
     LEAST_SHARE,
+    ArrayHolder,
     GrowthHolder,
-    Keeper,
     holders_of_growth,
 )
 from ipygpumem.inventory.records import Inventory, TensorRecord
@@ -197,19 +197,19 @@ def holder_lines(
     growth: Growth,
     run: str,
     runs: int,
-    keepers_of: Callable[[Sequence[TensorRecord]], list[Keeper]],
+    array_holders_of: Callable[[Sequence[TensorRecord]], list[ArrayHolder]],
     free_bytes: int = 0,
 ) -> list[str]:
     """Return the holders of the memory that each of the last ``runs`` runs added, the largest
     first.
 
-    ``run`` is what a run is called. ``keepers_of`` names the graph, closure or cache that keeps
-    each of some arrays without a name. Names are compared, not objects: a name that the code
+    ``run`` is what a run is called. ``array_holders_of`` names the graph, closure or cache that
+    keeps each of some arrays without a name. Names are compared, not objects: a name that the code
     rebinds each time holds no more than before. The inventories have only arrays without a name.
     ``free_bytes`` is the growth of the free pages in malloc's heap: what names hold cannot be in
     them.
     """
-    holders = holders_of_growth(growth, before, now, runs, keepers_of)
+    holders = holders_of_growth(growth, before, now, runs, array_holders_of)
     lines = list[str]()
     for holder in holders[:_HOLDERS_SHOWN]:
         lines.append(_held_line(growth, holder.bytes_per_run, run, _holder_text(holder)))

@@ -25,7 +25,7 @@ from ipygpumem.introspect import is_users_module, module_dict, type_name, users_
 from ipygpumem.inventory import survey, top
 from ipygpumem.inventory.children import growth_by_ending, with_endings
 from ipygpumem.inventory.contents import Contents
-from ipygpumem.inventory.growth_holders import Keeper
+from ipygpumem.inventory.growth_holders import ArrayHolder
 from ipygpumem.inventory.records import Inventory, TensorRecord
 from ipygpumem.inventory.top import LargestNames, NamedSize
 from ipygpumem.inventory.trends import FirstLook, Growing, Processes
@@ -172,13 +172,15 @@ def _holders_of_growth(
         roots: returns the notebook's objects, where paths to holders begin.
     """
     earlier = (before.names, before.arrays)
-    keepers = functools.partial(_keepers_of, roots=roots)
+    array_holders = functools.partial(_array_holders_of, roots=roots)
     holders = list[str]()
     for growth in growing.growths:
         if growth.device == "children":  # ``note_processes`` finds them
             holders.append(STATUS_LISTS_PROCESSES)
             continue
-        lines = holder_lines(earlier, now, growth, run, growing.runs, keepers, grown_free_bytes)
+        lines = holder_lines(
+            earlier, now, growth, run, growing.runs, array_holders, grown_free_bytes
+        )
         holders += lines or [unknown_line(growth)]
     return list(dict.fromkeys(holders))  # notes on names are the same for all devices
 
@@ -297,7 +299,9 @@ def _place_in_library(path: str) -> str:
     return place[0]
 
 
-def _keepers_of(arrays: Sequence[TensorRecord], roots: Callable[[], Roots]) -> list[Keeper]:
+def _array_holders_of(
+    arrays: Sequence[TensorRecord], roots: Callable[[], Roots]
+) -> list[ArrayHolder]:
     """Describe the holders of the first arrays, not too many, to which no name refers directly, as
     ``%gpumem leaks`` does.
     """
@@ -307,11 +311,11 @@ def _keepers_of(arrays: Sequence[TensorRecord], roots: Callable[[], Roots]) -> l
         heap = Heap()
         holders = explain(keys, heap, notebook)
         heap.drop()
-    return [_keeper(holders[key].path) for key in keys]
+    return [_array_holder(holders[key].path) for key in keys]
 
 
-def _keeper(path: str) -> Keeper:
-    """Return the keeper to which a path leads, with the name that a look gives to the first object
+def _array_holder(path: str) -> ArrayHolder:
+    """Return the holder to which a path leads, with the name that a look gives to the first object
     on the path.
     """
     name = ""
@@ -323,4 +327,4 @@ def _keeper(path: str) -> Keeper:
         name = f"{of_module['module']}.{of_module['name']}"
     elif of_module is not None:
         name = of_module[0]
-    return Keeper(name, path.removeprefix(NOTEBOOK))
+    return ArrayHolder(name, path.removeprefix(NOTEBOOK))

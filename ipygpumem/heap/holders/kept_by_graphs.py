@@ -45,7 +45,7 @@ _CYCLE = ReferencePath(
 
 
 @dataclass(frozen=True)
-class Keeper:
+class GraphKeeper:
     """A tensor that keeps a storage alive through C++, and how: ``how`` follows the
     tensor's path.
     """
@@ -57,12 +57,12 @@ class Keeper:
 
 def keepers(
     tensors: Iterable[Any], wanted: set[StorageKey]
-) -> tuple[dict[StorageKey, Keeper], bool]:
+) -> tuple[dict[StorageKey, GraphKeeper], bool]:
     """Return the tensor that keeps each of the ``wanted`` storages alive, and True if all graphs
     were seen.
     """
     torch: Any = sys.modules["torch"]
-    by_storage: dict[StorageKey, Keeper] = {}
+    by_storage: dict[StorageKey, GraphKeeper] = {}
     seen = Nodes()
     with torch._C.DisableTorchFunction():
         # Leaves first: a leaf with a name is a better answer than a graph that leads to it.
@@ -76,10 +76,10 @@ def keepers(
                 if key not in wanted or key in by_storage:
                     continue
                 if node is None:
-                    by_storage[key] = Keeper(tensor, GRADIENT, "")
+                    by_storage[key] = GraphKeeper(tensor, GRADIENT, "")
                 else:
                     how = f": its autograd graph ({type_name(node)})"
-                    by_storage[key] = Keeper(tensor, how, DETACH)
+                    by_storage[key] = GraphKeeper(tensor, how, DETACH)
     return by_storage, not seen.is_full
 
 
@@ -193,7 +193,7 @@ def with_graph_holders(
 
 
 def _holders_of_storages(
-    kept: Mapping[StorageKey, Keeper],
+    kept: Mapping[StorageKey, GraphKeeper],
     keepers_of: Mapping[StorageKey, Sequence[object]],
     explanation: Explanation,
     cuts: dict[str, list[Cut]],
@@ -235,7 +235,7 @@ def _storages_in_cycles(heap: Heap, keys: set[StorageKey]) -> Iterable[StorageKe
 
 
 def _all_keepers(
-    tensors: Sequence[object], kept: Mapping[StorageKey, Keeper]
+    tensors: Sequence[object], kept: Mapping[StorageKey, GraphKeeper]
 ) -> dict[StorageKey, list[object]]:
     """Return all tensors whose graphs keep each storage, if there are not too many to ask each;
     losses of one batch share what it has saved.
@@ -251,7 +251,7 @@ def _all_keepers(
 
 
 def _owners_of_graphs(
-    kept: Mapping[StorageKey, Keeper], keepers_of: Mapping[StorageKey, Sequence[object]]
+    kept: Mapping[StorageKey, GraphKeeper], keepers_of: Mapping[StorageKey, Sequence[object]]
 ) -> set[StorageKey]:
     """Return the keys of all tensors that must lose their graphs, so that these keep nothing."""
     owners = set[StorageKey]()
@@ -303,7 +303,7 @@ def _cuts_of(lines: Iterable[str], cuts: Mapping[str, Sequence[Cut]]) -> list[Cu
     return cuts_of_all
 
 
-def _holder_of_storage(keeper: Keeper, owner: ReferencePath, module: str) -> ReferencePath:
+def _holder_of_storage(keeper: GraphKeeper, owner: ReferencePath, module: str) -> ReferencePath:
     """Return the holder of a storage that the graph or the gradient of a tensor keeps.
 
     Args:

@@ -146,7 +146,7 @@ _NAMES = {
 """Libraries' names as users know them, by the first part of their modules' names."""
 
 
-class Keepers:
+class UncountedLibraries:
     """Finds the library that keeps memory of a type's instances which nothing counts.
 
     Args:

@@ -24,7 +24,7 @@ from ipygpumem.heap.bulk import (
     types_of,
     without_types,
 )
-from ipygpumem.heap.knowledge.certainty import Keepers
+from ipygpumem.heap.knowledge.certainty import UncountedLibraries
 from ipygpumem.heap.knowledge.size_methods import size_method
 from ipygpumem.heap.libraries import (
     VISITS_BUFFER,
@@ -97,7 +97,9 @@ class OwnBytes:
         self._loaded_readers = loaded_readers()
         self._array_type: Any = library_type("numpy", "ndarray")
         # No bound method: a cycle would be garbage, after which the next look collects twice.
-        self._keepers = Keepers(functools.partial(_is_read, self._loaded_readers))
+        self._uncounted_libraries = UncountedLibraries(
+            functools.partial(_is_read, self._loaded_readers)
+        )
         self._libraries: dict[int, str] = {}
         """The library that keeps uncounted memory of a type's instances, or an empty text, by the
         type's identity.
@@ -220,7 +222,7 @@ class OwnBytes:
         if not type_ids <= self._libraries.keys():
             for type_id, example in one_of_each(items).items():
                 if type_id not in self._libraries:
-                    self._libraries[type_id] = self._keepers.of(type(example), example)
+                    self._libraries[type_id] = self._uncounted_libraries.of(type(example), example)
         return {self._libraries.get(type_id, "") for type_id in type_ids} - {""}
 
     def _of_special(self, items: Sequence[Any]) -> int:
