@@ -303,9 +303,9 @@ class Explanation:
 
     def _way_inside(self, root: Root, steps: Steps, row: Row, rows: RowHolders) -> Way:
         """Return the line that takes the arrays of a row out of the last object of a chain."""
-        inside = self._writer.cuts_inside(root, steps, row.array_ids)
+        inside = self._writer.cuts_inside(root, steps, row.storage_by_array_id)
         cuts, removed_references = inside.cuts, inside.removed_references
-        reached = set(map(row.array_ids.__getitem__, inside.reached))
+        reached = set(map(row.storage_by_array_id.__getitem__, inside.reached))
         if not row.held <= reached:
             leading = rows.removable_items(row, items_of(steps[-1]))
             if any(is_of_library(item, "matplotlib.artist", "Artist") for item in leading):

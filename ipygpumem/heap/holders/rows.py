@@ -50,10 +50,10 @@ class Row:
     def __init__(self, storages: Iterable[StorageKey], object_id: int = 0) -> None:
         self.storages = set(storages)
         self.object_id = object_id
-        self.array_ids: dict[int, StorageKey] = {}
+        self.storage_by_array_id: dict[int, StorageKey] = {}
         """The storage of each array, by the array's identity."""
         self.arrays: dict[int, object] = {}
-        """The same arrays."""
+        """The same arrays, by identity."""
         self.held: set[StorageKey] = set(self.storages)
         """The storages to which the holder of the first array leads."""
         self.is_inside_item = False
@@ -66,7 +66,7 @@ class Row:
         """Return the row of some objects that are no arrays."""
         row = cls([object_key(item) for item in items])
         row.arrays = by_identity(items)
-        row.array_ids = {key: ("object", key) for key in row.arrays}
+        row.storage_by_array_id = {key: ("object", key) for key in row.arrays}
         return row
 
     @property
@@ -79,7 +79,11 @@ class Row:
 
         Of a figure, these are constants of matplotlib, to which all other figures lead, too.
         """
-        held = [self.arrays[key] for key, storage in self.array_ids.items() if storage in self.held]
+        held = [
+            self.arrays[key]
+            for key, storage in self.storage_by_array_id.items()
+            if storage in self.held
+        ]
         return _without_small(held)
 
 
@@ -111,7 +115,7 @@ class RowHolders:
             key = storage_key(item)
             if key is not None and key in by_storage:
                 for row in by_storage[key]:
-                    row.array_ids[id(item)] = key
+                    row.storage_by_array_id[id(item)] = key
                     row.arrays[id(item)] = item
 
     def row(self, key: StorageKey) -> Row | None:
@@ -156,7 +160,7 @@ class RowHolders:
         """Return the items of a container that lead to arrays of a row; nothing if one of them has
         other objects of the user, which must stay.
         """
-        wanted = row.array_ids.keys()
+        wanted = row.storage_by_array_id.keys()
         of_row = set[int]()
         for array in row.arrays.values():
             self._reach(array, _NO_OBJECT, of_row)
@@ -169,7 +173,7 @@ class RowHolders:
 
     def leading_items(self, row: Row, items: Sequence[object]) -> list[object]:
         """Return the items that lead to arrays of a row, as far as the limit of objects allows."""
-        wanted = row.array_ids.keys()
+        wanted = row.storage_by_array_id.keys()
         leading = list[object]()
         for item in items:
             if self._left <= 0:
@@ -225,20 +229,20 @@ class RowHolders:
         It need not lead to all arrays on a storage: further holders are found one by one.
         """
         nearest = len(chain) - 1
-        missing = set(row.array_ids.values())
+        missing = set(row.storage_by_array_id.values())
         seen = set[int]()
         for position in reversed(range(len(chain))):
-            wanted = {key for key, storage in row.array_ids.items() if storage in missing}
+            wanted = {key for key, storage in row.storage_by_array_id.items() if storage in missing}
             self._reach(chain[position], wanted, seen)
             reached = wanted & seen
             if reached:
                 nearest = position
-            missing.difference_update(map(row.array_ids.__getitem__, reached))
+            missing.difference_update(map(row.storage_by_array_id.__getitem__, reached))
             if not missing:
                 return nearest
             if self._left <= 0:
                 return len(chain) - 1
-        row.held = row.storages & set(row.array_ids.values()) - missing
+        row.held = row.storages & set(row.storage_by_array_id.values()) - missing
         return nearest
 
     def _reach(self, item: object, wanted: Collection[int], seen: set[int]) -> None:
