@@ -73,7 +73,7 @@ class Finding(NamedTuple):
         return sum(self.shares.values())
 
 
-class _Root(NamedTuple):
+class _GraphTensor(NamedTuple):
     """A tensor whose graph may not be needed, and the statement that would not store the graph."""
 
     node: Any
@@ -161,14 +161,14 @@ class Retained:
         # Those of gradients are needed after backward(create_graph=True).
         needed = list(map(nodes.first, gradients))
         not_needed = []
-        for root in self._roots(with_graphs, nodes):
-            if root.kind:
-                not_needed.append(root)
+        for graph_tensor in self._graph_tensors(with_graphs, nodes):
+            if graph_tensor.kind:
+                not_needed.append(graph_tensor)
             else:
-                needed.append(root.node)
+                needed.append(graph_tensor.node)
         groups = _Groups(nodes, needed)
-        for root in not_needed:
-            groups.add(root)
+        for graph_tensor in not_needed:
+            groups.add(graph_tensor)
         return groups
 
     def _gradients(self, tensors: Iterable[object], without: Collection[int]) -> list[Any]:
@@ -181,25 +181,27 @@ class Retained:
                     gradients.append(gradient)
         return gradients
 
-    def _roots(self, tensors: Iterable[object], nodes: _Nodes) -> list[_Root]:
-        """Return the roots of the tensors' graphs, the largest graphs first: those of sums."""
-        roots = []
+    def _graph_tensors(self, tensors: Iterable[object], nodes: _Nodes) -> list[_GraphTensor]:
+        """Return the tensors with graphs, those with the largest graphs first: those of sums."""
+        graph_tensors = []
         for tensor in tensors:
             node = nodes.first(tensor)
             if node is not None:
-                roots.append(self._root(tensor, node, nodes))
-        return sorted(roots, key=lambda root: root.kind != "sum")
+                graph_tensors.append(self._graph_tensor(tensor, node, nodes))
+        return sorted(graph_tensors, key=lambda graph_tensor: graph_tensor.kind != "sum")
 
-    def _root(self, tensor: Any, node: Any, nodes: _Nodes) -> _Root:
+    def _graph_tensor(self, tensor: Any, node: Any, nodes: _Nodes) -> _GraphTensor:
         """Return a tensor with a graph; its kind is empty if the graph may still be needed."""
         path = self._paths.get(id(tensor), "")
         is_evaluation = nodes.leaves[id(node)] == {True} and path
         if is_evaluation:
-            return _Root(node, path, "wrap the evaluation in with torch.no_grad():", "evaluation")
+            return _GraphTensor(
+                node, path, "wrap the evaluation in with torch.no_grad():", "evaluation"
+            )
         kind, instead = self._storing(tensor, node, nodes, path)
         if path.startswith(OUTPUT_PREFIX):
             kind = "output"
-        return _Root(node, path, instead, kind)
+        return _GraphTensor(node, path, instead, kind)
 
     def _storing(self, tensor: Any, node: Any, nodes: _Nodes, path: str) -> tuple[str, str]:
         """Return the kind of a stored tensor, and the statement that would not store its graph."""
@@ -227,17 +229,17 @@ class Retained:
         return kind, instead
 
     def _of_groups(self, groups: _Groups) -> Iterator[Finding]:
-        """Yield the memory kept by groups of roots."""
+        """Yield the memory kept by groups of tensors with graphs."""
         needed_by, of_nodes = groups.saved()
-        for name, roots in groups.members.items():
+        for name, graph_tensors in groups.members.items():
             keys = []
             for key, names in needed_by.items():
                 if names == {name} and self._memory.dies(key, of_nodes):
                     keys.append(key)
-            if roots[0].kind == "output":
+            if graph_tensors[0].kind == "output":
                 self._graphs_of_outputs[name] = keys
             else:
-                yield from self._memory.findings(keys, *_words(roots))
+                yield from self._memory.findings(keys, *_words(graph_tensors))
 
     # -- outputs ---------------------------------------------------------------------------------
 
@@ -399,29 +401,29 @@ class _Groups:
         needed: nodes that are needed, with all nodes behind them.
 
     Attributes:
-        members: the roots of each group, by its name.
+        members: the tensors with graphs of each group, by its name.
     """
 
     def __init__(self, nodes: _Nodes, needed: Iterable[Any]) -> None:
-        self.members: dict[str, list[_Root]] = {}
+        self.members: dict[str, list[_GraphTensor]] = {}
         self._nodes = nodes
         behind_needed, _ = nodes.behind(needed, {})
         self._owners = dict.fromkeys(map(id, behind_needed), _OTHERS)
         """The name of the group that needs a node, by the node's identity."""
 
-    def add(self, root: _Root) -> None:
-        """Add a root to the group with which it shares results, or else to that of its name."""
-        new, ends = self._nodes.behind([root.node], self._owners)
+    def add(self, graph_tensor: _GraphTensor) -> None:
+        """Add a tensor to the group with which it shares results, or else to that of its name."""
+        new, ends = self._nodes.behind([graph_tensor.node], self._owners)
         names = []
         for node in ends:
             name = self._owners[id(node)]
             # Several graphs may end in one leaf: that does not make them a group.
             if name != _OTHERS and not is_leaf(node):
                 names.append(name)
-        group = names[0] if names else root.name
+        group = names[0] if names else graph_tensor.name
         self._owners.update(dict.fromkeys(map(id, new), group))
         if new or names:
-            self.members.setdefault(group, []).append(root)
+            self.members.setdefault(group, []).append(graph_tensor)
 
     def saved(self) -> tuple[dict[StorageKey, set[str]], set[int]]:
         """Return the groups that need each storage that a node has saved, and the identities of the
@@ -536,26 +538,30 @@ def _kinds_in(nodes: Iterable[Any]) -> frozenset[str]:
     return frozenset(name_of(type(node)) for node in nodes if not is_leaf(node))
 
 
-def _words(roots: Sequence[_Root]) -> tuple[str, str]:
-    """Return a description of a group of roots, and a remedy."""
-    evaluations = [root.instead for root in roots if root.kind == "evaluation"]
+def _words(graph_tensors: Sequence[_GraphTensor]) -> tuple[str, str]:
+    """Return a description of a group of tensors with graphs, and a remedy."""
+    evaluations = [
+        graph_tensor.instead for graph_tensor in graph_tensors if graph_tensor.kind == "evaluation"
+    ]
     remedies = evaluations[:1]
     if not evaluations:
-        remedies = list(dict.fromkeys(root.instead for root in roots))[:_REMEDIES_SHOWN]
+        remedies = list(dict.fromkeys(graph_tensor.instead for graph_tensor in graph_tensors))[
+            :_REMEDIES_SHOWN
+        ]
     remedy = f"unless you still call backward(): {'; '.join(remedies)}"
-    if len(roots) > 1:
-        names = ", ".join(dict.fromkeys(root.name for root in roots))
-        return f"{names}: {len(roots):,} tensors keep their autograd graphs", remedy
-    (root,) = roots
-    named = root.path
-    if "_hooks[" in root.path:
-        named = f"a hook on {root.name}"
-    elif _NO_CODE.search(root.path):
-        named = root.name
+    if len(graph_tensors) > 1:
+        names = ", ".join(dict.fromkeys(graph_tensor.name for graph_tensor in graph_tensors))
+        return f"{names}: {len(graph_tensors):,} tensors keep their autograd graphs", remedy
+    (graph_tensor,) = graph_tensors
+    named = graph_tensor.path
+    if "_hooks[" in graph_tensor.path:
+        named = f"a hook on {graph_tensor.name}"
+    elif _NO_CODE.search(graph_tensor.path):
+        named = graph_tensor.name
     return f"{named} keeps its autograd graph", remedy
 
 
-def caches() -> Iterator[Finding]:
+def allocator_caches() -> Iterator[Finding]:
     """Yield the memory that torch's allocators have reserved and can free."""
     for backend in ("cuda", "xpu"):
         try:

@@ -24,7 +24,7 @@ from ipygpumem.inventory.array_holders import MOST_EXPLAINED, Questions
 from ipygpumem.inventory.dropped_data import OtherData, bytes_by_line, with_remarks
 from ipygpumem.inventory.ended_cycles import with_ended_cycles
 from ipygpumem.inventory.merging import merged, older_perhaps
-from ipygpumem.inventory.retained import Finding, Retained, caches, paths_of
+from ipygpumem.inventory.retained import Finding, Retained, allocator_caches, paths_of
 from ipygpumem.inventory.roles import added_to_optimizers, optimizer_states
 from ipygpumem.inventory.shared_memory import rows_of, tensors_on_arrays
 from ipygpumem.inventory.watched_names import WatchedName, record_without_name, storages_of
@@ -105,7 +105,7 @@ class LeakSearch:
             del roots, retained, outputs
             remarks = other_data.remarks(self._smallest, leaks.in_ended_cycles)
             del other_data
-        kept = [*leaks.kept, *_sized(caches(), self._smallest)]
+        kept = [*leaks.kept, *_sized(allocator_caches(), self._smallest)]
         kept += [Kept(*row) for row in self._printed.leaks(self._smallest)]
         return leaks._replace(leaks=with_remarks(leaks.leaks, remarks), kept=kept)
 

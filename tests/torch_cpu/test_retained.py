@@ -225,7 +225,7 @@ def test_an_allocators_cache_is_reported_with_its_remedy(monkeypatch: pytest.Mon
         return {"cuda:0": snapshot}
 
     monkeypatch.setattr(retained, "snapshots", snapshots)
-    (found,) = retained.caches()
+    (found,) = retained.allocator_caches()
     assert (found.device, sum(found.shares.values())) == ("cuda:0", 3 * MIB)
     assert found.remedy.endswith("%gpumem free")
 
