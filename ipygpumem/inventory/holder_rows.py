@@ -20,7 +20,7 @@ from ipygpumem.heap.paths.cuts import Cut, statement_of
 from ipygpumem.heap.paths.path_writer import PathWriter
 from ipygpumem.heap.paths.roots import NOTEBOOK, REMOVE_THEM, Rank, Root, Roots
 from ipygpumem.heap.paths.task_endings import ending_of
-from ipygpumem.heap.paths.ways import Way
+from ipygpumem.heap.paths.ways import MORE_THERE, Way
 from ipygpumem.introspect import is_exactly, is_instance, is_users_class, module_of
 from ipygpumem.records import ReferencePath, line_of
 
@@ -30,8 +30,6 @@ _MOST_PLACES = 4
 """Maximum number of places in one variable to name."""
 _MOST_APART = 40
 """Maximum number of objects in one place whose lines are written one by one."""
-MORE_THERE = " more there"
-"""Ends the path of a holder with further references."""
 Groups = dict[ReferencePath, set[NodeKey]]
 """The nodes that each holder keeps alive."""
 

@@ -20,7 +20,7 @@ from ipygpumem.heap.arrays import StorageKey
 from ipygpumem.heap.parts import ObjectPart, parts_of
 from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, inside, statement_of
 from ipygpumem.heap.paths.roots import REMOVE_THEM, Root
-from ipygpumem.heap.paths.ways import comments_of, is_simple
+from ipygpumem.heap.paths.ways import MORE_THERE, comments_of, is_simple
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.records import (
     SEVERAL_TYPES,
@@ -495,7 +495,7 @@ def _path(group: Sequence[_Removable]) -> str:
         before, index, after = path.rpartition(f"[{cut.outer.position}]")
         if index:
             return f"{before}[…]{after}"
-    return f"{path}, and {len(group) - 1} more there"
+    return f"{path}, and {len(group) - 1}{MORE_THERE}"
 
 
 def _path_of_first(group: Sequence[_Removable]) -> str:
@@ -517,7 +517,7 @@ def _text_of_registry(path: str, number: int) -> str:
         return path
     if path.startswith("matplotlib figure "):
         return f"{number} matplotlib figures"
-    return f"{path}, and {number - 1} more there"
+    return f"{path}, and {number - 1}{MORE_THERE}"
 
 
 # -- lines that delete one object ----------------------------------------------------------------

@@ -21,12 +21,13 @@ from ipygpumem.heap.paths.cuts import Kind
 from ipygpumem.heap.paths.hidden_cycles import lines_that_end
 from ipygpumem.heap.paths.roots import EVENT_LOOP, NOTEBOOK, Root, Roots
 from ipygpumem.heap.paths.task_endings import ending_of
+from ipygpumem.heap.paths.ways import MORE_THERE
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sharing import Partners, partners, types_to_compare
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.introspect import is_atom, target_of, type_name
 from ipygpumem.inventory.dropped_data import OtherData, with_remark
-from ipygpumem.inventory.holder_rows import MORE_THERE, Groups, HolderRows
+from ipygpumem.inventory.holder_rows import Groups, HolderRows
 from ipygpumem.inventory.top import notes_on
 from ipygpumem.records import Record, ReferencePath, line_of
 

@@ -28,7 +28,7 @@ from ipygpumem.heap.paths.roots import (
     Root,
     Roots,
 )
-from ipygpumem.heap.paths.ways import Way, is_simple, joined
+from ipygpumem.heap.paths.ways import MORE_THERE, Way, is_simple, joined
 from ipygpumem.introspect import instance_dict, is_instance
 from ipygpumem.records import ReferencePath, line_of
 
@@ -521,7 +521,7 @@ class Explanation:
         first = first_in(holder, items)
         path = self._writer.way(root, (*steps, first)).holder.path
         return Way(
-            ReferencePath(f"{path}, and {len(items) - 1} more there", line or REMOVE_THEM),
+            ReferencePath(f"{path}, and {len(items) - 1}{MORE_THERE}", line or REMOVE_THEM),
             tuple(cuts),
             removed_references=frozenset((id(holder), id(item)) for item in items),
         )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ipygpumem.heap.paths.container_steps import cuts_of_repeated, removal_of_repeated
 from ipygpumem.heap.paths.cuts import Cut, statement_of
-from ipygpumem.heap.paths.ways import Way
+from ipygpumem.heap.paths.ways import MORE_THERE, Way
 from ipygpumem.records import COMMENT, ReferencePath
 
 
@@ -77,7 +77,7 @@ class HolderWays(NamedTuple):
             advice = removal_of_repeated(cuts, self.item)
         if not advice:
             return self.ways
-        path = f"{self.ways[0].holder.path}, and {len(cuts) - 1} more there"
+        path = f"{self.ways[0].holder.path}, and {len(cuts) - 1}{MORE_THERE}"
         _, dashes, comment = self.ways[0].holder.advice.partition(COMMENT)
         return [Way(ReferencePath(path, advice + dashes + comment), tuple(cuts))]
 

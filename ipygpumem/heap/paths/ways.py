@@ -44,6 +44,8 @@ class Way:
         return any((step_id, 0) in removed_references for step_id in self.step_ids[:-1])
 
 
+MORE_THERE = " more there"
+"""Ends the path of a holder with further references."""
 _MOST_WAYS = 4
 """Maximum number of places to name that hold one object."""
 
