@@ -165,7 +165,7 @@ def holder_of_registered(roots: Sequence[Root], cuts: dict[str, list[Cut]]) -> R
         cuts: receives the references that the line removes.
     """
     of_roots = [root.cut for root in roots if root.cut is not None]
-    text = _text_of_registry(roots[0].text, len(roots))
+    text = _text_of_several(roots[0].text, len(roots))
     advice = statement_of(of_roots)
     if len(of_roots) > _MOST_CALLS and of_roots[0].kind is Kind.CALL:
         advice = of_roots[0].all_of  # ``plt.close("all")`` instead of a call for each of 95 figures
@@ -508,11 +508,11 @@ def _path_of_registry(group: Sequence[_Removable]) -> str:
     cuts = set[Cut]()
     for row in group:
         cuts.update(row.cuts)
-    return _text_of_registry(_path_of_first(group), len(cuts))
+    return _text_of_several(_path_of_first(group), len(cuts))
 
 
-def _text_of_registry(path: str, number: int) -> str:
-    """Return the words for some objects of a registry, given those for the first."""
+def _text_of_several(path: str, number: int) -> str:
+    """Return the words for a number of references, given those for the first."""
     if number == 1:
         return path
     if path.startswith("matplotlib figure "):
@@ -544,7 +544,7 @@ def _joined_by_deletion(rows: list[RetainedArray]) -> list[RetainedArray]:
             continue
         largest_first = sorted(of_same, key=attrgetter("size_bytes"), reverse=True)
         paths = [row.holder.path for row in largest_first if row.holder is not None]
-        path = _text_of_registry(paths[0], len(set(paths)))
+        path = _text_of_several(paths[0], len(set(paths)))
         holder = ReferencePath(path, line + _comments(largest_first))
         remaining.append(_whole(largest_first, holder))
     return remaining
@@ -630,7 +630,7 @@ def _row_of_items(
         deletion = "; del _position" if ending else ", _position"
         advice = f"for _position in {listed}: {statement}{deletion}"
     cuts[advice] = _cuts_of(rows, cuts)
-    path = _text_of_registry(holders[0].path, len(positions))
+    path = _text_of_several(holders[0].path, len(positions))
     largest_first = sorted(rows, key=attrgetter("size_bytes"), reverse=True)
     return [_whole(largest_first, ReferencePath(path, advice + _comments(rows)))]
 
