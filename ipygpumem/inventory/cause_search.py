@@ -63,13 +63,15 @@ def find(
     cause = cause_of(shortage)
     if shortage.requested_bytes is None or cause is None or cause.kind not in ("too much", "limit"):
         return cause
-    least = _bytes_to_limit(shortage, figures)
+    bytes_to_limit = _bytes_to_limit(shortage, figures)
     holders = list[Holder]()
     if figures is not None:
-        holders += _processes(shortage, least)
+        holders += _processes(shortage, bytes_to_limit)
     note = ""
     try:
-        names = _names_to_delete(shortage, code, Room(shortage, snapshot, least), allowance)
+        names = _names_to_delete(
+            shortage, code, Room(shortage, snapshot, bytes_to_limit), allowance
+        )
         if names is not None:
             holders.append(names)
     except AllowanceError:
@@ -172,7 +174,7 @@ class Room:
     Args:
         shortage: the figures of the device.
         snapshot: the allocator's segments; None for the host.
-        bytes_to_limit: bytes that can be allocated before the nearest limit; None without one.
+        bytes_to_limit: the bytes that can be allocated before the nearest limit; None without one.
     """
 
     def __init__(
@@ -245,12 +247,12 @@ def _sizes_of_free_runs(blocks: Sequence[SnapshotBlock], gone: Collection[int]) 
 # -- other processes ------------------------------------------------------------------------------
 
 
-def _processes(shortage: Shortage, least: int | None) -> Iterator[Holder]:
+def _processes(shortage: Shortage, bytes_to_limit: int | None) -> Iterator[Holder]:
     """Yield the largest other process on a card, and all of them if they are several.
 
     Args:
         shortage: the figures of the card.
-        least: bytes that can be allocated before the nearest limit; None without one.
+        bytes_to_limit: the bytes that can be allocated before the nearest limit; None without one.
     """
     with closing(Nvml()) as nvml:
         index = int(shortage.device.partition(":")[2])
@@ -265,16 +267,16 @@ def _processes(shortage: Shortage, least: int | None) -> Iterator[Holder]:
     if "another kernel" in label:
         remedy = "shut that kernel down"
     words = f"{label} has {format_bytes(size)} of it"
-    yield Holder("process", words, size, _room_without(shortage, size, least), remedy)
+    yield Holder("process", words, size, _room_without(shortage, size, bytes_to_limit), remedy)
     if len(sizes) > 1:
         total = sum(sizes.values())
         words = f"{len(sizes)} other processes have {format_bytes(total)} of it, {label} the most"
-        yield Holder("process", words, total, _room_without(shortage, total, least), "")
+        yield Holder("process", words, total, _room_without(shortage, total, bytes_to_limit), "")
 
 
-def _room_without(shortage: Shortage, size: int, least: int | None) -> int:
+def _room_without(shortage: Shortage, size: int, bytes_to_limit: int | None) -> int:
     """Return the largest request that fits without processes that use ``size`` bytes."""
     room = (shortage.free_bytes or 0) + size
-    if least is None:
+    if bytes_to_limit is None:
         return room
-    return min(room, least)
+    return min(room, bytes_to_limit)
