@@ -177,8 +177,8 @@ def _row_of(item: WatchedName, holder: ReferencePath | None) -> RetainedArray | 
     """Return the row of a name's arrays; None if only a name to keep leads to them."""
     if holder is not None and holder.path.startswith(KEPT):
         return None
-    if holder is not None and item.is_old_perhaps:
-        holder = perhaps_old(holder)
+    if holder is not None and item.may_be_older:
+        holder = holder_of_possibly_older(holder)
     arrays = item.live_arrays()
     return replace(
         item.record,
@@ -211,6 +211,6 @@ def storages_with_holder_of(
     return storages
 
 
-def perhaps_old(holder: ReferencePath) -> ReferencePath:
+def holder_of_possibly_older(holder: ReferencePath) -> ReferencePath:
     """Return the holder of memory that may be older than the experiment: no line to free it."""
     return ReferencePath(f"{holder.path}, possibly allocated before the experiment", "")

@@ -88,7 +88,7 @@ def merged(rows: Sequence[RetainedArray], cuts: dict[str, list[Cut]]) -> list[Re
     return sorted(rows, key=attrgetter("size_bytes"), reverse=True)
 
 
-def older_perhaps(
+def remarks_on_possibly_older(
     rows: Iterable[RetainedArray],
     of_experiments: Sequence[RetainedArray],
     of_any_age: Sequence[RetainedArray],

@@ -60,7 +60,7 @@ class Remaining:
     """The notebook's name that leads to the objects, and the objects on the way, if these are
     known.
     """
-    is_old_perhaps: bool = False
+    may_be_older: bool = False
     """True if older objects are too many to be sure that they do not hold the memory, too."""
 
     def to_search(self) -> Sequence[object]:
@@ -200,7 +200,7 @@ class _Search:
         self._counted = counted
         self._smallest = smallest
         self._left_bytes = size_bytes
-        self._is_old_perhaps = not counted.complete
+        self._may_be_older = not counted.complete
         self._measured = 0
         """Number of measurements, each of which has its number as its label."""
         self._large: dict[str, int] = {}
@@ -272,7 +272,7 @@ class _Search:
     ) -> None:
         self._left_bytes -= row.size_bytes
         self._with_row.update(map(id, items))
-        self.remaining.append(Remaining(row, tuple(items), name, chain, self._is_old_perhaps))
+        self.remaining.append(Remaining(row, tuple(items), name, chain, self._may_be_older))
 
     def _row_with_same_memory(self, group: Sequence[object], size: Size) -> int | None:
         """Return the position of the row of another object that leads to the same memory as an

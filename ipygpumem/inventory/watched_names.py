@@ -30,7 +30,7 @@ class WatchedName:
     tensors: tuple[Array, ...] = ()
     storages: Storages = field(default_factory=Storages)
     """Storages of ``tensors``; there may be very many."""
-    is_old_perhaps: bool = False
+    may_be_older: bool = False
     """True if its memory may be older than the experiment, because the baseline was incomplete."""
     object_id: int = 0
     """Identity of the object to which the name referred; 0 if unknown."""

@@ -23,7 +23,7 @@ from ipygpumem.inventory import unreached
 from ipygpumem.inventory.array_holders import MOST_EXPLAINED, Questions
 from ipygpumem.inventory.dropped_data import OtherData, bytes_by_line, with_remarks
 from ipygpumem.inventory.ended_cycles import with_ended_cycles
-from ipygpumem.inventory.merging import merged, older_perhaps
+from ipygpumem.inventory.merging import merged, remarks_on_possibly_older
 from ipygpumem.inventory.retained import Finding, Retained, allocator_caches, paths_of
 from ipygpumem.inventory.roles import added_to_optimizers, optimizer_states
 from ipygpumem.inventory.shared_memory import rows_of, tensors_on_arrays
@@ -134,7 +134,7 @@ class LeakSearch:
         kept = _sized(findings, self._smallest, listed)
         kept += rows_of_outputs(unnamed.unlisted, outputs.values)
         leaks = merged([*of_experiments, *of_any_age], roots.cuts)
-        remarks = older_perhaps(leaks, of_experiments, of_any_age, roots.cuts)
+        remarks = remarks_on_possibly_older(leaks, of_experiments, of_any_age, roots.cuts)
         leaks = with_remarks(leaks, remarks)
         cycles = with_ended_cycles(leaks, roots.cuts, roots.removed_objects, roots, heap.ndarrays)
         beyond = unnamed.arrays.beyond

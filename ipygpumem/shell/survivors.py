@@ -28,7 +28,7 @@ from ipygpumem.inventory.array_holders import (
     Explained,
     Questions,
     explained,
-    perhaps_old,
+    holder_of_possibly_older,
     storages_with_holder_of,
 )
 from ipygpumem.inventory.dropped_data import OlderData, OtherData, bytes_by_line, with_remarks
@@ -389,7 +389,7 @@ class _SearchAtEnd:
             watched = replace(
                 item,
                 record=replace(item.record, cell=self._cell_of(name)),
-                is_old_perhaps=new is not None and _is_old_perhaps(item, new),
+                may_be_older=new is not None and _may_be_older(item, new),
                 object_id=object_ids.get(name, 0),
             )
             named.append(watched)
@@ -483,8 +483,8 @@ class _SearchAtEnd:
             if len(part.items) == 1:
                 name = self._ended.growth.names.get(id(part.items[0]), "")
             holder = _holder_of(part, objects_rows, holders, roots)
-            if part.is_old_perhaps:
-                holder = perhaps_old(holder)
+            if part.may_be_older:
+                holder = holder_of_possibly_older(holder)
             cell = self._cell_of(name) if name else None
             row = replace(part.record, name=name, holder=holder, cell=cell)
             if len(part.items) == 1:
@@ -521,7 +521,7 @@ class _SearchAtEnd:
         )
 
 
-def _is_old_perhaps(item: WatchedName, new: Container[int]) -> bool:
+def _may_be_older(item: WatchedName, new: Container[int]) -> bool:
     """Return True if some NumPy arrays of a name are not among the ``new`` objects."""
     return any(library == "numpy" and key not in new for library, key in item.live_storages())
 
