@@ -85,7 +85,7 @@ class Folder:
         """Read items of a container before the container itself."""
         key = id(container)
         self._with_items_read.add(key)
-        for part in chunks(self._context.barriers.entered(items)):
+        for part in chunks(self._context.barriers.enterable(items)):
             singles, shared = self._divided(part, self._types.learn(part))
             self._graph.inside.update(map(id, shared))
             self._graph.lead(key, map(id, shared))
@@ -101,7 +101,7 @@ class Folder:
         if not self._may_be_link(node):
             return
         links = self._shared_links(node)
-        entered = set(map(id, self._context.barriers.entered(links)))
+        entered = set(map(id, self._context.barriers.enterable(links)))
         for position, link in enumerate(links):
             if id(link) not in entered:  # nothing behind a barrier is read
                 del links[position:]
@@ -283,7 +283,7 @@ class Folder:
         stands_for = self._stands_for(read_array("size", array))
         yield from self._in_parts(parts_of_array(array, CHUNK, CHUNK * stands_for), stands_for)
         attributes = [instance_dict(array), *slots(array).values()]
-        yield References(self._context.barriers.entered(attributes), (), (), (), True), 1
+        yield References(self._context.barriers.enterable(attributes), (), (), (), True), 1
 
     def _stands_for(self, length: int) -> int:
         """Return the number of items for which each item of a sample stands; 1 without a sample."""
@@ -299,7 +299,7 @@ class Folder:
 
         ``map`` keeps no reference to a chunk, which would count as another reference to its items.
         """
-        for entered in map(self._context.barriers.entered, parts):
+        for entered in map(self._context.barriers.enterable, parts):
             self._context.limits.check()
             yield References(entered, (), (), (), True), stands_for
 
@@ -310,7 +310,7 @@ class Folder:
         if id(type(container)) in CONTAINER_TYPES:
             return _NO_REFERENCES
         attributes = [instance_dict(container), *slots(container).values()]
-        return References(self._context.barriers.entered(attributes), (), (), (), True)
+        return References(self._context.barriers.enterable(attributes), (), (), (), True)
 
     # -- linked lists ----------------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ class LevelReader:
             self._read_part(self._without(special, part), belongings, following)
             return
         below.owners = list(chain.from_iterable(map(repeat, part.owners, numbers)))
-        entered = set(map(id, self._context.barriers.entered(below.items)))
+        entered = set(map(id, self._context.barriers.enterable(below.items)))
         if len(entered) < len(below.items):
             below = below.only(list(map(entered.__contains__, map(id, below.items))))
         self._measure(part, belongings)

@@ -135,7 +135,7 @@ class GraphReader:
         """Return the objects that belong to an object that refers to them: no constants, and not
         behind barriers.
         """
-        entered = self.barriers.entered(objects)
+        entered = self.barriers.enterable(objects)
         constants = constants_among(entered, list(map(sys.getrefcount, entered)))
         return [item for item in entered if id(item) not in constants]
 

@@ -232,7 +232,7 @@ class Sizes:
             else:
                 shares += self._of_part(part, measurement)
         reader.release([value])
-        size = measurement.add(reader.barriers.entered([value]))
+        size = measurement.add(reader.barriers.enterable([value]))
         for part in unread_parts:
             for name in part.names:
                 shares.append(Share(name, part.kind, name, part.items, size))
@@ -266,7 +266,7 @@ class Sizes:
         reader.release([value for value in values if id(value) in self._waiting])
         self._waiting.difference_update(map(id, values))
         measurement = _Measurement(self.region)
-        size = measurement.add(reader.barriers.entered(values))
+        size = measurement.add(reader.barriers.enterable(values))
         self.complete = reader.limits.is_complete
         return size
 

@@ -1,4 +1,4 @@
-"""Knows the objects that no walk enters, because they lead to objects of every owner.
+"""Stops walks at objects that lead to objects of every owner.
 
 - Imported modules and their namespaces: each function leads to the globals of its module.
 - Classes that can be imported, and those of the notebook: each instance leads to its class.
@@ -11,6 +11,9 @@
 
 A module or class that nothing but some objects refers to is none of these: the walk enters it. Such
 are the globals of ``runpy.run_path``, and a class made in a function.
+
+The walks from names to arrays (heap/walk.py) ask only ``types_not_entered`` and ``is_of_tool``, not
+``Barriers``: they enter loggers.
 """
 
 from __future__ import annotations
@@ -74,19 +77,19 @@ class Barriers:
         self._storages = storages
         """Kept alive, so that their identities are not reused."""
         self._learned: set[int] = set()
-        """Identities of the types that ``learn`` has seen."""
+        """Identities of the types that ``_learn`` has seen."""
         self._closed: set[int] = set()
         """Types of which no object is entered."""
         self._asked: set[int] = set()
         """Types of which each object is looked at: modules, classes, frames and loggers."""
         self._loggers: set[int] = set()
-        """The loggers that the logging module keeps, once ``learn`` has seen one."""
+        """The loggers that the logging module keeps, once ``_learn`` has seen one."""
         self._verdicts: dict[int, bool] = {}
         """True for each module, class, frame or logger that may be entered, by identity."""
 
     def open(self, objects: Sequence[object]) -> None:
         """Let walks enter some modules, classes or frames, because they begin there."""
-        self.entered(objects)  # learns their types
+        self.enterable(objects)  # learns their types
         self._verdicts.update(dict.fromkeys(map(id, objects), True))
 
     def open_suspended(self, suspended: Sequence[Any]) -> None:
@@ -101,7 +104,7 @@ class Barriers:
             if id(frame) not in self._running:
                 self._verdicts[id(frame)] = True
 
-    def entered(self, objects: Sequence[Any]) -> Sequence[Any]:
+    def enterable(self, objects: Sequence[Any]) -> Sequence[Any]:
         """Learn the types and namespaces of some objects, and return the objects that a walk
         enters.
         """

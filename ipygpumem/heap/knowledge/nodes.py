@@ -3,8 +3,9 @@
 torch (seen with 2.13) keeps the Python object of a node for as long as the node lives. It destroys
 nodes without such an object in a loop, but a chain of nodes with objects recursively: some 35,000
 of them overflow a stack of 8 MiB, and the process crashes when the user's tensor dies. An object
-cannot be taken back once a node was read. So all searches of the process share one limit, and only
-this file reads ``grad_fn`` and ``next_functions``.
+cannot be taken back once a node was read. So all searches of the user's graphs share one limit, and
+read ``grad_fn`` and ``next_functions`` only here. extras/fit/reduction.py reads both, too, with a
+limit of its own: in the graphs of code that an estimate runs, which do not count here.
 """
 
 from __future__ import annotations

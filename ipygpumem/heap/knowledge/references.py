@@ -122,7 +122,7 @@ class ReferenceReader:
             self._read_tensors(of_types(self._special["tensor"], objects), graphs)
         waking = [callback.__self__ for callback in callbacks]
         return References(
-            self._barriers.entered(of_python), graphs.tensors, graphs.nodes, waking, is_complete
+            self._barriers.enterable(of_python), graphs.tensors, graphs.nodes, waking, is_complete
         )
 
     @property
