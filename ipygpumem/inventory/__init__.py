@@ -1,3 +1,3 @@
-"""Breaks down the memory of devices: ``breakdown`` computes the parts, ``findings`` collects the
-figures.
+"""Says what memory consists of: the parts of devices, tensors, the largest names, leaks, and what
+holds them.
 """

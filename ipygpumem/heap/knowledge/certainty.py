@@ -1,4 +1,4 @@
-"""Knows which types keep memory that nothing counts: extension types of libraries that are in no
+"""Finds the types that keep memory that nothing counts: extension types of libraries that are in no
 table.
 
 A C library says nowhere how much memory its objects keep. So each of its types counts as one that

@@ -1,4 +1,4 @@
-"""Knows the bytes of objects themselves, as allocators round them, without the objects to which
+"""Measures the bytes of objects themselves, as allocators round them, without the objects to which
 they refer.
 
 No user code runs: objects are sized by the C code of their built-in or library base. Loops over

@@ -1,4 +1,4 @@
-"""Knows what objects refer to: what the collector reports, and what it does not.
+"""Reads what objects refer to: what the collector reports, and what it does not.
 
 The collector reports each reference of a container once. It leaves out the text keys of dicts, the
 elements of object arrays, the array behind a view or a row, the bytes in a ``BytesIO`` up to Python

@@ -1,4 +1,4 @@
-"""Knows the memoryviews to which objects of Cython refer without telling the collector.
+"""Finds the memoryviews to which objects of Cython refer without telling the collector.
 
 A class that Cython compiles may have slices, such as ``double[:, ::1] data`` of scikit-learn's
 ``KDTree``. Each begins with a pointer to a memoryview in the object's C struct; all slices of a

@@ -1,4 +1,4 @@
-"""Knows the references that torch's C++ code has to tensors and storages."""
+"""Counts the references that torch's C++ code has to tensors and storages."""
 
 from __future__ import annotations
 
