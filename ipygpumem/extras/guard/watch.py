@@ -1,4 +1,7 @@
-"""Watches memory in use, in the meter's thread, and interrupts the cell before none is left."""
+"""Watches memory in use, in the meter's thread, and interrupts the cell before none is left.
+
+shares.py computes the bytes that are left until then: ``Shares.until_interrupt_bytes``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts the references that torch's C++ code has to tensors and storages."""
+"""Finds the references that torch's C++ code has to tensors and storages."""
 
 from __future__ import annotations
 
