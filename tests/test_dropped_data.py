@@ -232,6 +232,21 @@ _TEXTS = {
         "box.data = box.data + ['n' * 16 * 2**20]",
         "box.data = None",
     ),
+    "new records in a new list": (
+        "box = {'all': [{'id': n, 'text': str(n) * 2**13} for n in range(1024, 1280)]}",
+        "box['all'] = box['all'] + [{'id': 0, 'text': 'n' * 16 * 2**20}]",
+        'del box["all"]',
+    ),
+    "a new tuple of many": (
+        "box = {'all': tuple(str(number) * 2**13 for number in range(1024, 1280))}",
+        "box['all'] = (*box['all'], 'n' * 16 * 2**20)",
+        'del box["all"]',
+    ),
+    "deep in new containers": (
+        "box, text = {}, 'a' * 8 * 2**20",
+        "box['all'] = {'rows': [{'deep': [(text, [1]), 'n' * 16 * 2**20]}]}; del text",
+        'del box["all"]',
+    ),
     "a new object": (
         "box = {'top': Branch(None, 'a' * 8 * 2**20)}",
         "box['top'] = Branch('n' * 16 * 2**20, box['top'].data)",
@@ -260,6 +275,15 @@ def test_older_text_that_moves_is_not_new(
     assert re.fullmatch(f"{remark}older data", line_with_remark)
     (text,) = works(kernel, "%gpumem leaks").leaks()
     assert re.search(rf"  16(\.\d)? MiB · .* · to free it: {remark}other data", text)
+
+
+def test_new_bytearrays_in_place_of_older_ones_are_new(kernel: Kernel) -> None:
+    rows = survivors(
+        kernel,
+        "box = Branch(None, [bytearray(8192) for _ in range(200)])",
+        "box.data = None; box.data = [bytearray(200_000) for _ in range(200)]",
+    )
+    assert (38, "box.data = None") in [(round(size), line) for size, line in rows]
 
 
 def test_new_text_at_the_place_of_an_older_one_is_new(kernel: Kernel) -> None:

@@ -72,6 +72,16 @@ def test_a_leak_that_grows_is_still_one(kernel: Kernel, new: str) -> None:
     works(kernel, "kept.clear()")
 
 
+def test_a_text_that_takes_the_place_of_a_leak_is_none() -> None:
+    text = "leaked" * 1000
+    remembered = Remembered([text])
+    assert remembered.alive({id(text): text}) == [text]
+    assert remembered.alive({id(text): "other" * 1200}) == []  # as at the same place in memory
+    in_list = [text]
+    of_list = Remembered([in_list])
+    assert of_list.alive({id(in_list): in_list}) == [in_list]
+
+
 @pytest.mark.parametrize(
     "change",
     [

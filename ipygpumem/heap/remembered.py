@@ -14,7 +14,7 @@ import weakref
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ipygpumem.heap.garbage import weak
 from ipygpumem.introspect import is_atom
@@ -29,6 +29,17 @@ _MOST_STEPS = 4
 """Maximum number of references from an object to one by which it is recognised."""
 _SMALL = 4096
 """Maximum bytes of an object to keep alive."""
+_PART = 64
+"""Length of each part of a text that is compared."""
+
+
+def sample_of_text(text: Any) -> int:
+    """Return a hash of the length and some parts of a ``str``, ``bytes`` or ``bytearray``."""
+    middle = len(text) // 2
+    parts = [text[:_PART], text[middle : middle + _PART], text[-_PART:]]
+    if type(text) is bytearray:
+        parts = list(map(bytes, parts))
+    return hash((len(text), *parts))
 
 
 class Remembered:
@@ -66,10 +77,11 @@ class Remembered:
 class _Sample:
     """The weak record of one object."""
 
-    __slots__ = ("_clues", "_reference")
+    __slots__ = ("_clues", "_of_text", "_reference")
 
     def __init__(self, item: object) -> None:
         self._reference = weak(item)
+        self._of_text = _sample_of_constant(item)
         self._clues = list[_Clue]()
         if self._reference is None:
             self._clues = _clues_of(_parts_of(item))
@@ -78,6 +90,8 @@ class _Sample:
         """Return True if an object at the same place in memory is the remembered one."""
         if self._reference is not None:
             return self._reference() is item
+        if self._of_text is not None:
+            return _sample_of_constant(item) == self._of_text
         if not self._clues:
             return not _parts_of(item)
         return any(clue.is_below(item) for clue in self._clues)
@@ -92,7 +106,9 @@ class _Clue(NamedTuple):
     The first place changes when the earlier items of a list are removed.
     """
     evidence: object
-    """A weak reference, a small text or number itself, or at least an identity."""
+    """A weak reference, a small text or number itself, or at least an identity, with a sample of a
+    text.
+    """
 
     @classmethod
     def below(cls, parts: Sequence[object], place: int) -> _Clue:
@@ -107,7 +123,7 @@ class _Clue(NamedTuple):
                 return cls(tuple(path), reference)
             parts = _parts_of(part)
             if not parts or len(path) == _MOST_STEPS:
-                return cls(tuple(path), id(part))
+                return cls(tuple(path), (id(part), _sample_of_constant(part)))
             path.append(_rarest(parts, range(min(len(parts), _MOST_CANDIDATES))))
 
     def is_below(self, item: object) -> bool:
@@ -127,7 +143,16 @@ class _Clue(NamedTuple):
             part = parts[place]
         if type(self.evidence) is weakref.ref:
             return self.evidence() is part
-        return part is self.evidence or id(part) == self.evidence
+        if part is self.evidence:
+            return True
+        return self.evidence == (id(part), _sample_of_constant(part))
+
+
+def _sample_of_constant(item: object) -> int | None:
+    """Return the sample of a text that cannot change; None for any other object."""
+    if type(item) is str or type(item) is bytes:
+        return sample_of_text(item)
+    return None
 
 
 def _clues_of(parts: Sequence[object]) -> list[_Clue]:

@@ -54,6 +54,12 @@ _AT_ONCE = 500
 _APPENDED = set(map(id, APPENDED))
 
 
+_COUNTED = _APPENDED | {id(kind) for kind in (tuple, set, frozenset)}
+"""Types that count their items without the user's code."""
+_RECORDS = {id(kind) for kind in (tuple, list, dict)}
+"""Types of the items of a long container in which texts are recorded."""
+
+
 class Received(NamedTuple):
     """New objects in an old one."""
 
@@ -164,9 +170,11 @@ class Contents:
         """
         short, long = _by_length(level)
         self._ends.update(zip(map(id, long), _ends_of(long), strict=True))
-        for container in of_types(_APPENDED, long):
+        for container in of_types(_COUNTED, long):
             if len(container) <= _MOST:
-                self.texts.add(gc.get_referents(container))
+                items = gc.get_referents(container)
+                in_records = gc.get_referents(*of_types(_RECORDS, items))
+                self.texts.add([*items, *in_records])
         contents = list[object]()
         for part in chunks(short, _AT_ONCE):
             if len(self._known) >= _MOST:

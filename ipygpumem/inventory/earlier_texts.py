@@ -12,13 +12,12 @@ from itertools import compress, filterfalse, islice
 from typing import Any
 
 from ipygpumem.heap.bulk import by_identity, of_types
+from ipygpumem.heap.remembered import sample_of_text
 
 _LARGE = 1 << 9
 """Minimum length of a text that is recorded: one of prose, not a name."""
 _MOST = 20_000
 """Maximum number of texts that are recorded: 20 ms of work."""
-_PART = 64
-"""Length of each part of a text that is compared."""
 _CONTAINERS = {id(tuple), id(dict)}
 """Types of containers that the collector does not track while they have nothing but text and
 numbers.
@@ -44,7 +43,7 @@ class EarlierTexts:
     def add(self, items: Sequence[object]) -> None:
         """Add the large texts among some objects."""
         for text in islice(_large_texts(items), _MOST - len(self._samples)):
-            self._samples[id(text)] = _sample_of(text)
+            self._samples[id(text)] = sample_of_text(text)
 
     def behind(self, items: Sequence[object]) -> list[object]:
         """Return the texts that were there, among some objects and in containers among them that
@@ -62,7 +61,7 @@ class EarlierTexts:
         """Return the texts among some objects that were there."""
         earlier = list[object]()
         for text in _large_texts(items):
-            if self._samples.get(id(text)) == _sample_of(text):
+            if self._samples.get(id(text)) == sample_of_text(text):
                 earlier.append(text)
         return earlier
 
@@ -71,11 +70,3 @@ def _large_texts(items: Sequence[object]) -> list[Any]:
     """Return the large texts among some objects, but for those of subclasses."""
     texts: list[Any] = of_types(_KINDS, items)
     return list(compress(texts, map(_LARGE.__le__, map(len, texts))))
-
-
-def _sample_of(text: Any) -> int:
-    """Return a hash of a text's length and some parts, or of the type of a text that may change."""
-    if type(text) is bytearray:
-        return hash(bytearray)
-    middle = len(text) // 2
-    return hash((len(text), text[:_PART], text[middle : middle + _PART], text[-_PART:]))

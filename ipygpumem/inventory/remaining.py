@@ -164,8 +164,8 @@ def find_remaining(
     items_received = list(chain.from_iterable(part.items for part in received))
     new_ids = new | set(map(id, items_received))
     _measure_old(counted, list(changes.names.values()), new_ids)
-    _measure_old(counted, _older_behind(heap, new), new_ids)
-    _measure_old(counted, _earlier_texts(heap, changes, items_received), new_ids)
+    older = _older_behind(heap, new) + _earlier_texts(heap, changes, items_received)
+    _measure_old(counted, older, new_ids)
     search = _Search(counted, smallest, size_bytes)
     for part in received:
         # Asked once for all items: each question goes through all nodes.

@@ -11,12 +11,14 @@ from itertools import chain, filterfalse
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import Array, StorageKey, describe, described, object_key
-from ipygpumem.heap.bulk import Progress, of_types
+from ipygpumem.heap.bulk import Progress, by_identity
 from ipygpumem.heap.garbage import weak
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
 from ipygpumem.heap.holders.explanation import NOT_REACHED
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import explain
+from ipygpumem.heap.knowledge.barriers import Barriers
+from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.knowledge.tasks import is_pending
 from ipygpumem.heap.live_tensors import live_tensors
 from ipygpumem.heap.paths.cuts import Cut
@@ -64,6 +66,10 @@ from ipygpumem.shell.recovery import MUCH
 MOST_OLD = 20_000_000
 """Maximum number of objects to examine behind the notebook's names, to know which memory is older.
 """
+
+
+_MOST_BEHIND = 20_000
+"""Maximum number of objects behind a survivor among which older texts are searched."""
 
 
 class OtherAlive(NamedTuple):
@@ -301,10 +307,22 @@ class Survivors:
         """
         self._older_arrays = [item for item in self._older_arrays if item() is not None]
         tracked = chain.from_iterable(item.identities for item in self._older)
-        referents = gc.get_referents(*items)
-        in_dicts = gc.get_referents(*of_types({id(dict)}, referents))
-        texts = self._older_texts.behind([*items, *referents, *in_dicts])
+        texts = self._older_texts_behind(items)
         return {*tracked, *(id(item()) for item in self._older_arrays), *map(id, texts)}
+
+    def _older_texts_behind(self, items: Sequence[object]) -> list[object]:
+        """Return the older texts to which some survivors lead, as far as the limit of objects
+        allows.
+        """
+        barriers = Barriers([id(self._context.namespace)])
+        references = ReferenceReader(barriers, has_text_keys=False)
+        behind = dict[int, object]()
+        waiting = {} if self._older_texts.is_empty else by_identity(items)
+        while waiting and len(behind) < _MOST_BEHIND:
+            behind.update(waiting)
+            below = by_identity(references.of(list(waiting.values())).of_python)
+            waiting = {key: below[key] for key in below.keys() - behind.keys()}
+        return self._older_texts.among([*behind.values(), *waiting.values()])
 
     def left_by(self, name: str, cell: int | None) -> tuple[RetainedArray, ...]:
         """Return the live object of a name that is not defined, or the live arrays that it held.
