@@ -401,7 +401,7 @@ class BackwardSearch:
         Only a search ``for_all`` knows all of them.
         """
         linked, ends = self._holders_of(list(map(id, targets)))
-        chains = list[FoundChain]()
+        chains, inner_chains = list[FoundChain](), list[FoundChain]()
         for key in linked:
             if key in self._roots_at:
                 for steps in self._chains_of_elements(key, linked):
@@ -421,9 +421,16 @@ class BackwardSearch:
             number = self._number_of_references(holder, linked.keys())
             number = max(1 + len(more), number)
             names = self._names_of(root, steps)
-            chains.append(
-                FoundChain(names, (*steps, *below), number, len(steps) - 1, tuple(more), many)
+            found_chain = FoundChain(
+                names, (*steps, *below), number, len(steps) - 1, tuple(more), many
             )
+            # An object's own dict stays if one of its values is removed.
+            ending = [step for step in steps if id(step) in linked and type(step) is not dict]
+            if ending:  # it dies with these, which have holders of their own
+                inner_chains.append(found_chain)
+            else:
+                chains.append(found_chain)
+        chains = chains or inner_chains
         chains.sort(key=lambda found_chain: found_chain.roots[0].rank)
         # IPython's own objects follow its outputs.
         of_users = [found_chain for found_chain in chains if not _is_of_ipython(found_chain)]
