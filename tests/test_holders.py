@@ -605,8 +605,9 @@ made = [np.ones(2**18), np.ones(2**18)]
 watched.extend(map(weakref.ref, made))
 {code}
 """
-    works(kernel, _LEFT, "outer, store = {'w': 1}, [0]; watched = []", experiment)
-    works(kernel, "store.append(array()); store += [{'d': [array(), array()]}]")
+    works(kernel, _LEFT, "outer, store = {'w': 1}, [0]; watched = []")
+    left(kernel)  # else a new array may be mistaken for that of an earlier case at its place
+    works(kernel, experiment, "store.append(array()); store += [{'d': [array(), array()]}]")
     rows = left(kernel)
     assert [line.partition("  # and ")[2] for _, _, line in rows] == [
         "delete kept when you no longer need it"
@@ -1174,6 +1175,10 @@ def test_all_axes_of_a_figure_are_removed_together(
         kept, by_number, box = ["text"], {}, Box()
         slots = np.array([None, None, "text"])
         """,
+    )
+    left(small_kernel)  # else a new array may be mistaken for that of an earlier case at its place
+    works(
+        small_kernel,
         f"""
         %%experiment e
         fig, axes = plt.subplots(2, 2)
@@ -1189,7 +1194,7 @@ def test_all_axes_of_a_figure_are_removed_together(
     assert [row[2] for row in left(small_kernel)] == [line]
     works(small_kernel, line)
     assert alive(small_kernel) == 0
-    assert left(small_kernel) == []  # else the next case's array may be mistaken for this one
+    assert left(small_kernel) == []
 
 
 def test_a_line_is_removed_from_an_older_figure_in_a_list(small_kernel: Kernel) -> None:
