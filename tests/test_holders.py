@@ -1197,6 +1197,56 @@ def test_all_axes_of_a_figure_are_removed_together(
     assert left(small_kernel) == []
 
 
+@pytest.mark.parametrize(
+    ("place", "keep"),
+    [
+        ("kept[0]", "box.pair = (line, kept[0])"),
+        ("kept[0]", "box.pair = (line, kept[1])"),
+        ("by_name['axes'][0]", "box.pair = (line, by_name['axes'][1])"),
+        (
+            "kept[0]",
+            "figure, other = plt.subplots(); other.plot(np.arange(4e5)); box.pair = (line, other); "
+            "watched.append(weakref.ref(figure)); plt.close(figure)",
+        ),
+    ],
+)
+def test_an_older_figure_stays_if_a_tuple_has_a_new_line(
+    small_kernel: Kernel, place: str, keep: str
+) -> None:
+    """The older axes in the tuple lead to all that their figure has."""
+    needs("matplotlib")
+    works(
+        small_kernel,
+        _LEFT,
+        """
+        import matplotlib
+        matplotlib.use("agg")
+        import matplotlib.pyplot as plt
+        plt.close("all")
+        class Box: pass
+        box, kept, by_name = Box(), [*plt.subplots(1, 2)[1]], {"axes": plt.subplots(1, 2)[1]}
+        plt.close("all")
+        """,
+    )
+    left(small_kernel)
+    works(
+        small_kernel,
+        f"""
+        %%experiment e
+        line, = {place}.plot(np.arange(400_000.))
+        watched.append(weakref.ref(line))
+        {keep}
+        """,
+    )
+    lines = [row[2] for row in left_by_experiment(small_kernel)]
+    assert [row[2] for row in left(small_kernel)] == lines
+    works(small_kernel, *lines)
+    assert alive(small_kernel) == 0
+    figures = "[len(axes.figure.axes) for axes in (*kept, *by_name['axes'])]"
+    assert small_kernel.value(figures) == [2, 2, 2, 2]
+    assert left(small_kernel) == []
+
+
 def test_a_line_is_removed_from_an_older_figure_in_a_list(small_kernel: Kernel) -> None:
     needs("matplotlib")
     works(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import Counter, deque
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -340,12 +340,19 @@ class BackwardSearch:
             above.update(new)
         return above
 
-    def between(self, item: object, target_ids: Set[int]) -> list[object]:
+    def between(
+        self, item: object, target_ids: Set[int], stays: Callable[[object], bool]
+    ) -> list[object]:
         """Return the objects on the ways from an object to some targets inside it.
 
         Those that lead to the object itself are no parts of it, such as its parent.
+
+        Args:
+            item: the object.
+            target_ids: identities of the targets.
+            stays: returns True for an object that no way leads through, because it stays.
         """
-        below = self._reached(self._children, [id(item)])
+        below = self._below(item, stays)
         if not below:  # such as each of 20,000 arrays that a line removes
             return []
         # Only ways inside ``below`` lead from its objects to a target or back to the object.
@@ -353,20 +360,40 @@ class BackwardSearch:
         around = self._reached(self._referrers, [id(item)], below)
         return [self._objects[key] for key in below if key in above and key not in around]
 
-    def below(self, owner_id: int, item_id: int, target_ids: Set[int]) -> list[object]:
+    def _below(self, item: object, stays: Callable[[object], bool]) -> dict[int, None]:
+        """Return the identities of the objects to which one leads, but not through those that
+        stay.
+        """
+        waiting = [id(item)]
+        below = dict[int, None]()
+        for key in waiting:  # the list grows
+            for child in self._children.get(key, ()):
+                if child not in below and not stays(self._objects[child]):
+                    below[child] = None
+                    waiting.append(child)
+        return below
+
+    def below(
+        self,
+        owner_id: int,
+        item_id: int,
+        target_ids: Set[int],
+        stays: Callable[[object], bool],
+    ) -> list[object]:
         """Return an object to which another one refers, and its parts that lead to some targets.
 
         Args:
             owner_id: identity of the object that refers.
             item_id: identity of the object; 0 for all to which the owner refers.
             target_ids: identities of the targets.
+            stays: as in ``between``.
         """
         if item_id == 0 and owner_id in self._objects:
-            return self.between(self._objects[owner_id], target_ids)
+            return self.between(self._objects[owner_id], target_ids, stays)
         if item_id not in self._objects:
             return []
         item = self._objects[item_id]
-        return [item, *self.between(item, target_ids)]
+        return [item, *self.between(item, target_ids, stays)]
 
     @staticmethod
     def _reached(

@@ -291,8 +291,7 @@ class Explanation:
         """
         axes = steps[-1]
         figure = figure_of(axes)
-        is_new = id(figure) == row.object_id or id(figure) in self._new()
-        if not is_new or not rows.has_little_else(figure):
+        if not self._is_new_figure(figure, row.object_id) or not rows.has_little_else(figure):
             return None
         is_in_array = flat_elements(steps[-2]) is not None
         way = self._writer.way(root, steps[:-1] if is_in_array else steps)
@@ -300,6 +299,10 @@ class Explanation:
             return None
         self._removed_as_whole.append(weakref.ref(figure))
         return figure, way
+
+    def _is_new_figure(self, figure: object, object_id: int) -> bool:
+        """Return True if a figure is no older than a row, whose object has an identity."""
+        return id(figure) == object_id or id(figure) in self._new()
 
     def _way_inside(self, root: Root, steps: Steps, row: Row, rows: RowHolders) -> Way:
         """Return the line that takes the arrays of a row out of the last object of a chain."""
@@ -328,7 +331,9 @@ class Explanation:
         for removal in removals.values():
             searched += removal.targets
         self._search.search_for_all(searched, self._max_visits)
-        parts_of = {key: self._parts(removal) for key, removal in removals.items()}
+        parts_of = {
+            key: self._parts(removal, self._object_id(key)) for key, removal in removals.items()
+        }
         parts = list(itertools.chain.from_iterable(parts_of.values()))
         if parts:
             self._search.search_for_all(parts, self._max_visits)
@@ -369,16 +374,25 @@ class Explanation:
             return 0
         return row.object_id
 
-    def _parts(self, removal: Removal) -> list[object]:
+    def _parts(self, removal: Removal, object_id: int) -> list[object]:
         """Return further objects that must die, because they lead to the arrays: those that the
         line removes, and parts of these.
+
+        Args:
+            removal: what the line removes.
+            object_id: identity of the object of the row; 0 if there is none.
         """
+
+        def is_in_older_figure(item: object) -> bool:
+            figure = figure_of(item)
+            return figure is not None and not self._is_new_figure(figure, object_id)
+
         parts = list[object]()
         array_ids = set(map(id, removal.arrays))
         if removal.item is not None:
-            parts += self._search.between(removal.item, array_ids)
+            parts += self._search.between(removal.item, array_ids, is_in_older_figure)
         for owner_id, item_id in removal.way.removed_references:
-            parts += self._search.below(owner_id, item_id, array_ids)
+            parts += self._search.below(owner_id, item_id, array_ids, is_in_older_figure)
         return list(by_identity(parts).values())
 
     def _all_ways(
