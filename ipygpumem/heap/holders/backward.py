@@ -443,25 +443,12 @@ class BackwardSearch:
                 for steps in self._chains_of_elements(key, linked):
                     chains += [FoundChain(roots, steps, 1) for roots in self._roots_together(steps)]
         for key, items in ends.items():
-            holder = self._objects[key]
-            chain = self._chain_outside(key, linked.keys())
-            if chain is None:
+            found_chain = self._chain_through(key, items, linked)
+            if found_chain is None:
                 continue
-            root, steps = chain
-            below, *more = self._chains_down(items[:_MOST_ITEMS], linked)
-            many = list[object]()
-            if len(items) > _MOST_ITEMS:
-                many = list(map(self._objects.__getitem__, items))
-            # Another thread may have removed the reference by now, as the end of a thread does. And
-            # the dict of a holder's attributes is one reference, which has several.
-            number = self._number_of_references(holder, linked.keys())
-            number = max(1 + len(more), number)
-            names = self._names_of(root, steps)
-            found_chain = FoundChain(
-                names, (*steps, *below), number, len(steps) - 1, tuple(more), many
-            )
             # An object's own dict stays if one of its values is removed.
-            ending = [step for step in steps if id(step) in linked and type(step) is not dict]
+            to_holder = found_chain.steps[: found_chain.holder_at + 1]
+            ending = [step for step in to_holder if id(step) in linked and type(step) is not dict]
             if ending:  # it dies with these, which have holders of their own
                 inner_chains.append(found_chain)
             else:
@@ -471,6 +458,33 @@ class BackwardSearch:
         # IPython's own objects follow its outputs.
         of_users = [found_chain for found_chain in chains if not _is_of_ipython(found_chain)]
         return of_users or chains
+
+    def _chain_through(
+        self, key: int, items: Sequence[int], linked: dict[int, int | None]
+    ) -> FoundChain | None:
+        """Return the chain through a holder, with those through its other items that lead to a
+        target; None if no root leads to it.
+
+        Args:
+            key: identity of the holder.
+            items: identities of these items.
+            linked: as from ``_holders_of``.
+        """
+        holder = self._objects[key]
+        chain = self._chain_outside(key, linked.keys())
+        if chain is None:
+            return None
+        root, steps = chain
+        below, *more = self._chains_down(items[:_MOST_ITEMS], linked)
+        many = list[object]()
+        if len(items) > _MOST_ITEMS:
+            many = list(map(self._objects.__getitem__, items))
+        # Another thread may have removed the reference by now, as the end of a thread does. And the
+        # dict of a holder's attributes is one reference, which has several.
+        number = self._number_of_references(holder, linked.keys())
+        number = max(1 + len(more), number)
+        names = self._names_of(root, steps)
+        return FoundChain(names, (*steps, *below), number, len(steps) - 1, tuple(more), many)
 
     def _holders_of(
         self, targets: Sequence[int]
