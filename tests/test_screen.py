@@ -110,7 +110,7 @@ def test_the_report_follows_text_buffered_in_a_users_stream(notebook: Kernel) ->
     notebook.run(PASSES_ON)
     reply = notebook.run("print('held')")
     notebook.run("sys.stdout = kernels")
-    assert reply.order == ["held\n", "report"]
+    assert (reply.kinds, reply.stdout) == (["stdout", "display"], "held\n")
 
 
 def test_the_report_comes_after_text_that_is_just_being_sent(notebook: Kernel) -> None:
@@ -125,7 +125,7 @@ def test_the_report_comes_after_text_that_is_just_being_sent(notebook: Kernel) -
     )
     reply = notebook.run("print('large'); _ = flushes.wait()")
     notebook.run("del sys.stdout._flush_buffers")
-    assert reply.order == ["large\n", "report"]
+    assert (reply.kinds, reply.stdout) == (["stdout", "display"], "large\n")
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,6 @@ class Reply:
     message: str = ""
     traceback: str = ""
     displays: list[dict[str, Any]] = field(default_factory=list)
-    order: list[str] = field(default_factory=list)
-    """Printed texts and ``report`` for displays, as they came."""
     places: dict[str, int] = field(default_factory=dict)
     """Position in ``displays`` of each display with an id."""
     kinds: list[str] = field(default_factory=list)
@@ -232,7 +230,6 @@ class Kernel:
         kind, content = message["msg_type"], message["content"]
         outputs.note(kind, content)
         if kind == "stream":
-            outputs.order.append(content["text"])
             setattr(outputs, content["name"], getattr(outputs, content["name"]) + content["text"])
         elif kind == "execute_result":
             outputs.result = content["data"]["text/plain"]
@@ -240,7 +237,6 @@ class Kernel:
             if display := content["transient"].get("display_id"):
                 outputs.places[display] = len(outputs.displays)
             outputs.displays.append(content)
-            outputs.order.append("report")
         elif kind == "update_display_data":
             if (
                 place := outputs.places.get(content["transient"]["display_id"])
