@@ -47,6 +47,8 @@ export PYTHONPATH="$work/site:$root${PYTHONPATH:+:$PYTHONPATH}"
 export PYTHONDONTWRITEBYTECODE=1 JUPYTER_PLATFORM_DIRS=1 JUPYTER_PATH="$work/site/share/jupyter"
 export IPYTHONDIR="$work/ipython" JUPYTER_CONFIG_DIR="$work/config" JUPYTER_DATA_DIR="$work/data"
 export JUPYTER_RUNTIME_DIR="$work/runtime" MPLCONFIGDIR="$work/matplotlib" CUDA_CACHE_PATH="$work/cuda"
+# Simulated cards of this run alone: tests compare all the memory that is in use on a card.
+export SIM_TABLE="$work/machine"
 export CUPY_CACHE_DIR="$work/cupy" TRITON_CACHE_DIR="$work/triton" TORCHINDUCTOR_CACHE_DIR="$work/inductor"
 mkdir -p "$JUPYTER_RUNTIME_DIR"
 
