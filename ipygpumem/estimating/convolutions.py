@@ -21,17 +21,36 @@ class Convolution:
     weight: Any
     stride: Any
     padding: Any
+    dilation: Any
     is_transposed: bool
     groups: int
+    has_bias: bool
 
     @classmethod
     def of(cls, name: str, args: Any, result: Any) -> Convolution:
         """Return the convolution of an operator's arguments and first result."""
         if name == "convolution_backward":
-            outer, given, weight, _, stride, padding, _, transposed, _, groups = args[:10]
-            return cls(True, outer, given, weight, stride, padding, transposed, groups)
-        given, weight, _, stride, padding, _, transposed, _, groups = args[:9]
-        return cls(False, result, given, weight, stride, padding, transposed, groups)
+            outer, given, weight, bias_shape, *options = args[:10]
+            is_backward = True
+            has_bias = bias_shape is not None
+        else:
+            given, weight, bias, *options = args[:9]
+            outer = result
+            is_backward = False
+            has_bias = bias is not None
+        stride, padding, dilation, is_transposed, _, groups = options
+        return cls(
+            is_backward,
+            outer,
+            given,
+            weight,
+            stride,
+            padding,
+            dilation,
+            is_transposed,
+            groups,
+            has_bias,
+        )
 
     @property
     def is_by_depth(self) -> bool:
@@ -40,6 +59,16 @@ class Convolution:
         if self.is_transposed or channels == 1:
             return False
         return bool(self.groups == channels)
+
+    @property
+    def is_in_volumes(self) -> bool:
+        """True if it is a convolution in three dimensions."""
+        return bool(self.weight.dim() == 5)
+
+    @property
+    def is_dilated(self) -> bool:
+        """True if the positions of its kernel are not next to each other."""
+        return any(step != 1 for step in self.dilation)
 
     def log(self, kernel: Kernel) -> None:
         """Log the results and the intermediate blocks in the order of torch's kernels.
@@ -50,6 +79,9 @@ class Convolution:
             self._log_by_depth(kernel)
         elif self.groups > 1:
             self._log_groups(kernel)
+        elif not self.is_backward and self.is_transposed and self.is_in_volumes:
+            with kernel.resized(self.given):
+                self._log_product(kernel)
         elif not self.is_backward:
             with kernel.copies(self.given):
                 kernel.results()
@@ -66,13 +98,16 @@ class Convolution:
                 self._log_gradients(kernel)
 
     def _log_product(self, kernel: Kernel) -> None:
-        with kernel.blocks([self._unfolded()]):
+        ones_bytes = 0
+        if self.is_transposed and self.has_bias and not self.is_backward:
+            ones_bytes = math.prod(self.outer.shape[2:]) * self.outer.element_size()
+        with kernel.blocks([self._unfolded(), ones_bytes]):
             kernel.workspace()
 
     def _log_gradients(self, kernel: Kernel) -> None:
-        """Log the gradients; in two dimensions the input's is computed first."""
+        """Log the gradients; the input's is computed first, unless in volumes or with dilation."""
         kernel.result(0)
-        if self.weight.dim() != 4:
+        if self.is_in_volumes or self.is_dilated:
             kernel.results()
         with kernel.blocks([self._unfolded()]):
             kernel.workspace()

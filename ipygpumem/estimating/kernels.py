@@ -31,6 +31,7 @@ class Kernel:
         results: list[Any],
         log_result: Callable[[Any], object],
         keep_workspaces: Callable[[], object],
+        processors: int,
     ) -> None:
         self._log = log
         self._device = device
@@ -40,6 +41,13 @@ class Kernel:
         """Numbers of the results that are logged or have no memory on the device."""
         self.workspace = keep_workspaces
         """Logs the workspace of cuBLAS, unless the thread has it."""
+        self.processors = processors
+        """The number of the device's multiprocessors."""
+
+    @property
+    def result_bytes(self) -> int:
+        """The bytes of the first result."""
+        return int(self._results[0].nbytes)
 
     def result(self, number: int) -> None:
         """Log a result, unless the operation does not have it."""
@@ -70,6 +78,22 @@ class Kernel:
         """Copy the tensors that are not contiguous, and free the copies at the end."""
         sizes = [tensor.nbytes for tensor in tensors if not is_contiguous(tensor)]
         with self.blocks(sizes):
+            yield
+
+    @contextmanager
+    def resized(self, source: Any) -> Iterator[None]:
+        """Log a result that is made with a tensor's size, and grows before it is filled.
+
+        The tensor is copied unless it is contiguous; the copy is freed at the end.
+        """
+        first_bytes = source.nbytes
+        if self.result_bytes <= first_bytes:
+            self.results()
+            first_bytes = 0
+        with ExitStack() as copies:
+            with self.blocks([first_bytes]):
+                copies.enter_context(self.copies(source))
+                self.results()
             yield
 
 

@@ -157,7 +157,8 @@ class Workspaces:
                 adds_bias = _adds_bias(name, args)
                 self._keep_workspaces(device, device_name, thread, adds_bias=adds_bias)
 
-        kernel = Kernel(self._log, device_name, results, log_result, keep_workspaces)
+        processors = self._processors(device)
+        kernel = Kernel(self._log, device_name, results, log_result, keep_workspaces, processors)
         if name in _CONVOLVE:
             self._log_convolution(kernel, name, args, first_result)
             return
@@ -166,7 +167,7 @@ class Workspaces:
             order(kernel, args)
         kernel.results()
         keep_workspaces()
-        sizes = transient_sizes(name, args, first_result, self._processors(device))
+        sizes = transient_sizes(name, args, first_result, processors)
         with kernel.blocks(sizes):
             pass
 
