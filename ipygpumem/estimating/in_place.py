@@ -31,14 +31,24 @@ _SCATTERED_IN_PLACE = (
     _ATEN.scatter.value,
     _ATEN.scatter_add.default,
 )
-IN_PLACE = (_ATEN.add.Tensor, *_INDEXED_IN_PLACE, *_SCATTERED_IN_PLACE, *_LOSS_IN_PLACE)
+_LOGICAL_IN_PLACE = (_ATEN.logical_and.default, _ATEN.logical_or.default)
+IN_PLACE = (
+    _ATEN.add.Tensor,
+    *_INDEXED_IN_PLACE,
+    *_LOGICAL_IN_PLACE,
+    *_LOSS_IN_PLACE,
+    *_SCATTERED_IN_PLACE,
+)
 """Operators that autograd calls in place if nothing else references the tensor."""
 # Older versions of torch have neither.
 _COUNTS_TENSORS = hasattr(torch.Tensor, "_use_count")
 _COUNTS_STORAGES = hasattr(torch._C, "_storage_Use_Count")
 _MOST_USES = 4
 """Maximum reference count of a tensor that only autograd references."""
-_MORE_USES = {_ATEN.index_put.default: 1, **dict.fromkeys(_LOSS_IN_PLACE, 2)}
+_MORE_USES = {
+    _ATEN.index_put.default: 1,
+    **dict.fromkeys((*_LOSS_IN_PLACE, *_LOGICAL_IN_PLACE), 2),
+}
 """Further references that autograd has during an operator."""
 _MOST_USES_OF_STORAGE = 2
 _FOLDER = Path(torch.__file__).parent
@@ -57,7 +67,13 @@ _COPIED = re.compile(
     "(MaskedFill|MaskedScatter|Xlogy|Scatter|ScatterReduce|Index(Put|Fill|Copy|Reduce))Backward"
 )
 """Nodes whose formulas never change a gradient in place."""
-_LOSS = "BinaryCrossEntropyWithLogitsBackward"
+_ADDS = re.compile("(Atan2|Logcumsumexp)Backward")
+"""Nodes whose formulas add up new tensors."""
+_LOSS = re.compile("BinaryCrossEntropyWithLogitsBackward")
+_SELECTS = re.compile("(Clamp|Max|Min|Median|Nanmedian|Amax|Amin)Backward")
+"""Nodes whose formulas combine masks in place."""
+_ONLY_IN = {**dict.fromkeys(_LOSS_IN_PLACE, _LOSS), **dict.fromkeys(_LOGICAL_IN_PLACE, _SELECTS)}
+"""Operators that only some nodes' formulas call in place."""
 
 
 def works_in_place(func: Any, args: Any) -> bool:
@@ -77,8 +93,11 @@ def _formula_works_in_place(func: Any) -> bool:
     Without a node, autograd accumulates gradients.
     """
     name = _current_node_name()
-    if func in _LOSS_IN_PLACE:
-        return name.startswith(_LOSS)
+    nodes = _ONLY_IN.get(func)
+    if nodes is not None:
+        return bool(nodes.match(name))
+    if func is _ATEN.add.Tensor and _ADDS.match(name):
+        return False
     return not _COPIED.match(name)
 
 
@@ -97,7 +116,7 @@ def _has_shape_of_result(func: Any, args: Any) -> bool:
     shape = args[0].shape
     if func is _ATEN.add.Tensor:
         return isinstance(args[1], torch.Tensor) and shape == args[1].shape
-    if func in _LOSS_IN_PLACE:
+    if func in _ONLY_IN:
         result_shape = torch.broadcast_shapes(shape, args[1].shape)
         return bool(shape == result_shape)
     return True
