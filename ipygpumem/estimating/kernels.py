@@ -7,18 +7,25 @@ allocates its results, then a workspace of cuBLAS, then all its intermediate blo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
+
+from ipygpumem.estimating.column_sums import column_sums_bytes
+from ipygpumem.estimating.largest import is_mask
 from ipygpumem.estimating.storages import TEMPORARIES, StorageLog
 from ipygpumem.estimating.transients import (
     FEW_INDICES,
     is_contiguous,
     is_matrix_of_cublas,
     laid_out,
+    positions_of_masks,
+    sort_bytes,
 )
-from ipygpumem.units import KIB, divided_up, rounded_up
+from ipygpumem.units import divided_up, rounded_up
 
 
 class Kernel:
@@ -97,8 +104,6 @@ class Kernel:
             yield
 
 
-_PAIRS_OF_TILE = 4608
-"""Pairs that one block of a card's threads sorts, with torch 2.11 on a Hopper."""
 Order = Callable[[Kernel, Any], None]
 """Logs what an operator with some arguments allocates."""
 ORDERS: dict[str, Order] = {}
@@ -134,10 +139,29 @@ def _layer_norm_backward(kernel: Kernel, args: Any) -> None:
         kernel.results()
 
 
-@_order_of("col2im")
+@_order_of("logsumexp")
+def _logsumexp(kernel: Kernel, args: Any) -> None:
+    """Log maxima, their absolute values and a mask of infinite ones, then exponentials."""
+    source, dims = args[:2]
+    partial_maxima = column_sums_bytes(source, dims, source.itemsize, kernel.processors)
+    itemsize = max(4, source.itemsize)
+    partial_sums = column_sums_bytes(source, dims, itemsize, kernel.processors)
+    result_bytes = kernel.result_bytes
+    with kernel.blocks([result_bytes]):
+        with kernel.blocks([partial_maxima]):
+            pass
+        with kernel.blocks([result_bytes, result_bytes // source.itemsize]):
+            pass
+        with kernel.blocks([source.nbytes]):
+            kernel.results()
+            with kernel.blocks([partial_sums]):
+                pass
+
+
+@_order_of("col2im", "im2col")
 def _fold(kernel: Kernel, args: Any) -> None:
-    with kernel.copies(args[0]):
-        kernel.results()
+    with kernel.resized(args[0]):
+        pass
 
 
 @_order_of("mm", "bmm")
@@ -156,6 +180,47 @@ def _multiply(kernel: Kernel, *matrices: Any) -> None:
     kernel.results()
     copied = [matrix.nbytes for matrix in matrices if not is_matrix_of_cublas(matrix)]
     with kernel.blocks(copied):
+        kernel.workspace()
+
+
+@_order_of("_euclidean_dist")
+def _distances(kernel: Kernel, args: Any) -> None:
+    """Log squares, norms and ones of both matrices, and the product of the matrices with these."""
+    first, second = args
+    with ExitStack() as factors:
+        with ExitStack() as columns_of_second:
+            with ExitStack() as columns_of_first:
+                _log_norms(kernel, first, columns_of_first)
+                _log_norms(kernel, second, columns_of_second)
+                with kernel.blocks([first.nbytes]):  # times -2
+                    factors.enter_context(kernel.blocks([_with_two_columns(first)]))
+            factors.enter_context(kernel.blocks([_with_two_columns(second)]))
+        kernel.results()
+        kernel.workspace()
+
+
+def _log_norms(kernel: Kernel, matrix: Any, columns: ExitStack) -> None:
+    """Log a matrix's squares, and its norms and as many ones, which ``columns`` keeps."""
+    column_bytes = matrix.nbytes // matrix.shape[-1]
+    with kernel.blocks([matrix.nbytes]):
+        columns.enter_context(kernel.blocks([column_bytes]))
+    columns.enter_context(kernel.blocks([column_bytes]))
+
+
+def _with_two_columns(matrix: Any) -> int:
+    """Return the bytes of a matrix with two more columns."""
+    return int(matrix.nbytes + 2 * matrix.nbytes // matrix.shape[-1])
+
+
+@_order_of("affine_grid_generator")
+def _affine_grid(kernel: Kernel, args: Any) -> None:
+    """Log the grid before it is transformed, with one more coordinate for each of its points."""
+    transforms, size = args[:2]
+    batch, _, *positions = size
+    coordinates = len(positions) + 1
+    grid_bytes = batch * math.prod(positions) * coordinates * transforms.itemsize
+    with kernel.blocks([grid_bytes]):
+        kernel.results()
         kernel.workspace()
 
 
@@ -284,7 +349,7 @@ def _log_sorted_sums(
     of_segments = [8 * segments, 8 * segments]
     of_parts = [8 * parts, 4 * parts * width]
     with kernel.blocks([indices_bytes, indices_bytes]):
-        with kernel.blocks([indices_bytes, _sort_bytes(count)]):
+        with kernel.blocks([indices_bytes, sort_bytes(count, 64)]):
             pass
         kernel.results()
         with kernel.blocks(begins):
@@ -292,13 +357,6 @@ def _log_sorted_sums(
                 pass
             with kernel.blocks([*of_segments, *of_parts]):
                 pass
-
-
-def _sort_bytes(count: int) -> int:
-    """Return the bytes with which a kernel sorts pairs of integers: copies, and 1 KiB a tile."""
-    copies_bytes = 16 * count
-    tiles_bytes = divided_up(count, _PAIRS_OF_TILE) * KIB
-    return copies_bytes + tiles_bytes + 16 * KIB + 512
 
 
 @_order_of("_thnn_fused_gru_cell")
@@ -335,7 +393,176 @@ def _bags_backward(kernel: Kernel, args: Any) -> None:
     _log_sorted_sums(kernel, gradient, indices, rows, by_frequency=by_frequency)
 
 
+# -- indices ---------------------------------------------------------------------------------------
+
+
+@_order_of("index")
+def _index(kernel: Kernel, args: Any) -> None:
+    """Log the values at indices, which are copied if they differ in their strides."""
+    indices = [index for index in args[1] if index is not None]
+    with kernel.blocks(_copied_indices(indices)):
+        kernel.results()
+
+
+def _copied_indices(indices: list[Any]) -> list[int]:
+    """Return the bytes of copies of indices that have got one shape, and differ in strides."""
+    layouts = {(index.shape, index.stride()) for index in indices}
+    has_masks = any(is_mask(index) for index in indices)
+    if len(layouts) < 2 or has_masks:
+        return []
+    count = math.prod(torch.broadcast_shapes(*(index.shape for index in indices)))
+    copied: list[int] = []
+    for index in indices:
+        is_expanded = index.numel() != count
+        if is_expanded or not is_contiguous(index):
+            copied.append(count * index.itemsize)
+    return copied
+
+
+@_order_of("index_put", "_index_put_impl")
+def _add_at_indices(kernel: Kernel, args: Any) -> None:
+    """Log how a kernel adds values at indices, which may be repeated: it sorts positions."""
+    target, indices, values, *options = args
+    accumulates = bool(options) and options[0]
+    if not accumulates:
+        return
+    kernel.results()
+    numbers = [number for number, index in enumerate(indices) if index is not None]
+    used = [indices[number] for number in numbers]
+    sizes = positions_of_masks(used)
+    count = math.prod(torch.broadcast_shapes(*map(_shape_of_index, used)))
+    index_bytes = 8 * count
+    are_adjacent = numbers[-1] - numbers[0] < len(numbers)
+    with ExitStack() as stack:
+        stack.enter_context(kernel.blocks(sizes))
+        _log_positions(kernel, len(used), index_bytes, stack)
+        stack.enter_context(kernel.copies(values))
+        if not are_adjacent:
+            stack.enter_context(kernel.blocks([target.nbytes]))  # in another order of dimensions
+        stack.enter_context(kernel.blocks([index_bytes, index_bytes, index_bytes]))
+        bits = _bits_of_positions(target.shape, numbers, are_adjacent=are_adjacent)
+        with kernel.blocks([sort_bytes(count, bits)]):
+            pass
+
+
+def _shape_of_index(index: Any) -> tuple[int, ...]:
+    """Return an index's shape; a mask is assumed to be true everywhere."""
+    if is_mask(index):
+        return (index.numel(),)
+    return tuple(index.shape)
+
+
+def _log_positions(kernel: Kernel, indices: int, index_bytes: int, positions: ExitStack) -> None:
+    """Log the sum of the indices' positions, which ``positions`` keeps."""
+    for number in range(indices):
+        with kernel.blocks([index_bytes]):  # negative indices become positive
+            product = kernel.blocks([index_bytes])
+            if number == 0:
+                positions.enter_context(product)
+                continue
+            with product:  # the sum is kept in the first one
+                pass
+
+
+def _bits_of_positions(shape: Any, numbers: list[int], *, are_adjacent: bool) -> int:
+    """Return the bits of the highest position to which values are added."""
+    if are_adjacent:
+        positions = math.prod(shape[: numbers[-1] + 1])
+    else:
+        positions = math.prod(shape[number] for number in numbers)
+    return max(1, int(positions - 1).bit_length())
+
+
+# -- largest values --------------------------------------------------------------------------------
+
+_LENGTHS_OF_SHARED_ROWS = (
+    (20, 20_000),
+    (40, 10_000),
+    (80, 8000),
+    (199, 5000),
+    (799, 3000),
+    (4000, 800),
+)
+"""Up to so many rows, and their least length with which several blocks search one row."""
+_LENGTH_OF_MANY_SHARED_ROWS = 400
+_THREADS_OF_SEARCH = 6 * 256
+"""Threads that search the largest values on one multiprocessor."""
+_MOST_SORTED_IN_PLACE = 4096
+"""Maximum number of largest values of a row that are sorted without a copy."""
+
+
+@_order_of("topk")
+def _topk(kernel: Kernel, args: Any) -> None:
+    """Log a search for the largest values of rows; it takes memory if the rows are long."""
+    source, most, *options = args
+    if source.dim() == 0:
+        return
+    dim = -1
+    if options:
+        dim = options[0]
+    length = source.shape[dim]
+    rows = source.numel() // max(1, length)
+    kernel.results()
+    with kernel.copies(source):
+        if _shares_rows(rows, length):
+            with kernel.blocks(_search_sizes(kernel, source, rows, length)):
+                pass
+    if most > _MOST_SORTED_IN_PLACE:
+        _log_sorted_results(kernel, rows * most, source.itemsize)
+
+
+def _shares_rows(rows: int, length: int) -> bool:
+    """Return True if several blocks of a card's threads search one row.
+
+    The limits are those of ATen/native/cuda/TensorTopK.cu.
+    """
+    for most_rows, least_length in _LENGTHS_OF_SHARED_ROWS:
+        if rows <= most_rows:
+            return length >= least_length
+    return length >= _LENGTH_OF_MANY_SHARED_ROWS
+
+
+def _search_sizes(kernel: Kernel, source: Any, rows: int, length: int) -> list[int]:
+    """Return the bytes of the state of each row, and of the counts of each block and digit."""
+    values = divided_up(rows * length, kernel.processors * _THREADS_OF_SEARCH)
+    values = max(4, min(values, 64))  # of a thread
+    blocks = rows * divided_up(length, 256 * values)
+    of_rows = [source.itemsize * rows, 8 * rows, 8 * rows]
+    of_digits = [512 * blocks, 1024 * rows]
+    return [*of_rows, *of_digits, 4 * blocks, 4 * blocks]
+
+
+def _log_sorted_results(kernel: Kernel, count: int, itemsize: int) -> None:
+    """Log how a kernel sorts many largest values, and their indices by them."""
+    indices_bytes = 8 * count
+    values_bytes = itemsize * count
+    with kernel.blocks([indices_bytes, values_bytes]):
+        with kernel.blocks([indices_bytes, indices_bytes + values_bytes]):
+            pass
+        with kernel.blocks([indices_bytes]):
+            pass
+
+
 # -- losses ----------------------------------------------------------------------------------------
+
+
+@_order_of("binary_cross_entropy_with_logits")
+def _loss_of_logits(kernel: Kernel, args: Any) -> None:
+    """Log the logarithms of sigmoids, weights of classes that are freed, and the losses."""
+    source = args[0]
+    options = list(args[2:])
+    options += [None, None, 1][len(options) :]
+    _, weights_of_classes, reduction = options
+    weights_bytes = losses_bytes = 0
+    if weights_of_classes is not None:
+        weights_bytes = source.nbytes
+    if reduction:
+        losses_bytes = source.nbytes
+    with kernel.blocks([source.nbytes]):
+        with kernel.blocks([weights_bytes]):
+            pass
+        with kernel.blocks([losses_bytes]):
+            kernel.results()
 
 
 @_order_of("huber_loss")
@@ -347,6 +574,41 @@ def _huber_loss(kernel: Kernel, args: Any) -> None:
         losses_bytes = source.nbytes
     with kernel.blocks([losses_bytes]):
         kernel.results()
+
+
+_FEW_FRAMES = 450
+"""Maximum of frames, sequences and labels, weighted, whose gradients one kernel adds up."""
+
+
+@_order_of("_ctc_loss_backward")
+def _ctc_loss_backward(kernel: Kernel, args: Any) -> None:
+    """Log the backward variables, the gradient, and a copy if infinite losses count as zero."""
+    log_probabilities = args[1]
+    forward = args[6]
+    has_copy = len(args) > 8 and args[8]
+    copied_bytes = 0
+    if has_copy:
+        copied_bytes = log_probabilities.nbytes
+    with kernel.blocks([forward.nbytes, copied_bytes]):
+        if not has_copy:
+            kernel.results()
+        _log_sums_of_blanks(kernel, log_probabilities, forward)
+        kernel.results()
+
+
+def _log_sums_of_blanks(kernel: Kernel, log_probabilities: Any, forward: Any) -> None:
+    """Log the sums over the blanks of each frame; one kernel does without if frames are few."""
+    frames, batch, labels = log_probabilities.shape
+    if 2 * frames + 24 * batch // 10 + 2 * labels // 10 <= _FEW_FRAMES:
+        return
+    frames_bytes = frames * batch * log_probabilities.itemsize
+    blanks = (forward.shape[2] + 1) // 2
+    sums_bytes = frames_bytes * blanks
+    with kernel.blocks([sums_bytes, frames_bytes]):
+        with kernel.blocks([frames_bytes, frames * batch]):
+            pass
+        with kernel.blocks([sums_bytes, frames_bytes]):
+            pass
 
 
 @_order_of("soft_margin_loss_backward")

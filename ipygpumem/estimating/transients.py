@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from ipygpumem.estimating.column_sums import column_sums_bytes
-from ipygpumem.units import MIB, rounded_up
+from ipygpumem.estimating.largest import is_mask
+from ipygpumem.units import KIB, MIB, divided_up, rounded_up
 
 _CUDNN = (
     "_cudnn_ctc_loss",
@@ -117,7 +118,7 @@ def _ruled_sizes(name: str, args: Any, result: Any) -> list[int]:
 
 _OF_OWN_TYPE = ("amax", "amin", "any", "all")
 """Operators whose partial results have the type of their argument."""
-_SUMS = ("sum", "mean", "linalg_vector_norm", "logsumexp")
+_SUMS = ("sum", "mean", "linalg_vector_norm")
 _PLACES_AND_MOMENTS = ("max", "min", "argmax", "argmin", "var", "std", "var_mean", "std_mean")
 _PARTIAL_BYTES = {
     **dict.fromkeys((*_SUMS, *_OF_OWN_TYPE), 0),
@@ -172,9 +173,7 @@ def _nbytes(tensor: Any) -> int:
 @_rule_of(
     "_fft_c2r",
     "_linalg_solve_ex",
-    "im2col",
     "linalg_inv_ex",
-    "logsumexp",
     "masked_scatter_backward",
 )
 def _first_argument(args: Any, _: Any) -> int:
@@ -184,16 +183,6 @@ def _first_argument(args: Any, _: Any) -> int:
 @_rule_of("_softmax_backward_data")
 def _second_argument(args: Any, _: Any) -> int:
     return _nbytes(args[1])
-
-
-@_rule_of("_ctc_loss_backward")
-def _ctc_loss_backward(args: Any, _: Any) -> int:
-    return _nbytes(args[6]) + _nbytes(args[1])
-
-
-@_rule_of("_euclidean_dist")
-def _distances(args: Any, _: Any) -> int:
-    return _nbytes(args[0]) + _nbytes(args[1])
 
 
 @_rule_of("_pdist_backward")
@@ -239,15 +228,6 @@ def _reduced_loss(args: Any, result: Any) -> int:
     return _nbytes(args[0])
 
 
-@_rule_of("binary_cross_entropy_with_logits")
-def _loss_of_logits(args: Any, result: Any) -> list[int]:
-    """Return the bytes of two intermediate results, one of which may be the result."""
-    size = _nbytes(args[0])
-    if result.dim() == 0:
-        return [size, size]
-    return [2 * size - _nbytes(result)]
-
-
 @_rule_of("sum", "cumsum", "prod", "cumprod")
 def _converted(args: Any, result: Any) -> int:
     """Return the bytes of integers that are converted to the result's type, then added up."""
@@ -259,12 +239,12 @@ def _converted(args: Any, result: Any) -> int:
 
 
 @_rule_of("multinomial")
-def _multinomial(args: Any, _: Any) -> int:
+def _multinomial(args: Any, _: Any) -> list[int]:
     weights_bytes = _nbytes(args[0])
     with_replacement = len(args) > 2 and args[2]
     if with_replacement:
-        return 3 * weights_bytes
-    return weights_bytes
+        return [weights_bytes, weights_bytes, weights_bytes]
+    return [weights_bytes]
 
 
 @_rule_of("normal")
@@ -446,74 +426,117 @@ It adds up an embedding's gradients.
 """
 
 
+def positions_of_masks(indices: Any) -> list[int]:
+    """Return the bytes of the positions at which masks are true, by assumption everywhere."""
+    masks = [index for index in indices if is_mask(index)]
+    return [8 * mask.numel() * mask.dim() for mask in masks]
+
+
 @_rule_of("index")
 def _positions(args: Any, _: Any) -> Bytes:
-    return _positions_of_masks(args[1])
-
-
-def _positions_of_masks(indices: Any) -> list[int]:
-    """Return the bytes of the positions at which masks are true, by assumption everywhere."""
-    masks = [index for index in indices if index is not None and index.itemsize == 1]
-    return [8 * mask.numel() * mask.dim() for mask in masks]
+    return positions_of_masks(args[1])
 
 
 @_rule_of("index_put", "_index_put_impl")
 def _put(args: Any, _: Any) -> list[int]:
+    """Return the bytes of masks' positions; values that are added have an order of blocks."""
     _, indices, values, *options = args
-    sizes: list[int] = []
-    if values.dim():  # a single value is filled in by the mask
-        sizes += _positions_of_masks(indices)
     accumulates = bool(options) and options[0]
-    if accumulates:
-        counts = [index.numel() for index in indices if index is not None]
-        sizes.append(49 * max(counts, default=0))
-        if not values.is_contiguous():
-            sizes.append(values.nbytes)
-    return sizes
+    is_single = values.dim() == 0  # filled in by the mask
+    if accumulates or is_single:
+        return []
+    return positions_of_masks(indices)
+
+
+@_rule_of("unfold_backward")
+def _positions_in_windows(args: Any, _: Any) -> int:
+    """Return the bytes of positions along a dimension, which windows that overlap need."""
+    _, shape, dim, size, step = args
+    if step >= size:
+        return 0
+    return int(8 * shape[dim])
 
 
 # -- sorting ---------------------------------------------------------------------------------------
 
+_PAIRS_OF_TILE = {8: 4608, 4: 5376, 2: 5632, 1: 5632}
+"""Pairs that one block of a card's threads sorts in a pass, by the bytes of what it compares.
+
+Those of torch 2.11 on a Hopper.
+"""
+_MOST_PAIRS_OF_BLOCK = 2304
+"""Maximum number of pairs that one block sorts alone, without a copy."""
+
+
+def sort_bytes(count: int, bits: int, itemsize: int = 8) -> int:
+    """Return the bytes with which a kernel sorts integers, or other values, with their positions.
+
+    Many of them take a pass for each 8 bits: 2 KiB, with 1 KiB a tile, and copies of both unless
+    it is one.
+    """
+    if count <= _MOST_PAIRS_OF_BLOCK:
+        return 1
+    passes = divided_up(bits, 8)
+    copies_bytes = 0
+    if passes > 1:
+        copies_bytes = rounded_up(itemsize * count, 256) + rounded_up(8 * count, 256)
+    tiles_bytes = divided_up(count, _PAIRS_OF_TILE[itemsize]) * KIB
+    return copies_bytes + tiles_bytes + passes * 2 * KIB + 512
+
+
+def _bytes_to_sort(values: Any) -> int:
+    """Return the bytes with which a kernel sorts all values of a tensor."""
+    itemsize = values.itemsize
+    return sort_bytes(values.numel(), 8 * itemsize, itemsize)
+
 
 @_rule_of("sort", "argsort")
-def _sorted(args: Any, _: Any) -> int:
+def _sorted(args: Any, _: Any) -> list[int]:
     """Return the bytes of a radix sort, over 4,096 values a row.
 
-    It is a copy of keys and positions, and two copies for several rows.
+    It has positions and a copy of keys and positions; for several rows also the rows' numbers and
+    the values; for columns also all of it in rows.
     """
     source, *options = args
     if source.dim() == 0:
-        return 0
+        return []
     dim = -1
     if options and isinstance(options[0], int):
         dim = options[0]
     length = source.shape[dim]
     count = source.numel()
     if length <= 4096:
-        return 0
-    itemsize = source.itemsize
-    bytes_of_value = 2 * itemsize + 24
+        return []
+    values_bytes = source.itemsize * count
+    positions_bytes = 8 * count
+    sizes = [
+        positions_bytes,
+        positions_bytes,
+        values_bytes,
+        values_bytes + positions_bytes + count // 5,
+    ]
     if count == length:
-        bytes_of_value = itemsize + 16
+        sizes = [positions_bytes, _bytes_to_sort(source)]
     if source.stride(dim) != 1:
-        bytes_of_value += 2 * itemsize + 8
-    return int(count * bytes_of_value + count // 5)
+        sizes = [values_bytes, values_bytes, positions_bytes, *sizes]
+    return sizes
 
 
 @_rule_of("median", "nanmedian")
-def _median(args: Any, _: Any) -> int:
-    """Return the bytes of all values, sorted, with the results of the sort."""
+def _median(args: Any, _: Any) -> list[int]:
+    """Return the bytes of a sort of all values: its results, indices, and copies of both."""
     if len(args) > 1:  # along a dimension
-        return 0
+        return []
     source = args[0]
-    count = source.numel()
-    bytes_of_value = 2 * source.itemsize + 24
-    return int(count * bytes_of_value + count // 5)
+    positions_bytes = 8 * source.numel()
+    return [source.nbytes, positions_bytes, positions_bytes, _bytes_to_sort(source)]
 
 
 # -- results ---------------------------------------------------------------------------------------
 
 _IN_RESULT = frozenset({"mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss"})
+_RESIZED = frozenset({"col2im", "im2col"})
+"""Operators that make their result with the size of their argument."""
 
 
 def loss_bytes(name: str, args: Any, result: Any) -> int:
@@ -522,6 +545,6 @@ def loss_bytes(name: str, args: Any, result: Any) -> int:
     For instance, they compute all losses before they add them up.
     """
     is_reduced_loss = name in _IN_RESULT and result.dim() == 0
-    if name == "col2im" or is_reduced_loss:
+    if name in _RESIZED or is_reduced_loss:
         return _nbytes(args[0])
     return 0

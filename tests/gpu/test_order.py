@@ -31,6 +31,56 @@ OPERATORS = {
     "a loss of logits": "F.binary_cross_entropy_with_logits(T(N, N), torch.zeros(N, N, device='cuda'))",  # noqa: E501
     "huber_loss": "F.huber_loss(T(N, N), torch.zeros(N, N, device='cuda'))",
     "soft_margin_loss": "F.soft_margin_loss(T(N, N), torch.ones(N, N, device='cuda'))",
+    "a loss of logits with weights of classes": "F.binary_cross_entropy_with_logits(T(N, N), fixed(N, N), pos_weight=fixed(N))",  # noqa: E501
+    "losses of logits with both weights": "F.binary_cross_entropy_with_logits(T(N, N), fixed(N, N), fixed(N, N), "  # noqa: E501
+    "pos_weight=fixed(N), reduction='none')",
+    "CTC loss": "F.ctc_loss(T(512, 64, 128).log_softmax(-1), indices(64, 64), [512] * 64, [64] * 64)",  # noqa: E501
+    "CTC loss of few frames": "F.ctc_loss(T(64, 32, 512).log_softmax(-1), indices(32, 20), [64] * 32, [20] * 32)",  # noqa: E501
+    "CTC loss without infinite losses": "F.ctc_loss(T(512, 32, 512).log_softmax(-1), indices(32, 20), [512] * 32, "  # noqa: E501
+    "[20] * 32, zero_infinity=True)",
+    "a convolution of sequences": "F.conv1d(T(8, 80, 3000), T(128, 80, 3), T(128), 2, 1)",
+    "a convolution of sequences by rows": "F.conv1d(T(8, 4096, 64).mT, T(64, 64, 3), padding=1)",
+    "a dilated convolution": "F.conv2d(T(4, 64, 32, 64)[..., :32], T(64, 64, 3, 3), padding=2, dilation=2)",  # noqa: E501
+    "a dilated convolution of sequences": "F.conv1d(T(8, 64, 4096), T(64, 64, 3), T(64), padding=2, dilation=2)",  # noqa: E501
+    "a transposed convolution with a bias": "F.conv_transpose2d(T(4, 64, 32, 32), T(64, 32, 4, 4), T(32), 2, 1)",  # noqa: E501
+    "a transposed convolution of groups": "F.conv_transpose2d(T(4, 64, 32, 32), T(64, 8, 4, 4), T(32), 2, 1, groups=4)",  # noqa: E501
+    "a transposed convolution of volumes": "F.conv_transpose3d(T(2, 32, 8, 16, 32)[..., :16], T(32, 16, 2, 2, 2), "  # noqa: E501
+    "T(16), 2)",
+    "distances": "torch.cdist(T(4, N, 512), T(4, N, 512))",
+    "distances of columns": "torch.cdist(T(64, 512).mT, T(64, 512).mT)",
+    "unfolding": "F.unfold(T(16, 16, 32, 64)[..., :32], 3, padding=1)",
+    "unfolding with gaps": "F.unfold(T(16, 16, 64, 64), 2, stride=4)",
+    "folding": "F.fold(T(16, 144, 2048)[..., :1024], (32, 32), 3, padding=1)",
+    "folding with gaps": "F.fold(T(16, 64, 128)[..., :64], (32, 32), 2, stride=4)",
+    "windows that overlap": "T(16, 4096).unfold(1, 16, 8)",
+    "a grid": "F.affine_grid(T(4, 2, 3), (4, 64, 64, 64), align_corners=False)",
+    "a grid of volumes": "F.affine_grid(T(4, 3, 4), (4, 16, 16, 16, 16), align_corners=False)",
+    "limits": "T(N, N).clamp(T(N, N), T(N, N))",
+    "limits of columns": "T(N, N).clamp(T(N), T(N))",
+    "a limit": "T(N, N).clamp(max=T(N, N))",
+    "the largest value": "T(N, N).max()",
+    "angles": "torch.atan2(T(N, N), T(N, N))",
+    "sums of exponentials": "T(64, N, 4).logsumexp(-1)",
+    "sums of exponentials of columns": "T(64 * N, 64).logsumexp(0)",
+    "cumulative sums of exponentials": "T(N, N).logcumsumexp(-1)",
+    "the largest values": "T(N, N).topk(50).values",
+    "the largest values of long rows": "T(64, 100_000).topk(5).values",
+    "the largest values of one row": "T(4_000_000).topk(5).values",
+    "the largest values of short rows": "T(20_000, 100).topk(5).values",
+    "the largest values of columns": "T(64, 9000, 8).topk(5, 1).values",
+    "the largest values of rows that are apart": "T(1000, 3000).mT.topk(5).values",
+    "rows": "T(N, 1024)[indices(4096)]",
+    "few rows": "T(N, 1024)[indices(2000)]",
+    "rows of 16 bits": "T(N, 1024).to(torch.bfloat16)[indices(64, 256)]",
+    "single values": "T(N, 1024)[indices(65536), indices(65536)]",
+    "single values of few": "T(64, 64)[indices(8192), 3]",
+    "rows of each sample": "T(8, N, 256)[:, indices(4096)].sum(0)",
+    "places of each sample": "T(64, 3, N)[:, indices(4096), indices(4096)]",
+    "columns of rows": "T(64, 3, N)[indices(4096), :, indices(4096)]",
+    "pairs of indices": "T(64, 3, 100)[indices(4096, 1), indices(4)]",
+    "rows that are added": "(T(N, 1024) * 1).index_put((indices(4096),), T(4096, 1024), True)",
+    "a sort of long rows": "T(N * N).sort().values",
+    "a median": "T(N, N).median()",
     "an interpolation to the same size": "F.interpolate(T(4, 64, 32, 64)[..., :32], (32, 32), mode='bilinear')",  # noqa: E501
 }
 COMMON = """
@@ -46,6 +96,9 @@ N, SMALLEST = 1024, 16 << 10  # kernels also allocate a few KiB that estimates l
 
 def T(*shape):
     return torch.zeros(*shape, device="cuda", requires_grad=True)
+
+def fixed(*shape):
+    return torch.zeros(*shape, device="cuda")
 
 def indices(*shape):
     return torch.zeros(*shape, dtype=torch.long, device="cuda")
