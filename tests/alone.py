@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import os
 import subprocess
 import sys
 import traceback
@@ -15,20 +16,31 @@ import pytest
 from tests.answering import ROOT, Answerer, answer_questions, forked
 
 
+_MOST_CPU_SECONDS = 900
+"""Maximum CPU time of a process; how long that takes depends on what else the machine does."""
+
+
 def printed(*arguments: object, **options: Any) -> str:
-    """Return the output of a Python with these arguments."""
+    """Return the output of a Python with these arguments; it has a limited time of CPU."""
     command = [sys.executable, *map(str, arguments)]
     options = {
         "cwd": ROOT,
         "capture_output": True,
         "text": True,
-        "timeout": 900,
         "check": False,
         **options,
     }
+    if os.name == "posix":
+        options.setdefault("preexec_fn", _limit_cpu_time)
     done = subprocess.run(command, **options)
     assert done.returncode == 0, done.stderr
     return str(done.stdout)
+
+
+def _limit_cpu_time() -> None:
+    """Let the system end a process that has used too much CPU (``preexec_fn``)."""
+    resource = importlib.import_module("resource")  # not on Windows
+    resource.setrlimit(resource.RLIMIT_CPU, (_MOST_CPU_SECONDS, _MOST_CPU_SECONDS))
 
 
 def limit_stack() -> None:

@@ -17,6 +17,7 @@ import argparse
 import gc
 import json
 import linecache
+import math
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -612,7 +613,9 @@ def compare(seed: int) -> Figures:
     names = made(seed)
     train = names["train"]
     clean()
-    estimate = Estimation().of_call(train, (), {}, (names,))
+    # A machine may be so busy that an estimate takes longer than notebooks wait.
+    estimation = Estimation(timeout_seconds=math.inf)
+    estimate = estimation.of_call(train, (), {}, (names,))
     (device,) = (device for device in estimate.devices if device.device.startswith("cuda"))
     figures.peak_bytes = device.peak_bytes
     figures.reserved_bytes = device.reserved_bytes

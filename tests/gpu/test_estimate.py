@@ -171,7 +171,7 @@ def step():
         optimizer.step(lambda: 0.0)
 
 for _ in range(2):
-    named = {"device": "cuda:0", "device_memory": "24GiB", "timeout": 100.0}
+    named = {"device": "cuda:0", "device_memory": "24GiB", "timeout": 3600.0}
     estimates = [ipygpumem.estimate(step, **options).peak_bytes for options in ({}, {"device": "cuda"}, named)]
     torch.cuda.reset_peak_memory_stats()
     step()
