@@ -16,6 +16,7 @@ from torch.utils._device import _device_constructors
 from ipygpumem.errors import EstimateError
 from ipygpumem.estimating import user_line
 from ipygpumem.estimating.card_functions import CardFunctions
+from ipygpumem.estimating.cumulative_products import cumprod
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.packed import PackedSequences, real_values
 from ipygpumem.heap.knowledge.frames import stack
@@ -44,6 +45,8 @@ class TorchFunctions(TorchFunctionMode):
         """Lines that call recurrent layers with other kernels on a card, such as cuDNN's."""
         self._handlers: dict[Any, Handler] = {
             **_OF_VALUES,
+            torch.cumprod: cumprod,
+            torch.Tensor.cumprod: cumprod,
             torch.Tensor.pin_memory: self._pinned,
             torch._pack_padded_sequence: packed.pack,
             torch._pad_packed_sequence: packed.pad,

@@ -63,6 +63,8 @@ OPERATORS = {
     "sums of exponentials": "T(64, N, 4).logsumexp(-1)",
     "sums of exponentials of columns": "T(64 * N, 64).logsumexp(0)",
     "cumulative sums of exponentials": "T(N, N).logcumsumexp(-1)",
+    "cumulative products": "T(N, 64).cumprod(-1)",
+    "cumulative products of columns": "torch.cumprod(T(N, 64), dim=0)",
     "the largest values": "T(N, N).topk(50).values",
     "the largest values of long rows": "T(64, 100_000).topk(5).values",
     "the largest values of one row": "T(4_000_000).topk(5).values",
