@@ -1153,6 +1153,10 @@ _AXES_KEPT = {
     "kept.extend(axes); box.a = axes[0, 0]": "del kept[1:]; box.a = None",
     "kept.append(axes[0]); slots[:2] = axes[1]": "del kept[1]; slots[0] = None; slots[1] = None",
     "box.a = list(axes.flat); kept.append(axes[0])": "del kept[1]; box.a.clear()",
+    "grid[1] = axes[0]; grid[2, 1] = axes[1, 1]": (
+        "grid[1, 0] = None; grid[1, 1] = None; grid[2, 1] = None"
+    ),
+    "grid[2, 0] = axes[1, 0]": "grid[2, 0] = None",
 }
 
 
@@ -1174,6 +1178,7 @@ def test_all_axes_of_a_figure_are_removed_together(
         class Box: pass
         kept, by_number, box = ["text"], {}, Box()
         slots = np.array([None, None, "text"])
+        grid = np.array([["text", None], [None, None], [None, None]])
         """,
     )
     left(small_kernel)  # else a new array may be mistaken for that of an earlier case at its place
@@ -1195,6 +1200,7 @@ def test_all_axes_of_a_figure_are_removed_together(
     works(small_kernel, line)
     assert alive(small_kernel) == 0
     assert left(small_kernel) == []
+    assert small_kernel.value("[kept[0], slots[2], grid[0, 0]]") == ["text"] * 3
 
 
 @pytest.mark.parametrize(
@@ -1296,6 +1302,107 @@ def test_figures_of_an_experiment_leave_older_ones_open(small_kernel: Kernel) ->
     works(small_kernel, row[2])
     assert small_kernel.value("plt.get_fignums()") == [1]
     works(small_kernel, "plt.close('all')")
+
+
+_PYPLOT_KEEPS = {
+    "plt.plot(np.arange(400_000.))": "plt.gca().lines",
+    "plt.gca().plot(np.arange(400_000.))": "plt.gca().lines",
+    "plt.scatter(np.arange(2e5), np.arange(2e5))": "plt.gca().collections",
+    "plt.imshow(np.ones((1000, 400)))": "plt.gca().images",
+    "plt.figure(1); plt.plot(np.arange(400_000.))": "plt.gca().lines",
+    "plt.errorbar(np.arange(4e5), np.arange(4e5), yerr=1, errorevery=99999)": (
+        "plt.gca().containers"
+    ),
+}
+
+
+@pytest.mark.parametrize("draw", _PYPLOT_KEEPS)
+@pytest.mark.parametrize("size", [9, 200_000], ids=["little older data", "much older data"])
+def test_an_older_figure_stays_open_without_a_new_artist(
+    small_kernel: Kernel, draw: str, size: int
+) -> None:
+    """Only pyplot keeps the figure."""
+    needs("matplotlib")
+    works(
+        small_kernel,
+        _LEFT,
+        f"""
+        import matplotlib
+        matplotlib.use("agg")
+        import matplotlib.pyplot as plt
+        plt.close("all")
+        for number in (1, 2):
+            plt.figure(number)
+            plt.plot(np.arange({size}.)); plt.title("older")
+        """,
+    )
+    left(small_kernel)
+    works(
+        small_kernel,
+        f"""
+        %%experiment e
+        {draw}
+        drawn = {_PYPLOT_KEEPS[draw]}[-1]
+        watched.append(weakref.ref(drawn if hasattr(drawn, "axes") else drawn[0]))
+        """,
+    )
+    ((_, _, line),) = left_by_experiment(small_kernel)
+    assert line in [row[2] for row in left(small_kernel)]  # next to the older data, without a name
+    works(small_kernel, line)
+    assert alive(small_kernel) == 0
+    assert "also drops" not in line
+    assert small_kernel.value("plt.get_fignums()") == [1, 2]
+    figures = "[[len(plt.figure(n).axes[0].lines), plt.gca().get_title()] for n in (1, 2)]"
+    assert small_kernel.value(figures) == [[1, "older"], [1, "older"]]
+    works(small_kernel, "[plt.figure(number).canvas.draw() for number in (1, 2)]")
+
+
+@pytest.mark.parametrize("keeps", ["figure = plt.gcf()", "kept = plt.gca()", "plt.close('all')"])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        "drawn = kept.imshow(np.random.rand(1000, 1000)); kept.figure.colorbar(drawn, ax=kept)",
+        "plt.sca(kept); drawn = plt.imshow(np.random.rand(1000, 1000)); plt.colorbar()",
+        "plt.sca(kept); drawn = plt.scatter(*np.random.rand(3, 100_000)); plt.colorbar(drawn)",
+        "plt.sca(kept); drawn = plt.hexbin(*np.random.rand(2, 9), gridsize=300); plt.colorbar()",
+        "drawn = kept.imshow(np.random.rand(1000, 1000)); kept.figure.add_subplot(222)",
+        "drawn = kept.twinx().plot(np.random.rand(400_000))[0]",
+    ],
+)
+def test_an_image_leaves_an_older_figure_with_its_colorbar(
+    small_kernel: Kernel, draw: str, keeps: str
+) -> None:
+    needs("matplotlib")
+    works(
+        small_kernel,
+        _LEFT,
+        f"""
+        import matplotlib
+        matplotlib.use("agg")
+        import matplotlib.pyplot as plt
+        plt.close("all")
+        kept = plt.subplots(1, 2)[1][0]
+        older = [weakref.ref(axes) for axes in kept.figure.axes]
+        {keeps}
+        """,
+    )
+    left(small_kernel)
+    works(
+        small_kernel,
+        f"""
+        %%experiment e
+        {draw}
+        watched.append(weakref.ref(drawn))
+        """,
+    )
+    lines = [row[2] for row in left_by_experiment(small_kernel)]
+    assert [row[2] for row in left(small_kernel)] == lines
+    works(small_kernel, *lines)
+    assert alive(small_kernel) == 0
+    works(small_kernel, "older[0]().figure.canvas.draw()")
+    assert small_kernel.value("all(one() in older[0]().figure.axes for one in older)") is True
+    assert left(small_kernel) == []
+    works(small_kernel, "del kept; figure = None; plt.close('all')")
 
 
 # -- data frames ----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import gc
 import sys
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, compress
 from operator import not_
 from types import FunctionType, ModuleType
@@ -16,6 +16,7 @@ from ipygpumem.heap.arrays import Array, Span, is_array, library_type, owner_of,
 from ipygpumem.heap.bulk import Kinds, by_identity, without_types
 from ipygpumem.heap.containers import CONTAINER_TYPES
 from ipygpumem.heap.garbage import Garbage
+from ipygpumem.heap.holders.registries import figures_and_widgets
 from ipygpumem.heap.live_tensors import live_tensors
 from ipygpumem.heap.tensors import Reader, Storages
 from ipygpumem.heap.walk import MOST_AT_START, Walk
@@ -28,6 +29,8 @@ examine.
 
 _SHORT = 50
 """Average length, at most, of named containers to look into at once."""
+_MOST_SHOWN = 50_000
+"""Maximum number of objects to enter in open figures and widgets."""
 _MOST_INSTALLED = 300
 """Maximum number of objects to enter in an installed module, whose data is at the top level, not in
 functions.
@@ -35,8 +38,8 @@ functions.
 
 
 def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
-    """Return the NumPy arrays behind a notebook's names, in the modules among them, and in all
-    modules of the user.
+    """Return the NumPy arrays behind a notebook's names, in the modules among them, in all modules
+    of the user, and the large ones in open figures and widgets.
 
     The collector does not list arrays, and searching behind all objects that it lists takes three
     times as long.
@@ -61,8 +64,18 @@ def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
         installed = list(module_dict(module).values())
         data = [item for item in installed if type(item) is not FunctionType]
         arrays += _arrays_behind(data, walk)
+    walk.left = _MOST_SHOWN
+    # Libraries replace their small arrays, and a new one may have the identity of an older one.
+    shown = _arrays_behind(figures_and_widgets(namespace), walk)
+    arrays += compress(shown, map(_LARGE.__lt__, _bytes_of(shown)))
     walk.drop()
     return arrays, is_complete
+
+
+def _bytes_of(arrays: Iterable[Any]) -> Iterator[int]:
+    """Return the bytes of each NumPy array."""
+    array_type: Any = library_type("numpy", "ndarray")
+    return map(array_type.__dict__["nbytes"].__get__, arrays)
 
 
 def _arrays_behind(values: list[object], walk: Walk) -> list[Any]:
@@ -144,8 +157,7 @@ class BaselineSnapshot:
     def _add_arrays(self, array_type: Any, arrays: Sequence[Any]) -> None:
         base_of = array_type.__dict__["base"].__get__
         owners = [array if base_of(array) is None else _owning_array(array) for array in arrays]
-        sizes = map(array_type.__dict__["nbytes"].__get__, owners)
-        are_large = list(map(_LARGE.__lt__, sizes))
+        are_large = list(map(_LARGE.__lt__, _bytes_of(owners)))
         self._large.update(map(place_of, compress(owners, are_large)))
         self._unreached -= self._large
         self._large |= self._unreached

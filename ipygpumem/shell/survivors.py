@@ -156,6 +156,8 @@ class Survivors:
         self.cuts: dict[str, list[Cut]] = {}
         self._removed_as_whole: list[weakref.ref[Any]] = []
         """Modules of torch and figures that lines of earlier reports remove."""
+        self._stay_open: list[weakref.ref[Any]] = []
+        """Older figures that these lines leave open."""
         self._older: list[Remembered] = []
         """The nearest older objects behind survivors."""
         self._older_arrays: list[weakref.ref[object]] = []
@@ -176,7 +178,15 @@ class Survivors:
         ``keepers`` last.
         """
         roots = roots_of_notebook(self._context, self._saved(), self._ours, self.cuts, keepers)
-        return replace(roots, new=self._identities_of_removed)
+        return replace(roots, new=self._identities_of_removed, stay_open=self._stay_open)
+
+    def _roots_at_end(self, keepers: Container[str], made: Callable[[], set[int]]) -> Roots:
+        """Return the same for the end of an experiment, given a function that returns the
+        identities of the objects made since its start.
+        """
+        return replace(
+            self.roots(keepers), new=made, knows_age=True, removed_as_whole=self._removed_as_whole
+        )
 
     def keepers(self) -> set[str]:
         """Return the names that still have the objects that experiments kept on purpose."""
@@ -241,17 +251,14 @@ class Survivors:
         """Return the rows of all objects that outlive an experiment, and the older data that their
         lines drop.
         """
-        roots = replace(
-            self.roots(self.keepers()),
-            new=functools.cache(ended.baseline.objects_since),
-            removed_as_whole=self._removed_as_whole,
-        )
+        made = functools.cache(ended.baseline.objects_since)
+        roots = self._roots_at_end(self.keepers(), made)
         rows = search.rows(heap, roots)
         removed_objects = dict(roots.removed_objects)
         new = list[object]()
         if search.unnamed_bytes >= search.smallest:
             progress(0.6)
-            roots = self.roots()
+            roots = self._roots_at_end((), made)
             for remaining, row in search.other_rows(heap, roots):
                 self._known_others.append((Remembered(remaining.items), row))
                 new += remaining.items
@@ -284,6 +291,7 @@ class Survivors:
         update_numpy(self.known, heap)
         self.known = [item for item in self.known if item.live_arrays()]
         self._removed_as_whole = [item for item in self._removed_as_whole if item() is not None]
+        self._stay_open = [item for item in self._stay_open if item() is not None]
 
     def others_alive(self, heap: Heap) -> list[OtherAlive]:
         """Return the objects without arrays that are still alive, and forget the rest."""

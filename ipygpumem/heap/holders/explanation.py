@@ -86,6 +86,8 @@ class Explanation:
         self._cuts = roots.cuts
         self._new = roots.new
         self._removed_as_whole = roots.removed_as_whole
+        self._knows_age = roots.knows_age
+        self._stay_open = roots.stay_open
         self._rows: RowHolders | None = None
         self._names = roots.names
         self._figures = roots_of_figures(roots.names)
@@ -153,7 +155,8 @@ class Explanation:
         for item in items:
             chain = self._search.chain(item, next_up)
             if chain is not None:
-                chains.append(chain)
+                root, steps, _ = self._inside_older_figure(*chain, object_id)
+                chains.append((root, steps))
         if not chains:
             return None
         through = [chain for chain in chains if object_id in map(id, chain[1])]
@@ -167,6 +170,37 @@ class Explanation:
             way = self._writer.way(root, steps, of_graph=self._of_graphs)
             nearest.append(((root, steps), way))
         return min(nearest, key=lambda pair: order_of_holder(pair[1].holder))
+
+    def _inside_older_figure(
+        self, root: Root, steps: Steps, object_id: int
+    ) -> tuple[Root, Steps, int]:
+        """Return a chain from pyplot, but from the figure if that stays open. Also return the
+        number of steps that are left out.
+
+        Args:
+            root: the root of the chain.
+            steps: its objects.
+            object_id: identity of the object of the row; 0 if there is none.
+        """
+        for position, item in enumerate(steps[:-1]):
+            roots = self._figures.get(id(item))
+            if roots is None or roots.closing != root:
+                continue
+            if self._stays_open(item, object_id):
+                return roots.inside, steps[position:], position
+        return root, steps, 0
+
+    def _stays_open(self, figure: object, object_id: int) -> bool:
+        """Return True if an open figure is older than what a row has; note it for later looks,
+        which do not know its age.
+        """
+        if self._is_new_figure(figure, object_id):
+            self._removed_as_whole.append(weakref.ref(figure))
+            return False
+        is_known = any(reference() is figure for reference in self._stay_open)
+        if self._knows_age and not is_known:
+            self._stay_open.append(weakref.ref(figure))
+        return self._knows_age or is_known
 
     def _of_row(
         self, key: StorageKey, chain: tuple[Root, Steps], way: Way, rows: RowHolders | None
@@ -293,8 +327,8 @@ class Explanation:
         figure = figure_of(axes)
         if not self._is_new_figure(figure, row.object_id) or not rows.has_little_else(figure):
             return None
-        is_in_array = flat_elements(steps[-2]) is not None
-        way = self._writer.way(root, steps[:-1] if is_in_array else steps)
+        is_in_their_array = _has_only_axes_of(figure, steps[-2])
+        way = self._writer.way(root, steps[:-1] if is_in_their_array else steps)
         if way.cut is None or not way.is_direct:
             return None
         self._removed_as_whole.append(weakref.ref(figure))
@@ -410,7 +444,7 @@ class Explanation:
         if root is not None and root.is_only_place:
             return [nearest], 0
         chains = self._chains_left_by(nearest, targets)
-        holders = list(map(self._holder, chains[:_MOST_HOLDERS]))
+        holders = [self._holder(chain, object_id) for chain in chains[:_MOST_HOLDERS]]
         closing = self._closing_figures(targets, nearest, object_id)
         holders += [HolderWays(None, [way], []) for way in closing]
         holders = nearest_first(holders, nearest)
@@ -455,9 +489,10 @@ class Explanation:
     ) -> list[Way]:
         """Return the ways to open figures around some axes, such as those in a user's list.
 
-        Pyplot keeps these figures, with the axes in them. A figure stays if it has much else or a
-        name, and if ``nearest`` leads through it: then an artist is taken out of it. A line alone
-        may have been drawn in an older figure, so it closes only the figure ``object_id``.
+        Pyplot keeps these figures, with the axes in them. A figure stays if it is older, if it has
+        much else or a name, and if ``nearest`` leads through it: then an artist is taken out of it.
+        A line alone may have been drawn in an older figure, so it closes only the figure
+        ``object_id``.
         """
         if not self._figures:
             return []
@@ -466,8 +501,10 @@ class Explanation:
         figures = dict[int, object]()
         for target in targets:
             figure = figure_of(target)
-            may_close = target is figure or _are_axes(target) or id(figure) == object_id
-            if id(figure) not in self._figures or not may_close:
+            may_close = _are_axes(target) or id(figure) == object_id
+            if id(figure) not in self._figures or not (may_close or target is figure):
+                continue
+            if target is not figure and self._stays_open(figure, object_id):
                 continue
             if on_the_way.isdisjoint(_around(target, figure)):
                 figures[id(figure)] = figure
@@ -477,7 +514,7 @@ class Explanation:
         ways = list[Way]()
         for key, figure in figures.items():
             if self._rows is not None and self._rows.has_little_else(figure):
-                ways.append(self._writer.way(self._figures[key], (figure,)))
+                ways.append(self._writer.way(self._figures[key].closing, (figure,)))
         return ways
 
     def _with_line(self, root: Root, steps: Steps, way: Way) -> Way:
@@ -506,21 +543,29 @@ class Explanation:
                 return item, way_to_module
         return None
 
-    def _holder(self, found_chain: FoundChain) -> HolderWays:
-        """Return a holder of an object, with the ways through its items."""
-        root, end = found_chain.roots[0], found_chain.holder_at + 1
-        way = self._writer.way(root, found_chain.steps, of_graph=self._of_graphs)
-        ways = [self._with_line(root, found_chain.steps, way)]
-        if end == 0 or found_chain.references == 1:
+    def _holder(self, found_chain: FoundChain, object_id: int) -> HolderWays:
+        """Return a holder of an object, with the ways through its items.
+
+        Args:
+            found_chain: the chain through the holder.
+            object_id: identity of the object of the row; 0 if there is none.
+        """
+        root, steps, left_out = self._inside_older_figure(
+            found_chain.roots[0], found_chain.steps, object_id
+        )
+        end = found_chain.holder_at + 1 - left_out
+        way = self._writer.way(root, steps, of_graph=self._of_graphs)
+        ways = [self._with_line(root, steps, way)]
+        if end <= 0 or found_chain.references == 1:
             return HolderWays(None, ways, [])
-        to_holder = found_chain.steps[:end]
+        to_holder = steps[:end]
         if found_chain.items:
             return HolderWays(None, [self._way_to_many(root, to_holder, found_chain.items)], [])
-        items = [found_chain.steps[end]]
-        for steps in found_chain.more:
-            way = self._writer.way(root, (*to_holder, *steps), of_graph=self._of_graphs)
+        items = [steps[end]]
+        for below in found_chain.more:
+            way = self._writer.way(root, (*to_holder, *below), of_graph=self._of_graphs)
             ways.append(way)
-            items.append(steps[0])
+            items.append(below[0])
         return HolderWays(to_holder[-1], ways, items)
 
     def _way_to_many(self, root: Root, steps: Steps, items: Sequence[object]) -> Way:
@@ -562,6 +607,14 @@ def _some_of_each_holder(chains: Sequence[tuple[Root, Steps]]) -> list[tuple[Roo
 
 def _are_axes(item: object) -> bool:
     return is_of_library(item, "matplotlib.axes", "Axes")
+
+
+def _has_only_axes_of(figure: object, array: object) -> bool:
+    """Return True for an array of objects with nothing but axes of a figure."""
+    elements = flat_elements(array)
+    if elements is None:
+        return False
+    return all(element is None or figure_of(element) is figure for element in elements)
 
 
 def _around(artist: object, figure: object) -> set[int]:

@@ -58,6 +58,18 @@ def kept_by_registries(names: Mapping[str, object]) -> list[list[Registered]]:
     return by_registry
 
 
+def figures_and_widgets(names: Mapping[str, object]) -> list[object]:
+    """Return the open figures and widgets, which need no name; ``names`` are the user's."""
+    registry = widgets.WidgetRegistry.of_process(names)
+    figures = _Figures.of_process(names, registry)
+    objects = list[object]()
+    if figures is not None:
+        objects += figures.managers.values()
+    if registry is not None:
+        objects += registry.by_model.values()
+    return objects
+
+
 @dataclass
 class Registries:
     """The objects in registries.
@@ -198,16 +210,25 @@ def open_figures(names: Mapping[str, object]) -> OpenFigures | None:
     return OpenFigures(figures.managers, figures.closing_all())
 
 
-def roots_of_figures(names: Mapping[str, object]) -> dict[int, Root]:
-    """Return the root of each figure that pyplot keeps open, by its identity. ``names`` are the
+class RootsOfFigure(NamedTuple):
+    """The two roots of a figure that pyplot keeps open."""
+
+    closing: Root
+    """Its line closes the figure."""
+    inside: Root
+    """Its paths lead through the figure, which stays open."""
+
+
+def roots_of_figures(names: Mapping[str, object]) -> dict[int, RootsOfFigure]:
+    """Return the roots of each figure that pyplot keeps open, by its identity. ``names`` are the
     user's, to write code.
     """
     figures = _Figures.of_process(names, widgets.WidgetRegistry.of_process(names))
-    roots = dict[int, Root]()
+    roots = dict[int, RootsOfFigure]()
     if figures is not None:
         for number, manager in list(figures.managers.items()):
             figure = attribute_of(attribute_of(manager, "canvas"), "figure")
-            roots[id(figure)] = figures.root(number)
+            roots[id(figure)] = RootsOfFigure(figures.root(number), figures.root_inside(number))
     return roots
 
 
@@ -273,6 +294,11 @@ class _Figures:
         return Root(
             f"matplotlib figure {number}", Rank.MODULE, "", is_removed_as_whole=True, cut=cut
         )
+
+    def root_inside(self, number: object) -> Root:
+        """Return the root of a figure from which something is removed."""
+        code = f"{self._plt}.figure({number})"
+        return Root(f"matplotlib figure {number}", Rank.MODULE, "", code)
 
     def registered(self) -> list[Registered]:
         """Return the figures with their roots."""

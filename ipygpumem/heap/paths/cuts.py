@@ -157,6 +157,7 @@ class Cut:
         protocol: the calls by which that owner removes items.
         is_detached: True if the line replaces a tensor by one without its graph instead of removing
             it.
+        also_removed: other references that a call removes, as the identities of both objects.
         removed_id: identity of the object to which the reference leads; 0 if it is unknown, or if
             a call ends the owner, which then refers to nothing.
     """
@@ -177,6 +178,7 @@ class Cut:
     items: str = ""
     protocol: Protocol | None = None
     is_detached: bool = False
+    also_removed: frozenset[tuple[int, int]] = field(default=frozenset(), compare=False)
     removed_id: int = field(default=0, compare=False)
 
     def __hash__(self) -> int:

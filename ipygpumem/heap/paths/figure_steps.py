@@ -5,13 +5,68 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.paths.cuts import Cut, Kind, condition_of, split
-from ipygpumem.heap.paths.items_and_attributes import position_of
+from ipygpumem.heap.paths.items_and_attributes import attribute_names, position_of
 from ipygpumem.heap.paths.path_state import Path
-from ipygpumem.introspect import instance_dict, is_exactly, is_instance
+from ipygpumem.introspect import attribute_of, instance_dict, is_exactly, is_instance
+
+_FROM_FIGURE_TO_AXES = 4
+"""Maximum number of references from a figure to its axes: ``_axstack``, ``_axes``, its keys."""
 
 
-def append_artist(path: Path, steps: Sequence[object]) -> int:
+def append_figure_step(path: Path, steps: Sequence[object]) -> int:
+    """Append the axes of a figure, or an artist of axes; return the number of references, 0 if
+    there is none on the way.
+    """
+    if is_of_library(steps[0], "matplotlib.axes", "Axes"):
+        return _append_artist(path, steps) or _append_mappable(path, steps)
+    if is_of_library(steps[0], "matplotlib.figure", "FigureBase"):
+        return _append_axes(path, steps)
+    return 0
+
+
+def _append_axes(path: Path, steps: Sequence[object]) -> int:
+    """Append the axes of a figure, which has them in several places; return the number of
+    references, 0 if there are none on the way.
+    """
+    figure = steps[0]
+    all_axes = _axes_of(figure)
+    for taken, item in enumerate(steps[1:_FROM_FIGURE_TO_AXES], start=1):
+        if not any(axes is item for axes in all_axes):
+            continue
+        position = position_of(all_axes, item)
+        imports, owner = split(path.code)
+        code = f"{owner}.axes[{position}]"
+        if any(_colorbar_in(axes) is not None for axes in all_axes[:position]):
+            # Its removal would move these axes.
+            code = f"next(axes for axes in {owner}.axes if id(axes) == {id(item)})"
+        call = f"{imports}{code}.remove()"
+        if _colorbar_in(item) is not None:
+            call = f"{imports}{code}._colorbar.remove()"
+        cut = Cut(
+            Kind.CALL,
+            id(steps[taken - 1]),
+            path.code,
+            call,
+            position,
+            len(all_axes),
+            also_removed=_references_to_axes(item),
+        )
+        path.enter(f".axes[{position}]", f"{imports}{code}", cut)
+        return taken
+    return 0
+
+
+def _axes_of(figure: object) -> list[object]:
+    """Return the axes of a figure in the order of its attribute ``axes``."""
+    in_stack = attribute_of(attribute_of(figure, "_axstack"), "_axes")
+    if is_of_library(figure, "matplotlib.figure", "Figure") and is_exactly(in_stack, dict):
+        return list(in_stack)
+    return list(_list_in(figure, "_localaxes"))
+
+
+def _append_artist(path: Path, steps: Sequence[object]) -> int:
     """Append an artist of axes, such as a line or an image; return the number of references.
 
     The number is 0 if there is none on the way. The axes have several lists of the artist, and its
@@ -19,8 +74,8 @@ def append_artist(path: Path, steps: Sequence[object]) -> int:
     of error bars, is removed with the container, which refers to it.
     """
     axes = steps[0]
-    artists = _list_of_axes(axes, "_children")
-    containers = _list_of_axes(axes, "containers")
+    artists = _list_in(axes, "_children")
+    containers = _list_in(axes, "containers")
     for taken, item in enumerate(steps[1:], start=1):
         is_artist = any(artist is item for artist in artists)
         for container in containers:
@@ -33,9 +88,34 @@ def append_artist(path: Path, steps: Sequence[object]) -> int:
     return 0
 
 
-def _list_of_axes(axes: object, name: str) -> list[object]:
-    """Return a list that axes have; an empty one if it is another object."""
-    items: Any = (instance_dict(axes) or {}).get(name)
+def _append_mappable(path: Path, steps: Sequence[object]) -> int:
+    """Append the artist, such as an image, whose colorbar axes have; return the number of
+    references, 0 if there is none on the way.
+    """
+    if len(steps) < 3 or _colorbar_in(steps[0]) is not steps[1]:
+        return 0
+    colorbar, artist = steps[1:3]
+    axes = attribute_of(artist, "axes")
+    is_shown = any(item is artist for item in _list_in(axes, "_children"))
+    if attribute_of(colorbar, "mappable") is not artist or not is_shown:
+        return 0
+    imports, owner = split(path.code)
+    code = f"{owner}._colorbar.mappable"
+    call = _removal_from_all(artist, axes, f"artist in [{code}]")
+    cut = Cut(
+        Kind.CALL,
+        id(colorbar),
+        path.code,
+        f"{imports}{call}",
+        also_removed=_references_to_artist(artist, axes),
+    )
+    path.enter("._colorbar.mappable", f"{imports}{code}", cut)
+    return 2
+
+
+def _list_in(owner: object, name: str) -> list[object]:
+    """Return a list that axes or a figure have; an empty one if it is another object."""
+    items: Any = (instance_dict(owner) or {}).get(name)
     if not is_exactly(items, list):
         return []
     return items  # type: ignore[no-any-return]  # a list
@@ -50,17 +130,98 @@ def _enter_artist(path: Path, axes: object, name: str, artist: object) -> None:
         name: the name of the list that has the artist.
         artist: the artist or container.
     """
-    artists = _list_of_axes(axes, name)
+    artists = _list_in(axes, name)
     position = position_of(artists, artist)
     imports, owner = split(path.code)
     code = f"{owner}.{name}[0]"
-    call = f"{code}.remove()"
+    of_artist = f"artist in {owner}.{name}[:]"
     if len(artists) > 1:  # a position would be that of another artist after its removal
-        of_artist = f"artist in {owner}.{name}[:] if {condition_of(artist, artists, 'artist')}"
+        of_artist += f" if {condition_of(artist, artists, 'artist')}"
         code = f"next(artist for {of_artist})"
-        call = f"[artist.remove() for {of_artist}];"
-    cut = Cut(Kind.CALL, id(artists), path.code, f"{imports}{call}", position, len(artists))
+    call = _removal_from_all(artist, axes, of_artist)
+    if call == _removal_alone(of_artist) and len(artists) == 1:
+        call = f"{code}.remove()"
+    cut = Cut(
+        Kind.CALL,
+        id(artists),
+        path.code,
+        f"{imports}{call}",
+        position,
+        len(artists),
+        also_removed=_references_to_artist(artist, axes),
+    )
     path.enter(f".{name}[{position}]", f"{imports}{code}", cut)
+
+
+def _removal_alone(of_artist: str) -> str:
+    """Return the statement that removes an artist from its axes: ``for artist in ...``."""
+    return f"[artist.remove() for {of_artist}];"
+
+
+def _removal_from_all(artist: object, axes: object, of_artist: str) -> str:
+    """Return the statement that removes an artist from its axes, with its colorbar and from the
+    attributes of the axes.
+
+    ``remove()`` leaves both: ``plt.imshow`` sets ``_current_image`` of the axes.
+
+    Args:
+        artist: the artist.
+        axes: its axes.
+        of_artist: the code of the loop over the artist.
+    """
+    calls = list[str]()
+    for name in attribute_names(axes, artist):
+        calls.append(f'setattr(artist.axes, "{name}", None)')
+    if _axes_of_colorbar(artist) is not None:
+        # An earlier statement may have removed it; it needs the axes of its artist.
+        calls.append("artist.colorbar and artist.colorbar.remove()")
+    if not calls:
+        return _removal_alone(of_artist)
+    calls.append("artist.remove()")
+    return f"[({', '.join(calls)}) for {of_artist}];"
+
+
+def _colorbar_in(axes: object) -> object:
+    """Return the colorbar that axes show; None if they show data."""
+    return attribute_of(axes, "_colorbar")
+
+
+def _axes_of_colorbar(artist: object) -> object:
+    """Return the axes of an artist's colorbar; None if it has none."""
+    attributes = instance_dict(artist) or {}
+    colorbar = attributes.get("colorbar")
+    if colorbar is None:  # since matplotlib 3.11
+        colorbar = attribute_of(attributes.get("_colorizer"), "colorbar")
+    if attribute_of(colorbar, "mappable") is not artist:
+        return None
+    return attribute_of(colorbar, "ax")
+
+
+def _references_to_artist(artist: object, axes: object) -> frozenset[tuple[int, int]]:
+    """Return the references to an artist that its removal removes, and those to the axes of its
+    colorbar, as the identities of both objects.
+    """
+    references = {(id(axes), id(artist)), (id(_list_in(axes, "_children")), id(artist))}
+    axes_of_colorbar = _axes_of_colorbar(artist)
+    if axes_of_colorbar is not None:
+        references |= _references_to_axes(axes_of_colorbar)
+    return frozenset(references)
+
+
+def _references_to_axes(axes: object) -> frozenset[tuple[int, int]]:
+    """Return the references from a figure and other axes that the removal of axes removes, as the
+    identities of both objects.
+    """
+    references = set[tuple[int, int]]()
+    figure = attribute_of(axes, "_parent_figure") or attribute_of(axes, "figure")
+    owners = [
+        _list_in(figure, "_localaxes"),
+        attribute_of(attribute_of(figure, "_axstack"), "_axes"),
+    ]
+    owners += [_list_in(other, "_colorbars") for other in _axes_of(figure)]
+    for owner in owners:
+        references.add((id(owner), id(axes)))
+    return frozenset(references)
 
 
 def _contains(container: object, artist: object) -> bool:

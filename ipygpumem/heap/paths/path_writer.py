@@ -594,10 +594,12 @@ def _references_removed_by(
     """
     if ended_id:
         return frozenset({(ended_id, 0)})
-    if cut is None or cut.owner_id not in step_ids[:-1]:
+    if cut is None:
         return frozenset()
+    if cut.owner_id not in step_ids[:-1]:
+        return cut.also_removed
     position = step_ids.index(cut.owner_id)
-    return frozenset({(cut.owner_id, step_ids[position + 1])})
+    return cut.also_removed | {(cut.owner_id, step_ids[position + 1])}
 
 
 def _code_of_odd_attribute(owner: object, child: object, code: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.paths.cuts import Cut, Kind, condition_of, split, with_repeated
-from ipygpumem.heap.paths.figure_steps import append_artist
+from ipygpumem.heap.paths.figure_steps import append_figure_step
 from ipygpumem.heap.paths.items_and_attributes import position_of
 from ipygpumem.heap.paths.loggers import append_logger_step, is_filterer
 from ipygpumem.heap.paths.path_state import Path
@@ -28,8 +28,9 @@ def append_registry_step(path: Path, steps: Sequence[object], names: Mapping[str
         return _append_local(path, steps)
     if path.code and is_of_library(steps[0], "sqlite3", "Connection"):
         return _append_connection(path, steps)
-    if path.code and is_of_library(steps[0], "matplotlib.axes", "Axes"):
-        return append_artist(path, steps)
+    in_figure = append_figure_step(path, steps) if path.code else 0
+    if in_figure:
+        return in_figure
     if len(steps) < 3 or not path.code:
         return 0
     parent, child, item = steps[:3]

@@ -263,6 +263,10 @@ class Roots:
         names: the user's names, to write the statement that frees an object.
         new: returns the identities of objects that are no older than the memory to free, such as
             those that an experiment has made.
+        knows_age: True if all objects that are not ``new`` are older than the memory to free; False
+            if their age is unknown.
+        stay_open: older open figures, which lines leave open; it receives them if their age is
+            known.
         removed_as_whole: receives new modules of torch and figures that lines of advice remove as a
             whole.
         removed_objects: receives the objects to which references in ``cuts`` lead, and those that a
@@ -277,6 +281,8 @@ class Roots:
     names: Mapping[str, object] = field(default_factory=dict)
     cuts: dict[str, list[Cut]] = field(default_factory=dict)
     new: Callable[[], Container[int]] = frozenset
+    knows_age: bool = False
+    stay_open: list[weakref.ref[Any]] = field(default_factory=list)
     removed_as_whole: list[weakref.ref[Any]] = field(default_factory=list)
     removed_objects: dict[int, object] = field(default_factory=dict)
 
