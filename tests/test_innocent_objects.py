@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import tidied_kernel, works
+from tests.steps import needs, tidied_kernel, works
 from tests.test_holders import _ASK, _LEFT, alive, left_by_experiment
 
 shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", _ASK)
@@ -110,12 +110,39 @@ HOLDERS = {
         """,
         "other.alive",
     ),
+    "frames in an array of objects": (
+        """
+        import pandas
+        outer = np.array(["text", None, None, None])
+        """,
+        """
+        data = np.ones(2**20); keep(data)
+        outer[1] = pandas.DataFrame({"a": data}, copy=False); outer[3] = outer[1].copy(deep=False)
+        """,
+        "outer[0] == 'text'",
+    ),
+    "an array and a frame in an array of objects": (
+        """
+        import pandas
+        class Outer:
+            pass
+        outer = Outer()
+        outer.grid = np.array([["text", None], [None, None]])
+        """,
+        """
+        data = np.ones(2**20); keep(data)
+        outer.grid[1, 0] = data; outer.grid[1, 1] = pandas.DataFrame({"a": data}, copy=False)
+        """,
+        "outer.grid[0, 0] == 'text'",
+    ),
 }
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_a_line_frees_its_row_and_nothing_else(notebook: Kernel, holder: str) -> None:
     before, leave, is_whole = HOLDERS[holder]
+    if "pandas" in before:
+        needs("pandas")
     works(notebook, _LEFT, "def keep(data): watched.append(weakref.ref(data))", before)
     works(notebook, f"%%experiment e\n{textwrap.dedent(leave).strip()}")
     assert alive(notebook) == 1

@@ -446,10 +446,10 @@ class BackwardSearch:
             found_chain = self._chain_through(key, items, linked)
             if found_chain is None:
                 continue
-            # An object's own dict stays if one of its values is removed.
             to_holder = found_chain.steps[: found_chain.holder_at + 1]
-            ending = [step for step in to_holder if id(step) in linked and type(step) is not dict]
-            if ending:  # it dies with these, which have holders of their own
+            on_the_way = [step for step in to_holder if id(step) in linked]
+            if any(_dies_without_item(step, targets) for step in on_the_way):
+                # It dies with these, which have holders of their own.
                 inner_chains.append(found_chain)
             else:
                 chains.append(found_chain)
@@ -638,6 +638,15 @@ def _can_remove_from(item: Any) -> bool:
     if is_array(item) or is_instance(item, tuple):
         return False
     return is_users_class(type(item)) or is_removable_from(item)
+
+
+def _dies_without_item(item: object, targets: Sequence[object]) -> bool:
+    """Return True for an object that is removed as a whole if one of its items is; not for the dict
+    of an object's attributes, or an array of objects that is none of some targets.
+    """
+    if type(item) is dict:
+        return False
+    return elements(item) is None or any(item is target for target in targets)
 
 
 def _number_of_elements(array: object) -> int:

@@ -302,9 +302,10 @@ class Explanation:
                 continue
             if _are_axes(item):
                 return self._figure_around(root, steps[: position + 1], row, rows)
-            elements = flat_elements(steps[position - 1]) or ()
-            if len(rows.leading_items(row, elements)) > 1:
-                # No line removes one element of several that lead to the row, but one the array.
+            elements = by_identity(flat_elements(steps[position - 1]) or ())
+            elements.pop(id(None), None)
+            leading = rows.leading_items(row, list(elements.values()))
+            if 1 < len(leading) == len(elements):  # the array has nothing else
                 array = steps[position - 1]
                 return array, self._writer.way(root, steps[:position])
             way = self._writer.way(root, steps[: position + 1])
