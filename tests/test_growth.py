@@ -88,6 +88,64 @@ def test_a_list_that_had_items_is_named_with_their_number(notebook: Kernel) -> N
     assert found[4] is None
 
 
+TOGETHER = {
+    "a long list": (
+        "class A: pass\na = A(); a.rows = [bytearray(8192) for _ in range(200)]",
+        "for row in a.rows: row.extend(bytes(300_000))",
+        "a.rows",
+        "in 200 of its items",
+    ),
+    "a short list": (
+        "rows = [bytearray(5000) for _ in range(90)]",
+        "for row in rows: row.extend(bytes(700_000))",
+        "rows",
+        "in 90 of its items",
+    ),
+    "a dict": (
+        "groups = {'k': {n: [7] * (n + 1) for n in range(90)}}",
+        "for row in groups['k'].values(): row.extend([7] * 90_000)",
+        'groups["k"]',
+        "in 90 of its items",
+    ),
+    "a long dict": (
+        "groups = {n: set(range(200)) for n in range(300)}",
+        "for row in groups.values(): row.update(range(4000))",
+        "groups",
+        "in 300 of its items",
+    ),
+    "a part of a list": (
+        "rows = [bytearray(5000) for _ in range(90)]",
+        "for row in rows[:50]: row.extend(bytes(700_000))",
+        "rows",
+        "in 50 of its items",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TOGETHER)
+def test_small_objects_that_grew_together_are_named_once(notebook: Kernel, case: str) -> None:
+    before, inside, path, items = TOGETHER[case]
+    ok(notebook, before)
+    (text,) = ok(notebook, f"%%experiment grows\n{inside}").reports("experiment")
+    found = re.findall(r"^ *(\S+) grew by ([\d.]+) MiB, (in .* items)$", text, re.MULTILINE)
+    assert [(row[0], row[2]) for row in found] == [(path, items)], text
+    assert "not named" not in text, text
+
+
+def test_new_objects_in_an_older_list_have_not_grown(notebook: Kernel) -> None:
+    ok(notebook, "class A: pass\na = A(); a.rows = [bytearray(8192) for _ in range(200)]")
+    (text,) = ok(
+        notebook,
+        """
+        %%experiment grows
+        a.rows = None
+        a.rows = [bytearray(300_000) for _ in range(200)]
+        """,
+    ).reports("experiment")
+    assert "grew by" not in text, text
+    assert "a.rows = None" in text
+
+
 def test_objects_that_did_not_grow_are_not_named(notebook: Kernel) -> None:
     ok(notebook, "buf = bytearray(30 << 20); keeper = []")
     (text,) = ok(notebook, "%%experiment grows\nx = bytes(64 << 20); keeper.append(x)").reports(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import compress, islice, repeat
 from operator import not_
 from types import FunctionType, ModuleType
@@ -51,6 +51,8 @@ recorded.
 """
 _AT_ONCE = 500
 """Number of objects whose contents are listed at once."""
+_LONG_AT_ONCE = 20
+"""Number of long containers whose items are listed at once: a million at most."""
 _APPENDED = set(map(id, APPENDED))
 
 
@@ -170,7 +172,10 @@ class Contents:
         """
         short, long = _by_length(level)
         self._ends.update(zip(map(id, long), _ends_of(long), strict=True))
-        for container in of_types(_COUNTED, long):
+        counted = of_types(_COUNTED, long)
+        for part in chunks([item for item in counted if len(item) <= _MOST], _LONG_AT_ONCE):
+            self._extents.add(gc.get_referents(*part))
+        for container in counted:
             if len(container) <= _MOST:
                 items = gc.get_referents(container)
                 in_records = gc.get_referents(*of_types(_RECORDS, items))
@@ -244,9 +249,16 @@ class Contents:
                         following[id(child)] = child
             level = list(following.values())
 
-    def grown(self, namespace: dict[str, Any], smallest: int) -> Iterator[GrownContainer]:
+    def grown(
+        self, namespace: dict[str, Any], smallest: int, made: Set[int] = frozenset()
+    ) -> Iterator[GrownContainer]:
         """Yield the containers within reach that have grown by at least ``smallest`` bytes since,
-        each once.
+        each once, and those whose items have grown by that together.
+
+        Args:
+            namespace: the names now.
+            smallest: the bytes.
+            made: as for ``received``.
         """
         now = {**namespace, **self._live_modules()}
         names = _names_by_identity(now)
@@ -256,13 +268,14 @@ class Contents:
         listed = set[int]()
         for number in range(_LEVELS + 1):
             level = levels[-1]
-            within_reach = list(compress(level, self._are_known(level)))
-            for grown in self._extents.grown(within_reach, smallest):
-                if id(grown.item) in listed:
-                    continue
-                listed.add(id(grown.item))
-                chain = _chain_to(grown.item, levels, spaces)
-                yield GrownContainer(names[id(chain[0])], chain, grown)
+            found = self._grown_in(level, listed)
+            large = [grown for grown in found if grown.size_bytes >= smallest]
+            small = [grown for grown in found if grown.size_bytes < smallest]
+            large += self._in_long(level, smallest, made)
+            yield from _with_chains(large, levels, spaces, names)
+            if number > 0:
+                with_small = _together(small, levels[-2], smallest, made)
+                yield from _with_chains(with_small, levels[:-1], spaces, names)
             if number == _LEVELS:
                 return
             children = self._recorded_children(level)
@@ -270,6 +283,28 @@ class Contents:
                 for _, space in spaces:
                     children[id(space)] = space
             levels.append(list(children.values()))
+
+    def _grown_in(self, level: Sequence[Any], listed: set[int]) -> list[Grown]:
+        """Return the objects of a level that were within reach and have grown, but for those in
+        ``listed``, to which they are added.
+        """
+        within_reach = list(compress(level, self._are_known(level)))
+        found = list[Grown]()
+        for grown in self._extents.grown(within_reach, 1):
+            if id(grown.item) not in listed:
+                listed.add(id(grown.item))
+                found.append(grown)
+        return found
+
+    def _in_long(self, level: Sequence[Any], smallest: int, made: Set[int]) -> Iterator[Grown]:
+        """Yield the long containers whose items have grown, as far as they were no short ones."""
+        for container in by_identity(of_types(_COUNTED, level)).values():
+            is_new = id(container) in made and type(container) is not dict
+            if id(container) not in self._ends or is_new or len(container) > _MOST:
+                continue
+            items = list(filter(self._extents.has, gc.get_referents(container)))
+            grown_items = list(self._extents.grown(items, 1))
+            yield from _together(grown_items, [container], smallest, made)
 
     def _recorded_children(self, level: Sequence[Any]) -> dict[int, Any]:
         """Return the objects to which some objects refer whose contents were recorded, by
@@ -310,6 +345,43 @@ class Contents:
         if type(item) is dict:
             return list(islice(item.values(), length, None))
         return added
+
+
+def _together(
+    grown_items: Sequence[Grown], parents: Sequence[object], smallest: int, made: Set[int]
+) -> Iterator[Grown]:
+    """Yield the objects in which several items have grown by ``smallest`` bytes together.
+
+    Args:
+        grown_items: the items that have grown.
+        parents: the objects that may refer to them.
+        smallest: the bytes.
+        made: identities of the tracked objects made since: these have not grown.
+    """
+    sizes = {id(grown.item): grown.size_bytes for grown in grown_items}
+    if sum(sizes.values()) < smallest:
+        return
+    for parent in parents:
+        if id(parent) in made and type(parent) is not dict:  # a dict's age is uncertain
+            continue
+        inside = sizes.keys() & set(map(id, gc.get_referents(parent)))
+        size_bytes = sum(map(sizes.__getitem__, inside))
+        if size_bytes >= smallest:
+            yield Grown(parent, size_bytes, 0, 0, len(inside))
+
+
+def _with_chains(
+    found: Iterable[Grown],
+    levels: Sequence[Sequence[object]],
+    spaces: Sequence[tuple[object, dict[str, object]]],
+    names: Mapping[int, str],
+) -> Iterator[GrownContainer]:
+    """Yield objects of the last level with their names and chains; ``names`` are those of the
+    objects of the first level, by identity.
+    """
+    for grown in found:
+        chain = _chain_to(grown.item, levels, spaces)
+        yield GrownContainer(names[id(chain[0])], chain, grown)
 
 
 def _chain_to(

@@ -42,17 +42,21 @@ class Grown(NamedTuple):
     earlier: int
     """Its items, bytes or letters at the start; 0 if it was short."""
     now: int
+    grown_items: int = 0
+    """Number of its items that have grown, if only these have."""
 
     @property
     def items(self) -> str:
         """The number of its items at the start and now; empty if it was short, or has no items."""
+        if self.grown_items:
+            return f"in {self.grown_items:,} of its items"
         if self.earlier == 0 or id(type(self.item)) not in _WITH_ITEMS:
             return ""
         return f"from {self.earlier:,} to {self.now:,} items"
 
     def line_to_empty(self, path: str) -> str:
         """Return the line that empties it, if it was short at the start and ``path`` is code."""
-        if self.earlier > 0 or id(type(self.item)) not in _WITH_CLEAR:
+        if self.earlier > 0 or self.grown_items or id(type(self.item)) not in _WITH_CLEAR:
             return ""
         if not _CODE.fullmatch(path):
             return ""
@@ -70,6 +74,10 @@ class Extents:
         """The function that returns the extent of a type's instances, by the type's identity; None
         if it has none.
         """
+
+    def has(self, item: object) -> bool:
+        """Return True for a container that was long."""
+        return id(item) in self._lengths
 
     def add(self, items: Sequence[object]) -> None:
         """Add the containers among ``items``."""

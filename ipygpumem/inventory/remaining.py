@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain, compress
 from operator import attrgetter, not_
@@ -356,12 +356,24 @@ class GrownRow(NamedTuple):
 
 
 def grown(
-    names: Mapping[str, object], contents: Contents, smallest: int, roots: Roots
+    names: Mapping[str, object],
+    contents: Contents,
+    smallest: int,
+    roots: Roots,
+    made: Set[int],
 ) -> list[GrownRow]:
-    """Return the old containers that have grown, the one that has grown most first."""
+    """Return the old containers that have grown, the one that has grown most first.
+
+    Args:
+        names: the names and their objects.
+        contents: the contents of the names at the start.
+        smallest: minimum bytes of each.
+        roots: the names and objects from which the user can reach objects.
+        made: identities of the tracked objects made since the start.
+    """
     writer = PathWriter(roots)
     rows = list[GrownRow]()
-    for container in contents.grown(dict(names), smallest):
+    for container in contents.grown(dict(names), smallest, made):
         path = writer.holder_from_name(container.name, container.chain).path
         path = path.removeprefix(NOTEBOOK)
         growth = container.grown

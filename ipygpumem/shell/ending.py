@@ -492,10 +492,11 @@ class ExperimentEnd:
         from ipygpumem.inventory import leftover, remaining  # most experiments leave less
 
         namespace = self._context.namespace
-        contents = self._scope.baseline.contents
+        baseline = self._scope.baseline
+        contents = baseline.contents
         least = self._context.config.min_held_bytes
         roots = self._survivors.roots()
-        grown = remaining.grown(namespace, contents, least, roots)
+        grown = remaining.grown(namespace, contents, least, roots, baseline.objects_since())
         notes = list(map(_note_on_growth, grown[:_MOST_GROWN]))
         named = {
             "still alive": sum(row.size_bytes for row in self._alive if row.device == "cpu"),
@@ -506,7 +507,7 @@ class ExperimentEnd:
         after = self._ram_after
         assert at_start is not None
         assert after is not None
-        knows_new = self._scope.baseline.knows_new_objects
+        knows_new = baseline.knows_new_objects
         return notes + leftover.notes_on_unnamed(at_start, after, left_bytes, named, knows_new)
 
     def _note_on_children(self, left_bytes: int) -> str:
