@@ -502,3 +502,9 @@ def test_a_cause_is_named_only_if_its_figure_rose(now: dict[str, int], said: str
     assert "probably" not in line
     assert ("pyarrow" in line) == ("arrow_peak_bytes" in now)
     assert ("imported" in line) == ("modules" in now)
+
+
+def test_imports_are_mentioned_if_new_objects_cannot_be_told() -> None:
+    (line,) = leftover.notes_on_unnamed(ram(), ram(modules=220), 95 * MIB, {}, lambda: False)
+    assert "95 MiB not named: 120 modules were imported; after a full garbage collection" in line
+    assert line.endswith("%gpumem leaks searches all of them")

@@ -58,10 +58,9 @@ def notes_on_unnamed(
     many = min(MANY_BYTES, MANY_SHARE * kept_bytes)
     if left <= max(_FEW_BYTES, many):
         return []
-    reason = _NOT_TOLD
-    if knows_new():
-        reason = _unnamed_text(start, now, left)
-    texts.append(f"{format_bytes(left)} not named: {reason}")
+    facts = _facts_about_unnamed(start, now, left)
+    facts = [UNACCOUNTED, *facts] if knows_new() else [*facts, _NOT_TOLD]
+    texts.append(f"{format_bytes(left)} not named: {'; '.join(facts)}")
     return [f"{format_bytes(kept_bytes)} of RAM are still in use: {', '.join(texts)}"]
 
 
@@ -73,17 +72,17 @@ def ram_of(values: list[object]) -> int:
         return Sizes().measure(values).device_bytes.get("cpu", 0)
 
 
-def _unnamed_text(start: RamFigures, now: RamFigures, left_bytes: int) -> str:
-    """Return the measured facts about ``left_bytes`` of RAM without a name.
+def _facts_about_unnamed(start: RamFigures, now: RamFigures, left_bytes: int) -> list[str]:
+    """Return what was measured of ``left_bytes`` of RAM without a name.
 
     pyarrow does not tell the free pages in its pool. New ones are at most the rise of its peak.
     """
-    texts = [UNACCOUNTED]
+    facts = list[str]()
     modules = now.modules - start.modules
     if modules >= _MANY_MODULES:
-        texts.append(f"{modules:,} modules were imported")
+        facts.append(f"{modules:,} modules were imported")
     risen = now.arrow_peak_bytes - start.arrow_peak_bytes
     if risen >= MIB:
         in_pool = format_bytes(min(risen, left_bytes))
-        texts.append(f"up to {in_pool} may be free pages of pyarrow's pool")
-    return "; ".join(texts)
+        facts.append(f"up to {in_pool} may be free pages of pyarrow's pool")
+    return facts
