@@ -73,7 +73,7 @@ def ram_of(values: list[object]) -> int:
 
 
 def _facts_about_unnamed(start: RamFigures, now: RamFigures, left_bytes: int) -> list[str]:
-    """Return what was measured of ``left_bytes`` of RAM without a name.
+    """Return the measured facts about ``left_bytes`` of RAM without a name.
 
     pyarrow does not tell the free pages in its pool. New ones are at most the rise of its peak.
     """
