@@ -5,7 +5,9 @@ from __future__ import annotations
 import array
 import gc
 import io
+import signal
 import sys
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec, module_from_spec
@@ -13,9 +15,9 @@ from types import ModuleType
 
 import pytest
 
-from ipygpumem.heap import garbage
+from ipygpumem.heap import garbage, objects_since
 from ipygpumem.heap.libraries import VISITS_BUFFER
-from ipygpumem.heap.objects_since import ObjectsSince
+from ipygpumem.heap.objects_since import CollectionListener, ObjectsSince
 from ipygpumem.inventory.contents import Contents
 
 
@@ -30,41 +32,161 @@ def _as_before() -> Iterator[None]:
     gc.enable()
 
 
-def collect(made: ObjectsSince) -> None:
-    """Collect as our own code does."""
-    made.save()
-    gc.collect()
-    made.start()
+def made_between(*steps: Callable[[], object]) -> list[Made]:
+    """Return objects made before, between and after some steps."""
+    made = [Made()]
+    for step in steps:
+        step()
+        made.append(Made())
+    return made
 
 
-ENDINGS: dict[str, tuple[Callable[[ObjectsSince], object], bool]] = {
-    "nothing": (lambda made: None, True),
-    "a collection of young objects": (lambda made: gc.collect(1), True),
-    "our full collection": (collect, True),
-    "two of ours": (lambda made: (collect(made), collect(made)), True),
-    "another full collection": (lambda made: gc.collect(), False),
-    "ours after another": (lambda made: (gc.collect(), collect(made)), False),
-    "freezing": (lambda made: (gc.freeze(), gc.unfreeze()), True),
-}
-
-
-@pytest.mark.skipif(garbage._YOUNG != (0, 1), reason="this Python has other generations")
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_new_objects_are_known_until_a_foreign_full_collection(ending: str) -> None:
-    end, is_known = ENDINGS[ending]
-    gc.collect()
-    gc.disable()  # an automatic full collection would be another's
-    old = [Made() for _ in range(100)]
-    made = ObjectsSince()
+def young() -> None:
     gc.collect(1)
-    made.start()
-    first = Made()
-    end(made)
-    last = Made()
-    found = made.identities()
-    assert (found is not None) == is_known or ending == "freezing"
-    assert found is None or {id(first), id(last)} <= found or ending == "freezing"
-    assert not found or found.isdisjoint(map(id, old))
+
+
+STEPS: dict[str, tuple[Callable[[], object], ...]] = {
+    "none": (),
+    "young": (young, young),
+    "all": (gc.collect,),
+    "all, twice": (gc.collect, gc.collect),
+    "all, then young": (gc.collect, young, young),
+    "young, then all": (young, gc.collect),
+    "all, young, all, young": (gc.collect, young, gc.collect, young),
+    "youngest": (gc.collect, lambda: gc.collect(0), young),
+    "automatic ones": (lambda: [[] for _ in range(300_000)],),
+}
+"""Collections, most of them full or of the young objects, during which new objects are known."""
+UNKNOWN: dict[str, tuple[Callable[[], object], ...]] = {
+    "all": (gc.callbacks.clear, gc.collect),
+    "young after all": (gc.collect, gc.callbacks.clear, young),
+}
+"""Collections that the listener cannot know of, because the user has removed its callbacks."""
+needs_generations = pytest.mark.skipif(
+    garbage._YOUNG != (0, 1), reason="this Python has other generations"
+)
+
+
+@pytest.fixture
+def listener() -> Iterator[CollectionListener]:
+    listener = CollectionListener()
+    gc.collect()
+    yield listener
+    listener.stop()
+
+
+def started(listener: CollectionListener) -> ObjectsSince:
+    """Return a list that begins now."""
+    since = ObjectsSince()
+    gc.collect(1)
+    since.start()
+    listener.add(since)
+    return since
+
+
+@needs_generations
+@pytest.mark.parametrize("case", STEPS)
+def test_new_objects_are_known_after_collections(case: str, listener: CollectionListener) -> None:
+    old = [Made() for _ in range(100)]
+    since = started(listener)
+    made = made_between(*STEPS[case])
+    identities = since.identities()
+    assert identities is not None
+    assert set(map(id, made)) <= identities
+    assert identities.isdisjoint(map(id, old))
+
+
+@needs_generations
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_new_objects_are_unknown_after_unseen_collections(
+    case: str, listener: CollectionListener
+) -> None:
+    since = started(listener)
+    made_between(*UNKNOWN[case])
+    assert since.identities() is None
+
+
+@needs_generations
+def test_freezing_makes_new_objects_unknown_or_finds_them(listener: CollectionListener) -> None:
+    old = [Made() for _ in range(100)]
+    since = started(listener)
+    made_between(gc.freeze, gc.unfreeze)
+    identities = since.identities()
+    assert not identities or identities.isdisjoint(map(id, old))
+
+
+@needs_generations
+def test_lists_end_without_callbacks(listener: CollectionListener) -> None:
+    callbacks = list(gc.callbacks)
+    lists = [started(listener) for _ in range(2)]
+    assert len(gc.callbacks) == len(callbacks) + 2
+    for since in lists:
+        assert gc.callbacks != callbacks
+        listener.remove(since)
+    assert gc.callbacks == callbacks
+
+
+@needs_generations
+def test_a_list_that_cannot_save_is_unknown(
+    listener: CollectionListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: object) -> bytes:
+        raise MemoryError
+
+    since = started(listener)
+    with monkeypatch.context() as patch:
+        patch.setattr(objects_since, "identities_of_list", fails)
+        gc.collect()
+    other = started(listener)
+    gc.collect()
+    assert since.identities() is None
+    assert other.identities() is not None
+
+
+@needs_generations
+def test_no_python_code_runs_at_the_end_of_a_collection(listener: CollectionListener) -> None:
+    def note(phase: str, _: object) -> None:
+        phases.append(phase)
+
+    phases = list[str]()
+    called = list[tuple[int, str]]()
+    started(listener)
+    gc.callbacks.append(note)
+    sys.setprofile(
+        lambda frame, event, _: (
+            called.append((len(phases), frame.f_code.co_name)) if event == "call" else None
+        )
+    )
+    try:
+        gc.collect()
+    finally:
+        sys.setprofile(None)
+        gc.callbacks.remove(note)
+    assert (0, "save") in called
+    assert [name for number, name in called if number] == ["note"], called
+
+
+@needs_generations
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals")
+def test_a_signal_during_the_save_reaches_its_handler_later(
+    listener: CollectionListener,
+) -> None:
+    class Struck(ObjectsSince):
+        def save(self, generation: int) -> None:
+            signal.raise_signal(signal.SIGINT)
+            super().save(generation)
+
+    def collect_and_wait() -> None:
+        gc.collect()
+        while True:  # until the thread has run
+            time.sleep(0.001)
+
+    since = Struck()
+    since.start()
+    listener.add(since)
+    with pytest.raises(KeyboardInterrupt):
+        collect_and_wait()
+    assert since.identities() is not None
 
 
 class Store:

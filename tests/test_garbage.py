@@ -49,8 +49,8 @@ def test_a_full_collection_leaves_no_garbage_of_our_own() -> None:
     collector = Garbage()
     rounds = list[int]()
     for _ in range(2):
-        collector.made.append(ObjectsSince())
-        collector.made[-1].start()
+        collector.mark()
+        collector.list_from_now(ObjectsSince())
     collector.collect(None, [])
     gc.callbacks.append(
         lambda phase, info: rounds.append(info["collected"]) if phase == "stop" else None

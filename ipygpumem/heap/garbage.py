@@ -30,7 +30,7 @@ from ipygpumem import interrupts
 from ipygpumem.heap.bulk import instances_among, of_types, one_of_each
 from ipygpumem.heap.heap import live_instances
 from ipygpumem.heap.knowledge.frames import SUSPENDED, is_started, stack
-from ipygpumem.heap.objects_since import ObjectsSince
+from ipygpumem.heap.objects_since import CollectionListener, ObjectsSince
 from ipygpumem.introspect import class_dict, is_exactly, mro_of
 from ipygpumem.probes.host import fall_during
 
@@ -161,8 +161,7 @@ class Garbage:
         self._falls: list[int] | None = None
         self._made = 0
         """Objects made by cells that the collector has not counted towards a full collection."""
-        self.made: list[ObjectsSince] = []
-        """Lists of new objects, which a full collection would mix with old ones."""
+        self._listener = CollectionListener()
 
     # -- objects made since a mark ---------------------------------------------------------------
 
@@ -181,7 +180,11 @@ class Garbage:
         """
         if self.last is not None and _YOUNG == (0, 1):
             made.start()
-            self.made.append(made)
+            self._listener.add(made)
+
+    def end_list(self, made: ObjectsSince) -> None:
+        """End a list of new objects."""
+        self._listener.remove(made)
 
     def _make_old(self) -> int:
         """Collect young garbage, and record the instances that become old; return the number of
@@ -237,8 +240,9 @@ class Garbage:
         return list({id(item): item for item in (*older, *new)}.values())
 
     def forget(self) -> None:
-        """Forget the known instances, and remove the callback."""
+        """Forget the known instances, and remove the callbacks."""
         self._known = None
+        self._listener.stop()
         if self._watch is not None:
             self._watch.stop()
 
@@ -289,11 +293,7 @@ class Garbage:
         return total
 
     def _collect_old(self) -> int:
-        for made in list(self.made):
-            made.save()
         died = _run(2, self._falls)
-        for made in list(self.made):
-            made.start()
         self.last = self.last and GcMark(self._watch)  # objects made by finalisers are young
         return died
 

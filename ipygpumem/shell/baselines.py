@@ -92,7 +92,7 @@ class Baseline:
 
     def forget(self) -> None:
         """Drop the recorded arrays."""
-        self._garbage.made[:] = [made for made in self._garbage.made if made is not self._made]
+        self._garbage.end_list(self._made)
         if self._before is not None:
             self._before.close()
 
