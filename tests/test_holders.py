@@ -1861,3 +1861,30 @@ def test_a_leak_of_many_small_arrays_has_at_least_their_data(kernel: Kernel) -> 
         (report,) = works(kernel, leaving).reports("experiment")
         assert "2.3 MiB" in report
         assert ("at least 2.3 MiB" in report) is (number == 3_000), report
+
+
+IN_OLD_OBJECTS = {
+    "dicts": "for each in dicts[:4000]: each['words'] = list(range(1000, 1050))",
+    "few dicts": "for each in dicts[:60]: each['words'] = [str(word) for word in range(5000)]",
+    "instances": "for each in instances: each.words = list(range(1000, 1050))",
+}
+"""Code that leaves many new objects in older ones."""
+
+
+@pytest.mark.parametrize("case", IN_OLD_OBJECTS)
+def test_many_new_objects_in_older_ones_are_held_by_these(small_kernel: Kernel, case: str) -> None:
+    works(
+        small_kernel,
+        """
+        class Document: pass
+        dicts = [{"number": number, "text": f"text {number}"} for number in range(50_000)]
+        instances = [Document() for _ in range(5000)]
+        """,
+        f"%%experiment e\n{IN_OLD_OBJECTS[case]}",
+    )
+    variable = "instances" if case == "instances" else "dicts"
+    number = {"dicts": "4,000", "few dicts": "60", "instances": "5,000"}[case]
+    (leaks,) = works(small_kernel, "%gpumem leaks").leaks()
+    (row,) = [row for row in leaks.splitlines() if "× list" in row]
+    assert f"{number} × list" in row, leaks
+    assert f"held by notebook variable {variable}" in row, row

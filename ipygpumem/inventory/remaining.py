@@ -21,7 +21,7 @@ from ipygpumem.heap.arrays import StorageKey, object_key
 from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.rows import Row
-from ipygpumem.heap.knowledge.barriers import NOT_ENTERED, is_of_tool
+from ipygpumem.heap.knowledge.barriers import NOT_ENTERED, is_of_tool, of_package
 from ipygpumem.heap.knowledge.tasks import is_pending, pending
 from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.paths.data_frame_steps import without_old_blocks
@@ -433,12 +433,12 @@ def _pending_tasks(heap: Heap, not_counted: set[int]) -> list[object]:
 
 
 def _entries(heap: Heap, new: set[int], not_counted: set[int]) -> list[object]:
-    """Return the new objects, not counted yet, to which an old object refers.
+    """Return the new objects, not counted yet, to which an old object of another package refers.
 
     The age of a dict is uncertain: its new contents count instead.
     """
     entries = list[object]()
-    waiting = heap.referred(not_counted, without=new)
+    waiting = heap.referred(not_counted, without=new | _ours(heap))
     met = set(map(id, waiting))
     while waiting:
         data = types_of(waiting) - _types_without_data(waiting) - {id(dict)}
@@ -448,6 +448,14 @@ def _entries(heap: Heap, new: set[int], not_counted: set[int]) -> list[object]:
         waiting = [in_dicts[key] for key in in_dicts.keys() & new if key not in met]
         met.update(map(id, waiting))
     return entries
+
+
+def _ours(heap: Heap) -> set[int]:
+    """Return the identities of this package's objects: each cell changes their lists."""
+    ours = set[int]()
+    for part in chunks(heap.tracked):
+        ours.update(map(id, of_package(part)))
+    return ours
 
 
 def _types_without_data(items: Sequence[object]) -> set[int]:

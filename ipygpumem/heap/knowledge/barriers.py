@@ -18,6 +18,7 @@ The walks from names to arrays (heap/walk.py) ask only ``types_not_entered`` and
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import compress, repeat
@@ -27,6 +28,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library, library_type
 from ipygpumem.heap.bulk import by_identity, of_types, one_of_each, types_of, without_types
+from ipygpumem.heap.containers import CONTAINER_TYPES
 from ipygpumem.heap.knowledge.frames import frame_of, is_not_of_kernel, running_ids
 from ipygpumem.heap.knowledge.tasks import storage_of_context
 from ipygpumem.introspect import (
@@ -197,6 +199,22 @@ _DATA_OF_TOOLS = ("IPython.core.display", "IPython.lib.display", "IPython.utils.
 def is_of_tool(item: object) -> bool:
     """Return True for an object of IPython, ipykernel or this package."""
     return module_of(item).partition(".")[0] in TOOLS
+
+
+def of_package(objects: Sequence[Any]) -> list[Any]:
+    """Return the objects of this package's classes among many objects, and the containers that are
+    their attributes.
+    """
+    kinds = set[int]()
+    for type_id, example in one_of_each(objects).items():
+        if module_of(example).partition(".")[0] == "ipygpumem":
+            kinds.add(type_id)
+    if not kinds:
+        return []
+    ours = of_types(kinds, objects)
+    attributes = of_types(CONTAINER_TYPES, gc.get_referents(*ours))
+    shared = set(map(id, globals_among(attributes)))
+    return [*ours, *_without(shared, attributes)]
 
 
 def _leads_to_shell(item: object) -> bool:

@@ -30,6 +30,7 @@ _LIBRARIES_OF_KERNELS = {
     "ipykernel",
     "ipygpumem",
     "jupyter_client",
+    "selectors",
     "tornado",
     "traitlets",
 }
