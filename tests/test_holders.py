@@ -1888,3 +1888,16 @@ def test_many_new_objects_in_older_ones_are_held_by_these(small_kernel: Kernel, 
     (row,) = [row for row in leaks.splitlines() if "× list" in row]
     assert f"{number} × list" in row, leaks
     assert f"held by notebook variable {variable}" in row, row
+
+
+def test_no_line_drops_many_older_dicts_with_their_new_items(small_kernel: Kernel) -> None:
+    works(
+        small_kernel,
+        "docs = [{'number': number, 'text': f'text {number}'} for number in range(20_000)]",
+        "%%experiment e\nfor each in docs[:1100]: each['words'] = list(range(1000, 1200))",
+    )
+    (leaks,) = works(small_kernel, "%gpumem leaks").leaks()
+    (row,) = [row for row in leaks.splitlines() if "1,100 × list" in row]
+    assert "docs" in row
+    assert "del docs" not in row
+    assert "docs.clear" not in row

@@ -132,28 +132,34 @@ class CollectionListener:
 
     def __init__(self) -> None:
         self.lists: list[ObjectsSince] = []
-        self._callbacks: list[Callable[[str, Any], object]] = []
         self._event: dict[str, Any] = {}
+        # Made here, so that they are older than each experiment.
+        self._callbacks: list[Callable[[str, Any], object]] = [
+            self._event.__setitem__,
+            functools.partial(getattr, self),
+        ]
 
     def add(self, made: ObjectsSince) -> None:
         """Add a list of new objects."""
-        self.lists.append(made)
-        if not self._callbacks:
-            self._callbacks = [self._event.__setitem__, functools.partial(getattr, self)]
+        if not self.lists:
             gc.callbacks += self._callbacks
+        self.lists.append(made)
 
     def remove(self, made: ObjectsSince) -> None:
         """Remove a list, if it was added."""
         self.lists = [item for item in self.lists if item is not made]
         if not self.lists:
-            self.stop()
+            self._unlisten()
 
     def stop(self) -> None:
-        """Remove all lists, and the callbacks."""
+        """Remove all lists; no more can be added."""
         self.lists = []
+        self._unlisten()
+        self._callbacks.clear()  # they refer to this object
+
+    def _unlisten(self) -> None:
         ours = set(map(id, self._callbacks))
         gc.callbacks[:] = [callback for callback in gc.callbacks if id(callback) not in ours]
-        self._callbacks = []
         self._event.clear()
 
     @property

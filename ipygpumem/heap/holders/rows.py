@@ -154,6 +154,8 @@ class RowHolders:
         for _, array in described([arrays[key] for key in reached & arrays.keys()]):
             sizes[array.storage] = array.size_bytes
         of_rows = sum(size for storage, size in sizes.items() if storage in self._storages)
+        if not of_rows:  # a row of other objects: it may have any of these
+            return False
         return sum(sizes.values()) - of_rows <= _LITTLE * of_rows
 
     def removable_items(self, row: Row, items: Sequence[object]) -> list[object]:
@@ -211,7 +213,8 @@ class RowHolders:
             new = [owner for owner in parents.get(key, ()) if owner not in leading]
             leading.update(new)
             found += new
-        if is_instance(item, list) or is_instance(item, deque):  # its numbers are data, too
+        if is_instance(item, list) or is_instance(item, deque) or type(item) is dict:
+            # Its numbers and text are data, too; an older dict may be as new as what it has got.
             return all(key in leading or key in wanted for key in map(id, items_of(item)))
         return all(
             key in leading or is_atom(value) or _is_empty(value) for key, value in objects.items()
