@@ -122,53 +122,62 @@ def _collections() -> list[int]:
     return [generation["collections"] for generation in gc.get_stats()[1:]]
 
 
-class CollectionListener:
-    """Lets ``lists`` of new objects save these before collections.
+class _Saver:
+    """Lets lists of new objects save these: its attribute ``start`` does so.
 
-    Python code that runs at the end of a long collection would be the first to meet a Ctrl-C that
-    came in the meantime, and CPython swallows the exceptions of ``gc.callbacks``. So ``getattr`` is
-    called there: the start of a collection is a property of this object, its end is none.
+    Attributes:
+        lists: the lists.
+        event: the collector's report of the start of a collection, under ``start``.
     """
 
     def __init__(self) -> None:
         self.lists: list[ObjectsSince] = []
-        self._event: dict[str, Any] = {}
-        # Made here, so that they are older than each experiment.
-        self._callbacks: list[Callable[[str, Any], object]] = [
-            self._event.__setitem__,
-            functools.partial(getattr, self),
-        ]
-
-    def add(self, made: ObjectsSince) -> None:
-        """Add a list of new objects."""
-        if not self.lists:
-            gc.callbacks += self._callbacks
-        self.lists.append(made)
-
-    def remove(self, made: ObjectsSince) -> None:
-        """Remove a list, if it was added."""
-        self.lists = [item for item in self.lists if item is not made]
-        if not self.lists:
-            self._unlisten()
-
-    def stop(self) -> None:
-        """Remove all lists; no more can be added."""
-        self.lists = []
-        self._unlisten()
-        self._callbacks.clear()  # they refer to this object
-
-    def _unlisten(self) -> None:
-        ours = set(map(id, self._callbacks))
-        gc.callbacks[:] = [callback for callback in gc.callbacks if id(callback) not in ours]
-        self._event.clear()
+        self.event: dict[str, Any] = {}
 
     @property
     def start(self) -> None:
         """Save new objects at the start of a collection."""
-        generation = self._event["start"]["generation"]
+        generation = self.event["start"]["generation"]
         waiting = [made for made in self.lists if made.needs_to_save(generation)]
         if not waiting:
             return
         with interrupts.postponed():
             for made in waiting:
                 made.save(generation)
+
+
+class CollectionListener:
+    """Lets lists of new objects save these before collections.
+
+    Python code that runs at the end of a long collection would be the first to meet a Ctrl-C that
+    came in the meantime, and CPython swallows the exceptions of ``gc.callbacks``. So ``getattr`` is
+    called there: the start of a collection is a property of the saver, its end is none.
+    """
+
+    def __init__(self) -> None:
+        self._saver = _Saver()
+        # Made here, so that they are older than each experiment.
+        self._callbacks: list[Callable[[str, Any], object]] = [
+            self._saver.event.__setitem__,
+            functools.partial(getattr, self._saver),
+        ]
+
+    def add(self, made: ObjectsSince) -> None:
+        """Add a list of new objects."""
+        if not self._saver.lists:
+            gc.callbacks += self._callbacks
+        self._saver.lists.append(made)
+
+    def remove(self, made: ObjectsSince) -> None:
+        """Remove a list, if it was added."""
+        lists = self._saver.lists
+        lists[:] = [item for item in lists if item is not made]
+        if not lists:
+            self.stop()
+
+    def stop(self) -> None:
+        """Remove all lists, and the callbacks."""
+        self._saver.lists.clear()
+        ours = set(map(id, self._callbacks))
+        gc.callbacks[:] = [callback for callback in gc.callbacks if id(callback) not in ours]
+        self._saver.event.clear()
