@@ -74,6 +74,17 @@ frames._LIBRARIES_OF_KERNELS.update(TOOLS_OF_TESTS)
 barriers.TOOLS.update(TOOLS_OF_TESTS)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Give hypothesis, if it is installed, all the time that a busy machine takes."""
+    if not config.pluginmanager.hasplugin("hypothesispytest"):
+        return
+    from hypothesis import HealthCheck, settings
+
+    patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("patient", patient)
+    settings.load_profile("patient")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def no_modules_of_other_tests(request: pytest.FixtureRequest) -> Iterator[None]:
     """Hide the modules of other tests, which are users' modules, from looks and from what grows."""

@@ -88,7 +88,7 @@ def test_an_entry_survives_encoding_without_its_unknown_fields(entry: Kernel | M
     assert json.loads(encode(END)) == {"kind": "end", "time": 104.0, "reason": "because"}
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.binary(max_size=400), st.integers(0, len(VALID)), st.integers(0, len(VALID)))
 def test_garbage_and_a_torn_end_hide_no_whole_line(
     tmp_path: Path, garbage: bytes, place: int, cut: int
