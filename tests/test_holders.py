@@ -1901,3 +1901,29 @@ def test_no_line_drops_many_older_dicts_with_their_new_items(small_kernel: Kerne
     assert "docs" in row
     assert "del docs" not in row
     assert "docs.clear" not in row
+
+
+def test_objects_that_imported_libraries_make_are_no_row(
+    small_kernel: Kernel, tmp_path: Path
+) -> None:
+    for number in range(60):
+        (tmp_path / f"part{number}.py").write_text(
+            "import abc\n"
+            "class Part: pass\n"
+            "parts = [Part() for _ in range(20)]\n"
+            "for part in parts: part.numbers = list(range(1000, 1400))\n"
+            "abc.table += parts\n"
+        )
+    works(
+        small_kernel,
+        f"import abc, importlib, sys; abc.table = []; sys.path.insert(0, {str(tmp_path)!r})",
+    )
+    code = "for number in range({}, {}): importlib.import_module(f'part{{number}}')"
+    few, many = (
+        works(small_kernel, f"%%experiment e\n{code.format(*numbers)}").reports("experiment")[0]
+        for numbers in ((0, 10), (10, 60))
+    )
+    works(small_kernel, "del abc.table; sys.path.pop(0);")
+    assert "objects (" in few, few
+    assert "objects (" not in many
+    assert "50 modules were imported" in many

@@ -13,7 +13,7 @@ from ipygpumem.units import MIB, format_bytes
 
 _FEW_BYTES = 4 * MIB
 """Less is left by almost every experiment: caches of modules, gaps between objects."""
-_MANY_MODULES = 50
+MANY_MODULES = 50
 """Fewer imported modules are no cause of what an experiment leaves: our own work imports some, too.
 """
 
@@ -79,7 +79,7 @@ def _facts_about_unnamed(start: RamFigures, now: RamFigures, left_bytes: int) ->
     """
     facts = list[str]()
     modules = now.modules - start.modules
-    if modules >= _MANY_MODULES:
+    if modules >= MANY_MODULES:
         facts.append(f"{modules:,} modules were imported")
     risen = now.arrow_peak_bytes - start.arrow_peak_bytes
     if risen >= MIB:

@@ -31,6 +31,7 @@ from ipygpumem.heap.paths.task_endings import cancelling
 from ipygpumem.heap.sizes import Share, Size, Sizes, row_of
 from ipygpumem.introspect import type_name
 from ipygpumem.inventory.contents import Contents, Received
+from ipygpumem.inventory.leftover import MANY_MODULES
 from ipygpumem.inventory.merging import holder_of_all
 from ipygpumem.records import SEVERAL_TYPES, ReferencePath, RetainedArray
 
@@ -133,6 +134,8 @@ class Changes(NamedTuple):
     """Identities of the tracked objects made since, and maybe of some that have died."""
     elsewhere: Sequence[object]
     """Other new objects, to which no object of the heap refers."""
+    modules: int = 0
+    """Number of modules that were imported."""
 
     def received(self) -> list[Received]:
         """Return the new objects in each old one."""
@@ -174,6 +177,7 @@ def find_remaining(
         search.add_rows(items, part.name, part.chain)
     if search.is_done():
         return search.remaining
+    search.names_mixed = changes.modules < MANY_MODULES
     not_counted = counted.not_counted(new)
     entries = without_old_blocks(_entries(heap, new, not_counted), new)
     entries += _pending_tasks(heap, not_counted)
@@ -193,10 +197,13 @@ class _Search:
 
     Attributes:
         remaining: the memory that was found.
+        names_mixed: False to leave out many small objects of several types: those that libraries
+            make when they are imported, and keep in tables of C++ code, as torch does.
     """
 
     def __init__(self, counted: Sizes, smallest: int, size_bytes: int) -> None:
         self.remaining: list[Remaining] = []
+        self.names_mixed = True
         self._counted = counted
         self._smallest = smallest
         self._left_bytes = size_bytes
@@ -249,7 +256,8 @@ class _Search:
                 else:
                     small += group
                     sizes_of_small[type_name(group[0])] += size.size_bytes
-        if sizes_of_small.total() >= self._smallest:
+        is_named = self.names_mixed or len(small) <= _MOST_MIXED
+        if is_named and sizes_of_small.total() >= self._smallest:
             self._add(row_of(small, _size_of_types(sizes_of_small)), small, name, chain)
 
     def _measure(self, group: Sequence[object]) -> tuple[Size, str]:

@@ -58,6 +58,7 @@ class Baseline:
         self._made = ObjectsSince()
         self._garbage = context.garbage
         self._threads = frozenset(sys._current_frames())
+        self._modules = len(sys.modules)
         self._in_context = frozenset(map(id, copy_context().values()))
         self._mark = context.garbage.mark()
         context.garbage.list_from_now(self._made)
@@ -120,6 +121,10 @@ class Baseline:
         made = self._made.identities() or set()
         made.discard(id(vars(self).get("_received")))  # ours
         return made
+
+    def modules_imported(self) -> int:
+        """Return the number of modules that were imported since."""
+        return len(sys.modules) - self._modules
 
     def elsewhere(self) -> list[object]:
         """Return the text and numbers in local names of new threads, and the new values of context

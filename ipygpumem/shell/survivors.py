@@ -459,7 +459,7 @@ class _SearchAtEnd:
         made = baseline.objects_since()
         elsewhere = baseline.elsewhere()
         names = ownable_objects(self._context.namespace)
-        return Changes(names, baseline.contents, made, elsewhere)
+        return Changes(names, baseline.contents, made, elsewhere, baseline.modules_imported())
 
     # -- rows -------------------------------------------------------------------------------------
 
