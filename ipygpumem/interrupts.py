@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import compress
 from types import CodeType, FunctionType, MethodType, TracebackType
 from typing import Any
 
@@ -258,8 +259,8 @@ def postponed() -> Iterator[None]:
         yield
         return
     recorder = _InterruptRecorder()
-    handlers = [(number, _signal.getsignal(number)) for number in _SIGNALS]
-    replaced = [(number, handler) for number, handler in handlers if callable(handler)]
+    handlers = list(map(_signal.getsignal, _SIGNALS))
+    replaced = list(compress(zip(_SIGNALS, handlers, strict=True), map(callable, handlers)))
     try:
         for number, _ in replaced:
             _signal.signal(number, recorder)
