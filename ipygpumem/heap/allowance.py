@@ -1,4 +1,4 @@
-"""Limits the CPU time and the memory that walks over objects take while freeing waits for them."""
+"""Limits the CPU time and the memory of walks for which the freeing of memory waits."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class Garbage:
         """Collections of generation 0 that the collector had counted at the end of the last cell.
         """
         self._falls: list[int] | None = None
-        self._made = 0
+        self._uncounted = 0
         """Objects made by cells that the collector has not counted towards a full collection."""
         self._listener = CollectionListener()
 
@@ -262,7 +262,7 @@ class Garbage:
         objects that died.
 
         With ``since``, look only at objects made after that mark, if they are still young. Add to
-        ``falls`` how far RSS fell in each collection, without other Python threads.
+        ``falls`` by how much each collection lowered RSS; nothing while other Python threads run.
         """
         self._falls = falls
         try:
@@ -308,7 +308,7 @@ class Garbage:
         if not _YOUNG or (in_scope and not has_middle):
             return
         young, collections, _ = gc.get_count()
-        self._made += young
+        self._uncounted += young
         # Without another collection since, the youngest generation is exactly what the cell has
         # made.
         is_all_the_cells = has_middle and collections == self._collections
@@ -320,8 +320,8 @@ class Garbage:
         self._collections = gc.get_count()[1]
         # Increments are due as often as collections of the youngest objects.
         thresholds = gc.get_threshold()[: 3 if has_middle else 1]
-        if not in_scope and self._made > prod(thresholds):
-            self._made = 0
+        if not in_scope and self._uncounted > prod(thresholds):
+            self._uncounted = 0
             _let_collect()
 
     def collect_if_cheap(self, cell_seconds: float, share: float) -> bool:

@@ -142,8 +142,8 @@ class LevelReader:
         return references
 
     def _referring_to_special(self, referents: Sequence[Any], numbers: Sequence[int]) -> set[int]:
-        """Return the positions of the objects that refer to such as may have other references than
-        those that Python counts.
+        """Return the positions of the objects that refer to tensors, arrays or other objects that
+        may have references which Python does not count.
 
         Args:
             referents: the objects to which they refer.

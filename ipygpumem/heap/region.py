@@ -112,8 +112,8 @@ class Region:
         """Return the identities of the objects that something outside refers to.
 
         Args:
-            ours: number of references that the caller holds or that do not count, by an object's
-                identity.
+            ours: number of references that do not count, such as those of the caller's lists, by
+                an object's identity.
         """
         beyond = self._references_from_outside()
         for key in beyond.keys() & ours.keys():

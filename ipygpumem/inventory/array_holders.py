@@ -190,9 +190,7 @@ def _row_of(item: WatchedName, holder: ReferencePath | None) -> RetainedArray | 
 
 
 def _have_large_objects(arrays: Sequence[Array]) -> bool:
-    """Return True for arrays so small that the objects themselves, whose bytes are not counted,
-    are a part of the memory to mention.
-    """
+    """Return True if arrays are so small that the uncounted bytes of the array objects matter."""
     libraries = Counter(array.storage[0] for array in arrays)
     of_objects = sum(_OBJECT_BYTES.get(name, 0) * number for name, number in libraries.items())
     return of_objects > _LEAST_PART * size_of(arrays)

@@ -232,9 +232,7 @@ def _unsorted(size: int) -> Part:
 def _with_the_rest(
     reading: Reading, parts: Sequence[Part], wide: WholeDevice | None, notes: Sequence[str]
 ) -> Reconciliation:
-    """Return the reserved parts with those outside the allocator, as far as the driver reports
-    them.
-    """
+    """Add the parts outside torch's allocator, as far as the driver reports them."""
     reserved = sum(part.size_bytes or 0 for part in parts)
     total = reading.total_bytes
     used = reading.used_bytes

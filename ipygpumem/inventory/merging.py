@@ -265,8 +265,8 @@ class _Moved(NamedTuple):
     removed, and through which the lines of other rows lead.
     """
     passed: set[tuple[int, str]]
-    """References that one row's line removes, and that another row's line removes, too, or leads
-    through: it would raise an error after the first one.
+    """References that the lines of two rows both remove, or that one removes and another leads
+    through: the second line would raise an error.
     """
 
     @classmethod

@@ -523,7 +523,7 @@ class _Nodes:
         return terms >= least and len(kinds_of_terms) == 1
 
     def _past_single_steps(self, node: Any) -> Any:
-        """Return the first node that adds or has several inputs; before it is such as a mean."""
+        """Return the first node that adds or has several inputs, behind nodes such as a mean."""
         while not _adds(node) and len(self._nodes.following(node)) == 1:
             (node,) = self._nodes.following(node)
         return node

@@ -37,7 +37,7 @@ from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs
 from ipygpumem.shell.ipython.printed import Printed
 from ipygpumem.shell.leaked_objects import (
     Holders,
-    LargeObjects,
+    LeakCandidates,
     Notebook,
     SurvivingObjects,
     Unlisted,
@@ -151,7 +151,7 @@ class LeakSearch:
             graphs: autograd graphs, which have rows of their own.
         """
         namespace = self._context.namespace
-        large = LargeObjects(heap, list(in_run_modules(self._context.shell)))
+        large = LeakCandidates(heap, list(in_run_modules(self._context.shell)))
         notebook = Notebook(heap, namespace, self._smallest)
         surviving = SurvivingObjects(self._survivors, notebook, large.places, listed)
         in_rows = set(listed).union(surviving.storages, *(graph.shares for graph in graphs))

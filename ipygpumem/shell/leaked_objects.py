@@ -98,7 +98,7 @@ def _users_modules(namespace: dict[str, Any]) -> set[str]:
     return names
 
 
-class LargeObjects:
+class LeakCandidates:
     """The objects on a heap that may be leaks of other kinds than arrays.
 
     Make it before anything is measured, because ``Sizes`` remembers an object only if several
@@ -283,7 +283,7 @@ class UnreachedObjects:
         to_explain: the objects whose holders are searched.
     """
 
-    def __init__(self, large: LargeObjects, unlisted: Unlisted, in_rows: Container[int]) -> None:
+    def __init__(self, large: LeakCandidates, unlisted: Unlisted, in_rows: Container[int]) -> None:
         self._unlisted = unlisted
         notebook = unlisted.notebook
         names = notebook.names.values()

@@ -310,8 +310,9 @@ class Survivors:
         return still_alive
 
     def older_alive(self, items: Sequence[object]) -> Set[int]:
-        """Return the identities of the objects behind survivors that are older than these, as of
-        the last look at the heap, and of the older texts behind some of them, ``items``.
+        """Return the identities of the older objects behind survivors.
+
+        Tracked ones are as of the last look at the heap; texts are searched behind ``items`` only.
         """
         self._older_arrays = [item for item in self._older_arrays if item() is not None]
         tracked = chain.from_iterable(item.identities for item in self._older)

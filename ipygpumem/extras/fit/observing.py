@@ -264,7 +264,10 @@ class _Observer:
         return args, kwargs
 
     def _loss(self, given: Any, target: Any) -> Any:
-        """Note the targets of a loss function that the code calls itself; a model's got them."""
+        """Note the targets of a loss function that the code calls itself.
+
+        Those of a model's own loss were noted with its data.
+        """
         if not self._depth:
             self._note_data(target)
         return target

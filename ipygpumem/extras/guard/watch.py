@@ -82,7 +82,7 @@ class Watch:
             self._worker.wake(self._tick)
 
     def end_cell(self) -> None:
-        """Interrupt the cell no longer: its code has ended."""
+        """Stop interrupting the cell: its code has ended."""
         with self.lock:
             cell, self.cell = self.cell, None
             if not self._memory.limit.threads.are_busy():

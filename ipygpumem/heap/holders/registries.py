@@ -119,7 +119,7 @@ class Registries:
         """Add the user's functions that trace or profile the code; only the interpreter refers to
         them.
 
-        Those of debuggers and of coverage would end their work without a word.
+        Those of debuggers and of coverage are left out: these would stop working unnoticed.
         """
         for name in ("trace", "profile"):
             function = getattr(sys, f"get{name}")()

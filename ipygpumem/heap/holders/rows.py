@@ -57,8 +57,8 @@ class Row:
         self.held: set[StorageKey] = set(self.storages)
         """The storages to which the holder of the first array leads."""
         self.is_inside_item = False
-        """True if one item of that holder leads to all of these, which has no name that users
-        write.
+        """True if the holder has the arrays by one item for which users write no name, such as a
+        block of a data frame.
         """
 
     @classmethod

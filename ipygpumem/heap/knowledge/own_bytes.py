@@ -352,7 +352,7 @@ def _attributes_of(items: Sequence[object]) -> int:
     attributes = len(referents) - count  # each refers to its class, too
     if attributes:
         dicts = of_types({id(dict)}, referents)
-        if len(dicts) >= attributes:  # which contain them
+        if len(dicts) >= attributes:  # they are in dicts, which are counted themselves
             return 0
     return _attributes_size(attributes // count) * count
 

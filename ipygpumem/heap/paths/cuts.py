@@ -350,8 +350,8 @@ def _is_any_among(outer: Cut | None, cuts: Mapping[Cut, None]) -> bool:
 
 
 def _inner_first(groups: list[list[Cut]]) -> list[list[Cut]]:
-    """Return the groups so that no statement moves an item that a later one names by position, or
-    deletes the name at which a later one begins.
+    """Return the groups in an order in which each statement still works after the earlier ones:
+    later positions first, variables last.
     """
     last_first = sorted(groups, key=lambda group: _positions(group[0]), reverse=True)
 
@@ -365,8 +365,8 @@ def _inner_first(groups: list[list[Cut]]) -> list[list[Cut]]:
 
 
 def _is_below(group: list[Cut], outer: list[Cut]) -> bool:
-    """Return True if the code of a group's owner begins with an object that another removes, or
-    leads through an item of a list of which another removes items: it would move.
+    """Return True if a statement for ``outer`` would break the code of ``group``: it removes the
+    object at which that code begins, or moves an item that it names by position.
     """
     owners = {cut.owner for cut in group}  # often one for thousands of references
     for prefix in {cut.target for cut in outer}:

@@ -392,7 +392,7 @@ class PathWriter:
         return code.co_name if cell is None else f"{code.co_name} (cell {cell})"
 
     def _append_function(self, steps: Sequence[object], path: Path) -> int:
-        """Cover a function and its closure, its default arguments or its attributes."""
+        """Write the step through a function's closure, default arguments or attributes."""
         function, child = steps[0], steps[1]
         assert type(function) is FunctionType
         name = self._code_name(function)
@@ -426,7 +426,7 @@ class PathWriter:
         return 1
 
     def _append_bound_method(self, method: Any, path: Path) -> None:
-        """Cover a method with its object; one in C, such as ``rows.append``, shows the object."""
+        """Write the step from a method to its object; one in C, as ``rows.append``, shows it."""
         if type(method) is MethodType:
             path.advise(path.removal, "")
             path.say(f": bound method {self._code_name(method.__func__)}, its object")
@@ -466,7 +466,7 @@ class PathWriter:
         return 2 if type(steps[1]) is dict and len(steps) > 2 else 1
 
     def _append_suspended(self, steps: Sequence[object], path: Path) -> int:
-        """Cover a generator or coroutine, up to the name that its frame holds."""
+        """Write the steps through a generator or coroutine, up to the name that its frame holds."""
         suspended = steps[0]
         what, ending = _SUSPENSIONS[type(suspended)]
         frame = frame_of(suspended)
@@ -509,7 +509,7 @@ class PathWriter:
     def _append_frame(
         self, frame: FrameType, line: int, position: int, steps: Sequence[object], path: Path
     ) -> int:
-        """Cover a frame of a traceback; ``line`` is 0 if no traceback leads to it."""
+        """Write the step through a traceback's frame; ``line`` is 0 if no traceback leads to it."""
         if position == len(steps) - 1:
             path.say(": saved traceback")
             return position
