@@ -201,7 +201,8 @@ def test_our_own_search_of_names_is_not_in_an_experiments_peak(shared: Kernel) -
     cell, whole = shared.value(
         "[r.usages[0].peak_delta_bytes for r in (ipygpumem.last(), ipygpumem.experiments()[-1])]"
     )
-    assert whole == pytest.approx(cell, abs=2 * MIB)
+    # A list of all objects of the kernel takes more than 1 MiB.
+    assert whole == pytest.approx(cell, abs=4 * MIB)
 
 
 def test_an_error_in_nested_blocks_is_reported_once(shared: Kernel) -> None:

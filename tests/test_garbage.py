@@ -15,7 +15,7 @@ from ipygpumem.heap import garbage
 from ipygpumem.heap import objects_since as objects_since_module
 from ipygpumem.heap.garbage import Garbage, objects_since
 from ipygpumem.heap.heap import live_instances
-from ipygpumem.heap.objects_since import ObjectsSince
+from ipygpumem.heap.objects_since import CollectionListener, ObjectsSince
 from tests.alone import alone
 from tests.tracing import interrupted_at
 
@@ -203,18 +203,22 @@ def test_an_object_promoted_while_the_lists_are_read_is_new(
         def __getattr__(self, name: str) -> object:
             return getattr(gc, name)
 
-        def get_objects(self, generation: int) -> list[object]:
+        def get_objects(self, generation: int | None = None) -> list[object]:
             if generation == 1:
                 gc.collect(1)
             return gc.get_objects(generation=generation)
 
     since = ObjectsSince()
+    listener = CollectionListener()
     gc.collect()
     since.start()
+    listener.add(since)
     made = Made()
     gc.collect(0)
     monkeypatch.setattr(objects_since_module, "gc", Collecting())
-    assert id(made) in (since.identities() or ())
+    identities = since.identities()
+    listener.stop()
+    assert id(made) in (identities or ())
 
 
 @needs_generations

@@ -1903,9 +1903,7 @@ def test_no_line_drops_many_older_dicts_with_their_new_items(small_kernel: Kerne
     assert "docs.clear" not in row
 
 
-def test_objects_that_imported_libraries_make_are_no_row(
-    small_kernel: Kernel, tmp_path: Path
-) -> None:
+def test_objects_that_imported_libraries_make_are_no_row(tmp_path: Path) -> None:
     for number in range(60):
         (tmp_path / f"part{number}.py").write_text(
             "import abc\n"
@@ -1914,16 +1912,17 @@ def test_objects_that_imported_libraries_make_are_no_row(
             "for part in parts: part.numbers = list(range(1000, 1400))\n"
             "abc.table += parts\n"
         )
-    works(
-        small_kernel,
-        f"import abc, importlib, sys; abc.table = []; sys.path.insert(0, {str(tmp_path)!r})",
-    )
     code = "for number in range({}, {}): importlib.import_module(f'part{{number}}')"
-    few, many = (
-        works(small_kernel, f"%%experiment e\n{code.format(*numbers)}").reports("experiment")[0]
-        for numbers in ((0, 10), (10, 60))
-    )
-    works(small_kernel, "del abc.table; sys.path.pop(0);")
+    with Kernel() as fresh:  # without free memory that the objects would fill
+        works(
+            fresh,
+            "%load_ext ipygpumem",
+            f"import abc, importlib, sys; abc.table = []; sys.path.insert(0, {str(tmp_path)!r})",
+        )
+        few, many = (
+            works(fresh, f"%%experiment e\n{code.format(*numbers)}").reports("experiment")[0]
+            for numbers in ((0, 10), (10, 60))
+        )
     assert "objects (" in few, few
     assert "objects (" not in many
     assert "50 modules were imported" in many

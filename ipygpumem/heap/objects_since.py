@@ -1,30 +1,24 @@
 """Lists the objects made since a moment, also when they are no longer young.
 
-CPython appends the survivors of each collection to the next generation's list. So everything behind
-a mark in these lists is newer than the mark, until a full collection changes their order. At the
-start of each full collection, the identities of new objects are saved, and another mark is made
-when the next objects are about to become old.
+A collection of the middle generation or of all objects makes young ones old, which CPython does not
+tell from older ones. So at the start of each, the identities of the young objects are saved, 8
+bytes each.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from ipygpumem import interrupts
-from ipygpumem.introspect import ID_BYTES, identities_of_list
+from ipygpumem.introspect import identities_of_list
 
 _MOST_SAVED_BYTES = 40_000_000
 """Maximum bytes of the identities to save."""
-FULL = 2
-"""The generation of a full collection."""
-
-
-class _Mark:
-    """An object in the collector's lists."""
+_FEW = 10_000
+"""Number of identities of which a set takes little memory."""
 
 
 class ObjectsSince:
@@ -36,89 +30,74 @@ class ObjectsSince:
     """
 
     def __init__(self) -> None:
-        self._old = _Mark()
-        self._mark: _Mark | None = None
-        """The old one is in front of this one, unless the lists have been rearranged; None if all
-        objects made since the last full collection are young.
-        """
         self._saved: bytearray | None = bytearray()
-        """The ``identities`` of objects made before the mark; None if they are unknown."""
+        """The ``identities`` of objects that are no longer young; None if they are unknown."""
         self._collections = [-1, -1]
-        """Collections of old and of all objects that it knows of."""
+        """Collections of the middle generation and of all objects that it knows of."""
 
     def start(self) -> None:
         """Start here, right after a collection has made all existing objects old."""
-        self._mark = _Mark()
         self._collections = _collections()
 
-    def needs_to_save(self, generation: int) -> bool:
-        """Return True if a collection would change the order of the new objects, or append them to
-        the old ones without a mark.
-        """
-        return generation == FULL or (generation == 1 and self._mark is None)
-
     def save(self, generation: int) -> None:
-        """Save the identities of the new objects before a collection.
+        """Save the identities of the young objects before a collection makes them old.
 
         An identity that is used again belongs to an object that is new, too.
         """
         try:
-            self._append_new()
+            self._append_young()
         except Exception:  # such as MemoryError: only the report needs them
             self._saved = None
-        self._collections = _collections()
         self._collections[generation - 1] += 1
-        self._mark = None if generation == FULL else _Mark()
 
-    def _append_new(self) -> None:
-        new = self._new()
-        if self._saved is None or new is None or len(self._saved) + len(new) > _MOST_SAVED_BYTES:
+    def _append_young(self) -> None:
+        if self._saved is None or not self._has_seen_all():
             self._saved = None
-        else:
-            self._saved += new
+            return
+        self._saved += _young()
+        if len(self._saved) > _MOST_SAVED_BYTES:
+            self._saved = None
 
     def identities(self) -> set[int] | None:
-        """Return the identities of the new objects, and maybe of some that have died; None if
-        unknown.
-        """
-        new = self._new()
-        if new is None or self._saved is None:
+        """Return the identities of the new objects; None if unknown."""
+        young = _young()
+        if self._saved is None or not self._has_seen_all():
             return None
-        return set(memoryview(self._saved + new).cast("Q"))
+        return _alive(self._saved) | set(memoryview(young).cast("Q"))
 
-    def _new(self) -> bytes | None:
-        """Return the ``identities`` of the objects behind the mark; None if unknown."""
-        # The youngest first: a collection between two lists makes objects older, and they are then
-        # in both.
-        youngest = identities_of_list(gc.get_objects(generation=0))
-        new = identities_of_list(gc.get_objects(generation=1)) + youngest
-        if self._mark is None:
-            return new if _collections() == self._collections else None
-        tracked = identities_of_list(gc.get_objects(generation=2)) + new
-        if _collections()[-1] != self._collections[-1]:
-            return None
-        old = _place(tracked, self._old)
-        mark = _place(tracked, self._mark)
-        if 0 <= old < mark:
-            return tracked[mark + ID_BYTES :]
-        return None
+    def _has_seen_all(self) -> bool:
+        """Return False after a collection at whose start nothing was saved."""
+        return self._collections == _collections()
 
 
-def _place(row: bytes, item: object) -> int:
-    """Return the place of an object's identity in a row of ``identities``; -1 if it is not in it.
+def _young() -> bytes:
+    """Return the ``identities`` of the objects that are not old."""
+    # The youngest first: a collection between the two makes objects older, and they are then in
+    # both.
+    youngest = identities_of_list(gc.get_objects(generation=0))
+    return identities_of_list(gc.get_objects(generation=1)) + youngest
 
-    Searching the bytes takes a fifth of the time that comparing all objects takes, and a collection
-    waits for it.
+
+def _alive(saved: bytearray) -> set[int]:
+    """Return those of some ``identities`` that tracked objects have.
+
+    Most saved objects have died when an experiment ends. A set of all would take ten times the
+    memory of their identities, which would be the peak of the experiment's cell.
     """
-    identity = id(item).to_bytes(ID_BYTES, sys.byteorder)
-    place = row.find(identity)
-    while place % ID_BYTES and place >= 0:  # parts of two identities
-        place = row.find(identity, place + 1)
-    return place
+    alive = set[int]()
+    saved_ids = memoryview(saved).cast("Q")
+    if not saved_ids:
+        return alive
+    tracked = gc.get_objects()
+    step = max(_FEW, len(saved_ids) // 20)
+    for start in range(0, len(tracked), step):
+        part = set(map(id, tracked[start : start + step]))
+        alive.update(filter(part.__contains__, saved_ids))
+    return alive
 
 
 def _collections() -> list[int]:
-    """Return the number of collections that have appended to the old objects, and of full ones."""
+    """Return the number of collections of the middle generation, and of all objects."""
     return [generation["collections"] for generation in gc.get_stats()[1:]]
 
 
@@ -138,11 +117,10 @@ class _Saver:
     def start(self) -> None:
         """Save new objects at the start of a collection."""
         generation = self.event["start"]["generation"]
-        waiting = [made for made in self.lists if made.needs_to_save(generation)]
-        if not waiting:
+        if generation == 0:
             return
         with interrupts.postponed():
-            for made in waiting:
+            for made in self.lists:
                 made.save(generation)
 
 
