@@ -253,7 +253,8 @@ def postponed() -> Iterator[None]:
     """Open a block during which no handler of a signal is called: a thread lets Python call it soon
     after the block.
 
-    For code whose exceptions CPython swallows, so that a handler's would be lost.
+    For code whose exceptions CPython swallows, so that a handler's would be lost. In a block of
+    ``reraise_swallowed`` they are not.
     """
     if threading.get_ident() != threading.main_thread().ident:
         yield
@@ -261,6 +262,9 @@ def postponed() -> Iterator[None]:
     recorder = _InterruptRecorder()
     handlers = list(map(_signal.getsignal, _SIGNALS))
     replaced = list(compress(zip(_SIGNALS, handlers, strict=True), map(callable, handlers)))
+    if any(is_listener(handler) for _, handler in replaced):
+        yield
+        return
     try:
         for number, _ in replaced:
             _signal.signal(number, recorder)

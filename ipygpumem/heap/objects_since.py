@@ -7,6 +7,7 @@ bytes each.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 from collections.abc import Callable
@@ -44,19 +45,15 @@ class ObjectsSince:
 
         An identity that is used again belongs to an object that is new, too.
         """
-        try:
-            self._append_young()
-        except Exception:  # such as MemoryError: only the report needs them
-            self._saved = None
-        self._collections[generation - 1] += 1
-
-    def _append_young(self) -> None:
-        if self._saved is None or not self._has_seen_all():
-            self._saved = None
+        saved = self._saved
+        self._saved = None  # until all are saved: the handler of a signal may raise an error here
+        if saved is None or not self._has_seen_all():
             return
-        self._saved += _young()
-        if len(self._saved) > _MOST_SAVED_BYTES:
-            self._saved = None
+        with contextlib.suppress(Exception):  # such as MemoryError: only the report needs them
+            saved += _young()
+            if len(saved) <= _MOST_SAVED_BYTES:
+                self._saved = saved
+        self._collections[generation - 1] += 1
 
     def identities(self) -> set[int] | None:
         """Return the identities of the new objects; None if unknown."""
