@@ -76,7 +76,7 @@ def _young() -> bytes:
 
 
 def _alive(saved: bytearray) -> set[int]:
-    """Return those of some ``identities`` that tracked objects have.
+    """Return the ``identities`` that tracked objects still have.
 
     Most saved objects have died when an experiment ends. A set of all would take ten times the
     memory of their identities, which would be the peak of the experiment's cell.
