@@ -222,6 +222,39 @@ def test_an_object_promoted_while_the_lists_are_read_is_new(
 
 
 @needs_generations
+def test_a_collection_while_saved_objects_are_read_loses_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Collecting:
+        """The collector, which collects just before it lists all objects."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(gc, name)
+
+        def get_objects(self, generation: int | None = None) -> list[object]:
+            if generation is None:
+                gc.collect(1)
+            return gc.get_objects(generation=generation)
+
+    since = ObjectsSince()
+    listener = CollectionListener()
+    gc.collect()
+    since.start()
+    listener.add(since)
+    made = [Made()]
+    gc.collect(1)  # saves it
+    monkeypatch.setattr(objects_since_module, "gc", Collecting())
+    known = list[set[int] | None]()
+    for _ in range(3):
+        known.append(since.identities())
+        made.append(Made())
+    known.append(since.identities())
+    listener.stop()
+    assert None not in known
+    assert set(map(id, made)) <= (known[-1] or set())
+
+
+@needs_generations
 def test_any_incremental_collection_ends_the_knowledge_of_a_mark(incremental: Incremental) -> None:
     collector = Garbage()
     endings: list[Any] = [

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ipygpumem import interrupts
-from ipygpumem.introspect import identities_of_list
+from ipygpumem.introspect import ID_BYTES, identities_of_list
 
 _MOST_SAVED_BYTES = 40_000_000
 """Maximum bytes of the identities to save."""
@@ -31,8 +31,10 @@ class ObjectsSince:
     """
 
     def __init__(self) -> None:
-        self._saved: bytearray | None = bytearray()
-        """The ``identities`` of objects that are no longer young; None if they are unknown."""
+        self._saved: list[bytes] | None = []
+        """The ``identities`` of objects that are no longer young, of each collection; None if they
+        are unknown.
+        """
         self._collections = [-1, -1]
         """Collections of the middle generation and of all objects that it knows of."""
 
@@ -50,8 +52,8 @@ class ObjectsSince:
         if saved is None or not self._has_seen_all():
             return
         with contextlib.suppress(Exception):  # such as MemoryError: only the report needs them
-            saved += _young()
-            if len(saved) <= _MOST_SAVED_BYTES:
+            saved.append(_young())
+            if sum(map(len, saved)) <= _MOST_SAVED_BYTES:
                 self._saved = saved
         self._collections[generation - 1] += 1
 
@@ -75,21 +77,22 @@ def _young() -> bytes:
     return identities_of_list(gc.get_objects(generation=1)) + youngest
 
 
-def _alive(saved: bytearray) -> set[int]:
+def _alive(saved: Sequence[bytes]) -> set[int]:
     """Return the ``identities`` that tracked objects still have.
 
     Most saved objects have died when an experiment ends. A set of all would take ten times the
     memory of their identities, which would be the peak of the experiment's cell.
     """
     alive = set[int]()
-    saved_ids = memoryview(saved).cast("Q")
-    if not saved_ids:
+    if not saved:
         return alive
     tracked = gc.get_objects()
-    step = max(_FEW, len(saved_ids) // 20)
+    number_saved = sum(map(len, saved)) // ID_BYTES
+    step = max(_FEW, number_saved // 20)
     for start in range(0, len(tracked), step):
         part = set(map(id, tracked[start : start + step]))
-        alive.update(filter(part.__contains__, saved_ids))
+        for row in saved:
+            alive.update(filter(part.__contains__, memoryview(row).cast("Q")))
     return alive
 
 
