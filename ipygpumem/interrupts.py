@@ -17,9 +17,10 @@ import inspect
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import compress
-from types import CodeType, FunctionType, MethodType, TracebackType
+from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any
 
 _SIGNALS = [int(number) for number in signal.valid_signals()]
@@ -250,8 +251,8 @@ def deferred() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def postponed() -> Iterator[None]:
-    """Open a block during which no handler of a signal is called: a thread lets Python call it soon
-    after the block.
+    """Open a block during which no handler of a signal is called: a thread lets Python call it once
+    the function with the block has returned.
 
     For code whose exceptions CPython swallows, so that a handler's would be lost. In a block of
     ``reraise_swallowed`` they are not.
@@ -265,6 +266,7 @@ def postponed() -> Iterator[None]:
     if any(is_listener(handler) for _, handler in replaced):
         yield
         return
+    function = sys._getframe(2).f_code  # below this generator and contextlib
     try:
         for number, _ in replaced:
             _signal.signal(number, recorder)
@@ -272,6 +274,26 @@ def postponed() -> Iterator[None]:
     finally:
         for number, handler in replaced:
             _signal.signal(number, handler)
-        for number in recorder.struck:
-            call = functools.partial(_thread.interrupt_main, number)  # type: ignore[arg-type]  # any
-            _thread.start_new_thread(call, ())
+        if recorder.struck:
+            _thread.start_new_thread(_send_after, (function, recorder.struck))
+
+
+def _send_after(function: CodeType, signals: list[int]) -> None:
+    """Send signals to this process once its main thread no longer runs a function.
+
+    While this thread looks, the main one cannot run.
+    """
+    main_thread = threading.main_thread().ident
+    while _is_running(function, sys._current_frames().get(main_thread or 0)):
+        time.sleep(0.001)
+    for number in signals:
+        _thread.interrupt_main(number)  # type: ignore[arg-type]  # any
+
+
+def _is_running(function: CodeType, frame: FrameType | None) -> bool:
+    """Return True if a frame or one of its callers runs a function."""
+    while frame is not None:
+        if frame.f_code is function:
+            return True
+        frame = frame.f_back
+    return False
