@@ -323,7 +323,7 @@ def test_a_ctrl_c_in_a_callback_during_our_own_work_is_not_lost(
         place(meter)
 
 
-def test_a_postponed_signal_comes_after_the_function_with_the_block() -> None:
+def test_a_postponed_signal_comes_once_its_function_has_returned() -> None:
     def strike() -> None:
         with interrupts.postponed():
             signal.raise_signal(signal.SIGINT)
