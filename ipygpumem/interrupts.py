@@ -10,17 +10,14 @@ code to run after a long collection.
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # its functions make no enums: 2 us for all signals instead of 40
-import _thread
 import contextlib
 import functools
 import inspect
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from itertools import compress
-from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
+from types import CodeType, FunctionType, MethodType, TracebackType
 from typing import Any
 
 _SIGNALS = [int(number) for number in signal.valid_signals()]
@@ -247,53 +244,3 @@ def deferred() -> Iterator[list[int]]:
         yield recorder.struck
     finally:
         signal.signal(signal.SIGINT, handler)
-
-
-@contextlib.contextmanager
-def postponed() -> Iterator[None]:
-    """Open a block during which no handler of a signal is called: a thread lets Python call it once
-    the function with the block has returned.
-
-    For code whose exceptions CPython swallows, so that a handler's would be lost. In a block of
-    ``reraise_swallowed`` they are not.
-    """
-    if threading.get_ident() != threading.main_thread().ident:
-        yield
-        return
-    recorder = _InterruptRecorder()
-    handlers = list(map(_signal.getsignal, _SIGNALS))
-    replaced = list(compress(zip(_SIGNALS, handlers, strict=True), map(callable, handlers)))
-    if any(is_listener(handler) for _, handler in replaced):
-        yield
-        return
-    function = sys._getframe(2).f_code  # below this generator and contextlib
-    try:
-        for number, _ in replaced:
-            _signal.signal(number, recorder)
-        yield
-    finally:
-        for number, handler in replaced:
-            _signal.signal(number, handler)
-        if recorder.struck:
-            _thread.start_new_thread(_send_after, (function, recorder.struck))
-
-
-def _send_after(function: CodeType, signals: list[int]) -> None:
-    """Send signals to this process once its main thread no longer runs a function.
-
-    While this thread looks, the main one cannot run.
-    """
-    main_thread = threading.main_thread().ident
-    while _is_running(function, sys._current_frames().get(main_thread or 0)):
-        time.sleep(0.001)
-    for number in signals:
-        _thread.interrupt_main(number)  # type: ignore[arg-type]  # any
-
-
-def _is_running(function: CodeType, frame: FrameType | None) -> bool:
-    """Return True if a frame or one of its callers runs a function."""
-    while frame is not None:
-        if frame.f_code is function:
-            return True
-        frame = frame.f_back
-    return False

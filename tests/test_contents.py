@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import array
+import ctypes
 import gc
 import io
 import signal
 import sys
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec, module_from_spec
+from itertools import chain, repeat
 from types import ModuleType
 
 import pytest
 
 from ipygpumem.heap import garbage, objects_since
 from ipygpumem.heap.libraries import VISITS_BUFFER
-from ipygpumem.heap.objects_since import CollectionListener, ObjectsSince
+from ipygpumem.heap.objects_since import ObjectsSince, YoungSaver
 from ipygpumem.inventory.contents import Contents
 
 
@@ -61,34 +62,33 @@ UNKNOWN: dict[str, tuple[Callable[[], object], ...]] = {
     "all": (gc.callbacks.clear, gc.collect),
     "young after all": (gc.collect, gc.callbacks.clear, young),
 }
-"""Collections that the listener cannot know of, because the user has removed its callbacks."""
+"""Collections that the saver cannot know of, because the user has removed its callbacks."""
 needs_generations = pytest.mark.skipif(
     garbage._YOUNG != (0, 1), reason="this Python has other generations"
 )
 
 
 @pytest.fixture
-def listener() -> Iterator[CollectionListener]:
-    listener = CollectionListener()
+def saver() -> Iterator[YoungSaver]:
+    saver = YoungSaver()
     gc.collect()
-    yield listener
-    listener.stop()
+    yield saver
+    saver.stop()
 
 
-def started(listener: CollectionListener) -> ObjectsSince:
+def started(saver: YoungSaver) -> ObjectsSince:
     """Return a list that begins now."""
     since = ObjectsSince()
     gc.collect(1)
-    since.start()
-    listener.add(since)
+    saver.add(since)
     return since
 
 
 @needs_generations
 @pytest.mark.parametrize("case", STEPS)
-def test_new_objects_are_known_after_collections(case: str, listener: CollectionListener) -> None:
+def test_new_objects_are_known_after_collections(case: str, saver: YoungSaver) -> None:
     old = [Made() for _ in range(100)]
-    since = started(listener)
+    since = started(saver)
     made = made_between(*STEPS[case])
     identities = since.identities()
     assert identities is not None
@@ -98,94 +98,122 @@ def test_new_objects_are_known_after_collections(case: str, listener: Collection
 
 @needs_generations
 @pytest.mark.parametrize("case", UNKNOWN)
-def test_new_objects_are_unknown_after_unseen_collections(
-    case: str, listener: CollectionListener
-) -> None:
-    since = started(listener)
+def test_new_objects_are_unknown_after_unseen_collections(case: str, saver: YoungSaver) -> None:
+    since = started(saver)
     made_between(*UNKNOWN[case])
     assert since.identities() is None
 
 
 @needs_generations
-def test_freezing_makes_new_objects_unknown_or_finds_them(listener: CollectionListener) -> None:
+def test_freezing_makes_new_objects_unknown_or_finds_them(saver: YoungSaver) -> None:
     old = [Made() for _ in range(100)]
-    since = started(listener)
+    since = started(saver)
     made_between(gc.freeze, gc.unfreeze)
     identities = since.identities()
     assert not identities or identities.isdisjoint(map(id, old))
 
 
 @needs_generations
-def test_lists_end_without_callbacks(listener: CollectionListener) -> None:
+def test_a_second_list_keeps_the_places_of_callbacks(saver: YoungSaver) -> None:
+    def note(phase: str, _: object) -> None:
+        """Do nothing."""
+
+    first = started(saver)
+    gc.callbacks.append(note)
+    place = gc.callbacks.index(note)
+    saver.remove(first)
+    second = started(saver)
+    gc.collect()
+    gc.callbacks.remove(note)
+    assert len(gc.callbacks) == place
+    assert second.identities() is not None
+    assert len(saver.saved) > 0
+    saver.remove(second)
+    gc.collect()
+    assert len(saver.saved) == 0
+
+
+@needs_generations
+def test_a_stopped_saver_leaves_no_callbacks(saver: YoungSaver) -> None:
     callbacks = list(gc.callbacks)
-    lists = [started(listener) for _ in range(2)]
+    started(saver)
     assert len(gc.callbacks) == len(callbacks) + 2
-    for since in lists:
-        assert gc.callbacks != callbacks
-        listener.remove(since)
+    saver.stop()
     assert gc.callbacks == callbacks
 
 
 @needs_generations
-def test_a_list_that_cannot_save_is_unknown(
-    listener: CollectionListener, monkeypatch: pytest.MonkeyPatch
+def test_an_inner_list_has_objects_made_since_its_start(saver: YoungSaver) -> None:
+    outer = started(saver)
+    before = made_between(gc.collect)
+    inner = started(saver)
+    within = made_between(gc.collect)
+    of_outer, of_inner = outer.identities() or set(), inner.identities() or set()
+    saver.remove(inner)
+    assert {*map(id, before), *map(id, within)} <= of_outer
+    assert set(map(id, within)) <= of_inner
+    assert of_inner.isdisjoint(map(id, before))
+    assert set(map(id, before)) <= (outer.identities() or set())
+
+
+@needs_generations
+def test_objects_are_unknown_beyond_the_allowance(
+    saver: YoungSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(_: object) -> bytes:
+    monkeypatch.setattr(objects_since, "_MOST_SAVED", 5_000)
+    since = started(saver)
+    many = [[] for _ in range(10_000)]
+    gc.collect()
+    assert len(many) > len(saver.saved)
+    assert since.identities() is None
+    saver.remove(since)
+    again = started(saver)
+    gc.collect()
+    assert again.identities() is not None
+
+
+@needs_generations
+def test_a_list_that_cannot_save_is_unknown(
+    saver: YoungSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> list[object]:
         raise MemoryError
 
-    since = started(listener)
-    with monkeypatch.context() as patch:
-        patch.setattr(objects_since, "identities_of_list", fails)
-        gc.collect()
-    other = started(listener)
+    since = started(saver)
+    sources = saver._sources[2]
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    saver._sources[2] = (fails, *sources)
+    gc.collect()
+    saver._sources[2] = sources
+    other = started(saver)
     gc.collect()
     assert since.identities() is None
     assert other.identities() is not None
 
 
 @needs_generations
-def test_no_python_code_runs_at_the_end_of_a_collection(listener: CollectionListener) -> None:
-    def note(phase: str, _: object) -> None:
-        phases.append(phase)
-
-    phases = list[str]()
-    called = list[tuple[int, str]]()
-    started(listener)
-    gc.callbacks.append(note)
+def test_no_python_code_runs_in_a_collection(saver: YoungSaver) -> None:
+    called = list[str]()
+    since = started(saver)
     sys.setprofile(
-        lambda frame, event, _: (
-            called.append((len(phases), frame.f_code.co_name)) if event == "call" else None
-        )
+        lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None
     )
     try:
         gc.collect()
     finally:
         sys.setprofile(None)
-        gc.callbacks.remove(note)
-    assert (0, "save") in called
-    assert [name for number, name in called if number] == ["note"], called
+    assert called == []
+    assert since.identities() is not None
 
 
 @needs_generations
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals")
-def test_a_signal_during_the_save_reaches_its_handler_later(
-    listener: CollectionListener,
-) -> None:
-    class Struck(ObjectsSince):
-        def save(self, generation: int) -> None:
-            signal.raise_signal(signal.SIGINT)
-            super().save(generation)
-
-    def collect_and_wait() -> None:
-        gc.collect()
-        while True:  # until the thread has run
-            time.sleep(0.001)
-
-    since = Struck()
-    since.start()
-    listener.add(since)
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no raise in its process")
+def test_a_ctrl_c_while_c_code_makes_containers_is_raised(saver: YoungSaver) -> None:
+    strike = getattr(ctypes.CDLL(None), "raise")  # calls no handler, as signal.raise_signal does
+    since = started(saver)
+    like_a_parser = chain(map(strike, [int(signal.SIGINT)]), map(list, repeat((), 100_000)))
     with pytest.raises(KeyboardInterrupt):
-        collect_and_wait()
+        list(like_a_parser)
     assert since.identities() is not None
 
 

@@ -15,7 +15,7 @@ from ipygpumem.heap import garbage
 from ipygpumem.heap import objects_since as objects_since_module
 from ipygpumem.heap.garbage import Garbage, objects_since
 from ipygpumem.heap.heap import live_instances
-from ipygpumem.heap.objects_since import CollectionListener, ObjectsSince
+from ipygpumem.heap.objects_since import ObjectsSince, YoungSaver
 from tests.alone import alone
 from tests.tracing import interrupted_at
 
@@ -209,15 +209,14 @@ def test_an_object_promoted_while_the_lists_are_read_is_new(
             return gc.get_objects(generation=generation)
 
     since = ObjectsSince()
-    listener = CollectionListener()
+    saver = YoungSaver()
     gc.collect()
-    since.start()
-    listener.add(since)
+    saver.add(since)
     made = Made()
     gc.collect(0)
     monkeypatch.setattr(objects_since_module, "gc", Collecting())
     identities = since.identities()
-    listener.stop()
+    saver.stop()
     assert id(made) in (identities or ())
 
 
@@ -237,10 +236,9 @@ def test_a_collection_while_saved_objects_are_read_loses_none(
             return gc.get_objects(generation=generation)
 
     since = ObjectsSince()
-    listener = CollectionListener()
+    saver = YoungSaver()
     gc.collect()
-    since.start()
-    listener.add(since)
+    saver.add(since)
     made = [Made()]
     gc.collect(1)  # saves it
     monkeypatch.setattr(objects_since_module, "gc", Collecting())
@@ -249,7 +247,7 @@ def test_a_collection_while_saved_objects_are_read_loses_none(
         known.append(since.identities())
         made.append(Made())
     known.append(since.identities())
-    listener.stop()
+    saver.stop()
     assert None not in known
     assert set(map(id, made)) <= (known[-1] or set())
 

@@ -7,7 +7,6 @@ import gc
 import itertools
 import signal
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -321,21 +320,3 @@ def test_a_ctrl_c_in_a_callback_during_our_own_work_is_not_lost(
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         place(meter)
-
-
-def test_a_postponed_signal_comes_once_its_function_has_returned() -> None:
-    def strike() -> None:
-        with interrupts.postponed():
-            signal.raise_signal(signal.SIGINT)
-        time.sleep(0.1)  # the thread that sends it again waits
-        steps.append("returns")
-
-    def strike_and_wait() -> None:
-        strike()
-        while True:  # until the thread has sent it
-            time.sleep(0.001)
-
-    steps = list[str]()
-    with pytest.raises(KeyboardInterrupt):
-        strike_and_wait()
-    assert steps == ["returns"]

@@ -30,7 +30,7 @@ from ipygpumem import interrupts
 from ipygpumem.heap.bulk import instances_among, of_types, one_of_each
 from ipygpumem.heap.heap import live_instances
 from ipygpumem.heap.knowledge.frames import SUSPENDED, is_started, stack
-from ipygpumem.heap.objects_since import CollectionListener, ObjectsSince
+from ipygpumem.heap.objects_since import ObjectsSince, YoungSaver
 from ipygpumem.introspect import class_dict, is_exactly, mro_of
 from ipygpumem.probes.host import fall_during
 
@@ -161,7 +161,7 @@ class Garbage:
         self._falls: list[int] | None = None
         self._uncounted = 0
         """Objects made by cells that the collector has not counted towards a full collection."""
-        self._listener = CollectionListener()
+        self._saver = YoungSaver()
 
     # -- objects made since a mark ---------------------------------------------------------------
 
@@ -179,12 +179,11 @@ class Garbage:
         order.
         """
         if self.last is not None and _YOUNG == (0, 1):
-            made.start()
-            self._listener.add(made)
+            self._saver.add(made)
 
     def end_list(self, made: ObjectsSince) -> None:
         """End a list of new objects."""
-        self._listener.remove(made)
+        self._saver.remove(made)
 
     def _make_old(self) -> int:
         """Collect young garbage, and record the instances that become old; return the number of
@@ -242,7 +241,7 @@ class Garbage:
     def forget(self) -> None:
         """Forget the known instances, and remove the callbacks."""
         self._known = None
-        self._listener.stop()
+        self._saver.stop()
         if self._watch is not None:
             self._watch.stop()
 

@@ -7,23 +7,26 @@ bytes each.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import gc
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain, compress, islice, repeat
+from operator import getitem, is_, itemgetter, methodcaller
 from typing import Any
 
-from ipygpumem import interrupts
-from ipygpumem.introspect import ID_BYTES, identities_of_list
+from ipygpumem.introspect import identities_of_list
 
-_MOST_SAVED_BYTES = 40_000_000
-"""Maximum bytes of the identities to save."""
+_MOST_SAVED = 5_000_000
+"""Maximum number of identities to save."""
 _FEW = 10_000
 """Number of identities of which a set takes little memory."""
+_END = object()
+"""Its identity follows those of each collection."""
 
 
 class ObjectsSince:
-    """The tracked objects made since ``start``.
+    """The tracked objects made since a moment.
 
     A container that the collector did not track at the start (a dict of numbers and text) counts as
     new once it is tracked, and so does the dict of an old object's attributes once it is read: a
@@ -31,42 +34,28 @@ class ObjectsSince:
     """
 
     def __init__(self) -> None:
-        self._saved: list[bytes] | None = []
-        """The ``identities`` of objects that are no longer young, of each collection; None if they
-        are unknown.
-        """
-        self._collections = [-1, -1]
-        """Collections of the middle generation and of all objects that it knows of."""
+        self._saver: YoungSaver | None = None
+        self._first = 0
+        """Number of identities that the saver had saved at the start."""
+        self._not_saved = 0
+        """Number of collections at the start of which nothing was saved, before this moment."""
 
-    def start(self) -> None:
+    def start(self, saver: YoungSaver) -> None:
         """Start here, right after a collection has made all existing objects old."""
-        self._collections = _collections()
-
-    def save(self, generation: int) -> None:
-        """Save the identities of the young objects before a collection makes them old.
-
-        An identity that is used again belongs to an object that is new, too.
-        """
-        saved = self._saved
-        self._saved = None  # until all are saved: the handler of a signal may raise an error here
-        if saved is None or not self._has_seen_all():
-            return
-        with contextlib.suppress(Exception):  # such as MemoryError: only the report needs them
-            saved.append(_young())
-            if sum(map(len, saved)) <= _MOST_SAVED_BYTES:
-                self._saved = saved
-        self._collections[generation - 1] += 1
+        self._first = len(saver.saved)
+        self._not_saved = saver.number_not_saved()
+        self._saver = saver
 
     def identities(self) -> set[int] | None:
-        """Return the identities of the new objects; None if unknown."""
-        young = _young()
-        if self._saved is None or not self._has_seen_all():
-            return None
-        return _alive(self._saved) | set(memoryview(young).cast("Q"))
+        """Return the identities of the new objects; None if unknown.
 
-    def _has_seen_all(self) -> bool:
-        """Return False after a collection at whose start nothing was saved."""
-        return self._collections == _collections()
+        An identity that was used again belongs to an object that is new, too.
+        """
+        saver = self._saver
+        young = _young()
+        if saver is None or saver.number_not_saved() != self._not_saved:
+            return None
+        return _alive(saver.saved, self._first) | set(memoryview(young).cast("Q"))
 
 
 def _young() -> bytes:
@@ -77,85 +66,118 @@ def _young() -> bytes:
     return identities_of_list(gc.get_objects(generation=1)) + youngest
 
 
-def _alive(saved: Sequence[bytes]) -> set[int]:
-    """Return the ``identities`` that tracked objects still have.
+def _alive(saved: array[int], first: int) -> set[int]:
+    """Return the identities, from number ``first`` on, that tracked objects still have.
 
     Most saved objects have died when an experiment ends. A set of all would take ten times the
     memory of their identities, which would be the peak of the experiment's cell.
     """
     alive = set[int]()
-    if not saved:
+    if len(saved) == first:
         return alive
     tracked = gc.get_objects()
-    number_saved = sum(map(len, saved)) // ID_BYTES
-    step = max(_FEW, number_saved // 20)
+    step = max(_FEW, (len(saved) - first) // 20)
     for start in range(0, len(tracked), step):
         part = set(map(id, tracked[start : start + step]))
-        for row in saved:
-            alive.update(filter(part.__contains__, memoryview(row).cast("Q")))
+        # No slice: a collection may add identities here, which an array that is exported as a
+        # buffer refuses.
+        alive.update(filter(part.__contains__, islice(saved, first, None)))
     return alive
 
 
-def _collections() -> list[int]:
-    """Return the number of collections of the middle generation, and of all objects."""
-    return [generation["collections"] for generation in gc.get_stats()[1:]]
+class YoungSaver:
+    """Saves the identities of young objects at the start of collections that make them old.
 
-
-class _Saver:
-    """Lets lists of new objects save these: its attribute ``start`` does so.
+    No Python code runs in a collection. It would be the first to meet a Ctrl-C that came during
+    ``json.loads`` or in the collection itself, and CPython swallows the exceptions of
+    ``gc.callbacks``. So the work is an endless chain of iterators of C, and each collection takes
+    one step of it.
 
     Attributes:
-        lists: the lists.
-        event: the collector's report of the start of a collection, under ``start``.
+        saved: the identities.
     """
 
     def __init__(self) -> None:
-        self.lists: list[ObjectsSince] = []
-        self.event: dict[str, Any] = {}
-
-    @property
-    def start(self) -> None:
-        """Save new objects at the start of a collection."""
-        generation = self.event["start"]["generation"]
-        if generation == 0:
-            return
-        with interrupts.postponed():
-            for made in self.lists:
-                made.save(generation)
-
-
-class CollectionListener:
-    """Lets lists of new objects save these before collections.
-
-    Python code that runs at the end of a long collection would be the first to meet a Ctrl-C that
-    came in the meantime, and CPython swallows the exceptions of ``gc.callbacks``. So ``getattr`` is
-    called there: the start of a collection is a property of the saver, its end is none.
-    """
-
-    def __init__(self) -> None:
-        self._saver = _Saver()
+        self.saved = array("Q")
+        self._lists: list[ObjectsSince] = []
+        self._event: dict[str, Any] = {}
+        """The collector's report of the start of the last collection, under "start"."""
+        self._sources: list[tuple[Callable[[], Iterable[object]], ...]] = [(), (), ()]
+        """Functions that list the objects to save, by the generation that is collected; none while
+        there are no lists.
+        """
+        self._allowance: list[Iterator[bool]] = [repeat(True, _MOST_SAVED)]
+        """One iterator, with a value for each identity that may still be saved."""
         # Made here, so that they are older than each experiment.
         self._callbacks: list[Callable[[str, Any], object]] = [
-            self._saver.event.__setitem__,
-            functools.partial(getattr, self._saver),
+            self._event.__setitem__,
+            partial(getattr, self._steps()),  # called with "start" or "stop", and a default
         ]
 
+    def _steps(self) -> _Steps:
+        """Return an iterator each step of which saves the objects of the last collection's
+        ``_sources``.
+        """
+        starts = map(itemgetter("start"), repeat(self._event))
+        sources = map(getitem, repeat(self._sources), map(itemgetter("generation"), starts))
+        lists = map(map, repeat(methodcaller("__call__")), sources)
+        allowances = map(getitem, repeat(self._allowance), repeat(0))
+        objects = map(compress, map(chain.from_iterable, lists), allowances)
+        return _Steps(self.saved.extend, map(map, repeat(id), objects))
+
+    def number_not_saved(self) -> int:
+        """Return the number of collections of the middle generation, and of all objects, at whose
+        start not all was saved.
+        """
+        middle, full = (generation["collections"] for generation in gc.get_stats()[1:])
+        return int(middle) + int(full) - self.saved.count(id(_END))
+
     def add(self, made: ObjectsSince) -> None:
-        """Add a list of new objects."""
-        if not self._saver.lists:
+        """Start a list of new objects here."""
+        if not self._lists:
+            self._allowance[:] = [repeat(True, _MOST_SAVED)]
+            self._sources[1:] = [_SOURCES, _SOURCES]
+        are_called = all(
+            any(map(is_, gc.callbacks, repeat(callback))) for callback in self._callbacks
+        )
+        if not are_called:  # at first, or if the user has cleared the list
+            self._remove_callbacks()
             gc.callbacks += self._callbacks
-        self._saver.lists.append(made)
+        made.start(self)
+        self._lists.append(made)
 
     def remove(self, made: ObjectsSince) -> None:
-        """Remove a list, if it was added."""
-        lists = self._saver.lists
-        lists[:] = [item for item in lists if item is not made]
-        if not lists:
-            self.stop()
+        """Remove a list, if it was added.
+
+        The callbacks stay: the places of the user's callbacks do not change, which a report may
+        have named.
+        """
+        self._lists[:] = [item for item in self._lists if item is not made]
+        if not self._lists:
+            self._sources[1:] = [(), ()]
+            del self.saved[:]
 
     def stop(self) -> None:
         """Remove all lists, and the callbacks."""
-        self._saver.lists.clear()
+        for made in list(self._lists):
+            self.remove(made)
+        self._remove_callbacks()
+        self._event.clear()
+
+    def _remove_callbacks(self) -> None:
         ours = set(map(id, self._callbacks))
         gc.callbacks[:] = [callback for callback in gc.callbacks if id(callback) not in ours]
-        self._saver.event.clear()
+
+
+class _Steps(map):  # type: ignore[type-arg]  # takes none at run time
+    """Takes its next step when its attribute ``start`` is read."""
+
+    start = property(next)
+
+
+_SOURCES = (
+    partial(gc.get_objects, generation=0),
+    partial(gc.get_objects, generation=1),
+    partial(iter, (_END,)),
+)
+"""Functions that list the objects to save: both young generations, and a mark at their end."""
