@@ -7,6 +7,7 @@ import json
 import pickle
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -158,6 +159,36 @@ def test_rows_that_one_line_deletes_are_one(line: str) -> None:
 def test_rows_stay_apart_if_no_line_fails_after_another(line: str) -> None:
     rows = [row_of("one", line, 2), row_of("other", "del a.c", 1)]
     assert merged(rows, {}) == rows
+
+
+def cut_of_value(key: str, position: int) -> Cut:
+    """Return the reference of a dict ``d`` with five values to one of these."""
+    return Cut(Kind.KEY, 1, "d", f"d[{key}]", position, 5)
+
+
+@pytest.mark.parametrize(("first", "second"), [('"a"', '"b"'), ("1", "3")])
+def test_rows_of_a_dict_stay_apart_for_any_kind_of_key(first: str, second: str) -> None:
+    rows = list[RetainedArray]()
+    cuts = dict[str, list[Cut]]()
+    for position, key in enumerate((first, second)):
+        row = row_of(f"d[{key}]", f"del d[{key}]", 2 - position)
+        rows.append(replace(row, name=f"x{position}"))
+        cuts[f"del d[{key}]"] = [cut_of_value(key, position)]
+    assert merged(rows, cuts) == rows
+
+
+@pytest.mark.parametrize(("first", "second"), [('"a"', '"b"'), ("1", "3")])
+def test_a_value_is_reached_by_its_key_after_another_was_deleted(first: str, second: str) -> None:
+    rows = [
+        row_of(f"d[{first}].part", f"d[{first}].part = None", 2),
+        row_of(f"d[{second}]", f"del d[{second}]", 1),
+    ]
+    part = Cut(Kind.ATTRIBUTE, 2, f"d[{first}]", f"d[{first}].part")
+    cuts = {
+        f"d[{first}].part = None": [replace(part, outer=cut_of_value(first, 0))],
+        f"del d[{second}]": [cut_of_value(second, 1)],
+    }
+    assert merged(rows, cuts) == rows
 
 
 def patches_of(kind: str) -> list[Any]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.heap.arrays import StorageKey
 from ipygpumem.heap.parts import ObjectPart, parts_of
-from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, inside, statement_of
+from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, inside, split, statement_of
 from ipygpumem.heap.paths.roots import REMOVE_THEM, Root
 from ipygpumem.heap.paths.ways import MORE_THERE, comments_of, is_simple
 from ipygpumem.interrupts import is_from_signal
@@ -592,7 +592,8 @@ def _joined_by_positions(
     remaining = list[RetainedArray]()
     for row in rows:
         line = None if row.holder is None else _ItemLine.of(line_of(row.holder.advice))
-        if line is None:
+        removes_key = any(cut.kind is Kind.KEY for cut in _cuts_of([row], cuts))
+        if line is None or removes_key:  # ``del d[1]`` moves no other value of a dict
             remaining.append(row)
         else:
             of_owner = of_list.setdefault((line.owner, line.ending), {})
@@ -653,7 +654,7 @@ def _joined_by_lines(rows: list[RetainedArray], cuts: dict[str, list[Cut]]) -> l
         return rows
     remaining = list(rows)
     while True:
-        pair = _user_and_remover(remaining)
+        pair = _user_and_remover(remaining, cuts)
         if pair is None:
             return remaining
         user, remover = pair
@@ -668,14 +669,14 @@ def _joined_by_lines(rows: list[RetainedArray], cuts: dict[str, list[Cut]]) -> l
 
 
 def _user_and_remover(
-    rows: Sequence[RetainedArray],
+    rows: Sequence[RetainedArray], cuts: Mapping[str, Sequence[Cut]]
 ) -> tuple[RetainedArray, RetainedArray] | None:
     """Return a row whose line names an object, and the row whose line removes it."""
     with_lines = list[tuple[RetainedArray, str, _Expressions]]()
     for row in rows:
         line = "" if row.holder is None else line_of(row.holder.advice)
         if is_simple(line):
-            with_lines.append((row, line, _Expressions.of(line)))
+            with_lines.append((row, line, _Expressions.of(line, cuts.get(line, ()))))
     for user, line_of_user, of_user in with_lines:
         for remover, line_of_remover, of_remover in with_lines:
             if line_of_user != line_of_remover and of_user.fails_after(of_remover):
@@ -696,9 +697,17 @@ class _Expressions(NamedTuple):
     """Objects from which it removes items by position, or all of them."""
 
     @classmethod
-    def of(cls, line: str) -> _Expressions:
-        """Return the objects that a line uses and removes."""
+    def of(cls, line: str, cuts: Iterable[Cut]) -> _Expressions:
+        """Return the objects that a line uses and removes.
+
+        Args:
+            line: the line.
+            cuts: the references that it removes, as far as they are known.
+        """
         expressions = cls(set(), set(), set(), set())
+        # A dict may have integers as keys: ``del d[1]``.
+        dicts = {cut.owner for cut in cuts if cut.kind is Kind.KEY}
+        code_of_dicts = {ast.unparse(ast.parse(split(owner)[1])) for owner in dicts}
         for node in ast.walk(ast.parse(line)):
             match node:
                 case ast.Attribute(value=owner) | ast.Subscript(value=owner):
@@ -707,7 +716,7 @@ class _Expressions(NamedTuple):
                         expressions.containers.add(ast.unparse(owner.value))
                 case ast.Delete(targets=targets):
                     expressions.removed.update(map(ast.unparse, targets))
-                    expressions.emptied.update(_lists_of(targets))
+                    expressions.emptied.update(set(_lists_of(targets)) - code_of_dicts)
                 case ast.Assign(targets=targets, value=ast.Constant(value=None)):
                     expressions.removed.update(map(ast.unparse, targets))
                 case ast.Call(func=ast.Attribute(value=owner, attr="clear" | "pop")):
