@@ -249,7 +249,7 @@ class HolderRows:
         if is_segment(item):
             return False  # it stays until it is unlinked
         roots = self._search.roots_of(item)
-        if any(map(_is_of_output, roots)):
+        if any(root.is_output for root in roots):
             return True
         return all(root.rank is not Rank.IPYTHON for root in roots)
 
@@ -331,11 +331,11 @@ def _named(
     first = roots[0]
     variables = dict[str, None]()
     aliases = dict[str, None]()
-    has_output = any(root.rank is Rank.PLACE and _is_of_output(root) for root in roots)
+    has_output = any(root.rank is Rank.PLACE and root.is_output for root in roots)
     for root in roots:
         if root.rank is Rank.VARIABLE and root.code:
             variables[root.code] = None
-        is_copy = has_output and root.rank > Rank.PLACE and _is_of_output(root)
+        is_copy = has_output and root.rank > Rank.PLACE and root.is_output
         if root.text != first.text and not is_copy:
             aliases[root.text] = None
     if may_delete and first.rank is Rank.VARIABLE and variables:
@@ -350,8 +350,3 @@ def _named(
         noun = "name" if number == 1 else "names"
         shown.append(f"{number} more {noun}")
     return replace(holder, path=", ".join(shown))
-
-
-def _is_of_output(root: Root) -> bool:
-    """Return True for ``Out[5]``, and for IPython's names for it, such as ``_5`` and ``_``."""
-    return root.advice.startswith("%xdel")

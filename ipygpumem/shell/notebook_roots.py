@@ -11,7 +11,7 @@ from ipygpumem.heap.holders.registries import Registries
 from ipygpumem.heap.paths.attributes_to_remove import is_added
 from ipygpumem.heap.paths.cuts import Cut, Kind
 from ipygpumem.heap.paths.literals import literal
-from ipygpumem.heap.paths.roots import KEPT, LAST_ERROR, REMOVE, Rank, Root, Roots
+from ipygpumem.heap.paths.roots import KEPT, LAST_ERROR, Rank, Root, Roots
 from ipygpumem.introspect import instance_dict, module_dict, text_of
 from ipygpumem.notebook import cell_of_file, code_of_output, deletion_of_output
 from ipygpumem.shell.context import ShellContext
@@ -57,7 +57,7 @@ def roots_of_notebook(
     namespaces.update(registries.namespaces)
     namespaces.update(_attributes_of_shell(shell))
     objects = {
-        id(shell): Root("IPython's shell", Rank.IPYTHON, "%gpumem free"),
+        id(shell): Root.freed_by_command("IPython's shell", Rank.IPYTHON),
         id(ours): Root("ipygpumem itself", Rank.OURS, "please report this bug in ipygpumem"),
     }
     return Roots(
@@ -107,7 +107,7 @@ def _attributes_of_shell(shell: Any) -> dict[int, RootOf]:
 def _variable(key: object) -> Root:
     name = text_of(key)
     if is_of_ipython(name):
-        return Root(f"IPython's output {name}", Rank.MODULE, f"%xdel {name}")
+        return Root(f"IPython's output {name}", Rank.MODULE, f"%xdel {name}", is_output=True)
     return Root.of_variable(key)
 
 
@@ -121,10 +121,10 @@ def _variable_or_kept(keepers: Container[str], key: object) -> Root:
 def _output(key: object) -> Root:
     if type(key) is int:
         # ``del`` and ``%reset -f out`` leave copies; %xdel knows where IPython keeps them.
-        return Root(code_of_output(key), Rank.PLACE, deletion_of_output(key))
+        return Root(code_of_output(key), Rank.PLACE, deletion_of_output(key), is_output=True)
     key_code = literal(key)  # the user has added it
     if not key_code:
-        return Root("an item of Out", Rank.PLACE, REMOVE)
+        return Root("an item of Out", Rank.PLACE, "", is_of_library=True)
     code = f"Out[{key_code}]"
     return Root(code, Rank.PLACE, "", code, cut=Cut(Kind.KEY, 0, "", code))
 
@@ -135,7 +135,7 @@ def _hidden(key: object) -> Root:
         code = f'get_ipython().user_ns_hidden["{name}"]'
         cut = Cut(Kind.KEY, 0, "", code)
         return Root(f"IPython's hidden copy of {name}", Rank.IPYTHON, "", code, cut=cut)
-    return Root(f"IPython's hidden copy of {text_of(key)}", Rank.IPYTHON, "%gpumem free")
+    return Root.freed_by_command(f"IPython's hidden copy of {text_of(key)}", Rank.IPYTHON)
 
 
 def _last_error(key: object) -> Root:
@@ -157,7 +157,7 @@ def _waits_in(experiment: str, key: object) -> Root:
 def _attribute_of_shell(shell: object, key: object) -> Root:
     name = text_of(key)
     if name in _FREED_OF_SHELL or name.startswith("_"):
-        return Root(f"IPython's shell, {name}", Rank.IPYTHON, "%gpumem free")
+        return Root.freed_by_command(f"IPython's shell, {name}", Rank.IPYTHON)
     code = f"get_ipython().{name}"
     if name == "CustomTB":
         call = Cut(Kind.CALL, id(shell), "", "get_ipython().set_custom_exc((), None)")

@@ -595,8 +595,10 @@ class BackwardSearch:
         groups: dict[str, list[Root]] = {}
         is_target = len(steps) == 1
         for root in sorted(self.roots_of(steps[0]), key=lambda root: (root.rank, root.text)):
-            if root.advice.startswith("%"):
-                group = root.advice.partition(" ")[0]
+            if root.is_output:
+                group = "%xdel"
+            elif root.is_freed_by_command:
+                group = "%gpumem"
             elif is_target and root.rank is Rank.VARIABLE and not root.advice:
                 group = ""  # one ``del`` names all variables
             else:

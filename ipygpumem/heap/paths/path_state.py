@@ -33,6 +33,7 @@ class Path:
         is_own: True if the target is a model's own part, which users do not remove.
         is_of_library: True if the target is an object of a library, whose code may need each
             reference.
+        is_freed_by_command: True if ``%gpumem free`` frees the root's object.
         is_ending: True if the advice ends the target of that time, such as a generator's
             ``close()``: it refers to nothing any more.
         ended_object: the object that the advice ends, if it is another one; else None.
@@ -49,6 +50,7 @@ class Path:
         self.is_lost = root.is_removed_as_whole
         self._is_removed_as_whole = root.is_removed_as_whole
         self.is_of_library = root.is_of_library
+        self.is_freed_by_command = root.is_freed_by_command
         self.is_own = False
         self.is_ending = False
         self.ended_object: object = None

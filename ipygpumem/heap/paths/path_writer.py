@@ -63,7 +63,6 @@ from ipygpumem.heap.paths.queue_steps import append_protocol_step
 from ipygpumem.heap.paths.registry_steps import append_registry_step
 from ipygpumem.heap.paths.roots import (
     EVENT_LOOP,
-    LAST_ERROR,
     REMOVE,
     REMOVE_THEM,
     Root,
@@ -160,7 +159,7 @@ class PathWriter:
             if not advice:
                 advice, cuts = advice_for_graph(steps, path)
             return Way(ReferencePath(shortened(path.text), advice), tuple(cuts))
-        if path.advice == LAST_ERROR.advice and is_instance(steps[-1], BaseException):
+        if path.is_freed_by_command and is_instance(steps[-1], BaseException):
             path.advice = (
                 FORGET_LAST_ERROR  # %gpumem free clears frames, not what the error itself refers to
             )
@@ -499,7 +498,7 @@ class PathWriter:
             elif type(item) is FrameType:
                 return self._append_frame(item, line, position, steps, path)
             elif not is_instance(item, BaseException):
-                if path.advice == LAST_ERROR.advice:
+                if path.is_freed_by_command:
                     path.advice = FORGET_LAST_ERROR
                 path.say(f": exception{attribute_text(steps[position - 1], item)}")
                 return position

@@ -73,11 +73,12 @@ class Root:
     """True if no other place need be searched that holds its object."""
     is_permanent: bool = False
     """True if its object stays alive without all names: no other holder of it matters."""
-
-    @property
-    def is_of_library(self) -> bool:
-        """True if it belongs to a library, whose code may need each reference."""
-        return self.advice == REMOVE
+    is_of_library: bool = False
+    """True if it belongs to a library, whose code may need each reference."""
+    is_output: bool = False
+    """True for ``Out[5]``, and for IPython's names for it, such as ``_5`` and ``_``."""
+    is_freed_by_command: bool = False
+    """True if ``%gpumem free`` frees its object."""
 
     @classmethod
     def of_variable(cls, key: object) -> Root:
@@ -92,6 +93,11 @@ class Root:
         )
 
     @classmethod
+    def freed_by_command(cls, text: str, rank: Rank) -> Root:
+        """Return the root of an object that ``%gpumem free`` frees."""
+        return cls(text, rank, "%gpumem free", is_freed_by_command=True)
+
+    @classmethod
     def of_module(cls, module: str, key: object, code: str = "") -> Root:
         """Return the root of a module's global name.
 
@@ -104,10 +110,10 @@ class Root:
         if (module, name) in _LAST_ERROR:
             return LAST_ERROR
         if key is None:
-            return cls(f"module {module}", Rank.MODULE, REMOVE)
+            return cls(f"module {module}", Rank.MODULE, "", is_of_library=True)
         where = f"module {module}, global {name}"
         if not code or not is_name(name):
-            return cls(where, Rank.MODULE, REMOVE)
+            return cls(where, Rank.MODULE, "", is_of_library=True)
         patch = patch_of(sys.modules.get(module), name)
         if patch is not None:
             return cls.of_patch(patch)
@@ -116,7 +122,7 @@ class Root:
             return cls(where, Rank.MODULE, "", target)
         cut = _cut_of_global(module, name, code)
         if cut is None:
-            return cls(where, Rank.MODULE, REMOVE, target)
+            return cls(where, Rank.MODULE, "", target, is_of_library=True)
         return cls(
             where, Rank.MODULE, "", target, is_removed_as_whole=(module, name) in _CACHES, cut=cut
         )
@@ -173,7 +179,7 @@ def _cut_of_global(module: str, name: str, code: str) -> Cut | None:
     return None
 
 
-LAST_ERROR = Root("the last error", Rank.PLACE, "%gpumem free")
+LAST_ERROR = Root.freed_by_command("the last error", Rank.PLACE)
 _LAST_ERROR = {("sys", name) for name in ("last_value", "last_traceback", "last_exc")}
 
 
