@@ -71,6 +71,48 @@ def test_objects_that_grew_are_named_with_their_growth(notebook: Kernel, case: s
         assert kernel_length(notebook, path) == 0
 
 
+OLDER_STAY = {
+    "list": ("buf = [1.5, 2.5]", "buf.extend(map(float, range(300_000)))", "buf", "del buf[2:]"),
+    "bytearray": ("buf = bytearray(b'ab')", "buf.extend(bytes(8 << 20))", "buf", "del buf[2:]"),
+    "attribute": (
+        "class A: pass\na = A(); a.buf = [1.5]; a.other = [2.5]",
+        "a.buf.extend(map(float, range(300_000)))",
+        "a.buf",
+        "del a.buf[1:]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OLDER_STAY)
+def test_older_items_stay_in_what_grew(notebook: Kernel, case: str) -> None:
+    before, inside, path, line = OLDER_STAY[case]
+    ok(notebook, before, f"older = list({path})")
+    (text,) = ok(notebook, f"%%experiment grows\n{inside}").survivors()
+    found = re.search(GREW, text, re.MULTILINE)
+    assert found is not None, text
+    assert (found[1], found[4]) == (path, line)
+    ok(notebook, line)
+    assert notebook.value(f"list({path}) == older")
+
+
+@pytest.mark.parametrize("before", ["buf = {1, 2}", "buf = {1: 'a', 2: 'b'}"])
+def test_a_line_that_drops_older_items_says_so(notebook: Kernel, before: str) -> None:
+    ok(notebook, before)
+    inside = "buf.update(dict.fromkeys(range(1000, 301_000)))"
+    (text,) = ok(notebook, f"%%experiment grows\n{inside}").survivors()
+    found = re.search(GREW, text, re.MULTILINE)
+    assert found is not None, text
+    assert found[4] == "buf.clear()  # also drops 2 older items"
+
+
+def test_two_attributes_of_one_object_may_grow(notebook: Kernel) -> None:
+    """Writing the first path gives the object a dict, and then it refers to this only."""
+    ok(notebook, "class A: pass\na = A(); a.rows = []; a.names = {}")
+    inside = "a.rows.extend(range(300_000)); a.names.update(dict.fromkeys(range(300_000)))"
+    (text,) = ok(notebook, f"%%experiment grows\n{inside}").survivors()
+    assert {path for path, *_ in re.findall(GREW, text, re.MULTILINE)} == {"a.rows", "a.names"}
+
+
 def kernel_length(kernel: Kernel, path: str) -> int:
     length = kernel.value(f"len({path})")
     assert isinstance(length, int)

@@ -18,6 +18,7 @@ from ipygpumem.heap.containers import GROWING
 from ipygpumem.heap.libraries import VISITS_BUFFER
 from ipygpumem.heap.tensors import each
 from ipygpumem.introspect import loaded_object
+from ipygpumem.records import COMMENT
 
 _NUMBERS = frozenset(map(id, (int, float, complex)))
 _FIRST_MADE = 257
@@ -40,27 +41,38 @@ class Grown(NamedTuple):
     size_bytes: int
     """Bytes that it has grown by, with the numbers in it."""
     earlier: int
-    """Its items, bytes or letters at the start; 0 if it was short."""
+    """Its items, bytes or letters at the start; 0 if it was short, and the number is unknown."""
     now: int
     grown_items: int = 0
     """Number of its items that have grown, if only these have."""
+    was_empty: bool = False
+    """True if it had nothing at the start."""
 
     @property
     def items(self) -> str:
         """The number of its items at the start and now; empty if it was short, or has no items."""
         if self.grown_items:
             return f"in {self.grown_items:,} of its items"
-        if self.earlier == 0 or id(type(self.item)) not in _WITH_ITEMS:
+        if self.earlier <= _SHORT or id(type(self.item)) not in _WITH_ITEMS:
             return ""
         return f"from {self.earlier:,} to {self.now:,} items"
 
-    def line_to_empty(self, path: str) -> str:
-        """Return the line that empties it, if it was short at the start and ``path`` is code."""
-        if self.earlier > 0 or self.grown_items or id(type(self.item)) not in _WITH_CLEAR:
+    def line_to_shorten(self, path: str) -> str:
+        """Return the line that removes what a short container has got, if ``path`` is code."""
+        if self.earlier > _SHORT or self.grown_items or id(type(self.item)) not in _WITH_CLEAR:
             return ""
         if not _CODE.fullmatch(path):
             return ""
-        return f"{path}.clear()"
+        if self.was_empty:
+            return f"{path}.clear()"
+        if self.earlier > 0 and type(self.item) in (list, bytearray):
+            return f"del {path}[{self.earlier}:]"
+        older = (
+            f"{self.earlier} older items"
+            if self.earlier > 0
+            else f"older items, if any ({_SHORT} at most)"
+        )
+        return f"{path}.clear(){COMMENT}also drops {older}"
 
 
 class Extents:
@@ -69,6 +81,8 @@ class Extents:
     def __init__(self) -> None:
         self._lengths: dict[int, int] = {}
         """Lengths above ``_SHORT``: of 10,000 short lists, none costs an entry."""
+        self._short_lengths: dict[int, int] = {}
+        """Lengths of a few short ones."""
         self._bases = _measures_by_base()
         self._measures: dict[int, Callable[[Any], int] | None] = {}
         """The function that returns the extent of a type's instances, by the type's identity; None
@@ -85,18 +99,27 @@ class Extents:
             long, lengths = _long(same, measure)
             self._lengths.update(zip(map(id, long), lengths, strict=True))
 
+    def add_short(self, items: Sequence[object]) -> None:
+        """Add the short containers among a few ``items``, too."""
+        for same, measure in self._containers(items):
+            lengths = zip(map(id, same), each(measure, same), strict=True)
+            self._short_lengths.update(
+                (key, length) for key, length in lengths if length is not None
+            )
+
     def grown(self, items: Sequence[object], smallest: int) -> Iterator[Grown]:
         """Yield the containers among some ``items`` that were there that have grown by ``smallest``
         bytes or more.
         """
         for same, measure in self._containers(items):
             for item, length in zip(*_long(same, measure), strict=True):
-                earlier = self._lengths.get(id(item), 0)
+                known = self._lengths.get(id(item), self._short_lengths.get(id(item)))
+                earlier = known or 0
                 if length <= earlier:
                     continue
                 size = _grown_bytes(item, measure, earlier, length)
                 if size >= smallest:
-                    yield Grown(item, size, earlier, length)
+                    yield Grown(item, size, earlier, length, was_empty=known == 0)
 
     def _containers(
         self, items: Sequence[object]

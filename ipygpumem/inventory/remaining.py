@@ -21,7 +21,7 @@ from ipygpumem.heap.arrays import StorageKey, object_key
 from ipygpumem.heap.bulk import by_identity, chunks, kinds_of, of_types, one_of_each, types_of
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.rows import Row
-from ipygpumem.heap.knowledge.barriers import NOT_ENTERED, is_of_tool, of_package
+from ipygpumem.heap.knowledge.barriers import NOT_ENTERED, is_of_tool, recorders_of_cells
 from ipygpumem.heap.knowledge.tasks import is_pending, pending
 from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.paths.data_frame_steps import without_old_blocks
@@ -39,8 +39,8 @@ _MOST_ROWS = 50
 """Maximum number of objects of one type in a container to list one by one."""
 _MOST_MIXED = 100
 """Maximum number of small objects of several types whose holders are all searched."""
-_MOST_SEARCHED = 2000
-"""Maximum number of objects of one row whose holders are all searched."""
+MOST_SEARCHED = 20_000
+"""Maximum number of objects whose holders are all searched at once."""
 _MOST_LABELS = 200
 """Maximum number of measurements that are compared with each other."""
 _MOST_SHARED = 1_000_000
@@ -64,10 +64,6 @@ class Remaining:
     may_be_older: bool = False
     """True if older objects are too many to be sure that they do not hold the memory, too."""
 
-    def to_search(self) -> Sequence[object]:
-        """Return the objects whose holders are searched."""
-        return objects_to_search(self.items)
-
     def row(self) -> Row:
         """Return the row whose holder leads to all objects."""
         return Row.of_objects(self.items)
@@ -80,17 +76,17 @@ class Remaining:
         return writer.removal_of_items(self.name, self.chain, self.items)
 
 
-def objects_to_search(items: Sequence[object]) -> Sequence[object]:
-    """Return the objects of a row whose holders are searched."""
-    return items if is_searched_together(items) else items[:1]
+def is_searched_together(items: Sequence[object], number_searched: int) -> bool:
+    """Return True if one search finds the holders of all objects of a row of several.
 
-
-def is_searched_together(items: Sequence[object]) -> bool:
-    """Return True if one search finds the holders of all objects of a row of several."""
+    Args:
+        items: the objects.
+        number_searched: the number of objects of other rows that it searches.
+    """
     if len(items) > _MOST_MIXED and len(types_of(items)) > 1:
         # No line removes them all, and the search takes half a minute after an import of sympy.
         return False
-    return 1 < len(items) <= _MOST_SEARCHED
+    return 1 < len(items) <= MOST_SEARCHED - number_searched
 
 
 def holder_of_several(
@@ -175,9 +171,10 @@ def find_remaining(
         not_counted = counted.not_counted(set(map(id, part.items)))
         items = [item for item in part.items if id(item) in not_counted or search.is_in_row(item)]
         search.add_rows(items, part.name, part.chain)
+    search.names_many = changes.modules < MANY_MODULES
+    search.add_scattered()
     if search.is_done():
         return search.remaining
-    search.names_mixed = changes.modules < MANY_MODULES
     not_counted = counted.not_counted(new)
     entries = without_old_blocks(_entries(heap, new, not_counted), new)
     entries += _pending_tasks(heap, not_counted)
@@ -197,13 +194,13 @@ class _Search:
 
     Attributes:
         remaining: the memory that was found.
-        names_mixed: False to leave out many small objects of several types: those that libraries
-            make when they are imported, and keep in tables of C++ code, as torch does.
+        names_many: False to leave out many small objects: those that libraries make when they are
+            imported, and keep in caches of their own, or in tables of C++ code, as torch does.
     """
 
     def __init__(self, counted: Sizes, smallest: int, size_bytes: int) -> None:
         self.remaining: list[Remaining] = []
-        self.names_mixed = True
+        self.names_many = True
         self._counted = counted
         self._smallest = smallest
         self._left_bytes = size_bytes
@@ -214,6 +211,10 @@ class _Search:
         """The position in ``remaining`` of each object alone, by the label of its measurement."""
         self._with_row = set[int]()
         """The identities of the objects in ``remaining``."""
+        self._scattered = list[object]()
+        """Objects that are too small for a row where they are."""
+        self._sizes_of_scattered = Counter[str]()
+        """Their bytes, by type."""
 
     def is_done(self) -> bool:
         """Return True if less than a row's bytes are left to find."""
@@ -242,7 +243,7 @@ class _Search:
             same = of_types({key}, unique)
             groups = [[item] for item in same]
             if len(same) > _MOST_ROWS:
-                groups = [same]
+                groups = [same] if self.names_many else []
             for group in groups:
                 size, label = self._measure(group)
                 if size.size_bytes >= self._smallest:
@@ -256,9 +257,31 @@ class _Search:
                 else:
                     small += group
                     sizes_of_small[type_name(group[0])] += size.size_bytes
-        is_named = self.names_mixed or len(small) <= _MOST_MIXED
+        is_named = self.names_many or len(small) <= _MOST_MIXED
         if is_named and sizes_of_small.total() >= self._smallest:
             self._add(row_of(small, _size_of_types(sizes_of_small)), small, name, chain)
+        else:
+            self._scattered += small
+            self._sizes_of_scattered += sizes_of_small
+
+    def add_scattered(self) -> None:
+        """Add a row for each type of the objects that are small where they are, and large together:
+        each of 60 older objects has received a list.
+        """
+        scattered, sizes = self._scattered, self._sizes_of_scattered
+        self._scattered, self._sizes_of_scattered = [], Counter()
+        mixed = list[object]()
+        of_mixed = Counter[str]()
+        for key in types_of(scattered):
+            same = list(by_identity(of_types({key}, scattered)).values())
+            of_type = Counter({type_name(same[0]): sizes[type_name(same[0])]})
+            if of_type.total() >= self._smallest:
+                self._add(row_of(same, _size_of_types(of_type)), same, "", ())
+            else:
+                mixed += same
+                of_mixed += of_type
+        if of_mixed.total() >= self._smallest and self.names_many:
+            self._add(row_of(mixed, _size_of_types(of_mixed)), mixed, "", ())
 
     def _measure(self, group: Sequence[object]) -> tuple[Size, str]:
         """Return the memory of some objects that nothing has counted yet, and the label of the
@@ -360,7 +383,7 @@ class GrownRow(NamedTuple):
     items: str
     """The number of its items at the start and now, if it was not short."""
     line: str
-    """The line that empties it, if it was short at the start."""
+    """The line that removes what it has got, if it was short at the start."""
 
 
 def grown(
@@ -381,11 +404,12 @@ def grown(
     """
     writer = PathWriter(roots)
     rows = list[GrownRow]()
-    for container in contents.grown(dict(names), smallest, made):
+    # All of them first: writing a path may give an object a dict, through which it then refers.
+    for container in list(contents.grown(dict(names), smallest, made)):
         path = writer.holder_from_name(container.name, container.chain).path
         path = path.removeprefix(NOTEBOOK)
         growth = container.grown
-        line = growth.line_to_empty(path)
+        line = growth.line_to_shorten(path)
         rows.append(GrownRow(path, growth.size_bytes, growth.items, line))
     return sorted(rows, key=attrgetter("size_bytes"), reverse=True)
 
@@ -462,7 +486,7 @@ def _ours(heap: Heap) -> set[int]:
     """Return the identities of this package's objects: each cell changes their lists."""
     ours = set[int]()
     for part in chunks(heap.tracked):
-        ours.update(map(id, of_package(part)))
+        ours.update(map(id, recorders_of_cells(part)))
     return ours
 
 

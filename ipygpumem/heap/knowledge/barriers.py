@@ -201,20 +201,24 @@ def is_of_tool(item: object) -> bool:
     return module_of(item).partition(".")[0] in TOOLS
 
 
-def of_package(objects: Sequence[Any]) -> list[Any]:
-    """Return the objects of this package's classes among many objects, and the containers that are
-    their attributes.
+def recorders_of_cells(objects: Sequence[Any]) -> list[Any]:
+    """Return the objects among many that record cells, this package's and IPython's history, with
+    the containers that are their attributes.
     """
-    kinds = set[int]()
+    kinds, of_history = set[int](), set[int]()
     for type_id, example in one_of_each(objects).items():
-        if module_of(example).partition(".")[0] == "ipygpumem":
+        module = module_of(example)
+        if module.partition(".")[0] == "ipygpumem":
             kinds.add(type_id)
-    if not kinds:
-        return []
+        elif module == "IPython.core.history":
+            of_history.add(type_id)
     ours = of_types(kinds, objects)
     attributes = of_types(CONTAINER_TYPES, gc.get_referents(*ours))
     shared = set(map(id, globals_among(attributes)))
-    return [*ours, *_without(shared, attributes)]
+    traits = [
+        (instance_dict(item) or {}).get("_trait_values") for item in of_types(of_history, objects)
+    ]
+    return [*ours, *_without(shared, attributes), *filter(None, traits)]
 
 
 def _leads_to_shell(item: object) -> bool:
