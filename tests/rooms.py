@@ -150,6 +150,7 @@ LONGER = {
         "test_agreement",
         "test_holders",
         "test_kept_by_registries",
+        "test_older_records",
         "test_remedies",
         "torch_cpu/test_holders",
     ),

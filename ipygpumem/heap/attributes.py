@@ -8,7 +8,7 @@ instance. The collector reports a dict that is there, but not which one of the d
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from types import FunctionType, MemberDescriptorType
 from typing import Any
@@ -28,7 +28,8 @@ MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 """
 _MOST_TRIED = 10
 """Number of keys of a dict that are compared with attributes."""
-_MISSING = object()
+MISSING = object()
+"""Stands for the value of an attribute that an object has not."""
 
 
 def has_nameless_attributes(item: object) -> bool:
@@ -75,6 +76,20 @@ def attribute_name(item: object, value: object, known: Sequence[str] = ()) -> st
     return None
 
 
+def reader_of(kind: type, name: str) -> Callable[[object], object] | None:
+    """Return the function that reads an attribute of a class's instances; None if reading it runs
+    code.
+
+    It returns ``MISSING`` for an instance without the attribute.
+    """
+    slot = slot_descriptors(kind).get(name)
+    if slot is not None:
+        return lambda item: slots(item, {name: slot}).get(name, MISSING)
+    if not _is_readable(kind, name):
+        return None
+    return lambda item: _read(item, name)
+
+
 def _are_attributes(item: object, names: dict[Any, Any]) -> Iterator[bool]:
     """Yield True for each entry of a dict that is an attribute of the object, too; leave out
     unreadable names.
@@ -88,7 +103,7 @@ def _read(item: object, name: str) -> object:
     try:
         return object.__getattribute__(item, name)  # finds it without creating the dict
     except (AttributeError, TypeError):
-        return _MISSING
+        return MISSING
 
 
 def _is_readable(kind: type, name: str) -> bool:
@@ -96,8 +111,8 @@ def _is_readable(kind: type, name: str) -> bool:
     class.
     """
     for base in mro_of(kind):
-        in_class = class_dict(base).get(name, _MISSING)
-        if in_class is not _MISSING:
+        in_class = class_dict(base).get(name, MISSING)
+        if in_class is not MISSING:
             return not is_descriptor(in_class)
     return True
 

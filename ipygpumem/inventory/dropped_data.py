@@ -24,7 +24,7 @@ from ipygpumem.heap.arrays import (
     is_array,
     library_type,
 )
-from ipygpumem.heap.bulk import by_identity, instances_among, of_types
+from ipygpumem.heap.bulk import by_identity, instances_among, of_types, without_types
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.frames import SUSPENDED
@@ -42,6 +42,8 @@ _MOST_NEW = 300_000
 """Maximum number of new objects behind one line to look at."""
 _MOST_LEAKS = 50
 """Maximum number of leaks, the largest ones, whose lines are examined."""
+_NUMBERS = set(map(id, (int, float, complex, bool, type(None))))
+"""Types of objects of which no line need say that it drops older ones."""
 _UNSURE = 0.1
 """Share of a row's bytes by which two measurements may differ."""
 _LARGE = 1 << 16
@@ -121,7 +123,7 @@ class OlderData:
             older.update(older_here)
             plain = _plain_arrays(items)
             leading_on = [waiting[key] for key in waiting.keys() - older_here.keys() - plain]
-            below = by_identity(references.of(leading_on).of_python)
+            below = by_identity(without_types(_NUMBERS, references.of(leading_on).of_python))
             waiting = {key: below[key] for key in below.keys() - seen}
         return older
 

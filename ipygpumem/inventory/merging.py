@@ -292,6 +292,8 @@ class _Moved(NamedTuple):
 
 def _groups(rows: Sequence[_Removable]) -> list[list[_Removable]]:
     """Return the rows in groups that one line may free."""
+    if len(rows) < 2:
+        return [list(rows)] if rows else []
     moved = _Moved.of(rows)
     group_of = dict[object, list[_Removable]]()
     for row in rows:

@@ -31,7 +31,6 @@ from ipygpumem.inventory.merging import holder_of_registered
 from ipygpumem.inventory.remaining import (
     holder_of_several,
     is_searched_together,
-    objects_to_search,
 )
 from ipygpumem.notebook import cell_of_output, deletion_of_output
 from ipygpumem.records import ReferencePath, RetainedArray
@@ -155,6 +154,8 @@ class SurvivingObjects:
         self._large = list[tuple[OtherAlive, Size]]()
         self.storages = set[StorageKey]()
         self.rows_to_explain: dict[StorageKey, Row] = {}
+        self.to_explain = list[object]()
+        """The objects whose holders are searched."""
         for survivor in alive:
             with self.sizes.passing_over(survivors.older_alive(survivor.items)):
                 size = survivor.size_now(self.sizes)
@@ -172,16 +173,11 @@ class SurvivingObjects:
         region = Region(items, keeps_arrays=True)
         arrays = region.arrays_of(region.objects.keys())
         self.storages.update(array.storage for _, array in described(arrays))
-        if is_searched_together(items):
+        if is_searched_together(items, len(self.to_explain)):
             self.rows_to_explain[object_key(items[0])] = Row.of_objects(items)
-
-    @property
-    def to_explain(self) -> list[object]:
-        """The objects whose holders are searched."""
-        objects = list[object]()
-        for survivor, _ in self._large:
-            objects += objects_to_search(survivor.items)
-        return objects
+            self.to_explain += items
+        else:
+            self.to_explain.append(items[0])
 
     def rows(self, holders: Holders, of_arrays: Sequence[Explained]) -> Iterator[RetainedArray]:
         """Yield their rows.

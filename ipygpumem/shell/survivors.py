@@ -14,7 +14,7 @@ from ipygpumem.heap.arrays import Array, StorageKey, describe, described, object
 from ipygpumem.heap.bulk import Progress, by_identity
 from ipygpumem.heap.garbage import weak
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
-from ipygpumem.heap.holders.explanation import NOT_REACHED
+from ipygpumem.heap.holders.explanation import NOT_REACHED, OUT_OF_SIGHT
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.knowledge.barriers import Barriers
@@ -26,7 +26,6 @@ from ipygpumem.heap.paths.roots import REMOVE, Roots
 from ipygpumem.heap.remembered import Remembered
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.inventory.array_holders import (
-    MOST_EXPLAINED,
     Explained,
     Questions,
     explained,
@@ -498,12 +497,12 @@ class _SearchAtEnd:
         searched = list[object]()
         objects_rows = dict[StorageKey, Row]()
         for part in remaining:
-            searched += part.to_search()
-            if is_searched_together(part.items):
+            if is_searched_together(part.items, len(searched)):
                 objects_rows[object_key(part.items[0])] = part.row()
-        holders = explain(
-            (), heap, roots, more=searched[:MOST_EXPLAINED], rows=objects_rows, all_places=True
-        )
+                searched += part.items
+            else:
+                searched.append(part.items[0])
+        holders = explain((), heap, roots, more=searched, rows=objects_rows, all_places=True)
         rows = list[tuple[Remaining, RetainedArray]]()
         for part in remaining:
             name = ""
@@ -567,7 +566,8 @@ def _holder_of(
     searched = holders.get(key)
     if len(part.items) > 1:
         is_fixed = key not in rows or all(map(is_pending, part.items))
-        if part.chain and is_fixed:
+        # The collector does not list a dict of text: the search for holders ends below it.
+        if part.chain and (is_fixed or searched in (None, OUT_OF_SIGHT, NOT_REACHED)):
             return part.from_name(roots)
         if searched is None:
             return NOT_REACHED

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import replace
 
 from ipygpumem.heap.arrays import StorageKey, flat_elements, is_of_library
@@ -34,6 +34,8 @@ from ipygpumem.records import ReferencePath, line_of
 
 _MOST_CHAINS = 20
 """Maximum number of items of one holder for each of which a path is written."""
+_MOST_NAMED = 2000
+"""Maximum number of objects to each of which a way is written: a second of work."""
 _MOST_HOLDERS = 1000
 """Maximum number of holders of one row for each of which a line is written: a second of work."""
 _REGISTRATIONS = {Kind.CALL, Kind.CLOSED}
@@ -105,14 +107,20 @@ class Explanation:
     ) -> None:
         """Find the holders, of whole rows if there are any."""
         self._rows = rows
+        of_row = dict[StorageKey, StorageKey]()
+        """The row of each storage that a line for the whole row frees."""
         for key, items in self._objects.items():
+            is_row = rows is not None and rows.row(key) is not None
+            if key in of_row or (len(self.named) >= _MOST_NAMED and not is_row):
+                continue
             nearest = self._nearest(self._search.named, items, object_id=self._object_id(key))
             if nearest is not None:
                 way = self._of_row(key, *nearest, rows)
                 self._note_cuts(way)
                 self.named[key] = way.holder
+                of_row.update(self._with_line_of(key, way))
         for key, items in self._objects.items():
-            if key in self.named:
+            if key in self.named or key in of_row:
                 continue
             if any(map(self._search.is_in_hidden_cycle, items)):
                 self.unnamed[key] = HIDDEN_CYCLE
@@ -120,9 +128,21 @@ class Explanation:
             nearest = self._nearest(self._search.unnamed, items)
             if nearest is not None:
                 self.unnamed[key] = nearest[1].holder
-        self.is_cut = self._search.is_cut and len(self.named) < len(self._objects)
+        number_named = len(self.named) + len(of_row)
+        self.is_cut = self._search.is_cut and number_named < len(self._objects)
         if all_places:
             self.add_other_holders(self._removals.keys())
+        self.named.update((key, self.named[row_key]) for key, row_key in of_row.items())
+
+    def _with_line_of(self, key: StorageKey, way: Way) -> dict[StorageKey, StorageKey]:
+        """Return the storages of a row with ``key``, if one line frees the whole row: writing the
+        way to each of thousands takes seconds.
+        """
+        row = None if self._rows is None else self._rows.row(key)
+        if self._rows is None or row is None or not row.is_whole or not way.cuts:
+            return {}
+        keys = {other for other in row.storages if self._rows.row(other) is None}
+        return dict.fromkeys(keys & self._objects.keys(), key)
 
     def path_of_trained(self, tensor: object) -> str:
         """Return the path to the outermost module or optimizer around a tensor; empty if there is
@@ -476,14 +496,9 @@ class Explanation:
             if found_chain.roots[0].is_of_library and found_chain.steps[-1] is not targets[0]:
                 continue  # a constant of a library that a part refers to
             chains.append(found_chain)
-        if len(chains) <= _MOST_HOLDERS:
+        if len(chains) <= _MOST_CHAINS:
             return chains
-        left = list[FoundChain]()
-        for found_chain in chains:
-            references = itertools.pairwise(map(id, without_own_dicts(found_chain.steps)))
-            if found_chain.references > 1 or nearest.removed_references.isdisjoint(references):
-                left.append(found_chain)
-        return left
+        return [chain for chain in chains if not _is_removed(chain, nearest.removed_references)]
 
     def _closing_figures(
         self, targets: Sequence[object], nearest: Way, object_id: int
@@ -585,6 +600,22 @@ class Explanation:
             tuple(cuts),
             removed_references=frozenset((id(holder), id(item)) for item in items),
         )
+
+
+def _is_removed(found_chain: FoundChain, removed: Set[tuple[int, int]]) -> bool:
+    """Return True if a line removes a reference on the chain through each item of its holder.
+
+    Args:
+        found_chain: the chain.
+        removed: the references that the line removes, as the identities of both objects.
+    """
+    if found_chain.references != 1 + len(found_chain.more):
+        return False
+    to_holder = found_chain.steps[: found_chain.holder_at + 1]
+    for steps in (found_chain.steps, *((*to_holder, *below) for below in found_chain.more)):
+        if removed.isdisjoint(itertools.pairwise(map(id, without_own_dicts(steps)))):
+            return False
+    return True
 
 
 def _some_of_each_holder(chains: Sequence[tuple[Root, Steps]]) -> list[tuple[Root, Steps]]:

@@ -15,7 +15,7 @@ from ipygpumem.heap.arrays import (
     object_key,
     storage_key,
 )
-from ipygpumem.heap.bulk import by_identity, chunks
+from ipygpumem.heap.bulk import by_identity, chunks, types_of, without_types
 from ipygpumem.heap.containers import CONTAINERS
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.knowledge.barriers import Barriers
@@ -31,6 +31,8 @@ _SMALL = 0.01
 """Share of a row's bytes that may stay alive in other places."""
 _MOST_PARTS = 10_000
 """Maximum number of objects in an item that is removed as a whole."""
+_DATA = set(map(id, (int, float, complex, bool, type(None), str, bytes)))
+"""Types of numbers and text."""
 _NO_OBJECT = (0,)
 """The identity of no object."""
 _OF_PANDAS = {"DataFrame", "Series", "Index"}
@@ -104,6 +106,9 @@ class RowHolders:
         self._barriers = Barriers(namespaces)
         self._references = ReferenceReader(self._barriers, has_text_keys=False)
         self._left = _MOST_VISITED
+        in_rows = [item for row in rows.values() for item in row.arrays.values()]
+        self._passed_over = _DATA - types_of(in_rows)
+        """Types of objects that lead to nothing, and are in no row."""
         by_storage: dict[StorageKey, list[Row]] = {}
         for row in rows.values():
             for storage in row.storages:
@@ -261,7 +266,7 @@ class RowHolders:
             if not new:
                 continue
             references = self._references.of(new)
-            waiting += chunks(references.of_python)
+            waiting += chunks(without_types(self._passed_over, references.of_python))
             if references.of_torch:
                 waiting.append([tensor for _, tensor in references.of_torch])
             if all(map(seen.__contains__, wanted)):

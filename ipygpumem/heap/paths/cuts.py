@@ -158,6 +158,8 @@ class Cut:
         is_detached: True if the line replaces a tensor by one without its graph instead of removing
             it.
         also_removed: other references that a call removes, as the identities of both objects.
+        is_only_there: True if all other items of the list around the owner have none in this
+            place.
         removed_id: identity of the object to which the reference leads; 0 if it is unknown, or if
             a call ends the owner, which then refers to nothing.
     """
@@ -179,6 +181,7 @@ class Cut:
     protocol: Protocol | None = None
     is_detached: bool = False
     also_removed: frozenset[tuple[int, int]] = field(default=frozenset(), compare=False)
+    is_only_there: bool = field(default=False, compare=False)
     removed_id: int = field(default=0, compare=False)
 
     def __hash__(self) -> int:
@@ -195,10 +198,45 @@ class Cut:
         vars(cut).update(attributes)
         return cut
 
+    def of_other_item(
+        self, position: int, item: object, part: object, place: int, size: int
+    ) -> Cut:
+        """Return the reference of another item of the list around its owner, to use in a loop over
+        that list: it has the code of this one.
+
+        Args:
+            position: the position of the item in the list.
+            item: the item, which has the reference in the same place.
+            part: the object to which it refers.
+            place: the position of the reference in the item.
+            size: the number of references of the item, if it is a container.
+        """
+        assert self.outer is not None
+        outer = self.outer.of_item(position, item)
+        vars(outer)["target"] = self.outer.target
+        cut = object.__new__(Cut)
+        changed = {"outer": outer, "owner_id": id(item), "removed_id": id(part)}
+        vars(cut).update(vars(self) | changed | {"position": place, "size": size})
+        return cut
+
     @property
     def statement(self) -> str:
         """The statement that removes it, and the owner's other references to the same object."""
         return in_sequence([cut._statement_of_one() for cut in self.each()])
+
+    @property
+    def statement_if_there(self) -> str:
+        """The statement that removes a key or attribute of an owner if it has one; empty if there
+        is none.
+        """
+        name = self.target.removeprefix(self.owner)
+        if self.repeated or self.ending or name == self.target:
+            return ""
+        if self.kind is Kind.KEY and self.listing is Listing.PLAIN:
+            return f"{self.owner}.pop({name[1:-1]}, None)"
+        if self.kind in (Kind.ATTRIBUTE, Kind.DELETED_ATTRIBUTE):
+            return f'vars({self.owner}).pop("{name[1:]}", None)'
+        return ""
 
     def each(self) -> list[Cut]:
         """Return the reference, and the owner's other references to the same object."""
@@ -469,6 +507,8 @@ def _of_positions(first: Cut, positions: list[int], *, is_alone: bool) -> str:
     spans = _spans(positions)
     if len(spans) > _MOST_KEYS or len(positions) <= _MOST_KEYS:
         return ""
+    if first.kind is Kind.ELEMENT:
+        return _of_elements(first, spans)
     last_first = [_of_span(first, *span, is_alone=False) for span in reversed(spans)]
     return in_sequence(last_first) if all(last_first) else ""
 
@@ -525,9 +565,21 @@ def _of_span(cut: Cut, start: int, end: int, *, is_alone: bool) -> str:
                 return f"{loop}: del {in_loop}[_key], _key"
             return f"{loop}: {removal}; del _key" if is_alone else f"[{removal} {loop}];"
         case _:
-            if cut.ending:
-                return ""
-            return f"{imports}{owner}.difference_update(list({owner}){span})"
+            return _of_elements(cut, [(start, end)])
+
+
+def _of_elements(cut: Cut, spans: Sequence[tuple[int, int]]) -> str:
+    """Return the statement that removes some runs of elements of a set; empty if there is none.
+
+    It is one call, because the first of several would give the other elements new positions.
+    """
+    if cut.ending:
+        return ""
+    imports, owner = split(cut.owner)
+    runs = list[str]()
+    for start, end in spans:
+        runs.append(f"list({owner})" + (f"[{start}:]" if end == cut.size else f"[{start}:{end}]"))
+    return f"{imports}{owner}.difference_update({', '.join(runs)})"
 
 
 def _in_each(groups: list[list[Cut]]) -> str:
@@ -542,26 +594,64 @@ def _in_each(groups: list[list[Cut]]) -> str:
     first = outer[0]
     if first.kind is not Kind.ITEM or any(cut.owner_id != first.owner_id for cut in outer):
         return ""
-    statements = set[str]()
-    for group, around in zip(groups, outer, strict=True):
-        inner = [inside(cut, around) for cut in group]
-        statements.add(_of_one_owner(inner, is_alone=False))
+    statements = _statements_of_items(groups, outer)
     positions = sorted(cut.position for cut in outer)
     start, end = positions[0], positions[-1] + 1
-    if len(statements) > 1 or end - start != len(groups):
+    if len(statements) == 1 and end - start != len(groups):
+        statements = _statements_if_there(groups, outer[0])
+        start, end = 0, first.size
+    if len(statements) != 1 or not all(statements):
         return ""
     span = f"[{start}:]" if end == first.size else f"[{start}:{end}]"
-    if len(groups) == first.size:
+    if (start, end) == (0, first.size):
         span = ""
-    statement = statements.pop()
-    if not statement:
-        return ""
     items = without_import(first.owner)
     if span and not first.has_slices:
         items = f"list({items})"
     # The loop takes none of the user's names, and leaves none that keeps the last item.
-    body = in_sequence([statement, f"del {EACH}"])
+    body = in_sequence([*statements, f"del {EACH}"])
     return f"for {EACH} in {items}{span}: {body}"
+
+
+def _statements_of_items(groups: list[list[Cut]], outer: Sequence[Cut]) -> set[str]:
+    """Return the statements that remove each group's references in a loop, where all may be alike.
+
+    Args:
+        groups: the references of each item.
+        outer: the reference to each item.
+    """
+    statements = set[str]()
+    written = set[tuple[object, ...]]()
+    for group, around in zip(groups, outer, strict=True):
+        code = tuple((cut.target, cut.ending, cut.position, cut.size) for cut in group)
+        if (around.target, code) not in written:  # else it has the code of another item
+            written.add((around.target, code))
+            inner = [inside(cut, around) for cut in group]
+            statements.add(_of_one_item(inner))
+    return statements
+
+
+def _statements_if_there(groups: list[list[Cut]], outer: Cut) -> set[str]:
+    """Return the statement that removes references from the items that have them, if no other item
+    has one there: ``for _item in docs: _item.pop("tokens", None)``.
+
+    Args:
+        groups: the references of each item.
+        outer: the reference to the item of the first group.
+    """
+    if not all(cut.is_only_there for group in groups for cut in group):
+        return set()
+    statements = [inside(cut, outer).statement_if_there for cut in groups[0]]
+    return {in_sequence(statements)} if all(statements) else set()
+
+
+def _of_one_item(cuts: list[Cut]) -> str:
+    """Return the statement that removes some references of a loop's item: by their keys, because
+    the keys of other items may have other positions.
+    """
+    if len(cuts) <= _MOST_KEYS and all(cut.kind is Kind.KEY for cut in cuts):
+        return in_sequence([cut.statement for cut in cuts])
+    return _of_one_owner(cuts, is_alone=False)
 
 
 def _outer_of_each(groups: list[list[Cut]]) -> list[Cut]:

@@ -8,7 +8,7 @@ import dis
 import functools
 import itertools
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import (
     AsyncGeneratorType,
@@ -35,6 +35,11 @@ from ipygpumem.heap.knowledge.tasks import (
     is_waiting_thread_timer,
 )
 from ipygpumem.heap.libraries import is_segment
+from ipygpumem.heap.paths.alike_references import (
+    AlikeReferences,
+    first_alike,
+    noted_if_only_there,
+)
 from ipygpumem.heap.paths.attributes_to_remove import (
     is_added,
     kind_of_attribute,
@@ -123,6 +128,12 @@ class CutsInside(NamedTuple):
     removed_references: set[tuple[int, int]]
     """The references as the identities of both objects."""
 
+    def add(self, cut: Cut, item: object, references: Iterable[tuple[int, int]]) -> None:
+        """Add a reference to one of the objects."""
+        self.reached.add(id(item))
+        self.cuts.append(cut)
+        self.removed_references.update(references)
+
 
 class PathWriter:
     """Writes chains of references as text.
@@ -136,6 +147,7 @@ class PathWriter:
     def __init__(self, roots: Roots, *, of_leaks: bool = False) -> None:
         self._cell_of = roots.cell_of
         self._names = roots.names
+        self._cuts = roots.cuts
         self._removed_objects = roots.removed_objects
         self._of_leaks = of_leaks
 
@@ -271,23 +283,31 @@ class PathWriter:
                 inside.reached.update(map(id, direct))
                 inside.removed_references.update((id(chain[-1]), id(item)) for item in direct)
             return inside
-        for item in by_identity(items).values():
-            for part in by_identity(items_of(item)).values():
-                if id(part) not in wanted:
-                    continue
-                if len(inside.cuts) > _MOST_INSIDE:
-                    return CutsInside(set(), [], set())
-                way = self.way(root, (*chain, item, part))
-                cut = way.cut
-                if cut is None:
-                    continue
-                inside.reached.add(id(part))
-                inside.removed_references.update(way.removed_references)
-                if cut.owner_id == id(item):
-                    inside.cuts.extend(cuts_of_repeated(cut, item, part))
-                else:
-                    inside.cuts.append(cut)
-        return inside
+        wanted_parts = list[tuple[int, object, object]]()
+        for position, item in _each_once(items):
+            parts = by_identity(items_of(item))
+            wanted_parts += [(position, item, part) for key, part in parts.items() if key in wanted]
+        alike = list[AlikeReferences]()
+        number_written = 0
+        for position, item, part in wanted_parts:
+            cut = first_alike(alike, position, item, part)
+            if cut is not None and number_written >= _MOST_WRITTEN:
+                self._removed_objects[id(part)] = part
+                inside.add(cut, part, {(id(item), id(part))})
+                continue
+            number_written += 1
+            if number_written > _MOST_INSIDE:
+                return CutsInside(set(), [], set())
+            way = self.way(root, (*chain, item, part))
+            if way.cut is None:
+                continue
+            if cut is None and len(alike) < _MOST_FIELDS:
+                alike += AlikeReferences.of(way, chain[-1], item, part)
+            inside.add(way.cut, part, way.removed_references)
+            if way.cut.owner_id == id(item):
+                inside.cuts[-1:] = cuts_of_repeated(way.cut, item, part)
+        unique = list(by_identity(items).values())
+        return inside._replace(cuts=noted_if_only_there(inside.cuts, alike, unique))
 
     def cuts_of_items(
         self, root: Root, chain: Sequence[object], items: Sequence[object]
@@ -331,6 +351,8 @@ class PathWriter:
         line = statement_of(cuts)
         if cuts and len(by_identity(items)) == 1:
             line = removal_of_repeated(cuts, steps[-1])
+        if line:
+            self._cuts[line_of(line)] = cuts
         if not cuts and len(by_identity(items)) >= len(by_identity(items_of(steps[-1]))):
             to_item = self.way(root, (*steps, items[0]))
             if to_item.is_advised:  # such as ``load.cache_clear()``
@@ -572,6 +594,15 @@ class PathWriter:
         return True
 
 
+def _each_once(items: Sequence[object]) -> Iterator[tuple[int, object]]:
+    """Yield the items, each once, with their first positions."""
+    seen = set[int]()
+    for position, item in enumerate(items):
+        if id(item) not in seen:
+            seen.add(id(item))
+            yield position, item
+
+
 def _ending(item: object, path: Path) -> str:
     """Return the line that ends an object, the path's target, if something must, and removes it."""
     removal = path.removal
@@ -690,12 +721,14 @@ _READ_AS_THEMSELVES = (
     type(functools.lru_cache(len)),
 )
 """Types of attributes which, read from a class, are themselves, or the function in them."""
-_MOST_REMOVED = 10_000
+_MOST_REMOVED = 300_000
 """Maximum number of items of one container to record as objects that a line removes."""
 _MOST_INSIDE = 1000
 """Maximum number of parts of a container's items for each of which a line is written: a second
 of work.
 """
+_MOST_FIELDS = 20
+"""Maximum number of places in an item whose references are compared with those of other items."""
 _MOST_WRITTEN = 10
 """Maximum number of items of one container whose code is written; of more, only the positions are
 needed.

@@ -1,0 +1,119 @@
+"""References of a list's items that differ in nothing but the item, such as those of
+``docs[0]["tokens"]``, ``docs[1]["tokens"]`` and so on: one is written, the rest is like it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import repeat
+from operator import is_, methodcaller
+from typing import Any
+
+from ipygpumem.heap.attributes import MISSING, reader_of
+from ipygpumem.heap.bulk import types_of
+from ipygpumem.heap.paths.cuts import Cut, Kind
+from ipygpumem.heap.paths.items_and_attributes import attribute_names
+from ipygpumem.heap.paths.ways import Way
+
+_OF_ATTRIBUTES = {Kind.ATTRIBUTE, Kind.DELETED_ATTRIBUTE}
+
+
+class AlikeReferences:
+    """The references of a list's items to objects of one type: each item is a dict with the same
+    key, or an instance with the same attribute.
+
+    Args:
+        cut: the reference of one item, whose code stands for all.
+        item_type: the type of the items.
+        part_type: the type of the objects to which they refer.
+        read: returns the object under the key or attribute of an item.
+    """
+
+    def __init__(
+        self, cut: Cut, item_type: type, part_type: type, read: Callable[[Any], object]
+    ) -> None:
+        self._cut = cut
+        self._item_type = item_type
+        self._part_type = part_type
+        self._read = read
+
+    @classmethod
+    def of(cls, way: Way, holder: object, item: Any, part: object) -> list[AlikeReferences]:
+        """Return the references like that at the end of a way; nothing if each has to be written.
+
+        Args:
+            way: the way to ``part``.
+            holder: the list.
+            item: its item on the way.
+            part: the object to which the item refers.
+        """
+        cut = way.cut
+        if cut is None or cut.outer is None or cut.repeated or cut.protocol is not None:
+            return []
+        is_item = cut.outer.kind is Kind.ITEM and cut.outer.owner_id == id(holder)
+        if not is_item or way.removed_references != {(id(item), id(part))}:
+            return []
+        read: Callable[[Any], object] | None = None
+        if cut.kind is Kind.KEY and type(item) is dict:
+            (key, *more) = [key for key, value in item.items() if value is part]
+            if not more and type(key) in (str, int):
+                read = methodcaller("get", key, MISSING)
+        elif cut.kind in _OF_ATTRIBUTES:
+            (name, *more) = attribute_names(item, part)
+            if not more:
+                read = reader_of(type(item), name)
+        return [] if read is None else [cls(cut, type(item), type(part), read)]
+
+    def cut(self, position: int, item: Any, part: object) -> Cut | None:
+        """Return the reference of another item, without code of its own; None if it differs.
+
+        Args:
+            position: the position of the item.
+            item: the item.
+            part: the object to which it refers.
+        """
+        are_alike = type(item) is self._item_type and type(part) is self._part_type
+        if not are_alike or self._read(item) is not part:
+            return None
+        places = [0]
+        if self._item_type is dict:
+            places = [place for place, value in enumerate(item.values()) if value is part]
+        if len(places) > 1:
+            return None
+        size = len(item) if self._item_type is dict else 0
+        return self._cut.of_other_item(position, item, part, places[0], size)
+
+    def number_there(self, items: Iterable[Any]) -> int:
+        """Return the number of items of the type that have the key or attribute."""
+        same = [item for item in items if type(item) is self._item_type]
+        return len(same) - sum(map(is_, map(self._read, same), repeat(MISSING)))
+
+
+def first_alike(
+    alike: Iterable[AlikeReferences], position: int, item: object, part: object
+) -> Cut | None:
+    """Return the reference of a list's item if an earlier item has one like it, else None."""
+    for references in alike:
+        cut = references.cut(position, item, part)
+        if cut is not None:
+            return cut
+    return None
+
+
+def noted_if_only_there(
+    cuts: list[Cut], alike: Sequence[AlikeReferences], items: Sequence[object]
+) -> list[Cut]:
+    """Return the references of some of a list's items; each says if no other item has one in the
+    same place.
+
+    Args:
+        cuts: the references.
+        alike: the places, each once.
+        items: the items of the list.
+    """
+    if len(types_of(items)) > 1:
+        return cuts
+    if sum(references.number_there(items) for references in alike) > len(cuts):
+        return cuts
+    return [replace(cut, is_only_there=True) for cut in cuts]

@@ -1,0 +1,154 @@
+"""New data in many older objects of one list has one row, and one line removes it from all."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from benchmarks.harness.kernel import Kernel
+from tests.steps import kernel_with, works
+
+notebook = kernel_with("%load_ext ipygpumem")
+_SETUP = """
+def rows():
+    from ipygpumem.shell.app import app_of
+    survivors = app_of(get_ipython()).experiments.finished[-1].survivors
+    return [(row.objects, row.holder.path, row.holder.advice) for row in survivors]
+class Document:
+    pass
+class Slotted:
+    __slots__ = ("number", "words")
+def dicts(number):
+    return [{"number": each, "text": f"text {each}"} for each in range(number)]
+def instances(kind, number):
+    made = [kind() for _ in range(number)]
+    for position, each in enumerate(made):
+        each.number = position
+    return made
+def words(number):
+    return [str(each) for each in range(1000, 1000 + number)]
+def stays(record):
+    return record["text"] if type(record) is dict else record.number
+def has_new(record):
+    if type(record) is dict:
+        return not record.keys() <= {"number", "text"}
+    return getattr(record, "words", None) is not None
+"""
+"""Makes older records."""
+
+
+class Case(NamedTuple):
+    """Older records, new data in them, and the row of the report."""
+
+    records: str
+    experiment: str
+    objects: int
+    line: str
+
+
+CASES = {
+    "each dict": Case(
+        "dicts(1500)",
+        "for each in records: each['words'] = words(30)",
+        1500,
+        'for _item in records: del _item["words"]; del _item',
+    ),
+    "many dicts": Case(
+        "dicts(5000)",
+        "for each in records: each['words'] = words(30)",
+        5000,
+        'for _item in records: del _item["words"]; del _item',
+    ),
+    "two keys": Case(
+        "dicts(1500)",
+        "for each in records: each['words'], each['more'] = words(30), words(20)",
+        3000,
+        'for _item in records: del _item["words"]; del _item["more"]; del _item',
+    ),
+    "every second dict": Case(
+        "dicts(3000)",
+        "for each in records[::2]: each['words'] = words(30)",
+        1500,
+        'for _item in records: _item.pop("words", None); del _item',
+    ),
+    "dicts in a row": Case(
+        "dicts(3000)",
+        "for each in records[100:1600]: each['words'] = words(30)",
+        1500,
+        'for _item in records[100:1600]: del _item["words"]; del _item',
+    ),
+    "few instances": Case(
+        "instances(Document, 60)",
+        "for each in records: each.words = words(10_000)",
+        60,
+        "for _item in records: _item.words = None; del _item",
+    ),
+    "instances": Case(
+        "instances(Document, 1500)",
+        "for each in records: each.words = words(30)",
+        1500,
+        "for _item in records: _item.words = None; del _item",
+    ),
+    "every second instance": Case(
+        "instances(Document, 3000)",
+        "for each in records[::2]: each.words = words(30)",
+        1500,
+        'for _item in records: vars(_item).pop("words", None); del _item',
+    ),
+    "instances with slots": Case(
+        "instances(Slotted, 1500)",
+        "for each in records: each.words = words(30)",
+        1500,
+        "for _item in records: _item.words = None; del _item",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_line_takes_new_data_out_of_older_records(notebook: Kernel, name: str) -> None:
+    case = CASES[name]
+    works(
+        notebook,
+        _SETUP,
+        f"records = {case.records}",
+        "before = [stays(each) for each in records]",
+        f"%%experiment e\n{case.experiment}",
+    )
+    assert notebook.value("rows()") == [(case.objects, "notebook variable records", case.line)]
+    works(notebook, case.line)
+    assert not notebook.value("any(map(has_new, records))")
+    assert notebook.value("[stays(each) for each in records] == before")
+    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    assert leaks.startswith("no leak"), leaks
+
+
+def test_lists_of_ipython_are_in_no_row(notebook: Kernel) -> None:
+    works(notebook, _SETUP, "records = instances(Document, 100)")
+    for number in range(3):  # IPython's history makes new lists as it goes
+        works(notebook, f"%%experiment e\nfor each in records: each.words{number} = words(5000)")
+        line = f"for _item in records: _item.words{number} = None; del _item"
+        assert notebook.value("rows()") == [(100, "notebook variable records", line)]
+
+
+def test_older_elements_of_a_set_stay(notebook: Kernel) -> None:
+    """A call that removes many elements gives the remaining ones other positions."""
+    works(
+        notebook,
+        _SETUP,
+        "kept = {'alpha', 'beta'}",
+        "%%experiment e\nkept.update(f's{number}' for number in range(50_000))",
+    )
+    ((_, _, line),) = notebook.value("rows()")
+    works(notebook, line)
+    assert notebook.value("kept == {'alpha', 'beta'}")
+
+
+def test_lists_in_few_older_objects_are_named(notebook: Kernel) -> None:
+    """Each of them is too small for a row."""
+    works(notebook, _SETUP, "records = instances(Document, 20)")
+    works(notebook, "%%experiment e\nfor each in records: each.words = words(5000)")
+    ((number, path, line),) = notebook.value("rows()")
+    assert (number, path) == (20, "notebook variable records")
+    works(notebook, line)
+    assert not notebook.value("any(map(has_new, records))")
