@@ -96,7 +96,7 @@ def test_older_items_stay_in_what_grew(notebook: Kernel, case: str) -> None:
 
 
 @pytest.mark.parametrize("before", ["buf = {1, 2}", "buf = {1: 'a', 2: 'b'}"])
-def test_a_line_that_drops_older_items_says_so(notebook: Kernel, before: str) -> None:
+def test_a_line_says_that_it_drops_older_items(notebook: Kernel, before: str) -> None:
     ok(notebook, before)
     inside = "buf.update(dict.fromkeys(range(1000, 301_000)))"
     (text,) = ok(notebook, f"%%experiment grows\n{inside}").survivors()
