@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from typing import NamedTuple
 
 import pytest
@@ -152,3 +154,64 @@ def test_lists_in_few_older_objects_are_named(notebook: Kernel) -> None:
     assert (number, path) == (20, "notebook variable records")
     works(notebook, line)
     assert not notebook.value("any(map(has_new, records))")
+
+
+class Moved(NamedTuple):
+    """Code that moves older data, and a pattern of the row's line; empty if it leaves nothing."""
+
+    before: str
+    experiment: str
+    line: str
+
+
+MOVED = {
+    "dicts to another list": Moved(
+        "inbox, archive = dicts(4000), []",
+        """
+        while inbox: archive.append(inbox.pop())
+        for each in range(1500): archive.append(words(30))
+        """,
+        r"del archive\[4000:\]",
+    ),
+    "dicts into a filtered list": Moved(
+        "a = Document(); a.rows = dicts(4000)",
+        """
+        a.rows = [row for row in a.rows if row["number"] % 10]
+        a.more = [words(30) for _ in range(1500)]
+        """,
+        r"a\.more = None",
+    ),
+    "dicts into tuples": Moved(
+        "inbox, done = dicts(3000), []",
+        "while inbox: done.append((inbox.pop(), words(30)))",
+        r"done\.clear\(\)  # also drops .* of older data",
+    ),
+    "dicts that get a list": Moved(
+        "inbox, archive = dicts(3000), []",
+        """
+        while inbox:
+            row = inbox.pop()
+            row["words"] = words(30)
+            archive.append(row)
+        """,
+        r'for _item in archive: del _item\["words"\]; del _item',
+    ),
+    "texts into new dicts": Moved(
+        """
+        a = Document()
+        a.rows = [{"number": each, "text": f"{each} " * 50} for each in range(3000)]
+        """,
+        "a.rows = [{**row, 'words': row['text'].split()} for row in a.rows]",
+        r"a\.rows = None  # also drops .* of older data",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_lines_spare_moved_data_or_mention_it(notebook: Kernel, name: str) -> None:
+    case = MOVED[name]
+    experiment = textwrap.dedent(case.experiment).strip()
+    works(notebook, _SETUP, textwrap.dedent(case.before), f"%%experiment e\n{experiment}")
+    lines = [line for _, _, line in notebook.value("rows()")]
+    assert len(lines) == 1, lines
+    assert re.fullmatch(case.line, lines[0])

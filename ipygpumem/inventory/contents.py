@@ -35,7 +35,7 @@ from ipygpumem.introspect import (
     is_users_module,
     module_dict,
 )
-from ipygpumem.inventory.earlier_texts import EarlierTexts
+from ipygpumem.inventory.earlier_data import EarlierData
 from ipygpumem.inventory.growth import Extents, Grown
 from ipygpumem.scope.ownable import ownable
 
@@ -61,7 +61,7 @@ _APPENDED = set(map(id, APPENDED))
 _COUNTED = _APPENDED | {id(kind) for kind in (tuple, set, frozenset)}
 """Types that count their items without the user's code."""
 _RECORDS = {id(kind) for kind in (tuple, list, dict)}
-"""Types of the items of a long container in which texts are recorded."""
+"""Types of the items of a long container in which untracked data is recorded."""
 
 
 class Received(NamedTuple):
@@ -94,7 +94,7 @@ class Contents:
         modules: names of modules whose contents are recorded, too.
 
     Attributes:
-        texts: the large texts among these objects.
+        earlier: the data among these objects that the collector does not track.
     """
 
     def __init__(self, namespace: dict[str, Any], modules: Iterable[str] = ()) -> None:
@@ -108,7 +108,7 @@ class Contents:
         self._ends: dict[int, tuple[int, int]] = {}
         """Length, and identity of the last item or key, of each long container."""
         self._extents = Extents()
-        self.texts = EarlierTexts()
+        self.earlier = EarlierData()
         self._older = max(0, len(namespace) - _MOST_NAMES)
         # From the end, so that the older ones are not touched.
         newest_first = islice(reversed(namespace.values()), _MOST_NAMES)
@@ -123,12 +123,12 @@ class Contents:
 
     def _add(self, objects: Sequence[object]) -> None:
         """Record that some objects are within reach, how large the containers among them are, and
-        the large texts.
+        the untracked data.
         """
         self._known.update(dict.fromkeys(ids_of(objects)))
         for part in chunks(objects, _AT_ONCE):
             self._extents.add(part)
-        self.texts.add(objects)
+        self.earlier.add(objects)
 
     def _record_spaces(self, values: Sequence[Any]) -> list[object]:
         """Record the namespaces of named modules and classes; return the user's namespaces, whose
@@ -183,7 +183,7 @@ class Contents:
             if len(container) <= _MOST:
                 items = gc.get_referents(container)
                 in_records = gc.get_referents(*of_types(_RECORDS, items))
-                self.texts.add([*items, *in_records])
+                self.earlier.add([*items, *in_records])
         contents = list[object]()
         for part in chunks(short, _AT_ONCE):
             if len(self._known) >= _MOST:
@@ -193,7 +193,7 @@ class Contents:
             self._extents.add(children)
             if len(children) <= _FEW:
                 self._extents.add_short(children)
-            self.texts.add(children)
+            self.earlier.add(children)
             self._parents.update(dict.fromkeys(ids_of(part)))
             contents += children
         return [item for item in _leading(contents) if id(item) not in self._parents]
@@ -340,8 +340,14 @@ class Contents:
 
     def _new_in(self, item: Any, children: list[object], made: Set[int]) -> list[object]:
         """Return the new objects in an object, or the items added to the end of a long one."""
+        new = self._added_to(item)
         if id(item) in self._parents:
-            return [child for child in children if not self._is_old(child, made)]
+            new = [child for child in children if not self._is_old(child, made)]
+        earlier = by_identity(self.earlier.among(new))
+        return [child for child in new if id(child) not in earlier]
+
+    def _added_to(self, item: Any) -> list[object]:
+        """Return the items added to the end of a container that was long."""
         length, last = self._ends.get(id(item), (0, 0))
         if not length or not _APPENDED.issuperset(types_of([item])) or len(item) <= length:
             return []

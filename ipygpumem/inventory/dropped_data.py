@@ -34,7 +34,7 @@ from ipygpumem.heap.paths.cuts import Cut, Kind, outermost
 from ipygpumem.heap.paths.roots import KEPT
 from ipygpumem.heap.region import Region
 from ipygpumem.introspect import is_exactly
-from ipygpumem.inventory.earlier_texts import EarlierTexts
+from ipygpumem.inventory.earlier_data import EarlierData
 from ipygpumem.records import COMMENT, RetainedArray, line_of
 from ipygpumem.units import format_bytes
 
@@ -59,7 +59,7 @@ class OlderData:
         objects_since: returns the identities of the tracked objects made since the start of the
             experiment, and maybe of some that have died; none if they cannot be told apart.
         was_there: returns True for an array that may have been allocated before.
-        texts: the large texts at the start.
+        earlier: the data at the start that the collector does not track.
         namespaces: the identities of the dicts with the user's names, which lead to everything.
         new: the objects of the rows that are no arrays.
     """
@@ -68,14 +68,14 @@ class OlderData:
         self,
         objects_since: Callable[[], set[int]],
         was_there: Callable[[object, Array], bool],
-        texts: EarlierTexts,
+        earlier: EarlierData,
         namespaces: Iterable[int],
         new: Sequence[object],
     ) -> None:
         self._objects_since = objects_since
         self._made = set[int]()
         self._was_there = was_there
-        self._texts = texts
+        self._earlier = earlier
         self._namespaces = list(namespaces)
         self._new = list(by_identity(new).values())
         self._new_ids = set(map(id, self._new))
@@ -138,7 +138,7 @@ class OlderData:
             tracked = by_identity(list(filter(gc.is_tracked, items)))
             for key in tracked.keys() - self._made - self._new_ids - arrays.keys():
                 older[key] = tracked[key]
-        older.update(by_identity(self._texts.among(items)))
+        older.update(by_identity(self._earlier.among(items)))
         return older
 
     def objects(self) -> list[object]:

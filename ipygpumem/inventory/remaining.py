@@ -163,7 +163,7 @@ def find_remaining(
     items_received = list(chain.from_iterable(part.items for part in received))
     new_ids = new | set(map(id, items_received))
     _measure_old(counted, list(changes.names.values()), new_ids)
-    older = _older_behind(heap, new) + _earlier_texts(heap, changes, items_received)
+    older = _older_behind(heap, new) + _earlier_data(heap, changes, items_received)
     _measure_old(counted, older, new_ids)
     search = _Search(counted, smallest, size_bytes)
     for part in received:
@@ -449,13 +449,13 @@ def _older_behind(heap: Heap, new: set[int]) -> list[object]:
     return list(older.values())
 
 
-def _earlier_texts(heap: Heap, changes: Changes, received: Sequence[object]) -> list[object]:
-    """Return the large texts from before the experiment to which new objects refer."""
-    texts = changes.contents.texts
-    earlier = texts.behind(received)
-    for part in chunks(heap.tracked) if not texts.is_empty else ():
+def _earlier_data(heap: Heap, changes: Changes, received: Sequence[object]) -> list[object]:
+    """Return the untracked data from before the experiment to which new objects refer."""
+    data = changes.contents.earlier
+    earlier = data.behind(received)
+    for part in chunks(heap.tracked) if not data.is_empty else ():
         made = compress(part, map(changes.new.__contains__, map(id, part)))
-        earlier += texts.behind(gc.get_referents(*made))
+        earlier += data.behind(gc.get_referents(*made))
     return list(by_identity(earlier).values())
 
 

@@ -33,7 +33,7 @@ from ipygpumem.inventory.array_holders import (
     storages_with_holder_of,
 )
 from ipygpumem.inventory.dropped_data import OlderData, OtherData, bytes_by_line, with_remarks
-from ipygpumem.inventory.earlier_texts import EarlierTexts
+from ipygpumem.inventory.earlier_data import EarlierData
 from ipygpumem.inventory.ended_cycles import EndedCycles, with_ended_cycles
 from ipygpumem.inventory.merging import merged, with_arrays
 from ipygpumem.inventory.remaining import (
@@ -68,7 +68,7 @@ MOST_OLD = 20_000_000
 
 
 _MOST_BEHIND = 20_000
-"""Maximum number of objects behind a survivor among which older texts are searched."""
+"""Maximum number of objects behind a survivor among which older data is searched."""
 
 
 class OtherAlive(NamedTuple):
@@ -161,7 +161,7 @@ class Survivors:
         """The nearest older objects behind survivors."""
         self._older_arrays: list[weakref.ref[object]] = []
         """The untracked ones."""
-        self._older_texts = EarlierTexts()
+        self._older_data = EarlierData()
         self._kept_ids: dict[str, int] = {}
         """The names that experiments have kept on purpose, and the identities of their objects."""
         self.deleted = DeletedNames(context)
@@ -269,7 +269,7 @@ class Survivors:
         older = OlderData(
             baseline.objects_since,
             baseline.was_there,
-            baseline.contents.texts,
+            baseline.contents.earlier,
             roots.namespaces,
             new,
         )
@@ -279,7 +279,7 @@ class Survivors:
         objects = older.objects()
         self._older.append(Remembered(list(filter(gc.is_tracked, objects))))
         untracked = map(weak, filterfalse(gc.is_tracked, objects))  # plain arrays
-        self._older_texts.add(objects)
+        self._older_data.add(objects)
         self._older_arrays += [reference for reference in untracked if reference is not None]
         return cycles, older
 
@@ -311,26 +311,27 @@ class Survivors:
     def older_alive(self, items: Sequence[object]) -> Set[int]:
         """Return the identities of the older objects behind survivors.
 
-        Tracked ones are as of the last look at the heap; texts are searched behind ``items`` only.
+        Tracked ones are as of the last look at the heap; untracked data is searched behind ``items``
+        only.
         """
         self._older_arrays = [item for item in self._older_arrays if item() is not None]
         tracked = chain.from_iterable(item.identities for item in self._older)
-        texts = self._older_texts_behind(items)
-        return {*tracked, *(id(item()) for item in self._older_arrays), *map(id, texts)}
+        data = self._older_data_behind(items)
+        return {*tracked, *(id(item()) for item in self._older_arrays), *map(id, data)}
 
-    def _older_texts_behind(self, items: Sequence[object]) -> list[object]:
-        """Return the older texts to which some survivors lead, as far as the limit of objects
+    def _older_data_behind(self, items: Sequence[object]) -> list[object]:
+        """Return the older data to which some survivors lead, as far as the limit of objects
         allows.
         """
         barriers = Barriers([id(self._context.namespace)])
         references = ReferenceReader(barriers, has_text_keys=False)
         behind = dict[int, object]()
-        waiting = {} if self._older_texts.is_empty else by_identity(items)
+        waiting = {} if self._older_data.is_empty else by_identity(items)
         while waiting and len(behind) < _MOST_BEHIND:
             behind.update(waiting)
             below = by_identity(references.of(list(waiting.values())).of_python)
             waiting = {key: below[key] for key in below.keys() - behind.keys()}
-        return self._older_texts.among([*behind.values(), *waiting.values()])
+        return self._older_data.among([*behind.values(), *waiting.values()])
 
     def left_by(self, name: str, cell: int | None) -> tuple[RetainedArray, ...]:
         """Return the live object of a name that is not defined, or the live arrays that it held.

@@ -1,0 +1,112 @@
+"""Recognises data that was there at some moment, wherever it has moved since, and that the
+collector does not track: large texts, and dicts and tuples of text and numbers.
+
+Nothing else tells its age: ``log.rows = [row for row in log.rows if row["level"] > 3]`` moves the
+earlier rows into a new list.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress, filterfalse
+from operator import eq
+from typing import Any
+
+from ipygpumem.heap.bulk import by_identity, of_types
+from ipygpumem.heap.remembered import sample_of_text
+
+_LARGE = 1 << 6
+"""Minimum length of a text that is recorded: a sentence, not a name."""
+_MOST = 50_000
+"""Maximum number of texts and containers that are recorded: 50 ms of work."""
+_CONTAINERS = {id(tuple), id(dict)}
+"""Types of containers that the collector does not track while they have nothing but text and
+numbers.
+"""
+_LONG = 1 << 12
+"""Length of texts of which only parts are compared."""
+_TEXTS = {id(str), id(bytes), id(bytearray)}
+
+
+class EarlierData:
+    """The untracked data at some moment, by identity; keeps none of it alive.
+
+    An object counts as the one that was at its place if the two are alike: the place of one that
+    has died is used again.
+    """
+
+    def __init__(self) -> None:
+        self._samples: dict[int, int] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there was none."""
+        return not self._samples
+
+    def add(self, items: Sequence[object]) -> None:
+        """Add the data among some objects."""
+        untracked = filterfalse(gc.is_tracked, filter(None, of_types(_CONTAINERS, items)))
+        data = [*_large_texts(items), *untracked][: _MOST - len(self._samples)]
+        for same, samples in _with_samples(data):
+            self._samples.update(zip(map(id, same), samples, strict=True))
+
+    def behind(self, items: Sequence[object]) -> list[object]:
+        """Return the data that was there, among some objects and in containers among them that the
+        collector does not track.
+        """
+        earlier = list[object]()
+        waiting = () if self.is_empty else items
+        while waiting:
+            earlier += self.among(waiting)
+            untracked = filterfalse(gc.is_tracked, of_types(_CONTAINERS, waiting))
+            waiting = gc.get_referents(*by_identity(list(untracked)).values())
+        return earlier
+
+    def among(self, items: Sequence[object]) -> list[object]:
+        """Return the data among some objects that was there; a dict may have more entries now."""
+        were_there = list(compress(items, map(self._samples.__contains__, map(id, items))))
+        data = list[object]()
+        for same, samples in _with_samples(were_there):
+            before = map(self._samples.__getitem__, map(id, same))
+            data += compress(same, map(eq, before, samples))
+        return data
+
+
+def _large_texts(items: Sequence[object]) -> list[Any]:
+    """Return the large texts among some objects, but for those of subclasses."""
+    texts: list[Any] = of_types(_TEXTS, items)
+    return list(compress(texts, map(_LARGE.__le__, map(len, texts))))
+
+
+def _with_samples(items: Sequence[object]) -> Iterator[tuple[list[Any], Iterator[int]]]:
+    """Yield the texts and containers of each type among some objects, without empty ones, with a
+    sample of each: a hash of a text, or the identity of a container's value.
+
+    It is the first value of a dict, which stays the same if the dict gets more.
+    """
+    for kind, sample in _SAMPLES.items():
+        same = list(filter(None, of_types({id(kind)}, items)))
+        if same:
+            yield same, map(sample, same)
+
+
+def _first_value(item: dict[Any, Any]) -> int:
+    return id(next(iter(item.values())))
+
+
+def _last_item(item: tuple[Any, ...]) -> int:
+    return id(item[-1])
+
+
+def _hash(text: Any) -> int:
+    return hash(text) if len(text) < _LONG else sample_of_text(text)
+
+
+_SAMPLES: dict[type, Callable[[Any], int]] = {
+    str: _hash,
+    bytes: _hash,
+    bytearray: sample_of_text,
+    dict: _first_value,
+    tuple: _last_item,
+}
