@@ -84,7 +84,7 @@ OLDER_STAY = {
 
 
 @pytest.mark.parametrize("case", OLDER_STAY)
-def test_a_line_leaves_the_older_items_of_what_grew(notebook: Kernel, case: str) -> None:
+def test_a_line_leaves_older_items_of_grown_objects(notebook: Kernel, case: str) -> None:
     before, inside, path, line = OLDER_STAY[case]
     ok(notebook, before, f"older = list({path})")
     (text,) = ok(notebook, f"%%experiment grows\n{inside}").survivors()
