@@ -125,6 +125,24 @@ def test_one_line_takes_new_data_out_of_older_records(notebook: Kernel, name: st
     assert leaks.startswith("no leak"), leaks
 
 
+def test_an_older_value_under_the_same_key_stays(notebook: Kernel) -> None:
+    works(
+        notebook,
+        _SETUP,
+        """
+        records = dicts(3000)
+        for each in records[1::20]: each["words"] = ["older"]
+        """,
+        """%%experiment e
+for each in records[::2]: each["words"], each[("a", "key")] = words(30), words(30)
+""",
+    )
+    for _, _, line in notebook.value("rows()"):
+        if line.startswith("for "):
+            works(notebook, line)
+    assert notebook.value("all(each['words'] == ['older'] for each in records[1::20])")
+
+
 def test_lists_of_ipython_are_in_no_row(notebook: Kernel) -> None:
     works(notebook, _SETUP, "records = instances(Document, 100)")
     for number in range(3):  # IPython's history makes new lists as it goes

@@ -28,6 +28,9 @@ class AlikeReferences:
         item_type: the type of the items.
         part_type: the type of the objects to which they refer.
         read: returns the object under the key or attribute of an item.
+
+    Attributes:
+        number: the number of references that were made or written.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class AlikeReferences:
         self._item_type = item_type
         self._part_type = part_type
         self._read = read
+        self.number = 1
 
     @classmethod
     def of(cls, way: Way, holder: object, item: Any, part: object) -> list[AlikeReferences]:
@@ -56,13 +60,13 @@ class AlikeReferences:
             return []
         read: Callable[[Any], object] | None = None
         if cut.kind is Kind.KEY and type(item) is dict:
-            (key, *more) = [key for key, value in item.items() if value is part]
-            if not more and type(key) in (str, int):
-                read = methodcaller("get", key, MISSING)
+            keys = [key for key, value in item.items() if value is part]
+            if len(keys) == 1 and type(keys[0]) in (str, int):
+                read = methodcaller("get", keys[0], MISSING)
         elif cut.kind in _OF_ATTRIBUTES:
-            (name, *more) = attribute_names(item, part)
-            if not more:
-                read = reader_of(type(item), name)
+            names = attribute_names(item, part)
+            if len(names) == 1:
+                read = reader_of(type(item), names[0])
         return [] if read is None else [cls(cut, type(item), type(part), read)]
 
     def cut(self, position: int, item: Any, part: object) -> Cut | None:
@@ -82,12 +86,14 @@ class AlikeReferences:
         if len(places) > 1:
             return None
         size = len(item) if self._item_type is dict else 0
+        self.number += 1
         return self._cut.of_other_item(position, item, part, places[0], size)
 
-    def number_there(self, items: Iterable[Any]) -> int:
-        """Return the number of items of the type that have the key or attribute."""
+    def are_all_there(self, items: Iterable[Any]) -> bool:
+        """Return True if no further item of the type has the key or attribute."""
         same = [item for item in items if type(item) is self._item_type]
-        return len(same) - sum(map(is_, map(self._read, same), repeat(MISSING)))
+        number_missing = sum(map(is_, map(self._read, same), repeat(MISSING)))
+        return len(same) - number_missing == self.number
 
 
 def first_alike(
@@ -114,6 +120,8 @@ def noted_if_only_there(
     """
     if len(types_of(items)) > 1:
         return cuts
-    if sum(references.number_there(items) for references in alike) > len(cuts):
+    if sum(references.number for references in alike) < len(cuts):
+        return cuts  # some are like none
+    if not all(references.are_all_there(items) for references in alike):
         return cuts
     return [replace(cut, is_only_there=True) for cut in cuts]
