@@ -311,7 +311,7 @@ class Survivors:
     def older_alive(self, items: Sequence[object]) -> Set[int]:
         """Return the identities of the older objects behind survivors.
 
-        Tracked ones are as of the last look at the heap; the rest is searched behind ``items`` only.
+        Tracked ones are as of the last look at the heap; the rest is searched behind ``items``.
         """
         self._older_arrays = [item for item in self._older_arrays if item() is not None]
         tracked = chain.from_iterable(item.identities for item in self._older)
