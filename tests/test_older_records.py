@@ -143,6 +143,19 @@ for each in records[::2]: each["words"], each[("a", "key")] = words(30), words(3
     assert notebook.value("all(each['words'] == ['older'] for each in records[1::20])")
 
 
+@pytest.mark.parametrize("slots", ["('words',)", "('__dict__',)"])
+def test_a_slot_of_some_records_is_removed_in_words(notebook: Kernel, slots: str) -> None:
+    """``vars`` of a record has no slots."""
+    works(notebook, _SETUP, f"class Part(Slotted): __slots__ = {slots}")
+    works(
+        notebook,
+        "records = [Part() for _ in range(3000)]",
+        "%%experiment e\nfor each in records[::2]: each.words = words(30)",
+    )
+    ((_, _, line),) = notebook.value("rows()")
+    assert line == "remove it from all of these"
+
+
 def test_lists_of_ipython_are_in_no_row(notebook: Kernel) -> None:
     works(notebook, _SETUP, "records = instances(Document, 100)")
     for number in range(3):  # IPython's history makes new lists as it goes

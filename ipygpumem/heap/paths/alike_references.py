@@ -10,7 +10,7 @@ from itertools import repeat
 from operator import is_, methodcaller
 from typing import Any
 
-from ipygpumem.heap.attributes import MISSING, reader_of
+from ipygpumem.heap.attributes import MISSING, reader_of, slot_descriptors
 from ipygpumem.heap.bulk import types_of
 from ipygpumem.heap.paths.cuts import Cut, Kind
 from ipygpumem.heap.paths.items_and_attributes import attribute_names
@@ -28,18 +28,26 @@ class AlikeReferences:
         item_type: the type of the items.
         part_type: the type of the objects to which they refer.
         read: returns the object under the key or attribute of an item.
+        is_in_slot: True for an attribute that is in no dict.
 
     Attributes:
         number: the number of references that were made or written.
     """
 
     def __init__(
-        self, cut: Cut, item_type: type, part_type: type, read: Callable[[Any], object]
+        self,
+        cut: Cut,
+        item_type: type,
+        part_type: type,
+        read: Callable[[Any], object],
+        *,
+        is_in_slot: bool,
     ) -> None:
         self._cut = cut
         self._item_type = item_type
         self._part_type = part_type
         self._read = read
+        self._is_in_slot = is_in_slot
         self.number = 1
 
     @classmethod
@@ -59,6 +67,7 @@ class AlikeReferences:
         if not is_item or way.removed_references != {(id(item), id(part))}:
             return []
         read: Callable[[Any], object] | None = None
+        is_in_slot = False
         if cut.kind is Kind.KEY and type(item) is dict:
             keys = [key for key, value in item.items() if value is part]
             if len(keys) == 1 and type(keys[0]) in (str, int):
@@ -67,7 +76,10 @@ class AlikeReferences:
             names = attribute_names(item, part)
             if len(names) == 1:
                 read = reader_of(type(item), names[0])
-        return [] if read is None else [cls(cut, type(item), type(part), read)]
+                is_in_slot = names[0] in slot_descriptors(type(item))
+        if read is None:
+            return []
+        return [cls(cut, type(item), type(part), read, is_in_slot=is_in_slot)]
 
     def cut(self, position: int, item: Any, part: object) -> Cut | None:
         """Return the reference of another item, without code of its own; None if it differs.
@@ -89,8 +101,10 @@ class AlikeReferences:
         self.number += 1
         return self._cut.of_other_item(position, item, part, places[0], size)
 
-    def are_all_there(self, items: Iterable[Any]) -> bool:
-        """Return True if no further item of the type has the key or attribute."""
+    def can_be_popped(self, items: Iterable[Any]) -> bool:
+        """Return True if it is in dicts, and no further item of the type has it."""
+        if self._is_in_slot:
+            return False
         same = [item for item in items if type(item) is self._item_type]
         number_missing = sum(map(is_, map(self._read, same), repeat(MISSING)))
         return len(same) - number_missing == self.number
@@ -122,6 +136,6 @@ def noted_if_only_there(
         return cuts
     if sum(references.number for references in alike) < len(cuts):
         return cuts  # some are like none
-    if not all(references.are_all_there(items) for references in alike):
+    if not all(references.can_be_popped(items) for references in alike):
         return cuts
     return [replace(cut, is_only_there=True) for cut in cuts]
