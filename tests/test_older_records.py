@@ -125,6 +125,23 @@ def test_one_line_takes_new_data_out_of_older_records(notebook: Kernel, name: st
     assert leaks.startswith("no leak"), leaks
 
 
+@pytest.mark.parametrize(
+    "made", ["({'kind': 'a', 'words': words(30)})", "((words(30), 'a'))"], ids=["dict", "tuple"]
+)
+def test_records_in_the_places_of_dead_ones_are_new(notebook: Kernel, made: str) -> None:
+    works(
+        notebook,
+        _SETUP,
+        """
+        inbox = [{"kind": "a", "number": each} for each in range(3000)]
+        inbox += [(each, "a") for each in range(3000)]
+        out = []
+        """,
+        f"%%experiment e\nwhile inbox: inbox.pop(); out.append{made}",
+    )
+    assert notebook.value("rows()") == [(6000, "notebook variable out", "out.clear()")]
+
+
 def test_an_older_value_under_the_same_key_stays(notebook: Kernel) -> None:
     works(
         notebook,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from itertools import compress, filterfalse
+from itertools import compress, filterfalse, islice
 from operator import eq
 from typing import Any
 
@@ -81,9 +81,9 @@ def _large_texts(items: Sequence[object]) -> list[Any]:
 
 def _with_samples(items: Sequence[object]) -> Iterator[tuple[list[Any], Iterator[int]]]:
     """Yield the texts and containers of each type among some objects, without empty ones, with a
-    sample of each: a hash of a text, or the identity of a container's value.
+    sample of each: a hash of a text, or of the identities of two values in a container.
 
-    It is the first value of a dict, which stays the same if the dict gets more.
+    They are the first ones of a dict, which stay the same if the dict gets more.
     """
     for kind, sample in _SAMPLES.items():
         same = list(filter(None, of_types({id(kind)}, items)))
@@ -91,12 +91,12 @@ def _with_samples(items: Sequence[object]) -> Iterator[tuple[list[Any], Iterator
             yield same, map(sample, same)
 
 
-def _first_value(item: dict[Any, Any]) -> int:
-    return id(next(iter(item.values())))
+def _first_values(item: dict[Any, Any]) -> int:
+    return hash((*map(id, islice(item.values(), 2)),))
 
 
-def _last_item(item: tuple[Any, ...]) -> int:
-    return id(item[-1])
+def _ends(item: tuple[Any, ...]) -> int:
+    return hash((id(item[0]), id(item[-1])))
 
 
 def _hash(text: Any) -> int:
@@ -107,6 +107,6 @@ _SAMPLES: dict[type, Callable[[Any], int]] = {
     str: _hash,
     bytes: _hash,
     bytearray: sample_of_text,
-    dict: _first_value,
-    tuple: _last_item,
+    dict: _first_values,
+    tuple: _ends,
 }
