@@ -28,7 +28,7 @@ from tests.steps import needs, works
 
 MOST = {
     "a trivial cell": 249,
-    "an empty experiment": 1950,
+    "an empty experiment": 2100,
     "an empty experiment, each object": 0.005,
     "an empty experiment, each name": 0.025,
     "%gpumem status, each object": 0.024,
@@ -45,7 +45,7 @@ MOST = {
     "a recovery, each name": 0.019,
     "a recovery, each frame": 150,
     "with torch, the first experiment": 2847,
-    "with torch, an empty experiment": 2546,
+    "with torch, an empty experiment": 2700,
     "with torch, a trivial cell": 249,
     "a guarded cell": 344,
     "%gpumem tensors, each tensor": 1.1,

@@ -49,8 +49,6 @@ _SHORT = 100
 """Maximum length of containers with known items; of longer ones, the length and the last item are
 recorded.
 """
-_FEW = 1000
-"""Number of objects of which the lengths of short containers are recorded, too."""
 _AT_ONCE = 500
 """Number of objects whose contents are listed at once."""
 _LONG_AT_ONCE = 20
@@ -114,8 +112,6 @@ class Contents:
         newest_first = islice(reversed(namespace.values()), _MOST_NAMES)
         values = list(newest_first)[::-1]
         self._add(values)
-        if len(values) <= _FEW:
-            self._extents.add_short(values)
         level = _leading(values) + self._record_spaces(values)
         level = self._record_contents(level) + self._record_modules()
         for _ in range(_LEVELS - 1):
@@ -191,8 +187,6 @@ class Contents:
             children = gc.get_referents(*part)
             self._known.update(dict.fromkeys(ids_of(children)))
             self._extents.add(children)
-            if len(children) <= _FEW:
-                self._extents.add_short(children)
             self.earlier.add(children)
             self._parents.update(dict.fromkeys(ids_of(part)))
             contents += children

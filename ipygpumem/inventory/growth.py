@@ -30,6 +30,8 @@ _CODE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*|\[(-?\d+|\"[^\"\\]*\")\])*")
 """Matches the paths that a user can type: names, attributes, positions and keys of text."""
 _SHORT = 100
 """Length of containers that counts as none: it is no memory to speak of."""
+_FEW = 1000
+"""Number of objects of which the lengths of short containers are recorded, too."""
 _MOST_NUMBERS = 1_000_000
 """Maximum number of items of a container whose numbers are measured; the rest counts like these."""
 
@@ -57,21 +59,18 @@ class Grown(NamedTuple):
             return ""
         return f"from {self.earlier:,} to {self.now:,} items"
 
-    def line_to_shorten(self, path: str) -> str:
-        """Return the line that removes what a short container has got, if ``path`` is code."""
+    def line_to_empty(self, path: str) -> str:
+        """Return the line that empties it, if it was short at the start and ``path`` is code."""
         if self.earlier > _SHORT or self.grown_items or id(type(self.item)) not in _WITH_CLEAR:
             return ""
         if not _CODE.fullmatch(path):
             return ""
         if self.was_empty:
             return f"{path}.clear()"
-        if self.earlier > 0 and type(self.item) in (list, bytearray):
-            return f"del {path}[{self.earlier}:]"
-        older = (
-            f"{self.earlier} older items"
-            if self.earlier > 0
-            else f"older items, if any ({_SHORT} at most)"
-        )
+        # Sorting may have mixed the older items with the new ones.
+        older = f"older items, {_SHORT} at most"
+        if self.earlier > 0:
+            older = f"{self.earlier} older item{'s' * (self.earlier > 1)}"
         return f"{path}.clear(){COMMENT}also drops {older}"
 
 
@@ -80,9 +79,9 @@ class Extents:
 
     def __init__(self) -> None:
         self._lengths: dict[int, int] = {}
-        """Lengths above ``_SHORT``: of 10,000 short lists, none costs an entry."""
-        self._short_lengths: dict[int, int] = {}
-        """Lengths of a few short ones."""
+        """Lengths above ``_SHORT``: of 10,000 short lists, none costs an entry. Also those of few
+        short ones.
+        """
         self._bases = _measures_by_base()
         self._measures: dict[int, Callable[[Any], int] | None] = {}
         """The function that returns the extent of a type's instances, by the type's identity; None
@@ -91,21 +90,19 @@ class Extents:
 
     def has(self, item: object) -> bool:
         """Return True for a container that was long."""
-        return id(item) in self._lengths
+        return self._lengths.get(id(item), 0) > _SHORT
 
     def add(self, items: Sequence[object]) -> None:
-        """Add the containers among ``items``."""
+        """Add the long containers among ``items``; the short ones, too, if ``items`` are few."""
         for same, measure in self._containers(items):
-            long, lengths = _long(same, measure)
-            self._lengths.update(zip(map(id, long), lengths, strict=True))
-
-    def add_short(self, items: Sequence[object]) -> None:
-        """Add the short containers among a few ``items``, too."""
-        for same, measure in self._containers(items):
-            lengths = zip(map(id, same), each(measure, same), strict=True)
-            self._short_lengths.update(
-                (key, length) for key, length in lengths if length is not None
-            )
+            if len(items) <= _FEW:
+                lengths = [
+                    length or 0 for length in each(measure, same)
+                ]  # a closed stream has none
+                self._lengths.update(zip(map(id, same), lengths, strict=True))
+            else:
+                long, lengths = _long(same, measure)
+                self._lengths.update(zip(map(id, long), lengths, strict=True))
 
     def grown(self, items: Sequence[object], smallest: int) -> Iterator[Grown]:
         """Yield the containers among some ``items`` that were there that have grown by ``smallest``
@@ -113,7 +110,7 @@ class Extents:
         """
         for same, measure in self._containers(items):
             for item, length in zip(*_long(same, measure), strict=True):
-                known = self._lengths.get(id(item), self._short_lengths.get(id(item)))
+                known = self._lengths.get(id(item))
                 earlier = known or 0
                 if length <= earlier:
                     continue

@@ -383,7 +383,7 @@ class GrownRow(NamedTuple):
     items: str
     """The number of its items at the start and now, if it was not short."""
     line: str
-    """The line that removes what it has got, if it was short at the start."""
+    """The line that empties it, if it was short at the start."""
 
 
 def grown(
@@ -409,7 +409,7 @@ def grown(
         path = writer.holder_from_name(container.name, container.chain).path
         path = path.removeprefix(NOTEBOOK)
         growth = container.grown
-        line = growth.line_to_shorten(path)
+        line = growth.line_to_empty(path)
         rows.append(GrownRow(path, growth.size_bytes, growth.items, line))
     return sorted(rows, key=attrgetter("size_bytes"), reverse=True)
 
