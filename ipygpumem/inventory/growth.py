@@ -70,7 +70,7 @@ class Grown(NamedTuple):
         # Sorting may have mixed the older items with the new ones.
         older = f"older items, {_SHORT} at most"
         if self.earlier > 0:
-            older = f"{self.earlier} older item{'s' * (self.earlier > 1)}"
+            older = f"{self.earlier} older {'item' if self.earlier == 1 else 'items'}"
         return f"{path}.clear(){COMMENT}also drops {older}"
 
 
