@@ -7,7 +7,7 @@ import json
 import pickle
 import sys
 import threading
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,11 +25,13 @@ from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.paths import container_steps
 from ipygpumem.heap.paths.cuts import Cut, Kind, statement_of
 from ipygpumem.heap.paths.patches import started_patches, stopping
+from ipygpumem.heap.paths.remedies import Holder, Remedy
 from ipygpumem.heap.paths.roots import Root, Roots
 from ipygpumem.heap.paths.ways import Way, joined
 from ipygpumem.introspect import is_ours, is_users
+from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import merged
-from ipygpumem.records import ReferencePath, RetainedArray, line_of
+from ipygpumem.records import RetainedArray
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 
@@ -41,7 +43,7 @@ class Item:
 
 
 def way(line: str) -> Way:
-    return Way(ReferencePath("a place", line))
+    return Way(Holder("a place", Remedy.of_text(line)))
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -109,10 +111,17 @@ def test_a_list_that_contains_itself_in_an_array_is_not_entered() -> None:
     assert container_steps._places_in_array([[endless], [[child]]], child, None, 1) == []
 
 
-def row_of(path: str, line: str, size: int) -> RetainedArray:
-    """Return the row of a tensor."""
-    holder = ReferencePath(path, line)
-    return RetainedArray("", "Tensor", (size,), "float32", "cpu", size, arrays=1, holder=holder)
+def row_of(path: str, line: str, size: int, name: str = "", cuts: Sequence[Cut] = ()) -> HeldRow:
+    """Return the row of a tensor with the references that its line removes."""
+    row = RetainedArray(name, "Tensor", (size,), "float32", "cpu", size, arrays=1)
+    return HeldRow(row, Holder(path, Remedy.of_text(line, cuts)))
+
+
+def advices(rows: Sequence[HeldRow]) -> list[tuple[int, str]]:
+    """Return the size and the advice of the merged rows."""
+    return [
+        (row.row.size_bytes, row.holder.advice) for row in merged(rows) if row.holder is not None
+    ]
 
 
 def test_rows_whose_gradients_one_call_clears_are_one() -> None:
@@ -121,16 +130,15 @@ def test_rows_whose_gradients_one_call_clears_are_one() -> None:
         row_of("the gradient of layers.1", "layers.zero_grad()", 4),
         row_of("another", "net.zero_grad()", 2),
     ]
-    lines = [(row.size_bytes, row.holder and row.holder.advice) for row in merged(rows, {})]
-    assert lines == [(12, "layers.zero_grad()"), (2, "net.zero_grad()")]
+    assert advices(rows) == [(12, "layers.zero_grad()"), (2, "net.zero_grad()")]
 
 
 def test_a_key_that_names_figures_stays_a_key() -> None:
     place = 'notebook variable cache["matplotlib figure"]'
     line = 'del cache["matplotlib figure"]'
     rows = [row_of(f"{place}[{at}]", f"{line}[{at}]", 8) for at in range(2)]
-    (row,) = merged(rows, {})
-    assert row.holder == ReferencePath(f"{place}[0], and 1 more there", f"{line}[1]; {line}[0]")
+    (row,) = merged(rows)
+    assert row.holder == Holder(f"{place}[0], and 1 more there", Remedy(f"{line}[1]; {line}[0]"))
 
 
 def test_rows_are_merged_if_one_line_names_objects_of_another() -> None:
@@ -140,25 +148,20 @@ def test_rows_are_merged_if_one_line_names_objects_of_another() -> None:
         row_of("the gradient", 'runs["m"].zero_grad()', 2),
         row_of("another", 'del runs["m2"]', 1),
     ]
-    lines = [(row.size_bytes, row.holder and row.holder.advice) for row in merged(rows, {})]
     line = 'runs["m"].zero_grad(); del runs["m"]; runs["opt"].state.clear(); del runs["opt"]'
-    assert lines == [(14, f"{line}  # begins again"), (1, 'del runs["m2"]')]
+    assert advices(rows) == [(14, f"{line}  # begins again"), (1, 'del runs["m2"]')]
 
 
 @pytest.mark.parametrize("line", ["%xdel _4", "del a.b"])
 def test_rows_that_one_line_deletes_are_one(line: str) -> None:
     rows = [row_of("a weight", line, 2), row_of("a bias", line, 1), row_of("another", "b.c()", 4)]
-    other, whole = merged(rows, {})
-    assert other == rows[2]
-    assert whole.size_bytes == 3
-    assert whole.holder is not None
-    assert whole.holder.advice == line
+    assert advices(rows) == [(4, "b.c()"), (3, line)]
 
 
 @pytest.mark.parametrize("line", ["del a.b", "a.b = None", "for item in a.b: del item.x"])
 def test_rows_stay_apart_if_no_line_fails_after_another(line: str) -> None:
     rows = [row_of("one", line, 2), row_of("other", "del a.c", 1)]
-    assert merged(rows, {}) == rows
+    assert merged(rows) == rows
 
 
 def cut_of_value(key: str, position: int) -> Cut:
@@ -168,27 +171,22 @@ def cut_of_value(key: str, position: int) -> Cut:
 
 @pytest.mark.parametrize(("first", "second"), [('"a"', '"b"'), ("1", "3")])
 def test_rows_of_a_dict_stay_apart_for_any_kind_of_key(first: str, second: str) -> None:
-    rows = list[RetainedArray]()
-    cuts = dict[str, list[Cut]]()
-    for position, key in enumerate((first, second)):
-        row = row_of(f"d[{key}]", f"del d[{key}]", 2 - position)
-        rows.append(replace(row, name=f"x{position}"))
-        cuts[f"del d[{key}]"] = [cut_of_value(key, position)]
-    assert merged(rows, cuts) == rows
+    rows = [
+        row_of(f"d[{first}]", f"del d[{first}]", 2, "x0", [cut_of_value(first, 0)]),
+        row_of(f"d[{second}]", f"del d[{second}]", 1, "x1", [cut_of_value(second, 1)]),
+    ]
+    assert merged(rows) == rows
 
 
 @pytest.mark.parametrize(("first", "second"), [('"a"', '"b"'), ("1", "3")])
 def test_a_value_is_reached_by_its_key_after_another_was_deleted(first: str, second: str) -> None:
+    outer = cut_of_value(first, 0)
+    part = Cut(Kind.ATTRIBUTE, 2, f"d[{first}]", f"d[{first}].part", outer=outer)
     rows = [
-        row_of(f"d[{first}].part", f"d[{first}].part = None", 2),
-        row_of(f"d[{second}]", f"del d[{second}]", 1),
+        row_of(f"d[{first}].part", f"d[{first}].part = None", 2, "x0", [part]),
+        row_of(f"d[{second}]", f"del d[{second}]", 1, "x1", [cut_of_value(second, 1)]),
     ]
-    part = Cut(Kind.ATTRIBUTE, 2, f"d[{first}]", f"d[{first}].part")
-    cuts = {
-        f"d[{first}].part = None": [replace(part, outer=cut_of_value(first, 0))],
-        f"del d[{second}]": [cut_of_value(second, 1)],
-    }
-    assert merged(rows, cuts) == rows
+    assert merged(rows) == rows
 
 
 def patches_of(kind: str) -> list[Any]:
@@ -294,7 +292,7 @@ def test_arrays_of_one_line_are_not_compared_with_each_other(
 
     monkeypatch.setattr(BackwardSearch, "_reached", staticmethod(count))
     holders = explain(keys[:1], heap, roots, rows={keys[0]: Row(keys)}, all_places=True)
-    assert line_of(holders[keys[0]].advice) == 'outer["x"].clear()'
+    assert holders[keys[0]].remedy.line == 'outer["x"].clear()'
     assert sum(starts_of_each) < 10 * number
 
 

@@ -11,10 +11,11 @@ from ipygpumem.heap.arrays import Array, StorageKey
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import explain
-from ipygpumem.heap.paths.roots import KEPT, REMOVE_THEM, Roots
+from ipygpumem.heap.paths.remedies import NO_REMEDY, REMOVE_THEM, Holder
+from ipygpumem.heap.paths.roots import Roots
+from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import holder_of_all
 from ipygpumem.inventory.watched_names import WatchedName, size_of
-from ipygpumem.records import ReferencePath, RetainedArray
 
 MOST_EXPLAINED = 2000
 """Maximum number of arrays, largest first, whose holders are searched at once."""
@@ -29,9 +30,9 @@ _OBJECT_BYTES = {"numpy": 144, "torch": 480}
 _LEAST_PART = 0.03
 """Smallest part of the memory to mention."""
 
-Explained = tuple[WatchedName, RetainedArray]
+Explained = tuple[WatchedName, HeldRow]
 """A name's arrays in one place, and their row with the holder."""
-Scattered = tuple[WatchedName, ReferencePath]
+Scattered = tuple[WatchedName, Holder]
 """A name's arrays in several places, and the holder of the first."""
 
 
@@ -45,7 +46,7 @@ class Questions:
     objects: Sequence[object] = ()
     rows: Mapping[StorageKey, Row] = field(default_factory=dict)
     """The rows for which some of the objects stand."""
-    holders: dict[StorageKey, ReferencePath] = field(default_factory=dict)
+    holders: dict[StorageKey, Holder] = field(default_factory=dict)
     """The answers; the key of an object is "object" and its identity."""
 
 
@@ -94,7 +95,7 @@ def explained(
         row = _row_of(item, holder)
         if row is not None:
             rows.append((item, row))
-    return sorted(rows, key=lambda pair: -pair[1].size_bytes)
+    return sorted(rows, key=lambda pair: -pair[1].row.size_bytes)
 
 
 class _Search:
@@ -139,7 +140,7 @@ class _Search:
             return [item]
         return parts
 
-    def holder(self, arrays: Sequence[Array]) -> ReferencePath | None:
+    def holder(self, arrays: Sequence[Array]) -> Holder | None:
         """Return the holder of a name's arrays; None if it was not searched."""
         return self._holders.get(arrays[0].storage)
 
@@ -158,9 +159,10 @@ def _with_all_holders(
     for item, first in scattered:
         of_arrays = [holders[key] for key in item.live_storages() if key in holders]
         if of_arrays:
-            yield item, holder_of_all(of_arrays, roots.cuts)
+            yield item, holder_of_all(of_arrays)
         else:
-            yield item, ReferencePath(f"{first.path}, and other places", REMOVE_THEM)
+            path = f"{first.path}, and other places"
+            yield item, replace(first, path=path, remedy=REMOVE_THEM)
 
 
 def _largest_first(watched: Iterable[WatchedName]) -> list[tuple[WatchedName, list[Array]]]:
@@ -173,20 +175,20 @@ def _largest_first(watched: Iterable[WatchedName]) -> list[tuple[WatchedName, li
     return sorted(alive, key=lambda pair: -size_of(pair[1]))
 
 
-def _row_of(item: WatchedName, holder: ReferencePath | None) -> RetainedArray | None:
+def _row_of(item: WatchedName, holder: Holder | None) -> HeldRow | None:
     """Return the row of a name's arrays; None if only a name to keep leads to them."""
-    if holder is not None and holder.path.startswith(KEPT):
+    if holder is not None and holder.is_kept:
         return None
     if holder is not None and item.may_be_older:
         holder = holder_of_possibly_older(holder)
     arrays = item.live_arrays()
-    return replace(
+    row = replace(
         item.record,
         size_bytes=size_of(arrays),
         arrays=len(arrays),
-        holder=holder,
         is_at_least=item.record.is_at_least or _have_large_objects(arrays),
     )
+    return HeldRow(row, holder)
 
 
 def _have_large_objects(arrays: Sequence[Array]) -> bool:
@@ -196,19 +198,18 @@ def _have_large_objects(arrays: Sequence[Array]) -> bool:
     return of_objects > _LEAST_PART * size_of(arrays)
 
 
-def storages_with_holder_of(
-    row: RetainedArray, explained_rows: Iterable[Explained]
-) -> set[StorageKey]:
+def storages_with_holder_of(row: HeldRow, explained_rows: Iterable[Explained]) -> set[StorageKey]:
     """Return the storages of the arrays whose rows become one with an object's row: those with the
     same holder.
     """
     storages = set[StorageKey]()
     for item, of_arrays in explained_rows:
-        if of_arrays.holder == row.holder and of_arrays.name in ("", row.name):
+        if of_arrays.holder == row.holder and of_arrays.row.name in ("", row.row.name):
             storages.update(item.live_storages())
     return storages
 
 
-def holder_of_possibly_older(holder: ReferencePath) -> ReferencePath:
+def holder_of_possibly_older(holder: Holder) -> Holder:
     """Return the holder of memory that may be older than the experiment: no line to free it."""
-    return ReferencePath(f"{holder.path}, possibly allocated before the experiment", "")
+    path = f"{holder.path}, possibly allocated before the experiment"
+    return replace(holder, path=path, remedy=NO_REMEDY)

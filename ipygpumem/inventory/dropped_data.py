@@ -7,13 +7,11 @@ leaks`` only knows that there is more than the leak.
 
 from __future__ import annotations
 
-import ast
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import replace
 from functools import _lru_cache_wrapper
-from itertools import chain, compress, islice
+from itertools import chain, compress
 from typing import NamedTuple
 
 from ipygpumem.heap.arrays import (
@@ -31,11 +29,10 @@ from ipygpumem.heap.knowledge.frames import SUSPENDED
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.parts import cached
 from ipygpumem.heap.paths.cuts import Cut, Kind, outermost
-from ipygpumem.heap.paths.roots import KEPT
 from ipygpumem.heap.region import Region
 from ipygpumem.introspect import is_exactly
 from ipygpumem.inventory.earlier_data import EarlierData
-from ipygpumem.records import COMMENT, RetainedArray, line_of
+from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.units import format_bytes
 
 _MOST_NEW = 300_000
@@ -189,22 +186,6 @@ class OlderData:
         return f"also drops {format_bytes(size_bytes)} of older data"
 
 
-def bytes_by_line(rows: Iterable[RetainedArray]) -> dict[str, int]:
-    """Return the bytes that the line of each row is known to free, as far as they are exact.
-
-    A single array that a variable keeps on purpose is not freed by the line.
-
-    Args:
-        rows: the rows, the largest first.
-    """
-    sizes = dict[str, int]()
-    for row in islice(rows, _MOST_LEAKS):
-        if row.holder is not None and not row.is_at_least:
-            is_kept = row.arrays == row.objects == 1 and f", {KEPT}" in row.holder.path
-            sizes[line_of(row.holder.advice)] = 0 if is_kept else row.size_bytes
-    return sizes
-
-
 class OtherData:
     """The data that lines drop besides the memory of their rows, however old it is.
 
@@ -232,6 +213,32 @@ class OtherData:
             of_line = ObjectsOfLine.of(cuts.get(line, ()), removed_objects)
             if _leads_on(of_line.objects):
                 self._objects_of_lines[line] = of_line
+
+    @classmethod
+    def of_rows(
+        cls,
+        rows: Sequence[HeldRow],
+        removed_objects: Mapping[int, object],
+        namespaces: Iterable[int],
+    ) -> OtherData:
+        """Return the data that the lines of the first rows drop.
+
+        Args:
+            rows: the rows, the largest first.
+            removed_objects: the objects at the end of the references that lines remove.
+            namespaces: the identities of the dicts with the user's names.
+        """
+        cuts = dict[str, Sequence[Cut]]()
+        sizes = dict[str, int]()
+        for row in rows[:_MOST_LEAKS]:
+            if row.holder is None or row.row.is_at_least:
+                continue
+            is_single = row.row.arrays == row.row.objects == 1
+            # A single array that a variable keeps on purpose is not freed by the line.
+            is_kept = is_single and row.holder.has_kept_name
+            sizes[row.line] = 0 if is_kept else row.row.size_bytes
+            cuts[row.line] = row.cuts or cuts.get(row.line, ())
+        return cls(sizes, cuts, removed_objects, namespaces)
 
     def remarks(
         self, smallest: int, ended: Mapping[str, Set[int]], *, is_certain: bool = False
@@ -353,31 +360,6 @@ def _targets_of_call(cut: Cut, removed_objects: Mapping[int, object]) -> Sequenc
     return []
 
 
-def _takes_comment(line: str) -> bool:
-    """Return False for words, and for a magic, which would take the comment for its argument."""
-    try:
-        ast.parse(line)
-    except (SyntaxError, ValueError):  # the latter for half a surrogate pair in a user's text
-        return False
-    return True
-
-
-def with_remarks(rows: Iterable[RetainedArray], remarks: Mapping[str, str]) -> list[RetainedArray]:
+def with_remarks(rows: Iterable[HeldRow], remarks: Mapping[str, str]) -> list[HeldRow]:
     """Return the rows with the remark on each one's line, by the line."""
-    remarked = list[RetainedArray]()
-    for row in rows:
-        if row.holder is not None:
-            advice = with_remark(row.holder.advice, remarks)
-            row = replace(row, holder=replace(row.holder, advice=advice))
-        remarked.append(row)
-    return remarked
-
-
-def with_remark(advice: str, remarks: Mapping[str, str]) -> str:
-    """Return a line with its remark, if there is one."""
-    line, dashes, comment = advice.partition(COMMENT)
-    remark = remarks.get(line, "")
-    if not remark or not _takes_comment(line):
-        return advice
-    comments = f"{comment}; {remark}" if dashes else remark
-    return line + COMMENT + comments
+    return [row.with_comment(remarks.get(row.line, "")) for row in rows]

@@ -18,7 +18,7 @@ from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.paths.hidden_cycles import lines_that_end
 from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.heap.region import Region
-from ipygpumem.records import COMMENT, ReferencePath, RetainedArray, line_of
+from ipygpumem.inventory.held_rows import HeldRow
 
 _MOST_ROWS = 50
 """Maximum number of rows, the largest ones, whose lines are examined."""
@@ -29,14 +29,13 @@ _FREED = 0.9
 class EndedCycles(NamedTuple):
     """Rows, with lines that also end cycles through arrays of objects."""
 
-    rows: list[RetainedArray]
+    rows: list[HeldRow]
     arrays: dict[str, set[int]]
     """The identities of the arrays in the cycles that each line ends."""
 
 
 def with_ended_cycles(
-    rows: list[RetainedArray],
-    cuts: dict[str, list[Cut]],
+    rows: list[HeldRow],
     removed_objects: Mapping[int, object],
     roots: Roots,
     arrays: Sequence[Any],
@@ -45,8 +44,7 @@ def with_ended_cycles(
 
     Args:
         rows: the rows, the largest first.
-        cuts: the references that each line removes; those of new lines are added.
-        removed_objects: the objects at the end of these references, by identity.
+        removed_objects: the objects at the end of the references that lines remove, by identity.
         roots: has the dicts with the user's names, which lead to everything.
         arrays: all NumPy arrays.
     """
@@ -54,17 +52,13 @@ def with_ended_cycles(
         return EndedCycles(rows, {})
     ended = EndedCycles([], {})
     for row in rows[:_MOST_ROWS]:
-        if row.holder is not None:
-            line, mark, comment = row.holder.advice.partition(COMMENT)
-            of_line = cuts.get(line, [])
-            end = _end_of_cycles(row.size_bytes, of_line, removed_objects, roots.namespaces)
-            if end is not None:
-                advice = HIDDEN_CYCLE.advice
-                if end.lines:
-                    advice = "; ".join([*end.lines, line])
-                    ended.arrays[line_of(advice)] = end.arrays
-                cuts[line_of(advice)] = of_line
-                row = replace(row, holder=ReferencePath(row.holder.path, advice + mark + comment))
+        end = _end_of_cycles(row.row.size_bytes, row.cuts, removed_objects, roots.namespaces)
+        if end is not None and row.holder is not None:
+            line = HIDDEN_CYCLE.remedy.line
+            if end.lines:
+                line = "; ".join([*end.lines, row.line])
+                ended.arrays[line] = end.arrays
+            row = row.with_remedy(replace(row.holder.remedy, line=line))
         ended.rows.append(row)
     return EndedCycles([*ended.rows, *rows[_MOST_ROWS:]], ended.arrays)
 

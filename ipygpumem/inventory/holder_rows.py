@@ -18,11 +18,11 @@ from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.libraries import is_segment
 from ipygpumem.heap.paths.cuts import Cut, statement_of
 from ipygpumem.heap.paths.path_writer import PathWriter
-from ipygpumem.heap.paths.roots import NOTEBOOK, REMOVE_THEM, Rank, Root, Roots
+from ipygpumem.heap.paths.remedies import REMOVE_THEM, Holder, Remedy
+from ipygpumem.heap.paths.roots import Rank, Root, Roots
 from ipygpumem.heap.paths.task_endings import ending_of
-from ipygpumem.heap.paths.ways import MORE_THERE, Way
+from ipygpumem.heap.paths.ways import Way
 from ipygpumem.introspect import is_exactly, is_instance, is_users_class, module_of
-from ipygpumem.records import ReferencePath, line_of
 
 _MOST_ALIASES = 4
 """Maximum number of names in a row."""
@@ -30,7 +30,7 @@ _MOST_PLACES = 4
 """Maximum number of places in one variable to name."""
 _MOST_APART = 40
 """Maximum number of objects in one place whose lines are written one by one."""
-Groups = dict[ReferencePath, set[NodeKey]]
+Groups = dict[Holder, set[NodeKey]]
 """The nodes that each holder keeps alive."""
 
 
@@ -59,8 +59,8 @@ class _Row:
     """
 
     root: Root
-    of_single: ReferencePath
-    of_many: ReferencePath
+    of_single: Holder
+    of_many: Holder
     more: int
     is_whole: bool
     keys: set[NodeKey] = field(default_factory=set)
@@ -73,21 +73,20 @@ class _Row:
             place = self.places.setdefault(id(steps[-2]), _Place(steps[:-1]))
             place.items[key] = steps[-1]
 
-    def holder(self, line_for_all: str) -> ReferencePath:
+    def holder(self, cuts_of_all: Sequence[Cut]) -> Holder:
         """Return the holder with the number of its references.
 
         Args:
-            line_for_all: the line that removes the references to all objects, of a row that is not
-                whole.
+            cuts_of_all: the references to all objects, of a row that is not whole.
         """
         holder = self.of_many
         if len(self.keys) == 1:
             holder = self.of_single
         elif not self.is_whole:
-            holder = replace(holder, advice=line_for_all or REMOVE_THEM)
-        if self.more == 0:
-            return holder
-        return replace(holder, path=f"{holder.path}, and {self.more:,}{MORE_THERE}")
+            line = statement_of(cuts_of_all)
+            remedy = Remedy(line, cuts=tuple(cuts_of_all)) if line else REMOVE_THEM
+            holder = replace(holder, remedy=remedy)
+        return holder if self.more == 0 else holder.with_more(f"{self.more:,}")
 
 
 class HolderRows:
@@ -105,7 +104,6 @@ class HolderRows:
         *,
         is_name: bool,
     ) -> None:
-        self._cuts = roots.cuts
         self._removed_objects = roots.removed_objects
         self.without_holder = set[NodeKey](not_searched)
         self._search = search
@@ -140,7 +138,7 @@ class HolderRows:
                 return [FoundChain([root], steps, 1)]
         return []
 
-    def groups(self) -> dict[ReferencePath, set[NodeKey]]:
+    def groups(self) -> dict[Holder, set[NodeKey]]:
         """Return the nodes by holder; variables first."""
         rows = chain.from_iterable(self._by_root.values())
         groups = Groups()
@@ -148,10 +146,7 @@ class HolderRows:
             cuts = list[Cut]()
             if len(row.keys) > 1 and not row.is_whole:
                 cuts = self._cuts_of(row)
-            holder = row.holder(statement_of(cuts))
-            if cuts:
-                self._cuts[line_of(holder.advice)] = cuts
-            groups.setdefault(holder, set()).update(row.keys)
+            groups.setdefault(row.holder(cuts), set()).update(row.keys)
         return groups
 
     def _cuts_of(self, row: _Row) -> list[Cut]:
@@ -185,14 +180,14 @@ class HolderRows:
             return None
         way = self._way(root, steps)
         of_single, of_many = self._texts(way, names, steps, number)
-        if of_single.advice.startswith("del "):
+        if of_single.remedy.deletes:
             for row in rows:
                 # Another way through an object that is deleted as a whole.
-                if row.of_single.advice == of_single.advice:
+                if row.of_single.remedy == of_single.remedy:
                     return row
         first_id = id(steps[0])
         frees_first = any(cut.removed_id == first_id for cut in way.cuts)
-        deletes_name = of_many.advice != way.holder.advice
+        deletes_name = of_many.remedy != way.holder.remedy
         is_whole = not way.cuts or frees_first or deletes_name
         rows.append(_Row(root, of_single, of_many, number - 1, is_whole))
         return rows[-1]
@@ -203,46 +198,37 @@ class HolderRows:
         The line for a part of a model or optimizer, such as ``jobs["opt"]``, removes all of it.
         """
         way = self._writer.way(root, steps)
-        if way.holder.advice:
+        if way.holder.remedy.text:
             return way
         for position, step in enumerate(steps):
             if position > 0 and _is_whole_of_torch(step):
                 to_whole = self._writer.way(root, steps[: position + 1])
-                advice = to_whole.holder.advice
-                return replace(to_whole, holder=replace(way.holder, advice=advice))
+                remedy = to_whole.holder.remedy
+                return replace(to_whole, holder=replace(way.holder, remedy=remedy))
         return way
 
     def _texts(
         self, way: Way, names: Sequence[Root], steps: Sequence[object], number: int
-    ) -> tuple[ReferencePath, ReferencePath]:
+    ) -> tuple[Holder, Holder]:
         """Return the holder with the line that frees one object, and with the line for several."""
         first = steps[0]
         holder = way.holder
-        if way.cuts and holder.advice:
-            self._cuts[line_of(holder.advice)] = list(way.cuts)
         may_delete = self._may_delete(first)
         of_whole = _named(holder, names, first, may_delete=may_delete)
         has_other_data = _is_container(first) or is_of_library(first, "torch.nn", "Module")
-        if of_whole.advice != holder.advice and has_other_data:
-            self._note_deletion(of_whole.advice, names, first)
+        if of_whole.remedy != holder.remedy and has_other_data:
+            self._removed_objects[id(first)] = first
+            remedy = replace(of_whole.remedy, cuts=_cuts_of_names(names, first))
+            of_whole = replace(of_whole, remedy=remedy)
         if self._is_deleted_as_a_whole(steps, number):
             return of_whole, of_whole
         of_single = _named(holder, names[:1], first, may_delete=False)
         is_whole = _is_whole_of_torch(first) or is_instance(first, type)
-        if not of_single.advice and is_whole:
+        if not of_single.remedy.text and is_whole:
             return of_whole, of_whole
         if not _is_container(first):
             return of_single, of_single
         return of_single, of_whole
-
-    def _note_deletion(self, advice: str, names: Sequence[Root], item: object) -> None:
-        """Record that a line deletes the variables of an object."""
-        cuts = list[Cut]()
-        for root in names:
-            if root.cut is not None and root.rank is Rank.VARIABLE:
-                cuts.append(replace(root.cut, removed_id=id(item)))
-        self._cuts[line_of(advice)] = cuts
-        self._removed_objects[id(item)] = item
 
     def _may_delete(self, item: object) -> bool:
         """Return True if deleting the variables of an object may free it."""
@@ -282,8 +268,17 @@ class HolderRows:
         self.without_holder -= neighbours.keys()
 
 
+def _cuts_of_names(names: Sequence[Root], item: object) -> tuple[Cut, ...]:
+    """Return the references that a line removes which deletes the variables of an object."""
+    cuts = list[Cut]()
+    for root in names:
+        if root.cut is not None and root.rank is Rank.VARIABLE:
+            cuts.append(replace(root.cut, removed_id=id(item)))
+    return tuple(cuts)
+
+
 def _is_no_variable(row: _Row) -> bool:
-    return not row.of_single.path.startswith(NOTEBOOK)
+    return not row.of_single.is_variable
 
 
 def _is_users(item: object) -> bool:
@@ -317,9 +312,7 @@ def _is_container(item: object) -> bool:
     return container_base(type(item)) is not None
 
 
-def _named(
-    holder: ReferencePath, roots: Sequence[Root], item: object, *, may_delete: bool
-) -> ReferencePath:
+def _named(holder: Holder, roots: Sequence[Root], item: object, *, may_delete: bool) -> Holder:
     """Return a holder with all names that refer to its object directly.
 
     Args:
@@ -339,11 +332,14 @@ def _named(
         if root.text != first.text and not is_copy:
             aliases[root.text] = None
     if may_delete and first.rank is Rank.VARIABLE and variables:
-        advice = f"del {', '.join(variables)}"
+        statement = f"del {', '.join(variables)}"
         ending = ending_of(item)
         if ending:
-            advice = f"{next(iter(variables))}.{ending}; {advice}"
-        holder = replace(holder, advice=advice)
+            statement = f"{next(iter(variables))}.{ending}; {statement}"
+        # Such as a function, whose default arguments only go with it.
+        is_same = statement == holder.remedy.line
+        cuts = holder.remedy.cuts if is_same else ()
+        holder = replace(holder, remedy=Remedy(statement, cuts=cuts))
     shown = [holder.path, *islice(aliases, _MOST_ALIASES)]
     if len(aliases) > _MOST_ALIASES:
         number = len(aliases) - _MOST_ALIASES

@@ -10,7 +10,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
@@ -19,15 +19,17 @@ from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.heap.arrays import StorageKey
 from ipygpumem.heap.parts import ObjectPart, parts_of
 from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, inside, split, statement_of
-from ipygpumem.heap.paths.roots import REMOVE_THEM, Root
-from ipygpumem.heap.paths.ways import MORE_THERE, comments_of, is_simple
-from ipygpumem.interrupts import is_from_signal
-from ipygpumem.records import (
-    SEVERAL_TYPES,
-    ReferencePath,
-    RetainedArray,
-    line_of,
+from ipygpumem.heap.paths.remedies import (
+    NO_REMEDY,
+    REMOVE_THEM,
+    Holder,
+    Remedy,
+    comments_of,
 )
+from ipygpumem.heap.paths.roots import Root
+from ipygpumem.interrupts import is_from_signal
+from ipygpumem.inventory.held_rows import HeldRow
+from ipygpumem.records import SEVERAL_TYPES, RetainedArray
 from ipygpumem.units import format_bytes
 
 _ITEM = re.compile(r"\[[^\[\]]*\]$")
@@ -40,8 +42,6 @@ _MOST_COMPARED = 40
 """Maximum number of rows whose lines are compared with each other."""
 _MOST_ITEMS = 4
 """Maximum number of items of a list that are deleted without a loop."""
-_DELETED_ITEM = re.compile(r"del ([^;#]+)\[(\d+)\]")
-_CLEARED_ITEM = re.compile(r"([^;#]+)\[(\d+)\](\.zero_grad\(\)|\.grad = None)")
 _MOST_OWNERS = 12
 """Maximum number of objects from which the line of a merged row removes something."""
 _MOVING = {Kind.ITEM, Kind.ELEMENT, Kind.QUEUED}
@@ -51,48 +51,25 @@ _WITH_POSITIONS = {Kind.ITEM, Kind.QUEUED}
 """References that the code of a path names by a position."""
 
 
-@dataclass(frozen=True)
-class _Removable:
-    """A row, and the references that its line removes."""
-
-    row: RetainedArray
-    cuts: tuple[Cut, ...]
-
-    @property
-    def cut(self) -> Cut:
-        """The first reference."""
-        return self.cuts[0]
-
-
-def merged(rows: Sequence[RetainedArray], cuts: dict[str, list[Cut]]) -> list[RetainedArray]:
-    """Return the rows, the largest first, those of one object and of one container as one.
-
-    Args:
-        rows: the rows, each with its holder.
-        cuts: the references that a line removes, by the line; those of new lines are added.
-    """
-    alone = list[RetainedArray]()
-    removable = list[_Removable]()
+def merged(rows: Sequence[HeldRow]) -> list[HeldRow]:
+    """Return the rows, the largest first, those of one object and of one container as one."""
+    alone = list[HeldRow]()
+    removable = list[HeldRow]()
     for row in _one_of_each_object(rows):
-        cuts_of_row: Sequence[Cut] = ()
-        if row.holder is not None:
-            cuts_of_row = cuts.get(line_of(row.holder.advice), ())
-        if cuts_of_row:
-            removable.append(_Removable(row, tuple(cuts_of_row)))
+        if row.cuts:
+            removable.append(row)
         else:
             alone.append(row)
     for group in _groups(_with_arrays_inside(removable)):
-        alone += _rows_of(group, cuts)
-    rows = _joined_by_positions(_joined_by_deletion(alone), cuts)
-    rows = _joined_by_lines(rows, cuts)
-    return sorted(rows, key=attrgetter("size_bytes"), reverse=True)
+        alone += _rows_of(group)
+    rows = _joined_by_lines(_joined_by_positions(_joined_by_deletion(alone)))
+    return _largest_first(rows)
 
 
 def remarks_on_possibly_older(
-    rows: Iterable[RetainedArray],
-    of_experiments: Sequence[RetainedArray],
-    of_any_age: Sequence[RetainedArray],
-    cuts: Mapping[str, Sequence[Cut]],
+    rows: Iterable[HeldRow],
+    of_experiments: Sequence[HeldRow],
+    of_any_age: Sequence[HeldRow],
 ) -> dict[str, str]:
     """Return the remark on each line that frees memory of experiments together with memory that may
     be older.
@@ -101,125 +78,120 @@ def remarks_on_possibly_older(
         rows: the merged rows.
         of_experiments: the rows of memory that experiments have left.
         of_any_age: the rows of other memory.
-        cuts: the references that a line removes.
     """
     remarks = dict[str, str]()
     for row in rows:
-        if not any(_is_freed_with(part, row, cuts) for part in of_experiments):
+        if not any(_is_freed_with(part, row) for part in of_experiments):
             continue
-        size_bytes = sum(part.size_bytes for part in of_any_age if _is_freed_with(part, row, cuts))
+        size_bytes = sum(part.row.size_bytes for part in of_any_age if _is_freed_with(part, row))
         if size_bytes > 0 and row.holder is not None:
             size = format_bytes(size_bytes)
-            remarks[line_of(row.holder.advice)] = f"{size} of it may be older than the experiment"
+            remarks[row.line] = f"{size} of it may be older than the experiment"
     return remarks
 
 
-def _is_freed_with(
-    part: RetainedArray, row: RetainedArray, cuts: Mapping[str, Sequence[Cut]]
-) -> bool:
+def _is_freed_with(part: HeldRow, row: HeldRow) -> bool:
     """Return True if the line of a row removes all that the line of another row removes."""
     if part.holder is None or row.holder is None:
         return False
-    lines = [line_of(part.holder.advice), line_of(row.holder.advice)]
-    if lines[0] == lines[1]:
+    if part.line == row.line:
         return True
-    of_part, of_row = (set(cuts.get(line, ())) for line in lines)
-    return bool(of_part) and of_part <= of_row
+    return bool(part.cuts) and set(part.cuts) <= set(row.cuts)
 
 
-def holder_of_all(holders: Sequence[ReferencePath], cuts: dict[str, list[Cut]]) -> ReferencePath:
-    """Return the holder of many objects, with one line that frees all of them if there is one.
-
-    Args:
-        holders: the holder of each object.
-        cuts: the references that a line removes, by the line; those of the new line are added.
-    """
+def holder_of_all(holders: Sequence[Holder]) -> Holder:
+    """Return the holder of many objects, with one line that frees all of them if there is one."""
     first = holders[0]
     if holders.count(first) == len(holders):
         return first
-    rows = [RetainedArray("", "", None, "", "", 0, holder=holder) for holder in holders]
-    (row, *more) = merged(rows, cuts)
-    cuts_of_all = list[Cut]()
+    rows = list[HeldRow]()
+    cuts = list[Cut]()
     for holder in holders:
-        cuts_of_all += cuts.get(line_of(holder.advice), ())
+        rows.append(HeldRow(RetainedArray("", "", None, "", "", 0), holder))
+        cuts += holder.remedy.removed
+    (row, *more) = merged(rows)
     if not more and row.holder is not None:
-        cuts[line_of(row.holder.advice)] = cuts_of_all
-        return row.holder
-    path = f"{first.path}, and {len(holders) - 1:,} more"
-    line = ""
-    if _are_equal(line_of(holder.advice) for holder in holders):
-        line = first.advice  # such as ``mock.reset_mock()``
-    elif all(line_of(holder.advice) in cuts for holder in holders):
-        line = statement_of(cuts_of_all)  # of several containers
+        return replace(row.holder, remedy=replace(row.holder.remedy, cuts=tuple(cuts)))
+    of_all = replace(first, path=f"{first.path}, and {len(holders) - 1:,} more")
+    if _are_equal(holder.remedy.line for holder in holders):
+        line = first.remedy.line  # such as ``mock.reset_mock()``
+    elif all(holder.remedy.removed for holder in holders):
+        line = statement_of(cuts)  # of several containers
+    else:
+        line = ""
     if not line:
-        return ReferencePath(path, REMOVE_THEM)
-    cuts[line_of(line)] = cuts_of_all
-    return ReferencePath(path, line_of(line) + _comments(rows))
+        return replace(of_all, remedy=REMOVE_THEM)
+    return replace(of_all, remedy=Remedy(line, _comment_of(rows), tuple(cuts)))
 
 
-def holder_of_registered(roots: Sequence[Root], cuts: dict[str, list[Cut]]) -> ReferencePath:
+def holder_of_registered(roots: Sequence[Root]) -> Holder:
     """Return the holder of objects of one registry, with one line that removes all of them.
 
     Args:
         roots: the root of each object, with its reference.
-        cuts: receives the references that the line removes.
     """
     of_roots = [root.cut for root in roots if root.cut is not None]
-    text = _text_of_several(roots[0].text, len(roots))
-    advice = statement_of(of_roots)
+    text = _text_of_several(Holder(roots[0].text, NO_REMEDY, (roots[0],)), len(roots))
+    line = statement_of(of_roots)
     if len(of_roots) > _MOST_CALLS and of_roots[0].kind is Kind.CALL:
-        advice = of_roots[0].all_of  # ``plt.close("all")`` instead of a call for each of 95 figures
-    cuts[advice] = of_roots
-    return ReferencePath(text, advice)
+        line = of_roots[0].all_of  # ``plt.close("all")`` instead of a call for each of 95 figures
+    return Holder(text, Remedy(line, cuts=tuple(of_roots)), (roots[0],))
 
 
 # -- objects --------------------------------------------------------------------------------------
 
 
-def _one_of_each_object(rows: Sequence[RetainedArray]) -> list[RetainedArray]:
+def _one_of_each_object(rows: Sequence[HeldRow]) -> list[HeldRow]:
     """Return the rows, those of one name with one holder as one."""
-    by_object = dict[tuple[str, ReferencePath], list[RetainedArray]]()
-    unnamed = list[RetainedArray]()
+    by_object = dict[tuple[str, Holder], list[HeldRow]]()
+    unnamed = list[HeldRow]()
     for row in rows:
-        if row.name and row.holder is not None:
-            by_object.setdefault((row.name, row.holder), []).append(row)
+        if row.row.name and row.holder is not None:
+            by_object.setdefault((row.row.name, row.holder), []).append(row)
         else:
             unnamed.append(row)
     return [*map(_whole_object, by_object.values()), *unnamed]
 
 
-def _whole_object(rows: Sequence[RetainedArray]) -> RetainedArray:
+def _whole_object(rows: Sequence[HeldRow]) -> HeldRow:
     """Return one row for the arrays of an object and for its other memory."""
     if len(rows) == 1:
         return rows[0]
-    shown = rows[0]
-    for row in reversed(rows):
+    of_object = _records(rows)
+    shown = of_object[0]
+    for row in reversed(of_object):
         if row.arrays:
             shown = row
-    return replace(_sum_of(rows, shown), device=_devices_of(rows), parts=_parts_of(rows))
+    whole = replace(
+        _sum_of(of_object, shown), device=_devices_of(of_object), parts=_parts_of(of_object)
+    )
+    return HeldRow(whole, rows[0].holder)
 
 
-def _with_arrays_inside(rows: Sequence[_Removable]) -> list[_Removable]:
+def _with_arrays_inside(rows: Sequence[HeldRow]) -> list[HeldRow]:
     """Return the rows, those of an object and of the arrays inside it as one.
 
     Two frames in a dict are two objects, although each of their arrays was found by itself.
     """
-    by_cuts = dict[tuple[Cut, ...], list[_Removable]]()
+    by_cuts = dict[tuple[Cut, ...], list[HeldRow]]()
     for row in rows:
         by_cuts.setdefault(row.cuts, []).append(row)
-    whole = list[_Removable]()
+    whole = list[HeldRow]()
     for group in by_cuts.values():
         around = _object_around(group) if len(group) > 1 else None
         if around is None:
             whole += group
             continue
-        of_group = [row.row for row in group]
-        joined = replace(_sum_of(of_group, around), device=_devices_of(of_group))
-        if joined.holder is not None:
-            advice = line_of(joined.holder.advice) + _comments(of_group)
-            joined = replace(joined, holder=replace(joined.holder, advice=advice))
-        whole.append(_Removable(joined, group[0].cuts))
+        of_group = _records(group)
+        joined = replace(_sum_of(of_group, around.row), device=_devices_of(of_group))
+        remedy = Remedy(around.line, _comment_of(group), around.cuts)
+        whole.append(HeldRow(joined, around.holder).with_remedy(remedy))
     return whole
+
+
+def _records(rows: Iterable[HeldRow]) -> list[RetainedArray]:
+    """Return the rows without their holders."""
+    return [row.row for row in rows]
 
 
 def _parts_of(rows: Iterable[RetainedArray]) -> dict[str, int]:
@@ -270,7 +242,7 @@ class _Moved(NamedTuple):
     """
 
     @classmethod
-    def of(cls, rows: Sequence[_Removable]) -> _Moved:
+    def of(cls, rows: Sequence[HeldRow]) -> _Moved:
         """Return the containers and lists to which the lines of some rows lead."""
         containers = Counter[int]()
         called, passed = set[int](), set[int]()
@@ -290,12 +262,12 @@ class _Moved(NamedTuple):
         return cls(set(containers), crowded, called & passed, twice | removed.keys() & on_the_way)
 
 
-def _groups(rows: Sequence[_Removable]) -> list[list[_Removable]]:
+def _groups(rows: Sequence[HeldRow]) -> list[list[HeldRow]]:
     """Return the rows in groups that one line may free."""
     if len(rows) < 2:
         return [list(rows)] if rows else []
     moved = _Moved.of(rows)
-    group_of = dict[object, list[_Removable]]()
+    group_of = dict[object, list[HeldRow]]()
     for row in rows:
         group = [row]
         for place in _places(row, moved):
@@ -304,7 +276,7 @@ def _groups(rows: Sequence[_Removable]) -> list[list[_Removable]]:
                 other += group
                 _replace(group_of, group, other)
                 group = other
-    groups = list[list[_Removable]]()
+    groups = list[list[HeldRow]]()
     for row in rows:
         group = group_of[row.cuts]
         if group[0] is row:  # a group stands where its first row stood
@@ -313,7 +285,7 @@ def _groups(rows: Sequence[_Removable]) -> list[list[_Removable]]:
 
 
 def _replace(
-    group_of: dict[object, list[_Removable]], group: list[_Removable], other: list[_Removable]
+    group_of: dict[object, list[HeldRow]], group: list[HeldRow], other: list[HeldRow]
 ) -> None:
     """Put a group that has been added to another one at all of its places."""
     for place, group_there in group_of.items():
@@ -321,7 +293,7 @@ def _replace(
             group_of[place] = other
 
 
-def _places(row: _Removable, moved: _Moved) -> Iterator[object]:
+def _places(row: HeldRow, moved: _Moved) -> Iterator[object]:
     """Yield the keys of the groups to which a row belongs."""
     yield row.cuts  # one line frees both
     for cut in row.cuts:
@@ -342,7 +314,7 @@ def _places(row: _Removable, moved: _Moved) -> Iterator[object]:
             yield container.owner_id, inside(cut, container).statement
 
 
-def _is_in_container(row: _Removable, cut: Cut) -> bool:
+def _is_in_container(row: HeldRow, cut: Cut) -> bool:
     """Return True if a row is removed from a container together with its other rows."""
     if cut.size == 0:
         return False
@@ -367,78 +339,77 @@ def _outer(cut: Cut) -> Iterator[Cut]:
 # -- rows -----------------------------------------------------------------------------------------
 
 
-def _rows_of(group: list[_Removable], cuts: dict[str, list[Cut]]) -> list[RetainedArray]:
+def _rows_of(group: list[HeldRow]) -> list[HeldRow]:
     """Return one row for a group, or rows for its parts if no line can free all of it."""
     if len(group) == 1:
-        return [group[0].row]
-    whole = _as_one(group, cuts)
+        return group
+    whole = _as_one(group)
     if whole is not None:
         return [whole]
-    by_owner = dict[int, list[_Removable]]()
+    by_owner = dict[int, list[HeldRow]]()
     for row in group:
-        by_owner.setdefault(row.cut.owner_id, []).append(row)
+        by_owner.setdefault(row.cuts[0].owner_id, []).append(row)
     if len(by_owner) == 1:
-        return [row.row for row in group]
-    rows = list[RetainedArray]()
+        return group
+    rows = list[HeldRow]()
     for part in by_owner.values():
-        rows += _rows_of(part, cuts)
+        rows += _rows_of(part)
     return rows
 
 
-def _as_one(group: list[_Removable], cuts: dict[str, list[Cut]]) -> RetainedArray | None:
+def _as_one(group: list[HeldRow]) -> HeldRow | None:
     """Return one row for a group; None if no line can free all of it."""
-    cuts_of_all, rows = list[Cut](), list[RetainedArray]()
-    for item in group:
-        cuts_of_all += item.cuts
-        rows.append(item.row)
-    first = rows[0]
+    cuts = _cuts_of(group)
     # A long line is better than two, of which the first moves the items of the second.
-    statement = statement_of(cuts_of_all, most_owners=_MOST_OWNERS)
-    if not statement or first.holder is None:
+    statement = statement_of(cuts, most_owners=_MOST_OWNERS)
+    first = group[0].holder
+    if not statement or first is None:
         return None
-    cuts[statement] = cuts_of_all
-    return _whole(rows, ReferencePath(_path(group), statement + _comments(rows)))
+    remedy = Remedy(statement, _comment_of(group), tuple(cuts))
+    return _whole(group, replace(first, path=_path(group, first), remedy=remedy))
 
 
-def _comments(rows: Iterable[RetainedArray]) -> str:
+def _comment_of(rows: Iterable[HeldRow]) -> str:
     """Return the comments on the lines of some rows."""
-    return comments_of(row.holder.advice for row in rows if row.holder is not None)
+    return comments_of(row.holder.remedy for row in rows if row.holder is not None)
 
 
-def _cuts_of(rows: Iterable[RetainedArray], cuts: Mapping[str, Sequence[Cut]]) -> list[Cut]:
+def _cuts_of(rows: Iterable[HeldRow]) -> list[Cut]:
     """Return the references that the lines of rows remove, as far as they are known."""
-    cuts_of_all = list[Cut]()
-    for row in rows:
-        if row.holder is not None:
-            cuts_of_all += cuts.get(line_of(row.holder.advice), ())
-    return cuts_of_all
+    return list(chain.from_iterable(row.cuts for row in rows))
 
 
-def _whole(rows: Sequence[RetainedArray], holder: ReferencePath) -> RetainedArray:
+def _whole(rows: Sequence[HeldRow], holder: Holder) -> HeldRow:
     """Return one row for several, with the holder of all."""
-    first = rows[0]
+    records = _records(rows)
+    first = records[0]
     whole = replace(
-        _sum_of(rows, first),
-        name=_names_of(rows),
-        arrays=sum(row.arrays for row in rows),
-        objects=sum(row.objects for row in rows),
-        cell=first.cell if _are_equal(row.cell for row in rows) else None,
-        holder=holder,
+        _sum_of(records, first),
+        name=_names_of(records),
+        arrays=sum(row.arrays for row in records),
+        objects=sum(row.objects for row in records),
+        cell=first.cell if _are_equal(row.cell for row in records) else None,
     )
-    if _are_equal(map(_look, rows)):
-        return replace(whole, parts=_parts_of(rows))
-    return _of_many_kinds(whole, rows)
+    if _are_equal(map(_look, records)):
+        whole = replace(whole, parts=_parts_of(records))
+    else:
+        whole = _of_many_kinds(whole, records)
+    return HeldRow(whole, holder)
 
 
-def _object_around(group: Sequence[_Removable]) -> RetainedArray | None:
+def _largest_first(rows: Sequence[HeldRow]) -> list[HeldRow]:
+    return sorted(rows, key=attrgetter("row.size_bytes"), reverse=True)
+
+
+def _object_around(group: Sequence[HeldRow]) -> HeldRow | None:
     """Return the row of the object in which all other rows of a group are arrays without a name,
     such as a data frame; None if there is none.
     """
     if any(row.cuts != group[0].cuts for row in group):
         return None
-    objects = [row.row for row in group if row.row.arrays == 0]
+    objects = [row for row in group if row.row.arrays == 0]
     has_named_arrays = any(row.row.name for row in group if row.row.arrays)
-    if len(objects) != 1 or objects[0].objects > 1 or has_named_arrays:
+    if len(objects) != 1 or objects[0].row.objects > 1 or has_named_arrays:
         return None
     return objects[0]
 
@@ -476,18 +447,23 @@ def _look(row: RetainedArray) -> tuple[object, ...]:
     return row.type_name, row.dtype, row.shape, row.device
 
 
-def _path(group: Sequence[_Removable]) -> str:
-    """Return the path to the object that holds all rows of a group."""
-    path = _path_of_first(group)
-    cut = group[0].cut
+def _path(group: Sequence[HeldRow], first: Holder) -> str:
+    """Return the path to the object that holds all rows of a group.
+
+    Args:
+        group: the rows.
+        first: the holder of the first one.
+    """
+    path = first.path
+    cut = group[0].cuts[0]
     if cut.all_of:
-        return _path_of_registry(group)
+        return _text_of_several(first, len(set(_cuts_of(group))))
     if _are_equal(row.cuts for row in group):
         return path
     owners = {cut.owner_id for row in group for cut in row.cuts}
     if len(owners) > 1 and any(len(row.cuts) > 1 for row in group):
         return f"{path}, and {len(group) - 1} more"  # in several containers
-    if _are_equal(row.cut.owner_id for row in group):
+    if _are_equal(row.cuts[0].owner_id for row in group):
         if all(len(row.cuts) > 1 for row in group):
             return path  # that of the container already
         owner = _ITEM.sub("", path)
@@ -497,145 +473,99 @@ def _path(group: Sequence[_Removable]) -> str:
         before, index, after = path.rpartition(f"[{cut.outer.position}]")
         if index:
             return f"{before}[…]{after}"
-    return f"{path}, and {len(group) - 1}{MORE_THERE}"
+    return first.with_more(str(len(group) - 1)).path
 
 
-def _path_of_first(group: Sequence[_Removable]) -> str:
-    holder = group[0].row.holder
-    return "" if holder is None else holder.path
-
-
-def _path_of_registry(group: Sequence[_Removable]) -> str:
-    """Return the words for several objects of a registry, such as ``4 matplotlib figures``."""
-    cuts = set[Cut]()
-    for row in group:
-        cuts.update(row.cuts)
-    return _text_of_several(_path_of_first(group), len(cuts))
-
-
-def _text_of_several(path: str, number: int) -> str:
-    """Return the words for a number of references, given those for the first."""
+def _text_of_several(first: Holder, number: int) -> str:
+    """Return the words for a number of references, given the holder of the first, such as ``4
+    matplotlib figures``.
+    """
     if number == 1:
-        return path
-    if path.startswith("matplotlib figure "):
-        return f"{number} matplotlib figures"
-    return f"{path}, and {number - 1}{MORE_THERE}"
+        return first.path
+    if first.roots[0].plural:
+        return f"{number} {first.roots[0].plural}"
+    return first.with_more(str(number - 1)).path
 
 
 # -- lines that delete one object ----------------------------------------------------------------
 
 
-def _joined_by_deletion(rows: list[RetainedArray]) -> list[RetainedArray]:
+def _joined_by_deletion(rows: list[HeldRow]) -> list[HeldRow]:
     """Return the rows, as one those that the same line deletes or clears: run again, it would fail
     or free nothing.
 
     Examples are ``%xdel _4`` for each part of a model that a cell has shown, and
     ``layers.zero_grad()`` for each module of a ``ModuleDict``.
     """
-    of_line = dict[str, list[RetainedArray]]()
-    remaining = list[RetainedArray]()
+    of_line = dict[str, list[HeldRow]]()
+    remaining = list[HeldRow]()
     for row in rows:
-        line = "" if row.holder is None else line_of(row.holder.advice)
-        if line.startswith(_DELETING) or line.endswith(_CLEARING):
-            of_line.setdefault(line, []).append(row)
+        if row.holder is not None and row.holder.remedy.works_once:
+            of_line.setdefault(row.line, []).append(row)
         else:
             remaining.append(row)
-    for line, of_same in of_line.items():
+    for of_same in of_line.values():
         if len(of_same) == 1:
             remaining += of_same
             continue
-        largest_first = sorted(of_same, key=attrgetter("size_bytes"), reverse=True)
-        paths = [row.holder.path for row in largest_first if row.holder is not None]
-        path = _text_of_several(paths[0], len(set(paths)))
-        holder = ReferencePath(path, line + _comments(largest_first))
-        remaining.append(_whole(largest_first, holder))
+        largest_first = _largest_first(of_same)
+        holders = [row.holder for row in largest_first if row.holder is not None]
+        path = _text_of_several(holders[0], len({holder.path for holder in holders}))
+        remedy = replace(holders[0].remedy, comment=_comment_of(largest_first))
+        remaining.append(_whole(largest_first, replace(holders[0], path=path, remedy=remedy)))
     return remaining
-
-
-_DELETING = ("%xdel ", "del ")
-_CLEARING = ".zero_grad()"
 
 
 # -- lines for items of one list ------------------------------------------------------------------
 
 
-class _ItemLine(NamedTuple):
-    """A line that deletes an item of a list, or that clears the gradients of one."""
-
-    owner: str
-    """The code of the list."""
-    position: int
-    ending: str
-    """Empty to delete the item, else the code after it, such as ``.zero_grad()``."""
-
-    @classmethod
-    def of(cls, line: str) -> _ItemLine | None:
-        """Return a line of advice; None if it is another one."""
-        if not is_simple(line):
-            return None
-        deleted = _DELETED_ITEM.fullmatch(line)
-        if deleted is not None:
-            return cls(deleted[1], int(deleted[2]), "")
-        cleared = _CLEARED_ITEM.fullmatch(line)
-        if cleared is not None:
-            return cls(cleared[1], int(cleared[2]), cleared[3])
-        return None
-
-
-def _joined_by_positions(
-    rows: list[RetainedArray], cuts: dict[str, list[Cut]]
-) -> list[RetainedArray]:
+def _joined_by_positions(rows: list[HeldRow]) -> list[HeldRow]:
     """Return the rows, as one those whose lines delete items of one list, or clear their gradients.
 
     After ``del runs[0]``, ``del runs[1]`` would delete another item. A list may have a hundred
     modules, each with a gradient.
     """
-    of_list = dict[tuple[str, str], dict[int, list[RetainedArray]]]()
-    remaining = list[RetainedArray]()
+    of_list = dict[tuple[str, str], dict[int, list[HeldRow]]]()
+    remaining = list[HeldRow]()
     for row in rows:
-        line = None if row.holder is None else _ItemLine.of(line_of(row.holder.advice))
-        removes_key = any(cut.kind is Kind.KEY for cut in _cuts_of([row], cuts))
-        if line is None or removes_key:  # ``del d[1]`` moves no other value of a dict
+        item = None if row.holder is None else row.holder.remedy.item
+        removes_key = any(cut.kind is Kind.KEY for cut in row.cuts)
+        if item is None or removes_key:  # ``del d[1]`` moves no other value of a dict
             remaining.append(row)
         else:
-            of_owner = of_list.setdefault((line.owner, line.ending), {})
-            of_owner.setdefault(line.position, []).append(row)
+            of_owner = of_list.setdefault((item.owner, item.ending), {})
+            of_owner.setdefault(item.position, []).append(row)
     for (owner, ending), of_owner in of_list.items():
-        remaining += _row_of_items(owner, ending, of_owner, cuts)
+        remaining += _row_of_items(owner, ending, of_owner)
     return remaining
 
 
-def _row_of_items(
-    owner: str,
-    ending: str,
-    rows_at: Mapping[int, list[RetainedArray]],
-    cuts: dict[str, list[Cut]],
-) -> list[RetainedArray]:
+def _row_of_items(owner: str, ending: str, rows_at: Mapping[int, list[HeldRow]]) -> list[HeldRow]:
     """Return one row for those whose lines are about items of a list, or the only row.
 
     Args:
         owner: the code of the list.
-        ending: that of ``_ItemLine``.
+        ending: that of ``ItemLine``.
         rows_at: the rows by the position of their item.
-        cuts: the references that a line removes; those of the row's line are added.
     """
     rows = [row for of_item in rows_at.values() for row in of_item]
     if len(rows) == 1:
         return rows
-    holders = [row.holder for row in rows if row.holder is not None]
+    first = rows[0].holder
+    if first is None:
+        return rows
     positions = sorted(rows_at, reverse=not ending)
-    advice = in_sequence([_statement_of_item(owner, ending, position) for position in positions])
+    line = in_sequence([_statement_of_item(owner, ending, position) for position in positions])
     if len(positions) > _MOST_ITEMS:
         listed = ", ".join(map(str, positions))
         if ending and positions[-1] - positions[0] == len(positions) - 1:
             listed = f"range({positions[0]}, {positions[-1] + 1})"
         statement = _statement_of_item(owner, ending, "_position")
         deletion = "; del _position" if ending else ", _position"
-        advice = f"for _position in {listed}: {statement}{deletion}"
-    cuts[advice] = _cuts_of(rows, cuts)
-    path = _text_of_several(holders[0].path, len(positions))
-    largest_first = sorted(rows, key=attrgetter("size_bytes"), reverse=True)
-    return [_whole(largest_first, ReferencePath(path, advice + _comments(rows)))]
+        line = f"for _position in {listed}: {statement}{deletion}"
+    remedy = Remedy(line, _comment_of(rows), tuple(_cuts_of(rows)))
+    path = _text_of_several(first, len(positions))
+    return [_whole(_largest_first(rows), replace(first, path=path, remedy=remedy))]
 
 
 def _statement_of_item(owner: str, ending: str, position: int | str) -> str:
@@ -646,7 +576,7 @@ def _statement_of_item(owner: str, ending: str, position: int | str) -> str:
 # -- lines that name what another line removes ----------------------------------------------------
 
 
-def _joined_by_lines(rows: list[RetainedArray], cuts: dict[str, list[Cut]]) -> list[RetainedArray]:
+def _joined_by_lines(rows: list[HeldRow]) -> list[HeldRow]:
     """Return the rows, as one those of which one's line names an object that another's removes.
 
     Run in any order, one of their lines would fail: ``del runs["opt"]`` and
@@ -656,32 +586,31 @@ def _joined_by_lines(rows: list[RetainedArray], cuts: dict[str, list[Cut]]) -> l
         return rows
     remaining = list(rows)
     while True:
-        pair = _user_and_remover(remaining, cuts)
+        pair = _user_and_remover(remaining)
         if pair is None:
             return remaining
-        user, remover = pair
-        lines = [line_of(row.holder.advice) for row in pair if row.holder is not None]
-        paths = list(dict.fromkeys(row.holder.path for row in pair if row.holder is not None))
-        line = in_sequence(lines)
-        cuts[line] = _cuts_of(pair, cuts)
-        holder = ReferencePath(", ".join(paths), line + _comments(pair))
-        remaining = [row for row in remaining if row is not user and row is not remover]
-        largest_first = sorted(pair, key=attrgetter("size_bytes"), reverse=True)
-        remaining.append(_whole(largest_first, holder))
+        holders = [row.holder for row in pair if row.holder is not None]
+        remedies = [holder.remedy for holder in holders]
+        paths = {holder.path: holder.roots for holder in holders}
+        line = in_sequence([remedy.line for remedy in remedies])
+        holder = Holder(
+            ", ".join(paths),
+            Remedy(line, comments_of(remedies), tuple(_cuts_of(pair))),
+            tuple(chain.from_iterable(paths.values())),
+        )
+        remaining = [row for row in remaining if all(row is not other for other in pair)]
+        remaining.append(_whole(_largest_first(pair), holder))
 
 
-def _user_and_remover(
-    rows: Sequence[RetainedArray], cuts: Mapping[str, Sequence[Cut]]
-) -> tuple[RetainedArray, RetainedArray] | None:
+def _user_and_remover(rows: Sequence[HeldRow]) -> tuple[HeldRow, HeldRow] | None:
     """Return a row whose line names an object, and the row whose line removes it."""
-    with_lines = list[tuple[RetainedArray, str, _Expressions]]()
+    with_lines = list[tuple[HeldRow, _Expressions]]()
     for row in rows:
-        line = "" if row.holder is None else line_of(row.holder.advice)
-        if is_simple(line):
-            with_lines.append((row, line, _Expressions.of(line, cuts.get(line, ()))))
-    for user, line_of_user, of_user in with_lines:
-        for remover, line_of_remover, of_remover in with_lines:
-            if line_of_user != line_of_remover and of_user.fails_after(of_remover):
+        if row.holder is not None and row.holder.remedy.is_simple:
+            with_lines.append((row, _Expressions.of(row.holder.remedy)))
+    for user, of_user in with_lines:
+        for remover, of_remover in with_lines:
+            if user.line != remover.line and of_user.fails_after(of_remover):
                 return user, remover
     return None
 
@@ -699,18 +628,13 @@ class _Expressions(NamedTuple):
     """Objects from which it removes items by position, or all of them."""
 
     @classmethod
-    def of(cls, line: str, cuts: Iterable[Cut]) -> _Expressions:
-        """Return the objects that a line uses and removes.
-
-        Args:
-            line: the line.
-            cuts: the references that it removes, as far as they are known.
-        """
+    def of(cls, remedy: Remedy) -> _Expressions:
+        """Return the objects that a line uses and removes."""
         expressions = cls(set(), set(), set(), set())
         # A dict may have integers as keys: ``del d[1]``.
-        dicts = {cut.owner for cut in cuts if cut.kind is Kind.KEY}
+        dicts = {cut.owner for cut in remedy.removed if cut.kind is Kind.KEY}
         code_of_dicts = {ast.unparse(ast.parse(split(owner)[1])) for owner in dicts}
-        for node in ast.walk(ast.parse(line)):
+        for node in ast.walk(ast.parse(remedy.line)):
             match node:
                 case ast.Attribute(value=owner) | ast.Subscript(value=owner):
                     expressions.used.add(ast.unparse(owner))

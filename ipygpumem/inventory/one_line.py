@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Sequence
 
 from ipygpumem.heap.paths.cuts import in_sequence
-from ipygpumem.heap.paths.ways import is_simple
+from ipygpumem.heap.paths.remedies import Remedy
 from ipygpumem.introspect import is_name, target_of
 from ipygpumem.inventory.ownership import HeldPart, Ownership
 from ipygpumem.records import COMMENT
@@ -31,17 +30,14 @@ def lines_for_all(ownership: Ownership) -> list[str]:
     parts = [part for part in ownership.held if _is_needed(part, ownership)]
     if any(part.has_further_references for part in parts):
         return []
-    advice = list(dict.fromkeys(part.holder.advice for part in parts))
-    outputs = list[str]()
-    lines = list[str]()
-    for line in advice:
-        output = _OUTPUT.fullmatch(line)
-        if output is None:
-            lines.append(line)
-        else:
-            outputs.append(output["name"])
-    if any(COMMENT in line or not is_simple(line) for line in lines):
+    remedies = dict.fromkeys(Remedy.of_text(part.holder.advice) for part in parts)
+    outputs = [remedy.deleted_output for remedy in remedies if remedy.deleted_output]
+    statements = [remedy for remedy in remedies if not remedy.deleted_output]
+    if any(remedy.comment for remedy in remedies):
         return []
+    if not all(remedy.is_simple for remedy in statements):
+        return []
+    lines = [remedy.line for remedy in statements]
     lines = _without_ended(lines)
     if not 1 <= len(lines) + len(outputs) <= _MOST_LINES:
         return []
@@ -54,10 +50,6 @@ def lines_for_all(ownership: Ownership) -> list[str]:
     if ownership.name not in outputs and not any(_ends_with(line, own) for line in lines):
         lines.append(own)
     return _with_outputs(lines, outputs, ownership.remark)
-
-
-_OUTPUT = re.compile(r"%xdel (?P<name>\w+)")
-"""Matches the lines that free an output."""
 
 
 def _with_outputs(lines: Sequence[str], outputs: Sequence[str], remark: str) -> list[str]:
@@ -82,27 +74,14 @@ def _without_ended(lines: Sequence[str]) -> list[str]:
     """
     deleted = set[str]()
     for line in lines:
-        deleted |= _names_deleted_by(line)
+        deleted |= Remedy(line).deleted_names
     needed = []
     for line in lines:
-        is_deletion = bool(_names_deleted_by(line))
+        is_deletion = bool(Remedy(line).deleted_names)
         names = _names_in(line)
         if is_deletion or not names or not names <= deleted:
             needed.append(line)
     return needed
-
-
-def _names_deleted_by(line: str) -> set[str]:
-    """Return the variables that a line deletes, if it does nothing else."""
-    names = set[str]()
-    for statement in ast.parse(line).body:
-        if not isinstance(statement, ast.Delete):
-            return set()
-        for target in statement.targets:
-            if not isinstance(target, ast.Name):
-                return set()
-            names.add(target.id)
-    return names
 
 
 def _is_needed(part: HeldPart, ownership: Ownership) -> bool:

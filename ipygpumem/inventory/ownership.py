@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
@@ -17,19 +17,19 @@ from ipygpumem.heap.holders.kept_by_graphs import graph_holders
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.knowledge.barriers import is_never_followed
 from ipygpumem.heap.libraries import OUTLIVES, segments
-from ipygpumem.heap.paths.cuts import Kind
+from ipygpumem.heap.paths.cuts import Cut, Kind
 from ipygpumem.heap.paths.hidden_cycles import lines_that_end
+from ipygpumem.heap.paths.remedies import MORE_THERE, NO_REMEDY, Holder, Remedy
 from ipygpumem.heap.paths.roots import EVENT_LOOP, NOTEBOOK, Root, Roots
 from ipygpumem.heap.paths.task_endings import ending_of
-from ipygpumem.heap.paths.ways import MORE_THERE
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sharing import Partners, partners, types_to_compare
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.introspect import is_atom, target_of, type_name
-from ipygpumem.inventory.dropped_data import OtherData, with_remark
+from ipygpumem.inventory.dropped_data import OtherData
 from ipygpumem.inventory.holder_rows import Groups, HolderRows
 from ipygpumem.inventory.top import notes_on
-from ipygpumem.records import Record, ReferencePath, line_of
+from ipygpumem.records import Record, ReferencePath
 
 _MOST_SEARCHED = 2000
 """Maximum number of objects whose holders are searched, the nearest first."""
@@ -40,10 +40,10 @@ _LEAST_DROPPED_BYTES = 1 << 16
 _PARTS_SHOWN = 5
 _LEAST_SHARE = 0.01
 _ALL_LINES = "all lines"
-_SMALL = ReferencePath("small objects that something else uses, too", "")
-_NOT_REACHED = ReferencePath("something that the search did not reach within its limits", "")
-_UNSEEN = ReferencePath(
-    "something that cannot be seen from Python: a running function or compiled code", ""
+_SMALL = Holder("small objects that something else uses, too", NO_REMEDY)
+_NOT_REACHED = Holder("something that the search did not reach within its limits", NO_REMEDY)
+_UNSEEN = Holder(
+    "something that cannot be seen from Python: a running function or compiled code", NO_REMEDY
 )
 
 
@@ -70,8 +70,7 @@ class HeldPart(Record):
     @property
     def has_further_references(self) -> bool:
         """True if the holder has references that its line does not remove."""
-        names = line_of(self.holder.advice).removeprefix("del ").split(", ")
-        deletes_variables = all(name.isidentifier() for name in names)
+        deletes_variables = bool(Remedy.of_text(self.holder.advice).deleted_names)
         return self.holder.path.endswith(MORE_THERE) and not deletes_variables
 
 
@@ -126,7 +125,7 @@ class Ownership(Record):
         """True if it is too small for advice, and no holder of it is named."""
         if self.size_bytes >= _LEAST_BYTES:
             return False
-        return all(part.holder == _SMALL for part in self.held)
+        return all(part.holder == _SMALL.record() for part in self.held)
 
 
 def ownership_of(
@@ -143,16 +142,16 @@ def ownership_of(
             name.
         is_name: True if the name does not count as a holder.
     """
-    roots = replace(roots, cuts={}, removed_objects={})  # of this report only
+    roots = replace(roots, removed_objects={})  # of this report only
     with undisturbed():
         region = Region(namespaces=roots.namespaces, keeps_folded=True)
         size = Sizes(region=region).measure(holding[0])
         every = region.reach([id(holding[0])])
         owned = _Owned(name, is_name, holding, region)
         groups, held_outside = _other_holders(owned, references, every, roots)
-        held_parts, counted = _parts(region, groups, held_outside)
+        parts, counted = _parts(region, groups, held_outside)
         freed = region.bytes_of(every - counted)
-        held_parts, remark = _with_remarks(held_parts, roots, holding)
+        held_parts, remark = _with_remarks(parts, roots, holding)
     device_bytes = Counter(freed)
     freed_by_name = dict(freed) if region.complete else {}
     for part in held_parts:
@@ -214,7 +213,7 @@ def _other_holders(
     return groups, held_outside
 
 
-def _hidden_cycle(owned: _Owned, cycles: set[int]) -> ReferencePath:
+def _hidden_cycle(owned: _Owned, cycles: set[int]) -> Holder:
     """Return the holder of arrays that lead to themselves, with the lines that end the cycles if
     the object has a name.
     """
@@ -225,7 +224,7 @@ def _hidden_cycle(owned: _Owned, cycles: set[int]) -> ReferencePath:
     lines = lines_that_end(named, arrays, owned.region.reader.barriers)
     if not lines:
         return HIDDEN_CYCLE
-    return ReferencePath(HIDDEN_CYCLE.path, "; ".join(lines))
+    return replace(HIDDEN_CYCLE, remedy=Remedy("; ".join(lines)))
 
 
 def _holders(owned: _Owned, held_outside: set[int], roots: Roots) -> tuple[Groups, set[int]]:
@@ -278,12 +277,14 @@ def _ended_by_name(groups: Groups, target: str, item: object, roots: Roots) -> G
     ended = Groups()
     for holder, keys in groups.items():
         if holder.path.startswith(start):
-            holder = replace(holder, advice=f"{target}.{ending}; del {target}")
+            holder = replace(holder, remedy=Remedy(f"{target}.{ending}; del {target}"))
         ended[holder] = keys
     return ended
 
 
-def _parts(region: Region, groups: Groups, held: set[int]) -> tuple[list[HeldPart], set[NodeKey]]:
+def _parts(
+    region: Region, groups: Groups, held: set[int]
+) -> tuple[dict[Holder, HeldPart], set[NodeKey]]:
     """Return the memory that each holder keeps alive, and all nodes of these parts."""
     parts = _Parts(region)
     named = set[NodeKey]()
@@ -295,14 +296,14 @@ def _parts(region: Region, groups: Groups, held: set[int]) -> tuple[list[HeldPar
 
 
 def _with_remarks(
-    parts: Sequence[HeldPart], roots: Roots, holding: Sequence[object]
+    parts: Mapping[Holder, HeldPart], roots: Roots, holding: Sequence[object]
 ) -> tuple[list[HeldPart], str]:
     """Return the parts, with a remark on each line that drops other data, such as the rest of a
     tuple, and the remark on all lines together: several containers may share that data.
 
     Args:
-        parts: the parts.
-        roots: have the references that the lines remove.
+        parts: the parts by their holders.
+        roots: have the objects at the end of the references that the lines remove.
         holding: a list of the object itself, of which a line may remove a name.
     """
     removed_objects = {
@@ -310,16 +311,18 @@ def _with_remarks(
     }
     roots.removed_objects.clear()  # they would count as holders
     # What dies with the object is held by its name, so it is no other data.
-    lines = [line_of(part.holder.advice) for part in parts]
-    cuts = {line: roots.cuts.get(line, []) for line in lines}
+    cuts = dict[str, Sequence[Cut]]()
+    for holder in parts:
+        line = holder.remedy.line
+        cuts[line] = holder.remedy.removed or cuts.get(line, ())
     cuts[_ALL_LINES] = list(chain.from_iterable(cuts.values()))
     other_data = OtherData(dict.fromkeys(cuts, 0), cuts, removed_objects, roots.namespaces)
     del removed_objects
     remarks = other_data.remarks(_LEAST_DROPPED_BYTES, {}, is_certain=True)
     remarked = list[HeldPart]()
-    for part in parts:
-        advice = with_remark(part.holder.advice, remarks)
-        remarked.append(replace(part, holder=replace(part.holder, advice=advice)))
+    for holder, part in parts.items():
+        remedy = holder.remedy.with_comment(remarks.get(holder.remedy.line, ""))
+        remarked.append(replace(part, holder=replace(holder, remedy=remedy).record()))
     return remarked, remarks.get(_ALL_LINES, "")
 
 
@@ -335,28 +338,32 @@ class _Parts:
     def __init__(self, region: Region) -> None:
         self.counted = set[NodeKey]()
         self._region = region
-        self._by_holder: dict[ReferencePath, HeldPart] = {}
+        self._by_holder: dict[Holder, HeldPart] = {}
 
-    def add(self, holder: ReferencePath, keys: Collection[NodeKey]) -> None:
+    def add(self, holder: Holder, keys: Collection[NodeKey]) -> None:
         """Add the memory behind some nodes that a holder refers to."""
         added, shared_bytes = self._count(keys)
         is_shared = shared_bytes >= _LEAST_BYTES
         if added.total() >= _LEAST_BYTES or is_shared:
-            part = HeldPart(holder, len(keys), dict(added), is_shared, shared_bytes)
+            part = HeldPart(holder.record(), len(keys), dict(added), is_shared, shared_bytes)
+            self._join(holder, part)
         else:  # a number that the whole process shares is no reason to delete its holder
-            part = HeldPart(_SMALL, len(keys), dict(added))
-        self._join(part)
+            self._join_small(keys, added)
 
     def add_without_holder(self, keys: Collection[NodeKey]) -> None:
         """Add the memory behind some nodes whose holders were not searched."""
         added, _ = self._count(keys)
         if added.total() < _LEAST_BYTES:
             added.clear()  # constants, such as names of attributes
-        self._join(HeldPart(_SMALL, len(keys), dict(added)))
+        self._join_small(keys, added)
 
-    def with_memory(self) -> list[HeldPart]:
-        """Return the parts that have memory, or share that of earlier parts."""
-        return [part for part in self._by_holder.values() if part.size_bytes or part.is_shared]
+    def with_memory(self) -> dict[Holder, HeldPart]:
+        """Return the parts that have memory, or share that of earlier parts, by their holders."""
+        parts = dict[Holder, HeldPart]()
+        for holder, part in self._by_holder.items():
+            if part.size_bytes or part.is_shared:
+                parts[holder] = part
+        return parts
 
     def _count(self, keys: Collection[NodeKey]) -> tuple[Counter[str], int]:
         """Return the bytes behind some nodes that no earlier part has, by device, and the number of
@@ -368,15 +375,19 @@ class _Parts:
         self.counted |= reached
         return added, shared_bytes
 
-    def _join(self, part: HeldPart) -> None:
+    def _join_small(self, keys: Collection[NodeKey], added: Counter[str]) -> None:
+        """Add memory to that of small objects."""
+        self._join(_SMALL, HeldPart(_SMALL.record(), len(keys), dict(added)))
+
+    def _join(self, holder: Holder, part: HeldPart) -> None:
         """Add a part to that of the same holder, if there is one."""
-        earlier = self._by_holder.get(part.holder)
+        earlier = self._by_holder.get(holder)
         if earlier is not None:
             total = Counter(earlier.device_bytes)
             total.update(part.device_bytes)
             objects = earlier.objects + part.objects
             part = replace(part, objects=objects, device_bytes=dict(total))
-        self._by_holder[part.holder] = part
+        self._by_holder[holder] = part
 
 
 def _worth_naming(region: Region, held_outside: set[int], every: Collection[NodeKey]) -> set[int]:
@@ -476,7 +487,7 @@ def _add_graphs(
     return set(tensors.values())
 
 
-_GRAPH = ReferencePath("the graph of another tensor", "")
+_GRAPH = Holder("the graph of another tensor", NO_REMEDY)
 
 
 def _add_more_graphs(
@@ -509,9 +520,9 @@ def _of_segments(region: Region, groups: Groups, heap: Heap, roots: Roots) -> Gr
         reached = region.reach([id(segment)])
         lines = list[str]()
         for view, keys in groups.items():
-            if keys & reached and view.advice.startswith("del "):
+            if keys & reached and view.remedy.deletes:
                 lines.append(view.advice)
         lines.append(holder.advice)
-        path = ReferencePath(f"{OUTLIVES}: {holder.path}", "; ".join(lines))
-        of_segments[path] = {id(segment)}
+        unlinked = Holder(f"{OUTLIVES}: {holder.path}", Remedy.of_text("; ".join(lines)))
+        of_segments[unlinked] = {id(segment)}
     return of_segments

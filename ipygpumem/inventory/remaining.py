@@ -23,17 +23,17 @@ from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.knowledge.barriers import NOT_ENTERED, is_of_tool, recorders_of_cells
 from ipygpumem.heap.knowledge.tasks import is_pending, pending
-from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.paths.data_frame_steps import without_old_blocks
 from ipygpumem.heap.paths.path_writer import PathWriter
-from ipygpumem.heap.paths.roots import EVENT_LOOP, NOTEBOOK, REMOVE_THEM, Roots
+from ipygpumem.heap.paths.remedies import REMOVE_THEM, Holder, Remedy
+from ipygpumem.heap.paths.roots import EVENT_LOOP, NOTEBOOK, Roots
 from ipygpumem.heap.paths.task_endings import cancelling
 from ipygpumem.heap.sizes import Share, Size, Sizes, row_of
 from ipygpumem.introspect import type_name
 from ipygpumem.inventory.contents import Contents, Received
 from ipygpumem.inventory.leftover import MANY_MODULES
 from ipygpumem.inventory.merging import holder_of_all
-from ipygpumem.records import SEVERAL_TYPES, ReferencePath, RetainedArray
+from ipygpumem.records import SEVERAL_TYPES, RetainedArray
 
 _MOST_ROWS = 50
 """Maximum number of objects of one type in a container to list one by one."""
@@ -68,7 +68,7 @@ class Remaining:
         """Return the row whose holder leads to all objects."""
         return Row.of_objects(self.items)
 
-    def from_name(self, roots: Roots) -> ReferencePath:
+    def from_name(self, roots: Roots) -> Holder:
         """Return the path from the name."""
         writer = PathWriter(roots, of_leaks=True)
         if len(self.items) == 1:
@@ -92,31 +92,30 @@ def is_searched_together(items: Sequence[object], number_searched: int) -> bool:
 def holder_of_several(
     items: Sequence[object],
     row: Row | None,
-    holders: Mapping[StorageKey, ReferencePath],
-    cuts: dict[str, list[Cut]],
-) -> ReferencePath:
+    holders: Mapping[StorageKey, Holder],
+) -> Holder:
     """Return the holder of several objects.
 
     Args:
         items: the objects.
         row: their row, whose holder may lead to all of them; None if they are too many.
         holders: the holder of each object that was searched.
-        cuts: the references that a line removes, by the line.
     """
     if all(map(is_pending, items)):
-        return ReferencePath(EVENT_LOOP, cancelling(items))
+        return Holder(EVENT_LOOP, Remedy(cancelling(items)))
     first = holders[object_key(items[0])]
+    and_more = replace(first, path=f"{first.path}, and more", remedy=REMOVE_THEM)
     if row is None:
-        return ReferencePath(f"{first.path}, and more", REMOVE_THEM)
-    if row.is_whole and first.advice != REMOVE_THEM:
+        return and_more
+    if row.is_whole and first.remedy != REMOVE_THEM:
         return first
-    of_items = list[ReferencePath]()
+    of_items = list[Holder]()
     for item in items:
         holder = holders.get(object_key(item))
         if holder is None:
-            return ReferencePath(f"{first.path}, and more", REMOVE_THEM)
+            return and_more
         of_items.append(holder)
-    return holder_of_all(of_items, cuts)
+    return holder_of_all(of_items)
 
 
 class Changes(NamedTuple):

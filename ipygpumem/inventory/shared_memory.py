@@ -15,24 +15,20 @@ from typing import Any
 from ipygpumem.heap.arrays import StorageKey, describe, storage_key
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.explanation import OUT_OF_SIGHT
-from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.tensors import Reader
 from ipygpumem.heap.watching import WatchedArray
 from ipygpumem.inventory.array_holders import Explained
+from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import holder_of_all
 from ipygpumem.inventory.watched_names import WatchedName, storages_of
-from ipygpumem.records import RetainedArray
 
 
-def rows_of(
-    explained: Sequence[Explained], heap: Heap, cuts: dict[str, list[Cut]]
-) -> list[RetainedArray]:
+def rows_of(explained: Sequence[Explained], heap: Heap) -> list[HeldRow]:
     """Return the rows of arrays, those that share all of their memory as one.
 
     Args:
         explained: the arrays of names and their rows.
         heap: the live objects.
-        cuts: the references that a line removes, by the line; those of new lines are added.
     """
     rows = [row for _, row in explained]
     arrays_below = _arrays_below([item for item, _ in explained], heap)
@@ -47,7 +43,7 @@ def rows_of(
         positions = {position_of.get(arrays_below.get(storage, storage)) for storage in storages}
         other = positions.pop()
         if not positions and other is not None and other != position:
-            rows[other] = _joined(rows[other], row, cuts)
+            rows[other] = _joined(rows[other], row)
             joined.add(position)
     return [row for position, row in enumerate(rows) if position not in joined]
 
@@ -125,13 +121,13 @@ def _addresses(storages: set[StorageKey], heap: Heap) -> dict[StorageKey, int]:
     return addresses
 
 
-def _joined(row: RetainedArray, other: RetainedArray, cuts: dict[str, list[Cut]]) -> RetainedArray:
+def _joined(row: HeldRow, other: HeldRow) -> HeldRow:
     """Return an array's row with the name and the holder of a tensor on its memory."""
-    names = [name for name in (row.name, other.name) if name]
+    names = [name for name in (row.row.name, other.row.name) if name]
     holders = [item.holder for item in (row, other) if item.holder is not None]
     holder = row.holder
     if row.holder == OUT_OF_SIGHT:
         holder = other.holder  # torch itself refers to the array
     elif len(holders) == 2:
-        holder = holder_of_all(holders, cuts)
-    return replace(row, name=", ".join(names), holder=holder)
+        holder = holder_of_all(holders)
+    return HeldRow(replace(row.row, name=", ".join(names)), holder)

@@ -30,4 +30,5 @@ def leaks(app: App, options: Options) -> list[Report]:
     segments = context.meter.now().get("shm")
     if segments is not None and segments.note:
         notes.append(f"shared memory: {segments.note}")
-    return [leaks_report(leaks_now.leaks, smallest, leaks_now.beyond, leaks_now.kept, notes)]
+    records = [row.record() for row in leaks_now.rows]
+    return [leaks_report(records, smallest, leaks_now.beyond, leaks_now.kept, notes)]

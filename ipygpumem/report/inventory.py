@@ -10,8 +10,8 @@ from operator import attrgetter, is_
 from typing import NamedTuple
 
 from ipygpumem.heap.parts import CACHED
+from ipygpumem.heap.paths.remedies import Remedy
 from ipygpumem.heap.paths.roots import NOTEBOOK
-from ipygpumem.heap.paths.ways import as_code, is_code
 from ipygpumem.heap.sizes import Share
 from ipygpumem.introspect import target_of
 from ipygpumem.inventory.one_line import lines_for_all
@@ -349,9 +349,10 @@ def _remedy_text(row: NamedSize) -> str:
     words = f"also held by {listed(row.held_by, 3)}"
     if not row.remedy:
         return clean(words)
-    joint = COMMENT if is_code(row.remedy) else "; "
-    line = as_code(row.remedy)  # a magic would take the comment as its argument
-    return clean(line + joint + words)
+    remedy = Remedy(row.remedy)
+    joint = COMMENT if remedy.is_code else "; "
+    # A magic would take the comment as its argument.
+    return clean(remedy.as_code + joint + words)
 
 
 def _rows_without_name(names: LargestNames) -> list[dict[str, str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Set
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import StorageKey, library_type, storage_key
@@ -21,8 +20,9 @@ from ipygpumem.introspect import (
 )
 from ipygpumem.inventory import unreached
 from ipygpumem.inventory.array_holders import MOST_EXPLAINED, Questions
-from ipygpumem.inventory.dropped_data import OtherData, bytes_by_line, with_remarks
+from ipygpumem.inventory.dropped_data import OtherData, with_remarks
 from ipygpumem.inventory.ended_cycles import with_ended_cycles
+from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import merged, remarks_on_possibly_older
 from ipygpumem.inventory.retained import Finding, Retained, allocator_caches, paths_of
 from ipygpumem.inventory.roles import added_to_optimizers, optimizer_states
@@ -51,8 +51,8 @@ from ipygpumem.shell.survivors import Survivors
 class Leaks(NamedTuple):
     """The memory that a search has found."""
 
-    leaks: list[RetainedArray]
-    """The largest first."""
+    rows: list[HeldRow]
+    """The leaks, the largest first."""
     in_ended_cycles: Mapping[str, Set[int]]
     """The arrays in the cycles that each line ends, by identity."""
     beyond: list[RetainedArray]
@@ -82,7 +82,6 @@ class LeakSearch:
 
     def find(self, progress: Progress) -> Leaks:
         """Return the leaks, after garbage was collected."""
-        self._survivors.cuts.clear()
         live_tensors(self._context.garbage)  # gives each a Python object
         with undisturbed():
             # Before the heap refers to them, too.
@@ -98,16 +97,14 @@ class LeakSearch:
             progress(0.5)
             roots = self._survivors.roots(self._survivors.keepers())
             leaks = self._leaks_on(heap, retained, outputs, roots, progress)
-            other_data = OtherData(
-                bytes_by_line(leaks.leaks), roots.cuts, roots.removed_objects, roots.namespaces
-            )
+            other_data = OtherData.of_rows(leaks.rows, roots.removed_objects, roots.namespaces)
             heap.drop()
             del roots, retained, outputs
             remarks = other_data.remarks(self._smallest, leaks.in_ended_cycles)
             del other_data
         kept = [*leaks.kept, *_sized(allocator_caches(), self._smallest)]
         kept += [Kept(*row) for row in self._printed.leaks(self._smallest)]
-        return leaks._replace(leaks=with_remarks(leaks.leaks, remarks), kept=kept)
+        return leaks._replace(rows=with_remarks(leaks.rows, remarks), kept=kept)
 
     def _leaks_on(
         self,
@@ -126,17 +123,17 @@ class LeakSearch:
         progress(0.7)
         questions = unnamed.questions()
         of_survivors = self._survivors.explained(survivors, heap, roots, questions)
-        of_experiments = rows_of(of_survivors, heap, roots.cuts)
+        of_experiments = rows_of(of_survivors, heap)
         of_experiments += unnamed.surviving.rows(questions.holders, of_survivors)
         of_any_age = list(unnamed.rows_of_any_age(questions.holders))
-        of_any_age += rows_of_registries(unnamed.unlisted, roots.cuts)
+        of_any_age += rows_of_registries(unnamed.unlisted)
         findings = [*graphs, *retained.outputs(heap.large(self._smallest))]
         kept = _sized(findings, self._smallest, listed)
         kept += rows_of_outputs(unnamed.unlisted, outputs.values)
-        leaks = merged([*of_experiments, *of_any_age], roots.cuts)
-        remarks = remarks_on_possibly_older(leaks, of_experiments, of_any_age, roots.cuts)
-        leaks = with_remarks(leaks, remarks)
-        cycles = with_ended_cycles(leaks, roots.cuts, roots.removed_objects, roots, heap.ndarrays)
+        rows = merged([*of_experiments, *of_any_age])
+        remarks = remarks_on_possibly_older(rows, of_experiments, of_any_age)
+        rows = with_remarks(rows, remarks)
+        cycles = with_ended_cycles(rows, roots.removed_objects, roots, heap.ndarrays)
         beyond = unnamed.arrays.beyond
         return Leaks(cycles.rows, cycles.arrays, beyond, _together(kept), retained.complete)
 
@@ -219,7 +216,7 @@ class _UnnamedMemory(NamedTuple):
             self.surviving.rows_to_explain,
         )
 
-    def rows_of_any_age(self, holders: Holders) -> Iterator[RetainedArray]:
+    def rows_of_any_age(self, holders: Holders) -> Iterator[HeldRow]:
         """Yield the rows of leaks that no experiment is known to have left."""
         yield from self.arrays.rows(holders)
         yield from self.objects.rows(holders)
@@ -254,11 +251,11 @@ class _UnnamedArrays:
         self.to_explain = ordered[:MOST_EXPLAINED]
         self.beyond = [self._rows[key] for key in ordered[MOST_EXPLAINED:]]
 
-    def rows(self, holders: Holders) -> Iterator[RetainedArray]:
+    def rows(self, holders: Holders) -> Iterator[HeldRow]:
         """Yield the rows of leaks, given the holders of the storages ``to_explain``."""
         for key in self.to_explain:
-            if not self._notebook.keeps_on_purpose(holders[key].path):
-                yield replace(self._rows[key], holder=holders[key])
+            if not self._notebook.keeps_on_purpose(holders[key]):
+                yield HeldRow(self._rows[key], holders[key])
 
 
 def _together(rows: Iterable[Kept]) -> list[Kept]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Container, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
 from itertools import compress
 from types import ModuleType
 from typing import Any
@@ -20,25 +19,25 @@ from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.registries import Registered, kept_by_registries
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.knowledge.tasks import is_pending
-from ipygpumem.heap.paths.cuts import Cut
-from ipygpumem.heap.paths.roots import KEPT, NOTEBOOK, module_of_path, without_quoted
+from ipygpumem.heap.paths.remedies import Holder
+from ipygpumem.heap.paths.roots import module_of_path, without_quoted
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.introspect import is_users_module, module_dict, text_of, type_name
 from ipygpumem.inventory import unreached
 from ipygpumem.inventory.array_holders import MOST_EXPLAINED, Explained
+from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import holder_of_registered
 from ipygpumem.inventory.remaining import (
     holder_of_several,
     is_searched_together,
 )
 from ipygpumem.notebook import cell_of_output, deletion_of_output
-from ipygpumem.records import ReferencePath, RetainedArray
 from ipygpumem.report.content import Kept
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.survivors import OtherAlive, Survivors
 
-Holders = Mapping[StorageKey, ReferencePath]
+Holders = Mapping[StorageKey, Holder]
 """The answers of a search for holders; the key of an object is "object" and its identity."""
 
 
@@ -63,14 +62,14 @@ class Notebook:
         self.names = ownable_objects(namespace)
         self.modules = _users_modules(namespace)
 
-    def keeps_on_purpose(self, path: str) -> bool:
-        """Return True if a path consists of a variable's items and attributes only.
+    def keeps_on_purpose(self, holder: Holder) -> bool:
+        """Return True if the path of a holder consists of a variable's items and attributes only.
 
         The variable may be a global of one of the user's modules:
         ``module.name[index].attribute``.
         """
-        path = without_quoted(path)  # a key may hold anything
-        if path.startswith((NOTEBOOK, KEPT)) and ": " not in path:
+        path = without_quoted(holder.path)  # a key may hold anything
+        if (holder.is_variable or holder.is_kept) and ": " not in path:
             return True
         return module_of_path(path) in self.modules
 
@@ -150,7 +149,6 @@ class SurvivingObjects:
                 notebook.count_names(self.sizes, places)
         whole_sizes = Sizes()
         whole_sizes.exclude_data(notebook.heap.on_storages(listed))
-        self._cuts = survivors.cuts
         self._large = list[tuple[OtherAlive, Size]]()
         self.storages = set[StorageKey]()
         self.rows_to_explain: dict[StorageKey, Row] = {}
@@ -179,7 +177,7 @@ class SurvivingObjects:
         else:
             self.to_explain.append(items[0])
 
-    def rows(self, holders: Holders, of_arrays: Sequence[Explained]) -> Iterator[RetainedArray]:
+    def rows(self, holders: Holders, of_arrays: Sequence[Explained]) -> Iterator[HeldRow]:
         """Yield their rows.
 
         Args:
@@ -189,7 +187,7 @@ class SurvivingObjects:
         for survivor, size in self._large:
             yield survivor.row(size, self._holder(survivor, holders), of_arrays)
 
-    def _holder(self, survivor: OtherAlive, holders: Holders) -> ReferencePath:
+    def _holder(self, survivor: OtherAlive, holders: Holders) -> Holder:
         """Return the holder of the objects of one row."""
         key = object_key(survivor.items[0])
         if len(survivor.items) == 1:
@@ -199,7 +197,7 @@ class SurvivingObjects:
         is_fixed = row is None or all(map(is_pending, survivor.items))
         if survivor.reported.holder is not None and is_fixed:
             return survivor.reported.holder
-        return holder_of_several(survivor.items, row, holders, self._cuts)
+        return holder_of_several(survivor.items, row, holders)
 
 
 class Unlisted:
@@ -297,7 +295,7 @@ class UnreachedObjects:
             if id(item) not in named and id(item) not in in_rows:
                 self.to_explain.append(item)
 
-    def rows(self, holders: Holders) -> Iterator[RetainedArray]:
+    def rows(self, holders: Holders) -> Iterator[HeldRow]:
         """Yield the rows of leaks, given the holders of the objects ``to_explain``."""
         for item in self._leaked(holders):
             if self._unlisted.has_counted(item):
@@ -306,7 +304,7 @@ class UnreachedObjects:
             if size >= self._unlisted.notebook.smallest:
                 # Only a large object's parts are worth the time.
                 measured = Sizes().measure(item)._replace(device_bytes={"cpu": size})
-                yield replace(row_of([item], measured), holder=holders[object_key(item)])
+                yield HeldRow(row_of([item], measured), holders[object_key(item)])
 
     def _leaked(self, holders: Holders) -> list[object]:
         """Return the objects without those that are kept on purpose."""
@@ -316,36 +314,32 @@ class UnreachedObjects:
             is_container = id(item) in notebook.heap.large_containers
             if is_container and not notebook.heap.is_referred(item):
                 continue  # one of our own lists
-            path = holders[object_key(item)].path
-            if module_of_path(path) is None and not notebook.keeps_on_purpose(path):
+            holder = holders[object_key(item)]
+            if module_of_path(holder.path) is None and not notebook.keeps_on_purpose(holder):
                 leaked.append(item)
         return leaked
 
 
-def rows_of_registries(unlisted: Unlisted, cuts: dict[str, list[Cut]]) -> list[RetainedArray]:
+def rows_of_registries(unlisted: Unlisted) -> list[HeldRow]:
     """Return the other memory that registries keep alive without a name: each has one row.
 
-    Args:
-        unlisted: has measured all other leaks.
-        cuts: receives the references that the row's line removes, by the line.
+    ``unlisted`` has measured all other leaks.
     """
     registries = kept_by_registries(unlisted.notebook.names)
     everything = list[object]()
     for registry in registries:
         for kept in registry:
             everything += kept.objects
-    rows = list[RetainedArray]()
+    rows = list[HeldRow]()
     if unlisted.is_large(everything):
         for registry in registries:
-            row = _row_of_registry(registry, unlisted, cuts)
+            row = _row_of_registry(registry, unlisted)
             if row is not None:
                 rows.append(row)
     return rows
 
 
-def _row_of_registry(
-    registry: Sequence[Registered], unlisted: Unlisted, cuts: dict[str, list[Cut]]
-) -> RetainedArray | None:
+def _row_of_registry(registry: Sequence[Registered], unlisted: Unlisted) -> HeldRow | None:
     """Return the row of a registry; None if nothing in it is large."""
     named = set(map(id, unlisted.notebook.names.values()))
     unnamed = [kept for kept in registry if named.isdisjoint(map(id, kept.objects))]
@@ -355,8 +349,8 @@ def _row_of_registry(
     size = unlisted.bytes_of(objects)
     if size < unlisted.notebook.smallest:
         return None
-    holder = holder_of_registered([kept.root for kept in unnamed], cuts)
-    return replace(row_of(objects, Size({"cpu": size})), holder=holder)
+    holder = holder_of_registered([kept.root for kept in unnamed])
+    return HeldRow(row_of(objects, Size({"cpu": size})), holder)
 
 
 def rows_of_outputs(unlisted: Unlisted, outputs: Mapping[str, object]) -> list[Kept]:

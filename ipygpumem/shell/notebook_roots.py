@@ -37,7 +37,6 @@ def roots_of_notebook(
     context: ShellContext,
     saved: Iterable[tuple[str, object]],
     ours: object,
-    cuts: dict[str, list[Cut]],
     keepers: Container[str] = (),
 ) -> Roots:
     """Return the namespaces and objects from which the user can reach objects.
@@ -46,7 +45,6 @@ def roots_of_notebook(
         context: the shell's.
         saved: the names of open experiments, and the values that they restore at their end.
         ours: the object that holds all that the extension keeps.
-        cuts: receives the references that a printed line removes, by the line.
         keepers: names that come last, because they keep objects on purpose.
     """
     shell = context.shell
@@ -67,7 +65,6 @@ def roots_of_notebook(
         frozenset(registries.hidden),
         cell_of=lambda filename: cell_of_file(shell, filename),
         names=context.namespace,
-        cuts=cuts,
     )
 
 

@@ -21,8 +21,8 @@ from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.knowledge.tasks import is_pending
 from ipygpumem.heap.live_tensors import live_tensors
-from ipygpumem.heap.paths.cuts import Cut
-from ipygpumem.heap.paths.roots import REMOVE, Roots
+from ipygpumem.heap.paths.remedies import REMOVE, Holder
+from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.heap.remembered import Remembered
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.inventory.array_holders import (
@@ -32,9 +32,10 @@ from ipygpumem.inventory.array_holders import (
     holder_of_possibly_older,
     storages_with_holder_of,
 )
-from ipygpumem.inventory.dropped_data import OlderData, OtherData, bytes_by_line, with_remarks
+from ipygpumem.inventory.dropped_data import OlderData, OtherData, with_remarks
 from ipygpumem.inventory.earlier_data import EarlierData
 from ipygpumem.inventory.ended_cycles import EndedCycles, with_ended_cycles
+from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import merged, with_arrays
 from ipygpumem.inventory.remaining import (
     Changes,
@@ -53,7 +54,7 @@ from ipygpumem.inventory.watched_names import (
 )
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.notebook import cell_of_output, running_cell
-from ipygpumem.records import ReferencePath, RetainedArray, line_of
+from ipygpumem.records import RetainedArray
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.baselines import Baseline
 from ipygpumem.shell.context import ShellContext
@@ -76,20 +77,22 @@ class OtherAlive(NamedTuple):
 
     items: list[object]
     """The object, or several that have one row."""
-    reported: RetainedArray
+    reported: HeldRow
     """Its row in the report of the experiment."""
 
     def size_now(self, sizes: Sizes) -> Size:
         """Measure it."""
         return sizes.measure(self.items if len(self.items) > 1 else self.items[0])
 
-    def row(self, size: Size, holder: ReferencePath, arrays: Iterable[Explained]) -> RetainedArray:
+    def row(self, size: Size, holder: Holder, arrays: Iterable[Explained]) -> HeldRow:
         """Return its row with the holder, given the rows of arrays, which may be inside it."""
-        row = row_of(self.items, size)
-        row = replace(row, name=self.reported.name, cell=self.reported.cell, holder=holder)
-        if self.reported.objects != 1:
-            return row
-        return with_arrays(row, self.items[0], storages_with_holder_of(row, arrays))
+        reported = self.reported.row
+        row = replace(row_of(self.items, size), name=reported.name, cell=reported.cell)
+        held = HeldRow(row, holder)
+        if reported.objects != 1:
+            return held
+        storages = storages_with_holder_of(held, arrays)
+        return HeldRow(with_arrays(row, self.items[0], storages), holder)
 
 
 class HostGrowth(NamedTuple):
@@ -136,7 +139,6 @@ class Survivors:
 
     Attributes:
         known: the names with arrays that outlived an experiment.
-        cuts: the references that each line of the last report removes.
         deleted: the names that cells may have deleted.
     """
 
@@ -150,9 +152,8 @@ class Survivors:
         self._saved = saved
         self._ours = ours
         self.known: list[WatchedName] = []
-        self._known_others: list[tuple[Remembered, RetainedArray]] = []
+        self._known_others: list[tuple[Remembered, HeldRow]] = []
         """The objects without arrays, and their rows."""
-        self.cuts: dict[str, list[Cut]] = {}
         self._removed_as_whole: list[weakref.ref[Any]] = []
         """Modules of torch and figures that lines of earlier reports remove."""
         self._stay_open: list[weakref.ref[Any]] = []
@@ -176,7 +177,7 @@ class Survivors:
         """Return the namespaces and objects from which the user can reach objects, the names
         ``keepers`` last.
         """
-        roots = roots_of_notebook(self._context, self._saved(), self._ours, self.cuts, keepers)
+        roots = roots_of_notebook(self._context, self._saved(), self._ours, keepers)
         return replace(roots, new=self._identities_of_removed, stay_open=self._stay_open)
 
     def _roots_at_end(self, keepers: Container[str], made: Callable[[], set[int]]) -> Roots:
@@ -228,7 +229,6 @@ class Survivors:
             return ()
         if search.guesses_arrays():
             self._context.garbage.collect()  # else it would list arrays in older garbage
-        self.cuts.clear()
         working = self._context.display.working("holders of memory that was not freed")
         with growth_for("the search for holders"), working as progress, undisturbed():
             heap = Heap()
@@ -242,7 +242,7 @@ class Survivors:
         for item in search.alive:
             if not reported.issuperset(item.live_storages()):
                 self.known.append(item)
-        return tuple(rows)
+        return tuple(row.record() for row in rows)
 
     def _rows_at_end(
         self, search: _SearchAtEnd, heap: Heap, ended: EndedExperiment, progress: Progress
@@ -259,12 +259,12 @@ class Survivors:
             progress(0.6)
             roots = self._roots_at_end((), made)
             for remaining, row in search.other_rows(heap, roots):
-                self._known_others.append((Remembered(remaining.items), row))
+                self._known_others.append((Remembered(remaining.items), row.without_cuts()))
                 new += remaining.items
                 rows.append(row)
             removed_objects.update(roots.removed_objects)
-        rows = merged(rows, self.cuts)
-        cycles = with_ended_cycles(rows, self.cuts, removed_objects, roots, heap.ndarrays)
+        rows = merged(rows)
+        cycles = with_ended_cycles(rows, removed_objects, roots, heap.ndarrays)
         baseline = ended.baseline
         older = OlderData(
             baseline.objects_since,
@@ -274,8 +274,7 @@ class Survivors:
             new,
         )
         for row in cycles.rows:
-            line = "" if row.holder is None else line_of(row.holder.advice)
-            older.look_behind(line, self.cuts.get(line, ()), removed_objects)
+            older.look_behind(row.line, row.cuts, removed_objects)
         objects = older.objects()
         self._older.append(Remembered(list(filter(gc.is_tracked, objects))))
         untracked = map(weak, filterfalse(gc.is_tracked, objects))  # plain arrays
@@ -353,15 +352,13 @@ class Survivors:
             if value is not None and not rows:
                 holder = explain((), heap, roots, more=[value])[object_key(value)]
                 row = row_of([value], Sizes().measure(value))
-                rows.append(replace(row, name=name, holder=holder))
+                rows.append(HeldRow(replace(row, name=name), holder))
             heap.drop()
             del value
-            other_data = OtherData(
-                bytes_by_line(rows), roots.cuts, roots.removed_objects, roots.namespaces
-            )
+            other_data = OtherData.of_rows(rows, roots.removed_objects, roots.namespaces)
             del roots
             remarks = other_data.remarks(self._context.config.min_held_bytes, {})
-        return tuple(with_remarks(rows, remarks))
+        return tuple(row.record() for row in with_remarks(rows, remarks))
 
 
 class _SearchAtEnd:
@@ -463,7 +460,7 @@ class _SearchAtEnd:
 
     # -- rows -------------------------------------------------------------------------------------
 
-    def rows(self, heap: Heap, roots: Roots) -> list[RetainedArray]:
+    def rows(self, heap: Heap, roots: Roots) -> list[HeldRow]:
         """Return the rows of arrays, with their holders; ``alive`` has the same arrays then."""
         from ipygpumem.inventory.shared_memory import rows_of, tensors_on_arrays  # only if needed
 
@@ -473,7 +470,7 @@ class _SearchAtEnd:
         self._explained = rows_by_name
         detach_numpy(self.alive, heap)
         self.alive = [item for item, _ in rows_by_name]
-        return rows_of(rows_by_name, heap, roots.cuts)
+        return rows_of(rows_by_name, heap)
 
     def _arrays_without_name(self, heap: Heap) -> Iterator[WatchedName]:
         """Yield unknown NumPy arrays, largest first, as far as the host's growth can contain
@@ -491,7 +488,7 @@ class _SearchAtEnd:
                 left -= array.size_bytes
                 yield WatchedName.without_name(item, array)
 
-    def other_rows(self, heap: Heap, roots: Roots) -> list[tuple[Remaining, RetainedArray]]:
+    def other_rows(self, heap: Heap, roots: Roots) -> list[tuple[Remaining, HeldRow]]:
         """Return the rows of all memory that is in no array, with their holders."""
         remaining = self._remaining(heap)
         searched = list[object]()
@@ -503,7 +500,7 @@ class _SearchAtEnd:
             else:
                 searched.append(part.items[0])
         holders = explain((), heap, roots, more=searched, rows=objects_rows, all_places=True)
-        rows = list[tuple[Remaining, RetainedArray]]()
+        rows = list[tuple[Remaining, HeldRow]]()
         for part in remaining:
             name = ""
             if len(part.items) == 1:
@@ -512,9 +509,10 @@ class _SearchAtEnd:
             if part.may_be_older:
                 holder = holder_of_possibly_older(holder)
             cell = self._cell_of(name) if name else None
-            row = replace(part.record, name=name, holder=holder, cell=cell)
+            row = HeldRow(replace(part.record, name=name, cell=cell), holder)
             if len(part.items) == 1:
-                row = with_arrays(row, part.items[0], storages_with_holder_of(row, self._explained))
+                storages = storages_with_holder_of(row, self._explained)
+                row = HeldRow(with_arrays(row.row, part.items[0], storages), holder)
             rows.append((part, row))
         return rows
 
@@ -555,9 +553,9 @@ def _may_be_older(item: WatchedName, new: Container[int]) -> bool:
 def _holder_of(
     part: Remaining,
     rows: Mapping[StorageKey, Row],
-    holders: Mapping[StorageKey, ReferencePath],
+    holders: Mapping[StorageKey, Holder],
     roots: Roots,
-) -> ReferencePath:
+) -> Holder:
     """Return the holder of some memory.
 
     That of one object is its path from a name, unless several places hold it.
@@ -571,13 +569,13 @@ def _holder_of(
             return part.from_name(roots)
         if searched is None:
             return NOT_REACHED
-        return holder_of_several(part.items, rows.get(key), holders, roots.cuts)
+        return holder_of_several(part.items, rows.get(key), holders)
     if not part.chain and searched is not None:
         return searched
     from_name = part.from_name(roots)
     if searched is None or searched.path == from_name.path:
         return from_name
-    if from_name.advice == REMOVE:  # such as an item of a registry, which a call removes
+    if from_name.remedy == REMOVE:  # such as an item of a registry, which a call removes
         return searched
     is_one_of_several = f", {from_name.path}, " in f", {searched.path}, "
     return searched if is_one_of_several else from_name

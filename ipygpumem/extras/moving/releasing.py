@@ -322,7 +322,7 @@ def _sorted_out(
             holders = explain([array.storage for array in largest_left], heap, roots())
             heap.drop()
         left = [
-            replace(item, holder=holders[array.storage])
+            replace(item, holder=holders[array.storage].record())
             for item, array in zip(left, largest_left, strict=True)
         ]
     return _largest_first(freed), _largest_first(left)

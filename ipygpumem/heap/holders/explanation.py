@@ -19,18 +19,10 @@ from ipygpumem.heap.holders.rows import Row, RowHolders
 from ipygpumem.heap.paths.cuts import Kind, statement_of
 from ipygpumem.heap.paths.items_and_attributes import first_in, is_opaque, is_private, items_of
 from ipygpumem.heap.paths.path_writer import PathWriter, without_own_dicts
-from ipygpumem.heap.paths.roots import (
-    KEPT,
-    NOTEBOOK,
-    REMOVE,
-    REMOVE_THEM,
-    Rank,
-    Root,
-    Roots,
-)
-from ipygpumem.heap.paths.ways import MORE_THERE, Way, is_simple, joined
+from ipygpumem.heap.paths.remedies import NO_REMEDY, REMOVE, REMOVE_THEM, Holder, Remedy
+from ipygpumem.heap.paths.roots import Rank, Root, Roots
+from ipygpumem.heap.paths.ways import Way, joined
 from ipygpumem.introspect import instance_dict, is_instance
-from ipygpumem.records import ReferencePath, line_of
 
 _MOST_CHAINS = 20
 """Maximum number of items of one holder for each of which a path is written."""
@@ -42,21 +34,23 @@ _REGISTRATIONS = {Kind.CALL, Kind.CLOSED}
 """References that are removed by a call, with all that is registered there."""
 _WITH_GRADIENTS = (("torch.nn", "Module"), ("torch.optim", "Optimizer"))
 """Classes of torch with ``zero_grad``."""
-NO_OBJECT = ReferencePath(
-    path="no Python object: C++ code keeps it", advice="let the library that made it free it"
+NO_OBJECT = Holder(
+    "no Python object: C++ code keeps it", Remedy("let the library that made it free it")
 )
-OUT_OF_SIGHT = ReferencePath(
-    path="something that cannot be seen from Python: a running function or compiled code",
-    advice="end the function, or take the object out of the library that has it, "
-    "as by atexit.unregister(function)",
+OUT_OF_SIGHT = Holder(
+    "something that cannot be seen from Python: a running function or compiled code",
+    Remedy(
+        "end the function, or take the object out of the library that has it, "
+        "as by atexit.unregister(function)"
+    ),
 )
-NOT_REACHED = ReferencePath(
-    path="something that the search did not reach within its limits",
-    advice="free something, then ask %gpumem leaks again",
+NOT_REACHED = Holder(
+    "something that the search did not reach within its limits",
+    Remedy("free something, then ask %gpumem leaks again"),
 )
-HIDDEN_CYCLE = ReferencePath(
+HIDDEN_CYCLE = Holder(
     "a cycle through an array of objects, which Python never frees",
-    "set the array's elements to None before you delete it",
+    Remedy("set the array's elements to None before you delete it"),
 )
 
 
@@ -85,7 +79,6 @@ class Explanation:
         self._search = BackwardSearch(targets, heap, roots, max_visits)
         self._writer = PathWriter(roots, of_leaks=True)
         self._registered = roots.registered
-        self._cuts = roots.cuts
         self._new = roots.new
         self._removed_as_whole = roots.removed_as_whole
         self._knows_age = roots.knows_age
@@ -95,8 +88,8 @@ class Explanation:
         self._figures = roots_of_figures(roots.names)
         self._max_visits = max_visits
         self._removals: dict[StorageKey, Removal] = {}
-        self.named: dict[StorageKey, ReferencePath] = {}
-        self.unnamed: dict[StorageKey, ReferencePath] = {}
+        self.named: dict[StorageKey, Holder] = {}
+        self.unnamed: dict[StorageKey, Holder] = {}
         self.is_cut = False
 
     def explain(
@@ -116,7 +109,6 @@ class Explanation:
             nearest = self._nearest(self._search.named, items, object_id=self._object_id(key))
             if nearest is not None:
                 way = self._of_row(key, *nearest, rows)
-                self._note_cuts(way)
                 self.named[key] = way.holder
                 of_row.update(self._with_line_of(key, way))
         for key, items in self._objects.items():
@@ -154,11 +146,6 @@ class Explanation:
             if root is not None and any(is_of_library(item, *kind) for kind in _WITH_GRADIENTS):
                 return self._writer.holder(root, steps[: position + 1]).path
         return ""
-
-    def _note_cuts(self, way: Way) -> None:
-        """Record the references that a line removes, so that rows of one container become one."""
-        if way.cuts and way.holder.advice:
-            self._cuts[line_of(way.holder.advice)] = list(way.cuts)
 
     def _nearest(
         self, next_up: NextUp, items: Sequence[object], *, object_id: int = 0
@@ -276,7 +263,7 @@ class Explanation:
             return removal
         if len(arrays) > _MOST_HOLDERS and rows.has_little_else(holder):
             whole = self._writer.way(root, steps)
-            if whole.cut is not None and is_simple(line_of(whole.holder.advice)):
+            if whole.cut is not None and whole.holder.remedy.is_simple:
                 return Removal.of(holder, arrays, whole)
         # Each array is removed from all places by itself.
         return Removal(None, arrays, way)
@@ -293,11 +280,11 @@ class Explanation:
         if root.is_removed_as_whole and whole.cut is not None:
             return Removal.of(steps[-1], arrays, whole)  # such as ``plt.close(1)``
         is_removed_as_whole = whole.cut is None or whole.is_advised
-        if is_removed_as_whole and whole.holder.advice not in ("", REMOVE):
+        if is_removed_as_whole and whole.holder.remedy not in (NO_REMEDY, REMOVE):
             return Removal(None, arrays, whole)  # such as ``load.cache_clear()``
         inner = self._way_inside(root, steps, row, rows)
         if inner.cuts:
-            holder = ReferencePath(whole.holder.path, inner.holder.advice)
+            holder = replace(whole.holder, remedy=inner.holder.remedy)
             return Removal(None, arrays, replace(inner, holder=holder))
         if whole.cut is not None and whole.cut.kind in _REGISTRATIONS:
             # Such as a matplotlib figure: users close it and type nothing that is inside.
@@ -370,12 +357,11 @@ class Explanation:
                 leading = []  # axes stay without the artists in them
             cuts = self._writer.cuts_of_items(root, steps, leading)
             removed_references = {(id(steps[-1]), id(item)) for item in leading}
-        advice = statement_of(cuts)
-        if not advice:
-            return Way(ReferencePath("", ""))
-        return Way(
-            ReferencePath("", advice), tuple(cuts), removed_references=frozenset(removed_references)
-        )
+        statement = statement_of(cuts)
+        if not statement:
+            return Way(Holder("", NO_REMEDY))
+        remedy = Remedy(statement, cuts=tuple(cuts))
+        return Way(Holder("", remedy), removed_references=frozenset(removed_references))
 
     def add_other_holders(self, keys: Container[StorageKey]) -> None:
         """Name the other places that hold some objects: each dies only if all of its places are
@@ -409,18 +395,17 @@ class Explanation:
         """
         first = ways[0]
         are_several = len(ways) > 1 or unwritten > 0
-        if are_several or len(first.cuts) > 1 or first.holder.advice == REMOVE_THEM:
+        if are_several or len(first.cuts) > 1 or first.holder.remedy == REMOVE_THEM:
             ways.sort(key=lambda way: order_of_holder(way.holder))
             way = joined(ways, unwritten) if are_several else first
-            self._note_cuts(way)
             self.named[key] = way.holder
             return
-        if nearest.holder.advice:
+        if nearest.holder.remedy.text:
             return
-        advice = ways[0].words
+        line = ways[0].words
         if nearest.cut is not None:
-            advice = statement_of([nearest.cut])
-        self.named[key] = ReferencePath(nearest.holder.path, advice)
+            line = statement_of([nearest.cut])
+        self.named[key] = replace(nearest.holder, remedy=Remedy(line))
 
     def _object_id(self, key: StorageKey) -> int:
         """Return the identity of the object for whose row a storage stands; 0 if there is none."""
@@ -470,18 +455,18 @@ class Explanation:
         holders += [HolderWays(None, [way], []) for way in closing]
         holders = nearest_first(holders, nearest)
         removed_references = set[tuple[int, int]]()
-        by_advice = dict[str, Way]()
+        by_advice = dict[Remedy | str, Way]()
         for holder in holders:
             remaining = holder.without(removed_references)
             for way in remaining.ways:
                 removed_references.update(way.removed_references)
             for way in remaining.together():
-                line = way.holder.advice
-                if line == REMOVE_THEM:
-                    line = way.holder.path  # the same words for each place
-                first = by_advice.setdefault(line, way)
+                key: Remedy | str = way.holder.remedy
+                if key == REMOVE_THEM:
+                    key = way.holder.path  # the same words for each place
+                first = by_advice.setdefault(key, way)
                 if first.words and not way.words:  # a model has the parameter of an optimizer, too
-                    by_advice[line] = replace(first, words="")
+                    by_advice[key] = replace(first, words="")
         return list(by_advice.values()), max(0, len(chains) - _MOST_HOLDERS)
 
     def _chains_left_by(self, nearest: Way, targets: Sequence[object]) -> list[FoundChain]:
@@ -547,13 +532,13 @@ class Explanation:
 
         Returns None if there is none, or if a line removes the last object itself.
         """
-        if self._rows is None or is_simple(line_of(way.holder.advice)):
+        if self._rows is None or way.holder.remedy.is_simple:
             return None
         for position, item in enumerate(steps[:-1]):
             if not is_of_library(item, "torch.nn", "Module") or id(item) not in self._new():
                 continue
             way_to_module = self._writer.way(root, steps[: position + 1])
-            has_line = is_simple(line_of(way_to_module.holder.advice))
+            has_line = way_to_module.holder.remedy.is_simple
             if has_line and self._rows.has_little_else(item):
                 self._removed_as_whole.append(weakref.ref(item))
                 return item, way_to_module
@@ -594,10 +579,10 @@ class Explanation:
         if not line:
             cuts = []
         first = first_in(holder, items)
-        path = self._writer.way(root, (*steps, first)).holder.path
+        of_first = self._writer.way(root, (*steps, first)).holder
+        remedy = Remedy(line, cuts=tuple(cuts)) if line else REMOVE_THEM
         return Way(
-            ReferencePath(f"{path}, and {len(items) - 1}{MORE_THERE}", line or REMOVE_THEM),
-            tuple(cuts),
+            replace(of_first.with_more(str(len(items) - 1)), remedy=remedy),
             removed_references=frozenset((id(holder), id(item)) for item in items),
         )
 
@@ -659,10 +644,9 @@ def _around(artist: object, figure: object) -> set[int]:
     return ids
 
 
-def order_of_holder(holder: ReferencePath) -> tuple[bool, bool, int, str]:
+def order_of_holder(holder: Holder) -> tuple[bool, bool, int, str]:
     """Return the sort key that picks the holder to show.
 
     It does not depend on the order in which the collector lists holders.
     """
-    path = holder.path
-    return (path.startswith(KEPT), not path.startswith(NOTEBOOK), len(path), path)
+    return (holder.is_kept, not holder.is_variable, len(holder.path), holder.path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ipygpumem.heap.arrays import StorageKey, object_key, storage_key
@@ -18,12 +18,11 @@ from ipygpumem.heap.holders.explanation import (
 from ipygpumem.heap.knowledge.graphs import behind, requiring_grad, with_graphs
 from ipygpumem.heap.knowledge.nodes import Nodes
 from ipygpumem.heap.paths.cuts import Cut, in_sequence, statement_of
+from ipygpumem.heap.paths.remedies import NO_REMEDY, Holder, Remedy, comments_of
 from ipygpumem.heap.paths.roots import NOTEBOOK, Roots
 from ipygpumem.heap.paths.torch_steps import DETACH
-from ipygpumem.heap.paths.ways import comments_of, is_code, is_simple
 from ipygpumem.introspect import type_name
 from ipygpumem.notebook import OUTPUT
-from ipygpumem.records import COMMENT, ReferencePath, line_of
 
 GRADIENT = ".grad"
 """Follows the path of a tensor whose gradient keeps a storage."""
@@ -37,10 +36,10 @@ also has other holders.
 """
 _MOST_LINES = 4
 """Maximum number of lines that are joined if no statement does the work of all."""
-_CYCLE = ReferencePath(
-    path="a cycle in torch's own C++ code: a gradient that has a graph, "
+_CYCLE = Holder(
+    "a cycle in torch's own C++ code: a gradient that has a graph, "
     "as after backward(create_graph=True)",
-    advice="set .grad to None before you delete the tensor",
+    Remedy("set .grad to None before you delete the tensor"),
 )
 
 
@@ -85,10 +84,10 @@ def keepers(
 
 def graph_holders(
     keys: set[StorageKey], heap: Heap, roots: Roots, max_visits: int = MOST_VISITS
-) -> dict[StorageKey, ReferencePath]:
+) -> dict[StorageKey, Holder]:
     """Return the tensors whose graphs keep storages alive, where they are known."""
     holders, _ = search_graph_holders(keys, heap, roots, max_visits, is_cut=False)
-    return {key: holder for key, holder in holders.items() if holder.advice}
+    return {key: holder for key, holder in holders.items() if holder.remedy.text}
 
 
 def search_graph_holders(
@@ -98,8 +97,8 @@ def search_graph_holders(
     max_visits: int,
     *,
     is_cut: bool,
-    holders_that_free: Mapping[StorageKey, ReferencePath] | None = None,
-) -> tuple[dict[StorageKey, ReferencePath], bool]:
+    holders_that_free: Mapping[StorageKey, Holder] | None = None,
+) -> tuple[dict[StorageKey, Holder], bool]:
     """Return the holders of the ``missing`` storages that autograd keeps.
 
     The second item is True if some holders may not have been reached: ``is_cut``, or now.
@@ -125,9 +124,7 @@ def search_graph_holders(
     kept, is_complete = keepers(tensors, missing)
     keepers_of = _all_keepers(tensors, kept)
     explanation.add_other_holders(_owners_of_graphs(kept, keepers_of))
-    holders = _holders_of_storages(
-        kept, keepers_of, explanation, roots.cuts, holders_that_free or {}
-    )
+    holders = _holders_of_storages(kept, keepers_of, explanation, holders_that_free or {})
     if explanation.is_cut or not is_complete or len(candidates) > _MOST_OWNERS:
         is_cut = True
     for key in _storages_in_cycles(heap, missing - kept.keys()):
@@ -137,7 +134,7 @@ def search_graph_holders(
 
 def holders_of_saving_graphs(
     keys: set[StorageKey], heap: Heap, roots: Roots, max_visits: int
-) -> dict[StorageKey, list[ReferencePath]]:
+) -> dict[StorageKey, list[Holder]]:
     """Return the holders of the tensors whose graphs have saved some storages, by storage; none if
     there are too many to ask each.
 
@@ -155,72 +152,66 @@ def holders_of_saving_graphs(
     owners = {object_key(item): [item] for items in saved_by.values() for item in items}
     explanation = Explanation(owners, heap, roots, max_visits, of_graphs=True)
     explanation.explain()
-    holders = dict[StorageKey, list[ReferencePath]]()
+    holders = dict[StorageKey, list[Holder]]()
     for key, items in saved_by.items():
         named = [explanation.named.get(object_key(item)) for item in items]
         holders[key] = [holder for holder in named if holder is not None]
     return holders
 
 
-def with_graph_holders(
-    holder: ReferencePath, of_graphs: Sequence[ReferencePath], cuts: dict[str, list[Cut]]
-) -> ReferencePath:
+def with_graph_holders(holder: Holder, of_graphs: Sequence[Holder]) -> Holder:
     """Return the holder of a storage that graphs have saved, with the line that also removes the
     graphs.
 
     Args:
         holder: the holder.
         of_graphs: the holders of tensors with such graphs.
-        cuts: the references that each line removes, to which those of the new line are added.
     """
     if not of_graphs:
         return holder
     path = f"{holder.path}, {of_graphs[0].path}: its autograd graph"
     if len(of_graphs) > 1:
         path += f", and {len(of_graphs) - 1} more"
-    of_all = [each.advice for each in (holder, *of_graphs)]
-    advices = dict.fromkeys(map(line_of, of_all))
-    lines = list(filter(is_simple, advices))
-    words = [advice for advice in advices if not is_code(advice)]
-    if not lines or len(lines) + len(words) < len(advices):
-        return ReferencePath(path, "remove it from all of these")
-    cuts_of_all = _cuts_of(lines, cuts)
-    line = statement_of(cuts_of_all) or in_sequence(lines)
-    if cuts_of_all:
-        cuts[line] = cuts_of_all
-    comments = [f"{COMMENT}and {', and '.join(words)}"] if words else []
-    return ReferencePath(path, line + comments_of([*comments, *of_all]))
+    roots = holder.roots + of_graphs[0].roots
+    of_all = [each.remedy for each in (holder, *of_graphs)]
+    by_line = {remedy.line: remedy for remedy in of_all}
+    remedies = [remedy for remedy in by_line.values() if remedy.is_simple]
+    words = [line for line, remedy in by_line.items() if not remedy.is_code]
+    if not remedies or len(remedies) + len(words) < len(by_line):
+        return Holder(path, Remedy("remove it from all of these"), roots)
+    cuts = _cuts_of(remedies)
+    line = statement_of(cuts) or in_sequence([remedy.line for remedy in remedies])
+    first = f"and {', and '.join(words)}" if words else ""
+    return Holder(path, Remedy(line, comments_of(of_all, first=first), tuple(cuts)), roots)
 
 
 def _holders_of_storages(
     kept: Mapping[StorageKey, GraphKeeper],
     keepers_of: Mapping[StorageKey, Sequence[object]],
     explanation: Explanation,
-    cuts: dict[str, list[Cut]],
-    holders_that_free: Mapping[StorageKey, ReferencePath],
-) -> dict[StorageKey, ReferencePath]:
+    holders_that_free: Mapping[StorageKey, Holder],
+) -> dict[StorageKey, Holder]:
     """Return the holders of storages that graphs and gradients keep.
 
     Args:
         kept: one tensor that keeps each storage.
         keepers_of: all tensors that keep a storage, where they are known.
         explanation: has the holders of these tensors.
-        cuts: the references that each line removes, to which those of new lines are added.
         holders_that_free: as in ``search_graph_holders``.
     """
-    holders = dict[StorageKey, ReferencePath]()
+    holders = dict[StorageKey, Holder]()
     for key, keeper in kept.items():
         tensor_key = storage_key(keeper.tensor)
         if keeper.how == GRADIENT and tensor_key is not None and tensor_key in holders_that_free:
             holders[key] = holders_that_free[tensor_key]
             continue
         owner = explanation.named[object_key(keeper.tensor)]
-        owners_of_all = list[ReferencePath]()
+        owners_of_all = list[Holder]()
         for tensor in keepers_of.get(key, ()):
             owners_of_all.append(explanation.named[object_key(tensor)])
         module = explanation.path_of_trained(keeper.tensor)
         holder = _holder_of_storage(keeper, owner, module)
-        holders[key] = _with_other_keepers(holder, owner, owners_of_all, cuts)
+        holders[key] = _with_other_keepers(holder, owner, owners_of_all)
     return holders
 
 
@@ -262,12 +253,7 @@ def _owners_of_graphs(
     return owners
 
 
-def _with_other_keepers(
-    holder: ReferencePath,
-    owner: ReferencePath,
-    owners: Sequence[ReferencePath],
-    cuts: dict[str, list[Cut]],
-) -> ReferencePath:
+def _with_other_keepers(holder: Holder, owner: Holder, owners: Sequence[Holder]) -> Holder:
     """Return the holder of a storage that several graphs keep, with the line that removes all of
     their tensors if there is one.
 
@@ -275,35 +261,37 @@ def _with_other_keepers(
         holder: the holder, whose advice removes one tensor.
         owner: the holder of that tensor.
         owners: the holders of all tensors.
-        cuts: the references that each line removes, to which those of the new line are added.
     """
-    lines = list(dict.fromkeys(line_of(each.advice) for each in owners))
-    if len(lines) < 2 or holder.advice != owner.advice or not all(map(is_simple, lines)):
+    remedies = list({each.remedy.line: each.remedy for each in owners}.values())
+    if len(remedies) < 2 or holder.remedy != owner.remedy:
         return holder
-    cuts_of_all = _cuts_of(lines, cuts)
-    line = statement_of(cuts_of_all)
-    if line:
-        cuts[line] = cuts_of_all
-    elif len(lines) <= _MOST_LINES:
-        line = in_sequence(lines)
-    else:
+    if not all(remedy.is_simple for remedy in remedies):
         return holder
-    _, dashes, comment = holder.advice.partition(COMMENT)
-    path = f"{holder.path}, and {len(lines) - 1} more"
-    return ReferencePath(path, line + dashes + comment)
+    cuts = _cuts_of(remedies)
+    line = statement_of(cuts)
+    if not line and len(remedies) > _MOST_LINES:
+        return holder
+    if not line:
+        cuts = []
+        line = in_sequence([remedy.line for remedy in remedies])
+    return replace(
+        holder,
+        path=f"{holder.path}, and {len(remedies) - 1} more",
+        remedy=Remedy(line, holder.remedy.comment, tuple(cuts)),
+    )
 
 
-def _cuts_of(lines: Iterable[str], cuts: Mapping[str, Sequence[Cut]]) -> list[Cut]:
+def _cuts_of(remedies: Iterable[Remedy]) -> list[Cut]:
     """Return the references that some lines remove; none if those of one line are not known."""
-    cuts_of_all = list[Cut]()
-    for line in lines:
-        if line not in cuts:
+    cuts = list[Cut]()
+    for remedy in remedies:
+        if not remedy.removed:
             return []
-        cuts_of_all += cuts[line]
-    return cuts_of_all
+        cuts += remedy.removed
+    return cuts
 
 
-def _holder_of_storage(keeper: GraphKeeper, owner: ReferencePath, module: str) -> ReferencePath:
+def _holder_of_storage(keeper: GraphKeeper, owner: Holder, module: str) -> Holder:
     """Return the holder of a storage that the graph or the gradient of a tensor keeps.
 
     Args:
@@ -313,11 +301,12 @@ def _holder_of_storage(keeper: GraphKeeper, owner: ReferencePath, module: str) -
             is none.
     """
     path = owner.path + keeper.how
+    remedy = NO_REMEDY
     if keeper.how == GRADIENT:
-        return ReferencePath(path, _clearing_gradients(owner.path, module))
-    if not keeper.advice:
-        return ReferencePath(path, "")
-    return ReferencePath(path, owner.advice or keeper.advice)
+        remedy = Remedy(_clearing_gradients(owner.path, module))
+    elif keeper.advice:
+        remedy = owner.remedy if owner.remedy.text else Remedy(keeper.advice)
+    return replace(owner, path=path, remedy=remedy)
 
 
 def _clearing_gradients(path: str, module: str) -> str:

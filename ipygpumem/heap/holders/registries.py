@@ -193,6 +193,9 @@ class Registries:
             self.registered[id(document)] = root
 
 
+_FIGURES = "matplotlib figures"
+
+
 class OpenFigures(NamedTuple):
     """The figures that pyplot keeps open."""
 
@@ -292,13 +295,18 @@ class _Figures:
             all_of=self.closing_all(),
         )
         return Root(
-            f"matplotlib figure {number}", Rank.MODULE, "", is_removed_as_whole=True, cut=cut
+            f"matplotlib figure {number}",
+            Rank.MODULE,
+            "",
+            is_removed_as_whole=True,
+            cut=cut,
+            plural=_FIGURES,
         )
 
     def root_inside(self, number: object) -> Root:
         """Return the root of a figure from which something is removed."""
         code = f"{self._plt}.figure({number})"
-        return Root(f"matplotlib figure {number}", Rank.MODULE, "", code)
+        return Root(f"matplotlib figure {number}", Rank.MODULE, "", code, plural=_FIGURES)
 
     def registered(self) -> list[Registered]:
         """Return the figures with their roots."""

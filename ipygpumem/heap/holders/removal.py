@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence, Set
+from dataclasses import replace
 from typing import NamedTuple
 
 from ipygpumem.heap.paths.container_steps import cuts_of_repeated, removal_of_repeated
 from ipygpumem.heap.paths.cuts import Cut, statement_of
-from ipygpumem.heap.paths.ways import MORE_THERE, Way
-from ipygpumem.records import COMMENT, ReferencePath
+from ipygpumem.heap.paths.remedies import Remedy
+from ipygpumem.heap.paths.ways import Way
 
 
 class Removal(NamedTuple):
@@ -72,14 +73,14 @@ class HolderWays(NamedTuple):
         cuts = list(itertools.chain.from_iterable(cuts_of_items))
         if len(cuts) < 2:
             return self.ways
-        advice = statement_of(cuts)
+        statement = statement_of(cuts)
         if len(cuts_of_items) == 1:
-            advice = removal_of_repeated(cuts, self.item)
-        if not advice:
+            statement = removal_of_repeated(cuts, self.item)
+        if not statement:
             return self.ways
-        path = f"{self.ways[0].holder.path}, and {len(cuts) - 1}{MORE_THERE}"
-        _, dashes, comment = self.ways[0].holder.advice.partition(COMMENT)
-        return [Way(ReferencePath(path, advice + dashes + comment), tuple(cuts))]
+        first = self.ways[0].holder
+        remedy = Remedy(statement, first.remedy.comment, tuple(cuts))
+        return [Way(replace(first.with_more(str(len(cuts) - 1)), remedy=remedy))]
 
 
 def nearest_first(holders: Sequence[HolderWays], nearest: Way) -> list[HolderWays]:

@@ -23,9 +23,8 @@ from ipygpumem.heap.holders.kept_by_graphs import (
     with_graph_holders,
 )
 from ipygpumem.heap.holders.rows import Row, RowHolders
+from ipygpumem.heap.paths.remedies import Holder
 from ipygpumem.heap.paths.roots import Roots
-from ipygpumem.heap.paths.ways import is_simple
-from ipygpumem.records import ReferencePath, line_of
 
 
 def explain(
@@ -37,7 +36,7 @@ def explain(
     rows: Mapping[StorageKey, Row] | None = None,
     all_places: bool = False,
     max_visits: int = MOST_VISITS,
-) -> dict[StorageKey, ReferencePath]:
+) -> dict[StorageKey, Holder]:
     """Return the holder that keeps each storage or object alive.
 
     Args:
@@ -70,8 +69,8 @@ def explain(
         holders.update(of_graphs)
     in_graphs = holders_of_saving_graphs(wanted - missing, heap, roots, max_visits)
     for key, of_graphs_too in in_graphs.items():
-        holders[key] = with_graph_holders(holders[key], of_graphs_too, roots.cuts)
-    unknown = dict[StorageKey, ReferencePath]()
+        holders[key] = with_graph_holders(holders[key], of_graphs_too)
+    unknown = dict[StorageKey, Holder]()
     for key in wanted | of_python:
         if is_cut:
             unknown[key] = NOT_REACHED
@@ -81,17 +80,17 @@ def explain(
 
 
 def _holders_that_free(
-    holders: Mapping[StorageKey, ReferencePath], rows: Mapping[StorageKey, Row]
-) -> dict[StorageKey, ReferencePath]:
+    holders: Mapping[StorageKey, Holder], rows: Mapping[StorageKey, Row]
+) -> dict[StorageKey, Holder]:
     """Return the holders whose lines remove arrays from all places, by the arrays' storages.
 
     Args:
         holders: the holders, by the storage that was asked about.
         rows: the rows for which storages stand.
     """
-    holders_that_free = dict[StorageKey, ReferencePath]()
+    holders_that_free = dict[StorageKey, Holder]()
     for key, holder in holders.items():
-        if is_simple(line_of(holder.advice)):
+        if holder.remedy.is_simple:
             storages = rows[key].held if key in rows else (key,)
             holders_that_free.update(dict.fromkeys(storages, holder))
     return holders_that_free

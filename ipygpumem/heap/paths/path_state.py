@@ -6,9 +6,10 @@ import re
 from dataclasses import replace
 
 from ipygpumem.heap.paths.cuts import Cut, Kind, split
-from ipygpumem.heap.paths.roots import REMOVE, Root
+from ipygpumem.heap.paths.remedies import REMOVE, Holder, Remedy
+from ipygpumem.heap.paths.roots import Root
 from ipygpumem.heap.paths.ways import Way
-from ipygpumem.records import COMMENT, ReferencePath, line_of
+from ipygpumem.records import COMMENT, line_of
 
 LONGEST_PATH = 240
 
@@ -23,6 +24,7 @@ class Path:
 
     Attributes:
         text: the path so far.
+        roots: the root at which the text begins, or ``NO_ROOT``.
         code: code of the path's target; empty if it cannot be typed.
         cut: the reference to remove, so that the target dies; None if there is none, or no code for
             it.
@@ -41,6 +43,7 @@ class Path:
 
     def __init__(self, root: Root, text: str) -> None:
         self.text = text
+        self.roots: tuple[Root, ...] = (root,)
         self.code = root.code
         self.cut = root.cut
         self.is_fixed = False
@@ -158,21 +161,23 @@ class Path:
             is_root_itself: True if the path ends at the root's object.
             ended_id: the identity of the object that the advice ends; 0 if it ends none.
         """
-        text = shortened(self.text)
         if self.advice:
-            return Way(
-                ReferencePath(text, self.advice), self._advised_cuts(ended_id), is_advised=True
-            )
+            remedy = Remedy.of_text(self.advice, self._advised_cuts(ended_id))
+            return Way(self.holder(remedy), is_advised=True)
         if self._fallback_advice:
             cuts = () if self._fallback_cut is None else (self._fallback_cut,)
-            return Way(ReferencePath(text, self._fallback_advice), cuts)
+            return Way(self.holder(Remedy.of_text(self._fallback_advice, cuts)))
         if self.cut is not None:
             # A name may lead to much that is older: only the caller knows if all of it is unwanted.
             is_name = self.cut.kind is Kind.NAME and not self.is_fixed
             is_direct = not self.is_fixed and (is_root_itself or not self._is_removed_as_whole)
-            advice = "" if is_name else self.cut.statement
-            return Way(ReferencePath(text, advice), (self.cut,), is_direct)
-        return Way(ReferencePath(text, root.advice or REMOVE))
+            statement = "" if is_name else self.cut.statement
+            return Way(self.holder(Remedy(statement, cuts=(self.cut,))), is_direct)
+        return Way(self.holder(Remedy(root.advice) if root.advice else REMOVE))
+
+    def holder(self, remedy: Remedy) -> Holder:
+        """Return the path with a remedy."""
+        return Holder(shortened(self.text), remedy, self.roots)
 
 
 def shortened(path: str) -> str:

@@ -63,13 +63,19 @@ from ipygpumem.heap.paths.items_and_attributes import (
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.heap.paths.mock_steps import append_mock_step
 from ipygpumem.heap.paths.patches import is_started_patch
-from ipygpumem.heap.paths.path_state import Path, shortened
+from ipygpumem.heap.paths.path_state import Path
 from ipygpumem.heap.paths.queue_steps import append_protocol_step
 from ipygpumem.heap.paths.registry_steps import append_registry_step
-from ipygpumem.heap.paths.roots import (
-    EVENT_LOOP,
+from ipygpumem.heap.paths.remedies import (
+    NO_REMEDY,
     REMOVE,
     REMOVE_THEM,
+    Holder,
+    Remedy,
+    comments_of,
+)
+from ipygpumem.heap.paths.roots import (
+    EVENT_LOOP,
     Root,
     Roots,
     module_code,
@@ -96,15 +102,15 @@ from ipygpumem.introspect import (
     text_of,
     type_name,
 )
-from ipygpumem.records import COMMENT, ReferencePath, line_of
+from ipygpumem.records import COMMENT
 
-_OR_EXCEPTION = f"{REMOVE}, or delete the exception once you have read it"
-
-
-_UNLESS_NEEDED = f"{COMMENT}if nothing needs it"
+_OR_EXCEPTION = f"{REMOVE.line}, or delete the exception once you have read it"
 
 
-_OR_FUNCTION = f"{REMOVE}, or delete the function when you no longer need it"
+_UNLESS_NEEDED = "if nothing needs it"
+
+
+_OR_FUNCTION = f"{REMOVE.line}, or delete the function when you no longer need it"
 
 
 _SUSPENSIONS = {
@@ -147,11 +153,10 @@ class PathWriter:
     def __init__(self, roots: Roots, *, of_leaks: bool = False) -> None:
         self._cell_of = roots.cell_of
         self._names = roots.names
-        self._cuts = roots.cuts
         self._removed_objects = roots.removed_objects
         self._of_leaks = of_leaks
 
-    def holder(self, root: Root, chain: Sequence[object]) -> ReferencePath:
+    def holder(self, root: Root, chain: Sequence[object]) -> Holder:
         """Return the path from ``root`` along ``chain``."""
         return self.way(root, chain).holder
 
@@ -170,7 +175,7 @@ class PathWriter:
             advice, cuts = path.advice, list[Cut]()
             if not advice:
                 advice, cuts = advice_for_graph(steps, path)
-            return Way(ReferencePath(shortened(path.text), advice), tuple(cuts))
+            return Way(path.holder(Remedy.of_text(advice, cuts)))
         if path.is_freed_by_command and is_instance(steps[-1], BaseException):
             path.advice = (
                 FORGET_LAST_ERROR  # %gpumem free clears frames, not what the error itself refers to
@@ -178,11 +183,11 @@ class PathWriter:
         way = path.way(root, is_root_itself=len(steps) == 1, ended_id=ended_id)
         cut = way.cut
         if not path.advice:
-            advice = self._advice_for_needed(steps, path, way)
-            if line_of(advice) != line_of(way.holder.advice):
+            remedy = self._remedy_for_needed(steps, path, way.holder.remedy)
+            if remedy.line != way.holder.remedy.line:
                 cut = None  # words remove no reference
-            if advice != way.holder.advice:
-                way = Way(replace(way.holder, advice=advice), words=words_for_parameter(steps))
+            if remedy != way.holder.remedy:
+                way = Way(replace(way.holder, remedy=remedy), words=words_for_parameter(steps))
         step_ids = tuple(map(id, steps))
         return replace(
             way,
@@ -190,20 +195,21 @@ class PathWriter:
             removed_references=_references_removed_by(cut, ended_id, step_ids),
         )
 
-    def _advice_for_needed(self, steps: Sequence[object], path: Path, way: Way) -> str:
-        """Return the advice of a way if nothing needs the last object of its chain, or other
-        advice.
+    def _remedy_for_needed(self, steps: Sequence[object], path: Path, remedy: Remedy) -> Remedy:
+        """Return the remedy of a path if nothing needs the last object of its chain, or another
+        one.
         """
-        advice = way.holder.advice
         words = words_for_needed(steps, path)
         if not path.is_own:
-            return words or advice
+            return Remedy(words) if words else remedy
         # A parameter may be older than its new memory, and optimizers need their state.
         is_parameter = is_of_library(steps[-1], "torch.nn", "Parameter")
         is_needed = is_parameter or is_needed_by_optimizer(steps)
-        if not self._of_leaks or is_needed or advice in ("", REMOVE):
-            return ""
-        return words or f"{advice}{_UNLESS_NEEDED}"
+        if not self._of_leaks or is_needed or remedy in (NO_REMEDY, REMOVE):
+            return NO_REMEDY
+        if words:
+            return Remedy(words)
+        return Remedy(remedy.line, comments_of([remedy], last=_UNLESS_NEEDED))
 
     def _write(self, steps: Sequence[object], path: Path) -> int:
         """Write all steps; return the identity of the object that the advice ends, 0 if none."""
@@ -241,7 +247,7 @@ class PathWriter:
         if (is_uncancelled_asyncio_timer(item) or is_waiting_thread_timer(item)) and path.code:
             path.advise(_ending(item, path), "")
 
-    def holder_from_name(self, name: str, chain: Sequence[object]) -> ReferencePath:
+    def holder_from_name(self, name: str, chain: Sequence[object]) -> Holder:
         """Return the path from a notebook's name along ``chain``, which begins with the name's
         object.
 
@@ -337,7 +343,7 @@ class PathWriter:
 
     def removal_of_items(
         self, name: str, chain: Sequence[object], items: Sequence[object]
-    ) -> ReferencePath:
+    ) -> Holder:
         """Return the path from a notebook's name to a container, with the line that removes items.
 
         Args:
@@ -346,18 +352,16 @@ class PathWriter:
             items: items of the container.
         """
         root, steps = self._from_name(name, chain)
-        path = self.way(root, steps).holder.path
+        holder = self.way(root, steps).holder
         cuts = self.cuts_of_items(root, steps, items)
         line = statement_of(cuts)
         if cuts and len(by_identity(items)) == 1:
             line = removal_of_repeated(cuts, steps[-1])
-        if line:
-            self._cuts[line_of(line)] = cuts
         if not cuts and len(by_identity(items)) >= len(by_identity(items_of(steps[-1]))):
             to_item = self.way(root, (*steps, items[0]))
             if to_item.is_advised:  # such as ``load.cache_clear()``
-                return ReferencePath(path, to_item.holder.advice)
-        return ReferencePath(path, line or REMOVE_THEM)
+                return replace(holder, remedy=to_item.holder.remedy)
+        return replace(holder, remedy=Remedy(line, cuts=tuple(cuts)) if line else REMOVE_THEM)
 
     def _name(self, item: object) -> str:
         if is_instance(item, type):

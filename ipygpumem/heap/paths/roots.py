@@ -30,9 +30,6 @@ from ipygpumem.introspect import (
 NOTEBOOK, EVENT_LOOP = "notebook variable ", "the event loop"
 KEPT = "kept variable "
 """Begins the path of a name that an experiment keeps on purpose."""
-REMOVE = "remove it from there"
-REMOVE_THEM = "remove them from there"
-"""Advice for references that no line can be written for."""
 
 
 class Rank(IntEnum):
@@ -73,6 +70,10 @@ class Root:
     """True if no other place need be searched that holds its object."""
     is_permanent: bool = False
     """True if its object stays alive without all names: no other holder of it matters."""
+    plural: str = ""
+    """The noun for several such roots; empty to name the first and the number of further ones."""
+    is_variable: bool = False
+    """True for a variable of the notebook."""
     is_of_library: bool = False
     """True if it belongs to a library, whose code may need each reference."""
     is_output: bool = False
@@ -90,6 +91,7 @@ class Root:
             "",
             code,
             cut=Cut(Kind.NAME, 0, "", code) if code else None,
+            is_variable=True,
         )
 
     @classmethod
@@ -148,6 +150,10 @@ class Root:
         code = frame.f_code
         where = f'thread "{thread}": running {code.co_name}() line {frame.f_lineno}, local {name}'
         return cls(where, Rank.PLACE, "let the function return")
+
+
+NO_ROOT = Root("", Rank.NOWHERE, "")
+"""Stands for the root of a path that begins with words."""
 
 
 def _cut_of_global(module: str, name: str, code: str) -> Cut | None:
@@ -265,7 +271,6 @@ class Roots:
             object need refer.
         hidden: identities of objects to skip, which refer to their contents only temporarily.
         cell_of: returns the number of the cell with a code's file name.
-        cuts: receives the references that each line of advice removes, if it does nothing else.
         names: the user's names, to write the statement that frees an object.
         new: returns the identities of objects that are no older than the memory to free, such as
             those that an experiment has made.
@@ -275,8 +280,8 @@ class Roots:
             known.
         removed_as_whole: receives new modules of torch and figures that lines of advice remove as a
             whole.
-        removed_objects: receives the objects to which references in ``cuts`` lead, and those that a
-            call ends, by identity.
+        removed_objects: receives the objects to which the references lead that lines remove, and
+            those that a call ends, by identity.
     """
 
     namespaces: Mapping[int, Callable[[object], Root | None]] = field(default_factory=dict)
@@ -285,7 +290,6 @@ class Roots:
     hidden: frozenset[int] = frozenset()
     cell_of: Callable[[str], int | None] = lambda filename: None
     names: Mapping[str, object] = field(default_factory=dict)
-    cuts: dict[str, list[Cut]] = field(default_factory=dict)
     new: Callable[[], Container[int]] = frozenset
     knows_age: bool = False
     stay_open: list[weakref.ref[Any]] = field(default_factory=list)

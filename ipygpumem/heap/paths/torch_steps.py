@@ -15,7 +15,7 @@ from ipygpumem.heap.paths.cuts import Cut, Kind, split
 from ipygpumem.heap.paths.items_and_attributes import attribute_text
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.heap.paths.path_state import Path
-from ipygpumem.heap.paths.roots import NOTEBOOK
+from ipygpumem.heap.paths.roots import NO_ROOT, NOTEBOOK
 from ipygpumem.introspect import (
     instance_dict,
     is_exactly,
@@ -260,6 +260,7 @@ def _append_hook(
     path.advise(removal, _HANDLE)
     path.ended_object = hooks  # other modules may have hooks that lead to the same objects
     path.text = f"{hook} on {path.text.removeprefix(NOTEBOOK)}"
+    path.roots = (NO_ROOT,)
     path.code = ""
     path.is_lost = True
 

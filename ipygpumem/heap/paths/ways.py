@@ -1,24 +1,27 @@
-"""The holders of an object as text, each with its line, and one line for several of them."""
+"""The holders of an object, each with its remedy, and one line for several of them."""
 
 from __future__ import annotations
 
-import ast
 import itertools
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, statement_of
-from ipygpumem.heap.paths.literals import literal
-from ipygpumem.heap.paths.roots import NOTEBOOK, REMOVE, REMOVE_THEM
-from ipygpumem.records import COMMENT, ReferencePath, line_of
+from ipygpumem.heap.paths.remedies import (
+    REMOVE,
+    REMOVE_THEM,
+    Holder,
+    Remedy,
+    comments_of,
+)
+from ipygpumem.heap.paths.roots import NOTEBOOK
 
 
 @dataclass(frozen=True)
 class Way:
-    """A path to an object, and the references that its advice removes, if it does that alone."""
+    """A path to an object."""
 
-    holder: ReferencePath
-    cuts: tuple[Cut, ...] = ()
+    holder: Holder
     is_direct: bool = False
     """True if the only reference removed is the one to the object itself."""
     is_advised: bool = False
@@ -33,6 +36,11 @@ class Way:
     """The advice if no line removes the object from any place."""
 
     @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """The references that the line removes, if it does that alone."""
+        return self.holder.remedy.cuts
+
+    @property
     def cut(self) -> Cut | None:
         """The reference, if it is only one."""
         return self.cuts[0] if len(self.cuts) == 1 else None
@@ -44,8 +52,6 @@ class Way:
         return any((step_id, 0) in removed_references for step_id in self.step_ids[:-1])
 
 
-MORE_THERE = " more there"
-"""Ends the path of a holder with further references."""
 _MOST_WAYS = 4
 """Maximum number of places to name that hold one object."""
 
@@ -57,99 +63,71 @@ def joined(ways: Sequence[Way], unwritten: int = 0) -> Way:
         ways: the way from each holder.
         unwritten: the number of further holders, without a line.
     """
-    path = ", ".join(way.holder.path for way in ways[:_MOST_WAYS])
-    more = max(0, len(ways) - _MOST_WAYS) + unwritten
-    if more:
-        path += f", and {more} more"
+    holder = _named_together(ways, unwritten)
     if unwritten:
-        return Way(ReferencePath(path, _REMOVE_FROM_ALL))
+        return Way(holder)
     removable = [way for way in ways if way.cuts]
     cuts = _ended_first(removable, [cut for way in removable for cut in way.cuts])
     # One statement for all: a line of each reference would move the items of the next one's list.
     statement = statement_of(cuts)
+    remedies = [way.holder.remedy for way in ways]
     if statement and len(removable) == len(ways):
-        advice = statement + comments_of(way.holder.advice for way in ways)
-        return Way(ReferencePath(path, advice), tuple(cuts))
+        remedy = Remedy(statement, comments_of(remedies), tuple(cuts))
+        return Way(replace(holder, remedy=remedy))
     if len(ways) > _MOST_WAYS:
-        return Way(ReferencePath(path, _REMOVE_FROM_ALL))
+        return Way(holder)
     lines, words = _lines_and_words([way for way in ways if not (statement and way.cuts)])
     if statement and not lines:
-        advices = [f"{COMMENT}and {', and '.join(words)}", *(way.holder.advice for way in ways)]
-        return Way(ReferencePath(path, statement + comments_of(advices)), tuple(cuts))
+        comment = comments_of(remedies, first=f"and {', and '.join(words)}")
+        return Way(replace(holder, remedy=Remedy(statement, comment, tuple(cuts))))
     if statement:
-        lines.insert(0, statement)
-    return Way(ReferencePath(path, _as_one_line(lines, words, ways)))
+        lines.insert(0, Remedy(statement))
+    return Way(replace(holder, remedy=_as_one_line(lines, words, remedies)))
 
 
-_REMOVE_FROM_ALL = "remove it from all of these"
+def _named_together(ways: Sequence[Way], unwritten: int) -> Holder:
+    """Return the holders of one object as one, with words instead of a line."""
+    named = [way.holder for way in ways[:_MOST_WAYS]]
+    path = ", ".join(holder.path for holder in named)
+    roots = tuple(root for holder in named for root in holder.roots)
+    more = max(0, len(ways) - _MOST_WAYS) + unwritten
+    if more:
+        path += f", and {more} more"
+    return Holder(path, _REMOVE_FROM_ALL, roots)
 
 
-def _lines_and_words(ways: Sequence[Way]) -> tuple[list[str], list[str]]:
+_REMOVE_FROM_ALL = Remedy("remove it from all of these")
+
+
+def _lines_and_words(ways: Sequence[Way]) -> tuple[list[Remedy], list[str]]:
     """Return the lines of some holders, and words for those without a line."""
-    lines = list[str]()
+    lines = list[Remedy]()
     words = list[str]()
     for way in ways:
-        line = line_of(way.holder.advice)
-        if line in ("", REMOVE, REMOVE_THEM):
+        remedy = way.holder.remedy
+        if remedy.line in ("", REMOVE.line, REMOVE_THEM.line):
             place = way.holder.path.removeprefix(NOTEBOOK)
             words.append(f"remove it from {place}")
-        elif is_code(line):
-            lines.append(as_code(line))
+        elif remedy.is_code:
+            lines.append(Remedy(remedy.as_code))
         else:
-            words.append(line)
+            words.append(remedy.line)
     return lines, words
 
 
-def _as_one_line(lines: Sequence[str], words: Sequence[str], ways: Sequence[Way]) -> str:
+def _as_one_line(
+    lines: Sequence[Remedy], words: Sequence[str], remedies: Sequence[Remedy]
+) -> Remedy:
     """Return lines as one, with words in its comment; everything in words if no line can be joined
     with another one.
     """
-    if lines and all(map(is_simple, lines)):
-        advice = in_sequence(_used_first(lines))
-        comments = [f"{COMMENT}and {', and '.join(words)}"] if words else []
-        return advice + comments_of([*comments, *(way.holder.advice for way in ways)])
-    advices = [line_of(way.holder.advice) for way in ways if way.holder.advice]
-    return ", and ".join(map(as_code, _used_first(advices)))
-
-
-def comments_of(advices: Iterable[str]) -> str:
-    """Return the comments of some lines as one, each once; empty if there are none."""
-    comments = dict[str, None]()
-    for advice in advices:
-        _, _, comment = advice.partition(COMMENT)
-        if comment:
-            comments[comment] = None
-    return COMMENT + "; ".join(comments) if comments else ""
-
-
-def as_code(line: str) -> str:
-    """Return a line with a call instead of a magic, after which no statement can follow."""
-    if not line.startswith("%"):
-        return line
-    name, _, argument = line[1:].partition(" ")
-    return f"get_ipython().run_line_magic({literal(name)}, {literal(argument)})"
-
-
-def is_code(line: str) -> bool:
-    """Return True for Python code or a magic, False for words."""
-    return line.startswith("%") or bool(_statements(line))
-
-
-def is_simple(line: str) -> bool:
-    """Return True for code to which other statements can be appended: no words, magic or loop."""
-    body = _statements(line)
-    return bool(body) and not any(isinstance(statement, _BLOCKS) for statement in body)
-
-
-def _statements(line: str) -> list[ast.stmt]:
-    """Return the statements of a line; none for words."""
-    try:
-        return ast.parse(line).body
-    except (SyntaxError, ValueError):  # the latter for half a surrogate pair in a user's text
-        return []
-
-
-_BLOCKS = (ast.For, ast.While, ast.With)
+    if lines and all(line.is_simple for line in lines):
+        first = f"and {', and '.join(words)}" if words else ""
+        statement = in_sequence(_used_first([line.line for line in lines]))
+        return Remedy(statement, comments_of(remedies, first=first))
+    with_advice = [remedy for remedy in remedies if remedy.text]
+    in_order = _used_first([remedy.line for remedy in with_advice])
+    return Remedy(", and ".join(Remedy(line).as_code for line in in_order))
 
 
 def _used_first(lines: Sequence[str]) -> list[str]:

@@ -1,0 +1,216 @@
+"""Holders of objects, and the remedies that free these: values that are made once, where a path is
+written.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from ipygpumem.heap.paths.cuts import Cut
+from ipygpumem.heap.paths.literals import literal
+from ipygpumem.heap.paths.roots import NO_ROOT, Rank, Root
+from ipygpumem.records import COMMENT, ReferencePath
+
+MORE_THERE = " more there"
+"""Ends the path of a holder with further references."""
+_BLOCKS = (ast.For, ast.While, ast.With)
+_DELETING_OUTPUT = "%xdel "
+
+
+_DELETED_ITEM = re.compile(r"del (?P<owner>[^;#]+)\[(?P<position>\d+)\](?P<ending>)")
+_CLEARED_ITEM = re.compile(
+    r"(?P<owner>[^;#]+)\[(?P<position>\d+)\](?P<ending>\.zero_grad\(\)|\.grad = None)"
+)
+
+
+class ItemLine(NamedTuple):
+    """A line about one item of a list."""
+
+    owner: str
+    """The code of the list."""
+    position: int
+    ending: str
+    """Empty to delete the item, else the code after it, such as ``.zero_grad()``."""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A line, or words, to free an object.
+
+    Attributes:
+        line: a line of code, a magic, or words; empty if nothing is known.
+        comment: the comment on the line; empty if there is none.
+        cuts: the references that the line removes, if it does nothing else. Without a line they are
+            those that could be removed: only a caller knows whether a name leads to nothing else.
+    """
+
+    line: str
+    comment: str = ""
+    cuts: tuple[Cut, ...] = field(default=(), compare=False)
+
+    @classmethod
+    def of_text(cls, text: str, cuts: Iterable[Cut] = ()) -> Remedy:
+        """Return the remedy of a line that may have a comment."""
+        line, _, comment = text.partition(COMMENT)
+        return cls(line, comment, tuple(cuts))
+
+    @property
+    def text(self) -> str:
+        """The line with its comment."""
+        return self.line + COMMENT + self.comment if self.comment else self.line
+
+    @property
+    def removed(self) -> tuple[Cut, ...]:
+        """The references that the line is known to remove."""
+        return self.cuts if self.line else ()
+
+    @property
+    def is_magic(self) -> bool:
+        """True for a magic, after which no statement can follow."""
+        return self.line.startswith("%")
+
+    @property
+    def is_code(self) -> bool:
+        """True for Python code or a magic, False for words."""
+        return self.is_magic or bool(self._statements)
+
+    @property
+    def is_simple(self) -> bool:
+        """True for code to which other statements can be appended: no words, magic or loop."""
+        return bool(self._statements) and not any(
+            isinstance(statement, _BLOCKS) for statement in self._statements
+        )
+
+    @property
+    def deleted_output(self) -> str:
+        """IPython's name for the output that the line deletes; empty if it does something else."""
+        if not self.line.startswith(_DELETING_OUTPUT):
+            return ""
+        return self.line.removeprefix(_DELETING_OUTPUT)
+
+    @property
+    def deletes(self) -> bool:
+        """True if the line begins with a deletion."""
+        return self.line.startswith("del ")
+
+    @property
+    def works_once(self) -> bool:
+        """True if the line would fail or free nothing when it is run again."""
+        return self.deletes or bool(self.deleted_output) or self.line.endswith(".zero_grad()")
+
+    @property
+    def item(self) -> ItemLine | None:
+        """The item of a list that the line deletes, or whose gradients it clears; None for another
+        line.
+        """
+        if not self.is_simple:
+            return None
+        for pattern in (_DELETED_ITEM, _CLEARED_ITEM):
+            match = pattern.fullmatch(self.line)
+            if match is not None:
+                return ItemLine(match["owner"], int(match["position"]), match["ending"])
+        return None
+
+    @property
+    def deleted_names(self) -> set[str]:
+        """The variables that the line deletes, if it does nothing else."""
+        names = set[str]()
+        for statement in self._statements:
+            if not isinstance(statement, ast.Delete):
+                return set()
+            for target in statement.targets:
+                if not isinstance(target, ast.Name):
+                    return set()
+                names.add(target.id)
+        return names
+
+    @property
+    def as_code(self) -> str:
+        """The line with a call instead of a magic."""
+        if not self.is_magic:
+            return self.line
+        name, _, argument = self.line[1:].partition(" ")
+        return f"get_ipython().run_line_magic({literal(name)}, {literal(argument)})"
+
+    @cached_property
+    def _statements(self) -> list[ast.stmt]:
+        """The statements of the line; none for words."""
+        try:
+            return ast.parse(self.line).body
+        except (SyntaxError, ValueError):  # the latter for half a surrogate pair in a user's text
+            return []
+
+    def with_comment(self, comment: str) -> Remedy:
+        """Return the remedy with a further comment; as it is for words, and for a magic, which
+        would take the comment for its argument.
+        """
+        if not comment or not self._statements:
+            return self
+        comments = f"{self.comment}; {comment}" if self.comment else comment
+        return replace(self, comment=comments)
+
+
+NO_REMEDY = Remedy("")
+REMOVE = Remedy("remove it from there")
+REMOVE_THEM = Remedy("remove them from there")
+"""Advice for references that no line can be written for."""
+
+
+def comments_of(remedies: Iterable[Remedy], *, first: str = "", last: str = "") -> str:
+    """Return the comments of some remedies as one, each once, between a ``first`` and a ``last``
+    one; empty if there are none.
+    """
+    comments = dict[str, None]()
+    for comment in (first, *(remedy.comment for remedy in remedies), last):
+        if comment:
+            comments[comment] = None
+    return "; ".join(comments)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The reference that keeps an object alive.
+
+    Attributes:
+        path: the shortest chain of references from a root; several if the object has several
+            holders.
+        remedy: the line that frees the object, or words.
+        roots: the root at which each path begins; ``NO_ROOT`` if that is unknown.
+    """
+
+    path: str
+    remedy: Remedy
+    roots: tuple[Root, ...] = field(default=(NO_ROOT,), compare=False)
+
+    @property
+    def advice(self) -> str:
+        """The remedy as text."""
+        return self.remedy.text
+
+    @property
+    def is_kept(self) -> bool:
+        """True if its path begins at a name that is kept on purpose."""
+        return self.roots[0].rank is Rank.KEPT
+
+    @property
+    def is_variable(self) -> bool:
+        """True if its path begins at a variable of the notebook."""
+        return self.roots[0].is_variable
+
+    @property
+    def has_kept_name(self) -> bool:
+        """True if another one of its paths begins at a name that is kept on purpose."""
+        return any(root.rank is Rank.KEPT for root in self.roots[1:])
+
+    def with_more(self, number: str) -> Holder:
+        """Return the holder with the number of its further references."""
+        return replace(self, path=f"{self.path}, and {number}{MORE_THERE}")
+
+    def record(self) -> ReferencePath:
+        """Return the holder as plain text, as records have it."""
+        return ReferencePath(self.path, self.remedy.text)
