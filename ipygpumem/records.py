@@ -388,11 +388,6 @@ COMMENT = "  # "
 """Text between a line of advice and its comment."""
 
 
-def line_of(advice: str) -> str:
-    """Return the statement of a line of advice, without its comment."""
-    return advice.partition(COMMENT)[0]
-
-
 SEVERAL_TYPES = "object"
 """Name of the type of a row of objects of several types; the row's parts are these types."""
 

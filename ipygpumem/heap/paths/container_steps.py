@@ -22,7 +22,6 @@ from ipygpumem.introspect import (
     mro_of,
     type_name,
 )
-from ipygpumem.records import COMMENT
 
 
 def append_item(path: Path, parent: Any, child: object) -> bool:
@@ -30,7 +29,7 @@ def append_item(path: Path, parent: Any, child: object) -> bool:
     if not _has_item(parent, child):
         return False
     if _refuses(parent):
-        path.advise_if_nothing_later_can_go(_REFUSES, f"remove the {type_name(parent)}: {_REFUSAL}")
+        path.advise_if_nothing_later_can_go(_REFUSAL, f"remove the {type_name(parent)}: {_REFUSAL}")
     if is_instance(parent, dict):
         _append_dict_item(path, parent, child)
     elif is_instance(parent, list) or type(parent) is deque:
@@ -70,7 +69,6 @@ def _is_among(child: object, items: Iterable[object]) -> bool:
 
 
 _REFUSAL = "it deletes no items"
-_REFUSES = f"{COMMENT}{_REFUSAL}"
 
 
 def _refuses(container: object) -> bool:

@@ -6,10 +6,9 @@ import re
 from dataclasses import replace
 
 from ipygpumem.heap.paths.cuts import Cut, Kind, split
-from ipygpumem.heap.paths.remedies import REMOVE, Holder, Remedy
+from ipygpumem.heap.paths.remedies import NO_REMEDY, REMOVE, Holder, Remedy
 from ipygpumem.heap.paths.roots import Root
 from ipygpumem.heap.paths.ways import Way
-from ipygpumem.records import COMMENT, line_of
 
 LONGEST_PATH = 240
 
@@ -30,15 +29,15 @@ class Path:
             it.
         is_fixed: True if the reference to the target itself cannot be removed, such as that of a
             tuple.
-        advice: the statement that frees the target, or words, if a step knew one.
+        remedy: the statement that frees the target, or words, if a step knew one.
         is_lost: True if a step cannot be typed: the text ends there.
         is_own: True if the target is a model's own part, which users do not remove.
         is_of_library: True if the target is an object of a library, whose code may need each
             reference.
         is_freed_by_command: True if ``%gpumem free`` frees the root's object.
-        is_ending: True if the advice ends the target of that time, such as a generator's
+        is_ending: True if the remedy ends the target of that time, such as a generator's
             ``close()``: it refers to nothing any more.
-        ended_object: the object that the advice ends, if it is another one; else None.
+        ended_object: the object that the remedy ends, if it is another one; else None.
     """
 
     def __init__(self, root: Root, text: str) -> None:
@@ -47,9 +46,9 @@ class Path:
         self.code = root.code
         self.cut = root.cut
         self.is_fixed = False
-        self.advice = ""
+        self.remedy = NO_REMEDY
         if not root.is_of_library and not root.code:
-            self.advice = root.advice
+            self.remedy = Remedy(root.advice)
         self.is_lost = root.is_removed_as_whole
         self._is_removed_as_whole = root.is_removed_as_whole
         self.is_of_library = root.is_of_library
@@ -59,9 +58,8 @@ class Path:
         self.ended_object: object = None
         self._advised_cut: Cut | None = None
         self._advised_code = ""
-        self._fallback_cut: Cut | None = None
-        self._fallback_advice = ""
-        """Advice for a target to which no reference can be removed inside a function."""
+        self._fallback = NO_REMEDY
+        """The remedy for a target to which no reference can be removed inside a function."""
 
     def note_own(self) -> None:
         """Note that the next step leads to a part of a model or optimizer."""
@@ -76,16 +74,14 @@ class Path:
         """Append a reference that can be removed, by ``cut`` if there is code for it."""
         was_out_of_reach = self.is_fixed and self.is_lost
         self._append(shown, code)
-        if self._is_removed_as_whole or (
-            cut is None and (self._fallback_advice or was_out_of_reach)
-        ):
+        if self._is_removed_as_whole or (cut is None and (self._fallback.line or was_out_of_reach)):
             return
         if self.is_of_library and cut is not None and cut.kind not in _CALLS:
             cut = None  # the library's code may need it
         if cut is not None:
             outer = None if self.is_fixed else self.cut
             cut = replace(cut, outer=outer)
-            self._fallback_advice = ""
+            self._fallback = NO_REMEDY
         self.cut = cut
         self.is_fixed = False
 
@@ -121,14 +117,14 @@ class Path:
             return f"{imports}{code} = None"
         return self.cut.statement
 
-    def advise(self, advice: str, words: str) -> None:
-        """Record how to free the path's target, unless that is known: by a statement, or else in
-        words.
+    def advise(self, statement: str, words: str, comment: str = "") -> None:
+        """Record how to free the path's target, unless that is known: by a statement with a
+        comment, or else in words.
         """
-        if self.advice:
+        if self.remedy.line:
             return
-        self.advice = advice or words
-        self.is_ending = advice != "" and line_of(advice) != self.removal
+        self.remedy = Remedy(statement, comment) if statement else Remedy(words)
+        self.is_ending = statement not in ("", self.removal)
         self._advised_cut = self.cut
         self._advised_code = self.code
 
@@ -136,20 +132,21 @@ class Path:
         """Record how to free the current target, for the case that no reference further along the
         path can be removed.
         """
-        if self._fallback_advice or self._is_removed_as_whole:
+        if self._fallback.line or self._is_removed_as_whole:
             return
         line = self.removal
         if self.cut is not None and self.cut.kind is Kind.NAME and "." not in self.cut.target:
             line = self.cut.statement  # as ``why`` deletes a variable of the notebook
-        self._fallback_advice = f"{line}{comment}" if line else words
-        self._fallback_cut = self.cut
+        cuts = () if self.cut is None else (self.cut,)
+        self._fallback = Remedy(line, comment, cuts) if line else Remedy(words, cuts=cuts)
 
     def _advised_cuts(self, ended_id: int) -> tuple[Cut, ...]:
         """Return the reference that the advice removes, or the call that ends an object."""
         cut = self._advised_cut
-        if self.is_ending and self.advice and COMMENT not in self.advice:
-            return (Cut(Kind.CALL, ended_id, self._advised_code, self.advice, outer=cut),)
-        if cut is None or cut.kind is Kind.NAME or line_of(self.advice) != cut.statement:
+        line = self.remedy.line
+        if self.is_ending and not self.remedy.comment:
+            return (Cut(Kind.CALL, ended_id, self._advised_code, line, outer=cut),)
+        if cut is None or cut.kind is Kind.NAME or line != cut.statement:
             return ()
         return (cut,)
 
@@ -161,12 +158,11 @@ class Path:
             is_root_itself: True if the path ends at the root's object.
             ended_id: the identity of the object that the advice ends; 0 if it ends none.
         """
-        if self.advice:
-            remedy = Remedy.of_text(self.advice, self._advised_cuts(ended_id))
+        if self.remedy.line:
+            remedy = Remedy(self.remedy.line, self.remedy.comment, self._advised_cuts(ended_id))
             return Way(self.holder(remedy), is_advised=True)
-        if self._fallback_advice:
-            cuts = () if self._fallback_cut is None else (self._fallback_cut,)
-            return Way(self.holder(Remedy.of_text(self._fallback_advice, cuts)))
+        if self._fallback.line:
+            return Way(self.holder(self._fallback))
         if self.cut is not None:
             # A name may lead to much that is older: only the caller knows if all of it is unwanted.
             is_name = self.cut.kind is Kind.NAME and not self.is_fixed

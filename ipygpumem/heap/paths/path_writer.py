@@ -82,9 +82,9 @@ from ipygpumem.heap.paths.roots import (
 )
 from ipygpumem.heap.paths.task_endings import ending_of
 from ipygpumem.heap.paths.torch_steps import (
-    advice_for_graph,
     append_torch_step,
     is_needed_by_optimizer,
+    remedy_for_graph,
     words_for_needed,
     words_for_parameter,
 )
@@ -102,7 +102,6 @@ from ipygpumem.introspect import (
     text_of,
     type_name,
 )
-from ipygpumem.records import COMMENT
 
 _OR_EXCEPTION = f"{REMOVE.line}, or delete the exception once you have read it"
 
@@ -169,20 +168,19 @@ class PathWriter:
         if not root.text and is_pending(steps[0]):
             name = library_type("asyncio", "Task").get_name(steps[0])  # type: ignore[union-attr]  # it is one of them
             task = f"task for task in asyncio.all_tasks() if task.get_name() == {literal(name)}"
-            path.advice = f"import asyncio; next({task}).cancel()"
+            path.remedy = Remedy(f"import asyncio; next({task}).cancel()")
         ended_id = self._write(steps, path)
         if of_graph:
-            advice, cuts = path.advice, list[Cut]()
-            if not advice:
-                advice, cuts = advice_for_graph(steps, path)
-            return Way(path.holder(Remedy.of_text(advice, cuts)))
+            remedy = path.remedy
+            if not remedy.line:
+                remedy = remedy_for_graph(steps, path)
+            return Way(path.holder(remedy))
         if path.is_freed_by_command and is_instance(steps[-1], BaseException):
-            path.advice = (
-                FORGET_LAST_ERROR  # %gpumem free clears frames, not what the error itself refers to
-            )
+            # %gpumem free clears frames, not what the error itself refers to.
+            path.remedy = Remedy(FORGET_LAST_ERROR)
         way = path.way(root, is_root_itself=len(steps) == 1, ended_id=ended_id)
         cut = way.cut
-        if not path.advice:
+        if not path.remedy.line:
             remedy = self._remedy_for_needed(steps, path, way.holder.remedy)
             if remedy.line != way.holder.remedy.line:
                 cut = None  # words remove no reference
@@ -422,9 +420,7 @@ class PathWriter:
         assert type(function) is FunctionType
         name = self._code_name(function)
         after = steps[2] if len(steps) > 2 else None
-        path.advise_if_nothing_later_can_go(
-            f"{COMMENT}when you no longer need the function", _OR_FUNCTION
-        )
+        path.advise_if_nothing_later_can_go("when you no longer need the function", _OR_FUNCTION)
         cells = function.__closure__
         if cells is not None and child is cells:
             if type(after) is not CellType:
@@ -515,8 +511,7 @@ class PathWriter:
 
     def _append_traceback(self, steps: Sequence[object], path: Path) -> int:
         """Cover exceptions, tracebacks and frames up to the name that a frame holds."""
-        removal = path.removal
-        path.advise(removal and f"{removal}{COMMENT}once you have read it", _OR_EXCEPTION)
+        path.advise(path.removal, _OR_EXCEPTION, "once you have read it")
         line = 0
         for position, item in enumerate(steps):
             if type(item) is TracebackType:
@@ -525,7 +520,7 @@ class PathWriter:
                 return self._append_frame(item, line, position, steps, path)
             elif not is_instance(item, BaseException):
                 if path.is_freed_by_command:
-                    path.advice = FORGET_LAST_ERROR
+                    path.remedy = Remedy(FORGET_LAST_ERROR)
                 path.say(f": exception{attribute_text(steps[position - 1], item)}")
                 return position
         path.say(": exception")

@@ -29,7 +29,6 @@ from ipygpumem.introspect import (
     is_users_class,
     text_of,
 )
-from ipygpumem.records import COMMENT
 
 _TAKING = "{0}.get_nowait(){ending}"
 _EVERY = "for _ in range({0}.qsize())"
@@ -159,9 +158,7 @@ def _append_queued_item(path: Path, steps: Sequence[object], protocol: Protocol)
     name = attribute_text(owner, items)
     if protocol is _OF_SCHEDULER:
         # The list has one function for each group of the optimizer.
-        path.advise_if_nothing_later_can_go(
-            f"{COMMENT}when you no longer need the scheduler", protocol.words
-        )
+        path.advise_if_nothing_later_can_go("when you no longer need the scheduler", protocol.words)
         if len(steps) > 2:
             name += f"[{position_of(items, steps[2])}]"  # type: ignore[arg-type]  # a list
         path.append_fixed(name, f"{path.code}{name}")

@@ -19,9 +19,8 @@ from ipygpumem.records import COMMENT, ReferencePath
 MORE_THERE = " more there"
 """Ends the path of a holder with further references."""
 _BLOCKS = (ast.For, ast.While, ast.With)
+_DELETING = "del "
 _DELETING_OUTPUT = "%xdel "
-
-
 _DELETED_ITEM = re.compile(r"del (?P<owner>[^;#]+)\[(?P<position>\d+)\](?P<ending>)")
 _CLEARED_ITEM = re.compile(
     r"(?P<owner>[^;#]+)\[(?P<position>\d+)\](?P<ending>\.zero_grad\(\)|\.grad = None)"
@@ -94,9 +93,14 @@ class Remedy:
         return self.line.removeprefix(_DELETING_OUTPUT)
 
     @property
+    def deleted_code(self) -> str:
+        """The code after ``del``; empty if the line begins in another way."""
+        return self.line.removeprefix(_DELETING) if self.deletes else ""
+
+    @property
     def deletes(self) -> bool:
         """True if the line begins with a deletion."""
-        return self.line.startswith("del ")
+        return self.line.startswith(_DELETING)
 
     @property
     def works_once(self) -> bool:

@@ -15,6 +15,7 @@ from ipygpumem.heap.paths.cuts import Cut, Kind, split
 from ipygpumem.heap.paths.items_and_attributes import attribute_text
 from ipygpumem.heap.paths.literals import literal
 from ipygpumem.heap.paths.path_state import Path
+from ipygpumem.heap.paths.remedies import NO_REMEDY, Remedy
 from ipygpumem.heap.paths.roots import NO_ROOT, NOTEBOOK
 from ipygpumem.introspect import (
     instance_dict,
@@ -24,7 +25,6 @@ from ipygpumem.introspect import (
     text_of,
     type_name,
 )
-from ipygpumem.records import COMMENT
 
 DETACH = "keep loss.item() or tensor.detach() instead of a tensor with its graph"
 """Advice for a graph that keeps memory alive."""
@@ -82,7 +82,7 @@ def append_torch_step(path: Path, steps: Sequence[object], names: Mapping[str, o
     """
     parent, child = steps[0], steps[1]
     if module_of(child) == "torch.autograd.function" or type_name(parent).endswith("Backward0"):
-        path.advise(_detaching(path), DETACH)
+        path.advise(_detaching(path), DETACH, f"and {DETACH}")
         path.say(f": its autograd graph ({type_name(child)})")
         return 1
     name = attribute_text(parent, child)
@@ -103,7 +103,7 @@ def append_torch_step(path: Path, steps: Sequence[object], names: Mapping[str, o
         if name == ".state":
             if _append_parameter_of_group(path, steps):
                 return 2
-            path.advise(_clearing_state(parent, child, path), "")
+            path.advise(_clearing_state(parent, child, path), "", _BEGINS_AGAIN)
             path.ended_object = child  # the groups still lead to the parameters
             if _is_added_state(steps):
                 return 0
@@ -325,8 +325,7 @@ def _clearing_state(optimizer: object, state: Any, path: Path) -> str:
         for key in list(dict.keys(of_parameter)):
             if type(key) is not str or key not in MADE_IN_STEPS:
                 return ""
-    clearing = path.statement("{}.state.clear()")
-    return clearing and f"{clearing}{COMMENT}all its averages and momentum begin again"
+    return path.statement("{}.state.clear()")
 
 
 def _kind_of_hook(owner: object, name: str) -> str:
@@ -352,20 +351,22 @@ def _hooks_of_tensor(tensor: object, hooks: object) -> str:
     return ""
 
 
-def advice_for_graph(steps: Sequence[object], path: Path) -> tuple[str, list[Cut]]:
-    """Return the advice for a tensor that keeps a graph, and the reference that it removes; none if
-    it drops the graph.
+_BEGINS_AGAIN = "all its averages and momentum begin again"
+
+
+def remedy_for_graph(steps: Sequence[object], path: Path) -> Remedy:
+    """Return the remedy for a tensor that keeps a graph.
 
     Of a list, only this tensor is removed: its other items may be older, and their graphs still
     needed.
     """
     cut = path.cut
     if cut is None:
-        return "", []
+        return NO_REMEDY
     is_in_list = len(steps) > 1 and is_exactly(steps[-2], list, deque)
     if not is_in_list or cut.kind is not Kind.ITEM or path.is_fixed:
         cut = _without_graph(cut, path)
-    return f"{cut.statement}{COMMENT}and {DETACH}", [cut]
+    return Remedy(cut.statement, f"and {DETACH}", (cut,))
 
 
 def _detaching(path: Path) -> str:
@@ -374,7 +375,7 @@ def _detaching(path: Path) -> str:
     """
     if path.cut is None:
         return ""
-    return f"{_without_graph(path.cut, path).statement}{COMMENT}and {DETACH}"
+    return _without_graph(path.cut, path).statement
 
 
 def _without_graph(cut: Cut, path: Path) -> Cut:

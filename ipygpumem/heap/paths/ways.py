@@ -123,21 +123,21 @@ def _as_one_line(
     """
     if lines and all(line.is_simple for line in lines):
         first = f"and {', and '.join(words)}" if words else ""
-        statement = in_sequence(_used_first([line.line for line in lines]))
+        statement = in_sequence([remedy.line for remedy in _used_first(lines)])
         return Remedy(statement, comments_of(remedies, first=first))
     with_advice = [remedy for remedy in remedies if remedy.text]
-    in_order = _used_first([remedy.line for remedy in with_advice])
-    return Remedy(", and ".join(Remedy(line).as_code for line in in_order))
+    return Remedy(", and ".join(remedy.as_code for remedy in _used_first(with_advice)))
 
 
-def _used_first(lines: Sequence[str]) -> list[str]:
-    """Return lines so that none deletes an object which a later one names."""
+def _used_first(remedies: Sequence[Remedy]) -> list[Remedy]:
+    """Return remedies so that none deletes an object which a later one names."""
 
-    def is_named_elsewhere(line: str) -> bool:
-        deleted = line.removeprefix("del ")
-        return deleted != line and any(deleted in text for text in lines if text != line)
+    def is_named_elsewhere(remedy: Remedy) -> bool:
+        deleted = remedy.deleted_code
+        lines = [other.line for other in remedies if other.line != remedy.line]
+        return deleted != "" and any(deleted in line for line in lines)
 
-    return sorted(lines, key=is_named_elsewhere)
+    return sorted(remedies, key=is_named_elsewhere)
 
 
 def _ended_first(ways: Sequence[Way], cuts: list[Cut]) -> list[Cut]:
