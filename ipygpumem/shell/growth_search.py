@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,7 +17,8 @@ from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.libraries import loaded_classes
 from ipygpumem.heap.live_tensors import live_tensors
-from ipygpumem.heap.paths.roots import NOTEBOOK, Roots, global_of
+from ipygpumem.heap.paths.remedies import Holder
+from ipygpumem.heap.paths.roots import NOTEBOOK, Root, Roots
 from ipygpumem.heap.sizes import Sizes
 from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import is_users_module, module_dict, type_name, users_modules
@@ -49,7 +49,6 @@ from ipygpumem.units import MIB
 
 _PRINTED = "printed output"
 """Stands among the names for the text that IPython keeps of cells."""
-_OF_NAME = re.compile(rf"({NOTEBOOK}|.*: running .*, local |(?=Out\[))(?P<name>\w+)")
 _MOST = 2000
 """Maximum number of large objects whose holders are searched."""
 _T = TypeVar("_T")
@@ -280,7 +279,7 @@ def _in_libraries(
     rows = dict[str, NamedSize]()
     sizes = Sizes()
     for item in new:
-        place = _place_in_library(holders[object_key(item)].path)
+        place = _place_in_library(holders[object_key(item)].roots[0])
         if place:
             row = rows.get(place) or NamedSize(place, type_name(item), {"cpu": 0})
             size = sizes.measure(item).device_bytes.get("cpu", 0) + row.device_bytes["cpu"]
@@ -289,14 +288,13 @@ def _in_libraries(
     return list(rows.values())
 
 
-def _place_in_library(path: str) -> str:
-    """Return the beginning of a path, if it is an attribute of a library's module; else an empty
+def _place_in_library(root: Root) -> str:
+    """Return the words for a root, if it is an attribute of a library's module; else an empty
     text.
     """
-    place = global_of(path)
-    if place is None or is_users_module(sys.modules.get(place["module"])):
+    if not root.module or is_users_module(sys.modules.get(root.module)):
         return ""
-    return place[0]
+    return root.text
 
 
 def _array_holders_of(
@@ -311,20 +309,15 @@ def _array_holders_of(
         heap = Heap()
         holders = explain(keys, heap, notebook)
         heap.drop()
-    return [_array_holder(holders[key].path) for key in keys]
+    return [_array_holder(holders[key]) for key in keys]
 
 
-def _array_holder(path: str) -> ArrayHolder:
-    """Return the holder to which a path leads, with the name that a look gives to the first object
-    on the path.
-    """
-    name = ""
-    of_module = global_of(path)
-    of_name = _OF_NAME.match(path)
-    if of_name is not None:
-        name = of_name["name"]
-    elif of_module is not None and is_users_module(sys.modules.get(of_module["module"])):
-        name = f"{of_module['module']}.{of_module['name']}"
-    elif of_module is not None:
-        name = of_module[0]
-    return ArrayHolder(name, path.removeprefix(NOTEBOOK))
+def _array_holder(holder: Holder) -> ArrayHolder:
+    """Return a holder with the name that a look gives to the first object on its path."""
+    root = holder.roots[0]
+    name = root.name
+    if root.module and is_users_module(sys.modules.get(root.module)):
+        name = f"{root.module}.{root.name}"
+    elif root.module:
+        name = root.text
+    return ArrayHolder(name, holder.path.removeprefix(NOTEBOOK))

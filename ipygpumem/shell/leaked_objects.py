@@ -20,7 +20,6 @@ from ipygpumem.heap.holders.registries import Registered, kept_by_registries
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.knowledge.tasks import is_pending
 from ipygpumem.heap.paths.remedies import Holder
-from ipygpumem.heap.paths.roots import module_of_path, without_quoted
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sizes import Size, Sizes, row_of
 from ipygpumem.introspect import is_users_module, module_dict, text_of, type_name
@@ -68,10 +67,9 @@ class Notebook:
         The variable may be a global of one of the user's modules:
         ``module.name[index].attribute``.
         """
-        path = without_quoted(holder.path)  # a key may hold anything
-        if (holder.is_variable or holder.is_kept) and ": " not in path:
+        if (holder.is_variable or holder.is_kept) and not holder.has_words:
             return True
-        return module_of_path(path) in self.modules
+        return holder.module in self.modules
 
     def count_names(self, sizes: Sizes, places: unreached.Places) -> None:
         """Count all that names lead to, which takes long next to many objects."""
@@ -315,7 +313,7 @@ class UnreachedObjects:
             if is_container and not notebook.heap.is_referred(item):
                 continue  # one of our own lists
             holder = holders[object_key(item)]
-            if module_of_path(holder.path) is None and not notebook.keeps_on_purpose(holder):
+            if not holder.module and not notebook.keeps_on_purpose(holder):
                 leaked.append(item)
         return leaked
 

@@ -118,12 +118,14 @@ def _variable_or_kept(keepers: Container[str], key: object) -> Root:
 def _output(key: object) -> Root:
     if type(key) is int:
         # ``del`` and ``%reset -f out`` leave copies; %xdel knows where IPython keeps them.
-        return Root(code_of_output(key), Rank.PLACE, deletion_of_output(key), is_output=True)
+        return Root(
+            code_of_output(key), Rank.PLACE, deletion_of_output(key), name="Out", is_output=True
+        )
     key_code = literal(key)  # the user has added it
     if not key_code:
         return Root("an item of Out", Rank.PLACE, "", is_of_library=True)
     code = f"Out[{key_code}]"
-    return Root(code, Rank.PLACE, "", code, cut=Cut(Kind.KEY, 0, "", code))
+    return Root(code, Rank.PLACE, "", code, cut=Cut(Kind.KEY, 0, "", code), name="Out")
 
 
 def _hidden(key: object) -> Root:

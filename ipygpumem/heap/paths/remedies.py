@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ipygpumem.heap.paths.cuts import Cut
 from ipygpumem.heap.paths.literals import literal
-from ipygpumem.heap.paths.roots import NO_ROOT, Rank, Root
+from ipygpumem.heap.paths.roots import NO_ROOT, Rank, Root, without_quoted
 from ipygpumem.records import COMMENT, ReferencePath
 
 MORE_THERE = " more there"
@@ -205,6 +205,19 @@ class Holder:
     def is_variable(self) -> bool:
         """True if its path begins at a variable of the notebook."""
         return self.roots[0].is_variable
+
+    @property
+    def has_words(self) -> bool:
+        """True if its path leads through more than items and attributes of a name."""
+        return ": " in without_quoted(self.path)  # a key may hold anything
+
+    @property
+    def module(self) -> str:
+        """The module to a global of which its path leads by items and attributes only; empty for
+        other paths.
+        """
+        root = self.roots[0]
+        return "" if ":" in without_quoted(self.path) else root.module
 
     @property
     def has_kept_name(self) -> bool:

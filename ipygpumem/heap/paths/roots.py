@@ -9,7 +9,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from types import FrameType, ModuleType
 from typing import Any
@@ -70,6 +70,10 @@ class Root:
     """True if no other place need be searched that holds its object."""
     is_permanent: bool = False
     """True if its object stays alive without all names: no other holder of it matters."""
+    name: str = ""
+    """The name of a variable, a local or a global, or ``Out``; empty for other roots."""
+    module: str = ""
+    """The module of which it is a global; empty for other roots."""
     plural: str = ""
     """The noun for several such roots; empty to name the first and the number of further ones."""
     is_variable: bool = False
@@ -91,6 +95,7 @@ class Root:
             "",
             code,
             cut=Cut(Kind.NAME, 0, "", code) if code else None,
+            name=text_of(key),
             is_variable=True,
         )
 
@@ -113,21 +118,20 @@ class Root:
             return LAST_ERROR
         if key is None:
             return cls(f"module {module}", Rank.MODULE, "", is_of_library=True)
-        where = f"module {module}, global {name}"
+        place = f"module {module}, global {name}"
+        root = cls(place, Rank.MODULE, "", name=name, module=module)
         if not code or not is_name(name):
-            return cls(where, Rank.MODULE, "", is_of_library=True)
+            return replace(root, is_of_library=True)
         patch = patch_of(sys.modules.get(module), name)
         if patch is not None:
             return cls.of_patch(patch)
-        target = f"{code}.{name}"
+        root = replace(root, code=f"{code}.{name}")
         if (module, name) in _OPEN or _is_of_hooks(module, name):
-            return cls(where, Rank.MODULE, "", target)
+            return root
         cut = _cut_of_global(module, name, code)
         if cut is None:
-            return cls(where, Rank.MODULE, "", target, is_of_library=True)
-        return cls(
-            where, Rank.MODULE, "", target, is_removed_as_whole=(module, name) in _CACHES, cut=cut
-        )
+            return replace(root, is_of_library=True)
+        return replace(root, is_removed_as_whole=(module, name) in _CACHES, cut=cut)
 
     @classmethod
     def of_context(cls, found: ContextValue) -> Root:
@@ -149,7 +153,7 @@ class Root:
         """Return the root of a local name of a running function."""
         code = frame.f_code
         where = f'thread "{thread}": running {code.co_name}() line {frame.f_lineno}, local {name}'
-        return cls(where, Rank.PLACE, "let the function return")
+        return cls(where, Rank.PLACE, "let the function return", name=name)
 
 
 NO_ROOT = Root("", Rank.NOWHERE, "")
@@ -297,25 +301,8 @@ class Roots:
     removed_objects: dict[int, object] = field(default_factory=dict)
 
 
-_GLOBAL = re.compile(r"module (?P<module>[\w.]+), global (?P<name>\w+)")
-_PATH_BELOW_GLOBAL = re.compile(r"module ([\w.]+), global [^:]+")
 _QUOTED = re.compile(r"""(?<=\[)("[^"]*"|b?'(\\.|[^'\\])*')""")
 """Matches text as the key of an item."""
-
-
-def global_of(path: str) -> re.Match[str] | None:
-    """Return the match of the global at which a path begins, with the groups ``module`` and
-    ``name``; None for a path from another root. ``Root.of_module`` writes these words.
-    """
-    return _GLOBAL.match(path)
-
-
-def module_of_path(path: str) -> str | None:
-    """Return the module to a global of which a path leads by items and attributes only; None for
-    other paths.
-    """
-    module = _PATH_BELOW_GLOBAL.fullmatch(without_quoted(path))
-    return module[1] if module is not None else None
 
 
 def without_quoted(path: str) -> str:
