@@ -263,3 +263,25 @@ def test_lines_spare_moved_data_or_mention_it(notebook: Kernel, name: str) -> No
     lines = [line for _, _, line in notebook.value("rows()")]
     assert len(lines) == 1, lines
     assert re.fullmatch(case.line, lines[0])
+
+
+_IMPORT = """
+number = len(sys.modules)
+sys.modules.update((f"made_{number + each}", types.ModuleType("made")) for each in range(100))
+""".strip()
+"""Stands for the import of a large library."""
+
+
+def test_data_in_older_records_is_named_beside_an_import(notebook: Kernel) -> None:
+    works(notebook, _SETUP, "import sys, types\nrecords = dicts(1500)")
+    inside = f"{_IMPORT}\nfor each in records: each['words'] = words(100)"
+    works(notebook, f"%%experiment e\n{inside}")
+    line = 'for _item in records: del _item["words"]; del _item'
+    assert notebook.value("rows()") == [(1500, "notebook variable records", line)]
+
+
+def test_an_import_is_not_asked_for_its_many_small_objects(notebook: Kernel) -> None:
+    works(notebook, _SETUP, "import sys, types, json\njson.JSONDecoder.kept = []\ndel json")
+    inside = f"{_IMPORT}\nsys.modules['json'].JSONDecoder.kept += map(words, [3000] * 100)"
+    works(notebook, f"%%experiment e\n{inside}")
+    assert notebook.value("rows()") == []

@@ -112,7 +112,7 @@ class Contents:
         newest_first = islice(reversed(namespace.values()), _MOST_NAMES)
         values = list(newest_first)[::-1]
         self._add(values)
-        level = _leading(values) + self._record_spaces(values)
+        level = leading_objects(values) + self._record_spaces(values)
         level = self._record_contents(level) + self._record_modules()
         for _ in range(_LEVELS - 1):
             level = self._record_contents(level)
@@ -190,7 +190,7 @@ class Contents:
             self.earlier.add(children)
             self._parents.update(dict.fromkeys(ids_of(part)))
             contents += children
-        return [item for item in _leading(contents) if id(item) not in self._parents]
+        return [item for item in leading_objects(contents) if id(item) not in self._parents]
 
     def _live_modules(self) -> dict[str, ModuleType]:
         """Return the recorded modules, each under a name that no object of the notebook has."""
@@ -243,7 +243,7 @@ class Contents:
                     yield Received(names[id(way[0])], way, new)
                 if id(item) not in self._parents or not children:
                     continue
-                for child in _leading(children):
+                for child in leading_objects(children):
                     if id(child) not in ways and self._is_old(child, made):
                         ways[id(child)] = (*way, child)
                         following[id(child)] = child
@@ -310,7 +310,7 @@ class Contents:
         """Return the objects to which some objects refer whose contents were recorded, by
         identity.
         """
-        parents = [item for item in _leading(level) if id(item) in self._parents]
+        parents = [item for item in leading_objects(level) if id(item) in self._parents]
         short, _ = _by_length(parents)
         return by_identity(gc.get_referents(*short))
 
@@ -430,7 +430,7 @@ def _ways_to_first(values: Sequence[Any]) -> dict[int, tuple[object, ...]]:
     named module and class, by identity.
     """
     ways: dict[int, tuple[object, ...]] = {}
-    for item in _leading(values):
+    for item in leading_objects(values):
         ways[id(item)] = (item,)
     for owner, space in _spaces(values):
         ways[id(space)] = (owner, space)
@@ -449,7 +449,7 @@ def _spaces(values: Sequence[Any]) -> Iterator[tuple[Any, dict[str, object]]]:
 _NUMBERS = frozenset(id(kind) for kind in (int, float, complex, bool, type(None)))
 
 
-def _leading(items: Sequence[Any]) -> list[Any]:
+def leading_objects(items: Sequence[Any]) -> list[Any]:
     """Return the items, each once, that may refer to more and do not lead to everything."""
     # Only the attributes of named modules and classes are recorded.
     skipped = (ModuleType, type, *types_not_entered())

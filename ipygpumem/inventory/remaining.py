@@ -30,7 +30,7 @@ from ipygpumem.heap.paths.roots import EVENT_LOOP, NOTEBOOK, Roots
 from ipygpumem.heap.paths.task_endings import cancelling
 from ipygpumem.heap.sizes import Share, Size, Sizes, row_of
 from ipygpumem.introspect import type_name
-from ipygpumem.inventory.contents import Contents, Received
+from ipygpumem.inventory.contents import Contents, Received, leading_objects
 from ipygpumem.inventory.leftover import MANY_MODULES
 from ipygpumem.inventory.merging import holder_of_all
 from ipygpumem.records import SEVERAL_TYPES, RetainedArray
@@ -45,6 +45,10 @@ _MOST_LABELS = 200
 """Maximum number of measurements that are compared with each other."""
 _MOST_SHARED = 1_000_000
 """Maximum number of objects to examine behind an object that shares memory with another one."""
+_LEVELS_NEAR_NAMES = 4
+"""Steps from a name: a list, its items, the dicts of their attributes, and what is in these."""
+_MOST_NEAR = 1_000_000
+"""Number of objects near names from which no further ones are listed."""
 _NO_DATA = (ModuleType, type, FunctionType, BuiltinFunctionType, MethodType, *NOT_ENTERED)
 
 
@@ -170,7 +174,8 @@ def find_remaining(
         not_counted = counted.not_counted(set(map(id, part.items)))
         items = [item for item in part.items if id(item) in not_counted or search.is_in_row(item)]
         search.add_rows(items, part.name, part.chain)
-    search.names_many = changes.modules < MANY_MODULES
+    if changes.modules >= MANY_MODULES:
+        search.near = _near_names(changes.names)
     search.add_scattered()
     if search.is_done():
         return search.remaining
@@ -193,13 +198,14 @@ class _Search:
 
     Attributes:
         remaining: the memory that was found.
-        names_many: False to leave out many small objects: those that libraries make when they are
-            imported, and keep in caches of their own, or in tables of C++ code, as torch does.
+        near: the identities of the objects near the user's names, to leave out many small objects
+            elsewhere: libraries make them when they are imported, and keep them in caches of their
+            own, or in tables of C++ code, as torch does. None to leave out nothing.
     """
 
     def __init__(self, counted: Sizes, smallest: int, size_bytes: int) -> None:
         self.remaining: list[Remaining] = []
-        self.names_many = True
+        self.near: set[int] | None = None
         self._counted = counted
         self._smallest = smallest
         self._left_bytes = size_bytes
@@ -240,9 +246,11 @@ class _Search:
         unique = [item for key, item in by_identity(items).items() if key not in self._with_row]
         for key in types_of(unique):
             same = of_types({key}, unique)
+            if len(same) > _MOST_ROWS and self.near is not None:
+                same = list(compress(same, map(self.near.__contains__, map(id, same))))
             groups = [[item] for item in same]
             if len(same) > _MOST_ROWS:
-                groups = [same] if self.names_many else []
+                groups = [same]
             for group in groups:
                 size, label = self._measure(group)
                 if size.size_bytes >= self._smallest:
@@ -256,7 +264,7 @@ class _Search:
                 else:
                     small += group
                     sizes_of_small[type_name(group[0])] += size.size_bytes
-        is_named = self.names_many or len(small) <= _MOST_MIXED
+        is_named = self.near is None or len(small) <= _MOST_MIXED
         if is_named and sizes_of_small.total() >= self._smallest:
             self._add(row_of(small, _size_of_types(sizes_of_small)), small, name, chain)
         else:
@@ -279,7 +287,7 @@ class _Search:
             else:
                 mixed += same
                 of_mixed += of_type
-        if of_mixed.total() >= self._smallest and self.names_many:
+        if of_mixed.total() >= self._smallest and self.near is None:
             self._add(row_of(mixed, _size_of_types(of_mixed)), mixed, "", ())
 
     def _measure(self, group: Sequence[object]) -> tuple[Size, str]:
@@ -456,6 +464,20 @@ def _earlier_data(heap: Heap, changes: Changes, received: Sequence[object]) -> l
         made = compress(part, map(changes.new.__contains__, map(id, part)))
         earlier += data.behind(gc.get_referents(*made))
     return list(by_identity(earlier).values())
+
+
+def _near_names(names: Mapping[str, object]) -> set[int]:
+    """Return the identities of objects a few references from names, as far as a limit allows."""
+    near = set[int]()
+    level = leading_objects(list(names.values()))
+    for _ in range(_LEVELS_NEAR_NAMES):
+        below = gc.get_referents(*level)
+        new = [item for key, item in by_identity(below).items() if key not in near]
+        near.update(map(id, new))
+        if len(near) > _MOST_NEAR:
+            break
+        level = leading_objects(new)
+    return near
 
 
 def _pending_tasks(heap: Heap, not_counted: set[int]) -> list[object]:
