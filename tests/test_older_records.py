@@ -272,7 +272,7 @@ sys.modules.update((f"made_{number + each}", types.ModuleType("made")) for each 
 """Stands for the import of a large library."""
 
 
-def test_data_in_older_records_is_named_beside_an_import(notebook: Kernel) -> None:
+def test_data_in_older_records_is_named_despite_an_import(notebook: Kernel) -> None:
     works(notebook, _SETUP, "import sys, types\nrecords = dicts(1500)")
     inside = f"{_IMPORT}\nfor each in records: each['words'] = words(100)"
     works(notebook, f"%%experiment e\n{inside}")
