@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from ipygpumem.heap.holders.backward import BackwardSearch
-from ipygpumem.heap.sizes import Size, row_of
-from ipygpumem.inventory.remaining import Remaining
-
-
-def remaining(*items: object) -> Remaining:
-    return Remaining(row_of(items, Size({"cpu": 1 << 21})), items)
+from ipygpumem.inventory.remaining import MOST_SEARCHED, is_searched_together
 
 
 def test_holders_of_many_objects_of_one_type_are_all_searched() -> None:
     lists = [[number] for number in range(500)]
-    assert list(remaining(*lists).to_search()) == lists
+    assert is_searched_together(lists, 0)
+    assert not is_searched_together(lists, MOST_SEARCHED - 499)
 
 
 def test_of_many_small_objects_of_several_types_one_is_searched() -> None:
     few = [[number] for number in range(50)] + [{"number": number} for number in range(50)]
-    assert list(remaining(*few).to_search()) == few
-    many = [*few, {"one": "more"}]
-    assert list(remaining(*many).to_search()) == many[:1]
+    assert is_searched_together(few, 0)
+    assert not is_searched_together([*few, {"one": "more"}], 0)
 
 
 def test_references_of_a_long_holder_to_few_objects_are_counted() -> None:
