@@ -30,7 +30,7 @@ from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.commands.declarations import Options, argument, command, integer, option
-from ipygpumem.shell.ipython.caches import last_error, shown_since
+from ipygpumem.shell.ipython.caches import last_error_id, shown_since
 from ipygpumem.shell.ipython.rewriting import FIT_NAME, first_lines
 from ipygpumem.units import format_bytes
 
@@ -156,7 +156,7 @@ class _Try:
             self._outer.append((scope, scope.outer_among(names) & namespace.keys()))
         self.depth = len(enclosing)
         """Number of experiments that were open."""
-        self.last_error = last_error()
+        self.last_error_id = last_error_id()
         self.is_closing = False
         """True if ``close`` was interrupted; calling it again continues."""
         self.is_closed = False
@@ -291,7 +291,7 @@ class CellFit:
             return False
         self._undone = self._try.overwritten()
         # Magics such as %run show an error without raising it.
-        failure = error or shown_since(self._try.last_error)
+        failure = error or shown_since(self._try.last_error_id)
         estimate = self._estimate or self._value
         self._estimate = None
         try:

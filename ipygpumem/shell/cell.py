@@ -106,7 +106,7 @@ class CellErrors:
         """A recovery during the cell or at its end."""
         self.refusals: dict[str, Cause | None] = {}
         """Messages of its out-of-memory errors → the limit that refused the memory."""
-        self.released_by = 0
+        self.error_id_to_release = 0
         """Identity of the error that ended an experiment inside the cell.
 
         Its frames are released at the cell's end.
@@ -143,7 +143,7 @@ class Cell:
         self.measured = CellMeasurement()
         self.errors = CellErrors()
         self.children = CellChildren()
-        self.last_error = 0
+        self.last_error_id = 0
         """Identity of the last error that was shown before the cell."""
         self.closers: list[Callable[[], list[Report]]] = []
         """Called once when its code has ended, before anything else.

@@ -314,7 +314,7 @@ class ExperimentEnd:
 
     def _oldest_mark(self) -> GcMark | None:
         """Return the start mark if all garbage at the end must be newer, else None."""
-        if self._progress.failed and self._scope.error_at_start != 0:
+        if self._progress.failed and self._scope.error_id_at_start != 0:
             return None  # an older error was released
         return self._scope.baseline.mark_if_nothing_lingers()
 

@@ -48,7 +48,7 @@ from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ending import ExperimentEnd, Surroundings
 from ipygpumem.shell.error_isolation import Part
 from ipygpumem.shell.experiment_options import ExperimentOptions, checked_patterns
-from ipygpumem.shell.ipython.caches import last_error
+from ipygpumem.shell.ipython.caches import last_error_id
 from ipygpumem.shell.ipython.sources import cell_that_bound, is_in_cell, running_cell_deletes
 from ipygpumem.shell.measured_scope import MeasuredScope, Progress
 from ipygpumem.shell.recovery import Recovery
@@ -100,7 +100,7 @@ class ExperimentManager:
         """Names that ended without an experiment → their cell's number, and the remark if one is
         missed.
         """
-        self._last_oom = 0
+        self._last_oom_id = 0
         """Identity of an out-of-memory error."""
         self._counted: list[Experiment] = []
         """The experiments that have counted that error."""
@@ -126,10 +126,10 @@ class ExperimentManager:
 
         It is reported again as it leaves each of them.
         """
-        counted = self._counted if id(error) == self._last_oom else []
+        counted = self._counted if id(error) == self._last_oom_id else []
         if counted and (leaving is None or leaving in counted):
             return
-        self._last_oom, self._counted = id(error), self.here()
+        self._last_oom_id, self._counted = id(error), self.here()
         for experiment in self._counted:
             experiment.progress.ran_out_of_memory()
 
@@ -189,7 +189,7 @@ class ExperimentManager:
         if not self.open:
             return
         for experiment in self.open:  # a user's callback may have failed between two cells
-            experiment.progress.saw_error(cell.last_error)
+            experiment.progress.saw_error(cell.last_error_id)
         if cell.nested:
             return
         for experiment in self.here():
@@ -366,7 +366,7 @@ class ExperimentManager:
             self._end(around.pop(), ended)
         enclosing = around[-2] if len(around) > 1 else None
         self.code.scope_ends(experiment)
-        experiment.progress.saw_error(last_error())
+        experiment.progress.saw_error(last_error_id())
         if experiment.record is None:
             try:
                 experiment.is_ending = True

@@ -20,7 +20,7 @@ from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.error_isolation import Part
 from ipygpumem.shell.experiment_options import ExperimentOptions
-from ipygpumem.shell.ipython.caches import Outputs, last_error
+from ipygpumem.shell.ipython.caches import Outputs, last_error_id
 
 if TYPE_CHECKING:
     from ipygpumem.shell.baselines import Baseline
@@ -43,7 +43,7 @@ class Progress:
         self._seconds_in_last_cell = 0.0
         """Seconds in the cell that ends it, which is not among the cells until it ends."""
         self.failed = False
-        self._seen_error = 0
+        self._last_error_id = 0
         self.ooms = 0
         self.remarks: list[str] = []
         """Notes for its report."""
@@ -57,7 +57,7 @@ class Progress:
         """Start the clock; errors that were shown before are not the experiment's."""
         self.started = perf_counter()
         self.started_at = time()
-        self._seen_error = last_error()
+        self._last_error_id = last_error_id()
 
     def saw_error(self, identity: int) -> None:
         """Record the identity of the last error shown; a new one marks the experiment as failed.
@@ -65,9 +65,9 @@ class Progress:
         Call it often enough that at most one error is shown between two calls: an error is created
         while the previous one is alive, but a later one may reuse that identity.
         """
-        if identity != self._seen_error:
+        if identity != self._last_error_id:
             self.failed = True
-        self._seen_error = identity
+        self._last_error_id = identity
 
     def ran_out_of_memory(self) -> None:
         """Count an out-of-memory error."""
@@ -109,7 +109,7 @@ class MeasuredScope:
     Attributes:
         names: the scope.
         limits: ends the seeding and the budget.
-        error_at_start: identity of the last error shown before it.
+        error_id_at_start: identity of the last error shown before it.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class MeasuredScope:
     ) -> None:
         self._context = context
         self._options = options
-        self.error_at_start = last_error()
+        self.error_id_at_start = last_error_id()
         self.limits = ExitStack()
         if options.seeder is not None:
             self.limits.callback(options.seeder.remove)

@@ -119,7 +119,7 @@ class Recovery:
         if failure.kind == "error" and cell.guarded and not cell.guarded.startswith("perhaps"):
             # CPython's SystemError for a deep recursion without memory
             failure = replace(failure, kind="oom")
-        releases = cell.errors.released_by == id(error) or self._releases(failure)
+        releases = cell.errors.error_id_to_release == id(error) or self._releases(failure)
         if cell.errors.recovery is None and (releases or failure.poisoned):
             cell.errors.recovery = self._free_and_record(error, failure, cell, release=releases)
         elif releases:
@@ -291,7 +291,7 @@ class Recovery:
             if cell is not None:
                 cell.errors.recovery = record
         elif cell is not None and self._config.release_frames != "never":
-            cell.errors.released_by = id(error)
+            cell.errors.error_id_to_release = id(error)
             return "memory held by the traceback's frames is freed when the cell ends"
         return ""
 

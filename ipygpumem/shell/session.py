@@ -26,7 +26,7 @@ from ipygpumem.shell.cell import HISTORY_LENGTH, Cell, CellObserver
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.error_isolation import Part
 from ipygpumem.shell.experiments import ExperimentManager
-from ipygpumem.shell.ipython.caches import error_of, last_error, shown_since
+from ipygpumem.shell.ipython.caches import error_of, last_error_id, shown_since
 from ipygpumem.shell.ipython.sources import (
     MAY_RUN_NO_CODE,
     has_only_comments,
@@ -78,7 +78,7 @@ class Session:
         cell = context.cells.push(info)
 
         def measure() -> None:
-            cell.last_error = last_error()
+            cell.last_error_id = last_error_id()
             cell.children.ended_before = EndedChildren.now()
             cell.measured.span = context.meter.span()
 
@@ -181,7 +181,7 @@ class Session:
         an experiment's report must not contain what its error still held.
         """
         error = error_of(result)
-        cell.failed = error is not None or last_error() != cell.last_error
+        cell.failed = error is not None or last_error_id() != cell.last_error_id
         if error is not None:
             line = cells_line(error)
             if line is not None:
@@ -383,7 +383,7 @@ def _feature(observer: CellObserver) -> str:
 
 def _error(cell: Cell, result: Any) -> BaseException | None:
     """Return the error that ended a cell, or that was shown in it."""
-    return error_of(result) or shown_since(cell.last_error)
+    return error_of(result) or shown_since(cell.last_error_id)
 
 
 _MESSAGES = ("UsageError", "MissingPackageError")

@@ -52,7 +52,7 @@ def of_cell(app: App, options: Options) -> list[Report]:
     peak = Peak(lambda: named_objects(app.context.shell).items(), options.save, options.flame)
 
     def finish() -> list[Report]:
-        error = shown_since(cell.last_error)
+        error = shown_since(cell.last_error_id)
         record = peak.stop(
             lambda: inventory_of_notebook(app.context.shell, has_arrays=False), error
         )

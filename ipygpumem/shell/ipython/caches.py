@@ -425,14 +425,18 @@ def error_of(result: Any) -> BaseException | None:
     return getattr(result, "error_before_exec", None) or getattr(result, "error_in_exec", None)
 
 
-def last_error() -> int:
-    """Return the identity of the last error shown."""
+def last_error_id() -> int:
+    """Return the identity of the last error shown: a reference would keep its frames alive."""
     return id(getattr(sys, "last_value", None))
 
 
-def shown_since(earlier: int) -> BaseException | None:
-    """Return an error shown after ``earlier`` and then swallowed, as by %run."""
-    return None if last_error() == earlier else stored_error("last_value")
+def shown_since(earlier_id: int) -> BaseException | None:
+    """Return an error shown since ``last_error_id`` was ``earlier_id``, and then swallowed, as by
+    %run.
+    """
+    if last_error_id() == earlier_id:
+        return None
+    return stored_error("last_value")
 
 
 def stored_error(name: str) -> BaseException | None:
