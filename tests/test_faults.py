@@ -36,7 +36,7 @@ from ipygpumem.shell.ending import ExperimentEnd
 from ipygpumem.shell.experiments import Experiment, ExperimentManager
 from ipygpumem.shell.ipython import rewriting
 from ipygpumem.shell.ipython.caches import Outputs
-from ipygpumem.shell.measured_scope import MeasuredScope, Progress
+from ipygpumem.shell.measured_scope import ExperimentLog, MeasuredScope
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.session import Session
 from tests.steps import plain
@@ -453,8 +453,9 @@ def test_a_fault_stops_no_code_and_loses_no_name(
 
 
 KINDS = (
-    *(Session, CellStack, ExperimentManager, Experiment, CodeObserver, MeasuredScope, Progress),
-    *(ExperimentEnd, OpenExperiments, Scope, Outputs, Meter, Span, Recovery, Display),
+    *(Session, CellStack, ExperimentManager, Experiment, ExperimentLog, ExperimentEnd),
+    *(CodeObserver, MeasuredScope, OpenExperiments, Scope, Outputs, Meter, Span, Recovery),
+    Display,
 )
 FOREVER = [
     (kind, name)

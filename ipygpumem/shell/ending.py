@@ -37,7 +37,7 @@ from ipygpumem.scope.ownable import is_ownable
 from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.experiment_options import ExperimentOptions
-from ipygpumem.shell.measured_scope import MeasuredScope, Progress
+from ipygpumem.shell.measured_scope import ExperimentLog, MeasuredScope
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.units import format_bytes
 
@@ -111,7 +111,7 @@ class ExperimentEnd:
         context: the shell's services.
         options: the experiment's options.
         scope: its scope.
-        progress: its cells and errors.
+        log: its cells and errors.
         survivors: finds the objects that outlive it.
         recovery: releases tracebacks.
         handle: the object whose names stay: the user may need it after the end.
@@ -125,7 +125,7 @@ class ExperimentEnd:
         context: ShellContext,
         options: ExperimentOptions,
         scope: MeasuredScope,
-        progress: Progress,
+        log: ExperimentLog,
         survivors: Survivors,
         recovery: Recovery,
         handle: object,
@@ -133,7 +133,7 @@ class ExperimentEnd:
         self._context = context
         self._options = options
         self._scope = scope
-        self._progress = progress
+        self._log = log
         self._survivors = survivors
         self._recovery = recovery
         self._handle = handle
@@ -233,7 +233,7 @@ class ExperimentEnd:
             self._own_names = self._scope.names.own_names()
             before.watched = self._watch(self._own_names)
         except MemoryError:  # the names must be deleted all the more
-            self._progress.remarks.append(
+            self._log.remarks.append(
                 "not enough memory to list everything that the experiment held"
             )
 
@@ -303,7 +303,7 @@ class ExperimentEnd:
 
     def _release_tracebacks(self) -> int:
         """Release the last error, and return 1, if one was shown in the experiment."""
-        if not self._progress.failed or self._context.config.release_frames == "never":
+        if not self._log.failed or self._context.config.release_frames == "never":
             return 0
         self._recovery.release_stored_tracebacks()
         return 1
@@ -314,7 +314,7 @@ class ExperimentEnd:
 
     def _oldest_mark(self) -> GcMark | None:
         """Return the start mark if all garbage at the end must be newer, else None."""
-        if self._progress.failed and self._scope.error_id_at_start != 0:
+        if self._log.failed and self._scope.error_id_at_start != 0:
             return None  # an older error was released
         return self._scope.baseline.mark_if_nothing_lingers()
 
@@ -334,7 +334,7 @@ class ExperimentEnd:
             if interrupts.is_from_signal(error):
                 raise
             why = describe_error(error)
-            self._progress.remarks.append(f"objects still alive could not be listed: {why}")
+            self._log.remarks.append(f"objects still alive could not be listed: {why}")
 
     def _survivors_of(self, watched: list[WatchedName]) -> tuple[RetainedArray, ...]:
         """Return the rows of the objects that are still alive."""
@@ -356,7 +356,7 @@ class ExperimentEnd:
             growth -= new_bytes
             if baseline.contents.knows(value):
                 self._kept_in_older_bytes += new_bytes
-        numbers = [cell.execution_count or 0 for cell in self._progress.cells]
+        numbers = [cell.execution_count or 0 for cell in self._log.cells]
         ended = EndedExperiment(
             watched,
             is_known=lambda item, array: (
@@ -415,7 +415,7 @@ class ExperimentEnd:
 
     def _make_record(self) -> None:
         scope = self._scope.names
-        progress = self._progress
+        log = self._log
         at_end = self._before.usages
         usages = self._scope.measurement.stop()
         after_freeing = self._usages_after or usages
@@ -427,12 +427,12 @@ class ExperimentEnd:
         limits = {}
         if self._options.budget is not None:
             limits = dict(self._options.budget.limits)
-        seconds = progress.seconds() or progress.span_seconds
+        seconds = log.seconds() or log.span_seconds
         self.record = ExperimentRecord(
             name=self._options.name,
-            started_at=progress.started_at,
+            started_at=log.started_at,
             duration_seconds=seconds,
-            cells=tuple(progress.cells),
+            cells=tuple(log.cells),
             usages=usages,
             consumed=consumed,
             freed=freed,
@@ -443,9 +443,9 @@ class ExperimentEnd:
             steps=tuple(self._freeing_steps),
             notes=tuple(self._notes(after_freeing)),
             parameters=dict(self._options.parameters),
-            ooms=progress.ooms,
+            ooms=log.ooms,
             budget=limits,
-            span_seconds=max(seconds, progress.span_seconds),
+            span_seconds=max(seconds, log.span_seconds),
         )
 
     def _notes(self, usages: tuple[Usage, ...]) -> list[str]:
@@ -460,7 +460,7 @@ class ExperimentEnd:
         budget = self._options.budget
         if budget is not None:
             notes += [*budget.notes, *budget.refusals]
-        notes += self._progress.remarks
+        notes += self._log.remarks
         notes += [f"{step.name}: {step.error}" for step in self._freeing_steps if step.error]
         return notes
 
@@ -514,7 +514,7 @@ class ExperimentEnd:
         """Return the note on child processes that it leaves, with the lines that end them."""
         from ipygpumem.inventory import children  # most experiments leave none
 
-        started = self._progress.started_at - _CLOCK_SECONDS
+        started = self._log.started_at - _CLOCK_SECONDS
         new = [child for child in children_now() if child.started_at >= started]
         ended = children.with_endings(new, self._context.namespace)
         lines = children.endings(ended)

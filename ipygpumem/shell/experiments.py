@@ -50,7 +50,7 @@ from ipygpumem.shell.error_isolation import Part
 from ipygpumem.shell.experiment_options import ExperimentOptions, checked_patterns
 from ipygpumem.shell.ipython.caches import last_error_id
 from ipygpumem.shell.ipython.sources import cell_that_bound, is_in_cell, running_cell_deletes
-from ipygpumem.shell.measured_scope import MeasuredScope, Progress
+from ipygpumem.shell.measured_scope import ExperimentLog, MeasuredScope
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.subscribers import Subscribers
 
@@ -131,7 +131,7 @@ class ExperimentManager:
             return
         self._last_oom_id, self._counted = id(error), self.here()
         for experiment in self._counted:
-            experiment.progress.ran_out_of_memory()
+            experiment.log.ran_out_of_memory()
 
     def ran_out_in_try(self, error: BaseException) -> None:
         """Count an out-of-memory error of an autofit try, unless it was counted before."""
@@ -189,7 +189,7 @@ class ExperimentManager:
         if not self.open:
             return
         for experiment in self.open:  # a user's callback may have failed between two cells
-            experiment.progress.saw_error(cell.last_error_id)
+            experiment.log.saw_error(cell.last_error_id)
         if cell.nested:
             return
         for experiment in self.here():
@@ -203,7 +203,7 @@ class ExperimentManager:
             return
         here = self.here()
         for experiment in here:
-            experiment.progress.code_ended(failed=cell.failed)
+            experiment.log.code_ended(failed=cell.failed)
         if here:
             cell.scopes.innermost = here[-1].name
         self.code.code_ended(cell)
@@ -366,7 +366,7 @@ class ExperimentManager:
             self._end(around.pop(), ended)
         enclosing = around[-2] if len(around) > 1 else None
         self.code.scope_ends(experiment)
-        experiment.progress.saw_error(last_error_id())
+        experiment.log.saw_error(last_error_id())
         if experiment.record is None:
             try:
                 experiment.is_ending = True
@@ -473,7 +473,7 @@ class Experiment(GuardedBlock):
 
         Its end is requested only once, so it must not stay open.
         """
-        self.progress = Progress()
+        self.log = ExperimentLog()
         self._measured: MeasuredScope | None = None
         """None until it is started."""
         self._ending: ExperimentEnd | None = None
@@ -514,7 +514,7 @@ class Experiment(GuardedBlock):
     @property
     def cells(self) -> tuple[CellRecord, ...]:
         """Its finished cells so far."""
-        return tuple(self.progress.cells)
+        return tuple(self.log.cells)
 
     @property
     def is_open(self) -> bool:
@@ -634,10 +634,10 @@ class Experiment(GuardedBlock):
         if error is None or isinstance(error, GeneratorExit):  # closing a generator is no failure
             return
         if self.is_open:
-            self.progress.failed = True
+            self.log.failed = True
             remark = self._experiments.recovery.failed_inside(error, self)
             if remark:
-                self.progress.remarks.append(remark)
+                self.log.remarks.append(remark)
 
     def _end_if_open(self) -> None:
         """End the experiment, unless the extension was unloaded in its block."""
@@ -665,29 +665,29 @@ class Experiment(GuardedBlock):
         """Open the scope and start measuring; if this fails, ``abandon`` undoes it."""
         experiments = self._experiments
         self.thread, self.client = get_ident(), client_of(self._context.shell)
-        self.progress.begin()
+        self.log.begin()
         self._measured = MeasuredScope(
             self._context,
             self.options,
             experiments.clock,
             functools.partial(experiments.open.saved_elsewhere, self.thread, self.client),
         )
-        self._measured.start(experiments.survivors, self.progress.remarks)
+        self._measured.start(experiments.survivors, self.log.remarks)
 
     @property
     def elapsed_seconds(self) -> float:
         """Seconds since the start."""
-        return self.progress.elapsed_seconds
+        return self.log.elapsed_seconds
 
     def seconds_here(self) -> float:
         """Return the seconds spent in the running cell; 0 between cells."""
         for outermost in self._context.cells.running(self.thread)[:1]:
-            return perf_counter() - max(outermost.measured.started, self.progress.started)
+            return perf_counter() - max(outermost.measured.started, self.log.started)
         return 0.0
 
     def seconds(self, here: float) -> float:
         """Return the sum of its cells' durations, plus ``here`` of a cell not among them yet."""
-        return self.progress.seconds(here)
+        return self.log.seconds(here)
 
     def saved_memory(self) -> list[RetainedArray]:
         """Return the arrays held by the objects to be restored."""
@@ -695,21 +695,21 @@ class Experiment(GuardedBlock):
 
     def add_cell(self, cell: CellRecord) -> None:
         """Add a finished cell, including the one that ends the experiment."""
-        self.progress.cells.append(cell)
+        self.log.cells.append(cell)
         if self.record is not None:
-            self.record = self.progress.completed(self.record)
+            self.record = self.log.completed(self.record)
 
     def clean_up(self, surroundings: Surroundings) -> None:
         """Free everything and create the record; call it again after an interrupt."""
         seconds_here = 0.0 if self.cell is not None else self.seconds_here()
-        self.progress.end_requested(seconds_here)
+        self.log.end_requested(seconds_here)
         if self._ending is None:
             experiments = self._experiments
             self._ending = ExperimentEnd(
                 self._context,
                 self.options,
                 self.measured,
-                self.progress,
+                self.log,
                 experiments.survivors,
                 experiments.recovery,
                 handle=self,
@@ -728,11 +728,9 @@ class Experiment(GuardedBlock):
         return self.record
 
     def _bare_record(self) -> ExperimentRecord:
-        progress = self.progress
-        seconds = progress.elapsed_seconds
-        return ExperimentRecord(
-            self.name, progress.started_at, seconds, (), (), {}, {}, (), (), (), ()
-        )
+        started_at = self.log.started_at
+        seconds = self.log.elapsed_seconds
+        return ExperimentRecord(self.name, started_at, seconds, (), (), {}, {}, (), (), (), ())
 
     def abandon(self) -> None:
         """Stop measuring and keep the names.
@@ -749,7 +747,7 @@ class UnscopedExperiment(Experiment):
     def __init__(self, name: str) -> None:
         self.options = ExperimentOptions(name)
         self.record = None
-        self.progress = Progress()
+        self.log = ExperimentLog()
         self._is_unscoped = True
 
     is_open = False

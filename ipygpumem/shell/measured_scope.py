@@ -31,7 +31,7 @@ _FOR_TRACEBACKS = ("stack_data", "pygments.formatters.html", "pygments.formatter
 """Modules that IPython imports for its first traceback, and that import 31 more."""
 
 
-class Progress:
+class ExperimentLog:
     """The cells, times and errors of an experiment so far."""
 
     def __init__(self) -> None:
