@@ -194,7 +194,7 @@ class ExperimentManager:
             return
         for experiment in self.here():
             cell.scopes.innermost = experiment.name
-            experiment.measured.reseed()
+            experiment.measured_scope.reseed()
 
     def code_ended(self, cell: Cell) -> None:
         """Update the scopes' names and outputs after the cell's code."""
@@ -209,8 +209,8 @@ class ExperimentManager:
         self.code.code_ended(cell)
         for experiment in self.open:
             if experiment not in here and cell.measured.number is not None:
-                experiment.measured.leave_output(cell.measured.number)
-            experiment.measured.settle_outputs()
+                experiment.measured_scope.leave_output(cell.measured.number)
+            experiment.measured_scope.settle_outputs()
 
     def end_experiments_of(self, cell: Cell) -> None:
         """End the experiments that end with the cell."""
@@ -263,7 +263,7 @@ class ExperimentManager:
                 experiment.enter()
                 self.open.append(experiment)
                 self.code.scope_opened(experiment)
-                experiment.measured.reseed()
+                experiment.measured_scope.reseed()
         except BaseException:  # an interrupt, too: a half-open experiment would never end
             if experiment in self.open:
                 self.open.remove(experiment)
@@ -474,7 +474,7 @@ class Experiment(GuardedBlock):
         Its end is requested only once, so it must not stay open.
         """
         self.log = ExperimentLog()
-        self._measured: MeasuredScope | None = None
+        self._measured_scope: MeasuredScope | None = None
         """None until it is started."""
         self._ending: ExperimentEnd | None = None
         """None until its end is requested."""
@@ -522,15 +522,15 @@ class Experiment(GuardedBlock):
         return self in self._experiments.open
 
     @property
-    def measured(self) -> MeasuredScope:
+    def measured_scope(self) -> MeasuredScope:
         """Its scope with the measurements since its start."""
-        assert self._measured is not None
-        return self._measured
+        assert self._measured_scope is not None
+        return self._measured_scope
 
     @property
     def scope(self) -> Scope:
         """Its names."""
-        return self.measured.names
+        return self.measured_scope.names
 
     def start(self) -> Experiment:
         """Open the scope here, and return the experiment.
@@ -550,7 +550,7 @@ class Experiment(GuardedBlock):
         return self
 
     def _open(self) -> None:
-        if self._measured is not None:
+        if self._measured_scope is not None:
             raise ExperimentError(
                 f"experiment {quoted(self.name)} was already started: create a new one"
             )
@@ -566,12 +566,12 @@ class Experiment(GuardedBlock):
         """Return each device's usage from the start until now, or until its end."""
         if self._is_unscoped:
             return ()
-        if self._measured is None:
+        if self._measured_scope is None:
             raise ExperimentError(f"experiment {quoted(self.name)} has not been started")
         if self.record is not None:
             return self.record.usages
         try:
-            return self._measured.usages()
+            return self._measured_scope.usages()
         except Exception as error:
             if not is_own_failure(error):
                 raise
@@ -666,13 +666,13 @@ class Experiment(GuardedBlock):
         experiments = self._experiments
         self.thread, self.client = get_ident(), client_of(self._context.shell)
         self.log.begin()
-        self._measured = MeasuredScope(
+        self._measured_scope = MeasuredScope(
             self._context,
             self.options,
             experiments.clock,
             functools.partial(experiments.open.saved_elsewhere, self.thread, self.client),
         )
-        self._measured.start(experiments.survivors, self.log.remarks)
+        self._measured_scope.start(experiments.survivors, self.log.remarks)
 
     @property
     def elapsed_seconds(self) -> float:
@@ -691,7 +691,7 @@ class Experiment(GuardedBlock):
 
     def saved_memory(self) -> list[RetainedArray]:
         """Return the arrays held by the objects to be restored."""
-        return self.measured.saved_memory()
+        return self.measured_scope.saved_memory()
 
     def add_cell(self, cell: CellRecord) -> None:
         """Add a finished cell, including the one that ends the experiment."""
@@ -708,7 +708,7 @@ class Experiment(GuardedBlock):
             self._ending = ExperimentEnd(
                 self._context,
                 self.options,
-                self.measured,
+                self.measured_scope,
                 self.log,
                 experiments.survivors,
                 experiments.recovery,
@@ -737,8 +737,8 @@ class Experiment(GuardedBlock):
 
         The extension is unloaded, or the start or end failed.
         """
-        if self._measured is not None:
-            self._measured.abandon()
+        if self._measured_scope is not None:
+            self._measured_scope.abandon()
 
 
 class UnscopedExperiment(Experiment):
