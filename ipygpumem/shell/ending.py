@@ -161,7 +161,7 @@ class ExperimentEnd:
         return [
             EndStep(self._keep_all_if_misspelt, "misspelt names to keep were not found", never),
             EndStep(self._measure_before, "the memory before the end was not measured", never),
-            EndStep(self._scope.limits.close, "its budget may still limit torch"),
+            EndStep(self._scope.undo.close, "its budget may still limit torch"),
             EndStep(self._free_names_and_outputs, not_measured),
             EndStep(self._delete_names_again, not_measured),
             EndStep(self._delete_names, "its names are kept", until_done),

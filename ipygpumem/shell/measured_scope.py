@@ -108,7 +108,7 @@ class MeasuredScope:
 
     Attributes:
         names: the scope.
-        limits: ends the seeding and the budget.
+        undo: ends the seeding and the budget.
         error_id_at_start: identity of the last error shown before it.
     """
 
@@ -122,9 +122,9 @@ class MeasuredScope:
         self._context = context
         self._options = options
         self.error_id_at_start = last_error_id()
-        self.limits = ExitStack()
+        self.undo = ExitStack()
         if options.seeder is not None:
-            self.limits.callback(options.seeder.remove)
+            self.undo.callback(options.seeder.remove)
         self.names = Scope(
             context.namespace,
             keep=options.keep,
@@ -148,7 +148,7 @@ class MeasuredScope:
             self._baseline = survivors.baseline(remarks, self.names.names_at_start)
         budget = self._options.budget
         if budget is not None:
-            self.limits.callback(budget.stop)  # before an interrupt can come between
+            self.undo.callback(budget.stop)  # before an interrupt can come between
             budget.start()
         self.allocated_at_start = allocated_bytes()
         self.free_heap_at_start = free_heap_bytes() or 0
@@ -198,7 +198,7 @@ class MeasuredScope:
 
     def abandon(self) -> None:
         """Stop measuring, and keep the names."""
-        parts: list[Part] = [(self.limits.close, "its budget may still limit torch")]
+        parts: list[Part] = [(self.undo.close, "its budget may still limit torch")]
         if self._measurement is not None:
             parts.append((self.drop_measurement, "its measurement was not ended"))
         parts.append((self.names.saved.clear, "objects that it has overwritten stay alive"))
