@@ -11,9 +11,9 @@ from typing import Any
 from ipygpumem.failures import forget_told, tell_failure
 from ipygpumem.interrupts import is_from_signal, stop_listening
 
-Part = tuple[Callable[..., object], str]
-"""A part of our work in a hook, and what was not done if it fails, as in "this cell's memory was
-not measured".
+HookStep = tuple[Callable[..., object], str]
+"""A step of our work in a hook, and what was not done if it fails: "this cell's memory was not
+measured".
 """
 
 
@@ -30,21 +30,21 @@ class ErrorIsolation:
         """Report a failure of the component ``name``; see ``failures.tell_failure``."""
         tell_failure(name, error, lost, asked=asked)
 
-    def each(self, name: str, *parts: Part) -> None:
-        """Do all ``parts`` in order; report those that fail, and raise a signal's exception after
+    def each(self, name: str, *steps: HookStep) -> None:
+        """Do all ``steps`` in order; report those that fail, and raise a signal's exception after
         the last one.
         """
-        self.each_with((), name, parts)
+        self.each_with((), name, steps)
 
-    def each_with(self, given: tuple[object, ...], name: str, parts: Sequence[Part]) -> None:
-        """Do the same with parts that take the arguments ``given``, since no closure may reference
-        a cell's result.
+    def each_with(self, given: tuple[object, ...], name: str, steps: Sequence[HookStep]) -> None:
+        """Do the same with steps that take the arguments ``given``, because no closure may
+        reference a cell's result.
         """
         raised: list[BaseException] = []
-        for work, lost in parts:
+        for work, lost in steps:
             try:
                 work(*given)
-            except BaseException as error:  # noqa: PERF203  # every part must run
+            except BaseException as error:  # noqa: PERF203  # every step must run
                 if is_from_signal(error):
                     raised.append(error)
                 elif isinstance(error, Exception):

@@ -46,7 +46,7 @@ from ipygpumem.shell.cell import HISTORY_LENGTH, Cell
 from ipygpumem.shell.code_observer import CodeObserver, OpenExperiments, client_of
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ending import ExperimentEnd, Surroundings
-from ipygpumem.shell.error_isolation import Part
+from ipygpumem.shell.error_isolation import HookStep
 from ipygpumem.shell.experiment_options import ExperimentOptions, checked_patterns
 from ipygpumem.shell.ipython.caches import last_error_id
 from ipygpumem.shell.ipython.sources import cell_that_bound, is_in_cell, running_cell_deletes
@@ -214,11 +214,11 @@ class ExperimentManager:
 
     def end_experiments_of(self, cell: Cell) -> None:
         """End the experiments that end with the cell."""
-        parts: list[Part] = []
+        steps: list[HookStep] = []
         for experiment in reversed(cell.scopes.ending):
             end = functools.partial(self._end_unless_ending, experiment, cell.scopes.ended)
-            parts.append((end, f"experiment {quoted(experiment.name)} ends later"))
-        self.context.isolation.each("the end of an experiment", *parts)
+            steps.append((end, f"experiment {quoted(experiment.name)} ends later"))
+        self.context.isolation.each("the end of an experiment", *steps)
 
     def overdue(self) -> list[Experiment]:
         """Return open experiments whose cells have ended.
@@ -388,7 +388,7 @@ class ExperimentManager:
         self.open[:] = [other for other in self.open if other is not experiment]
         experiment.make_bare_record()
         name = f"experiment {quoted(experiment.name)}"
-        parts: list[Part] = [
+        steps: list[HookStep] = [
             (
                 lambda: write_line(f"{name} could not be ended; its names are kept."),
                 "its names are kept",
@@ -399,7 +399,7 @@ class ExperimentManager:
             ),
             (lambda: experiment.abandon(), f"the measurement of {name} was not ended"),
         ]
-        self.context.isolation.each("the end of an experiment", *parts)
+        self.context.isolation.each("the end of an experiment", *steps)
 
     def _publish(self, ended: list[Experiment]) -> list[Report]:
         """Store the records of finished experiments, and return their reports."""
@@ -616,14 +616,14 @@ class Experiment(GuardedBlock):
         if self._is_unscoped:
             self.make_bare_record()
             return
-        parts: list[Part] = [
+        steps: list[HookStep] = [
             (self._saw_failure, "memory that its error holds is freed at the cell's end"),
             (lambda _: self._end_if_open(), self._lost_at_end),
             # An interrupt may have come before it ended.
             (lambda _: self._end_or_give_up(), "the experiment is still open"),
         ]
         with interrupts.reraise_swallowed():
-            self._context.isolation.each_with((error,), f"the end of {self._block_name}", parts)
+            self._context.isolation.each_with((error,), f"the end of {self._block_name}", steps)
 
     def _after_failed_end(self) -> None:
         """End the experiment after a failure at the end of its ``with`` block."""
@@ -648,11 +648,11 @@ class Experiment(GuardedBlock):
         """End the experiment if it is still open; if that fails, keep its names."""
         if self not in self._experiments.open or self.is_ending:
             return
-        parts: list[Part] = [
+        steps: list[HookStep] = [
             (self._end_if_open, self._lost_at_end),
             (lambda: self._experiments.give_up(self), "the experiment is still open"),
         ]
-        self._context.isolation.each(f"the end of {self._block_name}", *parts)
+        self._context.isolation.each(f"the end of {self._block_name}", *steps)
 
     # -- for the manager ---------------------------------------------------------------------------
 

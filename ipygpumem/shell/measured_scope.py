@@ -18,7 +18,7 @@ from ipygpumem.probes.malloc import allocated_bytes, free_heap_bytes
 from ipygpumem.records import CellRecord, ExperimentRecord, RetainedArray, Usage
 from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.error_isolation import Part
+from ipygpumem.shell.error_isolation import HookStep
 from ipygpumem.shell.experiment_options import ExperimentOptions
 from ipygpumem.shell.ipython.caches import Outputs, last_error_id
 
@@ -198,13 +198,13 @@ class MeasuredScope:
 
     def abandon(self) -> None:
         """Stop measuring, and keep the names."""
-        parts: list[Part] = [(self.undo.close, "its budget may still limit torch")]
+        steps: list[HookStep] = [(self.undo.close, "its budget may still limit torch")]
         if self._measurement is not None:
-            parts.append((self.drop_measurement, "its measurement was not ended"))
-        parts.append((self.names.saved.clear, "objects that it has overwritten stay alive"))
+            steps.append((self.drop_measurement, "its measurement was not ended"))
+        steps.append((self.names.saved.clear, "objects that it has overwritten stay alive"))
         if self._baseline is not None:
-            parts.append((self._baseline.forget, "its list of older objects stays in memory"))
-        self._context.isolation.each("the end of an experiment", *parts)
+            steps.append((self._baseline.forget, "its list of older objects stays in memory"))
+        self._context.isolation.each("the end of an experiment", *steps)
 
     def drop_measurement(self) -> None:
         """End the measurement without reading it."""

@@ -24,7 +24,7 @@ from ipygpumem.report import content
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.cell import HISTORY_LENGTH, Cell, CellObserver
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.error_isolation import Part
+from ipygpumem.shell.error_isolation import HookStep
 from ipygpumem.shell.experiments import ExperimentManager
 from ipygpumem.shell.ipython.caches import error_of, last_error_id, shown_since
 from ipygpumem.shell.ipython.sources import (
@@ -82,15 +82,15 @@ class Session:
             cell.children.ended_before = EndedChildren.now()
             cell.measured.span = context.meter.span()
 
-        parts: list[Part] = [(measure, "this cell's memory was not measured")]
+        steps: list[HookStep] = [(measure, "this cell's memory was not measured")]
         if "del" in cell.source or "reset" in cell.source:
             # Before the guard, an observer, limits the memory.
             watch = partial(self._experiments.survivors.deleted.watch, cell.source)
-            parts.append((watch, "what stays alive of deleted objects will not be found"))
+            steps.append((watch, "what stays alive of deleted objects will not be found"))
         for observer in self.observers:
             lost = f"{_feature(observer)} missed this cell's start"
-            parts.append((partial(observer.cell_begins, cell), lost))
-        context.isolation.each("pre_run_cell", *parts)
+            steps.append((partial(observer.cell_begins, cell), lost))
+        context.isolation.each("pre_run_cell", *steps)
         # Our own work may have taken long.
         cell.measured.started_at = time()
         cell.measured.started = perf_counter()
@@ -136,29 +136,29 @@ class Session:
         """Free memory that ends with the cell, then create the records, so that they agree."""
         isolation = self._context.isolation
         reports = cell.above
-        parts: list[Part] = [
+        steps: list[HookStep] = [
             (partial(self._after_code, cell), "memory that ends with this cell was not freed"),
             (partial(self._add_record, cell, seconds), "this cell's memory was not measured"),
             (lambda _: reports.extend(cell.below), "this cell's reports were not shown"),
         ]
         for observer in self.observers:
             end = partial(self._end_for_observer, cell, observer)
-            parts.append((end, f"{_feature(observer)} missed this cell's end"))
+            steps.append((end, f"{_feature(observer)} missed this cell's end"))
         try:
             with interrupts.reraise_swallowed():
-                isolation.each_with((result,), "post_run_cell", parts)
+                isolation.each_with((result,), "post_run_cell", steps)
         except BaseException as error:
             if not interrupts.is_from_signal(error):
                 raise
             interrupts.stop_listening()
             cell.struck_after = error
             self._drop(cell)
-        parts = [
+        steps = [
             (partial(self._show, cell, reports), "this cell's reports were not shown"),
             (self._shown, "this cell's records were not passed on"),
             (partial(self._drop, cell), "the measurement of this cell was not ended"),
         ]
-        isolation.each_with((result,), "post_run_cell", parts)
+        isolation.each_with((result,), "post_run_cell", steps)
 
     def _add_record(self, cell: Cell, seconds: float, result: Any) -> None:
         """Make the cell's record and its line; nested cells are not shown."""
@@ -188,7 +188,7 @@ class Session:
                 self._context.cells.failed_at[cell.measured.number] = line
         experiments = self._experiments
         place = len(cell.below)  # above the reports of experiments
-        parts: list[Part] = [
+        steps: list[HookStep] = [
             (
                 lambda cell, _: experiments.code_ended(cell),
                 "the open experiments missed this cell's end",
@@ -205,7 +205,7 @@ class Session:
                 "the report of the recovery is missing",
             ),
         ]
-        self._context.isolation.each_with((cell, result), "post_run_cell", parts)
+        self._context.isolation.each_with((cell, result), "post_run_cell", steps)
 
     def _settle(self, cell: Cell, result: Any) -> None:
         if cell.measured.span and (cell.scopes.ending or cell.failed):
@@ -350,13 +350,13 @@ class Session:
     def _shown(self, _: Any = None) -> None:
         """Notify subscribers and observers that the last cell's reports were shown."""
         self._waits_to_be_shown = False
-        parts: list[Part] = [
+        steps: list[HookStep] = [
             (self._subscribers.shown, "this cell's record was not passed to its subscribers")
         ]
         for observer in self.observers:
             lost = f"{_feature(observer)} missed that this cell was shown"
-            parts.append((observer.shown, lost))
-        self._context.isolation.each("post_run_cell", *parts)
+            steps.append((observer.shown, lost))
+        self._context.isolation.each("post_run_cell", *steps)
 
 
 def _note_ended_children(cell: Cell, usages: Sequence[Usage]) -> None:
