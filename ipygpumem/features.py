@@ -16,10 +16,10 @@ from typing import Any
 from ipygpumem.shell.commands.declarations import (
     Argument,
     Command,
+    CommandGroup,
+    CommandModule,
     CommandTable,
-    Group,
     Magic,
-    Part,
 )
 from ipygpumem.shell.commands.features import Features
 
@@ -107,7 +107,7 @@ def _panel() -> tuple[Command, ...]:
     return (show_panel,)
 
 
-def _recorder_commands() -> tuple[Command | Group, ...]:
+def _recorder_commands() -> tuple[Command | CommandGroup, ...]:
     from ipygpumem.extras.recorder.recorder_commands import RECORDER, postmortem  # on first use
 
     return (RECORDER, postmortem)
@@ -164,25 +164,25 @@ def _fit() -> tuple[Argument, ...]:
 # -- the tables ------------------------------------------------------------------------------------
 
 
-_EXPERIMENT = Group(
+_EXPERIMENT = CommandGroup(
     "%experiment",
     "group several cells into an experiment",
-    (Part(("start", "end", "keep", "status", "list", "compare"), _experiment),),
+    (CommandModule(("start", "end", "keep", "status", "list", "compare"), _experiment),),
     details="``%%experiment NAME`` as a cell's first line does all of this for one cell.",
 )
-_GPUMEM = Group(
+_GPUMEM = CommandGroup(
     "%gpumem",
     "show what uses memory, and free it",
     (
-        Part(("on", "off", "quiet", "status", "preload", "free"), _settings),
-        Part(("leaks",), _leaks),
-        Part(("why",), _why),
-        Part(("top", "tensors"), _tensors),
-        Part(("history", "export"), _records),
-        Part(("plot",), _plot),
-        Part(("panel",), _panel),
-        Part(("guard",), _guard),
-        Part(("recorder", "postmortem"), _recorder_commands),
+        CommandModule(("on", "off", "quiet", "status", "preload", "free"), _settings),
+        CommandModule(("leaks",), _leaks),
+        CommandModule(("why",), _why),
+        CommandModule(("top", "tensors"), _tensors),
+        CommandModule(("history", "export"), _records),
+        CommandModule(("plot",), _plot),
+        CommandModule(("panel",), _panel),
+        CommandModule(("guard",), _guard),
+        CommandModule(("recorder", "postmortem"), _recorder_commands),
     ),
     alone=_short_status,
     details=(

@@ -17,7 +17,7 @@ from ipygpumem.magics.gpumem import RELEASED
 from ipygpumem.magics.sources import files
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.commands.completion import complete
-from ipygpumem.shell.commands.declarations import Command, Group
+from ipygpumem.shell.commands.declarations import Command, CommandGroup
 from ipygpumem.shell.commands.helps import help_of, printed_help
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.dispatch import OTHER_NAMES
@@ -36,7 +36,7 @@ def all_commands() -> Iterator[Command]:
         yield from commands_in(TABLE.find(magic))
 
 
-def commands_in(place: Command | Group) -> Iterator[Command]:
+def commands_in(place: Command | CommandGroup) -> Iterator[Command]:
     if isinstance(place, Command):
         yield TABLE.complete(place)
         return

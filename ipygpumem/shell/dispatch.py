@@ -16,8 +16,8 @@ from ipygpumem.failures import write_failure
 from ipygpumem.shell.commands.declarations import (
     Call,
     Command,
+    CommandGroup,
     CommandTable,
-    Group,
     Magic,
     Options,
     Run,
@@ -210,7 +210,7 @@ class GpuMemMagics(Magics):
 
         group = self.commands.find(magic)
         word = next(iter(line.split()), "")
-        if isinstance(group, Group) and word in group.names:
+        if isinstance(group, CommandGroup) and word in group.names:
             return growth_for(f"{magic} {word}")
         return growth_for(magic)
 

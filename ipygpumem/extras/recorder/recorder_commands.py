@@ -13,7 +13,13 @@ from ipygpumem.extras.recorder import recordings
 from ipygpumem.extras.recorder.recordings import Kernel, Moment, Recording, Verdict
 from ipygpumem.report.layout import Fact, Listing, Report, Table, clean, count, device_label, note
 from ipygpumem.shell.app import App
-from ipygpumem.shell.commands.declarations import Group, Options, Part, argument, command
+from ipygpumem.shell.commands.declarations import (
+    CommandGroup,
+    CommandModule,
+    Options,
+    argument,
+    command,
+)
 from ipygpumem.units import format_bytes, format_seconds
 
 _LINES_SHOWN = 20
@@ -47,10 +53,10 @@ def recorder_status(app: App, options: Options) -> list[Report]:
     return [note(f"recording is {state} · {number}, {size}, in {folder}")]
 
 
-RECORDER = Group(
+RECORDER = CommandGroup(
     "%gpumem recorder",
     "write a recording that outlives the kernel",
-    (Part(("on", "off", "status"), lambda: (recorder_on, recorder_off, recorder_status)),),
+    (CommandModule(("on", "off", "status"), lambda: (recorder_on, recorder_off, recorder_status)),),
     alone=lambda: recorder_status,
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import Any
 
-from ipygpumem.shell.commands.declarations import Argument, Command, CommandTable, Group
+from ipygpumem.shell.commands.declarations import Argument, Command, CommandGroup, CommandTable
 
 
 def complete(
@@ -24,7 +24,7 @@ def complete(
         return []
     place = table.find(signs + magic, words)
     words = words[place.name.count(" ") :]
-    if isinstance(place, Group):
+    if isinstance(place, CommandGroup):
         return [] if words else place.names
     argument, needs_value = _argument_at_end(place, words)
     offered = _offered(argument, app, begun)

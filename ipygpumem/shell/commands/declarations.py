@@ -11,9 +11,9 @@
     )
     def top(app: App, options: Options) -> list[Report]: ...
 
-Parsing, ``?``, Tab and the errors of one line all read these declarations. A ``Group`` has the
-commands below one word, and a ``Magic`` is what IPython knows: both import the declarations when
-they are used for the first time, so that loading the extension stays fast.
+Parsing, ``?``, Tab and the errors of one line all read these declarations. A ``CommandGroup`` has
+the commands below one word, and a ``Magic`` is what IPython knows: both import the declarations
+when they are used for the first time, so that loading the extension stays fast.
 """
 
 from __future__ import annotations
@@ -258,21 +258,21 @@ def command(
 
 
 @dataclass(frozen=True)
-class Part:
+class CommandModule:
     """Commands of a group that one module declares."""
 
     names: tuple[str, ...]
-    load: Callable[[], tuple[Command | Group, ...]]
+    load: Callable[[], tuple[Command | CommandGroup, ...]]
     """Imports the module and returns the commands, in the order of ``names``."""
 
 
 @dataclass(frozen=True)
-class Group:
+class CommandGroup:
     """Commands below one word, such as ``%gpumem`` or ``%gpumem recorder``."""
 
     name: str
     summary: str
-    parts: tuple[Part, ...]
+    modules: tuple[CommandModule, ...]
     alone: Callable[[], Command] | None = None
     """Imports the command that runs if no other word follows."""
     details: str = ""
@@ -281,14 +281,14 @@ class Group:
     def names(self) -> list[str]:
         """The words that may follow."""
         names = list[str]()
-        for part in self.parts:
-            names += part.names
+        for module in self.modules:
+            names += module.names
         return names
 
-    def load(self, name: str) -> Command | Group:
+    def load(self, name: str) -> Command | CommandGroup:
         """Return the command of one of the names; other modules are not imported."""
-        part = next(part for part in self.parts if name in part.names)
-        return part.load()[part.names.index(name)]
+        module = next(module for module in self.modules if name in module.names)
+        return module.load()[module.names.index(name)]
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,7 @@ class Magic:
 
     name: str
     """With its signs, such as ``%%peak``."""
-    load: Callable[[], Command | Group]
+    load: Callable[[], Command | CommandGroup]
     """Imports and returns the declaration."""
     runs_line: bool = False
     """True if the rest of the line is Python code."""
@@ -325,7 +325,7 @@ class CommandTable:
         self.magics = {magic.name: magic for magic in magics}
         self._more = more or {}
         """Functions that return further options, by command."""
-        self._loaded: dict[str, Command | Group] = {}
+        self._loaded: dict[str, Command | CommandGroup] = {}
         """Declarations of magics that have been used."""
         self._complete: dict[str, Command] = {}
         """Commands with all of their options, by name."""
@@ -335,13 +335,13 @@ class CommandTable:
         """The names of the magics, without signs, each once."""
         return list(dict.fromkeys(name.lstrip("%") for name in self.magics))
 
-    def find(self, magic: str, words: Iterable[str] = ()) -> Command | Group:
+    def find(self, magic: str, words: Iterable[str] = ()) -> Command | CommandGroup:
         """Return the command that a magic's first words name, or the group in which they end."""
         if magic not in self._loaded:
             self._loaded[magic] = self.magics[magic].load()
         place = self._loaded[magic]
         for word in words:
-            if not isinstance(place, Group) or word not in place.names:
+            if not isinstance(place, CommandGroup) or word not in place.names:
                 break
             place = place.load(word)
         if isinstance(place, Command):

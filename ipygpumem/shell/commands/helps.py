@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from ipygpumem.shell.commands.declarations import Argument, Command, CommandTable, Group
+from ipygpumem.shell.commands.declarations import Argument, Command, CommandGroup, CommandTable
 
 _WIDTH = 116
 """Maximum length of a line."""
@@ -25,7 +25,7 @@ def help_of(
     docstring.
     """
     place = table.find(magic, words)
-    if isinstance(place, Group):
+    if isinstance(place, CommandGroup):
         lines = _lines_of_group(table, place, columns)
     else:
         lines = _lines_of_command(place, columns)
@@ -82,7 +82,7 @@ def _lines_of_command(command: Command, columns: int) -> list[str]:
     return [*lines, *_aligned(rows, columns)]
 
 
-def _lines_of_group(table: CommandTable, group: Group, columns: int) -> list[str]:
+def _lines_of_group(table: CommandTable, group: CommandGroup, columns: int) -> list[str]:
     """Return a row for each command of a group, then one for each of their options."""
     rows = list[Row]()
     descriptions: dict[str, list[str]] = {}
@@ -105,11 +105,11 @@ def _add_description(known: list[str], description: str, command: str) -> None:
         known.append(f"of {command}: {description}")
 
 
-def _commands(table: CommandTable, group: Group) -> Iterator[Command]:
+def _commands(table: CommandTable, group: CommandGroup) -> Iterator[Command]:
     """Yield all commands of a group, and those of the groups in it."""
     for name in group.names:
         place = group.load(name)
-        if isinstance(place, Group):
+        if isinstance(place, CommandGroup):
             yield from _commands(table, place)
         else:
             yield table.complete(place)

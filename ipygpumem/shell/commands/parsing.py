@@ -16,8 +16,8 @@ from ipygpumem.report.layout import clean
 from ipygpumem.shell.commands.declarations import (
     Argument,
     Command,
+    CommandGroup,
     CommandTable,
-    Group,
     Options,
     WrongValue,
     did_you_mean,
@@ -55,14 +55,14 @@ def _command_and_options(table: CommandTable, magic: str, line: str) -> tuple[Co
         raise UsageError(f"{magic}: {error}") from None
     place = table.find(magic, words)
     words = words[place.name.count(" ") :]
-    if isinstance(place, Group):
+    if isinstance(place, CommandGroup):
         if words or place.alone is None:
             raise UsageError(clean(_no_command(table, place, words)))
         place = place.alone()
     return place, _options(place, words)
 
 
-def _no_command(table: CommandTable, group: Group, words: list[str]) -> str:
+def _no_command(table: CommandTable, group: CommandGroup, words: list[str]) -> str:
     problem = "a command is missing"
     also = ""
     if not words and f"%{group.name}" in table.magics:
