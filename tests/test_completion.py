@@ -13,8 +13,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.features import all_features
+from ipygpumem.magics.completions import files
 from ipygpumem.magics.gpumem import RELEASED
-from ipygpumem.magics.sources import files
 from ipygpumem.shell.app import app_of
 from ipygpumem.shell.commands.completion import complete
 from ipygpumem.shell.commands.declarations import Command, CommandGroup

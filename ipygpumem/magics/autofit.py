@@ -22,7 +22,7 @@ from ipygpumem.fitting.fit import TOO_LARGE, Fit
 from ipygpumem.fitting.plan import Number, Plan, Values
 from ipygpumem.heap.array_search import arrays_by_name
 from ipygpumem.introspect import type_name
-from ipygpumem.magics import sources
+from ipygpumem.magics import completions
 from ipygpumem.report.autofit import autofit_report
 from ipygpumem.report.layout import Report, clean
 from ipygpumem.scope.bindings import Bindings, bindings_of
@@ -49,7 +49,7 @@ _SETS_ITSELF = "the cell sets {} itself, which replaces the value to try: delete
         "NAME=VALUE",
         "such as batch_size=1024; several are reduced in turn; "
         "NAME alone starts at its current value",
-        offers=sources.numbers,
+        offers=completions.numbers,
         many=True,
         missing="which variable? For instance: %%autofit batch_size=1024",
     ),

@@ -11,7 +11,7 @@ from IPython.core.error import UsageError
 
 from ipygpumem.errors import ExperimentError, ellipsize, quoted
 from ipygpumem.fitting.budgets import parse_budget
-from ipygpumem.magics import sources
+from ipygpumem.magics import completions
 from ipygpumem.report import history as reports
 from ipygpumem.report.content import times, usage_parts
 from ipygpumem.report.layout import Report, clean, listed, note
@@ -45,7 +45,7 @@ _OPTIONS = (
         "--keep",
         "NAME",
         "names or globs to keep, separated by blanks or commas: --keep model 'loss*'",
-        offers=sources.names,
+        offers=completions.names,
         many=True,
     ),
     switch("--drop-imports", "delete the names of imported modules too"),
@@ -184,7 +184,7 @@ def patterns_of(what: str, words: Iterable[str]) -> list[str]:
 @command(
     "%experiment end",
     "delete its names, restore overwritten ones, free the memory",
-    argument("name", "NAME", offers=sources.open_experiments, is_joined=True),
+    argument("name", "NAME", offers=completions.open_experiments, is_joined=True),
 )
 def end(app: App, options: Options) -> list[Report]:
     """End the named experiment, or the one started last, here or on engines."""
@@ -227,7 +227,7 @@ _WHICH_NAMES = "which names? For instance: %experiment keep model 'loss*'"
 @command(
     "%experiment keep",
     "keep these names or globs, such as 'y*', at the end too",
-    argument("names", "NAME", offers=sources.names, many=True, missing=_WHICH_NAMES),
+    argument("names", "NAME", offers=completions.names, many=True, missing=_WHICH_NAMES),
 )
 def keep(app: App, options: Options) -> list[Report]:
     """Keep names at the end of the innermost experiment."""
@@ -316,7 +316,7 @@ def list_(app: App, options: Options) -> list[Report]:
 @command(
     "%experiment compare",
     "compare finished experiments: names, globs, or A#2 for the second run of A",
-    argument("names", "NAME", offers=sources.finished_experiments, many=True),
+    argument("names", "NAME", offers=completions.finished_experiments, many=True),
 )
 def compare(app: App, options: Options) -> list[Report]:
     """Compare the finished experiments that match names, globs or ``name#2``; all by default."""

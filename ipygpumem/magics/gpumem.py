@@ -11,7 +11,7 @@ from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.inventory import findings
 from ipygpumem.inventory.breakdown import PRINTED
 from ipygpumem.inventory.children import with_endings
-from ipygpumem.magics import sources
+from ipygpumem.magics import completions
 from ipygpumem.magics.experiment import available_names, lines_of_open
 from ipygpumem.meter.traces import preload as create
 from ipygpumem.meter.traces import why_no_accelerator
@@ -109,7 +109,7 @@ def preload(app: App, options: Options) -> list[Report]:
         "--experiment",
         "NAME",
         "only the cells of experiments with this name or glob",
-        offers=sources.finished_experiments,
+        offers=completions.finished_experiments,
     ),
 )
 def history(app: App, options: Options) -> list[Report]:
@@ -144,7 +144,7 @@ def _of_experiments(app: App, cells: Iterable[CellRecord], pattern: str) -> list
     argument(
         "file",
         "FILE",
-        offers=sources.files,
+        offers=completions.files,
         missing="which file? For instance: %gpumem export session.json",
     ),
     switch("--force", "replace a file that ipygpumem did not write"),

@@ -17,7 +17,7 @@ from ipygpumem.inventory import records
 from ipygpumem.inventory.array_holders import MOST_EXPLAINED
 from ipygpumem.inventory.records import Inventory
 from ipygpumem.inventory.top import LargestNames, NamedSize, select
-from ipygpumem.magics import sources
+from ipygpumem.magics import completions
 from ipygpumem.notebook import cell_of_output
 from ipygpumem.report import inventory as reports
 from ipygpumem.report.inventory import top_report
@@ -41,7 +41,7 @@ from ipygpumem.shell.notebook_inventory import inventory_of_notebook, largest_na
 from ipygpumem.units import KIB
 
 _NAMES = argument(
-    "names", "NAME", "only these names, or globs such as 'x*'", offers=sources.names, many=True
+    "names", "NAME", "only these names, or globs such as 'x*'", offers=completions.names, many=True
 )
 _DEVICE = option("--device", "D", "only this device: RAM, cuda or cuda:0", offers=("RAM", "cuda"))
 _MIN = option("--min", "SIZE", "only memory of at least this size", to=byte_size())

@@ -13,7 +13,7 @@ from IPython.core.error import UsageError
 from ipygpumem.errors import describe_error, ellipsize, quoted
 from ipygpumem.introspect import type_name
 from ipygpumem.inventory.ownership import ownership_of
-from ipygpumem.magics import sources, tensors
+from ipygpumem.magics import completions, tensors
 from ipygpumem.report.inventory import (
     left_report,
     of_ipython_report,
@@ -37,7 +37,7 @@ _NAMES = re.compile(r"\w+(, *\w+)+,? *")
     argument(
         "expression",
         "EXPRESSION",
-        offers=sources.names,
+        offers=completions.names,
         is_code=True,
         missing="which name? For instance: %gpumem why model",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 
 from ipygpumem.errors import EstimateError
-from ipygpumem.magics import sources
+from ipygpumem.magics import completions
 from ipygpumem.magics.estimate import with_code
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.app import App
@@ -38,6 +38,6 @@ BATCH = option(
     "--batch",
     "NAME",
     "the variable with the size of a batch, for --fit",
-    offers=sources.numbers,
+    offers=completions.numbers,
     run=_fit,
 )

@@ -29,7 +29,7 @@ from ipygpumem.extras.isolate import child
 from ipygpumem.extras.isolate.needs import unusable
 from ipygpumem.extras.isolate.packets import Connection, load
 from ipygpumem.introspect import code_lines
-from ipygpumem.magics import sources
+from ipygpumem.magics import completions
 from ipygpumem.magics.experiment import patterns_of
 from ipygpumem.notebook import running_cell
 from ipygpumem.probes.oom_kills import Kills
@@ -56,7 +56,7 @@ _PAUSE, _PAUSE_HARD = "omp_pause_resource_all", 2
         "--keep",
         "NAME",
         "names or globs that come back, separated by blanks or commas: --keep model 'loss*'",
-        offers=sources.names,
+        offers=completions.names,
         many=True,
     ),
     option(

@@ -14,7 +14,7 @@ from IPython.core.error import UsageError
 
 from ipygpumem.extras.lines.statements import Cost, Statement, measure
 from ipygpumem.introspect import code_lines
-from ipygpumem.magics import sources
+from ipygpumem.magics import completions
 from ipygpumem.report.layout import Report, Table, clean, clean_name, count, device_label
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, argument, command, integer, option
@@ -38,7 +38,7 @@ _SETUP = option("-s", "'SETUP'", "code to run before each run, not measured", de
     argument(
         "code",
         "STATEMENT",
-        offers=sources.names,
+        offers=completions.names,
         is_code=True,
         missing="which statement? For instance: %gpumemit -r 3 torch.relu(x)",
     ),

@@ -22,7 +22,7 @@ from ipygpumem.extras.lines.lines import (
     code_of,
 )
 from ipygpumem.introspect import code_lines
-from ipygpumem.magics import sources
+from ipygpumem.magics import completions
 from ipygpumem.report.layout import (
     Report,
     Table,
@@ -53,7 +53,7 @@ ORDERS = ("line", "kept", "peak", "time", "hits")
         "-f",
         "FUNCTION",
         "functions or methods to measure too: -f train Model.forward",
-        offers=sources.functions,
+        offers=completions.functions,
         many=True,
     ),
     option(

@@ -10,7 +10,7 @@ from IPython.display import display
 from ipygpumem.errors import PlotError
 from ipygpumem.extras.peak.peak import Peak
 from ipygpumem.extras.peak.report import peak_report
-from ipygpumem.magics import sources
+from ipygpumem.magics import completions
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.app import App
@@ -28,13 +28,13 @@ from ipygpumem.shell.notebook_inventory import inventory_of_notebook
         "--save",
         "FILE",
         "write torch's history of CUDA allocations, for pytorch.org/memory_viz",
-        offers=sources.files,
+        offers=completions.files,
     ),
     option(
         "--flame",
         "FILE",
         "write memray's flame graph of RAM, an .html page (needs memray)",
-        offers=sources.files,
+        offers=completions.files,
     ),
     details="After an out-of-memory error it shows the moment of the failure. "
     "Code with many calls of small functions or torch operations takes 2 to 7 times as long.",
