@@ -38,7 +38,7 @@ def all_commands() -> Iterator[Command]:
 
 def commands_in(place: Command | CommandGroup) -> Iterator[Command]:
     if isinstance(place, Command):
-        yield TABLE.complete(place)
+        yield TABLE.with_further_options(place)
         return
     for name in place.names:
         found = place.load(name)

@@ -141,7 +141,7 @@ def _checked_name(app: App, name: str) -> str:
 
 def _option_names(app: App) -> Iterable[str]:
     """Return the options of an experiment, with those that optional features add."""
-    return app.commands.complete(of_cell).options
+    return app.commands.with_further_options(of_cell).options
 
 
 def parse_parameters(words: Iterable[str]) -> Parameters:

@@ -320,15 +320,15 @@ class CommandTable:
     def __init__(
         self,
         magics: Iterable[Magic] = (),
-        more: Mapping[str, Callable[[], tuple[Argument, ...]]] | None = None,
+        further_options: Mapping[str, Callable[[], tuple[Argument, ...]]] | None = None,
     ) -> None:
         self.magics = {magic.name: magic for magic in magics}
-        self._more = more or {}
-        """Functions that return further options, by command."""
+        self._further_options = further_options or {}
+        """Functions that return them, by command."""
         self._loaded: dict[str, Command | CommandGroup] = {}
         """Declarations of magics that have been used."""
-        self._complete: dict[str, Command] = {}
-        """Commands with all of their options, by name."""
+        self._extended: dict[str, Command] = {}
+        """The commands that have further options, with these, by name."""
 
     @property
     def names(self) -> list[str]:
@@ -345,14 +345,14 @@ class CommandTable:
                 break
             place = place.load(word)
         if isinstance(place, Command):
-            return self.complete(place)
+            return self.with_further_options(place)
         return place
 
-    def complete(self, command: Command) -> Command:
+    def with_further_options(self, command: Command) -> Command:
         """Return a command with the options that optional features add."""
-        if command.name not in self._more:
+        if command.name not in self._further_options:
             return command
-        if command.name not in self._complete:
-            arguments = (*command.arguments, *self._more[command.name]())
-            self._complete[command.name] = replace(command, arguments=arguments)
-        return self._complete[command.name]
+        if command.name not in self._extended:
+            arguments = (*command.arguments, *self._further_options[command.name]())
+            self._extended[command.name] = replace(command, arguments=arguments)
+        return self._extended[command.name]

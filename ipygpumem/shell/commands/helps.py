@@ -112,7 +112,7 @@ def _commands(table: CommandTable, group: CommandGroup) -> Iterator[Command]:
         if isinstance(place, CommandGroup):
             yield from _commands(table, place)
         else:
-            yield table.complete(place)
+            yield table.with_further_options(place)
 
 
 def usage_of(argument: Argument) -> str:
