@@ -186,19 +186,19 @@ class CachingAllocatorProbe(Probe):
 
     def read(self, *, detail: bool = False, peak: bool = True) -> tuple[Reading, ...]:
         if detail:
-            return self._readings(WholeDevices.ALL)
+            return self._readings(DevicesToAsk.ALL)
         if peak:
-            return self._readings(WholeDevices.USED)
-        return self._readings(WholeDevices.NONE)
+            return self._readings(DevicesToAsk.USED)
+        return self._readings(DevicesToAsk.NONE)
 
     def glance(self) -> tuple[Reading, ...]:
         # The counters are on the host. torch holds their lock while it allocates from the device,
         # and never waits for the GIL in that time: reading them waits no longer than the running
         # code itself does.
-        return self._readings(WholeDevices.DRIVER)
+        return self._readings(DevicesToAsk.DRIVER)
 
-    def _readings(self, whole_devices: WholeDevices) -> tuple[Reading, ...]:
-        """Return each device's reading, with the figures of all processes for ``whole_devices``."""
+    def _readings(self, to_ask: DevicesToAsk) -> tuple[Reading, ...]:
+        """Return each device's reading, with all processes' figures for the devices ``to_ask``."""
         library = getattr(loaded_torch(), "_C", None)
         if self._peaks is None and library is not self._library:
             # As soon as torch is loaded: the first cell that uses the device may reset its
@@ -217,7 +217,7 @@ class CachingAllocatorProbe(Probe):
             reserved = stats["reserved_bytes"]["all"]["current"]
             if reserved > 0:
                 self._with_context.add(index)
-            whole = self._whole_device(module, index, whole_devices)
+            whole = self._whole_device(module, index, to_ask)
             # By position, which is faster: every cell makes two per device.
             readings.append(
                 Reading(
@@ -234,26 +234,26 @@ class CachingAllocatorProbe(Probe):
             )
         return tuple(readings)
 
-    def _whole_device(self, module: Any, index: int, wanted: WholeDevices) -> WholeDevice:
-        """Return the figures of a device, as far as they are wanted and known."""
+    def _whole_device(self, module: Any, index: int, to_ask: DevicesToAsk) -> WholeDevice:
+        """Return the figures of a device, as far as they are asked for and known."""
         total = self._totals.get(index)
         if total is None:
             total = self._totals[index] = module.get_device_properties(index).total_memory
         has_context = index in self._with_context
-        if wanted is WholeDevices.NONE:
+        if to_ask is DevicesToAsk.NONE:
             return WholeDevice(total)
-        if wanted is not WholeDevices.ALL and not has_context:
+        if to_ask is not DevicesToAsk.ALL and not has_context:
             return WholeDevice(total)
         by_driver = WholeDevice()
         if self._nvml is not None:
             by_driver = self._nvml.device(
-                module, index, processes=wanted is WholeDevices.ALL, has_context=has_context
+                module, index, processes=to_ask is DevicesToAsk.ALL, has_context=has_context
             )
         if by_driver.used_bytes is not None:
             if by_driver.total_bytes:
                 return by_driver
             return by_driver._replace(total_bytes=total)
-        if wanted is WholeDevices.DRIVER or not has_context or not hasattr(module, "mem_get_info"):
+        if to_ask is DevicesToAsk.DRIVER or not has_context or not hasattr(module, "mem_get_info"):
             # Without a context, mem_get_info would create one.
             return WholeDevice(total, note=by_driver.note)
         by_runtime = WholeDevice.from_runtime(self.name, module, index, total)
@@ -281,7 +281,7 @@ the pool.
 """
 
 
-class WholeDevices(Enum):
+class DevicesToAsk(Enum):
     """The devices whose figures of all processes are read."""
 
     ALL = "all devices"
