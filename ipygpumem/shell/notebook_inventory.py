@@ -31,7 +31,7 @@ from ipygpumem.shell.ipython.caches import (
     references_of_names,
 )
 from ipygpumem.shell.ipython.sources import cell_that_bound
-from ipygpumem.shell.other_places import Place
+from ipygpumem.shell.other_places import OtherPlace
 
 _LEAST_BYTES_OF_PLACE = 1 << 16
 """Smallest size in bytes of a listed place that is no name, such as that of the last error."""
@@ -89,7 +89,7 @@ class _Named(NamedTuple):
     objects: dict[str, object]
     references: Counter[int]
     """Number of references to each object, by its identity, that end with its names."""
-    places: dict[str, Place]
+    places: dict[str, OtherPlace]
     """The places that are no names, without their objects, by their text."""
     elsewhere: set[str]
     """Keys of ``objects`` that are no names of the notebook."""
@@ -100,7 +100,7 @@ class _Named(NamedTuple):
         named = named_objects(shell)
         local = {} if frame is None else survey.function_locals(frame)
         items = dict[str, object]()
-        places = dict[str, Place]()
+        places = dict[str, OtherPlace]()
         for place in other_places.places(shell, named):
             items[place.text] = place.item
             places[place.text] = place._replace(item=None)
@@ -114,7 +114,7 @@ class _Named(NamedTuple):
         return {text: place.remedy for text, place in self.places.items()}
 
 
-def _of_place(row: NamedSize, place: Place) -> NamedSize:
+def _of_place(row: NamedSize, place: OtherPlace) -> NamedSize:
     """Return a place's row without freed bytes, because other contexts or functions may refer to
     its object, too, and no ``del`` ends that.
     """

@@ -14,8 +14,8 @@ from ipygpumem.heap.paths.task_endings import context_values
 from ipygpumem.shell.ipython.printed import REMEDY, Printed
 
 
-class Place(NamedTuple):
-    """A place that keeps an object."""
+class OtherPlace(NamedTuple):
+    """A place that keeps an object and is no variable of the notebook."""
 
     text: str
     """Code that returns the object, or words."""
@@ -26,29 +26,29 @@ class Place(NamedTuple):
     """Words instead of the object's type; empty if its type says what it is."""
 
 
-def places(shell: Any, names: Mapping[str, object]) -> Iterator[Place]:
+def places(shell: Any, names: Mapping[str, object]) -> Iterator[OtherPlace]:
     """Yield the places that keep objects; ``names`` are the notebook's, to write code."""
     yield from _context_variables(names)
     yield from _locals_of_other_threads()
     figures = open_figures(names)
     if figures is not None:
-        yield Place("open figures", figures.managers, figures.closing, "pyplot")
+        yield OtherPlace("open figures", figures.managers, figures.closing, "pyplot")
     printed = Printed(shell).texts()
     if printed:
-        yield Place("printed output", printed, REMEDY, "kept by IPython")
+        yield OtherPlace("printed output", printed, REMEDY, "kept by IPython")
     error = getattr(sys, "last_value", None)
     if error is not None:
-        yield Place("last error", error, REMEDY)
+        yield OtherPlace("last error", error, REMEDY)
 
 
-def _context_variables(names: Mapping[str, object]) -> Iterator[Place]:
+def _context_variables(names: Mapping[str, object]) -> Iterator[OtherPlace]:
     for variable in context_values(names):
         if variable.code:
-            yield Place(variable.text, variable.value, variable.advice)
+            yield OtherPlace(variable.text, variable.value, variable.advice)
 
 
-def _locals_of_other_threads() -> Iterator[Place]:
+def _locals_of_other_threads() -> Iterator[OtherPlace]:
     for frame, thread in background_frames():
         for name, value in peek(frame).items():
             text = f'local {name} of {frame.f_code.co_name}() in thread "{thread}"'
-            yield Place(text, value, "let the function return")
+            yield OtherPlace(text, value, "let the function return")
