@@ -23,7 +23,7 @@ from ipygpumem.heap.bulk import chunks, of_types, types_of
 from ipygpumem.heap.knowledge.frames import FORGET_LAST_ERROR
 from ipygpumem.introspect import ATOMS, instance_dict, is_instance, type_name
 from ipygpumem.reclaim import exceptions
-from ipygpumem.reclaim.error_holders import Holder, holder_of, line_that_removes
+from ipygpumem.reclaim.error_references import ErrorReference, line_that_removes, reference_to
 from ipygpumem.reclaim.frames import finished, names_in
 from ipygpumem.reclaim.listing import Place, held_by_places
 from ipygpumem.reclaim.stored_errors import READ_TYPES, stored_errors
@@ -79,14 +79,14 @@ def _kept_error(
 ) -> KeptError:
     """Return the record of a group of errors, whose memory the rows list."""
     collects = any(_keeps_itself(error, notebook) for error in group.errors.values())
-    places = [holder.place for holder in group.holders]
-    losses = [holder.loses for holder in group.holders]
+    places = [reference.place for reference in group.references]
+    losses = [reference.loses for reference in group.references]
     names = [row.name for row in rows[:_NAMES_SHOWN]]
     return KeptError(
         place=_each_once(places),
         size_bytes=sum(row.size_bytes for row in rows),
         names=tuple(names),
-        remedy=line_that_removes(group.holders, collects=collects),
+        remedy=line_that_removes(group.references, collects=collects),
         is_complete=is_complete,
         loses=_each_once(losses),
     )
@@ -106,18 +106,18 @@ _ARGUMENTS, _CLASS = {id(tuple), id(dict)}, {id(type)}
 
 def _reachable(
     last: Sequence[BaseException], named: Mapping[str, object], allowance: Allowance
-) -> Iterator[tuple[BaseException, Holder]]:
+) -> Iterator[tuple[BaseException, ErrorReference]]:
     """Yield errors with the references to them: those in ``sys``, in variables, and in containers
     of variables.
     """
     for error in last:
-        yield error, Holder("", FORGET_LAST_ERROR)
+        yield error, ErrorReference("", FORGET_LAST_ERROR)
     for entries in chunks(stored_errors(named, allowance)):
         if not _hold_more([entry[0] for entry in entries]):
             continue
         for error, name, container, path in entries:
             if _hold_more([error]):
-                yield error, holder_of(name, container, path)
+                yield error, reference_to(name, container, path)
 
 
 def _hold_more(errors: Sequence[BaseException]) -> bool:
@@ -140,23 +140,23 @@ class _Group:
 
     errors: dict[int, BaseException] = field(default_factory=dict)
     """Errors and everything in their chains, by identity."""
-    holders: list[Holder] = field(default_factory=list)
+    references: list[ErrorReference] = field(default_factory=list)
 
 
-def _grouped(reachable: Iterable[tuple[BaseException, Holder]]) -> list[_Group]:
+def _grouped(reachable: Iterable[tuple[BaseException, ErrorReference]]) -> list[_Group]:
     """Return the errors in groups, so that no two groups share an error or a statement."""
     groups = list[_Group]()
-    for error, holder in reachable:
+    for error, reference in reachable:
         merged = _Group({id(linked): linked for linked in exceptions.chain(error)})
         separate = list[_Group]()
         for group in groups:
-            if group.errors.keys().isdisjoint(merged.errors) and holder not in group.holders:
+            if group.errors.keys().isdisjoint(merged.errors) and reference not in group.references:
                 separate.append(group)
             else:
                 merged.errors |= group.errors
-                merged.holders += group.holders
-        if holder not in merged.holders:
-            merged.holders.append(holder)
+                merged.references += group.references
+        if reference not in merged.references:
+            merged.references.append(reference)
         groups = [*separate, merged]
     return groups
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.heap.allowance import Allowance
 from ipygpumem.reclaim import kept_errors, stored_errors
-from ipygpumem.reclaim.error_holders import Holder, line_that_removes
+from ipygpumem.reclaim.error_references import ErrorReference, line_that_removes
 from ipygpumem.records import KeptError, RecoveryRecord
 from tests.steps import recovery, works
 
@@ -501,11 +501,11 @@ ran.clear()
 
 
 def test_a_magic_in_a_line_of_several_statements_is_a_call() -> None:
-    holders = [Holder("Out[3]", "%xdel _3")]
-    assert line_that_removes(holders, collects=False) == "%xdel _3"
-    holders.append(Holder("kept", "del kept"))
+    references = [ErrorReference("Out[3]", "%xdel _3")]
+    assert line_that_removes(references, collects=False) == "%xdel _3"
+    references.append(ErrorReference("kept", "del kept"))
     assert (
-        line_that_removes(holders, collects=False)
+        line_that_removes(references, collects=False)
         == "del kept; get_ipython().run_line_magic('xdel', '_3')"
     )
 

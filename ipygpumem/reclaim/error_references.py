@@ -22,7 +22,7 @@ COLLECT = "import gc; gc.collect()"
 """The statement that frees objects that refer to each other."""
 
 
-class Holder(NamedTuple):
+class ErrorReference(NamedTuple):
     """A reference to an error by which the user can reach it."""
 
     place: str
@@ -44,11 +44,11 @@ class Holder(NamedTuple):
         return 2 if self.statement.startswith("%") else 1
 
 
-def line_that_removes(holders: Iterable[Holder], *, collects: bool) -> str:
+def line_that_removes(references: Iterable[ErrorReference], *, collects: bool) -> str:
     """Return the line that removes all references; ``collects`` if it also collects garbage."""
-    ordered = sorted(holders, key=lambda holder: holder.order)
-    targets = [holder.target for holder in ordered if holder.target]
-    statements = [holder.statement for holder in ordered if not holder.target]
+    ordered = sorted(references, key=lambda reference: reference.order)
+    targets = [reference.target for reference in ordered if reference.target]
+    statements = [reference.statement for reference in ordered if not reference.target]
     if targets:
         unique_targets = " = ".join(dict.fromkeys(targets))
         statements.insert(0, f"{unique_targets} = None")
@@ -68,25 +68,25 @@ def _as_code(statement: str) -> str:
     return f"get_ipython().run_line_magic({name!r}, {argument!r})"
 
 
-def holder_of(name: str, container: Any, path: Path) -> Holder:
+def reference_to(name: str, container: Any, path: Path) -> ErrorReference:
     """Return the reference to a stored error."""
     if container is None:
-        return Holder(name, _deletion(name))
+        return ErrorReference(name, _deletion(name))
     if not path:
         loses = name if _has_other_items(container) else ""
         if id(type(container)) in CLEARABLE_TYPES:
-            return Holder(name, f"{_code_of(name)}.clear()", loses=loses)
-        return Holder(name, _deletion(name), loses=loses)
+            return ErrorReference(name, f"{_code_of(name)}.clear()", loses=loses)
+        return ErrorReference(name, _deletion(name), loses=loses)
     steps = ""
     inner = container
     for key in path:
         code = key_code(key)
         if not code or not has_places(inner):  # the item that leads here is removed as a whole
             loses = f"{name}{steps}" if _has_other_items(inner) else ""
-            return Holder(f"{name}{steps}", "", f"{_code_of(name)}{steps}", loses)
+            return ErrorReference(f"{name}{steps}", "", f"{_code_of(name)}{steps}", loses)
         steps += f"[{code}]"
         inner = _item_at(inner, key)
-    return Holder(f"{name}{steps}", "", f"{_code_of(name)}{steps}")
+    return ErrorReference(f"{name}{steps}", "", f"{_code_of(name)}{steps}")
 
 
 def _item_at(container: Any, key: object) -> Any:
