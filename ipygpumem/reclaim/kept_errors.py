@@ -58,11 +58,11 @@ def find(
         for place in _places_in(list(group.errors.values())):
             # In the place of a line: the group, by which the rows are sorted below.
             places.append(place._replace(line=number))
-    listing = held_by_places(places, notebook, errors, [], allowance)
+    memory = held_by_places(places, notebook, errors, [], allowance)
     rows_by_group: dict[int, list[RetainedArray]] = {}
-    for row in listing.rows:
+    for row in memory.rows:
         rows_by_group.setdefault(row.line, []).append(row)
-    is_complete = listing.cut is None and len(reachable) < _MOST_ERRORS
+    is_complete = memory.cut is None and len(reachable) < _MOST_ERRORS
     kept_errors = list[KeptError]()
     for number, rows in rows_by_group.items():
         kept_errors.append(_kept_error(groups[number], rows, notebook, is_complete=is_complete))

@@ -55,8 +55,8 @@ class Place(NamedTuple):
 
 
 @dataclass
-class Listing:
-    """The rows of a list, the largest first, and how it was cut."""
+class HeldMemory:
+    """The memory that errors hold: its rows, the largest first, and how the list was cut."""
 
     rows: tuple[RetainedArray, ...] = ()
     cut: CutListing | None = None
@@ -71,7 +71,7 @@ def held_by_frames(
     error: BaseException,
     notebook: Mapping[str, object] | None = None,
     allowance: Allowance | None = None,
-) -> Listing:
+) -> HeldMemory:
     """Return the memory held by the locals of each function of a traceback, each storage once.
 
     Memory that autograd keeps behind tensors has its own rows. Left out are the memory of the names
@@ -109,7 +109,7 @@ def held_by_places(
     passed_over: Sequence[object],
     allowance: Allowance,
     unread: int = 0,
-) -> Listing:
+) -> HeldMemory:
     """Return the memory that ``places`` keep alive and ``notebook`` does not.
 
     Args:
@@ -124,15 +124,15 @@ def held_by_places(
         first = _PlaceSearch(places, (), errors, passed_over, allowance.share(3))
         first.run()
         if not first.rows and not first.uncounted:
-            return Listing()  # as after most errors, without a search of the notebook's names
+            return HeldMemory()  # as after most errors, without a search of the notebook's names
     search = _PlaceSearch(places, list(notebook.values()), errors, passed_over, allowance)
     search.run()
     rows = sorted(search.rows.values(), key=lambda row: -row.size_bytes)
     uncounted = len(search.uncounted) + unread
     if not uncounted:
-        return Listing(tuple(rows))
+        return HeldMemory(tuple(rows))
     cut = CutListing(search.reason or "time", uncounted, len(places) + unread)
-    return Listing(tuple(rows), cut)
+    return HeldMemory(tuple(rows), cut)
 
 
 def _is_much_at_once(places: Sequence[Place]) -> bool:

@@ -60,7 +60,7 @@ class _FiguresBefore:
 
     cause: Cause | None = None
     readings: dict[str, Reading] = field(default_factory=dict)
-    memory: listing.Listing = field(default_factory=listing.Listing)
+    memory: listing.HeldMemory = field(default_factory=listing.HeldMemory)
     """The memory held by its frames."""
     plain: tuple[str, ...] = ()
     """The numbers and texts among their locals."""
