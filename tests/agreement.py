@@ -29,6 +29,7 @@ from ipygpumem.records import ExperimentRecord, RetainedArray
 from ipygpumem.report.layout import Report
 from ipygpumem.report.text import render
 from ipygpumem.shell.app import app_of
+from ipygpumem.shell.cell import GuardAction
 from ipygpumem.units import parse_bytes
 from tests import kinds
 from tests.agreement_cases import CASES, PLACES, Case, Place
@@ -112,7 +113,7 @@ class Asker:
         (guard,) = [
             observer for observer in self._app.session.observers if type(observer) is MemoryGuard
         ]
-        report = guard._report("refused 1 GiB")
+        report = guard._report(GuardAction("refused 1 GiB"))
         self.report("guard off")
         for table in report.tables:
             for row in table.rows:

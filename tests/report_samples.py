@@ -154,7 +154,7 @@ def every_report(word: str = "x") -> list[Report]:
         status_report(word, [word], [reading], [parts]),
         listing.tensors_report(inventory, top=1),
         listing.top_report(largest, top=1),
-        guard_report(word, 1, largest),
+        guard_report(word, [word], 1, largest),
         listing.why_report(owned),
         listing.left_report(word, 1, held),
         listing.groups_report(inventory, word, [TensorGroup(word, 1, MIB)] * 2, top=1),

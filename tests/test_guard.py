@@ -29,7 +29,7 @@ from ipygpumem.extras.guard.room_for_errors import shortened
 from ipygpumem.heap.bulk import OBSERVERS
 from ipygpumem.probes.pages import PAGE_BYTES
 from ipygpumem.shell.app import app_of
-from ipygpumem.shell.cell import Cell
+from ipygpumem.shell.cell import Cell, GuardAction
 from tests.control_group import v1_system, v2_system
 from tests.steps import exist, fails, ok, plain, run, tidied_kernel, works
 from tests.waiting import wait_for
@@ -509,7 +509,7 @@ def test_the_search_for_names_stops_before_memory_runs_out(
         )
         monkeypatch.setattr(guard._memory.left, "now", functools.partial(next, later))
         guard._memory.shares.least_left_bytes = 60 * MIB
-        guard._causes.note("refused 1 MiB")
+        guard._causes.note(GuardAction("refused 1 MiB"))
         (report,) = guard.cell_ended(Cell(None, nested=False, thread=0))
         assert ("Too little memory is left to measure the names" in str(report)) != has_names
 

@@ -113,6 +113,16 @@ class CellErrors:
         """
 
 
+class GuardAction(NamedTuple):
+    """How the memory guard caused an error of a cell."""
+
+    text: str
+    """Continues a sentence about the guard: ``stopped the cell: ...``, ``refused 1 GiB: ...``."""
+    advice: str = ""
+    is_sure: bool = True
+    """False if the guard may not have caused the error."""
+
+
 class CellChildren:
     """The child processes that end in a cell."""
 
@@ -173,8 +183,13 @@ class Cell:
 
         Nothing can be raised there.
         """
-        self.guarded = ""
-        """How the memory guard caused its last error; empty if it did not."""
+        self.guard_action: GuardAction | None = None
+        """How the memory guard caused its last error; None if it did not."""
+
+    @property
+    def is_stopped_by_guard(self) -> bool:
+        """True if the memory guard has surely caused its last error."""
+        return self.guard_action is not None and self.guard_action.is_sure
 
     def close(self) -> None:
         """Call the closers."""

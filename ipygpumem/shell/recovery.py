@@ -116,7 +116,7 @@ class Recovery:
     def _recover(self, cell: Cell, error: BaseException) -> None:
         """Free the memory of an error that ended a cell, if it shall be freed."""
         failure = self.saw(error)
-        if failure.kind == "error" and cell.guarded and not cell.guarded.startswith("perhaps"):
+        if failure.kind == "error" and cell.is_stopped_by_guard:
             # CPython's SystemError for a deep recursion without memory
             failure = replace(failure, kind="oom")
         releases = cell.errors.error_id_to_release == id(error) or self._releases(failure)
@@ -323,11 +323,12 @@ class Recovery:
         allowance: Allowance,
     ) -> Cause | None:
         """Return why memory ran out, if that is clear."""
-        if cell is not None and cell.guarded:
-            if cell.guarded.startswith("perhaps"):
+        guard_action = None if cell is None else cell.guard_action
+        if guard_action is not None:
+            if not guard_action.is_sure:
                 return None
-            text, _, remark = f"the memory guard {cell.guarded}".partition(". ")
-            return Cause("guard", "cpu", text, remark)
+            text = f"the memory guard {guard_action.text}"
+            return Cause("guard", "cpu", text, guard_action.advice)
         try:
             refused = self._refused(failure, cell)
             if refused is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ipygpumem.extras.guard.counting import stopped_text
+from ipygpumem.extras.guard.counting import stop_of_cell
 from ipygpumem.extras.guard.interrupt import CellInterrupt, MemoryGuardError
 from ipygpumem.extras.guard.memory import GuardedMemory
 from ipygpumem.extras.guard.refusal import Refusal, refusal_in
 from ipygpumem.introspect import is_instance
 from ipygpumem.reclaim.exceptions import chain
+from ipygpumem.shell.cell import GuardAction
 
 
 class Causes:
@@ -16,45 +17,48 @@ class Causes:
     def __init__(self, memory: GuardedMemory, interrupt: CellInterrupt) -> None:
         self._memory = memory
         self._interrupt = interrupt
-        self._text = ""
+        self._last: GuardAction | None = None
 
     def forget(self) -> None:
         """Forget the explanation of the last cell."""
-        self._text = ""
+        self._last = None
 
-    def note(self, text: str) -> None:
-        """Keep an explanation; an empty one replaces none."""
-        if text:
-            self._text = text
+    def note(self, action: GuardAction | None) -> None:
+        """Keep an explanation; None replaces no earlier one."""
+        if action is not None:
+            self._last = action
 
-    def take(self) -> str:
-        """Return the last explanation, once; empty if the guard caused no error."""
-        text, self._text = self._text, ""
-        return text
+    def take(self) -> GuardAction | None:
+        """Return the last explanation, once; None if the guard caused no error."""
+        action, self._last = self._last, None
+        return action
 
-    def explain(self, error: BaseException | None) -> str:
-        """Return how the guard caused an error, or one that led to it; empty if it did not."""
+    def explain(self, error: BaseException | None) -> GuardAction | None:
+        """Return how the guard caused an error, or one that led to it; None if it did not."""
         if error is None:
-            return ""
+            return None
         errors = list(chain(error))
         if any(is_instance(item, MemoryGuardError) for item in errors):
-            return stopped_text(self._interrupt.left_bytes, self._memory.shares.whose)
+            return stop_of_cell(self._interrupt.left_bytes, self._memory.shares.whose)
         if self._memory.limit.is_users():
-            return ""
+            return None
         for item in errors:
             refusal = refusal_in(item)
-            text = "" if refusal is None else self._refusal_text(refusal)
-            if text:
-                return text
-        return ""
+            if refusal is None:
+                continue
+            action = self._explain_refusal(refusal)
+            if action is not None:
+                return action
+        return None
 
-    def _refusal_text(self, refusal: Refusal) -> str:
+    def _explain_refusal(self, refusal: Refusal) -> GuardAction | None:
+        """Return how the guard refused an allocation; None if something else refused it."""
         data_bytes = self._memory.now().data_bytes
         if data_bytes is None:  # allocations cannot be limited here
-            return ""
+            return None
         if (
             refusal.asked_bytes is not None
             and refusal.asked_bytes > self._memory.left.machine_bytes
         ):
-            return ""  # the request cannot be met without the limit either
-        return self._memory.counting.refusal_text(refusal, data_bytes)
+            return None  # the request cannot be met without the limit either
+        return self._memory.counting.explain(refusal, data_bytes)

@@ -19,6 +19,7 @@ from ipygpumem.extras.guard.refusal import Refusal
 from ipygpumem.extras.guard.reserve_block import ReserveBlock
 from ipygpumem.extras.guard.shares import LEAST_ROOM_BYTES, Shares
 from ipygpumem.probes import own_limits
+from ipygpumem.shell.cell import GuardAction
 from ipygpumem.units import format_bytes
 
 LIMITED_CHECK_SECONDS = 0.05
@@ -32,9 +33,10 @@ _ADVICE = (
 _OFF = "%gpumem guard off turns the guard off"
 
 
-def stopped_text(left_bytes: int, whose: str) -> str:
-    """Return why the guard stopped a cell that had used up the memory."""
-    return f"stopped the cell: only {format_bytes(max(0, left_bytes))} of {whose} were left. {_OFF}"
+def stop_of_cell(left_bytes: int, whose: str) -> GuardAction:
+    """Return the stop of a cell that had used up the memory."""
+    left = format_bytes(max(0, left_bytes))
+    return GuardAction(f"stopped the cell: only {left} of {whose} were left", _OFF)
 
 
 class Counting(Protocol):
@@ -50,8 +52,8 @@ class Counting(Protocol):
     def shortest_pause_seconds(self, figures: Figures) -> float:
         """Return the shortest time until the watching thread checks again."""
 
-    def refusal_text(self, refusal: Refusal, data_bytes: int) -> str:
-        """Return why the guard refused an allocation; empty if something else refused it."""
+    def explain(self, refusal: Refusal, data_bytes: int) -> GuardAction | None:
+        """Return how the guard refused an allocation; None if something else refused it."""
 
 
 class CountAllocated:
@@ -103,24 +105,24 @@ class CountAllocated:
             return LIMITED_CHECK_SECONDS
         return CHECK_SECONDS  # pages allocated earlier may use up the memory below the limit
 
-    def refusal_text(self, refusal: Refusal, data_bytes: int) -> str:
-        """Return why the limit refused an allocation; empty if something else refused it."""
+    def explain(self, refusal: Refusal, data_bytes: int) -> GuardAction | None:
+        """Return how the limit refused an allocation; None if something else refused it."""
         left = self._left_bytes(data_bytes)
         asked = refusal.asked_bytes
         remaining = f"{format_bytes(max(0, left))} of {self._shares.whose} were left for this cell"
         if asked is not None:
             if asked <= left - LEAST_ROOM_BYTES:
-                return ""
+                return None
             is_sure = refusal.kind in ("refused", "internal")
             what = format_bytes(asked)
         else:
             is_plenty = left > max(LEAST_ROOM_BYTES, self._given_bytes // 8)
             if is_plenty and refusal.kind in ("raised", "internal"):
-                return ""
+                return None
             is_sure = not is_plenty and refusal.kind in ("refused", "internal")
             what = "a request"
         verb = "refused" if is_sure else "perhaps refused"
-        return f"{verb} {what}: {remaining}. {_ADVICE}"
+        return GuardAction(f"{verb} {what}: {remaining}", _ADVICE, is_sure)
 
     def _left_bytes(self, data_bytes: int) -> int:
         """Return the bytes left at a failed allocation: unwinding may have freed much, but the peak
@@ -164,13 +166,13 @@ class CountTouched:
         """
         return CHECK_SECONDS
 
-    def refusal_text(self, refusal: Refusal, data_bytes: int) -> str:
-        """Return the text of a stopped cell; empty if the limit was not in force, or something else
+    def explain(self, refusal: Refusal, data_bytes: int) -> GuardAction | None:
+        """Return the stop of the cell; None if the limit was not in force, or something else
         refused memory.
         """
         if self._left_bytes is None or refusal.kind == "raised":
-            return ""
-        return stopped_text(self._left_bytes, self._shares.whose)
+            return None
+        return stop_of_cell(self._left_bytes, self._shares.whose)
 
 
 class CountUnlimited:
@@ -194,6 +196,5 @@ class CountUnlimited:
         """Return the shortest time until the watching thread checks again."""
         return CHECK_SECONDS
 
-    def refusal_text(self, refusal: Refusal, data_bytes: int) -> str:
-        """Return an empty text: the guard refused nothing."""
-        return ""
+    def explain(self, refusal: Refusal, data_bytes: int) -> None:
+        """Return None: the guard refused nothing."""

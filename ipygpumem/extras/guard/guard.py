@@ -29,7 +29,7 @@ from ipygpumem.extras.guard.watch import Watch
 from ipygpumem.heap.bulk import OBSERVERS
 from ipygpumem.inventory.top import select
 from ipygpumem.report.layout import Report
-from ipygpumem.shell.cell import Cell
+from ipygpumem.shell.cell import Cell, GuardAction
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.sources import has_only_our_commands
 from ipygpumem.shell.notebook_inventory import largest_names
@@ -166,24 +166,26 @@ class MemoryGuard:
         if cell.nested or self._watch.cell is not None:
             return ()
         self._buffers.allocate()
-        cause = self._causes.take()
-        if cause:
-            return [self._report(cause)]
-        return ()
+        action = self._causes.take()
+        if action is None:
+            return ()
+        return [self._report(action)]
 
-    def _report(self, cause: str) -> Report:
+    def _report(self, action: GuardAction) -> Report:
         """Return why the guard acted, what is free now, and the largest names with the lines that
         free them.
         """
         figures = self._memory.now()
+        remarks = [action.advice] if action.advice else []
         names = None
         limit_bytes = (figures.data_bytes or 0) + figures.available_bytes // 2
         try:
             with self._memory.limit.limited_to(limit_bytes):
                 names = select(largest_names(self._shell), min_bytes=MIB)
         except MemoryError:
-            cause += ". Too little memory is left to measure the names"
-        return guard_report(cause, self._memory.shares.room_bytes(self._memory.trimmed()), names)
+            remarks.append("Too little memory is left to measure the names")
+        room_bytes = self._memory.shares.room_bytes(self._memory.trimmed())
+        return guard_report(action.text, remarks, room_bytes, names)
 
     def shown(self) -> None:
         """Do nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from ipygpumem.inventory.top import LargestNames
 from ipygpumem.report.inventory import top_report
@@ -12,12 +13,16 @@ from ipygpumem.units import format_bytes
 _ROWS = 5
 
 
-def guard_report(refused: str, room_bytes: int, names: LargestNames | None) -> Report:
-    """Return why the guard acted, remarks, what the next cell can use, and the largest names."""
-    refused, *remarks = map(clean, refused.split(". "))
-    lines = [f"the memory guard {refused}", f"the next cell can use {format_bytes(room_bytes)}"]
+def guard_report(
+    action: str, remarks: Iterable[str], room_bytes: int, names: LargestNames | None
+) -> Report:
+    """Return the report of the guard's action, with the memory left and the largest names."""
+    head = [
+        f"the memory guard {clean(action)}",
+        f"the next cell can use {format_bytes(room_bytes)}",
+    ]
     tables: list[Table] = []
     if names is not None:
         report = top_report(dataclasses.replace(names, used_bytes={}), top=_ROWS)
         tables = [dataclasses.replace(table, title="the largest names") for table in report.tables]
-    return Report("guard", lines, remarks, tables, is_trouble=True)
+    return Report("guard", head, list(map(clean, remarks)), tables, is_trouble=True)

@@ -22,10 +22,14 @@ from ipygpumem.extras.guard.shares import LAST_ROOM_BYTES
 from ipygpumem.extras.guard.watch import Watch
 from ipygpumem.introspect import is_instance
 from ipygpumem.reclaim.exceptions import chain, traceback_of
+from ipygpumem.shell.cell import GuardAction
 from ipygpumem.shell.error_isolation import ErrorIsolation
 
 _STORE = "_format_exception_for_storage"
 """IPython's method that formats each error of a cell for the history; since IPython 9."""
+_STOP_WITHOUT_FIGURES = GuardAction("stopped the cell")
+_REFUSAL_IN_THREAD = GuardAction("perhaps refused a request of a thread", is_sure=False)
+"""Explanations for which no memory is left to read the figures."""
 _WITHOUT_TRACEBACK = "too little memory is left for the traceback"
 _ENTRIES = 25
 """Entries shown at either end of a traceback."""
@@ -155,12 +159,12 @@ class ErrorRoom:
 
     def _explain(self, error: BaseException | None) -> None:
         try:
-            text = self._causes.explain(error)
-            self._causes.note(text)
+            action = self._causes.explain(error)
+            self._causes.note(action)
             if self._watch.cell is not None:
-                self._watch.cell.guarded = text
+                self._watch.cell.guard_action = action
         except MemoryError:
-            self._causes.note("stopped the cell")
+            self._causes.note(_STOP_WITHOUT_FIGURES)
         except Exception as failure:  # IPython must show the user's error
             self._isolation.failed("the memory guard", failure, "its report may be missing")
 
@@ -172,7 +176,7 @@ class ErrorRoom:
                 error = getattr(next(iter(arguments), None), "exc_value", None)
                 self._causes.note(self._causes.explain(error))
             except MemoryError:  # the other threads have used up what this one has freed
-                self._causes.note("perhaps refused a request of a thread")
+                self._causes.note(_REFUSAL_IN_THREAD)
             except Exception as failure:  # Python must show the thread's error
                 self._isolation.failed("the memory guard", failure, "its report may be missing")
         yield

@@ -131,10 +131,7 @@ def _limit_memory(app: App, memory_bytes: int) -> None:
 
 def _is_limit_reached(app: App) -> bool:
     """Return True if the memory guard has refused memory to the cell, or to one inside it."""
-    for cell in app.context.cells.running():
-        if cell.guarded and not cell.guarded.startswith("perhaps"):
-            return True
-    return False
+    return any(cell.is_stopped_by_guard for cell in app.context.cells.running())
 
 
 def _peak_bytes(span: Span) -> int:
