@@ -93,25 +93,19 @@ class Recovery:
 
     def cell_ended(self, cell: Cell, error: BaseException | None) -> None:
         """Free memory held by the cell's error, if ``release_frames`` says so."""
-        if error is None:
-            self._ended(cell, error)
-            return
-        self._keep(1)
-        try:
-            self._ended(cell, error)
-        finally:
-            self._keep(_SPARE_BYTES)
+        if error is not None:
+            self._resize_spare(1)
+            try:
+                self._recover(cell, error)
+            finally:
+                self._resize_spare(_SPARE_BYTES)
+        if cell.errors.recovery is None:
+            self._named = None  # the cell may have left garbage
 
-    def _keep(self, size: int) -> None:
+    def _resize_spare(self, size: int) -> None:
         """Change the size of the spare address space."""
         with contextlib.suppress(OSError, MemoryError, SystemError):  # only Linux resizes it
             self._spare.resize(size)
-
-    def _ended(self, cell: Cell, error: BaseException | None) -> None:
-        if error is not None:
-            self._recover(cell, error)
-        if cell.errors.recovery is None:
-            self._named = None  # the cell may have left garbage
 
     def _recover(self, cell: Cell, error: BaseException) -> None:
         """Free the memory of an error that ended a cell, if it shall be freed."""
