@@ -48,12 +48,6 @@ experiment.
 _SPARE_BYTES = 8 * MIB
 
 
-class _Spare(mmap.mmap):
-    """Address space, which takes no RAM, for our own work after an error: a limit may have left
-    none.
-    """
-
-
 @dataclass(eq=False, repr=False)  # generating these methods would slow down loading
 class _FiguresBefore:
     """The figures of an error before it is released."""
@@ -85,7 +79,10 @@ class Recovery:
         """
         # not on Windows
         private = {"flags": mmap.MAP_PRIVATE} if hasattr(mmap, "MAP_PRIVATE") else {}
-        self._spare = _Spare(-1, _SPARE_BYTES, **private)
+        self._spare = mmap.mmap(-1, _SPARE_BYTES, **private)
+        """Address space, which takes no RAM, for our own work after an error: a limit may have left
+        none.
+        """
         self._named: NameSnapshot | None = None
         """The names after the last recovery; None once a cell has run without one."""
         self._mark: GcMark | None = None
