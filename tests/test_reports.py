@@ -17,6 +17,7 @@ from ipygpumem.probes.children import Child
 from ipygpumem.records import FreeingStep, ReferencePath, RetainedArray, Usage
 from ipygpumem.report import content, html, inventory, text
 from ipygpumem.report.colours import PEAK
+from ipygpumem.report.content import ReclaimableItem
 from ipygpumem.report.estimate import estimate_report
 from ipygpumem.report.html import html_bar
 from ipygpumem.report.layout import Bar, Report, Scales, Table
@@ -420,15 +421,15 @@ def test_leaks_from_all_searches_are_sorted_by_size() -> None:
     leak = RetainedArray(
         "x", "Tensor", (4,), "f", "cpu", 3 << 20, holder=ReferencePath("x", "del x")
     )
-    graphs = (5 << 20, "cpu", "losses keep their graphs", "losses.clear()", 5 << 20)
-    output = (1 << 20, "cpu", "Out[3]", "%xdel _3", 1 << 20)
+    graphs = ReclaimableItem(5 * MIB, "cpu", "losses keep their graphs", "losses.clear()", 5 * MIB)
+    output = ReclaimableItem(MIB, "cpu", "Out[3]", "%xdel _3", MIB)
     report = content.leaks_report([leak], 1 << 20, kept=[output, graphs])
     assert report.headline == "1 leak, 2 reclaimable items · 9 MiB"
     assert [row.partition(" ")[0] for row in rows_of(report)] == ["5", "3", "1"]
 
 
 def test_a_row_of_leaks_counts_nothing_of_earlier_rows() -> None:
-    graphs = (5 << 20, "cpu", "losses keep their graphs", "losses.clear()", 2 << 20)
+    graphs = ReclaimableItem(5 * MIB, "cpu", "losses keep their graphs", "losses.clear()", 2 * MIB)
     report = content.leaks_report([leak("x", size=3 * MIB)], MIB, kept=[graphs])
     assert report.headline == "1 leak, 1 reclaimable item · 5 MiB"
     assert rows_of(report)[1] == (
@@ -443,7 +444,7 @@ def test_leaks_say_at_least_where_memory_is_not_counted() -> None:
     assert rows_of(report)[0] == (
         "at least 1 MiB · Tensor f 4; faiss keeps memory that is not counted · x · del it"
     )
-    output = content.Kept(MIB, "cpu", "Out[3]", "%xdel _3", MIB, is_at_least=True)
+    output = ReclaimableItem(MIB, "cpu", "Out[3]", "%xdel _3", MIB, is_at_least=True)
     report = content.leaks_report([], MIB, kept=[output])
     assert report.headline == (
         "no leak of at least 1 MiB, but at least 1 MiB are kept by what is listed below"
@@ -477,7 +478,10 @@ def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
     assert content.leaks_report([], MIB, [leak("y"), leak("z")]).lines == [line]
     rows = rows_of(content.leaks_report([leak(f"x{n}") for n in range(23)], MIB))
     assert (len(rows), rows[-1]) == (21, "3 MiB · and 3 more")
-    kept = [((1 + n) * MIB, "cpu", f"losses{n}", "del it", (1 + n) * MIB) for n in range(23)]
+    kept = [
+        ReclaimableItem(number * MIB, "cpu", f"losses{number - 1}", "del it", number * MIB)
+        for number in range(1, 24)
+    ]
     assert (
         content.leaks_report([leak("x")], MIB, (), kept).headline
         == "1 leak, 23 reclaimable items · 277 MiB"
@@ -492,7 +496,7 @@ def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
 
 
 def test_leaks_are_a_table_with_a_column_for_the_line_that_frees() -> None:
-    output = content.Kept(MIB, "cuda:0", "Out[3]", "to free it: %xdel _3", MIB)
+    output = ReclaimableItem(MIB, "cuda:0", "Out[3]", "to free it: %xdel _3", MIB)
     report = content.leaks_report(
         [dataclasses.replace(leak("x", name="a"), cell=7)], MIB, (), [output]
     )

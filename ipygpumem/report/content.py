@@ -576,8 +576,8 @@ _SizedRow = tuple[int, dict[str, str]]
 """The bytes and the texts of a row of leaks."""
 
 
-class Kept(NamedTuple):
-    """A reclaimable item: memory that was probably kept by accident, but is no leak."""
+class ReclaimableItem(NamedTuple):
+    """Memory that was probably kept by accident, but is no leak."""
 
     size_bytes: int
     device: str
@@ -597,15 +597,14 @@ def leaks_report(
     held: Sequence[RetainedArray],
     smallest: int,
     beyond: Sequence[RetainedArray] = (),
-    kept: Sequence[Kept] = (),
+    kept: Sequence[ReclaimableItem] = (),
     notes: Sequence[str] = (),
 ) -> Report:
     """Return the report of ``%gpumem leaks``; ``beyond`` were too many to examine, ``kept`` are no
     leaks.
     """
-    kept_items = [Kept(*item) for item in kept]
-    headline = _leaks_headline(held, smallest, beyond, kept_items)
-    sized_rows = _leak_rows(held) + _kept_rows(kept_items)
+    headline = _leaks_headline(held, smallest, beyond, kept)
+    sized_rows = _leak_rows(held) + _kept_rows(kept)
     sized_rows.sort(key=itemgetter(0), reverse=True)
     table = _table_of_leaks(sized_rows)
     lines = list(notes)
@@ -620,7 +619,7 @@ def _leaks_headline(
     held: Sequence[RetainedArray],
     smallest: int,
     beyond: Sequence[RetainedArray],
-    kept: Sequence[Kept],
+    kept: Sequence[ReclaimableItem],
 ) -> str:
     """Return the number of leaks, of reclaimable items and of unexamined storages, and the bytes
     of all of them.
@@ -647,7 +646,7 @@ def _leaks_headline(
     return f"{none} was found"
 
 
-def _kept_rows(kept: Sequence[Kept]) -> list[_SizedRow]:
+def _kept_rows(kept: Sequence[ReclaimableItem]) -> list[_SizedRow]:
     """Return a row for each memory that is kept by mistake, and one for the rest."""
     ordered = sorted(kept, key=attrgetter("new_bytes"), reverse=True)
     rows = [(item.new_bytes, _kept_row(item)) for item in ordered[:_ROWS_SHOWN]]
@@ -658,7 +657,7 @@ def _kept_rows(kept: Sequence[Kept]) -> list[_SizedRow]:
     return rows
 
 
-def _kept_row(item: Kept) -> dict[str, str]:
+def _kept_row(item: ReclaimableItem) -> dict[str, str]:
     """Return the row of memory that is kept by mistake, with the bytes that only it counts."""
     what = item.what
     if item.new_bytes < item.size_bytes:

@@ -30,7 +30,7 @@ from ipygpumem.inventory.shared_memory import rows_of, tensors_on_arrays
 from ipygpumem.inventory.watched_names import WatchedName, record_without_name, storages_of
 from ipygpumem.notebook import code_of_output
 from ipygpumem.records import RetainedArray
-from ipygpumem.report.content import Kept
+from ipygpumem.report.content import ReclaimableItem
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import in_run_modules, kept_outputs
@@ -57,7 +57,7 @@ class Leaks(NamedTuple):
     """The arrays in the cycles that each line ends, by identity."""
     beyond: list[RetainedArray]
     """Arrays that were too many to examine."""
-    kept: list[Kept]
+    kept: list[ReclaimableItem]
     """Memory that outputs, autograd graphs, caches and printed text keep."""
     has_all_graphs: bool
     """False if there were too many autograd graphs to examine."""
@@ -103,7 +103,9 @@ class LeakSearch:
             remarks = other_data.remarks(self._smallest, leaks.in_ended_cycles)
             del other_data
         kept = [*leaks.kept, *_sized(allocator_caches(), self._smallest)]
-        kept += [Kept(*row) for row in self._printed.leaks(self._smallest)]
+        printed = self._printed.reclaimable(self._smallest)
+        if printed is not None:
+            kept.append(printed)
         return leaks._replace(rows=with_remarks(leaks.rows, remarks), kept=kept)
 
     def _leaks_on(
@@ -258,9 +260,9 @@ class _UnnamedArrays:
                 yield HeldRow(self._rows[key], holders[key])
 
 
-def _together(rows: Iterable[Kept]) -> list[Kept]:
+def _together(rows: Iterable[ReclaimableItem]) -> list[ReclaimableItem]:
     """Return the rows, those of one object together."""
-    together: dict[tuple[str, str, str], Kept] = {}
+    together: dict[tuple[str, str, str], ReclaimableItem] = {}
     for row in rows:
         place = row.device, row.what, row.remedy
         before = together.get(place)
@@ -277,14 +279,14 @@ def _together(rows: Iterable[Kept]) -> list[Kept]:
 
 def _sized(
     findings: Iterable[Finding], smallest: int, leaked: Container[StorageKey] = ()
-) -> list[Kept]:
+) -> list[ReclaimableItem]:
     """Return the rows of findings; the bytes of ``leaked`` storages are in rows of leaks."""
     rows = []
     for finding in findings:
         size = finding.size_bytes
         if size >= smallest:
             new = sum(share for key, share in finding.shares.items() if key not in leaked)
-            rows.append(Kept(size, finding.device, finding.what, finding.remedy, new))
+            rows.append(ReclaimableItem(size, finding.device, finding.what, finding.remedy, new))
     return rows
 
 

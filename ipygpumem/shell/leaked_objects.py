@@ -32,7 +32,7 @@ from ipygpumem.inventory.remaining import (
     is_searched_together,
 )
 from ipygpumem.notebook import cell_of_output, deletion_of_output
-from ipygpumem.report.content import Kept
+from ipygpumem.report.content import ReclaimableItem
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.survivors import OtherAlive, Survivors
 
@@ -351,7 +351,7 @@ def _row_of_registry(registry: Sequence[Registered], unlisted: Unlisted) -> Held
     return HeldRow(row_of(objects, Size({"cpu": size})), holder)
 
 
-def rows_of_outputs(unlisted: Unlisted, outputs: Mapping[str, object]) -> list[Kept]:
+def rows_of_outputs(unlisted: Unlisted, outputs: Mapping[str, object]) -> list[ReclaimableItem]:
     """Return the memory without arrays that only outputs keep.
 
     Args:
@@ -362,12 +362,12 @@ def rows_of_outputs(unlisted: Unlisted, outputs: Mapping[str, object]) -> list[K
         return []
     # Tensors in outputs are listed by storage, as are large arrays.
     unlisted.bytes_of(unlisted.notebook.heap.tensors)
-    rows = list[Kept]()
+    rows = list[ReclaimableItem]()
     for name, value in outputs.items():
         size = unlisted.bytes_of([value])
         if size >= unlisted.notebook.smallest:
             what = f"{name}: {type_name(value)} that only IPython holds"
             remedy = f"to free it: {deletion_of_output(cell_of_output(name))}"
             is_at_least = Sizes().measure(value).is_at_least
-            rows.append(Kept(size, "cpu", what, remedy, size, is_at_least))
+            rows.append(ReclaimableItem(size, "cpu", what, remedy, size, is_at_least))
     return rows

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.bulk import of_types, types_of
+from ipygpumem.report.content import ReclaimableItem
 from ipygpumem.report.layout import count
 
 REMEDY = "%gpumem free"
@@ -130,22 +131,19 @@ class Printed:
                 size_by_cell[number] += sum(map(sys.getsizeof, texts))
         return dict(size_by_cell.most_common())
 
-    def leaks(self, smallest: int) -> list[tuple[int, str, str, str, int]]:
-        """Return the row of ``%gpumem leaks`` on printed output, if it has at least ``smallest``
-        bytes.
-        """
+    def reclaimable(self, smallest: int) -> ReclaimableItem | None:
+        """Return the item of ``%gpumem leaks`` on printed output; None below ``smallest`` bytes."""
         size = self.size_bytes()
         if size < smallest:
-            return []
+            return None
         cells = list(self.by_cell())
         numbers = ", ".join(map(str, sorted(cells[:_CELLS_NAMED])))
+        more = ""
         if len(cells) > _CELLS_NAMED:
             more = f" and {count(len(cells) - _CELLS_NAMED, 'smaller one')}"
-        else:
-            more = ""
         word = "cell" if len(cells) == 1 else "cells"
         what = f"printed and displayed by {word} {numbers}{more}, kept by IPython for %notebook"
-        return [(size, "cpu", what, f"to free it: {REMEDY}", size)]
+        return ReclaimableItem(size, "cpu", what, f"to free it: {REMEDY}", size)
 
 
 def _length(outputs: list[Any]) -> Length:
