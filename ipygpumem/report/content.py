@@ -259,13 +259,16 @@ def end_labels(record: ExperimentRecord, device: str) -> dict[str, str]:
 
 
 def times(seconds: float, span_seconds: float) -> list[str]:
-    """Return the time in an experiment's cells, and the span from start to end if that is more than
-    a second longer.
-    """
+    """Return the time in an experiment's cells, and the span from start to end if it has pauses."""
     texts = [format_seconds(seconds)]
-    if span_seconds > seconds + 1:
+    if has_pauses(seconds, span_seconds):
         texts.append(f"span {format_seconds(span_seconds)}")
     return texts
+
+
+def has_pauses(seconds: float, span_seconds: float) -> bool:
+    """Return True if an experiment's span is notably longer than the time in its cells."""
+    return span_seconds > seconds + 1
 
 
 def _step_list(steps: Iterable[FreeingStep], total: Mapping[str, int]) -> list[str]:

@@ -25,7 +25,7 @@ from ipygpumem.records import (
     devices_of,
     usage_on,
 )
-from ipygpumem.report.content import end_labels, times, trace_segments
+from ipygpumem.report.content import end_labels, has_pauses, trace_segments
 from ipygpumem.report.inventory import kind_of
 from ipygpumem.report.layout import (
     Report,
@@ -361,9 +361,12 @@ def _parts(record: ExperimentRecord) -> str:
 
 
 def _times(record: ExperimentRecord) -> dict[str, str]:
-    """Return the time in the cells, and the span including pauses."""
-    time, *span = times(record.duration_seconds, record.span_seconds)
-    return {"time": time, "span": "".join(span).removeprefix("span ")}
+    """Return the time in the cells, and the span if that includes pauses."""
+    seconds = record.duration_seconds
+    span = ""
+    if has_pauses(seconds, record.span_seconds):
+        span = format_seconds(record.span_seconds)
+    return {"time": format_seconds(seconds), "span": span}
 
 
 def comparison_report(runs: Sequence[NumberedRun]) -> Report:
