@@ -102,7 +102,7 @@ def _span_segments(
         segments.append(f"child process peak +{format_bytes(record.child_peak_bytes)}")
     for usage in _worth_reporting(record.usages):
         if not has_changed(usage):
-            in_use = _now(usage).removesuffix(" now")
+            in_use = _of_total(usage) or format_bytes(usage.after_bytes)
             segments.append(f"{_label(usage)} {in_use}")
             continue
         bar = None if scales is None else scales.bar(usage)
@@ -153,7 +153,7 @@ def _usage_part(usage: Usage) -> str:
     parts = [f"{_label(usage)} {format_change(usage.delta_bytes)}"]
     if usage.device not in OUTSIDE:
         parts.append(f"peak {layout.peak_label(usage)}")
-    parts.append(_now(usage))
+    parts.append(_of_total(usage) or f"{format_bytes(usage.after_bytes)} now")
     return ", ".join(parts)
 
 
@@ -165,15 +165,16 @@ def _label(usage: Usage) -> str:
     return label
 
 
-def _now(usage: Usage) -> str:
-    """Return the memory in use now, out of the total where it is known."""
+def _of_total(usage: Usage) -> str:
+    """Return the memory in use now out of the total; empty if the report shows no total."""
     total = usage.total_bytes
-    if usage.used_bytes is not None and total is not None:
+    if total is None:
+        return ""
+    if usage.used_bytes is not None:
         return format_share(usage.used_bytes, total)
-    in_use = format_bytes(usage.after_bytes)
-    if usage.device == "shm" and total is not None:  # the mount's limit
-        return f"{in_use} of {format_bytes(total)}"
-    return f"{in_use} now"
+    if usage.device == "shm":  # the mount's limit
+        return f"{format_bytes(usage.after_bytes)} of {format_bytes(total)}"
+    return ""
 
 
 # -- experiments --------------------------------------------------------------------------------
