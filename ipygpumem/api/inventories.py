@@ -105,9 +105,9 @@ def names_at(frame: FrameType) -> dict[str, object]:
     if shell is None:
         return dict(reversed(list(survey.visible_names(frame))))
 
-    from ipygpumem.shell.ipython.caches import named_objects  # no script needs IPython
+    from ipygpumem.shell.ipython.caches import names_and_outputs  # no script needs IPython
 
-    return named_objects(shell) | survey.function_locals(frame)
+    return names_and_outputs(shell) | survey.function_locals(frame)
 
 
 def _in_script(frame: FrameType) -> LargestNames:

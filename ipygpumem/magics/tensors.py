@@ -34,9 +34,7 @@ from ipygpumem.shell.commands.declarations import (
     option,
 )
 from ipygpumem.shell.commands.parsing import NUMBER_OF_ROWS, device_hint
-from ipygpumem.shell.ipython.caches import (
-    named_objects,
-)
+from ipygpumem.shell.ipython.caches import names_and_outputs
 from ipygpumem.shell.notebook_inventory import inventory_of_notebook, largest_names
 from ipygpumem.units import KIB
 
@@ -146,7 +144,7 @@ def _small_names(app: App, result: LargestNames, words: Sequence[str]) -> list[s
     listed = set[str]()
     for row in result.names:
         listed.update((row.name, *row.same))
-    named = named_objects(app.context.shell)
+    named = names_and_outputs(app.context.shell)
     small = list[str]()
     for word in words:
         if word in named and word not in listed and not is_never_followed(named[word]):
@@ -183,7 +181,7 @@ def _check_names(app: App, command_name: str, patterns: Sequence[str]) -> None:
     """Raise UsageError if one of the names does not exist, because an empty table would say that it
     holds no memory.
     """
-    names = list(named_objects(app.context.shell))
+    names = list(names_and_outputs(app.context.shell))
     for pattern in patterns:
         matches = records.matcher([pattern])
         if not any(map(matches, names)):

@@ -43,7 +43,7 @@ from ipygpumem.report.history import (
     unknown_line,
 )
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.ipython.caches import named_objects
+from ipygpumem.shell.ipython.caches import names_and_outputs
 from ipygpumem.shell.ipython.printed import REMEDY, Printed
 from ipygpumem.units import MIB
 
@@ -59,7 +59,7 @@ def remarks(growing: Growing, context: ShellContext, roots: Callable[[], Roots])
     """Return the remarks on a cell that grows with every run."""
 
     def named() -> dict[str, object]:
-        return named_objects(context.shell) | {_PRINTED: Printed(context.shell).texts()}
+        return names_and_outputs(context.shell) | {_PRINTED: Printed(context.shell).texts()}
 
     if growing.wants_look:
         with context.display.working("names") as progress:

@@ -14,10 +14,7 @@ from ipygpumem.heap.knowledge.graphs import requiring_grad
 from ipygpumem.heap.libraries import loaded_classes
 from ipygpumem.heap.live_tensors import live_tensors
 from ipygpumem.heap.paths.roots import Roots
-from ipygpumem.introspect import (
-    is_atom,
-    is_instance,
-)
+from ipygpumem.introspect import is_atom, is_instance
 from ipygpumem.inventory import unreached
 from ipygpumem.inventory.array_holders import MOST_EXPLAINED, Questions
 from ipygpumem.inventory.dropped_data import OtherData, with_remarks

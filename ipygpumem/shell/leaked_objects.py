@@ -27,10 +27,7 @@ from ipygpumem.inventory import unreached
 from ipygpumem.inventory.array_holders import MOST_EXPLAINED, Explained
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import holder_of_registered
-from ipygpumem.inventory.remaining import (
-    holder_of_several,
-    is_searched_together,
-)
+from ipygpumem.inventory.remaining import holder_of_several, is_searched_together
 from ipygpumem.notebook import cell_of_output, deletion_of_output
 from ipygpumem.report.content import ReclaimableItem
 from ipygpumem.scope.ownable import ownable_objects

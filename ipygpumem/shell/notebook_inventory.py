@@ -26,7 +26,7 @@ from ipygpumem.shell import other_places
 from ipygpumem.shell.app import App, find_app
 from ipygpumem.shell.ipython.caches import (
     kept_by_run,
-    named_objects,
+    names_and_outputs,
     namespaces_of_run,
     references_of_names,
 )
@@ -97,7 +97,7 @@ class _Named(NamedTuple):
     @classmethod
     def of(cls, shell: Any, frame: FrameType | None) -> _Named:
         """Collect the objects of a shell, and of the local names of a frame if given."""
-        named = named_objects(shell)
+        named = names_and_outputs(shell)
         local = {} if frame is None else survey.function_locals(frame)
         items = dict[str, object]()
         places = dict[str, OtherPlace]()
@@ -183,7 +183,7 @@ def inventory_of_notebook(
             file = filename
             line = frame.f_lineno
     with _working(find_app(shell), "tensors and arrays") as progress:
-        named = named_objects(shell)
+        named = names_and_outputs(shell)
         outputs = {name: named.pop(name) for name in _outputs_in(named)}
         return survey.take_inventory(
             [*local.items(), *named.items()],

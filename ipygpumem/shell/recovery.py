@@ -33,7 +33,7 @@ from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import (
     forget_older_shown,
-    named_objects,
+    names_and_outputs,
     release_stored,
     stored_error,
     stored_errors,
@@ -145,7 +145,7 @@ class Recovery:
             last += [error for error in stored if error is not None]
         names = self._shell.user_ns
         try:
-            errors = kept_errors.find(last, named_objects(self._shell), names, Allowance())
+            errors = kept_errors.find(last, names_and_outputs(self._shell), names, Allowance())
         except MemoryError:  # only needed for the report
             return record
         except Exception as problem:
@@ -356,7 +356,7 @@ class Recovery:
                 error,
                 source="\n".join(sources),
                 namespace=self._shell.user_ns,
-                named=partial(named_objects, self._shell),
+                named=partial(names_and_outputs, self._shell),
                 cell_of=self._earlier_cell,
             )
             return cause_search.find(code, failure, figures, allowance)

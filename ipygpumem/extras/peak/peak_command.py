@@ -15,7 +15,7 @@ from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, at_least_one, command, option
-from ipygpumem.shell.ipython.caches import named_objects, shown_since
+from ipygpumem.shell.ipython.caches import names_and_outputs, shown_since
 from ipygpumem.shell.ipython.rewriting import first_lines
 from ipygpumem.shell.notebook_inventory import inventory_of_notebook
 
@@ -49,7 +49,7 @@ def of_cell(app: App, options: Options) -> list[Report]:
             "%%peak: the cell is empty: write the code to measure below the line with %%peak"
         )
     cell = running[-1]
-    peak = Peak(lambda: named_objects(app.context.shell).items(), options.save, options.flame)
+    peak = Peak(lambda: names_and_outputs(app.context.shell).items(), options.save, options.flame)
 
     def finish() -> list[Report]:
         error = shown_since(cell.last_error_id)

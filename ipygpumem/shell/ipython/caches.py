@@ -87,7 +87,7 @@ def references_of_names(shell: Any) -> Counter[int]:
     return references
 
 
-def named_objects(shell: Any) -> dict[str, object]:
+def names_and_outputs(shell: Any) -> dict[str, object]:
     """Return the notebook's names, names with an underscore last, then its outputs."""
     namespace = dict(shell.user_ns)
     if is_exactly(namespace.get("open"), FunctionType):  # IPython's own
