@@ -111,7 +111,7 @@ def test_a_failure_as_a_cell_ends_loses_no_record(
 
     def strike() -> None:
         if place == "a closer":
-            cells.running()[-1].closers.append(struck)
+            cells.running()[-1].at_code_end.append(struck)
         else:
             monkeypatch.setattr(cells, "pop", struck)
 

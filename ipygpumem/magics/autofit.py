@@ -244,8 +244,8 @@ class CellFit:
         self._cell = cell
         self._is_left = False
         """True once the code has ended, or the extension was unloaded."""
-        cell.closers.append(self._leave)
-        cell.enders.append(self.end)
+        cell.at_code_end.append(self._leave)
+        cell.after_recovery.append(self.end)
         enclosing = self._enclosing()
         if enclosing is not None:  # the variables count as bound by the cell
             enclosing.note(Bindings(assigned=set(plan.values)))

@@ -155,15 +155,13 @@ class Cell:
         self.children = CellChildren()
         self.last_error_id = 0
         """Identity of the last error that was shown before the cell."""
-        self.closers: list[Callable[[], list[Report]]] = []
-        """Called once when its code has ended, before anything else.
-
-        Their reports are shown above its line.
+        self.at_code_end: list[Callable[[], list[Report]]] = []
+        """Functions that are called once when its code has ended, before anything else, the last
+        one first. Their reports are shown above its line.
         """
-        self.enders: list[Callable[[], list[Report]]] = []
-        """Called once after the memory held by its error was freed.
-
-        Their reports are shown below its line.
+        self.after_recovery: list[Callable[[], list[Report]]] = []
+        """Functions that are called once after the memory held by its error was freed. Their
+        reports are shown below its line.
         """
         self.above: list[Report] = []
         self.below: list[Report] = []
@@ -191,15 +189,15 @@ class Cell:
         """True if the memory guard has surely caused its last error."""
         return self.guard_action is not None and self.guard_action.is_sure
 
-    def close(self) -> None:
-        """Call the closers."""
-        while self.closers:
-            self.above += self.closers.pop()()
+    def run_at_code_end(self) -> None:
+        """Call the functions ``at_code_end``."""
+        while self.at_code_end:
+            self.above += self.at_code_end.pop()()
 
-    def end(self) -> None:
-        """Call the enders."""
-        while self.enders:
-            self.below += self.enders.pop()()
+    def run_after_recovery(self) -> None:
+        """Call the functions ``after_recovery``."""
+        while self.after_recovery:
+            self.below += self.after_recovery.pop()()
 
 
 class CellObserver(Protocol):
@@ -262,7 +260,7 @@ class CellStack:
         over = [] if ended is None else [ended, *lost]
         for cell in over:
             cell.over = True
-            cell.close()
+            cell.run_at_code_end()
         self._cells = [cell for cell in self._cells if not cell.over]
         return ended, lost
 
@@ -321,9 +319,9 @@ class CellStack:
         return [cell for cell in self._cells if cell.thread != thread]
 
     def close(self) -> None:
-        """Call the closers of all cells."""
+        """End the work of the running cells' magics: the extension is unloaded."""
         for cell in self._cells:
-            cell.close()
+            cell.run_at_code_end()
 
 
 def _same_source(one: Any, other: Any) -> bool:

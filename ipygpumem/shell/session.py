@@ -195,7 +195,10 @@ class Session:
             ),
             (self._settle, "the memory freed after this cell was not measured"),
             (self._recover, "the memory held by this cell's error was not freed"),
-            (lambda cell, _: cell.end(), "this cell's magic could not finish its report"),
+            (
+                lambda cell, _: cell.run_after_recovery(),
+                "this cell's magic could not finish its report",
+            ),
             (
                 lambda cell, _: experiments.end_experiments_of(cell),
                 "the names of this cell's experiment are kept",

@@ -141,7 +141,7 @@ class MemoryGuard:
         self._causes.forget()
         self._memory.share(figures)  # before the thread sees the cell
         self._watch.begin_cell(cell)
-        cell.closers.append(self._code_ended)
+        cell.at_code_end.append(self._code_ended)
         self._memory.limit_cell(figures)  # after that: the thread ends a limit without a cell
         self._watch.wake()
 

@@ -93,7 +93,7 @@ def of_cell(app: App, options: Options) -> list[Report]:
         return []
 
     # the last one first; a Ctrl-C that ends it leaves the other
-    cell.closers += [drop, finish]
+    cell.at_code_end += [drop, finish]
     tracer.start()
     return []
 

@@ -68,6 +68,6 @@ def of_cell(app: App, options: Options) -> list[Report]:
         peak.drop()
         return []
 
-    cell.closers += [drop, finish]  # the last one first; a Ctrl-C that ends it leaves the other
+    cell.at_code_end += [drop, finish]  # the last one first; a Ctrl-C that ends it leaves the other
     peak.start()
     return []
