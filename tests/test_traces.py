@@ -21,7 +21,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.api import shell as shell_of_calls
 from ipygpumem.errors import TraceError
 from ipygpumem.inventory import top
-from ipygpumem.meter import traces
+from ipygpumem.meter import contexts
 from ipygpumem.probes.mappings import OwnPages
 from ipygpumem.shell import growth_search
 from ipygpumem.units import MIB
@@ -403,11 +403,11 @@ def test_preload_looks_for_an_accelerator_before_torch(
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(traces, "has_driver", lambda: False)
+    monkeypatch.setattr(contexts, "has_driver", lambda: False)
     loaded.run_line_magic("gpumem", "preload")
     assert f"{why}: there is nothing to preload" in capsys.readouterr().out
-    monkeypatch.setattr(traces, "has_driver", lambda: True)
-    assert traces.why_no_accelerator() == ("" if "driver" in why else why)
+    monkeypatch.setattr(contexts, "has_driver", lambda: True)
+    assert contexts.why_no_accelerator() == ("" if "driver" in why else why)
     # whose GPU torch finds without being built for it
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert traces.why_no_accelerator() == ""
+    assert contexts.why_no_accelerator() == ""

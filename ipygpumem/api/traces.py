@@ -14,7 +14,7 @@ from ipygpumem.api.shell import current_traces, loaded_app, show
 from ipygpumem.errors import NOT_LOADED, NotLoadedError, ProbeError, TraceError
 from ipygpumem.failures import CallBlock, GuardedBlock, is_own_failure, tell_failure
 from ipygpumem.introspect import is_instance, text_of, type_name
-from ipygpumem.meter import traces as measuring
+from ipygpumem.meter.contexts import create_context
 from ipygpumem.meter.meter import Span
 from ipygpumem.meter.traces import Traces
 from ipygpumem.notebook import current_shell
@@ -322,7 +322,7 @@ def preload() -> TraceRecord | None:
     >>> if torch.cuda.is_available():
     ...     record = ipygpumem.preload()
     """
-    return measuring.preload(current_traces().meter)
+    return create_context(current_traces().meter)
 
 
 def register_probe(name: str, probe: Probe) -> None:

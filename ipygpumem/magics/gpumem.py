@@ -13,8 +13,7 @@ from ipygpumem.inventory.breakdown import PRINTED
 from ipygpumem.inventory.children import with_endings
 from ipygpumem.magics import completions
 from ipygpumem.magics.experiment import available_names, lines_of_open
-from ipygpumem.meter.traces import preload as create
-from ipygpumem.meter.traces import why_no_accelerator
+from ipygpumem.meter.contexts import create_context, why_no_accelerator
 from ipygpumem.probes.other_kernels import other_kernels
 from ipygpumem.reclaim import reclaim
 from ipygpumem.records import CellRecord
@@ -88,7 +87,7 @@ def preload(app: App, options: Options) -> list[Report]:
     """Create the context of torch's accelerator, so that no cell pays for it, and
     report its cost.
     """
-    record = create(app.context.meter)
+    record = create_context(app.context.meter)
     if record is None:
         reason = why_no_accelerator() or "torch sees no accelerator here"
         return [note(f"{reason}: there is nothing to preload")]
