@@ -233,7 +233,7 @@ def _assignment(statement: Any, names: frozenset[str], *, shown: bool) -> list[a
     after = _lookups(statement, HAS_BOUND, uncertain)
     if not _may_bind_in_part(targets):
         return [statement, *after]
-    return _checked(statement, uncertain, after)
+    return _with_check_at_end(statement, uncertain, after)
 
 
 def _bound_first(statement: Any) -> set[str]:
@@ -256,7 +256,7 @@ def _for(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
     _report_targets([statement.target], bound)
     if not _may_bind_in_part([statement.target]):
         return [statement]
-    return _checked(statement, bound)
+    return _with_check_at_end(statement, bound)
 
 
 def _with(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
@@ -271,7 +271,7 @@ def _with(statement: Any, names: frozenset[str]) -> list[ast.stmt]:
         _report_targets([item.optional_vars], bound_by_item)
         if bound_by_item and _may_bind_in_part([item.optional_vars]):
             bound_in_part |= bound_by_item
-    return _checked(statement, bound_in_part)
+    return _with_check_at_end(statement, bound_in_part)
 
 
 def _report_targets(targets: Iterable[ast.expr | None], names: set[str]) -> None:
@@ -392,11 +392,11 @@ def _is_list_or_range(items: ast.expr) -> bool:
     )
 
 
-def _checked(
+def _with_check_at_end(
     statement: ast.stmt, names: set[str], after: Iterable[ast.stmt] = ()
 ) -> list[ast.stmt]:
-    """Return ``statement`` and the statements ``after`` it, with a check of
-    ``names`` if it fails.
+    """Return ``statement`` and the statements ``after`` it, then a look-up of ``names`` even if one
+    of them fails: it may have bound some of the names by then.
     """
     if not names:
         return [statement, *after]
