@@ -136,6 +136,9 @@ class HostProbe(Probe):
         return (reading,)
 
     def _rss_and_peak(self) -> tuple[int, int]:
+        """Return the RSS and the kernel's mark, both the RSS without one; note the address space,
+        which the same file has.
+        """
         if self._status is not None:
             status = os.pread(self._status, 4096, 0)
             mapped = _MAPPED.search(status)

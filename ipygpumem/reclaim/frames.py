@@ -188,9 +188,11 @@ def _initialises_optimizer(frame: FrameType) -> bool:
 
 # -- numbers and texts among the locals ---------------------------------------------------------
 
-_PLAIN_SHOWN, _PLAIN_LENGTH = 12, 40
-"""Maximum number of frames with plain locals to show, of locals in each, and of letters of a text.
-"""
+_FRAMES_SHOWN = 12
+_LOCALS_SHOWN = 12
+"""Maximum number of plain locals to show of each frame."""
+_LONGEST_TEXT = 40
+"""Maximum number of letters of a local text to show."""
 _LONGEST_NUMBER = 128
 """Maximum number of bits of an integer to show."""
 _SECRET = re.compile(
@@ -204,7 +206,7 @@ def plain_locals(error: BaseException) -> tuple[str, ...]:
     """
     lines = list[str]()
     for frame, line in reversed(list(finished(error))):
-        if len(lines) == _PLAIN_SHOWN:  # a deep recursion has many thousand frames
+        if len(lines) == _FRAMES_SHOWN:  # a deep recursion has many thousand frames
             break
         if not is_users(frame.f_code.co_filename):
             continue
@@ -219,7 +221,7 @@ def _plain_assignments(frame: FrameType) -> list[str]:
     """Return the first plain locals of a frame, as in ``step = 3``."""
     assignments = list[str]()
     for name, value in names_in(frame).items():
-        if len(assignments) == _PLAIN_SHOWN:
+        if len(assignments) == _LOCALS_SHOWN:
             break
         if type(name) is str and name.isidentifier():
             text = _plain_text(name, value)
@@ -233,8 +235,8 @@ def _plain_text(name: str, value: object) -> str:
     if type(value) is str:
         if _SECRET.search(name):
             return "…"
-        if len(value) > _PLAIN_LENGTH:
-            return repr(value[:_PLAIN_LENGTH]) + "…"
+        if len(value) > _LONGEST_TEXT:
+            return repr(value[:_LONGEST_TEXT]) + "…"
         return repr(value)
     if type(value) is int and value.bit_length() > _LONGEST_NUMBER:
         return ""

@@ -32,6 +32,7 @@ def release(error: BaseException) -> int:
     ``AttributeError`` loses its object, too. Frames in use are not changed: clearing the frame of a
     waiting generator would close the generator.
     """
+    # The error's own functions first: following its chain takes memory, which they may hold.
     _clear_functions(traceback_of(error))
     for item in chain(error):
         _clear_functions(traceback_of(item))

@@ -134,16 +134,17 @@ class GpuMemMagics(Magics):
         """
         __tracebackhide__ = True
         source = f"%%{name} {line}\n{cell}"
-        # the inner one is a retry by the run_cell below
+        # If the first line cannot be rewritten, the cell that the call below runs calls this magic
+        # again: then this cell and the one inside it have the same source.
         cells = self.app.context.cells.running()[-2:]
         sources = [running.source for running in cells]
         texts = [text.split() for text in sources]
         if texts == [source.split()] * 2:
             source = cell
-            # the reason was reported before
+            # The rewriting has reported the reason.
             write_failure(f"%%{name} failed again", _LOST.get(name, ""))
         else:
-            # below, an error would be shown twice
+            # A wrong line fails here, because IPython would show its error in both cells.
             self._parse(f"%%{name}", line)
         self.shell.run_cell(source).raise_error()
 

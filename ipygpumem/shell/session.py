@@ -211,6 +211,7 @@ class Session:
         self._context.isolation.each_with((cell, result), "post_run_cell", steps)
 
     def _settle(self, cell: Cell, result: Any) -> None:
+        """Note the usage, and make its peaks final, if memory is freed after the code."""
         if cell.measured.span and (cell.scopes.ending or cell.failed):
             cell.measured.at_end = cell.measured.span.fix_peaks()
 
@@ -219,9 +220,11 @@ class Session:
         self._recovery.cell_ended(cell, _error(cell, result) if cell.failed else None)
 
     def _report_recovery(self, cell: Cell, place: int) -> None:
+        """Insert the report of the recovery, which needs the memory left by ended experiments."""
         cell.below[place:place] = self._recovery.reports(cell)
 
     def _drop(self, cell: Cell, _: Any = None) -> None:
+        """End the cell's measurement, if it was not ended, and forget its experiments."""
         if cell.measured.span is not None:
             cell.measured.span.close()
         # Experiments refer to their cell: a cycle would keep them until the next collection.
