@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ipygpumem.probes.host import rss_bytes
-from ipygpumem.probes.malloc import free_heap_bytes, malloc_trim
+from ipygpumem.probes.malloc import free_heap_bytes, trim_heap
 from ipygpumem.probes.mappings import own_pages
 from ipygpumem.records import Usage, usage_on
 from ipygpumem.units import MIB, format_bytes
@@ -41,15 +41,12 @@ def growth_for(what: str) -> Iterator[None]:
 
 def _free_pages_of(grown: int) -> None:
     """Free the heap's free pages, if they can all be part of what our work has ``grown``."""
-    trim = malloc_trim()
-    if trim is None:
-        return
     most = grown + _LEAST_BYTES
     free = free_heap_bytes() or 0
     if free >= most:
         free = own_pages().free_heap_bytes  # without pages that are not in RAM; takes longer
     if free < most:
-        trim(0)
+        trim_heap()
 
 
 def _unnamed_bytes() -> int:

@@ -6,8 +6,7 @@ import ctypes
 import functools
 import re
 import sys
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ipygpumem.introspect import loaded
 
@@ -15,7 +14,7 @@ _BLOCK_BYTES = 48
 """Typical size of a block of Python's allocator."""
 
 
-class _HeapFigures(ctypes.Structure):
+class _MallInfo(ctypes.Structure):
     """glibc's ``struct mallinfo2``; see mallinfo(3)."""
 
     _fields_: ClassVar = [
@@ -26,22 +25,7 @@ class _HeapFigures(ctypes.Structure):
     ]
 
 
-@functools.cache
-def mallinfo() -> Any:
-    """Return glibc's function that reports the figures of its heap (since 2.33); None elsewhere."""
-    ask = _function_of_glibc("mallinfo2")
-    if ask is not None:
-        ask.restype = _HeapFigures
-    return ask
-
-
-@functools.cache
-def malloc_trim() -> Callable[[int], object] | None:
-    """Return glibc's function that frees unused heap pages; None elsewhere."""
-    trim: Callable[[int], object] | None = _function_of_glibc("malloc_trim")
-    return trim
-
-
+@functools.cache  # looking it up takes longer than a call
 def _function_of_glibc(name: str) -> Any:
     """Return a function of the C library; None where it has none of that name."""
     if sys.platform != "linux":
@@ -49,14 +33,44 @@ def _function_of_glibc(name: str) -> Any:
     return getattr(ctypes.CDLL(None), name, None)
 
 
+class HeapFigures(NamedTuple):
+    """The heap of glibc's malloc."""
+
+    used_bytes: int
+    free_bytes: int
+    """Free bytes, with or without pages in RAM."""
+    mapped_bytes: int
+    """Large blocks in mappings of their own, which are in neither of the other figures."""
+
+
+def heap_figures() -> HeapFigures | None:
+    """Return the figures of glibc's heap (since 2.33); None elsewhere."""
+    ask = _function_of_glibc("mallinfo2")
+    if ask is None:
+        return None
+    ask.restype = _MallInfo
+    figures = ask()
+    return HeapFigures(figures.uordblks, figures.fordblks, figures.arena_to_fsmblks[4])
+
+
+def trim_heap() -> bool | None:
+    """Return free pages of glibc's heap to the system; return True if there were any, and None
+    without glibc.
+    """
+    trim = _function_of_glibc("malloc_trim")
+    if trim is None:
+        return None
+    return bool(trim(0))
+
+
 def free_heap_bytes() -> int | None:
     """Return the free bytes in the heap of glibc's malloc, with or without pages in RAM; None if
     unknown.
     """
-    ask = mallinfo()
-    if ask is None:
+    figures = heap_figures()
+    if figures is None:
         return None
-    return int(ask().fordblks)
+    return figures.free_bytes
 
 
 def free_blocks_bytes() -> int:
@@ -105,11 +119,9 @@ def allocated_bytes() -> int:
     New objects may fill pages that earlier ones have left, which RSS does not show.
     """
     allocated = sys.getallocatedblocks() * _BLOCK_BYTES
-    ask = mallinfo()
-    if ask is not None:
-        figures = ask()
-        mapped_bytes = figures.arena_to_fsmblks[4]
-        allocated += int(mapped_bytes + figures.uordblks)
+    figures = heap_figures()
+    if figures is not None:
+        allocated += figures.mapped_bytes + figures.used_bytes
     allocated_by_arrow = getattr(loaded("pyarrow"), "total_allocated_bytes", None)
     if allocated_by_arrow is not None:
         allocated += allocated_by_arrow()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ipygpumem.probes.malloc import free_blocks_bytes, mallinfo
+from ipygpumem.probes.malloc import free_blocks_bytes, heap_figures
 from ipygpumem.probes.pages import PAGE_BYTES
 from ipygpumem.units import KIB, MIB
 
@@ -121,12 +121,10 @@ def free_heap_in(ranges: Sequence[AddressRange]) -> int:
         elif previous is not None and mapping.is_reserved_for(previous):
             heap += previous.resident_bytes
         previous = mapping
-    ask = mallinfo()
-    if ask is None:
+    figures = heap_figures()
+    if figures is None:
         return 0
-    figures = ask()
-    free: int = min(figures.fordblks, heap - figures.uordblks)
-    return max(0, free)
+    return max(0, min(figures.free_bytes, heap - figures.used_bytes))
 
 
 _LEAST_UNUSED_BYTES = 16 * MIB

@@ -9,7 +9,7 @@ from ipygpumem.errors import GpuMemError
 from ipygpumem.introspect import loaded
 from ipygpumem.probes.accelerators import has_mps, loaded_torch
 from ipygpumem.probes.allocator import snapshots
-from ipygpumem.probes.malloc import free_heap_bytes, malloc_trim
+from ipygpumem.probes.malloc import free_heap_bytes, trim_heap
 
 
 class AtMost(NamedTuple):
@@ -94,8 +94,7 @@ def trim_host_heap() -> AtMost | bool:
     """Ask glibc to free unused heap pages; return the heap's unused bytes, or False if no page was
     freed.
     """
-    trim = malloc_trim()
     free_bytes = free_heap_bytes()
-    if trim is None or not trim(0):
+    if not trim_heap():
         return False
     return True if free_bytes is None else AtMost(free_bytes)

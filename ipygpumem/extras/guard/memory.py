@@ -11,7 +11,7 @@ from ipygpumem.extras.guard.counting import CountAllocated, Counting, CountTouch
 from ipygpumem.extras.guard.memory_left import Figures, MemoryLeft
 from ipygpumem.extras.guard.reserve_block import ReserveBlock
 from ipygpumem.extras.guard.shares import LAST_ROOM_BYTES, Shares
-from ipygpumem.probes.malloc import free_heap_bytes, malloc_trim
+from ipygpumem.probes.malloc import free_heap_bytes, trim_heap
 from ipygpumem.probes.own_limits import resource
 from ipygpumem.units import format_bytes
 
@@ -72,10 +72,8 @@ class GuardedMemory:
         free = self.shares.free_bytes(figures)
         if free >= 4 * self.shares.reserve_bytes or free >= (free_heap_bytes() or 0):
             return figures
-        trim = malloc_trim()
-        if trim is None:
+        if trim_heap() is None:
             return figures
-        trim(0)
         return self.now()
 
     def share(self, figures: Figures) -> None:
