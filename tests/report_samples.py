@@ -18,7 +18,7 @@ from ipygpumem.extras.moving.releasing import ReleaseRecord, release_report
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow
 from ipygpumem.extras.peak.report import peak_report
 from ipygpumem.extras.recorder import recorder_commands as postmortem
-from ipygpumem.extras.recorder.recordings import Kernel, Moment, Recording, Verdict
+from ipygpumem.extras.recorder.recordings import Moment, RecordedKernel, Recording, Verdict
 from ipygpumem.extras.tracker.tracker import TrackerRecord, tracker_report
 from ipygpumem.fitting.fit import Try
 from ipygpumem.fitting.plan import Plan
@@ -174,7 +174,7 @@ def every_report(word: str = "x") -> list[Report]:
 def reports_over_time(word: str, ended: ExperimentRecord) -> list[Report]:
     """Reports on many cells and experiments, and on a kernel that is gone."""
     record = cell(error=word, experiment=word, source_line=word)
-    kernel = Kernel(0.0, 1, 0.0, word, f"folder/{word}", word)
+    kernel = RecordedKernel(0.0, 1, 0.0, word, f"folder/{word}", word)
     moments = tuple(
         Moment(kind, 1.0, 1, {word: 1, "cpu": 2}, {word: 3}, 1, f"{word}\n  {word}", error=word)  # type: ignore[arg-type]
         for kind in ("cell", "tick", "cell end")

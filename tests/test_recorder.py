@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.harness.control_group import limited_group, move
-from benchmarks.harness.kernel import Kernel as RealKernel
+from benchmarks.harness.kernel import Kernel
 from ipygpumem.extras.recorder import recordings
 from ipygpumem.extras.recorder.recorder_commands import postmortem_report
 from ipygpumem.extras.recorder.recordings import (
-    Kernel,
     Moment,
+    RecordedKernel,
     Recording,
     RecordingWriter,
     decode,
@@ -37,7 +37,7 @@ from ipygpumem.units import GIB
 from tests.control_group import v2_system
 from tests.waiting import wait_for
 
-ALIVE = Kernel(
+ALIVE = RecordedKernel(
     100.0,
     os.getpid(),
     psutil.Process().create_time(),
@@ -67,7 +67,9 @@ def write(folder: Path, content: bytes, name: str = "a.jsonl") -> Path:
     return folder / name
 
 
-def recording(*moments: Moment, kernel: Kernel | None = DEAD, skipped: int = 0) -> Recording:
+def recording(
+    *moments: Moment, kernel: RecordedKernel | None = DEAD, skipped: int = 0
+) -> Recording:
     end = next((moment for moment in moments if moment.kind == "end"), None)
     return Recording(
         Path("a.jsonl"),
@@ -83,7 +85,9 @@ def shown(found: Recording) -> str:
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_an_entry_survives_encoding_without_its_unknown_fields(entry: Kernel | Moment) -> None:
+def test_an_entry_survives_encoding_without_its_unknown_fields(
+    entry: RecordedKernel | Moment,
+) -> None:
     assert decode(encode(entry)) == entry
     assert json.loads(encode(END)) == {"kind": "end", "time": 104.0, "reason": "because"}
 
@@ -253,7 +257,7 @@ OOM = Death(103.0, ALIVE.pid, True, "Out of memory: Killed process 15 (python)")
 GROUP_OOM = OOM._replace(text="Memory cgroup out of memory: Killed process 15 (python)")
 FAULT = OOM._replace(oom=False, text="python[15]: segfault at 0")
 MACHINE = dataclasses.replace(DEAD, counter="/proc/vmstat:1")
-CASES: dict[str, tuple[Kernel | None, Moment, tuple[Death, ...], int | None, str, str]] = {
+CASES: dict[str, tuple[RecordedKernel | None, Moment, tuple[Death, ...], int | None, str, str]] = {
     "ended": (DEAD, END, (OOM,), 3, "", "because"),
     "alive": (ALIVE, TICK, (), 3, "", "still runs"),
     "elsewhere": (ELSEWHERE, TICK, (OOM,), 3, "", "may still run"),
@@ -330,16 +334,16 @@ ALLOCATE = (
     "import time\nchunks = []\nwhile True:\n    chunks.append(bytearray(b'1' * 2**22))\n    "
     "time.sleep(0.02)"
 )
-Start = Callable[..., RealKernel]
+Start = Callable[..., Kernel]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start kernels of one profile of the test's own."""
-    kernels: list[RealKernel] = []
+    kernels: list[Kernel] = []
 
-    def call(*arguments: str) -> RealKernel:
-        kernels.append(RealKernel(*arguments, env={**os.environ, "IPYTHONDIR": str(tmp_path)}))
+    def call(*arguments: str) -> Kernel:
+        kernels.append(Kernel(*arguments, env={**os.environ, "IPYTHONDIR": str(tmp_path)}))
         return kernels[-1]
 
     yield call
@@ -357,7 +361,7 @@ def recorded(folder: Path, text: str) -> int:
 
 
 def run_until_dead(
-    kernel: RealKernel, code: str, *, kill_when: Callable[[], object] | None = None
+    kernel: Kernel, code: str, *, kill_when: Callable[[], object] | None = None
 ) -> None:
     pid = int(kernel.value("__import__('os').getpid()"))
     kernel._client.execute(code)
@@ -367,7 +371,7 @@ def run_until_dead(
     wait_for(lambda: not kernel._manager.is_alive())
 
 
-def told(kernel: RealKernel, line: str = "%gpumem postmortem") -> str:
+def told(kernel: Kernel, line: str = "%gpumem postmortem") -> str:
     (report,) = kernel.run(line).reports("postmortem")
     return report
 

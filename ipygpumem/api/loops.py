@@ -129,7 +129,7 @@ class _Loop:
         self._is_silent = tracked._silent
         self._records = records
         self._traces, self._growing = current_traces(), Growing()
-        self._shown = _Shown(tracked._length())
+        self._display = _LoopDisplay(tracked._length())
         self._span = self._traces.meter.span()
         self._number = 0
         self._is_measured = True
@@ -164,7 +164,7 @@ class _Loop:
                 self._span.lap()  # exclude the memory of our own search
             _note_processes(self._growing, frame)
             if not self._is_silent:
-                self._shown.show(self._records, _remarks(self._growing))
+                self._display.show(self._records, _remarks(self._growing))
         except Exception as error:
             self._failed(error)
 
@@ -173,7 +173,7 @@ class _Loop:
         try:
             self._span.close()
             if self._records and not self._is_silent:
-                self._shown.show(self._records, _remarks(self._growing), at_end=True)
+                self._display.show(self._records, _remarks(self._growing), at_end=True)
         except Exception as error:
             self._failed(error)
 
@@ -218,7 +218,7 @@ def _outside_tqdm(frame: FrameType) -> FrameType:
     return frame
 
 
-class _Shown:
+class _LoopDisplay:
     """Display of a loop: in a notebook a table that is updated, elsewhere a line per iteration."""
 
     def __init__(self, total: int | None) -> None:

@@ -124,8 +124,8 @@ class Extension:
             "open experiments cannot tell the code's own names",
             self._struck_in_transformer,
         )
-        self._first = _Observer(code_seen, self._struck_in_transformer, may_change=False)
-        self._last = _Observer(code_seen, self._struck_in_transformer, may_change=True)
+        self._first = _CodeTransformer(code_seen, self._struck_in_transformer, may_change=False)
+        self._last = _CodeTransformer(code_seen, self._struck_in_transformer, may_change=True)
         self._shell.ast_transformers.append(self._last)
         self._undo.append(self._stop_observing)
 
@@ -339,7 +339,7 @@ def _configured(shell: Any) -> IPyGpuMem:
         return IPyGpuMem(parent=shell)
 
 
-class _Observer:
+class _CodeTransformer:
     """AST transformer that passes on the tree of all code compiled by the shell, and may change it
     in place.
     """

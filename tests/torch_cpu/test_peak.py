@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 import ipygpumem
 from benchmarks.harness.kernel import Kernel
 from ipygpumem.extras.peak import following, graph, origins
-from ipygpumem.extras.peak.origins import Call
+from ipygpumem.extras.peak.origins import CallingCode
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow
 from ipygpumem.extras.peak.report import layers, peak_report
 from ipygpumem.units import KIB, MIB, format_bytes
@@ -321,7 +321,7 @@ def test_a_second_derivative_has_the_line_of_the_forward_pass() -> None:
 
 def test_nodes_of_equal_numbers_of_two_threads_are_told_apart() -> None:
     """Each thread counts its nodes from 0 on; autograd has a thread for each card."""
-    nodes, own = graph.Graph(), Call(line=("own.py", 1))
+    nodes, own = graph.FollowedGraph(), CallingCode(line=("own.py", 1))
     nodes._numbers[nodes._thread] = 8
     nodes.note("mul", own)
     with ThreadPoolExecutor(1) as pool:
@@ -334,7 +334,7 @@ def test_nodes_of_equal_numbers_of_two_threads_are_told_apart() -> None:
             running = SimpleNamespace(name=lambda: name, _sequence_nr=lambda: 7)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(graph, "_running_node", lambda: running)
-                call = Call(is_in_engine=is_in_engine)
+                call = CallingCode(is_in_engine=is_in_engine)
                 return nodes.origin("mul", call).line
 
         in_other = pool.submit(found, "MulBackward0", is_in_engine=True).result()

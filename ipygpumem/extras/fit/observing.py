@@ -62,7 +62,7 @@ class RepeatedModules:
 
 
 @dataclass
-class Batch:
+class ModelBatch:
     """The rows that the code's models get at once."""
 
     name: str | None
@@ -117,7 +117,7 @@ class Observed:
     """
 
     def __init__(self, batch: str | None, taken: Iterable[str]) -> None:
-        self.batch = Batch(batch)
+        self.batch = ModelBatch(batch)
         self.model = LargestModel()
         self.taken = set(taken)
         self.trains = False
@@ -153,7 +153,7 @@ class Observed:
 
     def apply(self, run: ChangedRun) -> None:
         """Observe the first run."""
-        _Observer(self, run).install()
+        _FirstRunHooks(self, run).install()
 
     def code(self, line: str, *imports: str, owners: Iterable[str]) -> str:
         """Return a line with the imports that it needs, or as a comment if no name leads to one of
@@ -171,7 +171,7 @@ class Observed:
         return name
 
 
-class _Observer:
+class _FirstRunHooks:
     """Hooks of the first run. Their references are weak, so that it frees what the code frees."""
 
     def __init__(self, findings: Observed, run: ChangedRun) -> None:

@@ -279,7 +279,7 @@ class IsolatedCell:
     def _on_result(self, data: Any, metadata: Any) -> None:
         hook = sys.displayhook
         if hook is not self._shell.displayhook:  # that of %%capture
-            hook(_Shown(data, metadata))
+            hook(_FormattedValue(data, metadata))
             return
         hook.start_displayhook()
         hook.write_output_prompt()
@@ -431,7 +431,7 @@ def _lost_name_note(name: str, why: str) -> Report:
     return note(clean(f"%%isolate --keep: {name} did not come back: {why}"))
 
 
-class _Shown:
+class _FormattedValue:
     """A value that the child process has formatted."""
 
     def __init__(self, data: Any, metadata: Any) -> None:

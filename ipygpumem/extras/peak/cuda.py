@@ -210,7 +210,7 @@ def _users_line(frames: Iterable[Mapping[str, Any]]) -> tuple[str, int] | None:
     return None
 
 
-class History:
+class AllocationHistory:
     """torch's history of CUDA allocations, from the first use of CUDA on."""
 
     def __init__(self, began_us: int, operations: BackwardOperations, *, keep: bool) -> None:
@@ -265,7 +265,7 @@ class CudaRecording:
 
     def __init__(self, *, keep: bool) -> None:
         self._keeps = keep
-        self._history: History | None = None
+        self._history: AllocationHistory | None = None
         self._operations = BackwardOperations()
         self.is_possible = True
         """False once it has failed to start."""
@@ -291,7 +291,7 @@ class CudaRecording:
         """
         began_us = now_us() - int((time.perf_counter() - began) * 1e6)
         try:
-            self._history = History(began_us, self._operations, keep=self._keeps)
+            self._history = AllocationHistory(began_us, self._operations, keep=self._keeps)
             for life in lives:
                 if life.address and life.device != "cpu":
                     self._history.saw(life)

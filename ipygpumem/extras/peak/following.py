@@ -20,9 +20,9 @@ from ipygpumem.estimating import users_part
 from ipygpumem.estimating.storage_follower import StorageFollower, hide_from_compiler
 from ipygpumem.estimating.storages import GRADIENTS, PARAMETERS, StorageLife, tensors_in
 from ipygpumem.extras.peak.cuda import BackwardOperation, CudaRecording, now_us
-from ipygpumem.extras.peak.graph import Graph
+from ipygpumem.extras.peak.graph import FollowedGraph
 from ipygpumem.extras.peak.origins import (
-    Call,
+    CallingCode,
     Modules,
     Names,
     OperationNames,
@@ -95,7 +95,7 @@ class Follower(StorageFollower):
         self.notes: dict[str, None] = {}
         self.began = time.perf_counter()
         self._modules = Modules(names, self._know_module)
-        self._graph = Graph()
+        self._graph = FollowedGraph()
         self._operations = OperationNames()
         self._row_keys = RowKeys(self.log)
         self._recording = CudaRecording(keep=keep_history)
@@ -252,7 +252,7 @@ class Follower(StorageFollower):
             result = self._unfollowed(func, types, args, kwargs)
             if result is not _TO_FOLLOW:
                 return result
-        call: Call | None = None
+        call: CallingCode | None = None
         operation: BackwardOperation | None = None
         has_node = self._graph.has_new_node(func)
         if has_node or self._recording.is_on:
@@ -304,7 +304,7 @@ class Follower(StorageFollower):
         origin = self._origin_of(func, self._modules.call(sys._getframe(1)))
         self.failed = self.log.clock, time.perf_counter() - self.began, origin
 
-    def _origin_of(self, func: Any, call: Call) -> Origin:
+    def _origin_of(self, func: Any, call: CallingCode) -> Origin:
         """Return the origin of an operation that runs now."""
         if torch._C._current_graph_task_id() != -1:
             return self._graph.origin(self._operations.name(func), call)
@@ -312,7 +312,7 @@ class Follower(StorageFollower):
 
     def _begin_operation(
         self, func: Any, *, has_node: bool
-    ) -> tuple[Call | None, BackwardOperation | None]:
+    ) -> tuple[CallingCode | None, BackwardOperation | None]:
         """Note the node that autograd has made for an operation, and the time of an operation of a
         backward pass, by which CUDA's blocks without a line are found.
 
@@ -343,7 +343,7 @@ class Follower(StorageFollower):
         args: Any,
         kwargs: Any,
         result: Any,
-        call: Call | None,
+        call: CallingCode | None,
         *,
         may_grow: bool,
     ) -> None:
@@ -365,7 +365,9 @@ class Follower(StorageFollower):
             self._fold()
             self._most_lives = len(self.log.lives) + _MOST_LIVES
 
-    def _set_origin(self, life: StorageLife, func: Any, inputs: Any, call: Call | None) -> None:
+    def _set_origin(
+        self, life: StorageLife, func: Any, inputs: Any, call: CallingCode | None
+    ) -> None:
         """Note where a storage was allocated, and if it was while autograd recorded."""
         life.origin = self._operations.origin(func)
         is_recording = torch.is_grad_enabled()

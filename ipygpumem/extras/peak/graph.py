@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ipygpumem.extras.peak.origins import Call, Line, Origin, line_of_thread
+from ipygpumem.extras.peak.origins import CallingCode, Line, Origin, line_of_thread
 
 # An old torch may lack these two: then operations of a backward pass have the line that started it.
 _next_number: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
@@ -65,7 +65,7 @@ class Node(NamedTuple):
     """True if no Python code asked for the operation: a backward pass with ``create_graph``."""
 
 
-class Graph:
+class FollowedGraph:
     """The nodes that the followed code has made."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class Graph:
         self._numbers[thread] = number
         return number != last_number
 
-    def note(self, operation: str, call: Call) -> None:
+    def note(self, operation: str, call: CallingCode) -> None:
         """Record the last node of this thread, which an operation made."""
         thread = threading.get_ident()
         module, line = call.module, call.line
@@ -107,7 +107,7 @@ class Graph:
         self._nodes = dict(islice(self._nodes.items(), len(self._nodes) // 2, None))
         self._same = {node: node for node in self._nodes.values()}
 
-    def origin(self, operation: str, call: Call) -> Origin:
+    def origin(self, operation: str, call: CallingCode) -> Origin:
         """Return the origin of an operation that autograd runs now.
 
         That is the line of a hook or of a custom function, if one asked for the operation; else the
@@ -125,15 +125,15 @@ class Graph:
             operation += f" of {node.module}"
         return Origin("", "", operation, node.line)
 
-    def _own_line(self, call: Call) -> Line | None:
+    def _own_line(self, call: CallingCode) -> Line | None:
         node = self._running_node_record(call)
         return self._backward_line(call) if node is None else node.line
 
-    def _backward_line(self, call: Call) -> Line | None:
+    def _backward_line(self, call: CallingCode) -> Line | None:
         """Return the line that started the backward pass, whose thread waits for the end of it."""
         return call.backward_line or line_of_thread(self._thread)
 
-    def _running_node_record(self, call: Call) -> Node | None:
+    def _running_node_record(self, call: CallingCode) -> Node | None:
         """Return the record of the node that runs now; None if it is unknown or not certain."""
         running = _running_node()
         if running is None:

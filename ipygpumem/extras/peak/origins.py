@@ -75,7 +75,7 @@ class FunctionCall:
     """The user's line that calls it."""
 
 
-class Call(NamedTuple):
+class CallingCode(NamedTuple):
     """The Python code that asks for an operation."""
 
     module: str = ""
@@ -136,7 +136,7 @@ class Modules:
                 return name
         return type_name(module)
 
-    def call(self, frame: FrameType) -> Call:
+    def call(self, frame: FrameType) -> CallingCode:
         """Return the code that asks for the operation that runs now.
 
         Args:
@@ -148,7 +148,7 @@ class Modules:
         functions = tuple(function for function, _ in callers.functions)
         module = self._innermost_path(callers.module_calls)
         engine = callers.engine
-        return Call(module, callers.line, functions, engine is not None, _users_line(engine))
+        return CallingCode(module, callers.line, functions, engine is not None, _users_line(engine))
 
     def _innermost_path(self, calls: Sequence[FrameType]) -> str:
         """Return the path of the module whose call is the first of ``calls``."""

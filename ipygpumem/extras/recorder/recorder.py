@@ -17,7 +17,7 @@ import psutil
 
 from ipygpumem.errors import RecordingError, ellipsize
 from ipygpumem.extras.recorder import recordings
-from ipygpumem.extras.recorder.recordings import Kernel, Moment, RecordingWriter
+from ipygpumem.extras.recorder.recordings import Moment, RecordedKernel, RecordingWriter
 from ipygpumem.notebook import running_cell
 from ipygpumem.probes import cgroup, host, oom_kills
 from ipygpumem.records import Reading, Usage
@@ -65,7 +65,7 @@ class Recorder:
         if self._writer is not None:
             return
         self._counter = oom_kills.kill_counter_name()
-        kernel = Kernel(
+        kernel = RecordedKernel(
             time.time(),
             os.getpid(),
             started=psutil.Process().create_time(),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ipygpumem.errors import RecordingError, ellipsize
 from ipygpumem.extras.recorder import recordings
-from ipygpumem.extras.recorder.recordings import Kernel, Moment, Recording, Verdict
+from ipygpumem.extras.recorder.recordings import Moment, RecordedKernel, Recording, Verdict
 from ipygpumem.report.layout import Fact, Listing, Report, Table, clean, count, device_label, note
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import (
@@ -149,7 +149,7 @@ def _headline(recording: Recording, verdict: Verdict) -> list[str]:
     return [f"{name} died {where}", when, f"{why} ({verdict.grade})"]
 
 
-def _kernel_name(kernel: Kernel | None) -> str:
+def _kernel_name(kernel: RecordedKernel | None) -> str:
     """Return a kernel's notebook and process."""
     if not kernel:
         return "unknown kernel"

@@ -40,7 +40,7 @@ _CLOCK_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Kernel(Record):
+class RecordedKernel(Record):
     """The kernel of a recording."""
 
     time: float
@@ -77,22 +77,22 @@ def first_lines(source: str) -> str:
     return "\n".join(line[:_LETTERS_KEPT] for line in lines[:_LINES_KEPT])
 
 
-def encode(entry: Kernel | Moment) -> bytes:
+def encode(entry: RecordedKernel | Moment) -> bytes:
     """Return an entry's line, without unknown fields."""
     filled = {name: value for name, value in entry.to_dict().items() if value not in (None, "", {})}
     values = {"kind": "kernel"} | filled  # a moment has a kind of its own
     return f"{json.dumps(values, separators=(',', ':'))}\n".encode("ascii")
 
 
-def decode(line: bytes) -> Kernel | Moment | None:
+def decode(line: bytes) -> RecordedKernel | Moment | None:
     """Return the entry of a line; None if it is foreign or damaged."""
     try:
         data = json.loads(line)
-        kind = Kernel if data["kind"] == "kernel" else Moment
+        kind = RecordedKernel if data["kind"] == "kernel" else Moment
         entry = kind.from_dict(data)
     except (TypeError, ValueError, LookupError, RecursionError, OverflowError):
         return None
-    if isinstance(entry, Kernel) and entry.pid <= 0:
+    if isinstance(entry, RecordedKernel) and entry.pid <= 0:
         return None
     times = [value for value in vars(entry).values() if type(value) is float]
     if not all(0 <= value < _LATEST for value in times):
@@ -104,7 +104,7 @@ class Recording(NamedTuple):
     """The end of a recording."""
 
     path: Path
-    kernel: Kernel | None
+    kernel: RecordedKernel | None
     """None for a file that is not a recording, or with a damaged beginning."""
     cell: tuple[Moment, ...]
     """The known moments of the last cell."""
@@ -132,7 +132,7 @@ def read(path: Path, most: int = _MOST_BYTES) -> Recording:
     """Return a recording; of a file with more than ``most`` bytes the middle is skipped."""
     # after the last newline there is nothing, or a torn line
     lines = [line for line in _content(path, most).split(b"\n")[:-1] if line]
-    kernel: Kernel | None = None
+    kernel: RecordedKernel | None = None
     end: Moment | None = None
     last_cell: list[Moment] = []
     skipped = 0
@@ -140,7 +140,7 @@ def read(path: Path, most: int = _MOST_BYTES) -> Recording:
         entry = decode(line)
         if entry is None:
             skipped += 1
-        elif isinstance(entry, Kernel):
+        elif isinstance(entry, RecordedKernel):
             kernel = kernel or entry
         elif entry.kind == "end":
             end = end or entry
@@ -198,7 +198,7 @@ class RecordingWriter:
         OSError: the file cannot be written.
     """
 
-    def __init__(self, folder: Path, kernel: Kernel) -> None:
+    def __init__(self, folder: Path, kernel: RecordedKernel) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         started = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         self.path = folder / f"{started}-{os.getpid()}-{secrets.token_hex(3)}.jsonl"
@@ -254,7 +254,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_APPEND, 0o600)
 
 
-def state(kernel: Kernel | None) -> Literal["alive", "dead", "unknown"]:
+def state(kernel: RecordedKernel | None) -> Literal["alive", "dead", "unknown"]:
     """Return the state of a recording's kernel; unknown in another container or on
     another machine.
     """
@@ -308,7 +308,7 @@ def judge(recording: Recording) -> Verdict:
     return _in_system_log(kernel, recording.last_time) or _from_counter(kernel, recording.cell)
 
 
-def _in_system_log(kernel: Kernel, last_time: float) -> Verdict | None:
+def _in_system_log(kernel: RecordedKernel, last_time: float) -> Verdict | None:
     """Return why a kernel ended after its last entry, if the system's log says so."""
     if not kernel.place.endswith(host.SYSTEMS_PID_NAMESPACE):
         return None
@@ -325,7 +325,7 @@ def _in_system_log(kernel: Kernel, last_time: float) -> Verdict | None:
     return None
 
 
-def _from_counter(kernel: Kernel, moments: Sequence[Moment]) -> Verdict:
+def _from_counter(kernel: RecordedKernel, moments: Sequence[Moment]) -> Verdict:
     """Return why a kernel ended, from the number of OOM kills since its last entry."""
     before = None
     for moment in moments:

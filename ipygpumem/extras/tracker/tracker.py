@@ -148,7 +148,7 @@ class Tracker:
         return self._span.read(), [note]
 
 
-class _Position(NamedTuple):
+class _CodePlace(NamedTuple):
     """A place in the calling code."""
 
     file: str | None = None
@@ -169,16 +169,16 @@ class _Position(NamedTuple):
         return place
 
 
-def _position(caller: FrameType | None, cell: int | None) -> _Position:
+def _position(caller: FrameType | None, cell: int | None) -> _CodePlace:
     """Return the place of a frame; of a frame of ``cell``, without a file."""
     if caller is None:
-        return _Position()
+        return _CodePlace()
     code = caller.f_code
     # from Python 3.11 on
     name = str(getattr(code, "co_qualname", code.co_name)).replace(".<locals>", "")
     # IPython 8's name for a cell
     is_top_level = name == "<module>" or name.startswith("<cell line:")
-    return _Position(
+    return _CodePlace(
         file=code.co_filename if cell is None else None,
         line=caller.f_lineno,
         cell=cell,
