@@ -29,15 +29,12 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from threading import get_ident
 from time import perf_counter
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from ipygpumem import interrupts
 from ipygpumem.errors import ExperimentError, quoted
 from ipygpumem.failures import GuardedBlock, is_own_failure, tell_failure, write_line
 from ipygpumem.fitting.budgets import Budget
-from ipygpumem.notebook import running_cell
-from ipygpumem.reclaim.exceptions import traceback_of
 from ipygpumem.records import CellRecord, ExperimentRecord, RetainedArray, Usage
 from ipygpumem.report import content
 from ipygpumem.report.layout import Report, clean_name, note
@@ -49,7 +46,7 @@ from ipygpumem.shell.ending import ExperimentEnd, Surroundings
 from ipygpumem.shell.error_isolation import HookStep
 from ipygpumem.shell.experiment_options import ExperimentOptions, checked_patterns
 from ipygpumem.shell.ipython.caches import last_error_id
-from ipygpumem.shell.ipython.sources import cell_that_bound, is_in_cell, running_cell_deletes
+from ipygpumem.shell.ipython.sources import is_in_cell
 from ipygpumem.shell.measured_scope import ExperimentLog, MeasuredScope
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.subscribers import Subscribers
@@ -62,16 +59,6 @@ _ATTEMPTS = 5
 
 Finalisers may raise in each of them, or a Ctrl-C may interrupt it.
 """
-
-
-def _innermost_frame(error: BaseException) -> FrameType | None:
-    """Return the frame that raised an error; None without a traceback."""
-    trace = traceback_of(error)
-    if trace is None:
-        return None
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace.tb_frame
 
 
 class ExperimentManager:
@@ -137,45 +124,6 @@ class ExperimentManager:
         """Count an out-of-memory error of an autofit try, unless it was counted before."""
         self.recovery.saw(error)
         self._counted = []  # the next try's error may reuse this one's identity
-
-    def remarks(self, error: BaseException | None) -> list[str]:
-        """Return a remark on an error for a name that an experiment has deleted, or that ended
-        elsewhere.
-        """
-        if type(error) is not NameError or type(error.name) is not str:
-            return []
-        frame = _innermost_frame(error)
-        if frame is None or frame.f_globals is not self.context.namespace:
-            return []  # a module's code misses a name of that module
-        if error.name in self.ended_elsewhere:
-            number, remark = self.ended_elsewhere[error.name]
-            if not self._is_later_name(error.name, [number]):
-                return [remark]
-        for record in reversed(self.finished):
-            if error.name in record.deleted:
-                numbers = [cell.execution_count or 0 for cell in record.cells]
-                if self._is_later_name(error.name, numbers):
-                    return []
-                name = clean_name(error.name)
-                ended = f"experiment {clean_name(record.name)}, which has ended"
-                return [f"{name} belonged to {ended}: --keep {name} keeps it"]
-        return []
-
-    def _is_later_name(self, name: str, numbers: Sequence[int]) -> bool:
-        """Return True if user code has bound a name again after the cells with these numbers, in
-        which it ended: then user code has deleted it, too.
-
-        A running cell such as ``data = data + 1`` has bound nothing yet, unless it deletes the name
-        itself.
-        """
-        shell = self.context.shell
-        if running_cell_deletes(shell, name):
-            return True
-        if not numbers:
-            return False
-        failed_at = self._cells.failed_at
-        bound_in = cell_that_bound(shell, name, {running_cell(shell)}, failed_at)
-        return bound_in is not None and bound_in > max(numbers)
 
     # -- cells -------------------------------------------------------------------------------------
 

@@ -303,7 +303,10 @@ class Session:
         """Return the remarks below a cell's line."""
         error = _error(cell, result) if cell.failed else None
         remarks = self._recovery.remarks(cell, error)
-        remarks += self._experiments.remarks(error)
+        if type(error) is NameError:
+            from ipygpumem.shell import ended_names  # loading the extension must stay fast
+
+            remarks += ended_names.remarks(error, self._context, self._experiments)
         remarks += self._free_heap.remark(record, cell.source)
         if cell.children.touched_bytes >= _MUCH_TOUCHED:
             touched = format_bytes(cell.children.touched_bytes)

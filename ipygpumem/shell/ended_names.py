@@ -1,0 +1,66 @@
+"""Explains a ``NameError`` whose name an experiment has deleted, or that has ended elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import FrameType
+
+from ipygpumem.notebook import running_cell
+from ipygpumem.reclaim.exceptions import traceback_of
+from ipygpumem.report.layout import clean_name
+from ipygpumem.shell.context import ShellContext
+from ipygpumem.shell.experiments import ExperimentManager
+from ipygpumem.shell.ipython.sources import cell_that_bound, running_cell_deletes
+
+
+def remarks(error: NameError, context: ShellContext, experiments: ExperimentManager) -> list[str]:
+    """Return a remark if an experiment has deleted the missing name, or if it has ended elsewhere;
+    none for a name that user code has bound again, and deleted, since.
+    """
+    name = error.name
+    if type(name) is not str:
+        return []
+    frame = _innermost_frame(error)
+    if frame is None or frame.f_globals is not context.namespace:
+        return []  # a module's code misses a name of that module
+    if name in experiments.ended_elsewhere:
+        number, remark = experiments.ended_elsewhere[name]
+        if not _is_later_name(name, [number], context):
+            return [remark]
+    for record in reversed(experiments.finished):
+        if name not in record.deleted:
+            continue
+        numbers = [cell.execution_count or 0 for cell in record.cells]
+        if _is_later_name(name, numbers, context):
+            return []
+        ended = f"experiment {clean_name(record.name)}, which has ended"
+        shown = clean_name(name)
+        return [f"{shown} belonged to {ended}: --keep {shown} keeps it"]
+    return []
+
+
+def _innermost_frame(error: BaseException) -> FrameType | None:
+    """Return the frame that raised an error; None without a traceback."""
+    trace = traceback_of(error)
+    if trace is None:
+        return None
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame
+
+
+def _is_later_name(name: str, numbers: Sequence[int], context: ShellContext) -> bool:
+    """Return True if user code has bound a name again after the cells with these numbers, in which
+    it ended: then user code has deleted it, too.
+
+    A running cell such as ``data = data + 1`` has bound nothing yet, unless it deletes the name
+    itself.
+    """
+    shell = context.shell
+    if running_cell_deletes(shell, name):
+        return True
+    if not numbers:
+        return False
+    failed_at = context.cells.failed_at
+    bound_in = cell_that_bound(shell, name, {running_cell(shell)}, failed_at)
+    return bound_in is not None and bound_in > max(numbers)
