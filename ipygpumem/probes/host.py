@@ -259,7 +259,7 @@ def available_on_machine(root: Path = cgroup.ROOT) -> int:
     return min([available, *(group.available_bytes for group in cgroup.limits(root))])
 
 
-def host_figures(children_bytes: int | None, segments_bytes: int = 0) -> HostFigures:
+def host_figures(children_bytes: int | None, segments_bytes: int) -> HostFigures:
     """Return the system's figures of host memory, with those of child processes and of shared
     memory segments.
     """

@@ -69,8 +69,8 @@ class HeldMemory:
 
 def held_by_frames(
     error: BaseException,
-    notebook: Mapping[str, object] | None = None,
-    allowance: Allowance | None = None,
+    notebook: Mapping[str, object],
+    allowance: Allowance,
 ) -> HeldMemory:
     """Return the memory held by the locals of each function of a traceback, each storage once.
 
@@ -78,11 +78,10 @@ def held_by_frames(
     of the ``notebook``, which was held before the error too, and the frames of generators and
     threads that are still in use.
     """
-    allowance = allowance or Allowance()
     places, unread = _places_in_frames(error, allowance)
     errors = list(chain(error))
     its_frames = [frame for frame, _ in frames(error)]  # the notebook may refer to them, too
-    return held_by_places(places, notebook or {}, errors, its_frames, allowance, unread)
+    return held_by_places(places, notebook, errors, its_frames, allowance, unread)
 
 
 def _places_in_frames(error: BaseException, allowance: Allowance) -> tuple[list[Place], int]:

@@ -65,13 +65,11 @@ Modules = Mapping[str, Callable[[], object]]
 """Functions that import the class of a kind of record, by kind."""
 
 
-def from_json(
-    text: str, name: str, saved_at: float = 0.0, modules: Modules | None = None
-) -> SessionRecord:
+def from_json(text: str, name: str, saved_at: float, modules: Modules) -> SessionRecord:
     """Return the record that ``to_json`` wrote, or those of a notebook; ``FileError`` describes a
     fault in the text.
     """
-    data = _data_of(text, name, saved_at, modules or {})
+    data = _data_of(text, name, saved_at, modules)
     if not _is_export(data):
         raise FileError(
             f"{name} is neither an export of ipygpumem (%gpumem export writes one) nor a notebook"
@@ -231,7 +229,7 @@ def save(
     return place, write(place, render(record), is_ours=is_ours, force=force)
 
 
-def load(path: str | os.PathLike[str], modules: Modules | None = None) -> SessionRecord:
+def load(path: str | os.PathLike[str], modules: Modules) -> SessionRecord:
     """Return the session stored in a .json file, or the records in a notebook.
 
     ``modules`` import the classes of records of other rooms.

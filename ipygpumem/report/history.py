@@ -198,7 +198,7 @@ def holder_lines(
     run: str,
     runs: int,
     array_holders_of: Callable[[Sequence[TensorRecord]], list[ArrayHolder]],
-    free_bytes: int = 0,
+    free_bytes: int,
 ) -> list[str]:
     """Return the holders of the memory that each of the last ``runs`` runs added, the largest
     first.

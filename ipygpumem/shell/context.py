@@ -43,10 +43,10 @@ def context_for(
     config: IPyGpuMem,
     isolation: ErrorIsolation,
     host: HostProbe,
-    probes: Sequence[Probe] = (),
+    probes: Sequence[Probe],
 ) -> ShellContext:
-    """Return the context of a shell that measures with ``probes``, by default the host and all
-    accelerators.
+    """Return the context of a shell that measures with ``probes``; without any, with the host and
+    all accelerators.
     """
     find_more = None if probes else finder()
     meter = Meter(probes or [host, OutsideProbe()], find_more=find_more)

@@ -37,7 +37,7 @@ def roots_of_notebook(
     context: ShellContext,
     saved: Iterable[tuple[str, object]],
     ours: object,
-    keepers: Container[str] = (),
+    keepers: Container[str],
 ) -> Roots:
     """Return the namespaces and objects from which the user can reach objects.
 

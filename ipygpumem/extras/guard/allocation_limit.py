@@ -197,7 +197,7 @@ class AllocationLimit:
                 data_bytes = self._data_bytes() or 0
             self._raise(data_bytes, needed_bytes)
 
-    def is_used_up(self, needed_bytes: int = 0) -> bool:
+    def is_used_up(self, needed_bytes: int) -> bool:
         """Return True if ``needed_bytes`` cannot be allocated, not even where the
         limit is raised.
         """

@@ -85,7 +85,7 @@ class Follower(StorageFollower):
     supports_higher_order_operators = True
     log: PagesLog
 
-    def __init__(self, names: Names, *, keep_history: bool = False) -> None:
+    def __init__(self, names: Names, *, keep_history: bool) -> None:
         super().__init__(PagesLog())
         self.clock = Clock()
         self.error = ""

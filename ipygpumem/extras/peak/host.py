@@ -40,7 +40,7 @@ class HostTracker:
         ModuleNotFoundError: memray is not installed.
     """
 
-    def __init__(self, *, has_flame_graph: bool = False) -> None:
+    def __init__(self, *, has_flame_graph: bool) -> None:
         self._memray: Any = importlib.import_module("memray")
         self._folder = tempfile.TemporaryDirectory(prefix="ipygpumem-")
         self._file = str(Path(self._folder.name) / "memory.bin")

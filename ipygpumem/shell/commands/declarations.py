@@ -95,7 +95,6 @@ def argument(
     value: str,
     help: str = "",  # noqa: A002  # as in argparse
     *,
-    to: Callable[[str], object] = str,
     default: object = None,
     choices: tuple[str, ...] = (),
     offers: Offers | tuple[str, ...] = (),
@@ -109,7 +108,7 @@ def argument(
         attribute,
         value=value or "|".join(choices),
         help=help,
-        to=one_of(*choices) if choices else to,
+        to=one_of(*choices) if choices else str,
         default=default,
         choices=choices,
         offers=offers or choices,

@@ -37,7 +37,7 @@ def help_of(
     return "\n\n".join(paragraphs) + "\n"
 
 
-def help_asked_for(table: CommandTable, magic: str, line: str, columns: int | None = None) -> str:
+def help_asked_for(table: CommandTable, magic: str, line: str, columns: int | None) -> str:
     """Return the help text if a line asks for it, such as ``%gpumem help``, ``%gpumem help top``
     or ``%gpumem top -h``; empty for other lines.
     """
