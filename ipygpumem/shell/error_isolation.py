@@ -54,12 +54,13 @@ class ErrorIsolation:
         if raised:
             raise raised.pop()
 
-    def __call__(
+    def wrap(
         self,
         name: str,
         callback: Callable[..., Any],
+        *,
+        lost: str,
         instead: Callable[..., Any] = lambda *_, **__: None,
-        lost: str = "",
         struck: Callable[..., None] | None = None,
     ) -> Callable[..., Any]:
         """Wrap ``callback`` for IPython.
@@ -67,8 +68,8 @@ class ErrorIsolation:
         Args:
             name: the component, for the line about a failure.
             callback: the function to wrap.
-            instead: called with the same arguments if it fails.
             lost: what was not done because of a failure.
+            instead: called with the same arguments if it fails.
             struck: called with the exception of a signal and the first argument, where IPython
                 would only print it.
         """

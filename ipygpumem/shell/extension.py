@@ -102,31 +102,35 @@ class Extension:
         self._install_cell_hooks()
         self._install_magics()
         # These are optional: their failure does not stop loading.
-        self._isolation("completion", self._install_completers, lost="completion is off")()
+        self._isolation.each("completion", (self._install_completers, "completion is off"))
         if config.recorder:
-            self._isolation("the recorder", self._start_recorder, lost="the recorder is off")()
+            self._isolation.each("the recorder", (self._start_recorder, "the recorder is off"))
 
     def _start_recorder(self) -> None:
         self.app.recorder.start_if_it_can(tell=True)
 
     def _install_options(self, config: IPyGpuMem) -> None:
         """Let ``%config`` find the options, and apply changes of them at once."""
-        self._adds(functools.partial(getattr, self._shell, "configurables"), config)
+        self._append_to(functools.partial(getattr, self._shell, "configurables"), config)
         config.observe(self._host_peak_changed, "host_peak")
         config.observe(lambda change: self.app.recorder.switched(change), "recorder")
 
     def _install_observers_of_code(self) -> None:
         """Observe the trees of all code that the shell compiles."""
-        code_seen = self._isolation(
+        code_seen = self._isolation.wrap(
             "code_seen",
             self._code_seen,
-            self._code_missed,
-            "open experiments cannot tell the code's own names",
-            self._struck_in_transformer,
+            lost="open experiments cannot tell the code's own names",
+            instead=self._code_missed,
+            struck=self._struck_in_transformer,
         )
-        self._first = _CodeTransformer(code_seen, self._struck_in_transformer, may_change=False)
-        self._last = _CodeTransformer(code_seen, self._struck_in_transformer, may_change=True)
-        self._shell.ast_transformers.append(self._last)
+        self._first_transformer = _CodeTransformer(
+            code_seen, self._struck_in_transformer, may_change=False
+        )
+        self._last_transformer = _CodeTransformer(
+            code_seen, self._struck_in_transformer, may_change=True
+        )
+        self._shell.ast_transformers.append(self._last_transformer)
         self._undo.append(self._stop_observing)
 
     def _install_binding_recorder(self, app: App) -> None:
@@ -136,8 +140,11 @@ class Extension:
         code = app.experiments.code
         trap = self._shell.builtin_trap
         recorder = code.binding_recorder
-        recorder.note = self._isolation(
-            "names", recorder.note, code.event_missed, "names of the running code are kept"
+        recorder.note = self._isolation.wrap(
+            "names",
+            recorder.note,
+            lost="names of the running code are kept",
+            instead=code.event_missed,
         )
         # Stays in the running cell's builtins: its instrumented code may still use it.
         trap.auto_builtins[BINDING_RECORDER] = recorder
@@ -150,38 +157,42 @@ class Extension:
     def _install_cell_hooks(self) -> None:
         """Call the session at the start and the end of each cell, and rewrite first lines."""
         no_report = "this cell has no report"
-        self._event(
+        self._register_callback(
             "pre_run_cell",
-            "it was not measured",
             self._cell_begins,
-            self._struck_before,
-            self._cell_missed,
+            lost="it was not measured",
+            instead=self._cell_missed,
+            struck=self._struck_before,
         )
-        self._event("post_run_cell", no_report, self._cell_ends, self._struck_after)
-        self._event(
+        self._register_callback(
+            "post_run_cell", self._cell_ends, lost=no_report, struck=self._struck_after
+        )
+        self._register_callback(
             "post_run_cell",
-            no_report,
             self._cell_has_ended,
-            self._struck_after,
-            self._forget_cell,
+            lost=no_report,
+            instead=self._forget_cell,
+            struck=self._struck_after,
         )
-        rewrite = self._isolation(
+        rewrite = self._isolation.wrap(
             "rewriting",
             rewrite_cell,
-            lambda lines: lines,
-            "a first line such as %%experiment is not applied",
+            lost="a first line such as %%experiment is not applied",
+            instead=lambda lines: lines,
         )
-        self._adds(functools.partial(getattr, self._shell, "input_transformers_cleanup"), rewrite)
+        self._append_to(
+            functools.partial(getattr, self._shell, "input_transformers_cleanup"), rewrite
+        )
 
     def _install_completers(self) -> None:
         """Complete the lines of our magics."""
         for name in self.command_names:
             completer = functools.partial(_completions, self, name)
-            self._completer(f"%{name}", completer)
-            self._completer(f"%%{name}", completer)
+            self._register_completer(f"%{name}", completer)
+            self._register_completer(f"%%{name}", completer)
         has_matchers = hasattr(sys.modules["IPython.core.completer"], "CompletionContext")
         if has_matchers:  # from IPython 8.6 on
-            self._adds(self._matchers, _matcher(self))
+            self._append_to(self._matchers, _matcher(self))
 
     def _matchers(self) -> list[Any]:
         """Return the completer's list of matchers, as it is now."""
@@ -248,41 +259,34 @@ class Extension:
         the rest.
         """
         transformers = self._shell.ast_transformers
-        if len(transformers) == 1 and transformers[0] is self._last:
+        if len(transformers) == 1 and transformers[0] is self._last_transformer:
             return
-        foreign = self._transformers_of_others()
+        foreign = self._foreign_transformers()
         if foreign:
-            transformers[:] = [self._first, *foreign, self._last]
+            transformers[:] = [self._first_transformer, *foreign, self._last_transformer]
         else:
-            transformers[:] = [self._last]
+            transformers[:] = [self._last_transformer]
 
     def _stop_observing(self) -> None:
-        self._shell.ast_transformers[:] = self._transformers_of_others()
+        self._shell.ast_transformers[:] = self._foreign_transformers()
 
-    def _transformers_of_others(self) -> list[Any]:
-        ours = {id(self._first), id(self._last)}
+    def _foreign_transformers(self) -> list[Any]:
+        ours = {id(self._first_transformer), id(self._last_transformer)}
         return [item for item in self._shell.ast_transformers if id(item) not in ours]
 
     # -- parts that undo themselves --------------------------------------------------------------
 
-    def _adds(self, find: Callable[[], list[Any]], item: Any) -> None:
+    def _append_to(self, find: Callable[[], list[Any]], item: Any) -> None:
         """Append to the list that ``find`` returns, and remove it from that list at the end."""
         find().append(item)
         self._undo.append(lambda: find().remove(item))
 
-    def _event(
-        self,
-        name: str,
-        lost: str,
-        callback: Callable[..., None],
-        struck: Callable[..., None],
-        instead: Callable[..., None] = lambda *_: None,
+    def _register_callback(
+        self, name: str, callback: Callable[..., None], **isolation: Any
     ) -> None:
-        """Call ``callback`` at an event of IPython; ``instead`` if it fails, ``struck`` if a signal
-        arrives in it.
-        """
-        isolated = self._isolation(name, callback, instead, lost, struck)
-        self._adds(functools.partial(self._shell.events.callbacks.__getitem__, name), isolated)
+        """Call ``callback`` at an event of IPython, isolated as ``ErrorIsolation.wrap`` says."""
+        isolated = self._isolation.wrap(name, callback, **isolation)
+        self._append_to(functools.partial(self._shell.events.callbacks.__getitem__, name), isolated)
 
     def _install_magics(self) -> None:
         """Register the magics; those of the same names come back at the end."""
@@ -299,7 +303,7 @@ class Extension:
             self._undo.append(functools.partial(_put_back, manager.magics[kind], name, magic))
         self._undo.append(lambda: manager.registry.pop(GpuMemMagics.__name__, None))
 
-    def _completer(self, key: str, completer: Callable[..., list[str]]) -> None:
+    def _register_completer(self, key: str, completer: Callable[..., list[str]]) -> None:
         """Complete the lines that begin with ``key``."""
         self._shell.set_hook("complete_command", completer, str_key=key)
         self._undo.append(
