@@ -121,19 +121,19 @@ FUNCTIONS = (
     "tracker",
 )
 """Functions that have no command; a test compares them with the package's."""
-_OPTIONS = ("config", "configure", "options", "option", "set", "settings")
-"""Words that users try for the options."""
-_DELETIONS = ("del", "delete", "rm", "remove")
-"""Words that users try to delete a variable, for which Python has a statement."""
+_WORDS_FOR_CONFIG = ("config", "configure", "options", "option", "set", "settings")
+"""Words that users try for ``%config IPyGpuMem``."""
+_WORDS_FOR_DEL = ("del", "delete", "rm", "remove")
+"""Words that users try for ``del``, to delete a variable."""
 
 
 def _how_to_write(table: CommandTable, name: str) -> str:
     """Return how to write a word that a line took for a command of a group: a magic, a function,
     a statement, or the options; empty for other words.
     """
-    if name in _OPTIONS:
+    if name in _WORDS_FOR_CONFIG:
         return "%config IPyGpuMem"
-    if name in _DELETIONS:
+    if name in _WORDS_FOR_DEL:
         return "del NAME in Python, or %gpumem why NAME for what it frees"
     if name == "experiments":
         return "%experiment list"
