@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ipygpumem.api.inventories import inventory_at, names_at
 from ipygpumem.api.shell import current_traces
@@ -41,6 +41,9 @@ from ipygpumem.records import open_plain
 from ipygpumem.report.export import place_of, write
 from ipygpumem.report.layout import listed
 from ipygpumem.units import format_bytes
+
+if TYPE_CHECKING:
+    from ipygpumem.extras.peak.origins import Origin  # imports torch
 
 _SAMPLED = (
     "the peak of RAM is sampled here, so memory that is reserved and not used cannot be told from "
@@ -239,6 +242,7 @@ class Peak:
     def _read(
         self, follower: Any, inventory: Callable[[], Inventory], error: BaseException | None
     ) -> list[DevicePeak]:
+        """Return the peaks of tensors, add notes, and save torch's snapshot."""
         tensors = None
         if follower.has_storages:
             try:
@@ -249,25 +253,25 @@ class Peak:
         devices: list[DevicePeak] = follower.read(tensors, ran_out=ran_out)
         self._notes += follower.notes
         if ran_out and follower.failed is not None:
-            _, _, (_, module, operation, line) = follower.failed
-            words = [
-                operation,
-                f"of {module}" if module else "",
-                f"in {line_text(*line)}" if line else "",
-            ]
-            self._notes.append(f"memory ran out in {' '.join(filter(None, words))}")
+            _, _, origin = follower.failed
+            self._notes.append(f"memory ran out in {_words_of(origin)}")
         if follower.error:
             self._notes.append(f"following torch's storages stopped early: {follower.error}")
-        if self._save_path is not None and follower.snapshot is None:
-            self._notes.append("nothing was saved: no memory of a CUDA device was allocated")
-        elif self._save_path is not None:
-            size = write(
-                self._save_path, pickle.dumps(follower.snapshot), is_ours=lambda _: True, force=True
-            )
-            self._notes.append(
-                f"saved: {self._save_path} ({format_bytes(size)}); pytorch.org/memory_viz shows it"
-            )
+        self._save(follower.snapshot)
         return devices
+
+    def _save(self, snapshot: Any) -> None:
+        """Save torch's snapshot, if the user has named a file for it."""
+        if self._save_path is None:
+            return
+        if snapshot is None:
+            self._notes.append("nothing was saved: no memory of a CUDA device was allocated")
+            return
+        content = pickle.dumps(snapshot)
+        size = write(self._save_path, content, is_ours=lambda _: True, force=True)
+        self._notes.append(
+            f"saved: {self._save_path} ({format_bytes(size)}); pytorch.org/memory_viz shows it"
+        )
 
     def drop(self) -> tuple[Any, Any]:
         """Stop, and return the followers that ran; can be called again."""
