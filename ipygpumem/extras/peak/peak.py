@@ -288,6 +288,18 @@ class Peak:
         return observers
 
 
+def _words_of(origin: Origin) -> str:
+    """Return an operation, its module and its line in words."""
+    words = list[str]()
+    if origin.operation:
+        words.append(origin.operation)
+    if origin.module:
+        words.append(f"of {origin.module}")
+    if origin.line:
+        words.append(f"in {line_text(*origin.line)}")
+    return " ".join(words)
+
+
 class AfterImport(importlib.abc.MetaPathFinder):
     """Calls a function once this thread has imported a module."""
 
@@ -322,40 +334,65 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
 def _checked(save: str | os.PathLike[str]) -> Path:
     """Return the path of a file for torch's snapshot; an existing file must be one."""
-    path, name = place_of(save), quoted(os.fsdecode(save))
-    if path.suffix.lower() not in (".pickle", ".pkl"):
-        raise FileError(f"{name}: name a file that ends in .pickle, for torch's memory viewer")
-    _check_folder(path)
-    if path.exists():
-        head = _head(path, name)
-        if head and not (head[:1] == b"\x80" and (b"segments" in head or b"device_traces" in head)):
-            raise FileError(
-                f"{name} is not a snapshot of allocations, so it is not replaced: name another"
-            )
-    return path
+    return _checked_file(
+        save,
+        (".pickle", ".pkl"),
+        wanted="name a file that ends in .pickle, for torch's memory viewer",
+        is_ours=_is_snapshot,
+        kind="a snapshot of allocations",
+    )
 
 
 def _checked_page(flame: str | os.PathLike[str]) -> Path:
     """Return the path of a file for memray's flame graph; an existing file must be one."""
-    path, name = place_of(flame), quoted(os.fsdecode(flame))
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise FileError(f"{name}: name a file that ends in .html, for memray's flame graph")
-    _check_folder(path)
+    return _checked_file(
+        flame,
+        (".html", ".htm"),
+        wanted="name a file that ends in .html, for memray's flame graph",
+        is_ours=lambda head: _is_flame_graph(head.decode("utf-8", "replace")),
+        kind="a flame graph",
+    )
+
+
+def _checked_file(
+    given: str | os.PathLike[str],
+    suffixes: tuple[str, ...],
+    *,
+    wanted: str,
+    is_ours: Callable[[bytes], bool],
+    kind: str,
+) -> Path:
+    """Return the path of a file that can be written; ``FileError`` says why it cannot.
+
+    Args:
+        given: the path that the user has written.
+        suffixes: the endings that it may have.
+        wanted: what to write instead of another ending.
+        is_ours: returns True for the beginning of a file that may be replaced.
+        kind: the kind of these files, in words.
+    """
+    path = place_of(given)
+    name = quoted(os.fsdecode(given))
+    if path.suffix.lower() not in suffixes:
+        raise FileError(f"{name}: {wanted}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise FileError(f"{ellipsize(path.parent)!r} is not a folder, or cannot be written")
     if path.exists():
         head = _head(path, name)
-        if head and not _is_flame_graph(head.decode("utf-8", "replace")):
-            raise FileError(f"{name} is not a flame graph, so it is not replaced: name another")
+        if head and not is_ours(head):
+            raise FileError(f"{name} is not {kind}, so it is not replaced: name another")
     return path
+
+
+def _is_snapshot(beginning: bytes) -> bool:
+    """Return True for the beginning of a pickled snapshot of torch."""
+    has_its_keys = b"segments" in beginning or b"device_traces" in beginning
+    return beginning[:1] == b"\x80" and has_its_keys
 
 
 def _is_flame_graph(beginning: str) -> bool:
     """Return True for the beginning of a page that memray has made."""
     return "memray" in beginning
-
-
-def _check_folder(path: Path) -> None:
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise FileError(f"{ellipsize(path.parent)!r} is not a folder, or cannot be written")
 
 
 def _head(path: Path, name: str) -> bytes:
