@@ -364,7 +364,7 @@ def test_no_second_error_is_raised_while_one_is_shown(loaded: InteractiveShell) 
     loaded.run_line_magic("gpumem", "guard on --limit 8GiB")
     (guard,) = MemoryGuard._in_force
     app_of(loaded).context.meter.worker.remove(guard._watch._tick)
-    cell = Cell(None, nested=False, thread=0)
+    cell = Cell(None, is_nested=False, thread=0)
     guard._watch.begin_cell(cell)
     guard._memory.limit.begin_error()
     guard._watch._strike(cell, 0)
@@ -388,7 +388,7 @@ def test_an_error_takes_back_the_interrupt_before_it(
         "PyThreadState_SetAsyncExc",
         lambda thread, error: raised.append((thread.value, error)),
     )
-    guard._watch.begin_cell(Cell(None, nested=False, thread=thread))
+    guard._watch.begin_cell(Cell(None, is_nested=False, thread=thread))
     guard._watch.interrupt.is_pending = True
     guard._errors._make_room()
     assert raised == [(thread, None)]
@@ -429,7 +429,7 @@ def test_a_cell_that_begins_during_a_look_is_watched(
     figures = guard._memory.left.now()
 
     def look() -> Figures:
-        guard._watch.cell = Cell(None, nested=False, thread=0)
+        guard._watch.cell = Cell(None, is_nested=False, thread=0)
         return figures
 
     monkeypatch.setattr(guard._memory.left, "now", look)
@@ -452,7 +452,7 @@ def test_a_reading_that_was_due_at_off_reads_no_closed_file(
     monkeypatch.undo()
     loaded.run_line_magic("gpumem", "guard off")
     assert guard._watch._tick() is None
-    guard._watch._strike(Cell(None, nested=False, thread=threading.get_ident()), 0)
+    guard._watch._strike(Cell(None, is_nested=False, thread=threading.get_ident()), 0)
     assert not guard._watch.interrupt.is_pending
     assert "failed" not in capsys.readouterr().err
 
@@ -510,7 +510,7 @@ def test_the_search_for_names_stops_before_memory_runs_out(
         monkeypatch.setattr(guard._memory.left, "now", functools.partial(next, later))
         guard._memory.shares.least_left_bytes = 60 * MIB
         guard._causes.note(GuardAction("refused 1 MiB"))
-        (report,) = guard.cell_ended(Cell(None, nested=False, thread=0))
+        (report,) = guard.cell_ended(Cell(None, is_nested=False, thread=0))
         assert ("Too little memory is left to measure the names" in str(report)) != has_names
 
 

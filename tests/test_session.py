@@ -213,7 +213,7 @@ def test_any_order_of_events_ends_each_cell_at_most_once(events: list[tuple[str,
         if event == "begin":
             info = info_of(f"cell {len(begun)}")
             begun.append(info)
-            assert stack.push(info).nested == (len(stack.running()) > 1)
+            assert stack.push(info).is_nested == (len(stack.running()) > 1)
             continue
         candidates = {"end": begun, "end again": ended}.get(event, [])
         if event == "end none":

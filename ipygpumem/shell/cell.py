@@ -142,11 +142,11 @@ class CellChildren:
 class Cell:
     """One cell between its first and its last event."""
 
-    def __init__(self, info: Any, *, nested: bool, thread: int) -> None:
+    def __init__(self, info: Any, *, is_nested: bool, thread: int) -> None:
         self.info = info
         self.source = text_of(getattr(info, "raw_cell", None))
         """Its text as the user has written it; empty if it is unknown."""
-        self.nested = nested
+        self.is_nested = is_nested
         self.thread = thread
         self.code = CellCode()
         self.scopes = CellScopes()
@@ -169,7 +169,7 @@ class Cell:
         """The ``CellFit`` called by the loop around its body (see ``loop_over_body``), if any."""
         self.failed = False
         """True if an error ended it, or was shown in it."""
-        self.over = False
+        self.is_over = False
         """True once its end event has arrived; other threads may no longer change it."""
         self.struck_after: BaseException | None = None
         """The exception of a signal that arrived after its code had ended.
@@ -238,9 +238,9 @@ class CellStack:
     def push(self, info: Any) -> Cell:
         """Add a cell that begins."""
         thread = get_ident()
-        nested = thread in [cell.thread for cell in self._cells]
+        is_nested = thread in [cell.thread for cell in self._cells]
         self._threads.add(thread)
-        cell = Cell(info, nested=nested, thread=thread)
+        cell = Cell(info, is_nested=is_nested, thread=thread)
         self._cells.append(cell)
         return cell
 
@@ -259,17 +259,17 @@ class CellStack:
         self.missed = None
         over = [] if ended is None else [ended, *lost]
         for cell in over:
-            cell.over = True
+            cell.is_over = True
             cell.run_at_code_end()
-        self._cells = [cell for cell in self._cells if not cell.over]
+        self._cells = [cell for cell in self._cells if not cell.is_over]
         return ended, lost
 
     def forget(self, result: Any) -> None:
         """Remove a cell whose end hook failed."""
         info = getattr(result, "info", None)
         for cell in self._cells:
-            cell.over |= cell.info is info is not None
-        self._cells = [cell for cell in self._cells if not cell.over]
+            cell.is_over |= cell.info is info is not None
+        self._cells = [cell for cell in self._cells if not cell.is_over]
 
     def has(self, result: Any) -> bool:
         """Return True if the cell that ``result`` ends is still running."""
@@ -307,7 +307,7 @@ class CellStack:
         """Return the cell that has been running longest, in any thread; callable
         from any thread.
         """
-        return next((cell for cell in self._cells if not cell.nested), None)
+        return next((cell for cell in self._cells if not cell.is_nested), None)
 
     def running(self, thread: int | None = None) -> list[Cell]:
         """Return the cells running in a thread, by default this one, innermost last."""

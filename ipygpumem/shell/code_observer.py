@@ -272,7 +272,7 @@ class CodeObserver:
 
     def cell_begins(self, cell: Cell) -> None:
         """Prepare for a cell."""
-        if self._missed and not cell.nested:
+        if self._missed and not cell.is_nested:
             self._missed_cells_end(cell.thread)
         if not self._open:
             return
@@ -301,7 +301,7 @@ class CodeObserver:
         for earlier in self._missed:
             if earlier.thread == thread:
                 return earlier
-        cell = Cell(None, nested=False, thread=thread)
+        cell = Cell(None, is_nested=False, thread=thread)
         self._note_names(cell)
         self._missed.append(cell)
         return cell

@@ -132,13 +132,13 @@ class ExperimentManager:
         for experiment in self.overdue():
             self.give_up(experiment)  # nothing requests its end again: no name is deleted
         self.code.cell_begins(cell)
-        if not cell.nested:
+        if not cell.is_nested:
             self._counted = []
         if not self.open:
             return
         for experiment in self.open:  # a user's callback may have failed between two cells
             experiment.log.saw_error(cell.last_error_id)
-        if cell.nested:
+        if cell.is_nested:
             return
         for experiment in self.here():
             cell.scopes.innermost = experiment.name
@@ -175,7 +175,7 @@ class ExperimentManager:
         """
         waiting = list[Experiment]()
         for item in self.open:
-            is_over = item.cell is not None and item.cell.over
+            is_over = item.cell is not None and item.cell.is_over
             if is_over and not item.is_ending:
                 waiting.append(item)
         return waiting
@@ -193,7 +193,7 @@ class ExperimentManager:
         record = cell.measured.record
         if record is not None and cell.scopes.any_open:
             # A nested cell is part of one of the cells of the experiments around it.
-            around = [] if cell.nested else self.here()
+            around = [] if cell.is_nested else self.here()
             for experiment in (*around, *ended):
                 experiment.add_cell(record)
         return self._publish(ended) if ended else ()

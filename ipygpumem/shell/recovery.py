@@ -124,7 +124,7 @@ class Recovery:
         if cell.errors.recovery is None:
             return []
         running = self._cells.running()
-        if cell.nested and running:
+        if cell.is_nested and running:
             # shown by the outermost cell: a magic may capture this one's output
             running[-1].errors.recovery = cell.errors.recovery
             return []

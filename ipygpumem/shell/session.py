@@ -164,7 +164,7 @@ class Session:
         """Make the cell's record and its line; nested cells are not shown."""
         record = self._finish_measurement(cell, result, seconds)
         cell.measured.record = record
-        if record is not None and not cell.nested:
+        if record is not None and not cell.is_nested:
             cell.measured.is_ours = _is_ours(cell, record)
             if cell.measured.is_ours:
                 own_growth.unreported_bytes.clear()
@@ -238,7 +238,7 @@ class Session:
         measured = cell.measured
         if measured.span is None:
             return None
-        if not (measured.at_end or cell.nested):  # else it was collected already, or will be
+        if not (measured.at_end or cell.is_nested):  # else it was collected already, or will be
             self._collect(cell, seconds)
         usages, measured.span = measured.span.stop(), None
         now = {usage.device: usage.after_bytes for usage in usages}
@@ -328,7 +328,7 @@ class Session:
             if cell.struck_after is not None:
                 reports += self._struck(result, cell.struck_after)
             try:
-                is_shown = not (cell.nested or cell.measured.is_ours)
+                is_shown = not (cell.is_nested or cell.measured.is_ours)
                 record = cell.measured.record if is_shown else None
                 self._context.display.show(reports, record)
                 break

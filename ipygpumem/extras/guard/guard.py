@@ -147,9 +147,9 @@ class MemoryGuard:
 
     def _guards(self, cell: Cell) -> bool:
         """Return True for a cell that runs alone."""
-        if cell.nested or not self._watch.is_on:
+        if cell.is_nested or not self._watch.is_on:
             return False
-        if self._watch.cell is not None and not self._watch.cell.over:
+        if self._watch.cell is not None and not self._watch.cell.is_over:
             return False
         return not _has_no_code_of_user(cell.source)
 
@@ -163,7 +163,7 @@ class MemoryGuard:
     def cell_ended(self, cell: Cell) -> Sequence[Report]:
         """Return the report of an error that the guard caused."""
         self._memory.limit.end_error()
-        if cell.nested or self._watch.cell is not None:
+        if cell.is_nested or self._watch.cell is not None:
             return ()
         self._buffers.allocate()
         action = self._causes.take()

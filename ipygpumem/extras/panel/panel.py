@@ -262,7 +262,7 @@ class Feed:
         """Find the largest names, unless that takes too long for this cell; report a failure of the
         thread.
         """
-        if not cell.nested:
+        if not cell.is_nested:
             self._message = ""
             self._find_largest(cell)
         failure = self._failure

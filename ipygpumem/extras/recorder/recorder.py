@@ -175,7 +175,7 @@ class Recorder:
 
     def cell_begins(self, cell: Cell) -> None:
         """Write the start of a cell."""
-        if not cell.nested:
+        if not cell.is_nested:
             number = running_cell(self._context.shell) + 1
             self._write(lambda: self._cell_start(cell, number))
             self._context.meter.worker.wake(self._tick)
@@ -199,14 +199,14 @@ class Recorder:
         if waited < _TICK_SECONDS:
             return _TICK_SECONDS - waited
         readings = self._context.meter.glance()
-        if begun is not None and begun is self._cell and not running.over:
+        if begun is not None and begun is self._cell and not running.is_over:
             self._write(lambda: self._moment("tick", begun.cell, readings.values()))
         return _TICK_SECONDS
 
     def cell_ended(self, cell: Cell) -> Sequence[Report]:
         """Write the end of a cell."""
         begun = self._cell
-        if begun is None or cell.nested:
+        if begun is None or cell.is_nested:
             return ()
         self._cell = None
         record = cell.measured.record
