@@ -113,25 +113,25 @@ class Tracker:
         # no Python code calls an atexit handler
         inventory = inventory_at(caller or sys._getframe(), storages)
         before, before_place, _ = self._last or (Inventory((), 0.0), "", None)
-        position = _position(caller, inventory.cell)
+        place = _place_of(caller, inventory.cell)
         changes = records.difference(before, inventory)
         self._number += 1
         record = TrackerRecord(
             changes.added,
             changes.removed,
             before_place,
-            position.text,
+            place.text,
             self._number,
             inventory.taken_at,
-            position.file,
-            position.line,
-            position.cell,
-            position.function,
+            place.file,
+            place.line,
+            place.cell,
+            place.function,
             tensor_bytes=inventory.device_bytes,
             usages=usages,
             notes=(*notes, *inventory.notes),
         )
-        self._last = inventory, position.text, storages
+        self._last = inventory, place.text, storages
         self._span.lap()  # exclude the memory of our own search
         if not self._silent:
             self._write(tracker_report(record, top=self._top))
@@ -144,8 +144,8 @@ class Tracker:
             return self._span.lap(), []
         self._traces = traces
         self._span = traces.meter.span()
-        note = "the extension was loaded or unloaded: peaks count from this call only"
-        return self._span.read(), [note]
+        why = "the extension was loaded or unloaded: peaks count from this call only"
+        return self._span.read(), [why]
 
 
 class _CodePlace(NamedTuple):
@@ -169,14 +169,14 @@ class _CodePlace(NamedTuple):
         return place
 
 
-def _position(caller: FrameType | None, cell: int | None) -> _CodePlace:
+def _place_of(caller: FrameType | None, cell: int | None) -> _CodePlace:
     """Return the place of a frame; of a frame of ``cell``, without a file."""
     if caller is None:
         return _CodePlace()
     code = caller.f_code
-    # from Python 3.11 on
+    # co_qualname exists from Python 3.11 on
     name = str(getattr(code, "co_qualname", code.co_name)).replace(".<locals>", "")
-    # IPython 8's name for a cell
+    # IPython 8 calls the code of a cell so
     is_top_level = name == "<module>" or name.startswith("<cell line:")
     return _CodePlace(
         file=code.co_filename if cell is None else None,
