@@ -96,7 +96,7 @@ def _statements(shell: Any, cell: str) -> list[Statement]:
     if _RULE.search(cell):
         return [_statement(shell, part) for part in _RULE.split(cell) if part.strip()]
     source = shell.transform_cell(cell)
-    with _one_line(source):
+    with _mistakes_in_one_line(source):
         tree = ast.parse(source, "<gpumemit>")
     spans: list[tuple[int, int]] = []  # first and last lines
     for node in tree.body:
@@ -124,13 +124,13 @@ def _compiled(shell: Any, text: str) -> CodeType:
     """Return code whose lines a traceback can show."""
     source = shell.transform_cell(text)
     name = shell.compile.cache(source)
-    with _one_line(source):
+    with _mistakes_in_one_line(source):
         code: CodeType = shell.compile(ast.parse(source, name), name, "exec")
     return code
 
 
 @contextlib.contextmanager
-def _one_line(source: str) -> Iterator[None]:
+def _mistakes_in_one_line(source: str) -> Iterator[None]:
     """Raise IPython's one-line error for a mistake in ``source``."""
     try:
         yield

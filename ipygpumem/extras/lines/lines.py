@@ -88,7 +88,7 @@ class LinesRecord:
 class _Visit:
     """A running followed frame, and its current line; None before the first one."""
 
-    frame: int
+    frame_id: int
     block: int
     line: int | None = None
     before: dict[str, int] = field(default_factory=dict)
@@ -235,7 +235,7 @@ class Tracer:
             self._frames[-1].carried = carried
 
     def _next_line(self, now: float, frame: FrameType, line: int) -> None:
-        if not self._is_running(frame):
+        if not self._unwind_to(frame):
             return
         key = self._frames[-1].block, line
         cost = self.record.costs.setdefault(key, LineCost())
@@ -272,7 +272,7 @@ class Tracer:
 
     def _leave(self, now: float, frame: FrameType) -> None:
         """Leave the running frame: it returns, is suspended, or raises."""
-        if not self._is_running(frame):
+        if not self._unwind_to(frame):
             return
         visit = self._frames[-1]
         if visit.line is None:  # its lines are measured with one of its caller
@@ -288,16 +288,16 @@ class Tracer:
         self._end(after, now)
         self._frames.pop()
 
-    def _is_running(self, frame: FrameType) -> bool:
-        """Remove frames above ``frame`` whose end was missed; return True if
-        ``frame`` was entered.
+    def _unwind_to(self, frame: FrameType) -> bool:
+        """Remove frames above ``frame``, whose end was missed; return False if ``frame`` was never
+        entered.
         """
         wanted = id(frame)
-        if self._frames and self._frames[-1].frame == wanted:  # nearly always
+        if self._frames and self._frames[-1].frame_id == wanted:  # nearly always
             return True
-        if all(visit.frame != wanted for visit in self._frames):
+        if all(visit.frame_id != wanted for visit in self._frames):
             return False
-        while self._frames[-1].frame != wanted:
+        while self._frames[-1].frame_id != wanted:
             self._end(self._lap(), time.perf_counter())
             self._frames.pop()
         return True

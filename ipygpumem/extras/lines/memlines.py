@@ -158,13 +158,11 @@ def _code_called(name: str, namespace: dict[str, Any]) -> CodeType:
             value = static if isinstance(static, property) else getattr(value, attribute)
         except AttributeError:
             raise UsageError(f"{_PROG}: {clean(name)!r}: there is no {attribute!r}") from None
-    hint = "it has no lines of Python"
-    if isinstance(value, type):
-        hint = "write a method as Model.forward"
-    else:
-        code = code_of(value)
-        if code is not None:
-            return code
+    is_class = isinstance(value, type)
+    code = None if is_class else code_of(value)
+    if code is not None:
+        return code
+    hint = "write a method as Model.forward" if is_class else "it has no lines of Python"
     kind = clean(type(value).__name__)
     raise UsageError(f"{_PROG}: {clean(name)!r} is a {kind}, not a function: {hint}")
 
