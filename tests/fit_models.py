@@ -4,7 +4,7 @@ import re
 
 from benchmarks.harness.fit_search import search
 from ipygpumem.extras.fit.applying import Change
-from ipygpumem.extras.fit.changes import candidates, parts
+from ipygpumem.extras.fit.changes import batch_in_parts, candidates
 from ipygpumem.extras.fit.fit_command import Search
 
 _ENCODER = "nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)"
@@ -127,4 +127,4 @@ def pasted(name: str, change: Change) -> str:
 def changes(name: str) -> tuple[Search, list[Change]]:
     """Return the search for a model, and the changes that it offers."""
     found = search(cell(name), "1GiB", run=False)
-    return found, [*candidates(found.findings), next(parts(found.findings, None))]
+    return found, [*candidates(found.findings), next(batch_in_parts(found.findings, None))]

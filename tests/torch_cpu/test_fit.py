@@ -18,7 +18,7 @@ from ipygpumem.errors import EstimateError, how_to_install
 from ipygpumem.estimating.records import DeviceEstimate, Estimate
 from ipygpumem.estimating.running import Estimation
 from ipygpumem.extras.fit.applying import Change
-from ipygpumem.extras.fit.changes import candidates, parts, untried
+from ipygpumem.extras.fit.changes import batch_in_parts, candidates, untried
 from ipygpumem.extras.fit.fit_command import Search, Trial
 from ipygpumem.report.estimate import estimate_report
 from ipygpumem.units import MIB, format_bytes
@@ -115,7 +115,7 @@ def test_each_change_is_estimated_like_the_cell_written_by_hand(whole_search: Se
 
 def test_the_first_estimate_is_the_usual_one(first_look: Search) -> None:
     (plain,) = estimated(PLAIN).devices
-    (seen,) = first_look.tried(first_look.first).estimate.devices
+    (seen,) = first_look.tried(first_look.unchanged).estimate.devices
     assert (seen.peak_bytes, seen.reserved_bytes, seen.parts) == (
         plain.peak_bytes,
         plain.reserved_bytes,
@@ -175,7 +175,7 @@ def test_each_line_runs_and_takes_no_name(cell: str, comments: str) -> None:
     """
     cell = cell.replace("8, 512", "8, 16").replace("4096", "128")
     seen = search(cell, "1GiB", run=False).findings
-    lines = [change.line for change in (*candidates(seen), *parts(seen, None))]
+    lines = [change.line for change in (*candidates(seen), *batch_in_parts(seen, None))]
     assert len(lines) > 6
     taken: dict[str, Any] = {}
     exec(cell, taken)
@@ -220,7 +220,7 @@ def test_split_batches_and_plain_loops_are_equal_up_to_rounding() -> None:
     begin += "optimizer = torch.optim.AdamW(model.parameters(), foreach=True, eps=1e-3)\n"
     whole = "functional.cross_entropy(model(x).flatten(0, 1), y).backward()"
     seen = search(f"{begin}{whole}\noptimizer.step()", "1GiB", run=False).findings
-    *_, split = parts(seen, None)
+    *_, split = batch_in_parts(seen, None)
     assert (split.results, split.passes) == (
         "equal if the loss is a mean over independent rows",
         64,
@@ -261,7 +261,9 @@ def test_results_changed_by_dropout_or_ties_are_not_called_equal() -> None:
     begin = "import torch\nfrom torch import nn\n"
     cell = begin + "nn.Sequential(nn.Linear(64, 64), LAYER)(torch.randn(8, 64)).mean().backward()"
     cells = [cell.replace("LAYER", layer) for layer in ("nn.ReLU()", "nn.Dropout(0.1)")]
-    changes = [next(parts(search(one, "1GiB", run=False).findings, None)).results for one in cells]
+    changes = [
+        next(batch_in_parts(search(one, "1GiB", run=False).findings, None)).results for one in cells
+    ]
     assert changes == [
         "equal if the loss is a mean over independent rows",
         "equal if the loss is a mean over independent rows; other random numbers (dropout)",
@@ -307,7 +309,7 @@ def test_few_sizes_of_a_batch_are_estimated(enough: int, monkeypatch: pytest.Mon
     found.findings.batch.rows = 1 << 10
     base: Any = SimpleNamespace(device=SimpleNamespace(required_bytes=4))
     del asked[:]
-    found._see(base, list(parts(found.findings, None)))
+    found._note_first_fitting(base, list(batch_in_parts(found.findings, None)))
     assert [trial.passes for trial in found.trials] == [min(enough, 1 << 10)]  # type: ignore[attr-defined]
     assert len(asked) <= 4
 
@@ -321,7 +323,7 @@ def test_changes_are_combined_if_none_suffices() -> None:
         "batch 4 instead of 8 + freeze all but the last layer",
         True,
     )
-    report = found.report(found.tried(found.first))
+    report = found.report(found.tried(found.unchanged))
     assert report.tables[0].rows[-1][:1] == (found.best.title,)
     assert report.listings[-1].lines == [change.line for change in found.best.changes]
 
@@ -472,8 +474,8 @@ def test_a_named_batch_is_reduced_in_each_place_that_sets_it() -> None:
 
 def test_a_named_batch_may_be_a_tensor() -> None:
     found = search(PLAIN, "950MiB", batch="x", run=False)
-    base = found.tried(found.first)
-    change = next(parts(found.findings, "x"))
+    base = found.tried(found.unchanged)
+    change = next(batch_in_parts(found.findings, "x"))
     (device,) = estimated(BY_HAND["batch 4 instead of 8"]).devices
     assert change.title == "x 4 instead of 8"
     assert found.tried(change).device.peak_bytes == pytest.approx(device.peak_bytes, rel=0.01)
@@ -494,7 +496,7 @@ def test_a_search_without_a_fit_names_the_changes_not_tried(
     )
     step = "net(torch.randn(8, 2048)).mean().backward(); optimizer.step(); optimizer.zero_grad()"
     found = search(f"{begin}\noptimizer = {ADAM.replace('model', 'net')}\n{step}\n{step}", "790MiB")
-    report = found.report(found.tried(found.first))
+    report = found.report(found.tried(found.unchanged))
     assert (found.best is not None and found.best.fits, len(report.lines)) == (False, 1)
     assert "Nothing found for 790 MiB" in report.lines[0]
     assert "all of them together need" in report.lines[0]
@@ -503,7 +505,7 @@ def test_a_search_without_a_fit_names_the_changes_not_tried(
     found.findings.model.transformers_path = ""  # as of a transformers model
     (others,) = (
         listing.lines
-        for listing in found.report(found.tried(found.first)).listings
+        for listing in found.report(found.tried(found.unchanged)).listings
         if listing.title == "not estimated"
     )
     state = 2 * 4 * 2048 * 2049 * 4  # Adam keeps two numbers for each parameter
@@ -517,7 +519,7 @@ def test_a_search_without_a_fit_names_the_changes_not_tried(
 
 def test_code_is_written_only_for_changes_that_fit(whole_search: Search) -> None:
     found = whole_search
-    report = found.report(found.tried(found.first))
+    report = found.report(found.tried(found.unchanged))
     (listing,) = (listing for listing in report.listings if listing.title == "write")
     written = {line.removeprefix("# ") for line in listing.lines}
     fitting = {trial.title for trial in found.trials if trial.fits}
@@ -531,7 +533,7 @@ def test_code_is_written_only_for_changes_that_fit(whole_search: Search) -> None
 )
 def test_sizes_have_the_unit_that_was_typed(size: str, room: str, unit: str) -> None:
     found = search(PLAIN, size, run=False)
-    base = found.tried(found.first)
+    base = found.tried(found.unchanged)
     assert estimate_report(base.estimate, size).headline.count(unit) >= 2
     found.trials.append(base)
     report = found.report(base)

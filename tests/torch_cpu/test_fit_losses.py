@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ipygpumem.extras.fit.changes import parts
+from ipygpumem.extras.fit.changes import batch_in_parts
 from tests.torch_cpu.test_fit import search
 
 pytestmark = pytest.mark.usefixtures("no_modules_of_users")
@@ -60,7 +60,9 @@ LOSSES = {
 
 
 def first_part(cell: str, **options: Any) -> Any:
-    return next(parts(search(cell, "1GiB", run=False, **options).findings, options.get("batch")))
+    return next(
+        batch_in_parts(search(cell, "1GiB", run=False, **options).findings, options.get("batch"))
+    )
 
 
 @pytest.mark.parametrize("loss", LOSSES)

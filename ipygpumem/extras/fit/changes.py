@@ -152,7 +152,7 @@ def _update_one_by_one(run: ChangedRun) -> None:
 # -- a batch in parts ------------------------------------------------------------------------------
 
 
-def parts(findings: Observed, name: str | None) -> Iterator[Change]:
+def batch_in_parts(findings: Observed, name: str | None) -> Iterator[Change]:
     """Yield the batch in equal parts, whose gradients are accumulated, at least twice as many each
     time.
     """

@@ -20,7 +20,7 @@ from ipygpumem.estimating.records import (
     Estimate,
 )
 from ipygpumem.extras.fit.applying import EQUAL, Change, ChangedRun
-from ipygpumem.extras.fit.changes import candidates, parts, untried
+from ipygpumem.extras.fit.changes import batch_in_parts, candidates, untried
 from ipygpumem.extras.fit.observing import Observed
 from ipygpumem.probes.accelerators import parse_device
 from ipygpumem.report.estimate import estimate_report
@@ -77,7 +77,7 @@ def of_cell(app: App, options: Options, code: types.CodeType) -> list[Report]:
     if running and running[-1].fit is not None:
         raise EstimateError("%%estimate: --fit does not work below %%autofit")
     search = Search(app, options, code)
-    base = search.tried(search.first)
+    base = search.tried(search.unchanged)
     reports = [estimate_report(base.estimate, options.fit)]
     if not base.estimate.devices:
         raise EstimateError("--fit: the cell makes no tensor to fit")
@@ -122,7 +122,8 @@ class Search:
         self._number = 0
         self._assumed: list[str] = options.assume
         self.findings = Observed(options.batch, app.context.namespace)
-        self.first = Change("", "", "", self.findings.apply)
+        self.unchanged = Change("", "", "", self.findings.apply)
+        """No change: only observes the run."""
         self.trials: list[Trial] = []
         """The changes with which the code needs less memory."""
         self.best: Trial | None = None
@@ -164,9 +165,9 @@ class Search:
         waiting = list(candidates(self.findings))
         for done, change in enumerate(waiting):
             progress(done / (2 * len(waiting)))
-            self._see(base, [change])
+            self._note_first_fitting(base, [change])
             if not done:
-                self._see(base, list(parts(self.findings, self._batch)))
+                self._note_first_fitting(base, list(batch_in_parts(self.findings, self._batch)))
         self.best = next((trial for trial in self.trials if trial.fits), None)
         if self.best is None:
             self.best = self._combined(base, progress)
@@ -180,7 +181,7 @@ class Search:
                 return trial
         return None
 
-    def _see(self, base: Trial, changes: Sequence[Change]) -> None:
+    def _note_first_fitting(self, base: Trial, changes: Sequence[Change]) -> None:
         """Note the first of some changes with which the code fits, or the last; each needs less
         than the one before.
         """
@@ -237,7 +238,7 @@ class Search:
         """Return the replacements of a change: nothing, or fewer parts of the batch."""
         if change.excludes != "batch":
             return [[]]
-        sizes = parts(self.findings, self._batch)
+        sizes = batch_in_parts(self.findings, self._batch)
         return [[], *([size] for size in sizes if size.passes < change.passes)]
 
     # -- the report ------------------------------------------------------------------------------
