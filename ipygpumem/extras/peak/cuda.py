@@ -168,7 +168,7 @@ class DeviceBlocks:
     def match_storages(self) -> None:
         """Give the blocks that are in use now the storages that were seen at their addresses."""
         for block in self._alive.values():
-            self._match(block, time.time_ns())
+            self._match(block, now_us())
 
     def prune(self) -> None:
         """Drop the blocks that were freed."""
