@@ -66,7 +66,7 @@ def session(
     title = ["memory over the session", number, f"{format_seconds(seconds)} of computing"]
     headlines = []
     uses_of_devices = []
-    for name in _devices(last_cells, device):
+    for name in _devices_in_use(last_cells, device):
         uses = _uses_of(spans, name)
         uses_of_devices.append(uses)
         headlines.append(_use_headline(name, uses))
@@ -245,7 +245,7 @@ def experiments(
     on each device.
     """
     shown, title = _last(records, last, "experiment", 20, 40)
-    device_names = _devices(shown, device)
+    device_names = _devices_in_use(shown, device)
     names = [shorten(run.label, 28) for run in numbered(shown)]
     times = list(map(_time_label, shown))
     lines = []
@@ -331,7 +331,7 @@ def _peak_and_kept(record: ExperimentRecord, device: str) -> str:
 def devices(reconciliations: Sequence[Reconciliation], *, device: str | None = None) -> Picture:
     """Draw each device's memory as one stacked bar, with its parts' names and sizes below it."""
     names = [reconciliation.device for reconciliation in reconciliations]
-    wanted = _wanted(names, device, "is not known")
+    wanted = _selected_devices(names, device, "is not known")
     shown = [item for item in reconciliations if item.device in wanted]
     headlines = []
     summary = ["parts of the memory"]
@@ -425,15 +425,17 @@ def _last(
     return shown, text
 
 
-def _devices(records: Iterable[CellRecord | ExperimentRecord], wanted: str | None) -> list[str]:
+def _devices_in_use(
+    records: Iterable[CellRecord | ExperimentRecord], wanted: str | None
+) -> list[str]:
     """Return the devices in use, the host first; only the ``wanted`` ones if given."""
     usages = list[Usage]()
     for record in records:
         usages += filter(is_worth_reporting, record.usages)
-    return _wanted(devices_of(usages), wanted, "was not in use")
+    return _selected_devices(devices_of(usages), wanted, "was not in use")
 
 
-def _wanted(devices: Iterable[str], wanted: str | None, why_not: str) -> list[str]:
+def _selected_devices(devices: Iterable[str], wanted: str | None, why_not: str) -> list[str]:
     """Return the devices selected by ``wanted``: ``RAM``, ``cuda:0``, ``cuda`` for all of its kind;
     None for all.
     """
