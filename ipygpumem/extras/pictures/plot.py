@@ -69,21 +69,17 @@ def devices(
     return figures.devices(reconciliations, device=device)
 
 
-def _session() -> Any:
-    from ipygpumem.shell import python  # a script with records needs no IPython
-
-    return python
-
-
 def _given(records: Records, kind: type[T]) -> list[T]:
     """Return the records of this kind; None stands for the session's records."""
     if records is None:
-        records = [*_session().history(), *_session().experiments()]
+        from ipygpumem.shell import python  # a script with records needs no IPython
+
+        records = [*python.history(), *python.experiments()]
     elif isinstance(records, ExperimentRecord):
         records = [*records.cells, records]
     elif isinstance(records, SessionRecord):
         records = [*records.cells, *records.experiments]
-    items = list(records) if isinstance(records, Iterable) else [None]
+    items: list[Any] = list(records) if isinstance(records, Iterable) else [records]
     if not all(isinstance(item, (CellRecord, ExperimentRecord)) for item in items):
         raise PlotError(
             "pass records of cells and experiments: ipygpumem.history(), or the result of "
