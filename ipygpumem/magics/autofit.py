@@ -133,7 +133,7 @@ def _number(what: str, text: str) -> Number:
     return value
 
 
-class _Try:
+class _OpenTry:
     """The names of one try: the values given to the variables, and what the cell's code binds."""
 
     def __init__(
@@ -232,7 +232,7 @@ class CellFit:
         for name in plan.values.keys() & self._bindings.assigned:
             raise AutofitError(_SETS_ITSELF.format(name))
         self._before = {name: namespace.get(name, _MISSING) for name in plan.values}
-        self._try: _Try | None = None
+        self._try: _OpenTry | None = None
         """The last one."""
         self._undone: list[str] = []
         """Variables that the last try's code has set itself."""
@@ -275,7 +275,7 @@ class CellFit:
                 raise UsageError(clean(f"%%autofit: {error}")) from None
         scopes = [experiment.scope for experiment in self._experiments.here()]
         values = dict(self._fit.plan.values)
-        self._try = _Try(self._namespace, self._bindings, values, scopes)
+        self._try = _OpenTry(self._namespace, self._bindings, values, scopes)
         return True
 
     def __enter__(self) -> None:
