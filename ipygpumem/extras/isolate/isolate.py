@@ -220,17 +220,20 @@ class IsolatedCell:
 
     # -- while the child process runs ------------------------------------------------------------
 
-    def _pass_interrupt_on(self, number: int, frame: FrameType | None) -> None:
+    def _pass_interrupt_on(self, _number: int, _frame: FrameType | None) -> None:
         """Pass a Ctrl-C on to the child process; the second one ends it, and the loading of the
         kept names.
         """
         self._interrupts += 1
         if self._pid:
-            is_first = self._interrupts == 1
-            number = signal.SIGINT if is_first else signal.SIGKILL
-            self._signal(number)
-        if self._is_loading and self._interrupts > 1:
+            self._signal(signal.SIGKILL if self._is_given_up else signal.SIGINT)
+        if self._is_loading and self._is_given_up:
             raise KeyboardInterrupt
+
+    @property
+    def _is_given_up(self) -> bool:
+        """True from the second Ctrl-C on."""
+        return self._interrupts > 1
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -323,11 +326,11 @@ class IsolatedCell:
     def _on_kept(self, names: list[str], lost: dict[str, str]) -> None:
         """Load the kept names; if one fails, the child process writes the rest again."""
         failing, error = self._load(names)
-        if isinstance(error, MemoryError) and self._interrupts < 2:
+        if isinstance(error, MemoryError) and not self._is_given_up:
             self._later = [*(name for name in names if name != failing), failing]
         elif error is not None:
             lost = {**lost, failing: describe_error(error)}
-        if error is not None and self._interrupts < 2:
+        if error is not None and not self._is_given_up:
             self._values = {}  # they are loaded again, because names may share objects
         self.notes += [_lost_name_note(name, why) for name, why in lost.items()]
         with contextlib.suppress(OSError):  # it has ended
@@ -387,7 +390,7 @@ class IsolatedCell:
         if self._is_late:
             kind = "TimeoutError"
             cause = f"was ended after {format_seconds(self._options.time)} (--time)"
-        elif self._interrupts > 1:
+        elif self._is_given_up:
             kind = "KeyboardInterrupt"
             cause = "was ended by the second Ctrl-C"
         elif number <= 0:
