@@ -176,7 +176,7 @@ class Offload:
                     )
         self._what = what
         self._pieces: list[_Piece] | None = None
-        self._ended: list[weakref.ref[Any]] = []
+        self._on_device_again: list[weakref.ref[Any]] = []
         """Weak references to the given modules and optimizers while they are back on the device."""
         self.size_bytes = 0
         """Bytes moved."""
@@ -203,9 +203,9 @@ class Offload:
             raise GpuMemError(
                 "this offload is open already: call ipygpumem.offload(model) for another"
             )
-        if self._ended:  # a second block with the same object
+        if self._on_device_again:  # a second block with the same object
             self._sort_by_type(self._given_again())
-            self._ended = []
+            self._on_device_again = []
         with interrupts.deferred() as struck, _quiet():
             pieces = self._pieces_on_devices()
             self.size_bytes = sum(piece.size_bytes for piece in pieces)
@@ -230,7 +230,7 @@ class Offload:
 
     def _given_again(self) -> list[Any]:
         """Return the modules and optimizers of an earlier block, if all are still alive."""
-        given = [reference() for reference in self._ended]
+        given = [reference() for reference in self._on_device_again]
         if any(item is None for item in given):
             raise GpuMemError(
                 "the model of this offload was deleted: call ipygpumem.offload(model) for another"
@@ -244,7 +244,9 @@ class Offload:
         note = ""
         with interrupts.deferred() as struck, _quiet():
             strays = self._strays(pieces)
-            self._ended = [weakref.ref(item) for item in (*self._modules, *self._optimizers)]
+            self._on_device_again = [
+                weakref.ref(item) for item in (*self._modules, *self._optimizers)
+            ]
             self._modules = []
             self._optimizers = []
             try:
@@ -335,7 +337,7 @@ class Offload:
         homes: dict[int, Any] = {}
         for piece in pieces:
             homes |= {id(tensor): piece.storage.device for tensor in piece.tensors}
-        candidates = self._that_belong_to(pieces)
+        candidates = self._belonging_tensors(pieces)
         for piece in pieces:
             piece.drop_replaced()
         pieces[:] = [piece for piece in pieces if piece.tensors]
@@ -350,7 +352,7 @@ class Offload:
                 strays[id(item)] = (item, homes[moved_id])
         return list(strays.values())
 
-    def _that_belong_to(self, pieces: Iterable[_Piece]) -> list[tuple[int, Any]]:
+    def _belonging_tensors(self, pieces: Iterable[_Piece]) -> list[tuple[int, Any]]:
         """Return the tensors of ``pieces``, their gradients and the states of optimizers, each with
         the id of the tensor to whose device it belongs.
         """

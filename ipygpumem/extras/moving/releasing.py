@@ -202,7 +202,7 @@ def release(*objects: object) -> ReleaseRecord:
 
     steps, freed = free_now(current_traces().meter, garbage_here(), ("references", empty))
     roots = Roots if app is None else app.experiments.survivors.roots
-    freed_parts, left = _sorted_out(parts, roots)
+    freed_parts, left = _freed_and_left(parts, roots)
     trim_host_heap()  # frees the memory of the search for holders
     names = tuple(name for name, _ in named)
     return ReleaseRecord(names, where, freed_parts, left, freed, tuple(steps), notes)
@@ -297,7 +297,7 @@ def _gradient(item: Any, search: ArraySearch) -> list[tuple[object, Array]]:
     return list(search.find(gradient))
 
 
-def _sorted_out(
+def _freed_and_left(
     parts: Sequence[_WatchedPart], roots: Callable[[], Roots]
 ) -> tuple[tuple[RetainedArray, ...], tuple[RetainedArray, ...]]:
     """Return the freed arrays of each part, and the live ones with their holders, the largest
