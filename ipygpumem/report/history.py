@@ -195,7 +195,7 @@ def holder_lines(
     before: tuple[LargestNames, Inventory],
     now: tuple[LargestNames, Inventory],
     growth: Growth,
-    run: str,
+    run_word: str,
     runs: int,
     array_holders_of: Callable[[Sequence[TensorRecord]], list[ArrayHolder]],
     free_bytes: int,
@@ -203,26 +203,26 @@ def holder_lines(
     """Return the holders of the memory that each of the last ``runs`` runs added, the largest
     first.
 
-    ``run`` is what a run is called. ``array_holders_of`` names the graph, closure or cache that
-    keeps each of some arrays without a name. Names are compared, not objects: a name that the code
-    rebinds each time holds no more than before. The inventories have only arrays without a name.
-    ``free_bytes`` is the growth of the free pages in malloc's heap: what names hold cannot be in
-    them.
+    ``run_word`` is what a run is called. ``array_holders_of`` names the graph, closure or cache
+    that keeps each of some arrays without a name. Names are compared, not objects: a name that the
+    code rebinds each time holds no more than before. The inventories have only arrays without a
+    name. ``free_bytes`` is the growth of the free pages in malloc's heap: what names hold cannot be
+    in them.
     """
     holders = holders_of_growth(growth, before, now, runs, array_holders_of)
     lines = list[str]()
     for holder in holders[:_HOLDERS_SHOWN]:
-        lines.append(_held_line(growth, holder.bytes_per_run, run, _holder_text(holder)))
+        lines.append(_held_line(growth, holder.bytes_per_run, run_word, _holder_text(holder)))
     if growth.device == "cpu":
         held_bytes = sum(holder.bytes_per_run for holder in holders)
         gaps = min(free_bytes // runs, growth.most_bytes - held_bytes)
-        lines += free_heap_line(growth, gaps, run)
+        lines += free_heap_line(growth, gaps, run_word)
     return lines or list(now[0].notes)
 
 
-def _held_line(growth: Growth, size: int, run: str, holder: str) -> str:
+def _held_line(growth: Growth, size: int, run_word: str, holder: str) -> str:
     """Return the line about a holder of ``size`` bytes of what a run adds to a device."""
-    return f"{_growth_per_run(growth, size, run)} is held by {holder}"
+    return f"{_growth_per_run(growth, size, run_word)} is held by {holder}"
 
 
 def _holder_text(holder: GrowthHolder) -> str:
@@ -234,11 +234,13 @@ def _holder_text(holder: GrowthHolder) -> str:
     return f"{clean_name(holder.row.name)} ({kind_of(holder.row)})"
 
 
-def _growth_per_run(growth: Growth, size: int, run: str) -> str:
-    return f"{device_label(growth.device)} {format_change(size)} per {run}"
+def _growth_per_run(growth: Growth, size: int, run_word: str) -> str:
+    return f"{device_label(growth.device)} {format_change(size)} per {run_word}"
 
 
-def process_lines(grown: Iterable[ProcessGrowth], growth: Growth, run: str, runs: int) -> list[str]:
+def process_lines(
+    grown: Iterable[ProcessGrowth], growth: Growth, run_word: str, runs: int
+) -> list[str]:
     """Return the processes that grew with each of the last ``runs`` runs, with the lines that end
     them.
     """
@@ -247,7 +249,7 @@ def process_lines(grown: Iterable[ProcessGrowth], growth: Growth, run: str, runs
     for item in grown:
         size = item.grown_bytes // runs
         if size >= least:
-            lines.append(_held_line(growth, size, run, _processes(item)))
+            lines.append(_held_line(growth, size, run_word, _processes(item)))
     return lines[:_HOLDERS_SHOWN]
 
 
@@ -265,14 +267,14 @@ def _processes(item: ProcessGrowth) -> str:
     return f"{names}; the line that ends {pronoun} is not known"
 
 
-def free_heap_line(growth: Growth, size: int, run: str) -> list[str]:
+def free_heap_line(growth: Growth, size: int, run_word: str) -> list[str]:
     """Return a line if free pages of malloc's heap account for the growth of RAM, by ``size`` bytes
     in each run.
     """
     accounts_for_it = 2 * size >= growth.least_bytes
     if not accounts_for_it:
         return []
-    per_run = _growth_per_run(growth, size, run)
+    per_run = _growth_per_run(growth, size, run_word)
     return [f"{per_run} is free in malloc's heap, in gaps between objects: %gpumem free"]
 
 

@@ -73,16 +73,16 @@ def remarks(growing: Growing, context: ShellContext, roots: Callable[[], Roots])
 def look_for_growth(
     growing: Growing,
     named: _Named,
-    run: str,
+    run_word: str,
     roots: Callable[[], Roots],
     progress: Progress,
     meter: Meter,
 ) -> None:
     """Look at the memory of all ``named`` objects; the second look finds the holders of what each
-    ``run`` adds. A failure becomes a line: the code goes on.
+    run adds. A failure becomes a line: the code goes on.
     """
     try:
-        _look(growing, named, run, roots, progress)
+        _look(growing, named, run_word, roots, progress)
     except Exception as error:
         if is_from_signal(error):
             raise
@@ -100,7 +100,7 @@ def look_for_growth(
 
 
 def _look(
-    growing: Growing, named: _Named, run: str, roots: Callable[[], Roots], progress: Progress
+    growing: Growing, named: _Named, run_word: str, roots: Callable[[], Roots], progress: Progress
 ) -> None:
     """Remember the memory of all ``named`` objects, or compare it with the memory that an earlier
     look remembers.
@@ -121,7 +121,7 @@ def _look(
     names = _with_new_memory(names, before, objects, roots())
     grown_free_bytes = free_heap_bytes - before.free_heap_bytes
     growing.holder_lines = _holders_of_growth(
-        growing, before, (names, unnamed), grown_free_bytes, run, roots
+        growing, before, (names, unnamed), grown_free_bytes, run_word, roots
     )
 
 
@@ -157,7 +157,7 @@ def _holders_of_growth(
     before: FirstLook,
     now: tuple[LargestNames, Inventory],
     grown_free_bytes: int,
-    run: str,
+    run_word: str,
     roots: Callable[[], Roots],
 ) -> list[str]:
     """Return the lines on the holders of each device's growth.
@@ -167,7 +167,7 @@ def _holders_of_growth(
         before: the memory at the first look.
         now: all names, and the arrays without a name, at this look.
         grown_free_bytes: growth of the free pages in malloc's heap since the first look.
-        run: the word for a run, such as ``iteration``.
+        run_word: the word for a run, such as ``iteration``.
         roots: returns the notebook's objects, where paths to holders begin.
     """
     earlier = (before.names, before.arrays)
@@ -178,7 +178,7 @@ def _holders_of_growth(
             holders.append(STATUS_LISTS_PROCESSES)
             continue
         lines = holder_lines(
-            earlier, now, growth, run, growing.runs, array_holders, grown_free_bytes
+            earlier, now, growth, run_word, growing.runs, array_holders, grown_free_bytes
         )
         holders += lines or [unknown_line(growth)]
     return list(dict.fromkeys(holders))  # notes on names are the same for all devices
@@ -194,7 +194,7 @@ def _forget_own_memory(growing: Growing, meter: Meter) -> None:
     growing.measured(meter.now())
 
 
-def note_processes(growing: Growing, named: _Named, run: str) -> None:
+def note_processes(growing: Growing, named: _Named, run_word: str) -> None:
     """Find the child processes that grew in the last run, with the lines that end them, if child
     processes grow.
     """
@@ -205,7 +205,7 @@ def note_processes(growing: Growing, named: _Named, run: str) -> None:
     try:
         children = with_endings(children_now(), named())
         grown = growth_by_ending(earlier.sizes, children)
-        growing.process_lines = process_lines(grown, growth, run, growing.runs - earlier.run)
+        growing.process_lines = process_lines(grown, growth, run_word, growing.runs - earlier.run)
         growing.processes = Processes(growing.runs, _sizes(children))
     except Exception as error:  # the code goes on
         if is_from_signal(error):
