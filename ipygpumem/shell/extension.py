@@ -65,7 +65,7 @@ class Extension:
         self._missed: Any = None
         """The ``info`` of a cell that began when the services could not be built."""
         config.extension = self
-        self._struck: BaseException | None = None
+        self._signal_error: BaseException | None = None
         """The exception of a signal that arrived in our hook before a cell; the cell's code raises
         it.
         """
@@ -122,14 +122,10 @@ class Extension:
             self._code_seen,
             lost="open experiments cannot tell the code's own names",
             instead=self._code_missed,
-            struck=self._struck_in_transformer,
+            struck=self._raise_in_code,
         )
-        self._first_transformer = _CodeTransformer(
-            code_seen, self._struck_in_transformer, may_change=False
-        )
-        self._last_transformer = _CodeTransformer(
-            code_seen, self._struck_in_transformer, may_change=True
-        )
+        self._first_transformer = _CodeTransformer(code_seen, self._raise_in_code, may_change=False)
+        self._last_transformer = _CodeTransformer(code_seen, self._raise_in_code, may_change=True)
         self._shell.ast_transformers.append(self._last_transformer)
         self._undo.append(self._stop_observing)
 
@@ -162,17 +158,17 @@ class Extension:
             self._cell_begins,
             lost="it was not measured",
             instead=self._cell_missed,
-            struck=self._struck_before,
+            struck=self._keep_for_code,
         )
         self._register_callback(
-            "post_run_cell", self._cell_ends, lost=no_report, struck=self._struck_after
+            "post_run_cell", self._cell_ends, lost=no_report, struck=self._fail_cell
         )
         self._register_callback(
             "post_run_cell",
-            self._cell_has_ended,
+            self._ensure_cell_ended,
             lost=no_report,
             instead=self._forget_cell,
-            struck=self._struck_after,
+            struck=self._fail_cell,
         )
         rewrite = self._isolation.wrap(
             "rewriting",
@@ -200,18 +196,18 @@ class Extension:
         return matchers
 
     def _cell_begins(self, info: Any) -> None:
-        self._struck = None
+        self._signal_error = None
         with interrupts.reraise_swallowed():
             self._isolation.each(
                 "pre_run_cell", (self._observe_both_ends, "other transformers may hide code")
             )
             self.app.session.cell_begins(info)
 
-    def _struck_before(self, error: BaseException, _: Any) -> None:
+    def _keep_for_code(self, error: BaseException, _: Any) -> None:
         """Let the cell's code raise the exception of a signal that arrived in our
         hook before it.
         """
-        self._struck = error
+        self._signal_error = error
 
     def _cell_missed(self, info: Any) -> None:
         self._missed = info
@@ -224,27 +220,27 @@ class Extension:
         if self._app is not None:
             self._app.session.cell_ends(result)
 
-    def _cell_has_ended(self, result: Any) -> None:
+    def _ensure_cell_ended(self, result: Any) -> None:
         self._missed = None
         if self._app is not None:
-            self._app.session.cell_has_ended(result)
+            self._app.session.ensure_cell_ended(result)
 
     def _forget_cell(self, result: Any) -> None:
         if self._app is not None:
             self._app.context.cells.forget(result)
 
-    def _struck_after(self, error: BaseException, result: Any) -> None:
-        self.app.session.struck(error, result)
+    def _fail_cell(self, error: BaseException, result: Any) -> None:
+        self.app.session.fail_cell(error, result)
 
-    def _struck_in_transformer(self, error: BaseException, tree: Any) -> None:
+    def _raise_in_code(self, error: BaseException, tree: Any) -> None:
         """Let the code itself raise the exception: IPython would print it, and unregister our
         transformer.
         """
         raise_at_start(tree, error, self._shell)
 
     def _code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
-        if self._struck is not None:
-            error, self._struck = self._struck, None
+        if self._signal_error is not None:
+            error, self._signal_error = self._signal_error, None
             raise_at_start(tree, error, self._shell)
         if self._app is not None:  # else no experiment can be open
             self._app.experiments.code.code_seen(tree, may_change=may_change, is_timed=is_timed)

@@ -116,7 +116,7 @@ class Session:
             self._drop(cell)  # an interrupt may come at any point
             raise
 
-    def cell_has_ended(self, result: Any) -> None:
+    def ensure_cell_ended(self, result: Any) -> None:
         """End the cell if ``cell_ends`` was interrupted before removing it; later cells would nest
         in it.
 
@@ -128,9 +128,9 @@ class Session:
         elif self._waits_to_be_shown:
             self._shown()
 
-    def struck(self, error: BaseException, result: Any) -> None:
+    def fail_cell(self, error: BaseException, result: Any) -> None:
         """Pass on the exception of a signal that arrived in our hooks at a cell's end."""
-        self._context.display.show(self._struck(result, error))
+        self._context.display.show(self._set_error(error, result))
 
     def _finish(self, cell: Cell, result: Any, seconds: float) -> None:
         """Free memory that ends with the cell, then create the records, so that they agree."""
@@ -326,7 +326,7 @@ class Session:
         """Show a cell's reports, even after a Ctrl-C: flushing the cell's output may take long."""
         for _ in range(2):
             if cell.struck_after is not None:
-                reports += self._struck(result, cell.struck_after)
+                reports += self._set_error(cell.struck_after, result)
             try:
                 is_shown = not (cell.is_nested or cell.measured.is_ours)
                 record = cell.measured.record if is_shown else None
@@ -337,11 +337,11 @@ class Session:
                     raise
                 cell.struck_after = error
 
-    def _struck(self, result: Any, error: BaseException) -> list[Report]:
-        """Pass on a signal's exception that could not be raised in the cell's code; IPython would
-        only print it.
+    def _set_error(self, error: BaseException, result: Any) -> list[Report]:
+        """Make a signal's exception the cell's error, which stops the next cells; return what to
+        show.
 
-        It becomes the cell's error, which stops the next cells.
+        It could not be raised in the cell's code, and IPython would only print it.
         """
         for outer in self._context.cells.running():
             outer.interrupted_inside = True
