@@ -61,6 +61,31 @@ Finalisers may raise in each of them, or a Ctrl-C may interrupt it.
 """
 
 
+class _OomCount:
+    """Counts each out-of-memory error once for every experiment around it."""
+
+    def __init__(self, open_experiments: OpenExperiments[Experiment]) -> None:
+        self._open = open_experiments
+        self._error_id = 0
+        """Identity of the last error."""
+        self._counted: list[Experiment] = []
+        """The experiments that have counted it."""
+
+    def saw(self, error: BaseException, leaving: object) -> None:
+        """Count an error, which is seen again as it leaves each experiment."""
+        counted = self._counted if id(error) == self._error_id else []
+        if counted and (leaving is None or leaving in counted):
+            return
+        self._error_id = id(error)
+        self._counted = self._open.here()
+        for experiment in self._counted:
+            experiment.log.ran_out_of_memory()
+
+    def forget_error(self) -> None:
+        """Count the next error in any case: it may reuse the identity of this one."""
+        self._counted = []
+
+
 class ExperimentManager:
     """Opens and ends the experiments of one shell.
 
@@ -87,11 +112,8 @@ class ExperimentManager:
         """Names that ended without an experiment → their cell's number, and the remark if one is
         missed.
         """
-        self._last_oom_id = 0
-        """Identity of an out-of-memory error."""
-        self._counted: list[Experiment] = []
-        """The experiments that have counted that error."""
-        recovery.on_oom = self._ran_out_of_memory
+        self._oom_count = _OomCount(self.open)
+        recovery.on_oom = self._oom_count.saw
 
     @functools.cached_property
     def survivors(self) -> Survivors:
@@ -108,22 +130,10 @@ class ExperimentManager:
         """Return the open experiments around the calling code or ``like``, innermost last."""
         return self.open.here(like)
 
-    def _ran_out_of_memory(self, error: BaseException, leaving: object) -> None:
-        """Count ``error`` once for each experiment around it.
-
-        It is reported again as it leaves each of them.
-        """
-        counted = self._counted if id(error) == self._last_oom_id else []
-        if counted and (leaving is None or leaving in counted):
-            return
-        self._last_oom_id, self._counted = id(error), self.here()
-        for experiment in self._counted:
-            experiment.log.ran_out_of_memory()
-
     def ran_out_in_try(self, error: BaseException) -> None:
         """Count an out-of-memory error of an autofit try, unless it was counted before."""
         self.recovery.saw(error)
-        self._counted = []  # the next try's error may reuse this one's identity
+        self._oom_count.forget_error()
 
     # -- cells -------------------------------------------------------------------------------------
 
@@ -133,7 +143,7 @@ class ExperimentManager:
             self.give_up(experiment)  # nothing requests its end again: no name is deleted
         self.code.cell_begins(cell)
         if not cell.is_nested:
-            self._counted = []
+            self._oom_count.forget_error()
         if not self.open:
             return
         for experiment in self.open:  # a user's callback may have failed between two cells
