@@ -324,7 +324,7 @@ class CellFit:
         last = self._try
         if last is not None:
             while len(self._experiments.here()) > last.depth:
-                self._experiments.close_experiment(self._experiments.here()[-1])
+                self._experiments.end_experiment(self._experiments.here()[-1])
             if not last.is_closed:
                 self._saved_bytes = last.saved_bytes()
                 last.close(self._enclosing())

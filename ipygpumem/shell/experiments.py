@@ -8,7 +8,7 @@ end                    called by                     differs
 =====================  ============================  ============================================
 ``end_experiments_of`` the end of a cell             the cell's report shows theirs
 ``shown``              the same, once it is shown    for those that the call above has missed
-``close_experiment``   ``%%autofit``, ``finish``     returns the reports
+``end_experiment``     ``%%autofit``, ``finish``     returns the reports
 ``finish``             ``%experiment end``, Python,  shows the reports, and returns the record
                        the end of a ``with`` block,
                        another start with its name
@@ -246,12 +246,12 @@ class ExperimentManager:
     def finish(self, experiment: Experiment) -> ExperimentRecord:
         """End ``experiment`` and all inside it, show the reports, and return the record."""
         if experiment.record is None or experiment in self.open:
-            self.context.display.show(self.close_experiment(experiment))
+            self.context.display.show(self.end_experiment(experiment))
             self._subscribers.shown()
         assert experiment.record is not None
         return experiment.record
 
-    def close_experiment(self, experiment: Experiment) -> list[Report]:
+    def end_experiment(self, experiment: Experiment) -> list[Report]:
         """End ``experiment`` and all inside it, and return the reports."""
         ended: list[Experiment] = []
         try:
@@ -344,7 +344,7 @@ class ExperimentManager:
         if experiment not in self.open:
             return
         self.open[:] = [other for other in self.open if other is not experiment]
-        experiment.make_bare_record()
+        experiment.ensure_record()
         name = f"experiment {quoted(experiment.name)}"
         steps: list[HookStep] = [
             (
@@ -546,7 +546,7 @@ class Experiment(GuardedBlock):
             ExperimentError: it was never started, or the extension was unloaded before.
         """
         if self._is_unscoped:
-            return self.make_bare_record()
+            return self.ensure_record()
         try:
             return self._experiments.finish(self)
         except BaseException as error:
@@ -572,7 +572,7 @@ class Experiment(GuardedBlock):
     def _close_block(self, error: BaseException | None) -> None:
         """End the experiment at the end of its ``with`` block."""
         if self._is_unscoped:
-            self.make_bare_record()
+            self.ensure_record()
             return
         steps: list[HookStep] = [
             (self._saw_failure, "memory that its error holds is freed at the cell's end"),
@@ -676,10 +676,10 @@ class Experiment(GuardedBlock):
             self._ending.run(surroundings)
         finally:
             self.record = self._ending.record
-        self.make_bare_record()
+        self.ensure_record()
         self._ending = None  # it refers to this object
 
-    def make_bare_record(self) -> ExperimentRecord:
+    def ensure_record(self) -> ExperimentRecord:
         """Return its record; without measurements if none could be made."""
         if self.record is None:
             self.record = self._bare_record()
