@@ -150,7 +150,7 @@ class SurvivingObjects:
         self.to_explain = list[object]()
         """The objects whose holders are searched."""
         for survivor in alive:
-            with self.sizes.passing_over(survivors.older_alive(survivor.items)):
+            with self.sizes.passing_over(survivors.older.identities(survivor.items)):
                 size = survivor.size_now(self.sizes)
             if size.size_bytes < notebook.smallest:
                 # Names lead to it by more new objects, too: each call of a mock has the arguments.

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import functools
-import gc
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, filterfalse
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import Array, StorageKey, describe, described, object_key
-from ipygpumem.heap.bulk import Progress, by_identity
-from ipygpumem.heap.garbage import weak
+from ipygpumem.heap.bulk import Progress
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
 from ipygpumem.heap.holders.explanation import NOT_REACHED, OUT_OF_SIGHT
 from ipygpumem.heap.holders.rows import Row
 from ipygpumem.heap.holders.search import explain
-from ipygpumem.heap.knowledge.barriers import Barriers
-from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.knowledge.tasks import is_pending
 from ipygpumem.heap.live_tensors import live_tensors
 from ipygpumem.heap.paths.remedies import REMOVE, Holder
@@ -33,7 +28,6 @@ from ipygpumem.inventory.array_holders import (
     storages_with_holder_of,
 )
 from ipygpumem.inventory.dropped_data import OlderData, OtherData, with_remarks
-from ipygpumem.inventory.earlier_data import EarlierData
 from ipygpumem.inventory.ended_cycles import EndedCycles, with_ended_cycles
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import merged, with_arrays
@@ -61,15 +55,12 @@ from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.deleted_names import DeletedNames
 from ipygpumem.shell.ipython.sources import cell_that_bound
 from ipygpumem.shell.notebook_roots import roots_of_notebook
+from ipygpumem.shell.older_objects import OlderObjects
 from ipygpumem.shell.recovery import MUCH
 
 MOST_OLD = 20_000_000
 """Maximum number of objects to examine behind the notebook's names, to know which memory is older.
 """
-
-
-_MOST_BEHIND = 20_000
-"""Maximum number of objects behind a survivor among which older data is searched."""
 
 
 class OtherAlive(NamedTuple):
@@ -140,6 +131,7 @@ class Survivors:
     Attributes:
         known: the names with arrays that outlived an experiment.
         deleted: the names that cells may have deleted.
+        older: the nearest older objects behind survivors.
     """
 
     def __init__(
@@ -158,14 +150,10 @@ class Survivors:
         """Modules of torch and figures that lines of earlier reports remove."""
         self._stay_open: list[weakref.ref[Any]] = []
         """Older figures that these lines leave open."""
-        self._older: list[Remembered] = []
-        """The nearest older objects behind survivors."""
-        self._older_arrays: list[weakref.ref[object]] = []
-        """The untracked ones."""
-        self._older_data = EarlierData()
         self._kept_ids: dict[str, int] = {}
         """The names that experiments have kept on purpose, and the identities of their objects."""
         self.deleted = DeletedNames(context)
+        self.older = OlderObjects(context)
 
     def baseline(self, remarks: list[str], names: tuple[str, ...]) -> Baseline:
         """Return a baseline of the current state, with these names; a failure is added to
@@ -275,11 +263,7 @@ class Survivors:
         )
         for row in cycles.rows:
             older.look_behind(row.line, row.cuts, removed_objects)
-        objects = older.objects()
-        self._older.append(Remembered(list(filter(gc.is_tracked, objects))))
-        untracked = map(weak, filterfalse(gc.is_tracked, objects))  # plain arrays
-        self._older_data.add(objects)
-        self._older_arrays += [reference for reference in untracked if reference is not None]
+        self.older.add(older.objects())
         return cycles, older
 
     # -- later ------------------------------------------------------------------------------------
@@ -293,11 +277,12 @@ class Survivors:
 
     def others_alive(self, heap: Heap) -> list[OtherAlive]:
         """Return the objects without arrays that are still alive, and forget the rest."""
-        records = [*self._older, *(remembered for remembered, _ in self._known_others)]
-        alive = heap.with_identities(set(chain.from_iterable(item.identities for item in records)))
-        older_alive = list(filter(None, [item.alive(alive) for item in self._older]))
-        self._older = list(map(Remembered, older_alive))
         recorded = self._known_others
+        wanted = self.older.tracked_identities()
+        for remembered, _ in recorded:
+            wanted.update(remembered.identities)
+        alive = heap.with_identities(wanted)
+        self.older.update(alive)
         self._known_others = []
         still_alive = list[OtherAlive]()
         for remembered, reported in recorded:
@@ -306,30 +291,6 @@ class Survivors:
                 self._known_others.append((Remembered(items), reported))
                 still_alive.append(OtherAlive(items, reported))
         return still_alive
-
-    def older_alive(self, items: Sequence[object]) -> Set[int]:
-        """Return the identities of the older objects behind survivors.
-
-        Tracked ones are as of the last look at the heap; the rest is searched behind ``items``.
-        """
-        self._older_arrays = [item for item in self._older_arrays if item() is not None]
-        tracked = chain.from_iterable(item.identities for item in self._older)
-        data = self._older_data_behind(items)
-        return {*tracked, *(id(item()) for item in self._older_arrays), *map(id, data)}
-
-    def _older_data_behind(self, items: Sequence[object]) -> list[object]:
-        """Return the older data to which some survivors lead, as far as the limit of objects
-        allows.
-        """
-        barriers = Barriers([id(self._context.namespace)])
-        references = ReferenceReader(barriers, has_text_keys=False)
-        behind = dict[int, object]()
-        waiting = {} if self._older_data.is_empty else by_identity(items)
-        while waiting and len(behind) < _MOST_BEHIND:
-            behind.update(waiting)
-            below = by_identity(references.of(list(waiting.values())).of_python)
-            waiting = {key: below[key] for key in below.keys() - behind.keys()}
-        return self._older_data.among([*behind.values(), *waiting.values()])
 
     def left_by(self, name: str, cell: int | None) -> tuple[RetainedArray, ...]:
         """Return the live object of a name that is not defined, or the live arrays that it held.
