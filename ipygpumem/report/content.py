@@ -233,18 +233,20 @@ def _devices_table(
 
 def _experiment_facts(record: ExperimentRecord) -> list[layout.Fact]:
     """Return an experiment's parameters, what happened to its names, and the steps that freed."""
-    parameters = [f"{name}={value}" for name, value in record.parameters.items()]
-    names = {
-        "noted": parameters,
-        "deleted": record.deleted,
-        "restored": record.restored,
-        "kept": record.kept,
-    }
+    parameters = [clean_name(f"{name}={value}") for name, value in record.parameters.items()]
+    return [
+        layout.Fact("noted", parameters, code=True),
+        *name_facts(record),
+        layout.Fact("freed by", _step_list(record.steps, record.freed)),
+    ]
+
+
+def name_facts(record: ExperimentRecord) -> list[layout.Fact]:
+    """Return the facts on an experiment's names: deleted, restored and kept ones."""
+    names = {"deleted": record.deleted, "restored": record.restored, "kept": record.kept}
     facts = []
     for title, values in names.items():
-        texts = list(map(clean_name, values))
-        facts.append(layout.Fact(title, texts, code=True))
-    facts.append(layout.Fact("freed by", _step_list(record.steps, record.freed)))
+        facts.append(layout.Fact(title, list(map(clean_name, values)), code=True))
     return facts
 
 

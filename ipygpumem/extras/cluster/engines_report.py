@@ -10,9 +10,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ipygpumem.records import OUTSIDE, EngineRecord, ExperimentRecord, Usage
-from ipygpumem.report.content import has_changed, times
+from ipygpumem.report.content import has_changed, name_facts, times
 from ipygpumem.report.layout import (
-    Fact,
     Listing,
     Report,
     Table,
@@ -194,15 +193,6 @@ def engines_report(record: ExperimentRecord) -> Report:
     failed = [engine for engine in record.engines if engine.error]
     values_by_engine = {engine.engine: values_of(engine) for engine in record.engines}
     sampled = {(PEAK, usage.device) for usage in record.usages if usage.method == "sampled"}
-    names_by_title = {
-        "deleted": record.deleted,
-        "restored": record.restored,
-        "kept": record.kept,
-    }
-    facts = []
-    for title, names in names_by_title.items():
-        texts = list(map(clean_name, names))
-        facts.append(Fact(title, texts, code=True))
     tables = [
         _figures_table(values_by_engine, sampled),
         _engines_table(record.engines, values_by_engine),
@@ -212,7 +202,7 @@ def engines_report(record: ExperimentRecord) -> Report:
         _head(record, len(failed)),
         list(map(clean, record.notes)),
         tables,
-        facts,
+        name_facts(record),
         is_trouble=bool(failed),
         records=[record],
     )
