@@ -224,6 +224,7 @@ class Survivors:
             self.update(heap)  # a new array may have the identity of one that has died
             reported = storages_of(self.known)  # by an inner experiment
             cycles, older = self._rows_at_end(search, heap, ended, progress)
+            self.older.add(older.objects())
             heap.drop()
             rows = with_remarks(cycles.rows, older.remarks(cycles.arrays))
             del older
@@ -253,17 +254,15 @@ class Survivors:
             removed_objects.update(roots.removed_objects)
         rows = merged(rows)
         cycles = with_ended_cycles(rows, removed_objects, roots, heap.ndarrays)
-        baseline = ended.baseline
         older = OlderData(
-            baseline.objects_since,
-            baseline.was_there,
-            baseline.contents.earlier,
+            ended.baseline.objects_since,
+            ended.baseline.was_there,
+            ended.baseline.contents.earlier,
             roots.namespaces,
             new,
         )
         for row in cycles.rows:
             older.look_behind(row.line, row.cuts, removed_objects)
-        self.older.add(older.objects())
         return cycles, older
 
     # -- later ------------------------------------------------------------------------------------
