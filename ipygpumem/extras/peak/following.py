@@ -271,7 +271,7 @@ class Follower(StorageFollower):
         is_in_place = bool(args) and result is args[0]
         if is_in_place and not may_grow and id(func) not in _FROM_ELSEWHERE:
             return result
-        if not self.error:
+        if not self.error:  # as _guarded does, without another call for each operation
             try:
                 self._followed(func, args, kwargs, result, call, may_grow=may_grow)
             except Exception as error:
