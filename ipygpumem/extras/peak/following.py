@@ -212,7 +212,7 @@ class Follower(StorageFollower):
             on_device = [life for life in lives if life.device == device]
             moment = alive_at(on_device, tick), seconds
         timeline = self._timelines[device]
-        return timeline.peak(device, self._row_keys.row, source=source, moment=moment)
+        return timeline.peak(device, self._row_keys.key, source=source, moment=moment)
 
     def _fold(self, *, last: bool = False) -> None:
         """Sum up the storages so far, and drop those that were freed."""

@@ -68,19 +68,19 @@ class RowKeys:
             return WORKSPACES
         return DATA if life.existed_before else TEMPORARIES
 
-    def row(self, life: StorageLife) -> RowKey:
+    def key(self, life: StorageLife) -> RowKey:
         """Return the role, name, module, operation and line of a storage or block."""
         if type(life.origin) is BlockOrigin:
-            return self._row_of_block(life, life.origin)
+            return self._key_of_block(life, life.origin)
         origin: Origin = life.origin or BEFORE
         name, module = origin.name, origin.module
         if life.existed_before and origin in self._replaced:
             name, module = f"{name or module.partition('.')[0]} (earlier value)", ""
         return self.role(life), name, module, origin.operation, origin.line
 
-    def _row_of_block(self, life: StorageLife, block: BlockOrigin) -> RowKey:
+    def _key_of_block(self, life: StorageLife, block: BlockOrigin) -> RowKey:
         if block.storage is not None:
-            return self.row(block.storage)
+            return self.key(block.storage)
         operation = f"inside {block.operation or 'an operation'}"
         if life.existed_before:
             operation = "autograd or C++ code"

@@ -19,8 +19,6 @@ Lives = Sequence[Any]
 """
 RowKey = tuple[str, str, str, str, "tuple[str, int] | None"]
 """A block's role, name, module, operation and line."""
-Row = Callable[[Any], RowKey]
-"""Returns the key of a block's row."""
 
 
 class SizedBlock(NamedTuple):
@@ -95,9 +93,17 @@ class Timeline:
             self.blocks = blocks_of(alive_at(lives, new_peak_at))
 
     def peak(
-        self, device: str, row: Row, *, source: str, moment: tuple[Lives, float] | None = None
+        self,
+        device: str,
+        key_of: Callable[[Any], RowKey],
+        *,
+        source: str,
+        moment: tuple[Lives, float] | None = None,
     ) -> DevicePeak:
-        """Return the record of a device at its peak, or at the ``moment`` of a failure."""
+        """Return the record of a device at its peak, or at the ``moment`` of a failure.
+
+        ``key_of`` returns the key of the row of a block's life.
+        """
         if moment is None:
             blocks = self.blocks
             seconds = self._seconds(self.peak_at)
@@ -106,7 +112,7 @@ class Timeline:
             blocks = blocks_of(lives)
         groups: dict[RowKey, list[SizedBlock]] = {}
         for block in blocks:
-            groups.setdefault(row(block.life), []).append(block)
+            groups.setdefault(key_of(block.life), []).append(block)
         rows = sorted_rows(_row(row_key, group) for row_key, group in groups.items())
         curve = tuple(
             max(points, key=lambda point: sum(point.parts.values()))
