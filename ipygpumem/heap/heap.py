@@ -14,6 +14,7 @@ import gc
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from itertools import compress, filterfalse, islice
@@ -352,6 +353,12 @@ class Heap:
         referrers = self.referrers_of(self.large_containers)
         containers = [item for key, item in self.large_containers.items() if referrers[key]]
         return [*containers, *self.large_leaves]
+
+    def own_references(self) -> Counter[int]:
+        """Return the number of references of this heap to each untracked container and large
+        object, by identity.
+        """
+        return Counter(map(id, [*self._containers, *self.large_leaves]))
 
     @property
     def large_containers(self) -> Mapping[int, object]:

@@ -46,6 +46,10 @@ class ObjectsSince:
         self._not_saved = saver.number_not_saved()
         self._saver = saver
 
+    def are_known(self) -> bool:
+        """Return True if new objects can be told from older ones."""
+        return self._saver is not None and self._saver.number_not_saved() == self._not_saved
+
     def identities(self) -> set[int] | None:
         """Return the identities of the new objects; None if unknown.
 
@@ -53,7 +57,7 @@ class ObjectsSince:
         """
         saver = self._saver
         young = _young()
-        if saver is None or saver.number_not_saved() != self._not_saved:
+        if saver is None or not self.are_known():
             return None
         return _alive(saver.saved, self._first) | set(memoryview(young).cast("Q"))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import compress, islice, repeat
 from operator import not_
@@ -16,12 +17,14 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import (
+    ONCE_IN_LIST,
     Kinds,
     by_identity,
     chunks,
     container_base,
     ids_of,
     of_types,
+    one_of_each,
     types_of,
     without_types,
 )
@@ -178,8 +181,7 @@ class Contents:
         for container in counted:
             if len(container) <= _MOST:
                 items = gc.get_referents(container)
-                in_records = gc.get_referents(*of_types(_RECORDS, items))
-                self.earlier.add([*items, *in_records])
+                self.earlier.add([*items, *_in_records(items)])
         contents = list[object]()
         for part in chunks(short, _AT_ONCE):
             if len(self._known) >= _MOST:
@@ -216,14 +218,19 @@ class Contents:
         return map(self._known.__contains__, map(id, items))
 
     def received(
-        self, namespace: dict[str, Any], made: Set[int] = frozenset()
+        self,
+        namespace: dict[str, Any],
+        made: Set[int] = frozenset(),
+        own_references: Mapping[int, int] | None = None,
     ) -> Iterator[Received]:
-        """Yield the new objects in each object that was within reach, each once.
+        """Yield the new objects in each object that was within reach, each once; at the end the new
+        data in the items of long containers, which has no name.
 
         Args:
             namespace: the names now.
             made: identities of the tracked objects made since, as far as the collector's lists
                 tell.
+            own_references: the number of our references to untracked objects, by identity.
         """
         now = {**namespace, **self._live_modules()}
         names = _names_by_identity(now)
@@ -231,8 +238,10 @@ class Contents:
         for way_to_class in self._classes_of(self._live_modules().values()):
             ways.setdefault(id(way_to_class[-1]), way_to_class)
         level = [way[-1] for key, way in ways.items() if key in self._known]
+        long = list[object]()
         for _ in range(_LEVELS):
             following = dict[int, object]()
+            long += [item for item in level if id(item) in self._ends]
             for item in level:
                 if id(item) not in self._parents and id(item) not in self._ends:
                     continue
@@ -248,6 +257,9 @@ class Contents:
                         ways[id(child)] = (*way, child)
                         following[id(child)] = child
             level = list(following.values())
+        in_records = self._new_data_in_records(long, made, own_references or {})
+        if in_records:
+            yield Received("", (), in_records)
 
     def grown(
         self, namespace: dict[str, Any], smallest: int, made: Set[int] = frozenset()
@@ -340,6 +352,27 @@ class Contents:
         earlier = by_identity(self.earlier.among(new))
         return [child for child in new if id(child) not in earlier]
 
+    def _new_data_in_records(
+        self, containers: Iterable[Any], made: Set[int], own_references: Mapping[int, int]
+    ) -> list[object]:
+        """Return the new untracked data in the older items of containers that were long, each once.
+
+        Data with further holders is left out: it may be older, such as the texts of a data frame.
+        """
+        new = dict[int, object]()
+        for container in containers:
+            if not made or id(type(container)) not in _COUNTED or len(container) > _MOST:
+                continue
+            items = gc.get_referents(container)
+            tracked = by_identity(list(filter(gc.is_tracked, items)))
+            older = {key: tracked[key] for key in tracked.keys() - made}
+            # A dict is tracked once it gets a container, so that an older one may seem new.
+            older.update(by_identity(self.earlier.among(items)))
+            in_records = _in_records(list(older.values()))
+            unshared = _without_shared(in_records, own_references)
+            new.update(by_identity(self.earlier.added_to(unshared)))
+        return list(new.values())
+
     def _added_to(self, item: Any) -> list[object]:
         """Return the items added to the end of a container that was long."""
         length, last = self._ends.get(id(item), (0, 0))
@@ -351,6 +384,39 @@ class Contents:
         if type(item) is dict:
             return list(islice(item.values(), length, None))
         return added
+
+
+def _in_records(items: Sequence[object]) -> list[object]:
+    """Return the contents of the records among the items of a long container: of dicts, lists and
+    tuples, and of instances of the user's classes, without the dicts of their attributes.
+    """
+    contents = gc.get_referents(*of_types(_RECORDS, items))
+    examples = one_of_each(items)
+    users = {key for key, example in examples.items() if is_users_class(type(example))}
+    attributes = gc.get_referents(*of_types(users, items))
+    contents += gc.get_referents(*of_types({id(dict)}, attributes))
+    contents += without_types({id(dict)}, attributes)
+    return contents
+
+
+def _without_shared(
+    references: Sequence[object], own_references: Mapping[int, int]
+) -> list[object]:
+    """Return the objects to which nothing else refers.
+
+    Args:
+        references: an object for each reference to it; no other variable may have this list.
+        own_references: the number of our further references to objects, by identity.
+    """
+    counts = list(map(sys.getrefcount, references))
+    occurrences = Counter(map(id, references))
+    unshared = list[object]()
+    for item, count in zip(references, counts, strict=True):
+        # Each further one stands for a holder and a place in the list.
+        further = occurrences[id(item)] - 1
+        if count <= ONCE_IN_LIST + 2 * further + own_references.get(id(item), 0):
+            unshared.append(item)
+    return unshared
 
 
 def _together(

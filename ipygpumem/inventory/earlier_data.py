@@ -38,6 +38,7 @@ class EarlierData:
 
     def __init__(self) -> None:
         self._samples: dict[int, int] = {}
+        self._is_complete = True
 
     @property
     def is_empty(self) -> bool:
@@ -46,12 +47,22 @@ class EarlierData:
 
     def add(self, items: Sequence[object]) -> None:
         """Add the data among some objects."""
-        untracked = filterfalse(gc.is_tracked, filter(None, of_types(_CONTAINERS, items)))
-        data = [*_large_texts(items), *untracked][: _MOST - len(self._samples)]
-        if not data:
-            return
-        for same, samples in _with_samples(data):
+        data = _untracked_data(items)
+        number_left = _MOST - len(self._samples)
+        if len(data) > number_left:
+            self._is_complete = False
+        for same, samples in _with_samples(data[:number_left]):
             self._samples.update(zip(map(id, same), samples, strict=True))
+
+    def added_to(self, items: Sequence[object]) -> list[object]:
+        """Return the data among some objects that was not there; nothing if there was too much to
+        know.
+        """
+        if not self._is_complete:
+            return []
+        data = by_identity(_untracked_data(items))
+        were_there = by_identity(self.among(list(data.values())))
+        return [data[key] for key in data.keys() - were_there.keys()]
 
     def behind(self, items: Sequence[object]) -> list[object]:
         """Return the data that was there, among some objects and in containers among them that the
@@ -67,14 +78,30 @@ class EarlierData:
 
     def among(self, items: Sequence[object]) -> list[object]:
         """Return the data among some objects that was there; a dict may have more entries now."""
-        were_there = list(compress(items, map(self._samples.__contains__, map(id, items))))
+        were_there: list[Any] = list(
+            compress(items, map(self._samples.__contains__, map(id, items)))
+        )
         data = list[object]()
         if not were_there:
             return data
         for same, samples in _with_samples(were_there):
-            before = map(self._samples.__getitem__, map(id, same))
-            data += compress(same, map(eq, before, samples))
+            data += self._alike(same, samples)
+        longer = [item for item in of_types({id(dict)}, were_there) if len(item) > 1]
+        data += self._alike(longer, _of_first_values(longer))
         return data
+
+    def _alike(self, items: Sequence[object], samples: Iterable[int]) -> Iterator[object]:
+        """Return the objects whose samples are those of the objects that were there."""
+        before = map(self._samples.__getitem__, map(id, items))
+        return compress(items, map(eq, before, samples))
+
+
+def _untracked_data(items: Sequence[object]) -> list[Any]:
+    """Return the large texts among some objects, and the containers that the collector does not
+    track, without empty ones.
+    """
+    untracked = filterfalse(gc.is_tracked, filter(None, of_types(_CONTAINERS, items)))
+    return [*_large_texts(items), *untracked]
 
 
 def _large_texts(items: Sequence[object]) -> list[Any]:
@@ -98,6 +125,11 @@ def _with_samples(items: Sequence[object]) -> Iterator[tuple[list[Any], Iterator
 # Loops in C: an experiment takes the samples of 50,000 objects.
 def _of_dicts(dicts: list[dict[Any, Any]]) -> Iterator[int]:
     return _of_values(map(islice, map(dict.values, dicts), repeat(2)))
+
+
+def _of_first_values(dicts: list[dict[Any, Any]]) -> Iterator[int]:
+    """Yield the sample that each dict had if it had only one value."""
+    return _of_values(map(islice, map(dict.values, dicts), repeat(1)))
 
 
 def _of_tuples(tuples: list[tuple[Any, ...]]) -> Iterator[int]:

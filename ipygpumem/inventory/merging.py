@@ -462,6 +462,8 @@ def _path(group: Sequence[HeldRow], first: Holder) -> str:
         return path
     owners = {cut.owner_id for row in group for cut in row.cuts}
     if len(owners) > 1 and any(len(row.cuts) > 1 for row in group):
+        if _are_equal(row.holder.path for row in group if row.holder is not None):
+            return path  # two keys of the same records
         return f"{path}, and {len(group) - 1} more"  # in several containers
     if _are_equal(row.cuts[0].owner_id for row in group):
         if all(len(row.cuts) > 1 for row in group):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain, compress
 from operator import attrgetter, not_
@@ -41,6 +41,10 @@ _MOST_MIXED = 100
 """Maximum number of small objects of several types whose holders are all searched."""
 MOST_SEARCHED = 20_000
 """Maximum number of objects whose holders are all searched at once."""
+_MOST_PLACES = 4
+"""Maximum number of places with few of a row's objects that a row leaves out."""
+_LITTLE = 0.01
+"""Maximum share of a row's bytes that it leaves out."""
 _MOST_LABELS = 200
 """Maximum number of measurements that are compared with each other."""
 _MOST_SHARED = 1_000_000
@@ -71,6 +75,33 @@ class Remaining:
     def row(self) -> Row:
         """Return the row whose holder leads to all objects."""
         return Row.of_objects(self.items)
+
+    def largest_place(
+        self, holders: Mapping[StorageKey, Holder], smallest: int
+    ) -> Remaining | None:
+        """Return the objects that one of their holders keeps, if these are many, and the rest is
+        little: among thousands of lists in older records may be a list of a few names elsewhere.
+
+        Args:
+            holders: the holder of each object that was searched.
+            smallest: minimum bytes of a row.
+        """
+        places = dict[int, list[object]]()
+        for item in self.items:
+            holder = holders.get(object_key(item))
+            places.setdefault(id(holder), []).append(item)
+        largest, *further = sorted(places.values(), key=len, reverse=True)
+        is_divided = len(largest) > _MOST_ROWS and 1 <= len(further) <= _MOST_PLACES
+        if not is_divided or self.record.parts:
+            return None
+        items = list(chain.from_iterable(further))
+        size = Sizes(limit=_MOST_SHARED).measure(items)
+        most_bytes_elsewhere = min(_LITTLE * self.record.size_bytes, smallest - 1)
+        if size.is_at_least or size.size_bytes > most_bytes_elsewhere:
+            return None
+        size_bytes = self.record.size_bytes - size.size_bytes
+        record = replace(self.record, size_bytes=size_bytes, objects=len(largest))
+        return replace(self, record=record, items=tuple(largest))
 
     def from_name(self, roots: Roots) -> Holder:
         """Return the path from the name."""
@@ -113,13 +144,13 @@ def holder_of_several(
         return and_more
     if row.is_whole and first.remedy != REMOVE_THEM:
         return first
-    of_items = list[Holder]()
+    of_items = dict[int, Holder]()
     for item in items:
         holder = holders.get(object_key(item))
         if holder is None:
             return and_more
-        of_items.append(holder)
-    return holder_of_all(of_items)
+        of_items[id(holder)] = holder
+    return holder_of_all(list(of_items.values()))
 
 
 class Changes(NamedTuple):
@@ -136,9 +167,10 @@ class Changes(NamedTuple):
     modules: int = 0
     """Number of modules that were imported."""
 
-    def received(self) -> list[Received]:
-        """Return the new objects in each old one."""
-        return list(self.contents.received(dict(self.names), self.new))
+    def received(self, heap: Heap | None = None) -> list[Received]:
+        """Return the new objects in each old one, given a heap of ours that refers to them."""
+        own_references = None if heap is None else heap.own_references()
+        return list(self.contents.received(dict(self.names), self.new, own_references))
 
 
 def find_remaining(
@@ -162,25 +194,33 @@ def find_remaining(
     """
     counted.together(list(kept))
     new = changes.new
-    received = _without_older(changes)
+    received = _without_older(changes, heap)
     items_received = list(chain.from_iterable(part.items for part in received))
     new_ids = new | set(map(id, items_received))
     _measure_old(counted, list(changes.names.values()), new_ids)
-    older = _older_behind(heap, new) + _earlier_data(heap, changes, items_received)
-    _measure_old(counted, older, new_ids)
+    # Libraries make many objects when they are imported, and keep them in caches of their own, or
+    # in tables of C++ code, as torch does.
+    only_near_names = changes.modules >= MANY_MODULES
+    made = _all_new(heap, new)
+    if only_near_names:
+        near_names = _new_near_names(changes)
+        made = _new_behind([*items_received, *near_names.values()], new)
+    _measure_old(counted, _older_behind(made, items_received, changes), new_ids)
     search = _Search(counted, smallest, size_bytes)
     for part in received:
         # Asked once for all items: each question goes through all nodes.
         not_counted = counted.not_counted(set(map(id, part.items)))
         items = [item for item in part.items if id(item) in not_counted or search.is_in_row(item)]
         search.add_rows(items, part.name, part.chain)
-    if changes.modules >= MANY_MODULES:
-        search.near = _near_names(changes.names)
     search.add_scattered()
     if search.is_done():
         return search.remaining
     not_counted = counted.not_counted(new)
-    entries = without_old_blocks(_entries(heap, new, not_counted), new)
+    if only_near_names:
+        held = [near_names[key] for key in near_names.keys() & not_counted]
+    else:
+        held = heap.referred(not_counted, without=new | _ours(heap))
+    entries = without_old_blocks(_entries(held, new), new)
     entries += _pending_tasks(heap, not_counted)
     search.add_rows([*entries, *changes.elsewhere])
     if not search.is_done():
@@ -198,14 +238,10 @@ class _Search:
 
     Attributes:
         remaining: the memory that was found.
-        near: the identities of the objects near the user's names, to leave out many small objects
-            elsewhere: libraries make them when they are imported, and keep them in caches of their
-            own, or in tables of C++ code, as torch does. None to leave out nothing.
     """
 
     def __init__(self, counted: Sizes, smallest: int, size_bytes: int) -> None:
         self.remaining: list[Remaining] = []
-        self.near: set[int] | None = None
         self._counted = counted
         self._smallest = smallest
         self._left_bytes = size_bytes
@@ -246,8 +282,6 @@ class _Search:
         unique = [item for key, item in by_identity(items).items() if key not in self._with_row]
         for key in types_of(unique):
             same = of_types({key}, unique)
-            if len(same) > _MOST_ROWS and self.near is not None:
-                same = list(compress(same, map(self.near.__contains__, map(id, same))))
             groups = [[item] for item in same]
             if len(same) > _MOST_ROWS:
                 groups = [same]
@@ -264,8 +298,7 @@ class _Search:
                 else:
                     small += group
                     sizes_of_small[type_name(group[0])] += size.size_bytes
-        is_named = self.near is None or len(small) <= _MOST_MIXED
-        if is_named and sizes_of_small.total() >= self._smallest:
+        if sizes_of_small.total() >= self._smallest:
             self._add(row_of(small, _size_of_types(sizes_of_small)), small, name, chain)
         else:
             self._scattered += small
@@ -287,7 +320,7 @@ class _Search:
             else:
                 mixed += same
                 of_mixed += of_type
-        if of_mixed.total() >= self._smallest and self.near is None:
+        if of_mixed.total() >= self._smallest:
             self._add(row_of(mixed, _size_of_types(of_mixed)), mixed, "", ())
 
     def _measure(self, group: Sequence[object]) -> tuple[Size, str]:
@@ -368,17 +401,19 @@ def _size_of_types(sizes: Counter[str]) -> Size:
     return Size({"cpu": sizes.total()}, tuple(parts))
 
 
-def _without_older(changes: Changes) -> list[Received]:
+def _without_older(changes: Changes, heap: Heap) -> list[Received]:
     """Return the new objects in each old one; of two places, the one that a search for holders
     names comes first.
     """
     new = changes.new
-    received = changes.received()
+    received = changes.received(heap)
     if new:  # a tracked object that is not among them is older, however deep inside it was
         for number, part in enumerate(received):
             items = [item for item in part.items if id(item) in new or not gc.is_tracked(item)]
             received[number] = part._replace(items=without_old_blocks(items, new))
-    return sorted(received, key=lambda part: (len(part.chain), len(part.name), part.name))
+    return sorted(
+        received, key=lambda part: (not part.name, len(part.chain), len(part.name), part.name)
+    )
 
 
 class GrownRow(NamedTuple):
@@ -441,42 +476,68 @@ def _measure_old(counted: Sizes, objects: Sequence[object], new: set[int]) -> No
         counted.together(objects)
 
 
-def _older_behind(heap: Heap, new: set[int]) -> list[object]:
-    """Return the older objects to which new ones refer, such as the tail of a list after a new
-    head.
-    """
-    older = dict[int, object]()
-    if not new:
-        return []
+def _all_new(heap: Heap, new: set[int]) -> Iterator[list[object]]:
+    """Yield the new objects in parts."""
     for part in chunks(heap.tracked):
-        made = compress(part, map(new.__contains__, map(id, part)))
-        referents = by_identity(list(filter(gc.is_tracked, gc.get_referents(*made))))
-        for key in referents.keys() - new:
-            older[key] = referents[key]
+        yield list(compress(part, map(new.__contains__, map(id, part))))
+
+
+def _new_behind(items: Sequence[object], new: set[int]) -> Iterator[list[object]]:
+    """Yield the new ones among some objects, and those to which only new ones lead from there, in
+    parts.
+    """
+    visited = set[int]()
+    level = leading_objects(items)
+    while level:
+        here = by_identity(level)
+        made = [here[key] for key in (here.keys() & new) - visited]
+        visited.update(map(id, made))
+        yield made
+        level = leading_objects(gc.get_referents(*made))
+
+
+def _older_behind(
+    made: Iterable[Sequence[object]], received: Sequence[object], changes: Changes
+) -> list[object]:
+    """Return the older objects to which new ones refer, such as the tail of a list after a new
+    head, and the untracked data from before the experiment.
+
+    Args:
+        made: parts of the new objects.
+        received: new objects that the collector may not track.
+        changes: all that has come.
+    """
+    data = changes.contents.earlier
+    older = by_identity(data.behind(received))
+    for part in made:
+        referents = gc.get_referents(*part)
+        tracked = by_identity(list(filter(gc.is_tracked, referents)))
+        for key in tracked.keys() - changes.new:
+            older[key] = tracked[key]
+        older.update(by_identity(data.behind(referents)))
     return list(older.values())
 
 
-def _earlier_data(heap: Heap, changes: Changes, received: Sequence[object]) -> list[object]:
-    """Return the untracked data from before the experiment to which new objects refer."""
-    data = changes.contents.earlier
-    earlier = data.behind(received)
-    for part in chunks(heap.tracked) if not data.is_empty else ():
-        made = compress(part, map(changes.new.__contains__, map(id, part)))
-        earlier += data.behind(gc.get_referents(*made))
-    return list(by_identity(earlier).values())
-
-
-def _near_names(names: Mapping[str, object]) -> set[int]:
-    """Return the identities of objects a few references from names, as far as a limit allows."""
-    near = set[int]()
-    level = leading_objects(list(names.values()))
+def _new_near_names(changes: Changes) -> dict[int, object]:
+    """Return the new objects to which older ones refer that are a few references from names, by
+    identity, as far as a limit allows.
+    """
+    near = dict[int, object]()
+    visited = set[int]()
+    level = leading_objects(list(changes.names.values()))
     for _ in range(_LEVELS_NEAR_NAMES):
-        below = gc.get_referents(*level)
-        new = [item for key, item in by_identity(below).items() if key not in near]
-        near.update(map(id, new))
-        if len(near) > _MOST_NEAR:
+        below = by_identity(gc.get_referents(*level))
+        near.update({key: below[key] for key in below.keys() & changes.new})
+        unvisited = [below[key] for key in below.keys() - visited]
+        visited.update(map(id, unvisited))
+        if len(visited) > _MOST_NEAR:
             break
-        level = leading_objects(new)
+        # An older dict may seem new.
+        level = [
+            item
+            for item in leading_objects(unvisited)
+            if id(item) not in near or type(item) is dict
+        ]
     return near
 
 
@@ -485,13 +546,17 @@ def _pending_tasks(heap: Heap, not_counted: set[int]) -> list[object]:
     return [task for task in pending(heap.tasks) if id(task) in not_counted]
 
 
-def _entries(heap: Heap, new: set[int], not_counted: set[int]) -> list[object]:
-    """Return the new objects, not counted yet, to which an old object of another package refers.
+def _entries(held: Sequence[object], new: set[int]) -> list[object]:
+    """Return the new objects that may have data.
 
     The age of a dict is uncertain: its new contents count instead.
+
+    Args:
+        held: the new objects, not counted yet, to which an old object of another package refers.
+        new: the identities of all new objects.
     """
     entries = list[object]()
-    waiting = heap.referred(not_counted, without=new | _ours(heap))
+    waiting = list(held)
     met = set(map(id, waiting))
     while waiting:
         data = types_of(waiting) - _types_without_data(waiting) - {id(dict)}

@@ -111,16 +111,18 @@ class Baseline:
         return set(map(id, [*in_containers, *received]))
 
     def knows_new_objects(self) -> bool:
-        """Return False if objects made since cannot be told from older ones; lists all objects."""
-        return self._made.identities() is not None
+        """Return False if objects made since cannot be told from older ones."""
+        return self._made.are_known()
 
     def objects_since(self) -> set[int]:
-        """Return the identities of the tracked objects made since; none if they cannot be told
-        apart.
+        """Return the identities of the tracked objects made since, as of the first time that the
+        end of the experiment asks; none if they cannot be told apart.
         """
-        made = self._made.identities() or set()
-        made.discard(id(vars(self).get("_received")))  # ours
-        return made
+        return self._objects_since
+
+    @functools.cached_property
+    def _objects_since(self) -> set[int]:
+        return self._made.identities() or set()
 
     def modules_imported(self) -> int:
         """Return the number of modules that were imported since."""

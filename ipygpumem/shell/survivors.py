@@ -462,6 +462,12 @@ class _SearchAtEnd:
         holders = explain((), heap, roots, more=searched, rows=objects_rows, all_places=True)
         rows = list[tuple[Remaining, HeldRow]]()
         for part in remaining:
+            objects_row = objects_rows.get(object_key(part.items[0]))
+            if objects_row is not None and not objects_row.is_whole and not part.chain:
+                in_one_place = part.largest_place(holders, self.smallest)
+                if in_one_place is not None:
+                    part = in_one_place
+                    objects_rows[object_key(part.items[0])] = part.row()
             name = ""
             if len(part.items) == 1:
                 name = self._ended.growth.names.get(id(part.items[0]), "")

@@ -30,6 +30,8 @@ _MOST_NAMED = 2000
 """Maximum number of objects to each of which a way is written: a second of work."""
 _MOST_HOLDERS = 1000
 """Maximum number of holders of one row for each of which a line is written: a second of work."""
+_MOST_DIVIDED = 10
+"""Maximum number of rows that are divided by their holders: each of these is examined."""
 _REGISTRATIONS = {Kind.CALL, Kind.CLOSED}
 """References that are removed by a call, with all that is registered there."""
 _WITH_GRADIENTS = (("torch.nn", "Module"), ("torch.optim", "Optimizer"))
@@ -87,6 +89,8 @@ class Explanation:
         self._names = roots.names
         self._figures = roots_of_figures(roots.names)
         self._max_visits = max_visits
+        self._number_divided = 0
+        """Number of times that a row's holder did not lead to all of it."""
         self._removals: dict[StorageKey, Removal] = {}
         self.named: dict[StorageKey, Holder] = {}
         self.unnamed: dict[StorageKey, Holder] = {}
@@ -127,13 +131,24 @@ class Explanation:
         self.named.update((key, self.named[row_key]) for key, row_key in of_row.items())
 
     def _with_line_of(self, key: StorageKey, way: Way) -> dict[StorageKey, StorageKey]:
-        """Return the storages of a row with ``key``, if one line frees the whole row: writing the
+        """Return the storages of the row of ``key`` that the line of its holder frees: writing the
         way to each of thousands takes seconds.
+
+        What is left of a row of objects becomes a row with a holder of its own.
         """
         row = None if self._rows is None else self._rows.row(key)
-        if self._rows is None or row is None or not row.is_whole or not way.cuts:
+        if self._rows is None or row is None or not way.cuts:
             return {}
-        keys = {other for other in row.storages if self._rows.row(other) is None}
+        if not row.is_whole:
+            is_line_of_held = len(way.cuts) > 1 or len(row.held) == 1
+            is_divisible = key[0] == "object" and len(row.storages) > _MOST_CHAINS
+            if not (is_line_of_held and is_divisible) or self._number_divided >= _MOST_DIVIDED:
+                return {}
+            left = row.storages - row.held
+            keys_left = [other for other in self._objects if other in left]
+            self._rows.add(keys_left[0], row.part(keys_left))
+            self._number_divided += 1
+        keys = {other for other in row.held if self._rows.row(other) is None}
         return dict.fromkeys(keys & self._objects.keys(), key)
 
     def path_of_trained(self, tensor: object) -> str:

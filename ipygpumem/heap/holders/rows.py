@@ -15,7 +15,7 @@ from ipygpumem.heap.arrays import (
     object_key,
     storage_key,
 )
-from ipygpumem.heap.bulk import by_identity, chunks, types_of, without_types
+from ipygpumem.heap.bulk import by_identity, chunks, of_types, types_of, without_types
 from ipygpumem.heap.containers import CONTAINERS
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.knowledge.barriers import Barriers
@@ -76,6 +76,15 @@ class Row:
         """True if the holder leads to all arrays."""
         return self.held == self.storages
 
+    def part(self, storages: Collection[StorageKey]) -> Row:
+        """Return a row of some of its storages."""
+        part = Row(storages)
+        for key, storage in self.storage_by_array_id.items():
+            if storage in part.storages:
+                part.storage_by_array_id[key] = storage
+                part.arrays[key] = self.arrays[key]
+        return part
+
     def held_arrays(self) -> list[object]:
         """Return the arrays on the storages to which the holder leads, without the small ones.
 
@@ -101,14 +110,16 @@ class RowHolders:
     def __init__(
         self, rows: Mapping[StorageKey, Row], heap: Heap, namespaces: Iterable[int]
     ) -> None:
-        self._rows = rows
+        self._rows = dict(rows)
         self._heap = heap
         self._barriers = Barriers(namespaces)
         self._references = ReferenceReader(self._barriers, has_text_keys=False)
         self._left = _MOST_VISITED
         in_rows = [item for row in rows.values() for item in row.arrays.values()]
-        self._passed_over = _DATA - types_of(in_rows)
-        """Types of objects that lead to nothing, and are in no row."""
+        self._data_types = _DATA & types_of(in_rows)
+        """Types of numbers and text that are in rows."""
+        self._data = set(map(id, of_types(self._data_types, in_rows)))
+        """The identities of the numbers and texts in rows; the rest leads to nothing."""
         by_storage: dict[StorageKey, list[Row]] = {}
         for row in rows.values():
             for storage in row.storages:
@@ -126,6 +137,10 @@ class RowHolders:
     def row(self, key: StorageKey) -> Row | None:
         """Return the row for which a storage stands; None if it stands for none."""
         return self._rows.get(key)
+
+    def add(self, key: StorageKey, row: Row) -> None:
+        """Add a row for which a storage stands."""
+        self._rows[key] = row
 
     def shortened(self, key: StorageKey, chain: Sequence[object]) -> Sequence[object]:
         """Return the chain up to the nearest object that leads to all arrays of the row, or to most
@@ -266,7 +281,9 @@ class RowHolders:
             if not new:
                 continue
             references = self._references.of(new)
-            waiting += chunks(without_types(self._passed_over, references.of_python))
+            waiting += chunks(without_types(_DATA, references.of_python))
+            data = of_types(self._data_types, references.of_python)
+            seen.update(self._data.intersection(map(id, data)))
             if references.of_torch:
                 waiting.append([tensor for _, tensor in references.of_torch])
             if all(map(seen.__contains__, wanted)):
