@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import types
+
+import pytest
+
+from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import BackwardSearch
-from ipygpumem.inventory.remaining import MOST_SEARCHED, is_searched_together
+from ipygpumem.heap.sizes import Sizes
+from ipygpumem.inventory.contents import Contents
+from ipygpumem.inventory.remaining import (
+    MOST_SEARCHED,
+    Changes,
+    find_remaining,
+    is_searched_together,
+)
+from tests.test_passes import Passes
 
 
 def test_holders_of_many_objects_of_one_type_are_all_searched() -> None:
@@ -25,3 +38,31 @@ def test_references_of_a_long_holder_to_few_objects_are_counted() -> None:
     search._reference_counts = {}
     assert search._number_of_references(holder, {id(item)}) == 2
     assert search._number_of_references(holder, {id(item), *range(10_000)}) == 2
+
+
+_HIDDEN = types.ModuleType("hidden")
+"""Stands for a library, in which an import makes many objects."""
+
+
+@pytest.mark.parametrize("modules", [0, 100])
+def test_objects_that_an_import_makes_are_not_visited(modules: int) -> None:
+    older = [{"number": number} for number in range(10)]
+    names = {"names": [older]}
+    contents = Contents(dict(names))
+    _HIDDEN.objects = []  # type: ignore[attr-defined]
+    made = [{"number": number, "older": dict(older[0])} for number in range(5000)]
+    _HIDDEN.objects.append(made)
+    new = {id(made), *map(id, made)}
+    changes = Changes(names, contents, new, [], modules)
+    heap = Heap()
+    with Passes() as passes:
+        rows = find_remaining(
+            heap, changes, counted=Sizes(), kept=[], smallest=1 << 18, size_bytes=1 << 24
+        )
+    heap.drop()
+    if modules:
+        assert not rows
+        assert passes.visits < len(made)
+    else:
+        assert sum(row.record.size_bytes for row in rows) > 1 << 20
+        assert passes.visits > len(made)
