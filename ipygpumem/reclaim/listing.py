@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -47,11 +47,12 @@ class Place(NamedTuple):
     value: object
     function: str = ""
     line: int = 0
+    call: int = 0
+    """Number of the function's call in a traceback: a recursive function is there several times."""
 
-    @property
-    def key(self) -> tuple[str, str, int]:
-        """The name, function and line, of which a list has one row."""
-        return self.name, self.function, self.line
+    def key(self, title: str = "") -> tuple[str, str, int]:
+        """Return the key of a row with a title, by default the name."""
+        return title or self.name, self.function, self.call
 
 
 @dataclass
@@ -91,13 +92,13 @@ def _places_in_frames(error: BaseException, allowance: Allowance) -> tuple[list[
     places = list[Place]()
     unread = 0
     reading = allowance.share(2)
-    for frame, line in finished(error):
+    for call, (frame, line) in enumerate(finished(error)):
         if reading.is_spent() and (reading.reason == "time" or len(places) > _MOST_UNTIMED):
             unread += frame.f_code.co_nlocals
             continue
         for name, value in names_in(frame).items():
             if id(type(value)) not in ATOMS or sys.getsizeof(value) >= _LEAST:
-                places.append(Place(name, value, frame.f_code.co_name, line))
+                places.append(Place(name, value, frame.f_code.co_name, line, call))
     return places, unread
 
 
@@ -126,7 +127,7 @@ def held_by_places(
             return HeldMemory()  # as after most errors, without a search of the notebook's names
     search = _PlaceSearch(places, list(notebook.values()), errors, passed_over, allowance)
     search.run()
-    rows = sorted(search.rows.values(), key=lambda row: -row.size_bytes)
+    rows = sorted(_of_each_line(search.rows.values()), key=lambda row: -row.size_bytes)
     uncounted = len(search.uncounted) + unread
     if not uncounted:
         return HeldMemory(tuple(rows))
@@ -166,6 +167,7 @@ class _PlaceSearch:
     passed_over: Sequence[object]
     allowance: Allowance
     rows: dict[tuple[str, str, int], RetainedArray] = field(default_factory=dict)
+    """The rows by the keys of their places."""
     uncounted: set[int] = field(default_factory=set)
     """Positions of the places that were not counted, or only in part."""
     reason: Literal["time", "memory", "objects", ""] = ""
@@ -207,13 +209,12 @@ class _PlaceSearch:
                 search.add_alone(place)
                 self._note_cut(position, share)
         search.begin(allowance)
-        unfinished = {place.key for place in search.add_autograd(allowance)}
+        unfinished = {place.key() for place in search.add_autograd(allowance)}
         if unfinished:
             for position, place in enumerate(self.places):
-                if place.key in unfinished:
+                if place.key() in unfinished:
                     self._note_cut(position, allowance)
-        for row in search.rows:
-            self.rows[row.name, row.function, row.line] = row
+        self.rows.update(search.rows)
         return search.graphs
 
     def _search_past_own_arrays(self, allowance: Allowance) -> _ArrayCollector:
@@ -286,7 +287,7 @@ class _PlaceSearch:
             size = Size({"cpu": own_bytes}, complete=False)
         if not size.device_bytes:
             return
-        row = self.rows.get(place.key)
+        row = self.rows.get(place.key())
         array_bytes = 0
         arrays = 0
         if row is not None:
@@ -294,13 +295,39 @@ class _PlaceSearch:
             arrays = row.arrays
         if size.size_bytes < array_bytes + _LEAST:
             return
-        self.rows[place.key] = replace(
+        self.rows[place.key()] = replace(
             row_of([place.value], size),
             name=place.name,
             arrays=arrays,
             function=place.function,
             line=place.line,
         )
+
+
+def _of_each_line(rows: Iterable[RetainedArray]) -> list[RetainedArray]:
+    """Return the rows; of a name in several calls of a function, at the same line, one for all."""
+    by_line = dict[tuple[str, ...], list[RetainedArray]]()
+    for row in rows:
+        key = (row.name, row.function, str(row.line), row.type_name, row.dtype, row.device)
+        by_line.setdefault(key, []).append(row)
+    of_lines = list[RetainedArray]()
+    for same in by_line.values():
+        first = same[0]
+        if len(same) > 1:
+            parts = Counter[str]()
+            for row in same:
+                parts.update(row.parts)
+            first = replace(
+                first,
+                shape=None,
+                size_bytes=sum(row.size_bytes for row in same),
+                arrays=sum(row.arrays for row in same),
+                objects=sum(row.objects for row in same),
+                parts=dict(parts),
+                is_at_least=any(row.is_at_least for row in same),
+            )
+        of_lines.append(first)
+    return of_lines
 
 
 def _is_alone(place: Place, occurrences: int) -> bool:
@@ -319,7 +346,8 @@ class _ArrayCollector(ArraySearch):
 
     def __init__(self, allowance: Allowance) -> None:
         super().__init__(allowance=allowance)
-        self.rows: list[RetainedArray] = []
+        self.rows: dict[tuple[str, str, int], RetainedArray] = {}
+        """The rows by the keys of their places."""
         self.graphs: list[list[Any]] = []
         """Memory that autograd keeps; kept alive, because the search knows it by identity."""
         self._tensors: list[Any] = []
@@ -345,7 +373,7 @@ class _ArrayCollector(ArraySearch):
         self._tensors = []
         entry = self.retained_by(place.name, place.value, function=place.function, line=place.line)
         if entry is not None and place.name:
-            self.rows.append(entry[0])
+            self.rows[place.key()] = entry[0]
         if self._tensors:
             self._places.append((place, self._tensors))
 
@@ -355,7 +383,7 @@ class _ArrayCollector(ArraySearch):
         if array is not None and array.storage not in self._storages:
             self._storages.add(array.storage)
             row = summed(place.name, type_name(place.value), [array], alone=True)
-            self.rows.append(replace(row, function=place.function, line=place.line))
+            self.rows[place.key()] = replace(row, function=place.function, line=place.line)
 
     def add_autograd(self, allowance: Allowance) -> list[Place]:
         """Add the gradients behind the leaves of the places so far, then the tensors in the graphs
@@ -391,4 +419,4 @@ class _ArrayCollector(ArraySearch):
         self.graphs.append(graph)
         entry = self.retained_by(name, graph, function=place.function, line=place.line)
         if entry is not None and place.name:
-            self.rows.append(replace(entry[0], type_name=""))
+            self.rows[place.key(name)] = replace(entry[0], type_name="")

@@ -269,6 +269,24 @@ def fail():
     assert "batch" in [row.name for row in found.rows]
 
 
+def test_the_locals_of_each_call_of_a_recursive_function_count() -> None:
+    error = failed_by(
+        """
+def fail(depth=4):
+    batch, texts = np.ones(1 << 20), ["a" * (2 << 20)]
+    if depth:
+        fail(depth - 1)
+    raise MemoryError
+"""
+    )
+    found = listing.held_by_frames(error, {}, counted(10_000))
+    sizes = Counter[str]()
+    for row in found.rows:
+        sizes[row.name] += row.size_bytes // MIB
+    assert sizes == {"batch": 5 * 8, "texts": 5 * 2}
+    assert len(found.rows) == 4  # at two lines
+
+
 def test_a_complete_list_says_nothing_of_a_cut() -> None:
     found = listing.held_by_frames(failed_with(np.ones(MIB), [1, 2]), {}, counted(10_000))
     assert [row.name for row in found.rows] == ["first"]
