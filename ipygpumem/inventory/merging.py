@@ -18,7 +18,15 @@ from typing import NamedTuple
 from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.heap.arrays import StorageKey
 from ipygpumem.heap.parts import ObjectPart, parts_of
-from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, inside, split, statement_of
+from ipygpumem.heap.paths.cuts import (
+    WITH_POSITIONS,
+    Cut,
+    Kind,
+    in_sequence,
+    inside,
+    split,
+    statement_of,
+)
 from ipygpumem.heap.paths.remedies import (
     NO_REMEDY,
     REMOVE_THEM,
@@ -46,9 +54,6 @@ _MOST_OWNERS = 12
 """Maximum number of objects from which the line of a merged row removes something."""
 _MOVING = {Kind.ITEM, Kind.ELEMENT, Kind.QUEUED}
 """References whose rows are merged even if they have names: removing one moves the rest."""
-
-_WITH_POSITIONS = {Kind.ITEM, Kind.QUEUED}
-"""References that the code of a path names by a position."""
 
 
 def merged(rows: Sequence[HeldRow]) -> list[HeldRow]:
@@ -307,7 +312,7 @@ def _places(row: HeldRow, moved: _Moved) -> Iterator[object]:
             if _reference(other) in moved.passed:
                 yield _reference(other)
         for outer in _outer(cut):
-            if outer.kind in _WITH_POSITIONS and outer.owner_id in moved.containers:
+            if outer.kind in WITH_POSITIONS and outer.owner_id in moved.containers:
                 yield outer.owner_id  # another row's removal moves the items of this list
         container = cut.outer
         if container is not None and container.kind is Kind.ITEM and not row.row.name:

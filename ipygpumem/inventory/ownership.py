@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from operator import attrgetter
 
 from ipygpumem.heap.arrays import StorageKey, object_key, storage_key
 from ipygpumem.heap.graph import NodeKey
@@ -17,7 +16,7 @@ from ipygpumem.heap.holders.kept_by_graphs import graph_holders
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.knowledge.barriers import is_never_followed
 from ipygpumem.heap.libraries import OUTLIVES, segments
-from ipygpumem.heap.paths.cuts import Cut, Kind
+from ipygpumem.heap.paths.cuts import WITH_POSITIONS, Cut, Kind
 from ipygpumem.heap.paths.hidden_cycles import lines_that_end
 from ipygpumem.heap.paths.remedies import MORE_THERE, NO_REMEDY, Holder, Remedy
 from ipygpumem.heap.paths.roots import EVENT_LOOP, NOTEBOOK, Root, Roots
@@ -151,7 +150,7 @@ def ownership_of(
         groups, held_outside = _other_holders(owned, references, every, roots)
         parts, counted = _parts(region, groups, held_outside)
         freed = region.bytes_of(every - counted)
-        held_parts, remark = _with_remarks(parts, roots, holding)
+        held_parts, remark = _with_remarks(_in_order_of_lines(parts), roots, holding)
     device_bytes = Counter(freed)
     freed_by_name = dict(freed) if region.complete else {}
     for part in held_parts:
@@ -164,7 +163,7 @@ def ownership_of(
         device_bytes=dict(device_bytes),
         freed_bytes=freed_by_name,
         parts=tuple(largest_parts),
-        held=tuple(sorted(held_parts, key=attrgetter("size_bytes"), reverse=True)),
+        held=tuple(held_parts),
         complete=region.complete,
         followed=not is_never_followed(holding[0]),
         notes=notes_on(holding[0], size),
@@ -324,6 +323,28 @@ def _with_remarks(
         remedy = holder.remedy.with_comment(remarks.get(holder.remedy.line, ""))
         remarked.append(replace(part, holder=replace(holder, remedy=remedy).record()))
     return remarked, remarks.get(_ALL_LINES, "")
+
+
+def _in_order_of_lines(parts: Mapping[Holder, HeldPart]) -> dict[Holder, HeldPart]:
+    """Return the parts, the largest first, but of those whose lines delete items of one list the
+    last item first: the line of an earlier item would move it.
+    """
+    holders = sorted(parts, key=lambda holder: parts[holder].size_bytes, reverse=True)
+    places = dict[int, list[int]]()
+    """The places of the holders whose lines delete items, by the list."""
+    positions = dict[int, int]()
+    """The position of the item that the line of the holder at a place deletes."""
+    for place, holder in enumerate(holders):
+        for cut in holder.remedy.removed:
+            if cut.kind in WITH_POSITIONS and place not in positions:
+                places.setdefault(cut.owner_id, []).append(place)
+                positions[place] = cut.position
+    ordered = list(holders)
+    for of_list in places.values():
+        last_first = sorted(of_list, key=positions.__getitem__, reverse=True)
+        for place, earlier_place in zip(of_list, last_first, strict=True):
+            ordered[place] = holders[earlier_place]
+    return {holder: parts[holder] for holder in ordered}
 
 
 class _Parts:

@@ -214,6 +214,27 @@ def test_following_all_lines_frees_the_memory(notebook: Kernel, expression: str)
 
 
 @pytest.mark.usefixtures("small_heap")
+def test_lines_that_delete_items_work_in_the_order_of_the_rows(notebook: Kernel) -> None:
+    works(
+        notebook,
+        """
+        import torch, weakref, ipygpumem
+        weights = torch.ones(2**16, requires_grad=True)
+        losses, total = [], 0
+        for number in range(8):
+            losses.append((weights * (number + 1)).exp().sum())
+            total = total + losses[-1]
+        references = list(map(weakref.ref, losses))
+        lines = [part.holder.advice for part in ipygpumem.why(total).held]
+        deletions = [line for line in lines if line.startswith("del losses[")]
+        """,
+    )
+    assert notebook.value("len(deletions)") == 8
+    works(notebook, "for line in deletions: exec(line)")
+    assert notebook.value("[reference() is None for reference in references]") == [True] * 8
+
+
+@pytest.mark.usefixtures("small_heap")
 def test_no_line_takes_a_part_out_of_a_model_or_optimizer(notebook: Kernel) -> None:
     works(notebook, f"import numpy as np\n{SEVERAL['body']}")
     (report,) = works(notebook, "%gpumem why body").reports("why")

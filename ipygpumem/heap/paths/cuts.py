@@ -55,7 +55,7 @@ class Listing(Enum):
         return f"list(dict.values({code}))"
 
 
-_WITH_POSITIONS = {Kind.ITEM, Kind.QUEUED}
+WITH_POSITIONS = {Kind.ITEM, Kind.QUEUED}
 """References that code names by a position, which changes if an earlier one is removed."""
 _ORDERED = {Kind.ITEM, Kind.KEY, Kind.ELEMENT}
 """References of containers with positions, several of which one statement can remove."""
@@ -412,7 +412,7 @@ def _is_below(group: list[Cut], outer: list[Cut]) -> bool:
             after = owner.removeprefix(prefix)
             if prefix and after != owner and after[:1] in ("", ".", "["):
                 return True
-    lists = {f"{cut.owner}[" for cut in outer if cut.kind in _WITH_POSITIONS}
+    lists = {f"{cut.owner}[" for cut in outer if cut.kind in WITH_POSITIONS}
     return any(owner.startswith(tuple(lists)) for owner in owners)
 
 
