@@ -32,7 +32,9 @@ from ipygpumem.heap.containers import APPENDED
 from ipygpumem.heap.knowledge.barriers import globals_among, types_not_entered
 from ipygpumem.introspect import (
     ATOMS,
+    HEAP_TYPE,
     class_dict,
+    flags_of,
     instance_dict,
     is_users_class,
     is_users_module,
@@ -177,11 +179,9 @@ class Contents:
         self._ends.update(zip(map(id, long), _ends_of(long), strict=True))
         counted = of_types(_COUNTED, long)
         for part in chunks([item for item in counted if len(item) <= _MOST], _LONG_AT_ONCE):
-            self._extents.add(gc.get_referents(*part))
-        for container in counted:
-            if len(container) <= _MOST:
-                items = gc.get_referents(container)
-                self.earlier.add([*items, *_in_records(items)])
+            items = gc.get_referents(*part)
+            self._extents.add(items)
+            self.earlier.add([*items, *_in_records(items)])
         contents = list[object]()
         for part in chunks(short, _AT_ONCE):
             if len(self._known) >= _MOST:
@@ -392,7 +392,11 @@ def _in_records(items: Sequence[object]) -> list[object]:
     """
     contents = gc.get_referents(*of_types(_RECORDS, items))
     examples = one_of_each(items)
-    users = {key for key, example in examples.items() if is_users_class(type(example))}
+    users = set[int]()
+    for key, example in examples.items():
+        kind = type(example)
+        if flags_of(kind) & HEAP_TYPE and is_users_class(kind):
+            users.add(key)
     attributes = gc.get_referents(*of_types(users, items))
     contents += gc.get_referents(*of_types({id(dict)}, attributes))
     contents += without_types({id(dict)}, attributes)
