@@ -127,6 +127,17 @@ class CardFunctions:
             return original(input, weight, bias)
         return original(input, weight).add_(bias)
 
+    def one_hot(self, original: Any, input: Any, num_classes: int = -1) -> Any:  # noqa: A002
+        """Return one-hot vectors; torch sets ones among zeros, but not for fake tensors."""
+        if num_classes == -1:
+            num_classes = int(input.max()) + 1
+        is_mistake = num_classes < 1 or input.dtype is not torch.long
+        if is_mistake or torch._C._are_functorch_transforms_active():
+            return original(input, num_classes)
+        positions = input.unsqueeze(-1)
+        zeros = input.new_zeros(*input.shape, num_classes)
+        return zeros.scatter_(-1, positions, 1)
+
     def dropout(
         self,
         original: Any,

@@ -195,6 +195,7 @@ def _of_card(card: CardFunctions) -> dict[Any, Handler]:
         torch._native_multi_head_attention: card.multi_head_attention,
         torch.ctc_loss: card.ctc_loss,
         functional.ctc_loss: card.ctc_loss,
+        functional.one_hot: card.one_hot,
     }
     if hasattr(functional, "rms_norm"):  # since torch 2.4
         handlers[functional.rms_norm] = card.rms_norm

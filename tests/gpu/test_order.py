@@ -83,6 +83,7 @@ OPERATORS = {
     "rows that are added": "(T(N, 1024) * 1).index_put((indices(4096),), T(4096, 1024), True)",
     "a sort of long rows": "T(N * N).sort().values",
     "a median": "T(N, N).median()",
+    "one-hot vectors": "F.one_hot(indices(4096, 16), 100) * T(100)",
     "an interpolation to the same size": "F.interpolate(T(4, 64, 32, 64)[..., :32], (32, 32), mode='bilinear')",  # noqa: E501
 }
 COMMON = """
