@@ -21,6 +21,7 @@ from ipygpumem.estimating.transients import (
     FEW_INDICES,
     is_contiguous,
     is_matrix_of_cublas,
+    keys_bytes,
     laid_out,
     positions_of_masks,
     sort_bytes,
@@ -52,9 +53,14 @@ class Kernel:
         """The number of the device's multiprocessors."""
 
     @property
+    def first_result(self) -> Any:
+        """The first tensor that the operation returns."""
+        return self._results[0]
+
+    @property
     def result_bytes(self) -> int:
         """The bytes of the first result."""
-        return int(self._results[0].nbytes)
+        return int(self.first_result.nbytes)
 
     def result(self, number: int) -> None:
         """Log a result, unless the operation does not have it."""
@@ -473,6 +479,75 @@ def _bits_of_positions(shape: Any, numbers: list[int], *, are_adjacent: bool) ->
     return max(1, int(positions - 1).bit_length())
 
 
+# -- sorting ---------------------------------------------------------------------------------------
+
+_MOST_SORTED_IN_PLACE = 4096
+"""Maximum length of rows that are sorted without a copy."""
+_LENGTH_SORTED_ALONE = 1_000_000
+"""Least length of rows that are sorted one after the other."""
+_ROWS_SORTED_BY_NUMBER = 128
+"""Least number of shorter rows for which a kernel takes the rows as they are.
+
+Fewer ones are sorted as one row, and then by their numbers.
+"""
+
+
+@_order_of("sort")
+def _sort(kernel: Kernel, args: Any) -> None:
+    """Log a sort along a dimension."""
+    source, *options = args
+    dim = -1
+    if options and isinstance(options[0], int):
+        dim = options[0]
+    kernel.results()
+    _log_sort(kernel, source, dim)
+
+
+def _log_sort(kernel: Kernel, source: Any, dim: int) -> None:
+    """Log how a kernel sorts a tensor into its results, which exist already.
+
+    It sorts dense rows whose values are next to each other, and copies other tensors and results.
+    """
+    if source.dim() == 0 or source.shape[dim] <= _MOST_SORTED_IN_PLACE:
+        return
+    result = kernel.first_result
+    is_dense = source.stride() == result.stride()
+    copies: list[int] = []
+    if not is_dense or source.stride(dim) != 1:
+        copies.append(source.nbytes)
+    if result.stride(dim) != 1:
+        copies += [source.nbytes, 8 * source.numel()]
+    length = source.shape[dim]
+    with kernel.blocks(copies):
+        _log_sort_of_rows(kernel, source.numel() // length, length, source.itemsize)
+
+
+def _log_sort_of_rows(kernel: Kernel, rows: int, length: int, itemsize: int) -> None:
+    """Log a radix sort of long rows with their positions.
+
+    It follows ATen/native/cuda/SortStable.cu.
+    """
+    bits = 8 * itemsize
+    count = rows * length
+    values_bytes = itemsize * count
+    positions_bytes = 8 * count
+    if rows == 1 or length >= _LENGTH_SORTED_ALONE:
+        with kernel.blocks([8 * length]):
+            for _ in range(rows):
+                with kernel.blocks([sort_bytes(length, bits, itemsize)]):
+                    pass
+    elif rows < _ROWS_SORTED_BY_NUMBER:
+        with kernel.blocks([positions_bytes, positions_bytes]):  # with the numbers of rows
+            with kernel.blocks([values_bytes, sort_bytes(count, bits, itemsize)]):
+                pass
+            with kernel.blocks([keys_bytes(count)]):
+                pass
+    else:
+        copied_bytes = rounded_up(values_bytes, 256) + rounded_up(positions_bytes, 256)
+        with kernel.blocks([positions_bytes, copied_bytes + 1]):
+            pass
+
+
 # -- largest values --------------------------------------------------------------------------------
 
 _LENGTHS_OF_SHARED_ROWS = (
@@ -487,8 +562,6 @@ _LENGTHS_OF_SHARED_ROWS = (
 _LENGTH_OF_MANY_SHARED_ROWS = 400
 _THREADS_OF_SEARCH = 6 * 256
 """Threads that search the largest values on one multiprocessor."""
-_MOST_SORTED_IN_PLACE = 4096
-"""Maximum number of largest values of a row that are sorted without a copy."""
 
 
 @_order_of("topk")
@@ -507,8 +580,9 @@ def _topk(kernel: Kernel, args: Any) -> None:
         if _shares_rows(rows, length):
             with kernel.blocks(_search_sizes(kernel, source, rows, length)):
                 pass
-    if most > _MOST_SORTED_IN_PLACE:
-        _log_sorted_results(kernel, rows * most, source.itemsize)
+    is_sorted = len(options) < 3 or options[2]
+    if is_sorted and most > _MOST_SORTED_IN_PLACE:
+        _log_sorted_results(kernel, dim)
 
 
 def _shares_rows(rows: int, length: int) -> bool:
@@ -522,6 +596,16 @@ def _shares_rows(rows: int, length: int) -> bool:
     return length >= _LENGTH_OF_MANY_SHARED_ROWS
 
 
+def _log_sorted_results(kernel: Kernel, dim: int) -> None:
+    """Log a sort of the largest values, and the positions in the order of that sort."""
+    values = kernel.first_result
+    positions_bytes = 8 * values.numel()
+    with kernel.blocks([positions_bytes, values.nbytes]):
+        _log_sort(kernel, values, dim)
+        with kernel.blocks([positions_bytes]):
+            pass
+
+
 def _search_sizes(kernel: Kernel, source: Any, rows: int, length: int) -> list[int]:
     """Return the bytes of the state of each row, and of the counts of each block and digit."""
     values = divided_up(rows * length, kernel.processors * _THREADS_OF_SEARCH)
@@ -530,17 +614,6 @@ def _search_sizes(kernel: Kernel, source: Any, rows: int, length: int) -> list[i
     of_rows = [source.itemsize * rows, 8 * rows, 8 * rows]
     of_digits = [512 * blocks, 1024 * rows]
     return [*of_rows, *of_digits, 4 * blocks, 4 * blocks]
-
-
-def _log_sorted_results(kernel: Kernel, count: int, itemsize: int) -> None:
-    """Log how a kernel sorts many largest values, and their indices by them."""
-    indices_bytes = 8 * count
-    values_bytes = itemsize * count
-    with kernel.blocks([indices_bytes, values_bytes]):
-        with kernel.blocks([indices_bytes, indices_bytes + values_bytes]):
-            pass
-        with kernel.blocks([indices_bytes]):
-            pass
 
 
 # -- losses ----------------------------------------------------------------------------------------

@@ -464,6 +464,8 @@ _PAIRS_OF_TILE = {8: 4608, 4: 5376, 2: 5632, 1: 5632}
 
 Those of torch 2.11 on a Hopper.
 """
+_KEYS_OF_TILE = 5760
+"""64-bit numbers without positions that one block sorts in a pass."""
 _MOST_PAIRS_OF_BLOCK = 2304
 """Maximum number of pairs that one block sorts alone, without a copy."""
 
@@ -484,42 +486,15 @@ def sort_bytes(count: int, bits: int, itemsize: int = 8) -> int:
     return copies_bytes + tiles_bytes + passes * 2 * KIB + 512
 
 
+def keys_bytes(count: int) -> int:
+    """Return the bytes with which a kernel sorts 64-bit numbers by 8 bits, without positions."""
+    return divided_up(count, _KEYS_OF_TILE) * KIB + 2 * KIB + 512
+
+
 def _bytes_to_sort(values: Any) -> int:
     """Return the bytes with which a kernel sorts all values of a tensor."""
     itemsize = values.itemsize
     return sort_bytes(values.numel(), 8 * itemsize, itemsize)
-
-
-@_rule_of("sort", "argsort")
-def _sorted(args: Any, _: Any) -> list[int]:
-    """Return the bytes of a radix sort, over 4,096 values a row.
-
-    It has positions and a copy of keys and positions; for several rows also the rows' numbers and
-    the values; for columns also all of it in rows.
-    """
-    source, *options = args
-    if source.dim() == 0:
-        return []
-    dim = -1
-    if options and isinstance(options[0], int):
-        dim = options[0]
-    length = source.shape[dim]
-    count = source.numel()
-    if length <= 4096:
-        return []
-    values_bytes = source.itemsize * count
-    positions_bytes = 8 * count
-    sizes = [
-        positions_bytes,
-        positions_bytes,
-        values_bytes,
-        values_bytes + positions_bytes + count // 5,
-    ]
-    if count == length:
-        sizes = [positions_bytes, _bytes_to_sort(source)]
-    if source.stride(dim) != 1:
-        sizes = [values_bytes, values_bytes, positions_bytes, *sizes]
-    return sizes
 
 
 @_rule_of("median", "nanmedian")
