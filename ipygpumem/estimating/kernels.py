@@ -491,6 +491,9 @@ _ROWS_SORTED_BY_NUMBER = 128
 Fewer ones are sorted as one row, and then by their numbers.
 """
 
+_BITS_OF_ROWS = 7
+"""Bits of the number of a row."""
+
 
 @_order_of("sort")
 def _sort(kernel: Kernel, args: Any) -> None:
@@ -540,12 +543,56 @@ def _log_sort_of_rows(kernel: Kernel, rows: int, length: int, itemsize: int) -> 
         with kernel.blocks([positions_bytes, positions_bytes]):  # with the numbers of rows
             with kernel.blocks([values_bytes, sort_bytes(count, bits, itemsize)]):
                 pass
-            with kernel.blocks([keys_bytes(count)]):
+            with kernel.blocks([keys_bytes(count, _BITS_OF_ROWS, torch.int64)]):
                 pass
     else:
         copied_bytes = rounded_up(values_bytes, 256) + rounded_up(positions_bytes, 256)
         with kernel.blocks([positions_bytes, copied_bytes + 1]):
             pass
+
+
+@_order_of("_unique2")
+def _unique(kernel: Kernel, args: Any) -> None:
+    """Log a sort, with its positions if the code asks for the position of each value.
+
+    Truth values are counted instead.
+    """
+    source, *options = args
+    if source.dtype is torch.bool:
+        return
+    has_positions = len(options) > 1 and options[1]
+    count = source.numel()
+    bits = 8 * source.itemsize
+    positions_bytes = 8 * count
+    with kernel.copies(source), kernel.blocks([source.nbytes]), ExitStack() as stack:
+        if has_positions:
+            with kernel.blocks([positions_bytes]):
+                stack.enter_context(kernel.blocks([positions_bytes]))
+                with kernel.blocks([sort_bytes(count, bits, source.itemsize)]):
+                    pass
+            kernel.result(1)
+            with kernel.blocks([positions_bytes]):
+                pass
+        else:
+            with kernel.blocks([keys_bytes(count, bits, source.dtype)]):
+                pass
+        kernel.results()
+
+
+@_order_of("unique_consecutive")
+def _unique_of_neighbours(kernel: Kernel, args: Any) -> None:
+    """Log the position of each value, if the code asks for it, before the values."""
+    source, *options = args
+    is_of_slices = len(options) > 2 and options[2] is not None
+    if is_of_slices:
+        return
+    has_positions = bool(options) and options[0]
+    with kernel.copies(source):
+        if has_positions:
+            kernel.result(1)
+            with kernel.blocks([4 * source.numel()]):
+                pass
+        kernel.results()
 
 
 # -- largest values --------------------------------------------------------------------------------

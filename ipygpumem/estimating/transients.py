@@ -459,36 +459,56 @@ def _positions_in_windows(args: Any, _: Any) -> int:
 
 # -- sorting ---------------------------------------------------------------------------------------
 
-_PAIRS_OF_TILE = {8: 4608, 4: 5376, 2: 5632, 1: 5632}
+_PAIRS_OF_TILE = {8: 4608, 4: 5376, 2: 5632, 1: 3456}
 """Pairs that one block of a card's threads sorts in a pass, by the bytes of what it compares.
 
 Those of torch 2.11 on a Hopper.
 """
-_KEYS_OF_TILE = 5760
-"""64-bit numbers without positions that one block sorts in a pass."""
-_MOST_PAIRS_OF_BLOCK = 2304
-"""Maximum number of pairs that one block sorts alone, without a copy."""
+_KEYS_OF_TILE = {torch.float64: 5760, torch.int64: 5760, torch.float32: 6912, torch.int32: 7296}
+"""The same for values without positions, by their type."""
+_SMALL_KEYS_OF_TILE = 9728
+"""The same for values of 16 or 8 bits."""
+_MOST_OF_BLOCK = 2304
+"""Maximum number of pairs, or of 64-bit values, that one block sorts alone, without a copy."""
+_MOST_SMALLER_KEYS_OF_BLOCK = 4864
+"""The same for smaller values without positions."""
 
 
 def sort_bytes(count: int, bits: int, itemsize: int = 8) -> int:
     """Return the bytes with which a kernel sorts integers, or other values, with their positions.
 
-    Many of them take a pass for each 8 bits: 2 KiB, with 1 KiB a tile, and copies of both unless
-    it is one.
+    Args:
+        count: how many it sorts.
+        bits: of a value, by which they are sorted.
+        itemsize: the bytes of a value.
     """
-    if count <= _MOST_PAIRS_OF_BLOCK:
+    if count <= _MOST_OF_BLOCK:
         return 1
+    copies_bytes = rounded_up(itemsize * count, 256) + rounded_up(8 * count, 256)
+    return _bytes_of_passes(count, bits, copies_bytes, _PAIRS_OF_TILE[itemsize])
+
+
+def keys_bytes(count: int, bits: int, dtype: Any) -> int:
+    """Return the bytes with which a kernel sorts values of a type, without positions."""
+    itemsize = dtype.itemsize
+    most_of_block = _MOST_SMALLER_KEYS_OF_BLOCK
+    if itemsize == 8:
+        most_of_block = _MOST_OF_BLOCK
+    if count <= most_of_block:
+        return 1
+    tile = _KEYS_OF_TILE.get(dtype, _SMALL_KEYS_OF_TILE)
+    return _bytes_of_passes(count, bits, rounded_up(itemsize * count, 256), tile)
+
+
+def _bytes_of_passes(count: int, bits: int, copies_bytes: int, tile: int) -> int:
+    """Return the bytes of a sort that takes a pass for each 8 bits.
+
+    A pass needs 2 KiB, and all of them 1 KiB for each tile. Several also need copies.
+    """
     passes = divided_up(bits, 8)
-    copies_bytes = 0
-    if passes > 1:
-        copies_bytes = rounded_up(itemsize * count, 256) + rounded_up(8 * count, 256)
-    tiles_bytes = divided_up(count, _PAIRS_OF_TILE[itemsize]) * KIB
-    return copies_bytes + tiles_bytes + passes * 2 * KIB + 512
-
-
-def keys_bytes(count: int) -> int:
-    """Return the bytes with which a kernel sorts 64-bit numbers by 8 bits, without positions."""
-    return divided_up(count, _KEYS_OF_TILE) * KIB + 2 * KIB + 512
+    if passes == 1:
+        copies_bytes = 0
+    return copies_bytes + divided_up(count, tile) * KIB + passes * 2 * KIB + 512
 
 
 def _bytes_to_sort(values: Any) -> int:

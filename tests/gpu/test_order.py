@@ -92,6 +92,10 @@ OPERATORS = {
     "a sort of long rows with gaps": "T(2, 12000)[:, ::2].sort().values",
     "a median": "T(N, N).median()",
     "one-hot vectors": "F.one_hot(indices(4096, 16), 100) * T(100)",
+    "different values": "(fixed(200_000).unique(), T(N))[1]",
+    "different integers": "(indices(2000, 100).mT.unique(), T(N))[1]",
+    "positions of different values": "indices(200_000).unique(return_inverse=True, return_counts=True)[1] * T(1)",  # noqa: E501
+    "positions of different neighbours": "indices(N, N).mT.unique_consecutive(return_inverse=True)[1] * T(1)",  # noqa: E501
     "an interpolation to the same size": "F.interpolate(T(4, 64, 32, 64)[..., :32], (32, 32), mode='bilinear')",  # noqa: E501
 }
 COMMON = """
