@@ -8,9 +8,9 @@ allocates its results, then a workspace of cuBLAS, then all its intermediate blo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -184,9 +184,13 @@ def _sum_of_product(kernel: Kernel, args: Any) -> None:
 
 def _multiply(kernel: Kernel, *matrices: Any) -> None:
     kernel.results()
-    copied = [matrix.nbytes for matrix in matrices if not is_matrix_of_cublas(matrix)]
-    with kernel.blocks(copied):
+    with kernel.blocks(_unreadable_bytes(*matrices)):
         kernel.workspace()
+
+
+def _unreadable_bytes(*matrices: Any) -> list[int]:
+    """Return the bytes of the matrices that cuBLAS cannot read, and that are copied."""
+    return [matrix.nbytes for matrix in matrices if not is_matrix_of_cublas(matrix)]
 
 
 @_order_of("_euclidean_dist")
@@ -216,6 +220,98 @@ def _log_norms(kernel: Kernel, matrix: Any, columns: ExitStack) -> None:
 def _with_two_columns(matrix: Any) -> int:
     """Return the bytes of a matrix with two more columns."""
     return int(matrix.nbytes + 2 * matrix.nbytes // matrix.shape[-1])
+
+
+@_order_of("_trilinear")
+def _trilinear(kernel: Kernel, args: Any) -> None:
+    """Log the sums of products of three tensors, a product for each position of a dimension.
+
+    Bilinear layers and their gradients are such sums. It follows ATen/native/Linear.cpp.
+    """
+    tensors = args[:3]
+    missing_dims = args[3:6]
+    summed_dims, *options = args[6:]
+    looped_dim = 1
+    if options:
+        looped_dim = options[0]
+    kernel.results()
+    if any(tensor.numel() == 0 for tensor in tensors):
+        return
+    positions = 1
+    factors: list[Any] = []
+    for tensor, dims in zip(tensors, missing_dims, strict=True):
+        for dim in dims:
+            tensor = tensor.unsqueeze(dim)
+        positions = max(positions, tensor.shape[looped_dim])
+        factors.append(tensor.narrow(looped_dim, 0, 1))
+    first, second, third = factors
+    sums = [dim for dim in summed_dims if dim != looped_dim]
+    early_sums = [dim for dim in sums if dim in missing_dims[2]]
+    late_sums = [dim for dim in sums if dim not in missing_dims[2]]
+    product = _product_sums(first, second, early_sums)
+    last_product = _product_sums(product.result, third, late_sums)
+    for _ in range(positions):
+        with ExitStack() as last_block, ExitStack() as block:
+            product.log(kernel, block)
+            last_product.log(kernel, last_block)
+
+
+class _ProductSums(NamedTuple):
+    """The sums of two tensors' products, which are a product of matrices if anything is summed."""
+
+    result: Any
+    copied: Sequence[int] = ()
+    """Bytes of factors that cannot become matrices without a copy."""
+    unreadable: Sequence[int] | None = None
+    """Bytes of the matrices that cuBLAS cannot read; None if nothing is summed."""
+
+    def log(self, kernel: Kernel, block: ExitStack) -> None:
+        """Log the sums, which ``block`` keeps."""
+        with kernel.blocks(self.copied):
+            block.enter_context(kernel.blocks([self.result.nbytes]))
+            if self.unreadable is not None:
+                with kernel.blocks(self.unreadable):
+                    kernel.workspace()
+
+
+def _product_sums(left: Any, right: Any, sums: Sequence[int]) -> _ProductSums:
+    """Return the products of two tensors, summed over some dimensions, as torch computes them."""
+    if not sums:
+        return _ProductSums(left * right)
+    of_both: list[int] = []
+    of_left: list[int] = []
+    of_right: list[int] = []
+    for dim in range(left.dim()):
+        if dim in sums:
+            continue
+        if left.shape[dim] == 1:
+            of_right.append(dim)
+        elif right.shape[dim] == 1:
+            of_left.append(dim)
+        else:
+            of_both.append(dim)
+    rows = left.permute(*of_both, *of_left, *sums, *of_right)
+    rows = rows.reshape(_size(left, of_both), _size(left, of_left), _size(left, sums))
+    columns = right.permute(*of_both, *sums, *of_right, *of_left)
+    columns = columns.reshape(_size(right, of_both), _size(right, sums), _size(right, of_right))
+    order = [*of_both, *of_left, *sums, *of_right]
+    sizes = [1 if dim in sums else max(left.shape[dim], right.shape[dim]) for dim in order]
+    product = torch.bmm(rows, columns).view(sizes)
+    result = product.permute([order.index(dim) for dim in range(len(order))])
+    copied = [*_copy_bytes(rows, left), *_copy_bytes(columns, right)]
+    return _ProductSums(result, copied, _unreadable_bytes(rows, columns))
+
+
+def _size(tensor: Any, dims: Iterable[int]) -> int:
+    """Return the number of positions of some dimensions together."""
+    return math.prod(tensor.shape[dim] for dim in dims)
+
+
+def _copy_bytes(reshaped: Any, tensor: Any) -> list[int]:
+    """Return the bytes of a reshaped tensor if it is a copy."""
+    if reshaped.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
+        return []
+    return [reshaped.nbytes]
 
 
 @_order_of("affine_grid_generator")
