@@ -159,7 +159,7 @@ class AllocationTracker(StorageFollower):
         if operator is not func or name in _EMPTY or not all(map(_may_be_known, arguments)):
             _forget_values(tensors_in(result))
         recorded = _is_recorded(arguments)
-        self._log_results(name, args, result, recorded=recorded, in_backward=in_backward)
+        self._log_results(name, args, kwargs, result, recorded=recorded, in_backward=in_backward)
         del sparse_parts
         return result
 
@@ -204,11 +204,11 @@ class AllocationTracker(StorageFollower):
         def log_nothing(_: Any) -> None:
             return
 
-        self._workspaces.log_operation(name, args, [args[0]], log_nothing, in_backward=True)
+        self._workspaces.log_operation(name, args, {}, [args[0]], log_nothing, in_backward=True)
         return args[0]
 
     def _log_results(
-        self, name: str, args: Any, result: Any, *, recorded: bool, in_backward: bool
+        self, name: str, args: Any, kwargs: Any, result: Any, *, recorded: bool, in_backward: bool
     ) -> None:
         """Log the storages of an operation's results, and the other memory that it takes."""
 
@@ -216,7 +216,9 @@ class AllocationTracker(StorageFollower):
             self._log_result(name, args, tensor, recorded=recorded, in_backward=in_backward)
 
         results = list(tensors_in(result))
-        self._workspaces.log_operation(name, args, results, log_result, in_backward=in_backward)
+        self._workspaces.log_operation(
+            name, args, kwargs, results, log_result, in_backward=in_backward
+        )
 
     def _log_result(
         self, name: str, args: Any, tensor: Any, *, recorded: bool, in_backward: bool

@@ -8,7 +8,7 @@ allocates its results, then a workspace of cuBLAS, then all its intermediate blo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ class Kernel:
         log_result: Callable[[Any], object],
         keep_workspaces: Callable[[], object],
         processors: int,
+        options: Mapping[str, Any],
     ) -> None:
         self._log = log
         self._device = device
@@ -51,6 +52,8 @@ class Kernel:
         """Logs the workspace of cuBLAS, unless the thread has it."""
         self.processors = processors
         """The number of the device's multiprocessors."""
+        self.options = options
+        """The arguments that the operation gets by name."""
 
     @property
     def first_result(self) -> Any:
@@ -594,10 +597,7 @@ _BITS_OF_ROWS = 7
 @_order_of("sort")
 def _sort(kernel: Kernel, args: Any) -> None:
     """Log a sort along a dimension."""
-    source, *options = args
-    dim = -1
-    if options and isinstance(options[0], int):
-        dim = options[0]
+    source, dim = (*args, kernel.options.get("dim", -1))[:2]
     kernel.results()
     _log_sort(kernel, source, dim)
 

@@ -122,6 +122,7 @@ class Workspaces:
         self,
         name: str,
         args: Any,
+        kwargs: Any,
         results: list[Any],
         log_result: Callable[[Any], object],
         *,
@@ -132,6 +133,7 @@ class Workspaces:
         Args:
             name: of the operator.
             args: its arguments.
+            kwargs: those that it gets by name.
             results: the tensors that it returned.
             log_result: logs one of them.
             in_backward: if autograd ran it.
@@ -158,7 +160,9 @@ class Workspaces:
                 self._keep_workspaces(device, device_name, thread, adds_bias=adds_bias)
 
         processors = self._processors(device)
-        kernel = Kernel(self._log, device_name, results, log_result, keep_workspaces, processors)
+        kernel = Kernel(
+            self._log, device_name, results, log_result, keep_workspaces, processors, kwargs
+        )
         if name in _CONVOLVE:
             self._log_convolution(kernel, name, args, first_result)
             return

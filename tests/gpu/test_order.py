@@ -91,6 +91,7 @@ OPERATORS = {
     "a sort of many long rows": "T(200, 5000).sort().values",
     "a sort of very long rows": "T(2, 10**6).to(torch.bfloat16).sort().values",
     "a sort of long columns": "T(8192, 20).sort(0).values",
+    "a stable sort of long columns": "T(8192, 20).sort(stable=True, dim=0).values",
     "a sort of long rows with gaps": "T(2, 12000)[:, ::2].sort().values",
     "a median": "T(N, N).median()",
     "one-hot vectors": "F.one_hot(indices(4096, 16), 100) * T(100)",
