@@ -172,8 +172,6 @@ def _nbytes(tensor: Any) -> int:
 
 @_rule_of(
     "_fft_c2r",
-    "_linalg_solve_ex",
-    "linalg_inv_ex",
     "masked_scatter_backward",
 )
 def _first_argument(args: Any, _: Any) -> int:

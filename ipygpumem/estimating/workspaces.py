@@ -47,6 +47,7 @@ _MULTIPLY = frozenset(
         "bmm",
         "dot",
         "linalg_inv_ex",
+        "linalg_lu_solve",
         "linalg_solve_triangular",
         "linear",
         "matmul",

@@ -55,6 +55,11 @@ OPERATORS = {
     "windows that overlap": "T(16, 4096).unfold(1, 16, 8)",
     "a bilinear map": "F.bilinear(T(512, 64), T(512, 96), T(32, 64, 96), T(32))",
     "a bilinear map of columns": "F.bilinear(T(64, 512).mT, T(512, 96), T(64, 32, 96).transpose(0, 1))",  # noqa: E501
+    "inverse matrices": "torch.linalg.inv(T(8, 128, 128))",
+    "systems of equations": "torch.linalg.solve(T(8, 128, 128), T(8, 128, 64))",
+    "systems of equations with one right side": "torch.linalg.solve(T(8, 128, 128), T(8, 128))",
+    "systems of equations with the same factors": "torch.linalg.solve(T(3, 200, 200), T(50, 3, 200, 100))",  # noqa: E501
+    "systems of equations for rows": "torch.linalg.solve(T(50, 200, 200), T(50, 100, 200), left=False)",  # noqa: E501
     "a grid": "F.affine_grid(T(4, 2, 3), (4, 64, 64, 64), align_corners=False)",
     "a grid of volumes": "F.affine_grid(T(4, 3, 4), (4, 16, 16, 16, 16), align_corners=False)",
     "limits": "T(N, N).clamp(T(N, N), T(N, N))",
