@@ -67,7 +67,7 @@ _COPIED = re.compile(
     "(MaskedFill|MaskedScatter|Xlogy|Scatter|ScatterReduce|Index(Put|Fill|Copy|Reduce))Backward"
 )
 """Nodes whose formulas never change a gradient in place."""
-_ADDS = re.compile("(Atan2|Logcumsumexp)Backward")
+_ADDS = re.compile("(Atan2|Linalg(CholeskyEx|LuFactorEx)|Logcumsumexp)Backward")
 """Nodes whose formulas add up new tensors."""
 _LOSS = re.compile("BinaryCrossEntropyWithLogitsBackward")
 _SELECTS = re.compile("(Clamp|Max|Min|Median|Nanmedian|Amax|Amin)Backward")

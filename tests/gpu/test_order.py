@@ -60,6 +60,7 @@ OPERATORS = {
     "systems of equations with one right side": "torch.linalg.solve(T(8, 128, 128), T(8, 128))",
     "systems of equations with the same factors": "torch.linalg.solve(T(3, 200, 200), T(50, 3, 200, 100))",  # noqa: E501
     "systems of equations for rows": "torch.linalg.solve(T(50, 200, 200), T(50, 100, 200), left=False)",  # noqa: E501
+    "Cholesky factors": "torch.linalg.cholesky(T(8, 128, 128))",
     "a grid": "F.affine_grid(T(4, 2, 3), (4, 64, 64, 64), align_corners=False)",
     "a grid of volumes": "F.affine_grid(T(4, 3, 4), (4, 16, 16, 16, 16), align_corners=False)",
     "limits": "T(N, N).clamp(T(N, N), T(N, N))",
