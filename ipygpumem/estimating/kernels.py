@@ -25,6 +25,7 @@ from ipygpumem.estimating.transients import (
     laid_out,
     positions_of_masks,
     sort_bytes,
+    sums_bytes,
 )
 from ipygpumem.units import divided_up, rounded_up
 
@@ -675,6 +676,57 @@ def _bits_of_positions(shape: Any, numbers: list[int], *, are_adjacent: bool) ->
     else:
         positions = math.prod(shape[number] for number in numbers)
     return max(1, int(positions - 1).bit_length())
+
+
+@_order_of("masked_scatter")
+def _masked_scatter(kernel: Kernel, args: Any) -> None:
+    """Log the position in the source for each element, which is a cumulative sum of the mask."""
+    mask = args[1]
+    kernel.results()
+    result = kernel.first_result
+    count = result.numel()
+    with kernel.blocks([8 * count, *_mask_bytes(mask, result), sums_bytes(count)]):
+        pass
+
+
+@_order_of("masked_scatter_backward")
+def _masked_scatter_backward(kernel: Kernel, args: Any) -> None:
+    """Log a copy of the mask, before the gradient."""
+    gradient, mask = args[:2]
+    with kernel.blocks(_mask_bytes(mask, gradient)):
+        pass
+
+
+def _mask_bytes(mask: Any, tensor: Any) -> list[int]:
+    """Return the bytes of a copy of a mask, unless it is contiguous and has a tensor's shape."""
+    if mask.shape == tensor.shape and is_contiguous(mask):
+        return []
+    return [tensor.numel()]
+
+
+@_order_of("scatter_reduce")
+def _scatter_reduce(kernel: Kernel, args: Any) -> None:
+    """Log how a mean is computed: ones, how many of them fall on each position, and where none."""
+    if args[4] != "mean":
+        return
+    source = args[3]
+    kernel.results()
+    with kernel.blocks([source.nbytes, kernel.result_bytes, kernel.first_result.numel()]):
+        pass
+
+
+@_order_of("index_reduce")
+def _index_reduce(kernel: Kernel, args: Any) -> None:
+    """Log how a mean is computed: how many values fall on each position, then where none."""
+    if args[4] != "mean":
+        return
+    source = args[3]
+    kernel.results()
+    with kernel.blocks([kernel.result_bytes]):
+        with kernel.blocks([source.nbytes]):
+            pass
+        with kernel.blocks([kernel.first_result.numel()]):
+            pass
 
 
 # -- sorting ---------------------------------------------------------------------------------------

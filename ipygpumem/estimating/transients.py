@@ -199,11 +199,6 @@ def _truth_values(args: Any, _: Any) -> int:
     return int(args[0].numel())
 
 
-@_rule_of("masked_scatter")
-def _positions_in_source(args: Any, _: Any) -> int:
-    return int(8 * args[0].numel())
-
-
 @_rule_of("count_nonzero")
 def _truth_values_and_counts(args: Any, _: Any) -> int:
     return int(9 * args[0].numel())
@@ -453,6 +448,16 @@ def _positions_in_windows(args: Any, _: Any) -> int:
     if step >= size:
         return 0
     return int(8 * shape[dim])
+
+
+_SUMS_OF_TILE = 896
+"""Cumulative sums that one block of a card's threads computes."""
+
+
+def sums_bytes(count: int) -> int:
+    """Return the bytes with which a kernel computes cumulative sums of 64 bits."""
+    tiles = divided_up(count, _SUMS_OF_TILE)
+    return rounded_up(16 * (tiles + 32), 256) + 511
 
 
 # -- sorting ---------------------------------------------------------------------------------------

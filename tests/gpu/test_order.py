@@ -92,6 +92,10 @@ OPERATORS = {
     "columns of rows": "T(64, 3, N)[indices(4096), :, indices(4096)]",
     "pairs of indices": "T(64, 3, 100)[indices(4096, 1), indices(4)]",
     "rows that are added": "(T(N, 1024) * 1).index_put((indices(4096),), T(4096, 1024), True)",
+    "values of a mask": "T(N, N).masked_scatter(fixed(N, N) > 0, T(N, N))",
+    "values of a mask of columns": "T(N, N).mT.masked_scatter((fixed(N, N) > 0).mT, T(N * N))",
+    "means of scattered values": "T(N, N).scatter_reduce(0, indices(2 * N, N), T(2 * N, N), 'mean')",  # noqa: E501
+    "means of rows": "T(N, N).index_reduce(0, indices(2 * N), T(2 * N, N), 'mean')",
     "a sort of long rows": "T(N * N).sort().values",
     "a sort of several long rows": "T(64, 5000).sort().values",
     "a sort of many long rows": "T(200, 5000).sort().values",
