@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -231,6 +231,7 @@ class Patches:
         autograd = torch.autograd
         traces = self._unfollowed.scripts
         run_backward = self._run_backward
+        gaussian_loss = _without_modes(functional.gaussian_nll_loss)
         items: list[Patch | Wrapper] = [
             Wrapper(loader, "__init__", _load_here, "processes get no fake tensors"),
             Wrapper(threading.Thread, "start", self._start, "modes belong to a thread"),
@@ -242,6 +243,7 @@ class Patches:
             Wrapper(scaler, "_maybe_opt_step", _always_step, "an overflow is a value"),
             Wrapper(autograd, "_engine_run_backward", run_backward, "backward leaves modes"),
             Wrapper(context, "__torch_function__", self._in_context, "called after our mode"),
+            Patch(functional, "gaussian_nll_loss", gaussian_loss, "a mode keeps its arguments"),
         ]
         for owner, name, function in self._unfollowed.transforms():
             items.append(Wrapper(owner, name, function, "its memory is not known"))
@@ -466,6 +468,20 @@ def _is_foreign(original: Any, items: Any) -> bool:
     """
     has_other_class = any(type(item) not in _PLAIN for item in items)
     return has_other_class and bool(original(items))
+
+
+def _without_modes(function: Any) -> Any:
+    """Return a function of torch that modes do not see, but the functions that it calls.
+
+    A mode keeps all arguments until the function ends, also those that the function drops.
+    """
+    has_torch_function = torch.overrides.has_torch_function
+
+    def is_any_foreign(*items: Any) -> bool:
+        return _is_foreign(has_torch_function, items)
+
+    names = {**function.__globals__, "has_torch_function_variadic": is_any_foreign}
+    return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
 
 
 @contextmanager

@@ -34,6 +34,7 @@ OPERATORS = {
     "a loss of logits with weights of classes": "F.binary_cross_entropy_with_logits(T(N, N), fixed(N, N), pos_weight=fixed(N))",  # noqa: E501
     "losses of logits with both weights": "F.binary_cross_entropy_with_logits(T(N, N), fixed(N, N), fixed(N, N), "  # noqa: E501
     "pos_weight=fixed(N), reduction='none')",
+    "a loss of means and variances": "F.gaussian_nll_loss(T(N, N), fixed(N, N), T(N, N) * 1)",
     "CTC loss": "F.ctc_loss(T(512, 64, 128).log_softmax(-1), indices(64, 64), [512] * 64, [64] * 64)",  # noqa: E501
     "CTC loss of few frames": "F.ctc_loss(T(64, 32, 512).log_softmax(-1), indices(32, 20), [64] * 32, [20] * 32)",  # noqa: E501
     "CTC loss without infinite losses": "F.ctc_loss(T(512, 32, 512).log_softmax(-1), indices(32, 20), [512] * 32, "  # noqa: E501
