@@ -232,6 +232,8 @@ class Patches:
         traces = self._unfollowed.scripts
         run_backward = self._run_backward
         gaussian_loss = _without_modes(functional.gaussian_nll_loss)
+        stft = _without_modes(torch.stft)
+        keeps_arguments = "a mode keeps its arguments"
         items: list[Patch | Wrapper] = [
             Wrapper(loader, "__init__", _load_here, "processes get no fake tensors"),
             Wrapper(threading.Thread, "start", self._start, "modes belong to a thread"),
@@ -243,7 +245,9 @@ class Patches:
             Wrapper(scaler, "_maybe_opt_step", _always_step, "an overflow is a value"),
             Wrapper(autograd, "_engine_run_backward", run_backward, "backward leaves modes"),
             Wrapper(context, "__torch_function__", self._in_context, "called after our mode"),
-            Patch(functional, "gaussian_nll_loss", gaussian_loss, "a mode keeps its arguments"),
+            Patch(functional, "gaussian_nll_loss", gaussian_loss, keeps_arguments),
+            Patch(torch, "stft", stft, keeps_arguments),
+            Patch(torch.functional, "stft", stft, keeps_arguments),
         ]
         for owner, name, function in self._unfollowed.transforms():
             items.append(Wrapper(owner, name, function, "its memory is not known"))
@@ -480,7 +484,9 @@ def _without_modes(function: Any) -> Any:
     def is_any_foreign(*items: Any) -> bool:
         return _is_foreign(has_torch_function, items)
 
-    names = {**function.__globals__, "has_torch_function_variadic": is_any_foreign}
+    names = dict(function.__globals__)
+    for check in ("has_torch_function_unary", "has_torch_function_variadic"):
+        names[check] = is_any_foreign
     return FunctionType(function.__code__, names, function.__name__, function.__defaults__)
 
 

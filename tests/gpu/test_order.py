@@ -110,6 +110,7 @@ OPERATORS = {
     "different integers": "(indices(2000, 100).mT.unique(), T(N))[1]",
     "positions of different values": "indices(200_000).unique(return_inverse=True, return_counts=True)[1] * T(1)",  # noqa: E501
     "positions of different neighbours": "indices(N, N).mT.unique_consecutive(return_inverse=True)[1] * T(1)",  # noqa: E501
+    "a spectrum": "torch.view_as_real(torch.stft(T(8, 16000) * 1, 512, return_complex=True))",
     "an interpolation to the same size": "F.interpolate(T(4, 64, 32, 64)[..., :32], (32, 32), mode='bilinear')",  # noqa: E501
 }
 COMMON = """
