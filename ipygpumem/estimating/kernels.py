@@ -193,8 +193,12 @@ def _multiply(kernel: Kernel, *matrices: Any) -> None:
 
 
 def _unreadable_bytes(*matrices: Any) -> list[int]:
-    """Return the bytes of the matrices that cuBLAS cannot read, and that are copied."""
-    return [matrix.nbytes for matrix in matrices if not is_matrix_of_cublas(matrix)]
+    """Return the bytes of the matrices that cuBLAS cannot read, in the order of their copies.
+
+    The last one is copied first, because cuBLAS swaps them for a result in rows.
+    """
+    swapped = reversed(matrices)
+    return [matrix.nbytes for matrix in swapped if not is_matrix_of_cublas(matrix)]
 
 
 @_order_of("_euclidean_dist")

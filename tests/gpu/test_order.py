@@ -54,6 +54,7 @@ OPERATORS = {
     "folding": "F.fold(T(16, 144, 2048)[..., :1024], (32, 32), 3, padding=1)",
     "folding with gaps": "F.fold(T(16, 64, 128)[..., :64], (32, 32), 2, stride=4)",
     "windows that overlap": "T(16, 4096).unfold(1, 16, 8)",
+    "a product of copied matrices": "torch.einsum('bixy,ioxy->boxy', T(4, 16, 64, 33), T(16, 16, 64, 33))",  # noqa: E501
     "a bilinear map": "F.bilinear(T(512, 64), T(512, 96), T(32, 64, 96), T(32))",
     "a bilinear map of columns": "F.bilinear(T(64, 512).mT, T(512, 96), T(64, 32, 96).transpose(0, 1))",  # noqa: E501
     "inverse matrices": "torch.linalg.inv(T(8, 128, 128))",
