@@ -1160,6 +1160,28 @@ _AXES_KEPT = {
 }
 
 
+def test_all_attributes_of_a_librarys_objects_are_removed(small_kernel: Kernel) -> None:
+    """Each of them leads to an array of the row, as the layers of a cache of keys and values."""
+    works(small_kernel, _LEFT, "import argparse\nkept = [{'text': 1}]")
+    works(
+        small_kernel,
+        """
+        %%experiment e
+        parts = [np.ones(2**18) for _ in range(5)]
+        watched += map(weakref.ref, parts)
+        layers = [
+            argparse.Namespace(keys=parts[number], values=parts[number + 1]) for number in (0, 2)
+        ]
+        kept[0]["logits"] = parts[4]
+        kept[0]["cache"] = argparse.Namespace(layers=layers)
+        """,
+    )
+    ((_, _, line),) = left_by_experiment(small_kernel)
+    assert alive(small_kernel) == 5
+    works(small_kernel, line)
+    assert alive(small_kernel) == 0, line
+
+
 @pytest.mark.parametrize("keep", _AXES_KEPT)
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])
 def test_all_axes_of_a_figure_are_removed_together(

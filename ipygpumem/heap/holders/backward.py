@@ -554,11 +554,24 @@ class BackwardSearch:
         for item in items:
             below = linked[item]
             if below is None or type(self._objects[item]) is not dict:
-                yield from self._chains_to_whole_arrays(item, linked)
-                continue
-            for attribute in dict.fromkeys([below, *self._children.get(item, ())]):
-                if attribute in linked:
-                    yield (self._objects[item], *self._steps_down(attribute, linked))
+                for steps in self._chains_to_whole_arrays(item, linked):
+                    yield from self._chains_of_attributes(steps, linked)
+            else:
+                steps = (self._objects[item], self._objects[below])
+                yield from self._chains_of_attributes(steps, linked)
+
+    def _chains_of_attributes(self, steps: Steps, linked: dict[int, int | None]) -> Iterator[Steps]:
+        """Yield a chain, or one for each attribute of the first object on it with a dict of these:
+        a library's object may lead to several targets.
+        """
+        for position, step in enumerate(steps[:-1]):
+            if type(step) is dict:
+                first = id(steps[position + 1])
+                for attribute in dict.fromkeys([first, *self._children.get(id(step), ())]):
+                    if attribute in linked:
+                        yield (*steps[: position + 1], *self._steps_down(attribute, linked))
+                return
+        yield steps
 
     def _chains_to_whole_arrays(self, key: int, linked: dict[int, int | None]) -> list[Steps]:
         """Return the chains from an object to targets, but only the object if it is an array all of
