@@ -380,6 +380,17 @@ def test_advice_about_a_graph_can_be_pasted(
     assert advice == f"{told}  # {comment}"
 
 
+def test_many_graphs_that_keep_a_tensor_are_removed_in_words(
+    names: dict[str, Any],
+) -> None:
+    def keep(x: Any) -> None:
+        for number in range(30):
+            loss = (torch.ones(100, requires_grad=True) * x).sum()
+            names[f"of_{number}"] = {"number": number, "loss": loss}
+
+    assert _advice(names, keep).startswith("remove all of these tensors")
+
+
 def test_advice_about_a_model_in_the_last_error_is_kept(
     names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

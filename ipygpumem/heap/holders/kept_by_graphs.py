@@ -36,6 +36,9 @@ also has other holders.
 """
 _MOST_LINES = 4
 """Maximum number of lines that are joined if no statement does the work of all."""
+_REMOVE_GRAPHS = Remedy(
+    "remove all of these tensors, or keep tensor.detach() or loss.item() instead of them"
+)
 _CYCLE = Holder(
     "a cycle in torch's own C++ code: a gradient that has a graph, "
     "as after backward(create_graph=True)",
@@ -265,20 +268,19 @@ def _with_other_keepers(holder: Holder, owner: Holder, owners: Sequence[Holder])
     remedies = list({each.remedy.line: each.remedy for each in owners}.values())
     if len(remedies) < 2 or holder.remedy != owner.remedy:
         return holder
-    if not all(remedy.is_simple for remedy in remedies):
-        return holder
-    cuts = _cuts_of(remedies)
-    line = statement_of(cuts)
-    if not line and len(remedies) > _MOST_LINES:
-        return holder
+    path = f"{holder.path}, and {len(remedies) - 1} more"
+    cuts = list[Cut]()
+    line = ""
+    if all(remedy.is_simple for remedy in remedies):
+        cuts = _cuts_of(remedies)
+        line = statement_of(cuts)
+        if not line and len(remedies) <= _MOST_LINES:
+            cuts = []
+            line = in_sequence([remedy.line for remedy in remedies])
     if not line:
-        cuts = []
-        line = in_sequence([remedy.line for remedy in remedies])
-    return replace(
-        holder,
-        path=f"{holder.path}, and {len(remedies) - 1} more",
-        remedy=Remedy(line, holder.remedy.comment, tuple(cuts)),
-    )
+        return replace(holder, path=path, remedy=_REMOVE_GRAPHS)
+    remedy = Remedy(line, holder.remedy.comment, tuple(cuts))
+    return replace(holder, path=path, remedy=remedy)
 
 
 def _cuts_of(remedies: Iterable[Remedy]) -> list[Cut]:

@@ -97,6 +97,12 @@ class Row:
         ]
         return _without_small(held)
 
+    def removed_storages(self) -> set[StorageKey]:
+        """Return the storages of these arrays: a line leaves a small one, such as a loss, whose
+        graph may be large.
+        """
+        return {self.storage_by_array_id[id(array)] for array in self.held_arrays()}
+
 
 class RowHolders:
     """Shortens chains of references so that they end at the holder of a whole row.

@@ -91,7 +91,7 @@ def _holders_that_free(
     holders_that_free = dict[StorageKey, Holder]()
     for key, holder in holders.items():
         if holder.remedy.is_simple:
-            storages = rows[key].held if key in rows else (key,)
+            storages = rows[key].removed_storages() if key in rows else {key}
             holders_that_free.update(dict.fromkeys(storages, holder))
     return holders_that_free
 
