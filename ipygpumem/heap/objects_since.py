@@ -80,7 +80,7 @@ def _alive(saved: array[int], first: int) -> set[int]:
     if len(saved) == first:
         return alive
     tracked = gc.get_objects()
-    step = max(_FEW, (len(saved) - first) // 20)
+    step = max(_FEW, (len(saved) - first) // 8)
     for start in range(0, len(tracked), step):
         part = set(map(id, tracked[start : start + step]))
         # No slice: a collection may add identities here, which an array that is exported as a

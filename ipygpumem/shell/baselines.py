@@ -115,14 +115,12 @@ class Baseline:
         return self._made.are_known()
 
     def objects_since(self) -> set[int]:
-        """Return the identities of the tracked objects made since, as of the first time that the
-        end of the experiment asks; none if they cannot be told apart.
+        """Return the identities of the tracked objects made since; none if they cannot be told
+        apart.
         """
-        return self._objects_since
-
-    @functools.cached_property
-    def _objects_since(self) -> set[int]:
-        return self._made.identities() or set()
+        made = self._made.identities() or set()
+        made.discard(id(vars(self).get("_received")))  # ours
+        return made
 
     def modules_imported(self) -> int:
         """Return the number of modules that were imported since."""
