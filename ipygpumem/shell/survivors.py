@@ -303,10 +303,14 @@ class Survivors:
             heap = Heap()
             self.update(heap)
             of_deleted, value = self.deleted.of(name, cell)
-            watched = [item for item in self.known if item.record.name == name]
-            if not watched and of_deleted is not None:
-                watched = [of_deleted]
-            update_numpy(watched, heap)
+            last = [] if of_deleted is None else [of_deleted]
+            update_numpy(last, heap)
+            if not any(item.live_arrays() for item in last):
+                last = []
+            watched = last
+            if value is None and not last:  # an earlier experiment may have left another object
+                watched = [item for item in self.known if item.record.name == name]
+                update_numpy(watched, heap)
             roots = self.roots()
             rows = [row for _, row in self.explained(watched, heap, roots)]
             if value is not None and not rows:

@@ -355,6 +355,22 @@ def test_an_output_is_a_holder_with_its_own_line(notebook: Kernel) -> None:
     assert "%xdel _" in report
 
 
+def test_the_last_object_of_a_deleted_name_is_named(notebook: Kernel) -> None:
+    """An experiment has left an older one."""
+    works(
+        notebook,
+        "import numpy as np; lefts, kept = [], []",
+        "%%experiment e\nblock = np.ones(2**19); lefts.append(block)",
+        "block = np.ones(2**18); kept.append([block])",
+        "del block",
+    )
+    report = why(notebook, "block")
+    assert "del kept[0][0]" in report
+    assert "lefts" not in report
+    works(notebook, "kept.clear()")
+    assert "lefts" in why(notebook, "block")
+
+
 @pytest.mark.usefixtures("small_heap")
 def test_a_name_deleted_by_an_experiment_has_its_cell_and_holder(notebook: Kernel) -> None:
     works(
