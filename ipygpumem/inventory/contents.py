@@ -234,9 +234,7 @@ class Contents:
         """
         now = {**namespace, **self._live_modules()}
         names = _names_by_identity(now)
-        ways = _ways_to_first(list(map(now.get, names.values())))
-        for way_to_class in self._classes_of(self._live_modules().values()):
-            ways.setdefault(id(way_to_class[-1]), way_to_class)
+        ways = self._ways_from(list(map(now.get, names.values())))
         level = [way[-1] for key, way in ways.items() if key in self._known]
         long = list[object]()
         for _ in range(_LEVELS):
@@ -260,6 +258,15 @@ class Contents:
         in_records = self._new_data_in_records(long, made, own_references or {})
         if in_records:
             yield Received("", (), in_records)
+
+    def _ways_from(self, values: Sequence[object]) -> dict[int, tuple[object, ...]]:
+        """Return the ways from named objects, and those to the namespaces of the recorded modules'
+        classes, by the identity of the object at the end.
+        """
+        ways = _ways_to_first(values)
+        for way_to_class in self._classes_of(self._live_modules().values()):
+            ways.setdefault(id(way_to_class[-1]), way_to_class)
+        return ways
 
     def grown(
         self, namespace: dict[str, Any], smallest: int, made: Set[int] = frozenset()

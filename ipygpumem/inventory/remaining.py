@@ -207,12 +207,7 @@ def find_remaining(
         made = _new_behind([*items_received, *near_names.values()], new)
     _measure_old(counted, _older_behind(made, items_received, changes), new_ids)
     search = _Search(counted, smallest, size_bytes)
-    for part in received:
-        # Asked once for all items: each question goes through all nodes.
-        not_counted = counted.not_counted(set(map(id, part.items)))
-        items = [item for item in part.items if id(item) in not_counted or search.is_in_row(item)]
-        search.add_rows(items, part.name, part.chain)
-    search.add_scattered()
+    search.add_received(received)
     if search.is_done():
         return search.remaining
     not_counted = counted.not_counted(new)
@@ -261,7 +256,19 @@ class _Search:
         """Return True if less than a row's bytes are left to find."""
         return self._left_bytes < self._smallest
 
-    def is_in_row(self, item: object) -> bool:
+    def add_received(self, received: Iterable[Received]) -> None:
+        """Add rows for the new objects in older ones."""
+        for part in received:
+            # Asked once for all items: each question goes through all nodes.
+            not_counted = self._counted.not_counted(set(map(id, part.items)))
+            items = list[object]()
+            for item in part.items:
+                if id(item) in not_counted or self._is_in_row(item):
+                    items.append(item)
+            self.add_rows(items, part.name, part.chain)
+        self._add_scattered()
+
+    def _is_in_row(self, item: object) -> bool:
         """Return True for an object that the row of another object has counted."""
         return self._counted.label_of(item) in self._large and id(item) not in self._with_row
 
@@ -304,7 +311,7 @@ class _Search:
             self._scattered += small
             self._sizes_of_scattered += sizes_of_small
 
-    def add_scattered(self) -> None:
+    def _add_scattered(self) -> None:
         """Add a row for each type of the objects that are small where they are, and large together:
         each of 60 older objects has received a list.
         """

@@ -472,19 +472,22 @@ class _SearchAtEnd:
                 if in_one_place is not None:
                     part = in_one_place
                     objects_rows[object_key(part.items[0])] = part.row()
-            name = ""
-            if len(part.items) == 1:
-                name = self._ended.growth.names.get(id(part.items[0]), "")
             holder = _holder_of(part, objects_rows, holders, roots)
-            if part.may_be_older:
-                holder = holder_of_possibly_older(holder)
-            cell = self._cell_of(name) if name else None
-            row = HeldRow(replace(part.record, name=name, cell=cell), holder)
-            if len(part.items) == 1:
-                storages = storages_with_holder_of(row, self._explained)
-                row = HeldRow(with_arrays(row.row, part.items[0], storages), holder)
-            rows.append((part, row))
+            rows.append((part, self._row_of(part, holder)))
         return rows
+
+    def _row_of(self, part: Remaining, holder: Holder) -> HeldRow:
+        """Return the row of some memory, with its name, given its holder."""
+        if part.may_be_older:
+            holder = holder_of_possibly_older(holder)
+        if len(part.items) > 1:
+            return HeldRow(part.record, holder)
+        item = part.items[0]
+        name = self._ended.growth.names.get(id(item), "")
+        cell = self._cell_of(name) if name else None
+        row = HeldRow(replace(part.record, name=name, cell=cell), holder)
+        storages = storages_with_holder_of(row, self._explained)
+        return HeldRow(with_arrays(row.row, item, storages), holder)
 
     def _remaining(self, heap: Heap) -> list[Remaining]:
         """Return the memory that is in none of the arrays."""
