@@ -356,6 +356,8 @@ class Contents:
         new = self._added_to(item)
         if id(item) in self._parents:
             new = [child for child in children if not self._is_old(child, made)]
+        if made:  # a tracked object that is not among them is older, however deep inside it was
+            new = [child for child in new if id(child) in made or not gc.is_tracked(child)]
         earlier = by_identity(self.earlier.among(new))
         return [child for child in new if id(child) not in earlier]
 

@@ -414,10 +414,9 @@ def _without_older(changes: Changes, heap: Heap) -> list[Received]:
     """
     new = changes.new
     received = changes.received(heap)
-    if new:  # a tracked object that is not among them is older, however deep inside it was
+    if new:
         for number, part in enumerate(received):
-            items = [item for item in part.items if id(item) in new or not gc.is_tracked(item)]
-            received[number] = part._replace(items=without_old_blocks(items, new))
+            received[number] = part._replace(items=without_old_blocks(part.items, new))
     return sorted(
         received, key=lambda part: (not part.name, len(part.chain), len(part.name), part.name)
     )

@@ -110,6 +110,12 @@ class Baseline:
         )
         return set(map(id, [*in_containers, *received]))
 
+    def received(self) -> set[int]:
+        """Return the identities of the new objects that known ones have received since."""
+        names = ownable_objects(self._namespace)
+        parts = self.contents.received(names, self.objects_since())
+        return set(map(id, chain.from_iterable(part.items for part in parts)))
+
     def knows_new_objects(self) -> bool:
         """Return False if objects made since cannot be told from older ones."""
         return self._made.are_known()

@@ -6,6 +6,7 @@ import functools
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import Array, StorageKey, describe, described, object_key
@@ -148,6 +149,8 @@ class Survivors:
         """The objects without arrays, and their rows."""
         self._removed_as_whole: list[weakref.ref[Any]] = []
         """Modules of torch and figures that lines of earlier reports remove."""
+        self._removed_records: list[Remembered] = []
+        """Records that these lines remove."""
         self._stay_open: list[weakref.ref[Any]] = []
         """Older figures that these lines leave open."""
         self._kept_ids: dict[str, int] = {}
@@ -166,14 +169,32 @@ class Survivors:
         ``keepers`` last.
         """
         roots = roots_of_notebook(self._context, self._saved(), self._ours, keepers)
-        return replace(roots, new=self._identities_of_removed, stay_open=self._stay_open)
+        return replace(
+            roots,
+            new=self._identities_of_removed,
+            stay_open=self._stay_open,
+            received=self._identities_of_records,
+        )
 
-    def _roots_at_end(self, keepers: Container[str], made: Callable[[], set[int]]) -> Roots:
-        """Return the same for the end of an experiment, given a function that returns the
-        identities of the objects made since its start.
+    def _roots_at_end(
+        self,
+        keepers: Container[str],
+        made: Callable[[], set[int]],
+        received: Callable[[], set[int]],
+    ) -> Roots:
+        """Return the same for the end of an experiment.
+
+        Args:
+            keepers: the names.
+            made: returns the identities of the objects made since its start.
+            received: returns the identities of those that older ones have received.
         """
         return replace(
-            self.roots(keepers), new=made, knows_age=True, removed_as_whole=self._removed_as_whole
+            self.roots(keepers),
+            new=made,
+            knows_age=True,
+            removed_as_whole=self._removed_as_whole,
+            received=received,
         )
 
     def keepers(self) -> set[str]:
@@ -189,6 +210,10 @@ class Survivors:
         """Return the identities of modules and figures that lines of earlier reports remove."""
         removed = [reference() for reference in self._removed_as_whole]
         return {id(item) for item in removed if item is not None}
+
+    def _identities_of_records(self) -> set[int]:
+        """Return the identities of records that lines of earlier reports remove."""
+        return set(chain.from_iterable(item.identities for item in self._removed_records))
 
     def explained(
         self,
@@ -240,13 +265,15 @@ class Survivors:
         lines drop.
         """
         made = functools.cache(ended.baseline.objects_since)
-        roots = self._roots_at_end(self.keepers(), made)
+        received = functools.cache(ended.baseline.received)
+        roots = self._roots_at_end(self.keepers(), made, received)
         rows = search.rows(heap, roots)
+        self._removed_records.append(Remembered(list(roots.removed_records.values())))
         removed_objects = dict(roots.removed_objects)
         new = list[object]()
         if search.unnamed_bytes >= search.smallest:
             progress(0.6)
-            roots = self._roots_at_end((), made)
+            roots = self._roots_at_end((), made, received)
             for remaining, row in search.other_rows(heap, roots):
                 self._known_others.append((Remembered(remaining.items), row.without_cuts()))
                 new += remaining.items
@@ -280,8 +307,10 @@ class Survivors:
         wanted = self.older.tracked_identities()
         for remembered, _ in recorded:
             wanted.update(remembered.identities)
-        alive = heap.with_identities(wanted)
+        alive = heap.with_identities(wanted | self._identities_of_records())
         self.older.update(alive)
+        records = filter(None, [item.alive(alive) for item in self._removed_records])
+        self._removed_records = list(map(Remembered, records))
         self._known_others = []
         still_alive = list[OtherAlive]()
         for remembered, reported in recorded:

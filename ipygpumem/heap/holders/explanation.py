@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections import OrderedDict
 from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import replace
 
 from ipygpumem.heap.arrays import StorageKey, flat_elements, is_of_library
 from ipygpumem.heap.bulk import by_identity
+from ipygpumem.heap.containers import CONTAINERS
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import BackwardSearch, FoundChain, NextUp, Steps
 from ipygpumem.heap.holders.registries import figure_of, roots_of_figures
@@ -22,7 +24,7 @@ from ipygpumem.heap.paths.path_writer import PathWriter, without_own_dicts
 from ipygpumem.heap.paths.remedies import NO_REMEDY, REMOVE, REMOVE_THEM, Holder, Remedy
 from ipygpumem.heap.paths.roots import Rank, Root, Roots
 from ipygpumem.heap.paths.ways import Way, joined
-from ipygpumem.introspect import instance_dict, is_instance
+from ipygpumem.introspect import instance_dict, is_exactly, is_instance, is_users_class
 
 _MOST_CHAINS = 20
 """Maximum number of items of one holder for each of which a path is written."""
@@ -34,6 +36,8 @@ _MOST_DIVIDED = 10
 """Maximum number of rows that are divided by their holders: each of these is examined."""
 _REGISTRATIONS = {Kind.CALL, Kind.CLOSED}
 """References that are removed by a call, with all that is registered there."""
+_OF_CONTAINERS = {Kind.ITEM, Kind.KEY}
+"""References to items of containers, which leave as a whole; an attribute may have to stay."""
 _WITH_GRADIENTS = (("torch.nn", "Module"), ("torch.optim", "Optimizer"))
 """Classes of torch with ``zero_grad``."""
 NO_OBJECT = Holder(
@@ -85,6 +89,8 @@ class Explanation:
         self._removed_as_whole = roots.removed_as_whole
         self._knows_age = roots.knows_age
         self._stay_open = roots.stay_open
+        self._received = roots.received
+        self._removed_records = roots.removed_records
         self._rows: RowHolders | None = None
         self._names = roots.names
         self._figures = roots_of_figures(roots.names)
@@ -266,6 +272,10 @@ class Explanation:
         if library_object is not None:
             item, way_to_item = library_object
             return Removal.of(item, arrays, way_to_item)
+        record = self._record_around(root, steps)
+        if record is not None:
+            item, way_to_item = record
+            return Removal.of(item, arrays, way_to_item)
         steps_to_array = chain[1]
         if len(steps) == len(steps_to_array):
             return Removal.of(holder, arrays, way)
@@ -356,6 +366,22 @@ class Explanation:
             return None
         self._removed_as_whole.append(weakref.ref(figure))
         return figure, way
+
+    def _record_around(self, root: Root, steps: Steps) -> tuple[object, Way] | None:
+        """Return the record on a chain that an older container has received, with its way.
+
+        An example is the state of a model in a dict of checkpoints: it leaves as a whole, also with
+        arrays that are too small for a row.
+        """
+        for position, item in enumerate(steps[1:], start=1):
+            if not _may_be_record(item) or id(item) not in self._received():
+                continue
+            way = self._writer.way(root, steps[: position + 1])
+            if way.cut is None or not way.is_direct or way.cut.kind not in _OF_CONTAINERS:
+                return None
+            self._removed_records[id(item)] = item
+            return item, way
+        return None
 
     def _is_new_figure(self, figure: object, object_id: int) -> bool:
         """Return True if a figure is no older than a row, whose object has an identity."""
@@ -635,6 +661,11 @@ def _some_of_each_holder(chains: Sequence[tuple[Root, Steps]]) -> list[tuple[Roo
         else:
             some += of_holder
     return some
+
+
+def _may_be_record(item: object) -> bool:
+    """Return True for a container or an instance of a user's class."""
+    return is_exactly(item, *CONTAINERS, OrderedDict) or is_users_class(type(item))
 
 
 def _are_axes(item: object) -> bool:

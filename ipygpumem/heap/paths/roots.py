@@ -284,6 +284,9 @@ class Roots:
             known.
         removed_as_whole: receives new modules of torch and figures that lines of advice remove as a
             whole.
+        received: returns the identities of objects that older ones have received since: the user
+            removes such a record as a whole.
+        removed_records: receives the records that lines of advice remove as a whole, by identity.
         removed_objects: receives the objects to which the references lead that lines remove, and
             those that a call ends, by identity.
     """
@@ -298,6 +301,8 @@ class Roots:
     knows_age: bool = False
     stay_open: list[weakref.ref[Any]] = field(default_factory=list)
     removed_as_whole: list[weakref.ref[Any]] = field(default_factory=list)
+    received: Callable[[], Container[int]] = frozenset
+    removed_records: dict[int, object] = field(default_factory=dict)
     removed_objects: dict[int, object] = field(default_factory=dict)
 
 
