@@ -12,6 +12,7 @@ import sys
 import threading
 from collections import Counter
 
+import numpy
 import pytest
 
 from benchmarks.harness.kernel import Kernel
@@ -182,6 +183,29 @@ def test_free_pages_of_the_heap_are_told_from_used_ones() -> None:
     assert own_pages().stack_bytes >= found.stack_bytes + 20 * 4096
     done.set()
     del kept
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+@alone
+def test_free_pages_in_the_arena_of_a_thread_are_known() -> None:
+    # From now on malloc makes no mapping of its own for an array of 8 MiB.
+    array = numpy.ones(2**22 - 2**10)
+    del array
+    found = list[int]()
+
+    def work() -> None:
+        # NumPy asks for huge pages in each of them, so that the arena has several mappings.
+        arrays = [numpy.ones(2**20) for _ in range(6)]
+        found.append(own_pages().free_heap_bytes)
+        del arrays
+        found.append(own_pages().free_heap_bytes)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    while_alive, once_dead = found
+    assert while_alive < 8 * MIB
+    assert 40 * MIB < once_dead < 56 * MIB
 
 
 HIDDEN = """%%experiment hidden

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,13 +48,16 @@ class AddressRange(NamedTuple):
         """True for a page that nothing may touch, as below a thread's stack."""
         return self.allowed == b"---p" and self.end - self.start == PAGE_BYTES
 
+    @property
+    def may_be_in_arena(self) -> bool:
+        """True if it may be in use by a thread's arena."""
+        return self.allowed == b"rw-p" and not self.has_file and not self.name
+
     def is_reserved_for(self, arena: AddressRange) -> bool:
         """Return True if this is the part of a thread's arena that malloc has reserved, after the
-        part in use.
+        part in use, which begins with ``arena``.
         """
-        if self.has_file or arena.has_file or arena.name or arena.allowed != b"rw-p":
-            return False
-        if arena.start % _ARENA_BYTES or self.allowed != b"---p":
+        if self.has_file or self.allowed != b"---p":
             return False
         return self.start < arena.start + _ARENA_BYTES <= self.end
 
@@ -113,18 +116,29 @@ def own_pages() -> OwnPages:
 
 def free_heap_in(ranges: Sequence[AddressRange]) -> int:
     """Return the free pages in the heap of glibc's malloc, by the mappings of this process."""
-    heap = 0
-    previous: AddressRange | None = None
-    for mapping in ranges:
-        if mapping.name == b"[heap]":
-            heap += mapping.resident_bytes
-        elif previous is not None and mapping.is_reserved_for(previous):
-            heap += previous.resident_bytes
-        previous = mapping
     figures = heap_figures()
     if figures is None:
         return 0
-    return max(0, min(figures.free_bytes, heap - figures.used_bytes))
+    heap = [mapping for mapping in ranges if mapping.name == b"[heap]"]
+    resident_bytes = sum(mapping.resident_bytes for mapping in (*heap, *_arenas_in(ranges)))
+    return max(0, min(figures.free_bytes, resident_bytes - figures.used_bytes))
+
+
+def _arenas_in(ranges: Sequence[AddressRange]) -> Iterator[AddressRange]:
+    """Yield the mappings that are in use by threads' arenas.
+
+    An arena has several if NumPy has asked for huge pages in large arrays there.
+    """
+    arena = list[AddressRange]()
+    for mapping in ranges:
+        if arena and mapping.start != arena[-1].end:
+            arena = []
+        if mapping.may_be_in_arena and (arena or mapping.start % _ARENA_BYTES == 0):
+            arena.append(mapping)
+            continue
+        if arena and mapping.is_reserved_for(arena[0]):
+            yield from arena
+        arena = []
 
 
 _LEAST_UNUSED_BYTES = 16 * MIB
