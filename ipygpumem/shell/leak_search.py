@@ -118,7 +118,7 @@ class LeakSearch:
         survivors += tensors_on_arrays(survivors, heap)
         listed = storages_of(survivors)
         graphs = [graph for graph in retained.graphs if graph.size_bytes >= self._smallest]
-        unnamed = self._unnamed(heap, listed, graphs)
+        unnamed = self._unnamed(heap, listed, graphs, outputs.identities_of_ours())
         progress(0.7)
         questions = unnamed.questions()
         of_survivors = self._survivors.explained(survivors, heap, roots, questions)
@@ -137,7 +137,7 @@ class LeakSearch:
         return Leaks(cycles.rows, cycles.arrays, beyond, _together(kept), retained.complete)
 
     def _unnamed(
-        self, heap: Heap, listed: Set[StorageKey], graphs: Iterable[Finding]
+        self, heap: Heap, listed: Set[StorageKey], graphs: Iterable[Finding], ours: Set[int]
     ) -> _UnnamedMemory:
         """Return the memory that may have leaked without a name of an experiment.
 
@@ -145,6 +145,7 @@ class LeakSearch:
             heap: the live objects.
             listed: the storages of survivors, which have rows of their own.
             graphs: autograd graphs, which have rows of their own.
+            ours: identities of objects of this search that are older than the heap.
         """
         namespace = self._context.namespace
         large = LeakCandidates(heap, list(in_run_modules(self._context.shell)))
@@ -154,7 +155,8 @@ class LeakSearch:
         arrays = _UnnamedArrays(notebook, in_rows)
         unlisted = Unlisted(notebook, large.places, surviving.sizes, listed)
         # From 30,000 names on, the namespace is a large dict itself.
-        objects = UnreachedObjects(large, unlisted, self._printed_texts | {id(namespace)})
+        not_listed = self._printed_texts | {id(self._printed_texts), id(namespace)} | ours
+        objects = UnreachedObjects(large, unlisted, not_listed)
         return _UnnamedMemory(surviving, arrays, objects, unlisted)
 
     def _leaked_names(self, heap: Heap) -> list[WatchedName]:
@@ -190,6 +192,10 @@ class _Outputs:
                 self.values[code_of_output(number)] = value
         self._paths, self._inside = paths_of(names, self.values)
         self._inside |= keepers | {id(kept), id(self.values)}
+
+    def identities_of_ours(self) -> set[int]:
+        """Return the identities of its own containers, which are large beside many arrays."""
+        return {id(self.values), id(self._paths), id(self._inside)}
 
     def retained(self, heap: Heap) -> Retained:
         """Return the memory that names and outputs keep alive."""
