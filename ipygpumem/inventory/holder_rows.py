@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library
-from ipygpumem.heap.bulk import container_base
+from ipygpumem.heap.bulk import by_identity, container_base
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.holders.backward import BackwardSearch, FoundChain
 from ipygpumem.heap.knowledge.barriers import Barriers
@@ -21,7 +21,7 @@ from ipygpumem.heap.paths.path_writer import PathWriter
 from ipygpumem.heap.paths.remedies import REMOVE_THEM, Holder, Remedy
 from ipygpumem.heap.paths.roots import Rank, Root, Roots
 from ipygpumem.heap.paths.task_endings import ending_of
-from ipygpumem.heap.paths.ways import Way
+from ipygpumem.heap.paths.ways import Way, joined
 from ipygpumem.introspect import is_exactly, is_instance, is_users_class, module_of
 
 _MOST_ALIASES = 4
@@ -113,11 +113,16 @@ class HolderRows:
         self._references = ReferenceReader(Barriers())
         self._with_neighbours: set[int] = set()
         """Containers whose items have been added, by identity."""
+        self._asked: set[int] = set()
+        """Identities of the objects whose holders are asked for."""
+        self._deleted: dict[int, object] = {}
+        """Objects around these that a line may delete as a whole, by identity."""
 
     def add(self, key: NodeKey, items: Sequence[object]) -> None:
         """Add the holders of a node; ``items`` are its object, and objects that show its memory,
         too.
         """
+        self._asked.update(map(id, items))
         chains = self._search.chains_to(items) or self._unnamed_chain(items)
         if not chains and (type(key) is int or self._search.is_cut):
             # An object to which nothing visible refers, such as an array in a tensor, belongs to
@@ -140,14 +145,59 @@ class HolderRows:
 
     def groups(self) -> dict[Holder, set[NodeKey]]:
         """Return the nodes by holder; variables first."""
-        rows = chain.from_iterable(self._by_root.values())
-        groups = Groups()
-        for row in sorted(rows, key=_is_no_variable):
+        rows = sorted(chain.from_iterable(self._by_root.values()), key=_is_no_variable)
+        holders = list[Holder]()
+        for row in rows:
             cuts = list[Cut]()
             if len(row.keys) > 1 and not row.is_whole:
                 cuts = self._cuts_of(row)
-            groups.setdefault(row.holder(cuts), set()).update(row.keys)
+            holders.append(row.holder(cuts))
+        groups = Groups()
+        for row, holder in zip(rows, self._with_other_places(rows, holders), strict=True):
+            groups.setdefault(holder, set()).update(row.keys)
         return groups
+
+    def _with_other_places(self, rows: Sequence[_Row], holders: Sequence[Holder]) -> list[Holder]:
+        """Return the holders of rows; the line that deletes an object removes it from all places.
+
+        ``del df`` frees no column of the frame if ``app.df`` is the frame, too.
+        """
+        deleted = [self._deleted_by(holder) for holder in holders]
+        every = list(by_identity(list(chain.from_iterable(deleted))).values())
+        if not every:
+            return list(holders)
+        self._search.search_for_all(every)
+        removed = set(chain.from_iterable(holder.remedy.removed for holder in holders))
+        complete = list[Holder]()
+        for row, holder, items in zip(rows, holders, deleted, strict=True):
+            others = [way for item in items for way in self._other_ways(item, removed)]
+            cuts = self._cuts_of(row) if others and _is_container(items[0]) else []
+            line = statement_of(cuts)
+            if line:
+                holder = replace(row.of_many, remedy=Remedy(line, cuts=tuple(cuts)))
+            elif others:
+                holder = joined([Way(holder), *others]).holder
+            complete.append(holder)
+        return complete
+
+    def _deleted_by(self, holder: Holder) -> list[object]:
+        """Return the objects that the line of a holder deletes as a whole, without those whose
+        holders are all known.
+        """
+        ids = dict.fromkeys(cut.removed_id for cut in holder.remedy.removed)
+        return [self._deleted[key] for key in ids if key in self._deleted.keys() - self._asked]
+
+    def _other_ways(self, item: object, removed: Container[Cut]) -> list[Way]:
+        """Return the ways to an object from its holders, but for its names and those whose
+        references lines remove.
+        """
+        ways = list[Way]()
+        for found_chain in self._search.chains_to([item])[:_MOST_APART]:
+            way = self._writer.way(found_chain.roots[0], found_chain.steps)
+            is_removed = way.cuts and all(cut in removed for cut in way.cuts)
+            if len(found_chain.steps) > 1 and not is_removed:
+                ways.append(way)
+        return ways
 
     def _cuts_of(self, row: _Row) -> list[Cut]:
         """Return the references to all objects of a row; none if one of them has no line."""
@@ -215,11 +265,14 @@ class HolderRows:
         holder = way.holder
         may_delete = self._may_delete(first)
         of_whole = _named(holder, names, first, may_delete=may_delete)
+        if len(steps) > 1:
+            self._deleted[id(first)] = first
         has_other_data = _is_container(first) or is_of_library(first, "torch.nn", "Module")
-        if of_whole.remedy != holder.remedy and has_other_data:
-            self._removed_objects[id(first)] = first
+        if of_whole.remedy != holder.remedy:
             remedy = replace(of_whole.remedy, cuts=_cuts_of_names(names, first))
             of_whole = replace(of_whole, remedy=remedy)
+            if has_other_data:
+                self._removed_objects[id(first)] = first
         if self._is_deleted_as_a_whole(steps, number):
             return of_whole, of_whole
         of_single = _named(holder, names[:1], first, may_delete=False)

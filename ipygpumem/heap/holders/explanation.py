@@ -266,15 +266,15 @@ class Explanation:
         root, steps = chain_to_holder
         holder = steps[-1]
         arrays = row.held_arrays()
+        record = self._record_around(root, steps)
+        if record is not None:
+            item, way_to_item = record
+            return Removal.of(item, arrays, way_to_item)
         if id(holder) == row.object_id:
             return Removal.of(holder, arrays, self._writer.way(root, steps))
         library_object = self._library_object(root, steps, row, rows)
         if library_object is not None:
             item, way_to_item = library_object
-            return Removal.of(item, arrays, way_to_item)
-        record = self._record_around(root, steps)
-        if record is not None:
-            item, way_to_item = record
             return Removal.of(item, arrays, way_to_item)
         steps_to_array = chain[1]
         if len(steps) == len(steps_to_array):
