@@ -909,7 +909,7 @@ def test_two_frames_are_two_objects_with_their_columns(kernel: Kernel) -> None:
         ("outer['t'] = torch.from_numpy(x[:9])", 'del outer["t"]'),
         (
             "outer['t'] = torch.from_numpy(x[:9]); keep['t'] = [torch.from_numpy(x[:20])]",
-            'del keep["t"][0]; del outer["t"]',
+            'del keep["t"]; del outer["t"]',
         ),
         ("outer['a'] = x[5:9]; outer['t'] = torch.from_numpy(x[:9])", "outer.clear()"),
         (
@@ -1661,6 +1661,43 @@ def test_the_joint_line_omits_objects_freed_by_another_deletion(kernel: Kernel, 
     assert sorted(shown.split("; ")) == ["del layer", "del layers", "del optimizer"]
     works(kernel, shown, "import gc; gc.collect();")
     assert kernel.value("[ref() for ref in refs if ref() is not None] == []") is True
+
+
+SHARED_CONTAINERS = {
+    "items of a dict": (
+        "table = {i: np.ones(1 << 18) for i in range(4)}; app.table = table; x = [table[1]]\n"
+        "ref = weakref.ref(x[0])",
+        "del table[1]; del x",
+    ),
+    "two items of a list": (
+        "rows = [np.ones(1 << 18) for _ in range(6)]; app.rows = rows; x = [rows[0], rows[4]]\n"
+        "ref = weakref.ref(x[1])",
+        "del rows[4]; del rows[0]; del x",
+    ),
+    "a list of one array alone": (
+        "rows = [np.ones(1 << 18)] * 2; app.rows = rows; x = [rows[0]]; ref = weakref.ref(x[0])",
+        "rows.clear(); del x",
+    ),
+    "a data frame": (
+        "frame = pd.DataFrame(np.ones((1 << 16, 4))); app.frame = frame; x = frame[3]\n"
+        "ref = weakref.ref(frame)",
+        "app.frame = None; del frame; del x",
+    ),
+    "a tuple": (
+        "pair = (np.ones(1 << 18), 1); app.pairs = [pair]; x = pair[0]; ref = weakref.ref(x)",
+        "del pair; del app.pairs[0]; del x",
+    ),
+}
+"""Code with an object in a container that an attribute has, too, and the line that frees it."""
+
+
+@pytest.mark.parametrize("case", SHARED_CONTAINERS)
+def test_a_line_frees_what_is_in_a_shared_container(kernel: Kernel, case: str) -> None:
+    code, line = SHARED_CONTAINERS[case]
+    works(kernel, "import weakref, numpy as np, pandas as pd\nclass App: pass\napp = App()", code)
+    assert one_line(kernel, "x") == line
+    works(kernel, line)
+    assert kernel.value("ref() is None") is True
 
 
 def test_a_graph_that_holds_parameters_has_a_row(kernel: Kernel) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Container, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
@@ -115,8 +115,8 @@ class HolderRows:
         """Containers whose items have been added, by identity."""
         self._asked: set[int] = set()
         """Identities of the objects whose holders are asked for."""
-        self._deleted: dict[int, object] = {}
-        """Objects around these that a line may delete as a whole, by identity."""
+        self._named: dict[str, object] = {}
+        """Objects around these, by the line that deletes all variables of each."""
 
     def add(self, key: NodeKey, items: Sequence[object]) -> None:
         """Add the holders of a node; ``items`` are its object, and objects that show its memory,
@@ -158,45 +158,56 @@ class HolderRows:
         return groups
 
     def _with_other_places(self, rows: Sequence[_Row], holders: Sequence[Holder]) -> list[Holder]:
-        """Return the holders of rows; the line that deletes an object removes it from all places.
+        """Return the holders of rows; a line that deletes an object removes it from all places.
 
         ``del df`` frees no column of the frame if ``app.df`` is the frame, too.
         """
-        deleted = [self._deleted_by(holder) for holder in holders]
-        every = list(by_identity(list(chain.from_iterable(deleted))).values())
+        deleted = [self._named.get(holder.remedy.line) for holder in holders]
+        every = by_identity([item for item in deleted if item is not None])
+        for key in every.keys() & self._asked:
+            del every[key]  # its holders have rows already
         if not every:
             return list(holders)
-        self._search.search_for_all(every)
-        removed = set(chain.from_iterable(holder.remedy.removed for holder in holders))
+        self._search.search_for_all(list(every.values()))
         complete = list[Holder]()
-        for row, holder, items in zip(rows, holders, deleted, strict=True):
-            others = [way for item in items for way in self._other_ways(item, removed)]
-            cuts = self._cuts_of(row) if others and _is_container(items[0]) else []
-            line = statement_of(cuts)
-            if line:
-                holder = replace(row.of_many, remedy=Remedy(line, cuts=tuple(cuts)))
-            elif others:
-                holder = joined([Way(holder), *others]).holder
+        for row, holder, item in zip(rows, holders, deleted, strict=True):
+            if id(item) in every:
+                holder = self._in_all_places(row, holder, item, every.keys())
             complete.append(holder)
         return complete
 
-    def _deleted_by(self, holder: Holder) -> list[object]:
-        """Return the objects that the line of a holder deletes as a whole, without those whose
-        holders are all known.
-        """
-        ids = dict.fromkeys(cut.removed_id for cut in holder.remedy.removed)
-        return [self._deleted[key] for key in ids if key in self._deleted.keys() - self._asked]
+    def _in_all_places(
+        self, row: _Row, holder: Holder, item: object, deleted: Set[int]
+    ) -> Holder:
+        """Return the holder of a row whose line deletes an object, with the line that removes it
+        from all places, or the row's objects from it.
 
-    def _other_ways(self, item: object, removed: Container[Cut]) -> list[Way]:
-        """Return the ways to an object from its holders, but for its names and those whose
-        references lines remove.
+        Args:
+            row: the row.
+            holder: its holder.
+            item: the object.
+            deleted: the identities of all objects that lines delete.
+        """
+        others = self._other_ways(item, deleted)
+        if not others:
+            return holder
+        line = ""
+        if _is_container(item):
+            cuts = self._cuts_of(row)
+            line = statement_of(cuts)
+        if line:
+            return replace(row.of_many, remedy=Remedy(line, cuts=tuple(cuts)))
+        return joined([Way(holder), *others]).holder
+
+    def _other_ways(self, item: object, deleted: Set[int]) -> list[Way]:
+        """Return the ways to an object from its holders, but for its variables, and without those
+        through objects that lines delete.
         """
         ways = list[Way]()
         for found_chain in self._search.chains_to([item])[:_MOST_APART]:
-            way = self._writer.way(found_chain.roots[0], found_chain.steps)
-            is_removed = way.cuts and all(cut in removed for cut in way.cuts)
-            if len(found_chain.steps) > 1 and not is_removed:
-                ways.append(way)
+            steps = found_chain.steps
+            if len(steps) > 1 and deleted.isdisjoint(map(id, steps[:-1])):
+                ways.append(self._writer.way(found_chain.roots[0], steps))
         return ways
 
     def _cuts_of(self, row: _Row) -> list[Cut]:
@@ -265,14 +276,13 @@ class HolderRows:
         holder = way.holder
         may_delete = self._may_delete(first)
         of_whole = _named(holder, names, first, may_delete=may_delete)
-        if len(steps) > 1:
-            self._deleted[id(first)] = first
+        if len(steps) > 1 and of_whole.remedy.deletes:
+            self._named[of_whole.remedy.line] = first
         has_other_data = _is_container(first) or is_of_library(first, "torch.nn", "Module")
-        if of_whole.remedy != holder.remedy:
+        if of_whole.remedy != holder.remedy and has_other_data:
+            self._removed_objects[id(first)] = first
             remedy = replace(of_whole.remedy, cuts=_cuts_of_names(names, first))
             of_whole = replace(of_whole, remedy=remedy)
-            if has_other_data:
-                self._removed_objects[id(first)] = first
         if self._is_deleted_as_a_whole(steps, number):
             return of_whole, of_whole
         of_single = _named(holder, names[:1], first, may_delete=False)

@@ -44,8 +44,7 @@ def test_a_leak_is_reported_at_its_experiments_end_and_later(notebook: Kernel) -
     (report,) = works(notebook, "%experiment end").survivors()
     line = (
         f"8 MiB · x: ndarray float64 1048576 · cell {cell} · held by notebook variable "
-        'cache["run3"][0] · '
-        'to free it: del cache["run3"][0]'
+        'cache["run3"] · to free it: del cache["run3"]'
     )
     assert line in report
     assert leaks(notebook).splitlines() == ["1 leak · 8 MiB", "  " + line]
@@ -245,16 +244,16 @@ second['runs'].append({'data': xs[1:]})
 """.strip(),
     )
     expected = [
-        (16 << 20, 'notebook variable second["runs"][0]["data"]'),
+        (16 << 20, 'notebook variable second["runs"][0]'),
         (2 << 20, 'notebook variable first["a"]'),
     ]
     assert survivors(notebook) == expected
     lines = leaks(notebook).splitlines()
     assert lines[0] == "2 leaks · 18 MiB"
     assert "16 MiB · xs: list with 8 arrays" in lines[1]
-    assert 'held by notebook variable second["runs"][0]["data"] ·' in lines[1]
+    assert 'held by notebook variable second["runs"][0] ·' in lines[1]
     assert 'held by notebook variable first["a"] ·' in lines[2]
-    works(notebook, 'del second["runs"][0]["data"]')
+    works(notebook, 'del second["runs"][0]')
     assert leaks(notebook).splitlines()[0] == "1 leak · 2 MiB"
     works(notebook, 'del first["a"]')
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
@@ -307,7 +306,13 @@ class Files:
 
 SEVERAL = {
     "for n in range(10): outer['runs'].append({'n': n, 'data': numpy.ones(1 << 20)})": (
-        'for _item in outer["runs"]: del _item["data"]; del _item'
+        'outer["runs"].clear()'
+    ),
+    "for n in range(9): runs[n]['data'] = numpy.ones(1 << 20)": (
+        'for _item in runs: del _item["data"]; del _item'
+    ),
+    "for n in range(9): outer[n] = {'data': [numpy.ones(1 << 20)], 'small': numpy.ones(9)}": (
+        "for _key in list(outer)[1:]: del outer[_key], _key"
     ),
     "for n in range(10): outer['runs'].append(numpy.ones(1 << 20))": 'outer["runs"].clear()',
     "x = numpy.ones(1 << 20); y = numpy.ones((1 << 20, 2)); mixed += [x, y]": "del mixed[3:]",
@@ -320,7 +325,8 @@ it.
 
 @pytest.mark.parametrize(("code", "line"), SEVERAL.items())
 def test_the_rows_of_one_container_have_one_line(notebook: Kernel, code: str, line: str) -> None:
-    works(notebook, "outer, second, mixed = {'runs': []}, {}, [1, 2, 3]", f"%%experiment a\n{code}")
+    works(notebook, "outer, second, mixed = {'runs': []}, {}, [1, 2, 3]")
+    works(notebook, "runs = [{'n': n} for n in range(9)]", f"%%experiment a\n{code}")
     report = leaks(notebook).splitlines()
     assert report[0].startswith("1 leak")
     assert report[1].endswith(f"to free it: {line}")
