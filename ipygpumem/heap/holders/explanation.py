@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import replace
+from types import FunctionType, ModuleType
 
 from ipygpumem.heap.arrays import StorageKey, flat_elements, is_of_library
 from ipygpumem.heap.bulk import by_identity
@@ -18,13 +19,13 @@ from ipygpumem.heap.holders.backward import BackwardSearch, FoundChain, NextUp, 
 from ipygpumem.heap.holders.registries import figure_of, roots_of_figures
 from ipygpumem.heap.holders.removal import HolderWays, Removal, nearest_first
 from ipygpumem.heap.holders.rows import Row, RowHolders
-from ipygpumem.heap.paths.cuts import Kind, statement_of
+from ipygpumem.heap.paths.cuts import Cut, Kind, statement_of
 from ipygpumem.heap.paths.items_and_attributes import first_in, is_opaque, is_private, items_of
 from ipygpumem.heap.paths.path_writer import PathWriter, without_own_dicts
 from ipygpumem.heap.paths.remedies import NO_REMEDY, REMOVE, REMOVE_THEM, Holder, Remedy
 from ipygpumem.heap.paths.roots import Rank, Root, Roots
 from ipygpumem.heap.paths.ways import Way, joined
-from ipygpumem.introspect import instance_dict, is_exactly, is_instance, is_users_class
+from ipygpumem.introspect import instance_dict, is_exactly, is_instance
 
 _MOST_CHAINS = 20
 """Maximum number of items of one holder for each of which a path is written."""
@@ -37,9 +38,20 @@ _MOST_DIVIDED = 10
 _REGISTRATIONS = {Kind.CALL, Kind.CLOSED}
 """References that are removed by a call, with all that is registered there."""
 _OF_CONTAINERS = {Kind.ITEM, Kind.KEY}
-"""References to items of containers, which leave as a whole; an attribute may have to stay."""
+"""References to items of containers."""
+_EMPTIED = (list, dict, set, deque, OrderedDict)
+"""Containers that may be emptied."""
 _WITH_GRADIENTS = (("torch.nn", "Module"), ("torch.optim", "Optimizer"))
 """Classes of torch with ``zero_grad``."""
+_NO_RECORDS = (
+    *_WITH_GRADIENTS,
+    ("torch", "Tensor"),
+    ("matplotlib.artist", "Artist"),
+    ("unittest.mock", "NonCallableMock"),
+)
+"""Classes of libraries whose objects leave in ways of their own."""
+_OF_PYTHON = (BaseException, FunctionType, ModuleType, type)
+"""Classes of Python whose objects do."""
 NO_OBJECT = Holder(
     "no Python object: C++ code keeps it", Remedy("let the library that made it free it")
 )
@@ -196,6 +208,10 @@ class Explanation:
         nearest = list[tuple[tuple[Root, Steps], Way]]()
         for root, steps in _some_of_each_holder(at_distance):
             way = self._writer.way(root, steps, of_graph=self._of_graphs)
+            record = self._removal_of_record(root, steps, ()) if self._of_graphs else None
+            if record is not None:
+                remedy = record.way.holder.remedy
+                way = replace(way, holder=replace(way.holder, remedy=remedy))
             nearest.append(((root, steps), way))
         return min(nearest, key=lambda pair: order_of_holder(pair[1].holder))
 
@@ -266,10 +282,9 @@ class Explanation:
         root, steps = chain_to_holder
         holder = steps[-1]
         arrays = row.held_arrays()
-        record = self._record_around(root, steps)
+        record = self._removal_of_record(root, steps, arrays)
         if record is not None:
-            item, way_to_item = record
-            return Removal.of(item, arrays, way_to_item)
+            return record
         if id(holder) == row.object_id:
             return Removal.of(holder, arrays, self._writer.way(root, steps))
         library_object = self._library_object(root, steps, row, rows)
@@ -308,6 +323,10 @@ class Explanation:
         if is_removed_as_whole and whole.holder.remedy not in (NO_REMEDY, REMOVE):
             return Removal(None, arrays, whole)  # such as ``load.cache_clear()``
         inner = self._way_inside(root, steps, row, rows)
+        if self._leads_to_records(row, rows, steps[-1]):
+            inner = self._way_to_records(root, steps, row, rows)
+            if not inner.cuts:
+                return None
         if inner.cuts:
             holder = replace(whole.holder, remedy=inner.holder.remedy)
             return Removal(None, arrays, replace(inner, holder=holder))
@@ -367,21 +386,83 @@ class Explanation:
         self._removed_as_whole.append(weakref.ref(figure))
         return figure, way
 
-    def _record_around(self, root: Root, steps: Steps) -> tuple[object, Way] | None:
-        """Return the record on a chain that an older container has received, with its way.
+    def _removal_of_record(
+        self, root: Root, steps: Steps, arrays: Sequence[object]
+    ) -> Removal | None:
+        """Return how to remove the record on a chain that an older object has received; None if
+        there is none.
 
         An example is the state of a model in a dict of checkpoints: it leaves as a whole, also with
         arrays that are too small for a row.
+
+        Args:
+            root: the root of the chain.
+            steps: its objects.
+            arrays: the arrays of the row.
         """
-        for position, item in enumerate(steps[1:], start=1):
-            if not _may_be_record(item) or id(item) not in self._received():
+        for position, item in enumerate(steps):
+            if position == 0 or id(item) not in self._received():
                 continue
-            way = self._writer.way(root, steps[: position + 1])
-            if way.cut is None or not way.is_direct or way.cut.kind not in _OF_CONTAINERS:
+            to_item = steps[: position + 1]
+            way = self._writer.way(root, to_item)
+            if not _may_be_record(item) or way.cut is None or not way.is_direct or way.cut.ending:
                 return None
-            self._removed_records[id(item)] = item
-            return item, way
+            if way.cut.kind in _OF_CONTAINERS or not is_exactly(item, *_EMPTIED):
+                self._removed_records[id(item)] = item
+                return Removal.of(item, arrays, way)
+            # Code may need an attribute with a container.
+            emptied = self._way_that_empties(root, to_item, way)
+            return None if emptied is None else Removal(None, arrays, emptied)
         return None
+
+    def _leads_to_records(self, row: Row, rows: RowHolders, holder: object) -> bool:
+        """Return True if an older object leads to arrays of a row by records that it has got."""
+        received = self._received()
+        if not received or id(holder) in received:
+            return False
+        leading = rows.leading_items(row, items_of(holder))
+        return any(id(item) in received and _may_be_record(item) for item in leading)
+
+    def _way_to_records(self, root: Root, steps: Steps, row: Row, rows: RowHolders) -> Way:
+        """Return the line that removes the records with arrays of a row from a container; a way
+        without one if it is no container or leads to the arrays in other ways, too.
+        """
+        container = steps[-1]
+        leading = rows.leading_items(row, items_of(container))
+        cuts = list[Cut]()
+        if is_exactly(container, *_EMPTIED) and self._received_all(leading):
+            cuts = self._writer.cuts_of_items(root, steps, leading)
+        statement = statement_of(cuts)
+        if not statement:
+            return Way(Holder("", NO_REMEDY))
+        self._removed_records.update(by_identity(leading))
+        references = frozenset((id(container), id(item)) for item in leading)
+        remedy = Remedy(statement, cuts=tuple(cuts))
+        return Way(Holder("", remedy), removed_references=references)
+
+    def _received_all(self, items: Sequence[object]) -> bool:
+        received = self._received()
+        return all(id(item) in received and _may_be_record(item) for item in items)
+
+    def _way_that_empties(self, root: Root, steps: Steps, way: Way) -> Way | None:
+        """Return the way to the container at the end of a chain, with the line that removes all of
+        its items; None if no line does.
+
+        Args:
+            root: the root of the chain.
+            steps: its objects.
+            way: the way to the container.
+        """
+        container = steps[-1]
+        items = items_of(container)
+        cuts = self._writer.cuts_of_items(root, steps, items)
+        statement = statement_of(cuts)
+        if not statement:
+            return None
+        self._removed_records[id(container)] = container
+        remedy = Remedy(statement, cuts=tuple(cuts))
+        references = frozenset((id(container), id(item)) for item in items)
+        return Way(replace(way.holder, remedy=remedy), removed_references=references)
 
     def _is_new_figure(self, figure: object, object_id: int) -> bool:
         """Return True if a figure is no older than a row, whose object has an identity."""
@@ -464,16 +545,20 @@ class Explanation:
             object_id: identity of the object of the row; 0 if there is none.
         """
 
-        def is_in_older_figure(item: object) -> bool:
+        on_the_way = {key for key in removal.way.step_ids if key != id(removal.item)}
+
+        def stays(item: object) -> bool:
             figure = figure_of(item)
-            return figure is not None and not self._is_new_figure(figure, object_id)
+            if figure is not None and not self._is_new_figure(figure, object_id):
+                return True
+            return id(item) in on_the_way  # an older object around it, such as its parent
 
         parts = list[object]()
         array_ids = set(map(id, removal.arrays))
         if removal.item is not None:
-            parts += self._search.between(removal.item, array_ids, is_in_older_figure)
+            parts += self._search.between(removal.item, array_ids, stays)
         for owner_id, item_id in removal.way.removed_references:
-            parts += self._search.below(owner_id, item_id, array_ids, is_in_older_figure)
+            parts += self._search.below(owner_id, item_id, array_ids, stays)
         return list(by_identity(parts).values())
 
     def _all_ways(
@@ -595,6 +680,9 @@ class Explanation:
         root, steps, left_out = self._inside_older_figure(
             found_chain.roots[0], found_chain.steps, object_id
         )
+        record = self._removal_of_record(root, steps, ())
+        if record is not None:
+            return HolderWays(None, [record.way], [])
         end = found_chain.holder_at + 1 - left_out
         way = self._writer.way(root, steps, of_graph=self._of_graphs)
         ways = [self._with_line(root, steps, way)]
@@ -664,8 +752,16 @@ def _some_of_each_holder(chains: Sequence[tuple[Root, Steps]]) -> list[tuple[Roo
 
 
 def _may_be_record(item: object) -> bool:
-    """Return True for a container or an instance of a user's class."""
-    return is_exactly(item, *CONTAINERS, OrderedDict) or is_users_class(type(item))
+    """Return True for a container, or an instance of a class that is no part of a figure and of no
+    model.
+    """
+    if is_exactly(item, *CONTAINERS, OrderedDict):
+        return True
+    if any(is_of_library(item, *kind) for kind in _NO_RECORDS):
+        return False
+    if any(is_instance(item, kind) for kind in _OF_PYTHON):
+        return False
+    return instance_dict(item) is not None
 
 
 def _are_axes(item: object) -> bool:
