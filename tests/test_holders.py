@@ -1692,7 +1692,7 @@ SHARED_CONTAINERS = {
 
 
 @pytest.mark.parametrize("case", SHARED_CONTAINERS)
-def test_a_line_frees_what_is_in_a_shared_container(kernel: Kernel, case: str) -> None:
+def test_a_line_frees_an_object_in_a_shared_container(kernel: Kernel, case: str) -> None:
     code, line = SHARED_CONTAINERS[case]
     works(kernel, "import weakref, numpy as np, pandas as pd\nclass App: pass\napp = App()", code)
     assert one_line(kernel, "x") == line

@@ -176,9 +176,7 @@ class HolderRows:
             complete.append(holder)
         return complete
 
-    def _in_all_places(
-        self, row: _Row, holder: Holder, item: object, deleted: Set[int]
-    ) -> Holder:
+    def _in_all_places(self, row: _Row, holder: Holder, item: object, deleted: Set[int]) -> Holder:
         """Return the holder of a row whose line deletes an object, with the line that removes it
         from all places, or the row's objects from it.
 
@@ -188,8 +186,8 @@ class HolderRows:
             item: the object.
             deleted: the identities of all objects that lines delete.
         """
-        others = self._other_ways(item, deleted)
-        if not others:
+        further_ways = self._other_ways(item, deleted)
+        if not further_ways:
             return holder
         line = ""
         if _is_container(item):
@@ -197,7 +195,7 @@ class HolderRows:
             line = statement_of(cuts)
         if line:
             return replace(row.of_many, remedy=Remedy(line, cuts=tuple(cuts)))
-        return joined([Way(holder), *others]).holder
+        return joined([Way(holder), *further_ways]).holder
 
     def _other_ways(self, item: object, deleted: Set[int]) -> list[Way]:
         """Return the ways to an object from its holders, but for its variables, and without those

@@ -118,7 +118,7 @@ class LeakSearch:
         survivors += tensors_on_arrays(survivors, heap)
         listed = storages_of(survivors)
         graphs = [graph for graph in retained.graphs if graph.size_bytes >= self._smallest]
-        unnamed = self._unnamed(heap, listed, graphs, outputs.identities_of_ours())
+        unnamed = self._unnamed(heap, listed, graphs, outputs.identities_of_notes())
         progress(0.7)
         questions = unnamed.questions()
         of_survivors = self._survivors.explained(survivors, heap, roots, questions)
@@ -137,7 +137,7 @@ class LeakSearch:
         return Leaks(cycles.rows, cycles.arrays, beyond, _together(kept), retained.complete)
 
     def _unnamed(
-        self, heap: Heap, listed: Set[StorageKey], graphs: Iterable[Finding], ours: Set[int]
+        self, heap: Heap, listed: Set[StorageKey], graphs: Iterable[Finding], notes: Set[int]
     ) -> _UnnamedMemory:
         """Return the memory that may have leaked without a name of an experiment.
 
@@ -145,7 +145,7 @@ class LeakSearch:
             heap: the live objects.
             listed: the storages of survivors, which have rows of their own.
             graphs: autograd graphs, which have rows of their own.
-            ours: identities of objects of this search that are older than the heap.
+            notes: identities of objects of this search that are older than the heap.
         """
         namespace = self._context.namespace
         large = LeakCandidates(heap, list(in_run_modules(self._context.shell)))
@@ -155,7 +155,7 @@ class LeakSearch:
         arrays = _UnnamedArrays(notebook, in_rows)
         unlisted = Unlisted(notebook, large.places, surviving.sizes, listed)
         # From 30,000 names on, the namespace is a large dict itself.
-        not_listed = self._printed_texts | {id(self._printed_texts), id(namespace)} | ours
+        not_listed = self._printed_texts | {id(self._printed_texts), id(namespace)} | notes
         objects = UnreachedObjects(large, unlisted, not_listed)
         return _UnnamedMemory(surviving, arrays, objects, unlisted)
 
@@ -193,8 +193,8 @@ class _Outputs:
         self._paths, self._inside = paths_of(names, self.values)
         self._inside |= keepers | {id(kept), id(self.values)}
 
-    def identities_of_ours(self) -> set[int]:
-        """Return the identities of its own containers, which are large beside many arrays."""
+    def identities_of_notes(self) -> set[int]:
+        """Return the identities of its own containers, which are large if there are many arrays."""
         return {id(self.values), id(self._paths), id(self._inside)}
 
     def retained(self, heap: Heap) -> Retained:

@@ -52,7 +52,7 @@ def test_a_leak_is_reported_at_its_experiments_end_and_later(notebook: Kernel) -
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
 
 
-def test_what_the_search_notes_of_many_arrays_is_no_leak(notebook: Kernel) -> None:
+def test_the_notes_of_a_search_are_no_leak(notebook: Kernel) -> None:
     works(notebook, "records = [{'id': i, 'vector': numpy.ones(9)} for i in range(30_000)]")
     assert leaks(notebook) == "no leak of at least 1 MiB was found"
     works(notebook, "del records")

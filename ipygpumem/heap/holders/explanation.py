@@ -208,7 +208,7 @@ class Explanation:
         nearest = list[tuple[tuple[Root, Steps], Way]]()
         for root, steps in _some_of_each_holder(at_distance):
             way = self._writer.way(root, steps, of_graph=self._of_graphs)
-            record = self._removal_of_record(root, steps, ()) if self._of_graphs else None
+            record = self._removal_of_record(root, steps, steps[-1:]) if self._of_graphs else None
             if record is not None:
                 remedy = record.way.holder.remedy
                 way = replace(way, holder=replace(way.holder, remedy=remedy))
@@ -387,7 +387,7 @@ class Explanation:
         return figure, way
 
     def _removal_of_record(
-        self, root: Root, steps: Steps, arrays: Sequence[object]
+        self, root: Root, steps: Steps, targets: Sequence[object]
     ) -> Removal | None:
         """Return how to remove the record on a chain that an older object has received; None if
         there is none.
@@ -398,21 +398,24 @@ class Explanation:
         Args:
             root: the root of the chain.
             steps: its objects.
-            arrays: the arrays of the row.
+            targets: the objects to free in it.
         """
+        target_ids = set(map(id, targets))
         for position, item in enumerate(steps):
             if position == 0 or id(item) not in self._received():
                 continue
+            if id(item) in target_ids:
+                return None
             to_item = steps[: position + 1]
             way = self._writer.way(root, to_item)
             if not _may_be_record(item) or way.cut is None or not way.is_direct or way.cut.ending:
                 return None
             if way.cut.kind in _OF_CONTAINERS or not is_exactly(item, *_EMPTIED):
                 self._removed_records[id(item)] = item
-                return Removal.of(item, arrays, way)
+                return Removal.of(item, targets, way)
             # Code may need an attribute with a container.
             emptied = self._way_that_empties(root, to_item, way)
-            return None if emptied is None else Removal(None, arrays, emptied)
+            return None if emptied is None else Removal(None, targets, emptied)
         return None
 
     def _leads_to_records(self, row: Row, rows: RowHolders, holder: object) -> bool:
@@ -462,7 +465,8 @@ class Explanation:
         self._removed_records[id(container)] = container
         remedy = Remedy(statement, cuts=tuple(cuts))
         references = frozenset((id(container), id(item)) for item in items)
-        return Way(replace(way.holder, remedy=remedy), removed_references=references)
+        holder = replace(way.holder, remedy=remedy)
+        return Way(holder, step_ids=way.step_ids, removed_references=references)
 
     def _is_new_figure(self, figure: object, object_id: int) -> bool:
         """Return True if a figure is no older than a row, whose object has an identity."""
@@ -544,7 +548,6 @@ class Explanation:
             removal: what the line removes.
             object_id: identity of the object of the row; 0 if there is none.
         """
-
         on_the_way = {key for key in removal.way.step_ids if key != id(removal.item)}
 
         def stays(item: object) -> bool:
@@ -680,7 +683,7 @@ class Explanation:
         root, steps, left_out = self._inside_older_figure(
             found_chain.roots[0], found_chain.steps, object_id
         )
-        record = self._removal_of_record(root, steps, ())
+        record = self._removal_of_record(root, steps, steps[-1:])
         if record is not None:
             return HolderWays(None, [record.way], [])
         end = found_chain.holder_at + 1 - left_out
