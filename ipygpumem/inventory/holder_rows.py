@@ -7,6 +7,7 @@ import gc
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
+from types import FunctionType
 from typing import Any
 
 from ipygpumem.heap.arrays import is_of_library
@@ -169,33 +170,27 @@ class HolderRows:
         if not every:
             return list(holders)
         self._search.search_for_all(list(every.values()))
-        complete = list[Holder]()
-        for row, holder, item in zip(rows, holders, deleted, strict=True):
-            if id(item) in every:
-                holder = self._in_all_places(row, holder, item, every.keys())
-            complete.append(holder)
+        complete = list(holders)
+        # A container with further holders stays, and only loses items; then it is such a holder.
+        has_changed = True
+        while has_changed:
+            has_changed = False
+            for position, item in enumerate(deleted):
+                if id(item) not in every or not self._other_ways(item, every.keys()):
+                    continue
+                cuts = self._cuts_of(rows[position]) if _is_container(item) else []
+                line = statement_of(cuts)
+                if line:
+                    remedy = Remedy(line, cuts=tuple(cuts))
+                    complete[position] = replace(rows[position].of_many, remedy=remedy)
+                    deleted[position] = None
+                    has_changed = True
+            every = by_identity([item for item in deleted if id(item) in every])
+        for position, item in enumerate(deleted):
+            further = self._other_ways(item, every.keys()) if id(item) in every else []
+            if further:
+                complete[position] = joined([Way(holders[position]), *further]).holder
         return complete
-
-    def _in_all_places(self, row: _Row, holder: Holder, item: object, deleted: Set[int]) -> Holder:
-        """Return the holder of a row whose line deletes an object, with the line that removes it
-        from all places, or the row's objects from it.
-
-        Args:
-            row: the row.
-            holder: its holder.
-            item: the object.
-            deleted: the identities of all objects that lines delete.
-        """
-        further_ways = self._other_ways(item, deleted)
-        if not further_ways:
-            return holder
-        line = ""
-        if _is_container(item):
-            cuts = self._cuts_of(row)
-            line = statement_of(cuts)
-        if line:
-            return replace(row.of_many, remedy=Remedy(line, cuts=tuple(cuts)))
-        return joined([Way(holder), *further_ways]).holder
 
     def _other_ways(self, item: object, deleted: Set[int]) -> list[Way]:
         """Return the ways to an object from its holders, but for its variables, and without those
@@ -276,8 +271,7 @@ class HolderRows:
         of_whole = _named(holder, names, first, may_delete=may_delete)
         if len(steps) > 1 and of_whole.remedy.deletes:
             self._named[of_whole.remedy.line] = first
-        has_other_data = _is_container(first) or is_of_library(first, "torch.nn", "Module")
-        if of_whole.remedy != holder.remedy and has_other_data:
+        if of_whole.remedy != holder.remedy and _may_have_other_data(first):
             self._removed_objects[id(first)] = first
             remedy = replace(of_whole.remedy, cuts=_cuts_of_names(names, first))
             of_whole = replace(of_whole, remedy=remedy)
@@ -349,6 +343,13 @@ def _is_users(item: object) -> bool:
     if is_instance(item, type) or is_exactly(item, functools._lru_cache_wrapper):
         return True
     return _is_container(item) or is_users_class(type(item))
+
+
+def _may_have_other_data(item: object) -> bool:
+    """Return True for an object that a user may want to keep for what else is in it."""
+    if _is_container(item) or is_exactly(item, FunctionType, functools.partial):
+        return True
+    return is_of_library(item, "torch.nn", "Module")
 
 
 def _is_whole_of_torch(item: object) -> bool:
