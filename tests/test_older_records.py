@@ -13,6 +13,7 @@ from tests.steps import kernel_with, works
 
 notebook = kernel_with("%load_ext ipygpumem")
 _SETUP = """
+import numpy as np
 def rows():
     from ipygpumem.shell.app import app_of
     survivors = app_of(get_ipython()).experiments.finished[-1].survivors
@@ -36,7 +37,7 @@ def stays(record):
     return record["text"] if type(record) is dict else record.number
 def has_new(record):
     if type(record) is dict:
-        return not record.keys() <= {"number", "text"}
+        return not record.keys() <= {"number", "text", "tags"}
     return getattr(record, "words", None) is not None
 """
 """Makes older records."""
@@ -154,6 +155,24 @@ CASES = {
         3000,
         'for _item in records: del _item["more"]; del _item["words"]; del _item',
     ),
+    "arrays in dicts": Case(
+        "dicts(1500)",
+        "for each in records: each['words'] = np.ones(5000)",
+        1500,
+        'for _item in records: del _item["words"]; del _item',
+    ),
+    "arrays in instances with older arrays": Case(
+        "instances(Document, 1500)\nfor each in records: each.older = np.ones(100)\ndel each",
+        "for each in records: each.words = np.ones(5000)",
+        1500,
+        "for _item in records: _item.words = None; del _item",
+    ),
+    "arrays in tracked dicts": Case(
+        "dicts(1500)\nfor each in records: each['tags'] = [each['text']]\ndel each",
+        "for each in records: each['words'] = np.ones(5000)",
+        1500,
+        'for _item in records: del _item["words"]; del _item',
+    ),
     "instances with slots": Case(
         "instances(Slotted, 1500)",
         "for each in records: each.words = words(30)",
@@ -250,6 +269,15 @@ def test_older_elements_of_a_set_stay(notebook: Kernel) -> None:
     ((_, _, line),) = notebook.value("rows()")
     works(notebook, line)
     assert notebook.value("kept == {'alpha', 'beta'}")
+
+
+def test_a_large_array_in_one_older_record_is_named(notebook: Kernel) -> None:
+    works(notebook, _SETUP, "records = [{'tags': [number]} for number in range(1000)]")
+    works(notebook, "%%experiment e\nrecords[7]['words'] = np.ones(1 << 20)")
+    assert notebook.value("rows()") == [
+        (1, 'notebook variable records[7]["words"]', 'del records[7]["words"]')
+    ]
+    works(notebook, "del records")
 
 
 def test_lists_in_few_older_objects_are_named(notebook: Kernel) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from itertools import compress, islice, repeat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from itertools import compress, filterfalse, islice, repeat
 from operator import not_
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
+from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import (
     ONCE_IN_LIST,
     Kinds,
@@ -36,6 +37,7 @@ from ipygpumem.introspect import (
     class_dict,
     flags_of,
     instance_dict,
+    is_instance,
     is_users_class,
     is_users_module,
     module_dict,
@@ -222,6 +224,7 @@ class Contents:
         namespace: dict[str, Any],
         made: Set[int] = frozenset(),
         own_references: Mapping[int, int] | None = None,
+        is_older_array: Callable[[object], bool] | None = None,
     ) -> Iterator[Received]:
         """Yield the new objects in each object that was within reach, each once; at the end the new
         data in the items of long containers, which has no name.
@@ -231,6 +234,8 @@ class Contents:
             made: identities of the tracked objects made since, as far as the collector's lists
                 tell.
             own_references: the number of our references to untracked objects, by identity.
+            is_older_array: returns True for a NumPy array that may be older; without it, arrays in
+                the items of long containers are left out.
         """
         now = {**namespace, **self._live_modules()}
         names = _names_by_identity(now)
@@ -255,9 +260,16 @@ class Contents:
                         ways[id(child)] = (*way, child)
                         following[id(child)] = child
             level = list(following.values())
-        in_records = self._new_data_in_records(long, made, own_references or {})
-        if in_records:
-            yield Received("", (), in_records)
+        records = self._older_records_in(long, made)
+        unshared = _without_shared(_in_records(records), own_references or {})
+        new_data = self.earlier.added_to(unshared)
+        if is_older_array is not None:
+            # Modules have arrays that no snapshot has seen.
+            of_names = [item for item in long if not is_instance(ways[id(item)][0], ModuleType)]
+            arrays = _arrays_in_records(self._older_records_in(of_names, made))
+            new_data += filterfalse(is_older_array, arrays)
+        if new_data:
+            yield Received("", (), list(by_identity(new_data).values()))
 
     def _ways_from(self, values: Sequence[object]) -> dict[int, tuple[object, ...]]:
         """Return the ways from named objects, and those to the namespaces of the recorded modules'
@@ -361,26 +373,18 @@ class Contents:
         earlier = by_identity(self.earlier.among(new))
         return [child for child in new if id(child) not in earlier]
 
-    def _new_data_in_records(
-        self, containers: Iterable[Any], made: Set[int], own_references: Mapping[int, int]
-    ) -> list[object]:
-        """Return the new untracked data in the older items of containers that were long, each once.
-
-        Data with further holders is left out: it may be older, such as the texts of a data frame.
-        """
-        new = dict[int, object]()
+    def _older_records_in(self, containers: Iterable[Any], made: Set[int]) -> list[object]:
+        """Return the older items of containers that were long, each once."""
+        records = dict[int, object]()
         for container in containers:
             if not made or id(type(container)) not in _COUNTED or len(container) > _MOST:
                 continue
             items = gc.get_referents(container)
             tracked = by_identity(list(filter(gc.is_tracked, items)))
-            older = {key: tracked[key] for key in tracked.keys() - made}
+            records.update({key: tracked[key] for key in tracked.keys() - made})
             # A dict is tracked once it gets a container, so that an older one may seem new.
-            older.update(by_identity(self.earlier.among(items)))
-            in_records = _in_records(list(older.values()))
-            unshared = _without_shared(in_records, own_references)
-            new.update(by_identity(self.earlier.added_to(unshared)))
-        return list(new.values())
+            records.update(by_identity(self.earlier.among(items)))
+        return list(records.values())
 
     def _added_to(self, item: Any) -> list[object]:
         """Return the items added to the end of a container that was long."""
@@ -410,6 +414,15 @@ def _in_records(items: Sequence[object]) -> list[object]:
     contents += gc.get_referents(*of_types({id(dict)}, attributes))
     contents += without_types({id(dict)}, attributes)
     return contents
+
+
+def _arrays_in_records(records: Sequence[object]) -> list[object]:
+    """Return the NumPy arrays in some records, each once."""
+    array_type = library_type("numpy", "ndarray")
+    if array_type is None:
+        return []
+    arrays = of_types({id(array_type)}, _in_records(records))
+    return list(by_identity(arrays).values())
 
 
 def _without_shared(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain, compress
 from operator import attrgetter, not_
@@ -166,11 +166,16 @@ class Changes(NamedTuple):
     """Other new objects, to which no object of the heap refers."""
     modules: int = 0
     """Number of modules that were imported."""
+    is_older_array: Callable[[object], bool] | None = None
+    """Returns True for a NumPy array that may be older; None if that is not known of any."""
 
     def received(self, heap: Heap | None = None) -> list[Received]:
         """Return the new objects in each old one, given a heap of ours that refers to them."""
         own_references = None if heap is None else heap.own_references()
-        return list(self.contents.received(dict(self.names), self.new, own_references))
+        received = self.contents.received(
+            dict(self.names), self.new, own_references, self.is_older_array
+        )
+        return list(received)
 
 
 def find_remaining(

@@ -449,7 +449,19 @@ class _SearchAtEnd:
         made = baseline.objects_since()
         elsewhere = baseline.elsewhere()
         names = ownable_objects(self._context.namespace)
-        return Changes(names, baseline.contents, made, elsewhere, baseline.modules_imported())
+        return Changes(
+            names,
+            baseline.contents,
+            made,
+            elsewhere,
+            baseline.modules_imported(),
+            self._is_older_array if baseline.is_complete else None,
+        )
+
+    def _is_older_array(self, item: object) -> bool:
+        """Return True for an array that the experiment has not made, or may not have made."""
+        array = describe(item)
+        return array is None or self._ended.is_known(item, array)
 
     # -- rows -------------------------------------------------------------------------------------
 
