@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import compress, filterfalse, islice, repeat
 from operator import not_
 from types import FunctionType, ModuleType
@@ -112,6 +112,8 @@ class Contents:
         """Objects among them whose contents are known."""
         self._ends: dict[int, tuple[int, int]] = {}
         """Length, and identity of the last item or key, of each long container."""
+        self._with_records = dict[int, None]()
+        """Long containers with known data in their items, by identity."""
         self._extents = Extents()
         self.earlier = EarlierData()
         self._older = max(0, len(namespace) - _MOST_NAMES)
@@ -180,7 +182,9 @@ class Contents:
         short, long = _by_length(level)
         self._ends.update(zip(map(id, long), _ends_of(long), strict=True))
         counted = of_types(_COUNTED, long)
-        for part in chunks([item for item in counted if len(item) <= _MOST], _LONG_AT_ONCE):
+        with_records = [item for item in counted if len(item) <= _MOST]
+        self._with_records.update(dict.fromkeys(ids_of(with_records)))
+        for part in chunks(with_records, _LONG_AT_ONCE):
             items = gc.get_referents(*part)
             self._extents.add(items)
             self.earlier.add([*items, *_in_records(items)])
@@ -253,21 +257,18 @@ class Contents:
                 new = self._new_in(item, children, made)
                 if new:
                     yield Received(names[id(way[0])], way, new)
-                if id(item) not in self._parents or not children:
-                    continue
-                for child in leading_objects(children):
-                    if id(child) not in ways and self._is_old(child, made):
+                if id(item) in self._parents:
+                    for child in self._older_unmet(children, ways, made):
                         ways[id(child)] = (*way, child)
                         following[id(child)] = child
             level = list(following.values())
-        records = self._older_records_in(long, made)
-        unshared = _without_shared(_in_records(records), own_references or {})
-        new_data = self.earlier.added_to(unshared)
-        if is_older_array is not None:
+        new_data = list[object]()
+        for container in long:
+            records = self._older_records_in(container, made)
+            new_data += self._new_data_in(records, own_references or {})
             # Modules have arrays that no snapshot has seen.
-            of_names = [item for item in long if not is_instance(ways[id(item)][0], ModuleType)]
-            arrays = _arrays_in_records(self._older_records_in(of_names, made))
-            new_data += filterfalse(is_older_array, arrays)
+            if not is_instance(ways[id(container)][0], ModuleType):
+                new_data += _arrays_in(records, is_older_array)
         if new_data:
             yield Received("", (), list(by_identity(new_data).values()))
 
@@ -373,18 +374,38 @@ class Contents:
         earlier = by_identity(self.earlier.among(new))
         return [child for child in new if id(child) not in earlier]
 
-    def _older_records_in(self, containers: Iterable[Any], made: Set[int]) -> list[object]:
-        """Return the older items of containers that were long, each once."""
-        records = dict[int, object]()
-        for container in containers:
-            if not made or id(type(container)) not in _COUNTED or len(container) > _MOST:
-                continue
-            items = gc.get_referents(container)
-            tracked = by_identity(list(filter(gc.is_tracked, items)))
-            records.update({key: tracked[key] for key in tracked.keys() - made})
-            # A dict is tracked once it gets a container, so that an older one may seem new.
-            records.update(by_identity(self.earlier.among(items)))
+    def _older_unmet(
+        self, children: Sequence[object], met: Container[int], made: Set[int]
+    ) -> list[object]:
+        """Return the older ones among some objects that may lead to more, without those that have
+        been met.
+        """
+        leading = leading_objects(children) if children else []
+        return [item for item in leading if id(item) not in met and self._is_old(item, made)]
+
+    def _older_records_in(self, container: Any, made: Set[int]) -> list[object]:
+        """Return the older items of a container that was long, each once; none if they were not
+        recorded.
+        """
+        if not made or id(container) not in self._with_records:
+            return []
+        if id(type(container)) not in _COUNTED or len(container) > _MOST:
+            return []  # another object in the place of a dead one, or too many
+        items = gc.get_referents(container)
+        tracked = by_identity(list(filter(gc.is_tracked, items)))
+        records = {key: tracked[key] for key in tracked.keys() - made}
+        # A dict is tracked once it gets a container, so that an older one may seem new.
+        records.update(by_identity(self.earlier.among(items)))
         return list(records.values())
+
+    def _new_data_in(
+        self, records: Sequence[object], own_references: Mapping[int, int]
+    ) -> list[object]:
+        """Return the new untracked data in some records, each once.
+
+        Data with further holders is left out: it may be older, such as the texts of a data frame.
+        """
+        return self.earlier.added_to(_without_shared(_in_records(records), own_references))
 
     def _added_to(self, item: Any) -> list[object]:
         """Return the items added to the end of a container that was long."""
@@ -416,13 +437,15 @@ def _in_records(items: Sequence[object]) -> list[object]:
     return contents
 
 
-def _arrays_in_records(records: Sequence[object]) -> list[object]:
-    """Return the NumPy arrays in some records, each once."""
+def _arrays_in(
+    records: Sequence[object], is_older: Callable[[object], bool] | None
+) -> list[object]:
+    """Return the new NumPy arrays in some records, each once; none if their age is not known."""
     array_type = library_type("numpy", "ndarray")
-    if array_type is None:
+    if array_type is None or is_older is None:
         return []
     arrays = of_types({id(array_type)}, _in_records(records))
-    return list(by_identity(arrays).values())
+    return list(filterfalse(is_older, by_identity(arrays).values()))
 
 
 def _without_shared(
