@@ -420,32 +420,33 @@ class Explanation:
 
     def _leads_to_records(self, row: Row, rows: RowHolders, holder: object) -> bool:
         """Return True if an older object leads to arrays of a row by records that it has got."""
-        received = self._received()
-        if not received or id(holder) in received:
+        if not self._received() or id(holder) in self._received():
             return False
-        leading = rows.leading_items(row, items_of(holder))
-        return any(id(item) in received and _may_be_record(item) for item in leading)
+        return any(map(self._is_record, rows.leading_items(row, items_of(holder))))
 
     def _way_to_records(self, root: Root, steps: Steps, row: Row, rows: RowHolders) -> Way:
-        """Return the line that removes the records with arrays of a row from a container; a way
-        without one if it is no container or leads to the arrays in other ways, too.
+        """Return the line that removes the records with arrays of a row, and arrays of the row,
+        from a container; a way without one if it is no container or leads to them in other ways,
+        too.
         """
         container = steps[-1]
         leading = rows.leading_items(row, items_of(container))
+        records = list(filter(self._is_record, leading))
+        arrays = [item for item in leading if id(item) in row.arrays]
         cuts = list[Cut]()
-        if is_exactly(container, *_EMPTIED) and self._received_all(leading):
+        if is_exactly(container, *_EMPTIED) and len(records) + len(arrays) == len(leading):
             cuts = self._writer.cuts_of_items(root, steps, leading)
         statement = statement_of(cuts)
         if not statement:
             return Way(Holder("", NO_REMEDY))
-        self._removed_records.update(by_identity(leading))
+        self._removed_records.update(by_identity(records))
         references = frozenset((id(container), id(item)) for item in leading)
         remedy = Remedy(statement, cuts=tuple(cuts))
         return Way(Holder("", remedy), removed_references=references)
 
-    def _received_all(self, items: Sequence[object]) -> bool:
-        received = self._received()
-        return all(id(item) in received and _may_be_record(item) for item in items)
+    def _is_record(self, item: object) -> bool:
+        """Return True for a record that an older object has received."""
+        return id(item) in self._received() and _may_be_record(item)
 
     def _way_that_empties(self, root: Root, steps: Steps, way: Way) -> Way | None:
         """Return the way to the container at the end of a chain, with the line that removes all of
@@ -548,13 +549,13 @@ class Explanation:
             removal: what the line removes.
             object_id: identity of the object of the row; 0 if there is none.
         """
-        on_the_way = {key for key in removal.way.step_ids if key != id(removal.item)}
+        above = removal.way.ids_above()
 
         def stays(item: object) -> bool:
             figure = figure_of(item)
             if figure is not None and not self._is_new_figure(figure, object_id):
                 return True
-            return id(item) in on_the_way  # an older object around it, such as its parent
+            return id(item) in above  # an older object around it, such as its parent
 
         parts = list[object]()
         array_ids = set(map(id, removal.arrays))

@@ -45,6 +45,17 @@ class Way:
         """The reference, if it is only one."""
         return self.cuts[0] if len(self.cuts) == 1 else None
 
+    def ids_above(self) -> set[int]:
+        """Return the identities of the objects on the way that stay: they are above all references
+        that the advice removes.
+        """
+        above = set[int]()
+        for owner_id, item_id in itertools.pairwise(self.step_ids):
+            above.add(owner_id)
+            if not self.removed_references.isdisjoint({(owner_id, item_id), (owner_id, 0)}):
+                return above
+        return set()
+
     def is_ended_by(self, removed_references: Set[tuple[int, int]]) -> bool:
         """Return True if some removed references include one of this way."""
         if not removed_references.isdisjoint(itertools.pairwise(self.step_ids)):
