@@ -1870,6 +1870,7 @@ IN_OLD_OBJECTS = {
 def test_many_new_objects_in_older_ones_are_held_by_these(kernel: Kernel, case: str) -> None:
     works(
         kernel,
+        "%gpumem free",  # else the data takes the free pages of an earlier test
         """
         class Document: pass
         dicts = [{"number": number, "text": f"text {number}"} for number in range(10_000)]
@@ -1888,6 +1889,7 @@ def test_many_new_objects_in_older_ones_are_held_by_these(kernel: Kernel, case: 
 def test_no_line_drops_many_older_dicts_with_their_new_items(kernel: Kernel) -> None:
     works(
         kernel,
+        "%gpumem free",
         "docs = [{'number': number, 'text': f'text {number}'} for number in range(5_000)]",
         "%%experiment e\nfor each in docs[:1100]: each['words'] = list(range(1000, 1100))",
     )
