@@ -4,7 +4,7 @@ import inspect
 import queue
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -108,6 +108,19 @@ def tidied_kernel(
         return shared_kernel.get()
 
     return shared_kernel, notebook
+
+
+def pairs(longer: Iterable[Any], shorter: Sequence[Any]) -> list[Any]:
+    """Return all pairs as cases of a test; `make test` runs each item of ``longer`` with one of
+    ``shorter`` in turn, and `make thorough` the other pairs.
+    """
+    cases = []
+    for number, first in enumerate(longer):
+        for place, second in enumerate(shorter):
+            is_daily = place == number % len(shorter)
+            marks = () if is_daily else pytest.mark.thorough
+            cases.append(pytest.param(first, second, marks=marks))
+    return cases
 
 
 def needs(library: str) -> None:

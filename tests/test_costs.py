@@ -512,7 +512,15 @@ def test_few_functions_are_called_for_each_tensor() -> None:
     assert risen(calls) == {}, calls
 
 
-@pytest.mark.parametrize("place", ARRAYS_LEFT)
+@pytest.mark.parametrize(
+    "place",
+    [
+        "in a list",
+        "in objects",
+        pytest.param("as views", marks=pytest.mark.thorough),
+        pytest.param("in generators", marks=pytest.mark.thorough),
+    ],
+)
 @alone
 def test_few_functions_are_called_for_each_small_array(place: str) -> None:
     needs("numpy")

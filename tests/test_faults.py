@@ -430,7 +430,7 @@ SEED = int(os.environ.get("IPYGPUMEM_SEED", "0"))
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("most", [25, pytest.param(400, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("most", [15, pytest.param(400, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("names", [CELLS, tuple(BLOCKS)], ids=["cells", "blocks"])
 def test_a_fault_stops_no_code_and_loses_no_name(
     world: World, names: tuple[str, ...], most: int
@@ -478,7 +478,7 @@ CELL = PROGRAMS["an error"].target
 ALL = [pytest.param(target, 0, 1, marks=pytest.mark.thorough) for target in (CELL, BLOCK)]
 
 
-@pytest.mark.parametrize(("target", "first", "step"), [(CELL, 0, 3), (BLOCK, 1, 3), *ALL])
+@pytest.mark.parametrize(("target", "first", "step"), [(CELL, 0, 6), (BLOCK, 1, 6), *ALL])
 def test_a_fault_that_lasts_stops_no_code_and_loses_no_name(
     world: World, target: str, first: int, step: int
 ) -> None:

@@ -80,12 +80,12 @@ def is_entering(frame: FrameType) -> bool:
     return frame.f_code.co_filename in FILES
 
 
-def every_interrupt(action: Callable[[], object]) -> Iterator[int]:
-    """Interrupt ``action`` at each line in turn, and yield after each."""
+def every_interrupt(action: Callable[[], object], step: int = 1) -> Iterator[int]:
+    """Interrupt ``action`` at each line in turn, or at every ``step``-th; yield after each."""
     line = 1
     while interrupted_at(line, action, is_entering, events=("line", "return")):
         yield line
-        line += 1
+        line += step
     assert line > 10
     yield line
 
@@ -100,7 +100,10 @@ def test_an_interrupt_as_a_cell_begins_leaves_no_span_open(app: App) -> None:
         assert app.context.cells.running() == []
 
 
-def test_an_experiment_whose_start_is_interrupted_is_not_open(app: App, cuda: KnowingCuda) -> None:
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.thorough)])
+def test_an_experiment_whose_start_is_interrupted_is_not_open(
+    app: App, cuda: KnowingCuda, step: int
+) -> None:
     app.context.namespace["shadowed"] = object()
     experiment = None
     meta_path = list(sys.meta_path)
@@ -110,7 +113,7 @@ def test_an_experiment_whose_start_is_interrupted_is_not_open(app: App, cuda: Kn
         experiment = Experiment(app.experiments, "a", budget={"gpu": 8 << 30}, seed=1)
         experiment.start()
 
-    for _ in every_interrupt(start):
+    for _ in every_interrupt(start, step):
         # Not interrupted, or once it was open.
         if experiment is not None and experiment in app.experiments.open:
             assert cuda.fractions == pytest.approx([0.5, 1.0])
@@ -126,7 +129,7 @@ def test_an_experiment_whose_start_is_interrupted_is_not_open(app: App, cuda: Kn
 EVERY_LINE = [pytest.param(first, 8, marks=pytest.mark.thorough) for first in range(1, 9)]
 
 
-@pytest.mark.parametrize(("first", "step"), [(1, 11), *EVERY_LINE])
+@pytest.mark.parametrize(("first", "step"), [(1, 23), *EVERY_LINE])
 def test_an_interrupted_end_can_be_finished(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, first: int, step: int
 ) -> None:

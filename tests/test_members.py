@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import SHOW_LIBRARIES, needs, ok, tidied_kernel, works
+from tests.steps import needs, ok, tidied_kernel, works
 from tests.test_cases import _RSS, total
 from tests.test_holders import _ASK, _LEFT, left, left_by_experiment, why
 
@@ -317,12 +317,14 @@ _HELD_BY_LIBRARIES = ("a finder of modules", "a hook of warnings")
 
 
 @pytest.mark.parametrize("place", _PLACES)
-def test_the_lines_of_all_rows_free_all_leaks(notebook: Kernel, place: str) -> None:
+def test_the_lines_of_all_rows_free_all_leaks(
+    notebook: Kernel, request: pytest.FixtureRequest, place: str
+) -> None:
     setup, code, number, rows_expected = _PLACES[place]
     if "pandas" in setup:
         needs("pandas")
-    if place in _HELD_BY_LIBRARIES:
-        works(notebook, SHOW_LIBRARIES)
+    if place in _HELD_BY_LIBRARIES:  # in a kernel without the libraries of earlier tests
+        notebook = request.getfixturevalue("kernel")
     works(notebook, _LEFT.replace("np.ones(10_000)", "np.ones(2**20)"), textwrap.dedent(setup))
     works(notebook, f"%%experiment e\n{code}")
     for rows in (left_by_experiment(notebook), left(notebook)):

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import kernel_with, works
+from tests.steps import SHOW_LIBRARIES, tidied_kernel, works
 
-notebook = kernel_with("%load_ext ipygpumem")
+# Freed, because the data of a test would take the free pages of an earlier one.
+shared_kernel, notebook = tidied_kernel("%reset -f", "%gpumem free", hides_libraries=True)
 _SETUP = """
 import numpy as np
 def rows():
@@ -30,7 +31,7 @@ def instances(kind, number):
         each.number = position
     return made
 def texts(number):
-    return f"{number} " * 4000
+    return f"{number} " * 1000
 def words(number):
     return [str(each) for each in range(1000, 1000 + number)]
 def stays(record):
@@ -85,7 +86,7 @@ CASES = {
     ),
     "few instances": Case(
         "instances(Document, 60)",
-        "for each in records: each.words = words(10_000)",
+        "for each in records: each.words = words(1000)",
         60,
         "for _item in records: _item.words = None; del _item",
     ),
@@ -187,8 +188,6 @@ def test_one_line_takes_new_data_out_of_older_records(notebook: Kernel, name: st
     case = CASES[name]
     works(
         notebook,
-        "records = None",
-        "%gpumem free",  # else the data takes the free pages of an earlier test
         _SETUP,
         f"records = {case.records}",
         "before = [stays(each) for each in records]",
@@ -251,9 +250,9 @@ def test_a_slot_of_some_records_is_removed_in_words(notebook: Kernel, slots: str
 
 
 def test_lists_of_ipython_are_in_no_row(notebook: Kernel) -> None:
-    works(notebook, _SETUP, "records = instances(Document, 100)")
+    works(notebook, SHOW_LIBRARIES, _SETUP, "records = instances(Document, 100)")
     for number in range(3):  # IPython's history makes new lists as it goes
-        works(notebook, f"%%experiment e\nfor each in records: each.words{number} = words(5000)")
+        works(notebook, f"%%experiment e\nfor each in records: each.words{number} = words(600)")
         line = f"for _item in records: _item.words{number} = None; del _item"
         assert notebook.value("rows()") == [(100, "notebook variable records", line)]
 
@@ -283,7 +282,7 @@ def test_a_large_array_in_one_older_record_is_named(notebook: Kernel) -> None:
 def test_lists_in_few_older_objects_are_named(notebook: Kernel) -> None:
     """Each of them is too small for a row."""
     works(notebook, _SETUP, "records = instances(Document, 20)")
-    works(notebook, "%%experiment e\nfor each in records: each.words = words(5000)")
+    works(notebook, "%%experiment e\nfor each in records: each.words = words(2000)")
     ((number, path, line),) = notebook.value("rows()")
     assert (number, path) == (20, "notebook variable records")
     works(notebook, line)

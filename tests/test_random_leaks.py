@@ -16,7 +16,7 @@ from tests.test_sizes import QUIET, linux
 
 pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
 
-FEW, ALL = 24, 400
+FEW, ALL = 16, 400
 
 
 Failures = Callable[..., list[object]]

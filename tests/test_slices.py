@@ -1,6 +1,7 @@
 """Objects of Cython refer to memoryviews by slices, of which the collector does not know."""
 
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -67,16 +68,20 @@ def test_few_objects_are_searched_for_slices(monkeypatch: pytest.MonkeyPatch) ->
     assert not passes
 
 
-def test_why_names_the_tree_around_an_array() -> None:
+@pytest.fixture(scope="module")
+def kernel_with_trees() -> Iterator[Kernel]:
     needs("sklearn")
     with Kernel() as kernel:
-        (report,) = works(kernel, TREE, "%gpumem why trees['large'].data.base").reports()
+        works(kernel, TREE)
+        yield kernel
+
+
+def test_why_names_the_tree_around_an_array(kernel_with_trees: Kernel) -> None:
+    (report,) = works(kernel_with_trees, "%gpumem why trees['large'].data.base").reports()
     assert 'notebook variable trees["large"]' in report
     assert 'del trees["large"]' in report
 
 
-def test_leaks_lists_no_tree_of_a_name() -> None:
-    needs("sklearn")
-    with Kernel() as kernel:
-        (report,) = works(kernel, TREE, "%gpumem leaks").reports()
-        assert "no leak" in report
+def test_leaks_lists_no_tree_of_a_name(kernel_with_trees: Kernel) -> None:
+    (report,) = works(kernel_with_trees, "%gpumem leaks").reports()
+    assert "no leak" in report

@@ -95,7 +95,7 @@ def test_a_scope_ends_while_threads_add_and_remove_names(notebook: Kernel) -> No
     works(
         notebook,
         """\
-import threading
+import threading, time
 old = 'old'
 stop = threading.Event()
 counts = [0]
@@ -106,6 +106,7 @@ def churn():
         space[f'churn{number % 500}'] = number
         space.pop(f'churn{(number + 250) % 500}', None)
         counts[0] = number
+        if number % 50 == 0: time.sleep(0.001)  # leaves the processor to the cells
 threads = [threading.Thread(target=churn) for _ in range(2)]
 for thread in threads: thread.start()""",
     )

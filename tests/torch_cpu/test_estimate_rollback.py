@@ -44,7 +44,18 @@ from ipygpumem.estimating.limits import Limits
 from tests.alone import alone, printed
 from tests.steps import fails, kernel_with, ok, plain, works
 
-pytestmark = pytest.mark.usefixtures("others_out_of_sight")
+pytestmark = pytest.mark.usefixtures("no_modules_of_users")
+PARTS_THAT_KNOW_MODULES = {
+    name: getattr(rollback, name) for name in ("_is_users_module", "is_users")
+}
+
+
+@pytest.fixture
+def users_modules(no_modules_of_users: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let estimates put back users' modules, too; among those of tests that takes a second."""
+    for name, function in PARTS_THAT_KNOW_MODULES.items():
+        monkeypatch.setattr(rollback, name, function)
+
 
 MODULE = """
 import collections, functools, random, threading
@@ -534,6 +545,7 @@ def test_settings_of_torch_and_of_the_process_are_put_back() -> None:
     assert state() == before
 
 
+@pytest.mark.usefixtures("users_modules")
 def test_fake_tensors_leave_modules_and_caches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -547,7 +559,6 @@ def test_fake_tensors_leave_modules_and_caches(
     assert type(__import__("importedhere").mask) is type(mask(3)) is torch.Tensor
 
 
-@pytest.mark.usefixtures("no_modules_of_users")
 def test_a_library_that_code_imports_first_keeps_torchs_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -576,14 +587,14 @@ def scaled(x, scale=torch.tensor(2)):
 
 
 @pytest.fixture
-def unfrozen(others_out_of_sight: None) -> Iterator[None]:
+def unfrozen(no_modules_of_users: None) -> Iterator[None]:
     """Take back what the module's fixture has frozen."""
     gc.unfreeze()
     yield
     gc.freeze()
 
 
-@pytest.mark.usefixtures("unfrozen")
+@pytest.mark.usefixtures("users_modules", "unfrozen")
 def test_holders_of_fake_tensors_and_too_large_arrays_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -633,6 +644,7 @@ def test_objects_frozen_by_the_user_stay_frozen() -> None:
         gc.unfreeze()
 
 
+@pytest.mark.usefixtures("users_modules")
 def test_one_failure_of_the_rollback_does_not_stop_it() -> None:
     kept = [1]
     closed = io.BytesIO(b"x")
@@ -655,6 +667,7 @@ class Shared:
     def __del__(self) -> None: ...
 
 
+@pytest.mark.usefixtures("users_modules")
 def test_objects_deleted_by_the_code_are_restored() -> None:
     """An attribute in a slot, and a class attribute that is None."""
     shared = Shared()

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import ipygpumem
 from ipygpumem.estimating.result_cache import ResultCache
 
+pytestmark = pytest.mark.usefixtures("no_modules_of_users")
 ATEN = torch.ops.aten
 CASES: dict[str, tuple[Any, Callable[[], tuple[Any, ...]]]] = {
     "a product": (ATEN.mm.default, lambda: (torch.empty(3, 4), torch.empty(4, 5))),

@@ -355,6 +355,7 @@ def test_an_output_is_a_holder_with_its_own_line(notebook: Kernel) -> None:
     assert "%xdel _" in report
 
 
+@pytest.mark.usefixtures("small_heap")
 def test_the_last_object_of_a_deleted_name_is_named(notebook: Kernel) -> None:
     """An experiment has left an older one."""
     works(

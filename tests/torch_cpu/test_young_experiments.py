@@ -116,7 +116,6 @@ def counting(notebook: Kernel) -> Kernel:
 SAMPLE = (
     "a model that is trained",
     "a survivor",
-    "an inner experiment",
     "an old object that is garbage now",
 )
 REST = [
