@@ -33,7 +33,8 @@ from ipygpumem.estimating.stand_ins import STAND_INS, with_workspace, without_ch
 from ipygpumem.estimating.storage_follower import StorageFollower, hide_from_compiler
 from ipygpumem.estimating.storages import PARAMETERS, StorageLog, tensors_in
 from ipygpumem.estimating.torch_functions import UNKNOWN
-from ipygpumem.estimating.transients import loss_bytes, operator_name
+from ipygpumem.estimating.transients import least_bytes, operator_name
+from ipygpumem.estimating.unfollowed import Unfollowed
 from ipygpumem.estimating.workspaces import Workspaces, takes_cudnn
 
 _ATEN = torch.ops.aten
@@ -41,7 +42,9 @@ _DEVICE = torch.ops.prim.device.default
 _SCALAR = _ATEN._local_scalar_dense.default
 _CONVOLUTIONS = (_ATEN.convolution.default, _ATEN.convolution_backward.default)
 _COALESCE = _ATEN._coalesce.default
+_BINCOUNT = _ATEN.bincount.default
 _INDEX = _ATEN.index.Tensor
+_REPEAT = _ATEN.repeat_interleave.Tensor
 _SELECT = _ATEN.masked_select.default
 _EMPTY = frozenset({"empty_like", "new_empty", "new_empty_strided"})
 """Operators whose results have no values, even if those of their arguments are known."""
@@ -81,6 +84,7 @@ class AllocationTracker(StorageFollower):
         check: Callable[[], object],
         assumptions: Assumptions,
         results: ResultCache,
+        unfollowed: Unfollowed,
     ) -> None:
         super().__init__(log)
         self._assumptions = assumptions
@@ -89,6 +93,7 @@ class AllocationTracker(StorageFollower):
         self._copies = copies
         self._check = check
         self._results = results
+        self._unfollowed = unfollowed
         self._guesses = Guesses(note)
         self.observe: Callable[[Any, Any, Any, Any], object] | None = None
         """Called with each operation, its arguments and its result."""
@@ -229,13 +234,11 @@ class AllocationTracker(StorageFollower):
             device = tensor.fake_device
         if device.type == "meta":  # meta tensors have no memory
             return
-        least_bytes = 0
-        if self._devices.assumed_for(device).startswith("cuda"):
-            least_bytes = loss_bytes(name, args, tensor)
+        is_on_card = self._devices.assumed_for(device).startswith("cuda")
         self.log.see(
             tensor,
             self._devices.log_name(device),
-            least_bytes=least_bytes,
+            least_bytes=least_bytes(name, args, tensor, is_on_card=is_on_card),
             recorded=recorded,
             in_backward=in_backward,
         )
@@ -295,7 +298,10 @@ class AllocationTracker(StorageFollower):
         if share is not None and assumed is not None:
             self._assumptions.used[line] = share
             return assumed
-        self.upper_bounds[line] = None
+        if func is _BINCOUNT:
+            self._unfollowed.counts(line)
+        else:
+            self.upper_bounds[line] = None
         return largest
 
     def _correct(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
@@ -426,4 +432,7 @@ def _reason_of(error: BaseException) -> str:
 def _refusal(reason: str, func: Any) -> EstimateError:
     """Return the error of an estimate that cannot follow an operation on the current line."""
     operation, _, _ = str(func).removeprefix("aten.").partition(".")
-    return EstimateError(f"{reason}: {operation} in {user_line()}")
+    hint = ""
+    if func is _REPEAT:
+        hint = "; pass it the size of its result, output_size"
+    return EstimateError(f"{reason}: {operation} in {user_line()}{hint}")

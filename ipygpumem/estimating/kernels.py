@@ -23,7 +23,7 @@ from ipygpumem.estimating.transients import (
     is_matrix_of_cublas,
     keys_bytes,
     laid_out,
-    positions_of_masks,
+    merge_sort_bytes,
     sort_bytes,
     sums_bytes,
 )
@@ -568,6 +568,33 @@ def _log_sorted_sums(
                 pass
 
 
+@_order_of("embedding_renorm")
+def _limited_norms(kernel: Kernel, args: Any) -> None:
+    """Log how a kernel finds the rows whose norms it limits: it sorts the last dimension."""
+    indices = args[1]
+    indices_bytes = 8 * indices.numel()
+    with kernel.blocks([indices_bytes]):
+        with kernel.blocks([indices_bytes]):
+            if indices.dim() and indices.shape[-1] > _MOST_SORTED_IN_PLACE:
+                length = indices.shape[-1]
+                _log_sort_of_rows(kernel, indices.numel() // length, length, indices.itemsize)
+        with kernel.blocks([indices_bytes]):
+            pass
+
+
+@_order_of("count_nonzero")
+def _count_nonzero(kernel: Kernel, args: Any) -> None:
+    """Log the truth values, integers instead of them, and then the sums of these."""
+    source, *dims = args
+    number = source.numel()
+    with kernel.blocks([number, 8 * number]):
+        kernel.results()
+        if dims and dims[0] is not None:
+            summed = list(dims[0]) if isinstance(dims[0], (list, tuple)) else [dims[0]]
+            with kernel.blocks([column_sums_bytes(source, summed, 8, kernel.processors)]):
+                pass
+
+
 @_order_of("_thnn_fused_gru_cell")
 def _gru_cell(kernel: Kernel, _: Any) -> None:
     kernel.result(1)  # what backward needs
@@ -605,60 +632,143 @@ def _bags_backward(kernel: Kernel, args: Any) -> None:
 # -- indices ---------------------------------------------------------------------------------------
 
 
-@_order_of("index")
-def _index(kernel: Kernel, args: Any) -> None:
-    """Log the values at indices, which are copied if they differ in their strides."""
-    indices = [index for index in args[1] if index is not None]
-    with kernel.blocks(_copied_indices(indices)):
+class _Indices(NamedTuple):
+    """Indices of a tensor's dimensions; masks count as the positions at which they are true."""
+
+    dims: list[int]
+    """The dimensions that are indexed."""
+    positions: list[Any]
+    """The index of each of these dimensions."""
+    masks: list[Any]
+    selected: int
+    """Number of positions at which a mask is true."""
+
+    @property
+    def are_adjacent(self) -> bool:
+        """True if no dimension without an index is between those with one."""
+        return self.dims[-1] - self.dims[0] < len(self.dims)
+
+    def copied(self) -> list[int]:
+        """Return the bytes of copies of indices that have got one shape, and differ in strides."""
+        layouts = {(index.shape, index.stride()) for index in self.positions}
+        if len(layouts) < 2:
+            return []
+        copied: list[int] = []
+        for index in self.positions:
+            is_expanded = index.numel() != self.number
+            if is_expanded or not is_contiguous(index):
+                copied.append(self.number * index.itemsize)
+        return copied
+
+    @property
+    def number(self) -> int:
+        """The number of positions that the indices have together."""
+        return math.prod(torch.broadcast_shapes(*(index.shape for index in self.positions)))
+
+
+def _indices_of(source: Any, indices: Sequence[Any], values: Any) -> _Indices:
+    """Return the indices with which an operation reads or replaces ``values`` of a tensor.
+
+    The shape of the values says how many of them masks select; without it they select all.
+    """
+    masks = [index for index in indices if is_mask(index)]
+    dims: list[int] = []
+    dim = 0
+    for index in indices:
+        covered = index.dim() if is_mask(index) else 1
+        if index is not None:
+            dims += range(dim, dim + covered)
+        dim += covered
+    selected = _number_of_selected(source, dims, masks, values)
+    positions: list[Any] = []
+    for index in indices:
+        if is_mask(index):
+            positions += [index.new_empty(selected, dtype=torch.long)] * index.dim()
+        elif index is not None:
+            positions.append(index)
+    return _Indices(dims, positions, masks, selected)
+
+
+def _number_of_selected(source: Any, dims: list[int], masks: list[Any], values: Any) -> int:
+    """Return at how many positions masks are true."""
+    most = max((mask.numel() for mask in masks), default=0)
+    if dims[-1] - dims[0] < len(dims):
+        dims_behind = source.dim() - 1 - dims[-1]
+    else:  # indices that are apart come first
+        dims_behind = source.dim() - len(dims)
+    if values.dim() <= dims_behind:
+        return most
+    selected = int(values.shape[-1 - dims_behind])
+    if selected == 1:  # for all positions
+        return most
+    return min(selected, most)
+
+
+def _log_masks(kernel: Kernel, masks: Iterable[Any], selected: int, positions: ExitStack) -> None:
+    """Log the positions at which masks are true, which ``positions`` keeps."""
+    for mask in masks:
+        with kernel.copies(mask):
+            positions.enter_context(kernel.blocks([8 * selected * mask.dim()]))
+
+
+@_order_of("nonzero")
+def _nonzero(kernel: Kernel, args: Any) -> None:
+    with kernel.copies(args[0]):
         kernel.results()
 
 
-def _copied_indices(indices: list[Any]) -> list[int]:
-    """Return the bytes of copies of indices that have got one shape, and differ in strides."""
-    layouts = {(index.shape, index.stride()) for index in indices}
-    has_masks = any(is_mask(index) for index in indices)
-    if len(layouts) < 2 or has_masks:
-        return []
-    count = math.prod(torch.broadcast_shapes(*(index.shape for index in indices)))
-    copied: list[int] = []
-    for index in indices:
-        is_expanded = index.numel() != count
-        if is_expanded or not is_contiguous(index):
-            copied.append(count * index.itemsize)
-    return copied
+@_order_of("masked_select")
+def _masked_select(kernel: Kernel, args: Any) -> None:
+    source, mask = args
+    shape = torch.broadcast_shapes(source.shape, mask.shape)
+    selected = kernel.first_result.numel()
+    with ExitStack() as positions:
+        _log_masks(kernel, [mask.expand(shape)], selected, positions)
+        kernel.results()
+
+
+@_order_of("index")
+def _index(kernel: Kernel, args: Any) -> None:
+    """Log the values at indices, which are copied if they differ in their strides."""
+    source, given = args[:2]
+    indices = _indices_of(source, given, kernel.first_result)
+    with ExitStack() as positions:
+        _log_masks(kernel, indices.masks, indices.selected, positions)
+        with kernel.blocks(indices.copied()):
+            kernel.results()
 
 
 @_order_of("index_put", "_index_put_impl")
-def _add_at_indices(kernel: Kernel, args: Any) -> None:
-    """Log how a kernel adds values at indices, which may be repeated: it sorts positions."""
-    target, indices, values, *options = args
+def _put(kernel: Kernel, args: Any) -> None:
+    """Log how a kernel replaces values at indices, or adds values to them."""
+    target, given, values, *options = args
+    indices = _indices_of(target, given, values)
     accumulates = bool(options) and options[0]
-    if not accumulates:
-        return
     kernel.results()
-    numbers = [number for number, index in enumerate(indices) if index is not None]
-    used = [indices[number] for number in numbers]
-    sizes = positions_of_masks(used)
-    count = math.prod(torch.broadcast_shapes(*map(_shape_of_index, used)))
-    index_bytes = 8 * count
-    are_adjacent = numbers[-1] - numbers[0] < len(numbers)
+    if accumulates:
+        _log_added_values(kernel, target, indices, values)
+        return
+    is_number = values.numel() == 1 and values.device.type == "cpu"
+    if is_number:  # filled in by the mask
+        return
+    with ExitStack() as positions:
+        _log_masks(kernel, indices.masks, indices.selected, positions)
+
+
+def _log_added_values(kernel: Kernel, target: Any, indices: _Indices, values: Any) -> None:
+    """Log how a kernel adds values at indices, which may be repeated: it sorts positions."""
+    index_bytes = 8 * indices.number
     with ExitStack() as stack:
-        stack.enter_context(kernel.blocks(sizes))
-        _log_positions(kernel, len(used), index_bytes, stack)
+        with ExitStack() as positions:
+            _log_masks(kernel, indices.masks, indices.selected, positions)
+            _log_positions(kernel, len(indices.dims), index_bytes, stack)
         stack.enter_context(kernel.copies(values))
-        if not are_adjacent:
+        if not indices.are_adjacent:
             stack.enter_context(kernel.blocks([target.nbytes]))  # in another order of dimensions
         stack.enter_context(kernel.blocks([index_bytes, index_bytes, index_bytes]))
-        bits = _bits_of_positions(target.shape, numbers, are_adjacent=are_adjacent)
-        with kernel.blocks([sort_bytes(count, bits)]):
+        bits = _bits_of_positions(target.shape, indices)
+        with kernel.blocks([sort_bytes(indices.number, bits)]):
             pass
-
-
-def _shape_of_index(index: Any) -> tuple[int, ...]:
-    """Return an index's shape; a mask is assumed to be true everywhere."""
-    if is_mask(index):
-        return (index.numel(),)
-    return tuple(index.shape)
 
 
 def _log_positions(kernel: Kernel, indices: int, index_bytes: int, positions: ExitStack) -> None:
@@ -673,12 +783,12 @@ def _log_positions(kernel: Kernel, indices: int, index_bytes: int, positions: Ex
                 pass
 
 
-def _bits_of_positions(shape: Any, numbers: list[int], *, are_adjacent: bool) -> int:
+def _bits_of_positions(shape: Any, indices: _Indices) -> int:
     """Return the bits of the highest position to which values are added."""
-    if are_adjacent:
-        positions = math.prod(shape[: numbers[-1] + 1])
+    if indices.are_adjacent:
+        positions = math.prod(shape[: indices.dims[-1] + 1])
     else:
-        positions = math.prod(shape[number] for number in numbers)
+        positions = math.prod(shape[dim] for dim in indices.dims)
     return max(1, int(positions - 1).bit_length())
 
 
@@ -802,7 +912,7 @@ def _log_sort_of_rows(kernel: Kernel, rows: int, length: int, itemsize: int) -> 
             pass
 
 
-@_order_of("_unique2")
+@_order_of("_unique", "_unique2")
 def _unique(kernel: Kernel, args: Any) -> None:
     """Log a sort, with its positions if the code asks for the position of each value.
 
@@ -834,16 +944,90 @@ def _unique(kernel: Kernel, args: Any) -> None:
 def _unique_of_neighbours(kernel: Kernel, args: Any) -> None:
     """Log the position of each value, if the code asks for it, before the values."""
     source, *options = args
-    is_of_slices = len(options) > 2 and options[2] is not None
-    if is_of_slices:
+    has_positions, has_numbers, dim = (*options, None, None, None)[:3]
+    if dim is not None:
+        _log_different_slices(
+            kernel, source, dim, has_positions=has_positions, has_numbers=has_numbers
+        )
         return
-    has_positions = bool(options) and options[0]
     with kernel.copies(source):
         if has_positions:
             kernel.result(1)
             with kernel.blocks([4 * source.numel()]):
                 pass
         kernel.results()
+
+
+@_order_of("unique_dim_consecutive")
+def _unique_neighbours_in(kernel: Kernel, args: Any) -> None:
+    source, dim, *options = args
+    has_positions, has_numbers = (*options, False, False)[:2]
+    _log_different_slices(kernel, source, dim, has_positions=has_positions, has_numbers=has_numbers)
+
+
+@_order_of("unique_dim")
+def _unique_in(kernel: Kernel, args: Any) -> None:
+    source, dim, *options = args
+    _, has_positions, has_numbers = [*options, False, False, False][:3]
+    _log_different_slices(
+        kernel, source, dim, has_positions=has_positions, has_numbers=has_numbers, sorts=True
+    )
+
+
+def _log_different_slices(
+    kernel: Kernel,
+    source: Any,
+    dim: int,
+    *,
+    has_positions: bool | None,
+    has_numbers: bool | None,
+    sorts: bool = False,
+) -> None:
+    """Log the numbers of the slices, which are sorted, and copies of the different ones.
+
+    It follows ATen/native/cuda/Unique.cu.
+    """
+    count = source.shape[dim]
+    numbers_bytes = 8 * count
+    with kernel.copies(source.movedim(dim, 0)), kernel.blocks([numbers_bytes]):
+        if sorts:
+            with kernel.blocks([merge_sort_bytes(count)]):
+                pass
+        if has_positions:
+            kernel.result(1)
+            with kernel.blocks([numbers_bytes]):
+                pass
+        if has_numbers:
+            with kernel.blocks([numbers_bytes + 8]):
+                kernel.result(2)
+        kernel.results()
+
+
+# -- repetitions -----------------------------------------------------------------------------------
+
+
+@_order_of("repeat_interleave")
+def _repeated(kernel: Kernel, args: Any) -> None:
+    """Log where the repetitions of each element end: cumulative sums of their numbers."""
+    count = args[0].numel()
+    with kernel.blocks([8 * count]):
+        with kernel.blocks([sums_bytes(count)]):
+            pass
+        kernel.results()
+
+
+_LONGEST_OF_MODE = 2048
+"""Maximum length of slices whose most frequent value one kernel finds."""
+
+
+@_order_of("mode")
+def _mode(kernel: Kernel, args: Any) -> None:
+    """Log the most frequent values, and a copy of slices that are not next to each other."""
+    source, dim = (*args, -1)[:2]
+    kernel.results()
+    if source.dim() and source.shape[dim] <= _LONGEST_OF_MODE:
+        with kernel.copies(source.transpose(dim, -1)):
+            pass
 
 
 # -- largest values --------------------------------------------------------------------------------

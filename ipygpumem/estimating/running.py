@@ -102,6 +102,7 @@ class Estimation:
             self._limits.check,
             self._assumptions,
             ResultCache(self._fakes),
+            self._unfollowed,
         )
         autocast = Autocast(self._devices)
         card = CardFunctions(self._devices, autocast)

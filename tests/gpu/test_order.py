@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from ipygpumem.units import MIB
-from tests.gpu.support import script
+from tests.gpu.support import SAMPLES, script
 
 OPERATORS = {
     "a convolution": "F.conv2d(T(4, 64, 32, 32), T(64, 64, 3, 3), T(64), padding=1)",
@@ -106,6 +106,13 @@ OPERATORS = {
     "a stable sort of long columns": "T(8192, 20).sort(stable=True, dim=0).values",
     "a sort of long rows with gaps": "T(2, 12000)[:, ::2].sort().values",
     "a median": "T(N, N).median()",
+    "the most frequent values": "T(N, N).mode(0).values",
+    "values among a few": "(torch.isin(indices(N, 50), indices(20)), T(N))[1]",
+    "values among many": "(torch.isin(indices(N, 50), indices(5000), assume_unique=True), T(N))[1]",
+    "the number of values that are not zero": "T(N, N) * fixed(N, N).count_nonzero(0)",
+    "repetitions": "torch.repeat_interleave(T(N * N), indices(N * N), output_size=5000)",
+    "embeddings of limited norms of a sequence": "F.embedding(indices(8192), fixed(10_000, 48), max_norm=1.0) * T(48)",  # noqa: E501
+    "embeddings of limited norms": "F.embedding(indices(4096, 20), fixed(10_000, 48), max_norm=1.0) * T(48)",  # noqa: E501
     "one-hot vectors": "F.one_hot(indices(4096, 16), 100) * T(100)",
     "different values": "(fixed(200_000).unique(), T(N))[1]",
     "different integers": "(indices(2000, 100).mT.unique(), T(N))[1]",
@@ -140,8 +147,8 @@ def in_order(events):
     sizes = [(name, [size for _, size in group]) for name, group in groups]
     return [(name, sorted(group) if name == "free" else group) for name, group in sizes]
 
-def estimated(step):
-    estimation = Estimation()
+def estimated(step, assumed=()):
+    estimation = Estimation(assumed=assumed)
     estimation.of_call(step, (), {}, (globals(),))
     events = []
     for life in estimation.log.lives:
@@ -175,6 +182,67 @@ for name, code in {OPERATORS!r}.items():
     torch._C._cuda_clearCublasWorkspaces()
     gc.collect()
     ours, torchs = in_order(estimated(step)), in_order(done(step))
+    if ours != torchs:
+        different[name] = [ours, torchs]
+print(json.dumps(different))
+"""
+    assert script(code) == {}
+
+
+SELECTIONS = {
+    "positions": ("x.nonzero()", 200_000),
+    "positions of columns": ("x.mT.nonzero()", 200_000),
+    "positions of a condition": ("torch.where(x > 0)", 200_000),
+    "values of a mask": ("T(400, 500).masked_select(mask) * 2", 200_000),
+    "values of a mask of rows": ("x.masked_select(mask[:, :1])", 200_000),
+    "values of a mask of columns": ("x.mT.masked_select(mask.mT)", 200_000),
+    "values at a mask": ("T(400, 500)[mask] * 2", 200_000),
+    "values at a mask of columns": ("T(500, 400)[mask.mT] * 2", 200_000),
+    "rows at a mask": ("T(400, 5000)[mask[:, 0]] * 2", 400),
+    "places at two masks": ("T(4000, 4000)[column, column] * 2", 4000),
+    "places at a mask and an index": ("T(4000, 4000)[column, indices(1)] * 2", 4000),
+    "columns at a mask": ("T(40, 4000)[:, column] * 2", 4000),
+    "columns at a mask and an index": ("T(40, 4000, 40)[:, column, indices(1)] * 2", 4000),
+    "places at masks that are apart": ("T(4000, 4, 4000)[column, :, column] * 2", 4000),
+    "values that replace those of a mask": (
+        "(T(400, 500) * 1).index_put((mask,), x[mask])",
+        200_000,
+    ),
+    "different values": ("x.unique()", 200_000),
+    "different integers": ("whole.unique(return_counts=True)", 200_000),
+    "numbers of different values": ("x.unique(return_inverse=True, return_counts=True)", 200_000),
+    "different neighbours": ("x.unique_consecutive(return_counts=True)", 200_000),
+    "different rows": ("rows.unique(dim=0)", 20_000),
+    "different columns": ("rows.mT.contiguous().unique(dim=1, return_inverse=True)", 20_000),
+    "numbers of different rows": ("rows.unique(dim=0, return_counts=True)", 20_000),
+    "numbers of different neighbours": ("rows.mT.unique_consecutive(True, True, dim=1)", 20_000),
+    "numbers of values": ("torch.bincount(whole.flatten())", 200_000),
+}
+"""Operators that select, and the number of all values, rows or bins from which they select."""
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("share", [0.1] if SAMPLES else [0.01, 0.1, 0.5, 1])
+def test_assumed_shares_have_the_order_of_the_allocators_history(share: float) -> None:
+    """Each kernel gets so many values from the simulated card as the share says."""
+    code = f"""
+{COMMON}
+import ctypes, math
+card = ctypes.CDLL("libcudart.so.13")
+x, mask, whole, rows = fixed(400, 500), fixed(400, 500) > 0, indices(400, 500), fixed(20_000, 50)
+column = fixed(4000) > 0
+different = {{}}
+for name, (code, most) in {SELECTIONS!r}.items():
+    exec(compile(f"def run(): return {{code}}", "a cell", "exec"))
+    def step():
+        result = run()
+        if isinstance(result, torch.Tensor) and result.requires_grad:
+            result.backward(torch.empty_like(result))
+    gc.collect()
+    ours = in_order(estimated(step, ["1={share}"]))
+    card.simulate_count(math.ceil({share} * most) - ("bincount" in code))
+    torchs = in_order(done(step))
+    card.simulate_count(0)
     if ours != torchs:
         different[name] = [ours, torchs]
 print(json.dumps(different))

@@ -206,6 +206,37 @@ def test_a_line_selects_the_share_that_the_caller_assumes() -> None:
         ipygpumem.estimate(select, assume={"five": 0.5})
 
 
+OF_A_QUARTER = {
+    "x.unique()": (1, 4),
+    "x.unique(return_counts=True)": (3, 12),
+    "x.unique_consecutive()": (4, 4),
+    "x.unique_consecutive(return_counts=True)": (12, 12),
+    "torch.unique_consecutive(x.view(1024, 1024), dim=0)": (1, 1),
+    "x.view(1024, 1024).unique(dim=1)": (1, 1),
+    "x.nonzero()": (2, 2),
+    "(x > 0).unique()": (0, 0),
+    "torch.bincount(x.long())": (2, 2),
+}
+"""MiB that a quarter of 2**20 values keep in RAM, and on a card.
+
+Some operators cut a tensor for all values. Their memory stays as it was.
+"""
+
+
+@pytest.mark.parametrize("code", OF_A_QUARTER)
+def test_a_share_keeps_the_memory_that_torch_keeps(code: str) -> None:
+    names: dict[str, Any] = {}
+    source = f"def step():\n    return {code}\n"
+    exec(compile(source, "a cell", "exec"), {"torch": torch, "x": torch.zeros(1 << 20)}, names)
+    sizes = []
+    for device in ("cpu", CARD):
+        found = ipygpumem.estimate(names["step"], device=device, assume={2: 0.25})
+        assert not found.upper_bounds
+        assert any("assumed to select 0.25" in note for note in found.notes)
+        sizes.append(found.devices[0].kept_bytes)
+    assert [round(size / MIB) for size in sizes] == list(OF_A_QUARTER[code])
+
+
 def test_unknown_sequence_lengths_are_assumed_to_be_the_longest() -> None:
     x = torch.randn(8, 40, 32)
 
