@@ -169,10 +169,7 @@ def _nbytes(tensor: Any) -> int:
     return int(tensor.nbytes)
 
 
-@_rule_of(
-    "_fft_c2r",
-    "masked_scatter_backward",
-)
+@_rule_of("masked_scatter_backward")
 def _first_argument(args: Any, _: Any) -> int:
     return _nbytes(args[0])
 
@@ -240,17 +237,6 @@ def _deviations(args: Any, result: Any) -> int:
     return _nbytes(result)
 
 
-@_rule_of("roll")
-def _rolled(args: Any, _: Any) -> int:
-    """Return the bytes of an intermediate result if several dimensions are rolled."""
-    if len(args) < 3:
-        return 0
-    source, _, dims = args[:3]
-    if len(dims) < 2:
-        return 0
-    return _nbytes(source)
-
-
 # -- copies of arguments ---------------------------------------------------------------------------
 
 
@@ -294,7 +280,6 @@ def is_matrix_of_cublas(matrix: Any) -> bool:
 
 
 _READ_ONLY_CONTIGUOUS = (
-    "_fft_r2c",
     "_log_softmax",
     "_log_softmax_backward_data",
     "_softmax",

@@ -62,6 +62,7 @@ OPERATORS = {
     "systems of equations with one right side": "torch.linalg.solve(T(8, 128, 128), T(8, 128))",
     "systems of equations with the same factors": "torch.linalg.solve(T(3, 200, 200), T(50, 3, 200, 100))",  # noqa: E501
     "systems of equations for rows": "torch.linalg.solve(T(50, 200, 200), T(50, 100, 200), left=False)",  # noqa: E501
+    "triangular factors": "torch.linalg.lu_factor(T(8, 128, 128))[0]",
     "Cholesky factors": "torch.linalg.cholesky(T(8, 128, 128))",
     "a grid": "F.affine_grid(T(4, 2, 3), (4, 64, 64, 64), align_corners=False)",
     "a grid of volumes": "F.affine_grid(T(4, 3, 4), (4, 16, 16, 16, 16), align_corners=False)",
@@ -118,6 +119,14 @@ OPERATORS = {
     "different integers": "(indices(2000, 100).mT.unique(), T(N))[1]",
     "positions of different values": "indices(200_000).unique(return_inverse=True, return_counts=True)[1] * T(1)",  # noqa: E501
     "positions of different neighbours": "indices(N, N).mT.unique_consecutive(return_inverse=True)[1] * T(1)",  # noqa: E501
+    "a spectrum of columns": "torch.fft.rfft(T(16, 64, 64), dim=1).real",
+    "both halves of a spectrum of columns": "torch.fft.fft(T(16, 64, 64), dim=1).real",
+    "a spectrum of the first dimensions": "torch.fft.rfft2(T(64, 64, 16), dim=(0, 1)).real",
+    "a spectrum of four dimensions": "torch.fft.rfftn(T(8, 16, 16, 16)).real",
+    "a spectrum of complex numbers": "torch.fft.fft2(torch.view_as_complex(T(16, 64, 64, 4, 2)), dim=(1, 2)).real",  # noqa: E501
+    "a spectrum of columns of complex numbers": "torch.fft.ifft2(torch.view_as_complex(T(16, 64, 64, 2)).mT).real",  # noqa: E501
+    "signals from spectra of columns": "torch.fft.irfft(torch.view_as_complex(T(16, 33, 64, 2)), dim=1)",  # noqa: E501
+    "a spectrum from its middle": "torch.fft.fftshift(torch.fft.fft2(T(16, 64, 64))).real",
     "a spectrum": "torch.view_as_real(torch.stft(T(8, 16000) * 1, 512, return_complex=True))",
     "an interpolation to the same size": "F.interpolate(T(4, 64, 32, 64)[..., :32], (32, 32), mode='bilinear')",  # noqa: E501
 }
