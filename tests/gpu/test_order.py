@@ -12,6 +12,13 @@ OPERATORS = {
     "a strided convolution": "F.conv2d(T(4, 3, 64, 64), T(64, 3, 7, 7), T(64), 4, 3)",
     "a convolution of single pixels": "F.conv2d(T(4, 256, 32, 32), T(64, 256, 1, 1), T(64))",
     "a convolution of rows": "F.conv2d(T(4, 1024, 64).mT.view(4, 64, 32, 32), T(64, 64, 2, 2), T(64), 2)",  # noqa: E501
+    "the bias of a convolution": "F.conv2d(fixed(4, 64, 32, 32), fixed(64, 64, 3, 3), T(64), padding=1)",  # noqa: E501
+    "the bias of a convolution of groups": "F.conv2d(fixed(4, 64, 32, 32), fixed(64, 16, 3, 3), T(64), 1, 1, 1, 4)",  # noqa: E501
+    "the weight of a convolution of groups": "F.conv2d(fixed(4, 64, 32, 32), T(64, 16, 3, 3), fixed(64), 1, 1, 1, 4)",  # noqa: E501
+    "the input of a transposed convolution": "F.conv_transpose2d(T(4, 64, 32, 32), fixed(64, 32, 4, 4), fixed(32), 2, 1)",  # noqa: E501
+    "the bias of a transposed convolution": "F.conv_transpose2d(fixed(4, 64, 32, 32), fixed(64, 32, 4, 4), T(32), 2, 1)",  # noqa: E501
+    "the weight of a transposed convolution of groups": "F.conv_transpose2d(fixed(4, 64, 32, 32), T(64, 8, 4, 4), "  # noqa: E501
+    "fixed(32), 2, 1, groups=4)",
     "a convolution by depth": "F.conv2d(T(4, 64, 32, 32), T(64, 1, 3, 3), T(64), 1, 1, 1, 64)",
     "a convolution of groups": "F.conv2d(T(4, 64, 32, 32), T(64, 16, 3, 3), T(64), 1, 1, 1, 4)",
     "a strided convolution of groups": "F.conv2d(T(2, 64, 32, 32), T(128, 16, 3, 3), T(128), 2, 1, 1, 4)",  # noqa: E501
