@@ -269,8 +269,11 @@ class AllocationTracker(StorageFollower):
         """Make a fake copy of a real tensor, and hook its gradient."""
         if id(tensor) in self._strays:
             return
-        original = self._copies.share(tensor)
-        copy = self._copies.of(original)
+        # A copy made in inference mode could not be a part of code that autograd follows, and torch
+        # makes no views of it.
+        with torch.inference_mode(tensor.is_inference()):
+            original = self._copies.share(tensor)
+            copy = self._copies.of(original)
         self._strays[id(tensor)] = tensor, copy
         handle = self._follow(tensor)
         if handle is not None:

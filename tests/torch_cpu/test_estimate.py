@@ -206,6 +206,43 @@ def test_a_line_selects_the_share_that_the_caller_assumes() -> None:
         ipygpumem.estimate(select, assume={"five": 0.5})
 
 
+COMPOSITE = [
+    *(
+        f"functional.interpolate(images, scale_factor=2, mode={mode!r})"
+        for mode in ("nearest", "bilinear", "bicubic")
+    ),
+    "functional.dropout(images)",
+    "nn.LSTM(64, 64)(images[0])[0]",
+    "images @ images",
+    "torch.stft(images.flatten(), 256, return_complex=True, window=torch.ones(256))",
+]
+
+
+@pytest.mark.parametrize("code", COMPOSITE)
+def test_composite_operators_allocate_the_same_in_inference(code: str) -> None:
+    names = {
+        "torch": torch,
+        "nn": nn,
+        "functional": functional,
+        "images": torch.zeros(8, 3, 64, 64),
+    }
+    for mode in ("no_grad", "inference_mode"):
+        exec(f"def {mode}():\n    with torch.{mode}():\n        return {code}\n", names)
+    figures = []
+    for mode in ("no_grad", "inference_mode"):
+        (device,) = ipygpumem.estimate(names[mode], device=CARD).devices
+        figures.append((device.peak_bytes, device.reserved_bytes, device.kept_bytes))
+    assert figures[0] == figures[1]
+
+
+def test_inference_reads_a_part_of_a_tensor_of_another_module() -> None:
+    """Its fake copy is made when the code reaches it, inside of inference mode."""
+    names: dict[str, Any] = {"torch": torch, "images": torch.zeros(8, 1 << 18)}
+    exec("def half():\n    with torch.inference_mode():\n        return images[0] * 2\n", names)
+    (device,) = ipygpumem.estimate(names["half"], device=CARD).devices
+    assert (device.before_bytes, device.kept_bytes) == (8 * MIB, MIB)
+
+
 OF_A_QUARTER = {
     "x.unique()": (1, 4),
     "x.unique(return_counts=True)": (3, 12),
