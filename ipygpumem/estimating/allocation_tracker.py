@@ -24,6 +24,8 @@ from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.result_cache import ResultCache
 from ipygpumem.estimating.sparse import (
     OF_PARTS,
+    coalesce,
+    coalesce_on_host,
     has_unknown_entries,
     is_sparse,
     parts_of,
@@ -184,7 +186,9 @@ class AllocationTracker(StorageFollower):
         """
         if has_sparse:
             if func is _COALESCE:
-                self.upper_bounds[user_line()] = None
+                device = self._devices.assumed_for(args[0].device)
+                is_on_card = device.startswith("cuda")
+                return self._select(func, coalesce if is_on_card else coalesce_on_host)
             operator = stand_in(func, args)
             if operator is not None:
                 return operator
@@ -295,6 +299,13 @@ class AllocationTracker(StorageFollower):
         deciding = _tensors_that_decide(func, args, arguments)
         if all(map(is_known, deciding)):
             return largest
+        return self._select(func, largest)
+
+    def _select(self, func: Any, largest: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function whose result has the share that the user has assumed for the line.
+
+        Without a share it is ``largest``, and the line is noted.
+        """
         line = user_line()
         share = self._assumptions.share_of(line)
         assumed = None if share is None else of_share(largest, share)

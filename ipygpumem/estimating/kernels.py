@@ -16,6 +16,7 @@ import torch
 
 from ipygpumem.estimating.column_sums import column_sums_bytes
 from ipygpumem.estimating.largest import is_mask
+from ipygpumem.estimating.sparse import parts_of
 from ipygpumem.estimating.storages import TEMPORARIES, StorageLog
 from ipygpumem.estimating.transients import (
     FEW_INDICES,
@@ -72,6 +73,10 @@ class Kernel:
             return
         self._logged.add(number)
         self._log_result(self._results[number])
+
+    def part(self, tensor: Any) -> None:
+        """Log a part of a sparse result."""
+        self._log_result(tensor)
 
     def results(self) -> None:
         """Log the results that are not logged yet."""
@@ -583,13 +588,21 @@ def _is_read_by_cufft(rows: Any) -> bool:
 
 @_order_of("_coalesce")
 def _coalesced(kernel: Kernel, args: Any) -> None:
-    """Log a sort by index, which keeps two copies of the indices until the values are added up."""
+    """Log a sort by index, which keeps two copies of the indices until the values are added up.
+
+    The sorted indices of one dimension are those of the result.
+    """
     count = args[0]._nnz()
     indices_bytes = 8 * count
-    sort_bytes = 16 * count + count // 500 + 767
-    with kernel.blocks([indices_bytes, indices_bytes]):
-        with kernel.blocks([sort_bytes]):
+    indices, values = parts_of(kernel.first_result)
+    sorted_bytes = indices_bytes
+    if len(indices) == 1:
+        kernel.part(indices)
+        sorted_bytes = 0
+    with kernel.blocks([sorted_bytes, indices_bytes, indices_bytes]):
+        with kernel.blocks([merge_sort_bytes(count, items=2)]):
             pass
+        kernel.part(values)
         kernel.results()
 
 

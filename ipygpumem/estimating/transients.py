@@ -470,10 +470,15 @@ _INDICES_OF_TILE = 4096
 """Indices that one block of a card's threads sorts by a comparison."""
 
 
-def merge_sort_bytes(count: int) -> int:
-    """Return the bytes with which a kernel sorts indices by a comparison of what they refer to."""
+def merge_sort_bytes(count: int, items: int = 1) -> int:
+    """Return the bytes with which a kernel sorts indices by a comparison of what they refer to.
+
+    Args:
+        count: how many it sorts.
+        items: 2 if each index comes with another one.
+    """
     tiles = divided_up(count, _INDICES_OF_TILE)
-    return rounded_up(8 * count, 256) + rounded_up(8 * (tiles + 1), 256) + 255
+    return items * rounded_up(8 * count, 256) + rounded_up(8 * (tiles + 1), 256) + 255
 
 
 def _bytes_to_sort(values: Any) -> int:

@@ -232,6 +232,14 @@ SELECTIONS = {
     "different columns": ("rows.mT.contiguous().unique(dim=1, return_inverse=True)", 20_000),
     "numbers of different rows": ("rows.unique(dim=0, return_counts=True)", 20_000),
     "numbers of different neighbours": ("rows.mT.unique_consecutive(True, True, dim=1)", 20_000),
+    "entries of different indices": (
+        "torch.sparse_coo_tensor(indices(1, 20_000), fixed(20_000, 16), (5000, 16)).coalesce()",
+        20_000,
+    ),
+    "entries of different places": (
+        "torch.sparse_coo_tensor(indices(2, 20_000), fixed(20_000), (5000, 16)).coalesce()",
+        20_000,
+    ),
     "numbers of values": ("torch.bincount(whole.flatten())", 200_000),
 }
 """Operators that select, and the number of all values, rows or bins from which they select."""

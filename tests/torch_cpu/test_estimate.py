@@ -243,6 +243,7 @@ def test_inference_reads_a_part_of_a_tensor_of_another_module() -> None:
     assert (device.before_bytes, device.kept_bytes) == (8 * MIB, MIB)
 
 
+PLACES = "x.long().view(1, -1)"
 OF_A_QUARTER = {
     "x.unique()": (1, 4),
     "x.unique(return_counts=True)": (3, 12),
@@ -253,6 +254,7 @@ OF_A_QUARTER = {
     "x.nonzero()": (2, 2),
     "(x > 0).unique()": (0, 0),
     "torch.bincount(x.long())": (2, 2),
+    f"torch.sparse_coo_tensor({PLACES}, x, (1 << 20,)).coalesce()": (12, 9),
 }
 """MiB that a quarter of 2**20 values keep in RAM, and on a card.
 
