@@ -157,6 +157,11 @@ def fixed(*shape):
 def indices(*shape):
     return torch.zeros(*shape, dtype=torch.long, device="cuda")
 
+# The first estimate imports torch's compiler, over which each later collection would pass.
+Estimation().of_call(torch.ones, (1,), {"device": "cuda"}, ())
+gc.collect()
+gc.freeze()
+
 def in_order(events):
     # Adjacent frees leave the same free memory in any order.
     groups = groupby(events, key=lambda event: event[0])
