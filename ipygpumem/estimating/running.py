@@ -235,6 +235,9 @@ class Estimation:
             self._note(
                 f"{names} is not available: tensors on it and on the host are counted together"
             )
+        if self._devices.moves_host_tensors:
+            name = self._devices.requested_device
+            self._note(f"tensors that the code puts on the CPU are counted on {name}, too")
         for line in self._functions.recurrent:
             self._note(
                 f"{line}: memory of a card's kernels for a recurrent layer, such as cuDNN's, is "
