@@ -183,7 +183,7 @@ class Estimation:
         for device, already_held_bytes in figures:
             devices.append(with_room(device, already_held_bytes, self._room_bytes))
         self._note_advice(devices)
-        self._note_all(self._assumptions.notes())
+        self._note_all(self._assumptions.notes(self._tracker.upper_bounds))
         return Estimate(
             devices=tuple(devices),
             duration_seconds=time.perf_counter() - started,

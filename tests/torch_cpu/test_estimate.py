@@ -287,6 +287,9 @@ def test_unknown_sequence_lengths_are_assumed_to_be_the_longest() -> None:
     found = ipygpumem.estimate(step)
     (line,) = found.upper_bounds
     assert "pack_padded_sequence(x, lengths" in line
+    label = line.partition(": ")[0].replace(", line ", ":")
+    (note,) = ipygpumem.estimate(step, assume={label: 0.5}).notes
+    assert note.endswith("is not used: values decide its size, but no share of them is selected")
     assert found.peak_bytes >= 2 * x.nbytes
 
 
