@@ -24,6 +24,8 @@ from ipygpumem.estimating.records import Note
 from ipygpumem.estimating.result_cache import ResultCache
 from ipygpumem.estimating.sparse import (
     OF_PARTS,
+    coalesce,
+    coalesce_on_host,
     has_unknown_entries,
     is_sparse,
     parts_of,
@@ -33,7 +35,8 @@ from ipygpumem.estimating.stand_ins import STAND_INS, with_workspace, without_ch
 from ipygpumem.estimating.storage_follower import StorageFollower, hide_from_compiler
 from ipygpumem.estimating.storages import PARAMETERS, StorageLog, tensors_in
 from ipygpumem.estimating.torch_functions import UNKNOWN
-from ipygpumem.estimating.transients import loss_bytes, operator_name
+from ipygpumem.estimating.transients import least_bytes, operator_name
+from ipygpumem.estimating.unfollowed import Unfollowed
 from ipygpumem.estimating.workspaces import Workspaces, takes_cudnn
 
 _ATEN = torch.ops.aten
@@ -41,7 +44,9 @@ _DEVICE = torch.ops.prim.device.default
 _SCALAR = _ATEN._local_scalar_dense.default
 _CONVOLUTIONS = (_ATEN.convolution.default, _ATEN.convolution_backward.default)
 _COALESCE = _ATEN._coalesce.default
+_BINCOUNT = _ATEN.bincount.default
 _INDEX = _ATEN.index.Tensor
+_REPEAT = _ATEN.repeat_interleave.Tensor
 _SELECT = _ATEN.masked_select.default
 _EMPTY = frozenset({"empty_like", "new_empty", "new_empty_strided"})
 """Operators whose results have no values, even if those of their arguments are known."""
@@ -81,6 +86,7 @@ class AllocationTracker(StorageFollower):
         check: Callable[[], object],
         assumptions: Assumptions,
         results: ResultCache,
+        unfollowed: Unfollowed,
     ) -> None:
         super().__init__(log)
         self._assumptions = assumptions
@@ -89,6 +95,7 @@ class AllocationTracker(StorageFollower):
         self._copies = copies
         self._check = check
         self._results = results
+        self._unfollowed = unfollowed
         self._guesses = Guesses(note)
         self.observe: Callable[[Any, Any, Any, Any], object] | None = None
         """Called with each operation, its arguments and its result."""
@@ -179,7 +186,9 @@ class AllocationTracker(StorageFollower):
         """
         if has_sparse:
             if func is _COALESCE:
-                self.upper_bounds[user_line()] = None
+                device = self._devices.assumed_for(args[0].device)
+                is_on_card = device.startswith("cuda")
+                return self._select(func, coalesce if is_on_card else coalesce_on_host)
             operator = stand_in(func, args)
             if operator is not None:
                 return operator
@@ -229,13 +238,11 @@ class AllocationTracker(StorageFollower):
             device = tensor.fake_device
         if device.type == "meta":  # meta tensors have no memory
             return
-        least_bytes = 0
-        if self._devices.assumed_for(device).startswith("cuda"):
-            least_bytes = loss_bytes(name, args, tensor)
+        is_on_card = self._devices.assumed_for(device).startswith("cuda")
         self.log.see(
             tensor,
             self._devices.log_name(device),
-            least_bytes=least_bytes,
+            least_bytes=least_bytes(name, args, tensor, is_on_card=is_on_card),
             recorded=recorded,
             in_backward=in_backward,
         )
@@ -266,8 +273,11 @@ class AllocationTracker(StorageFollower):
         """Make a fake copy of a real tensor, and hook its gradient."""
         if id(tensor) in self._strays:
             return
-        original = self._copies.share(tensor)
-        copy = self._copies.of(original)
+        # A copy made in inference mode could not be a part of code that autograd follows, and torch
+        # makes no views of it.
+        with torch.inference_mode(tensor.is_inference()):
+            original = self._copies.share(tensor)
+            copy = self._copies.of(original)
         self._strays[id(tensor)] = tensor, copy
         handle = self._follow(tensor)
         if handle is not None:
@@ -289,13 +299,23 @@ class AllocationTracker(StorageFollower):
         deciding = _tensors_that_decide(func, args, arguments)
         if all(map(is_known, deciding)):
             return largest
+        return self._select(func, largest)
+
+    def _select(self, func: Any, largest: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function whose result has the share that the user has assumed for the line.
+
+        Without a share it is ``largest``, and the line is noted.
+        """
         line = user_line()
         share = self._assumptions.share_of(line)
         assumed = None if share is None else of_share(largest, share)
         if share is not None and assumed is not None:
             self._assumptions.used[line] = share
             return assumed
-        self.upper_bounds[line] = None
+        if func is _BINCOUNT:
+            self._unfollowed.counts(line)
+        else:
+            self.upper_bounds[line] = None
         return largest
 
     def _correct(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
@@ -426,4 +446,7 @@ def _reason_of(error: BaseException) -> str:
 def _refusal(reason: str, func: Any) -> EstimateError:
     """Return the error of an estimate that cannot follow an operation on the current line."""
     operation, _, _ = str(func).removeprefix("aten.").partition(".")
-    return EstimateError(f"{reason}: {operation} in {user_line()}")
+    hint = ""
+    if func is _REPEAT:
+        hint = "; pass it the size of its result, output_size"
+    return EstimateError(f"{reason}: {operation} in {user_line()}{hint}")

@@ -50,16 +50,22 @@ class Assumptions:
         """Return the share that a line selects, or None; ``line`` is its label with its code."""
         return self._shares.get(line.partition(": ")[0])
 
-    def notes(self) -> list[str]:
-        """Return the shares that lines got, and those that no line could get."""
+    def notes(self, upper_bounds: Iterable[str]) -> list[str]:
+        """Return the shares that lines got, and those that no line could get.
+
+        ``upper_bounds``: the lines whose results are as large as possible.
+        """
         notes = list[str]()
         met = set[str]()
         for line, share in self.used.items():
             notes.append(f"assumed to select {share:.3g} of all that it can: {line}")
             met.add(line.partition(": ")[0])
+        as_large_as_possible = {line.partition(": ")[0] for line in upper_bounds}
         for label in self._shares:
             if label not in met:
                 why = "it selects nothing by values, or did not run"
+                if label in as_large_as_possible:
+                    why = "values decide its size, but no share of them is selected"
                 notes.append(f"the share of {label} is not used: {why}")
         return notes
 

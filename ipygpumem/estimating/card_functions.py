@@ -138,6 +138,34 @@ class CardFunctions:
         zeros = input.new_zeros(*input.shape, num_classes)
         return zeros.scatter_(-1, positions, 1)
 
+    def isin(
+        self,
+        original: Any,
+        elements: Any,
+        test_elements: Any,
+        *,
+        assume_unique: bool = False,
+        invert: bool = False,
+    ) -> Any:
+        """Return for each element if it is among some values.
+
+        torch compares each element with each of a few values, and sorts both if these are many.
+        """
+        values = (elements, test_elements)
+        are_tensors = all(isinstance(value, torch.Tensor) for value in values)
+        if not are_tensors or elements.dtype is not test_elements.dtype:
+            return original(*values, assume_unique=assume_unique, invert=invert)
+        if not self._is_on_card(elements) or 0 in (elements.numel(), test_elements.numel()):
+            return original(*values, assume_unique=assume_unique, invert=invert)
+        result = torch.empty_like(elements, dtype=torch.bool)
+        # torch calls the kernels without autograd, and without a line of Python in between.
+        with torch.no_grad():
+            if test_elements.numel() < int(10 * elements.numel() ** 0.145):
+                _compare_with_each(elements, test_elements, result)
+            else:
+                _sort_with(elements, test_elements, result, assume_unique=assume_unique)
+        return result
+
     def dropout(
         self,
         original: Any,
@@ -200,6 +228,33 @@ class CardFunctions:
         input_lengths = torch.as_tensor(input_lengths, device=device)
         target_lengths = torch.as_tensor(target_lengths, device=device)
         return original(log_probs, targets, input_lengths, target_lengths, *args, **kwargs)
+
+
+def _compare_with_each(elements: Any, test_elements: Any, result: Any) -> None:
+    """Compare each element with each value, as ATen/native/TensorCompare.cpp does."""
+    shape = [1] * elements.dim() + [test_elements.numel()]
+    result.copy_(elements.unsqueeze(-1).eq(test_elements.reshape(shape)).any(-1))
+
+
+def _sort_with(elements: Any, test_elements: Any, result: Any, *, assume_unique: bool) -> None:
+    """Sort the elements with the values, as ATen/native/TensorCompare.cpp does."""
+    order = None
+    if assume_unique:
+        both = torch.cat([elements.ravel(), test_elements.ravel()])
+    else:
+        different_elements, order = torch._unique(elements, False, True)
+        different_values, _ = torch._unique(test_elements, False)
+        both = torch.cat([different_elements, different_values])
+        del different_elements, different_values
+    in_order, positions = both.sort(stable=True, dim=0)
+    is_repeated = torch.empty_like(in_order, dtype=torch.bool)
+    is_repeated[:-1].copy_(in_order[1:].eq(in_order[:-1]))
+    is_among = torch.empty_like(is_repeated)
+    is_among.index_copy_(0, positions, is_repeated)
+    if order is None:
+        result.copy_(is_among[: elements.numel()].view_as(elements))
+    else:
+        result.copy_(is_among[order])
 
 
 def _fill_cache(weight: Any) -> None:

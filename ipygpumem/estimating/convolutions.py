@@ -5,9 +5,22 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipygpumem.estimating.kernels import Kernel
+
+
+class Gradients(NamedTuple):
+    """The gradients that a backward pass computes; frozen weights get none."""
+
+    of_input: bool = True
+    of_weight: bool = True
+    of_bias: bool = True
+
+    @property
+    def multiplies(self) -> bool:
+        """True if it multiplies matrices; a bias's gradient is a sum."""
+        return self.of_input or self.of_weight
 
 
 @dataclass(frozen=True)
@@ -25,6 +38,7 @@ class Convolution:
     is_transposed: bool
     groups: int
     has_bias: bool
+    gradients: Gradients
 
     @classmethod
     def of(cls, name: str, args: Any, result: Any) -> Convolution:
@@ -33,11 +47,13 @@ class Convolution:
             outer, given, weight, bias_shape, *options = args[:10]
             is_backward = True
             has_bias = bias_shape is not None
+            gradients = Gradients(*args[10])
         else:
             given, weight, bias, *options = args[:9]
             outer = result
             is_backward = False
             has_bias = bias is not None
+            gradients = Gradients()
         stride, padding, dilation, is_transposed, _, groups = options
         return cls(
             is_backward,
@@ -50,6 +66,7 @@ class Convolution:
             is_transposed,
             groups,
             has_bias,
+            gradients,
         )
 
     @property
@@ -88,11 +105,7 @@ class Convolution:
                 self._log_product(kernel)
         elif self.is_transposed:
             with kernel.copies(self.outer, self.given):
-                kernel.result(0)
-                self._log_product(kernel)
-                kernel.result(1)
-                self._log_product(kernel)
-                kernel.results()
+                self._log_transposed_gradients(kernel)
         else:
             with kernel.copies(self.outer, self.given):
                 self._log_gradients(kernel)
@@ -104,8 +117,28 @@ class Convolution:
         with kernel.blocks([self._unfolded(), ones_bytes]):
             kernel.workspace()
 
+    def _log_transposed_gradients(self, kernel: Kernel) -> None:
+        """Log the gradients; those of weight and bias are computed together, from one unfolding."""
+        kernel.result(0)
+        if self.gradients.of_input:
+            self._log_product(kernel)
+        kernel.result(1)
+        self._log_parameters_gradients(kernel)
+        kernel.results()
+
+    def _log_parameters_gradients(self, kernel: Kernel) -> None:
+        """Log how a transposed convolution computes the gradients of weight and bias."""
+        if self.gradients.of_weight:
+            self._log_product(kernel)
+        elif self.gradients.of_bias:
+            with kernel.blocks([self._unfolded()]):
+                pass
+
     def _log_gradients(self, kernel: Kernel) -> None:
         """Log the gradients; the input's is computed first, unless in volumes or with dilation."""
+        if not self.gradients.multiplies:
+            kernel.results()
+            return
         kernel.result(0)
         if self.is_in_volumes or self.is_dilated:
             kernel.results()
@@ -147,15 +180,20 @@ class Convolution:
             keep(self.outer)
             self._log_product(kernel)
             return
-        keep(self.given)
+        gradients = self.gradients
+        if gradients.of_input:
+            keep(self.given)
         if self.is_transposed:
-            self._log_product(kernel)
-            keep(self.weight)
-            self._log_product(kernel)
-            return
-        with kernel.blocks([self._unfolded()]):
-            kernel.workspace()
-            keep(self.weight)
+            if gradients.of_input:
+                self._log_product(kernel)
+            if gradients.of_weight:
+                keep(self.weight)
+            self._log_parameters_gradients(kernel)
+        elif gradients.multiplies:
+            with kernel.blocks([self._unfolded()]):
+                kernel.workspace()
+                if gradients.of_weight:
+                    keep(self.weight)
 
     def _operands(self) -> list[Any]:
         if self.is_backward:

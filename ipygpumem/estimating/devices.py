@@ -29,6 +29,9 @@ class Devices:
         self.accelerators_named_by_code: dict[str, None] = {}
         """Accelerators for which the code asks and that another device stands for, in order."""
 
+        self.moves_host_tensors = False
+        """True if the code puts tensors on the host, which count on the requested device."""
+
     @property
     def on_cpu(self) -> bool:
         """True if all tensors are on the CPU, whichever device they are assumed to be on."""
@@ -82,6 +85,8 @@ class Devices:
         if value.type == "cpu":
             if self.requested_device is None:
                 return value
+            if self.requested_device != "cpu":
+                self.moves_host_tensors = True
             return self.real_device
         name = str(value)
         if value.index is None:

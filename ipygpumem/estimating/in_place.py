@@ -27,6 +27,7 @@ _INDEXED_IN_PLACE = (
 )
 _SCATTERED_IN_PLACE = (
     _ATEN.masked_fill.Scalar,
+    _ATEN.masked_scatter.default,
     _ATEN.scatter.src,
     _ATEN.scatter.value,
     _ATEN.scatter_add.default,

@@ -16,6 +16,7 @@ import torch
 
 from ipygpumem.estimating.column_sums import column_sums_bytes
 from ipygpumem.estimating.largest import is_mask
+from ipygpumem.estimating.sparse import parts_of
 from ipygpumem.estimating.storages import TEMPORARIES, StorageLog
 from ipygpumem.estimating.transients import (
     FEW_INDICES,
@@ -23,7 +24,7 @@ from ipygpumem.estimating.transients import (
     is_matrix_of_cublas,
     keys_bytes,
     laid_out,
-    positions_of_masks,
+    merge_sort_bytes,
     sort_bytes,
     sums_bytes,
 )
@@ -72,6 +73,10 @@ class Kernel:
             return
         self._logged.add(number)
         self._log_result(self._results[number])
+
+    def part(self, tensor: Any) -> None:
+        """Log a part of a sparse result."""
+        self._log_result(tensor)
 
     def results(self) -> None:
         """Log the results that are not logged yet."""
@@ -348,6 +353,12 @@ def _inverse(kernel: Kernel, args: Any) -> None:
         _log_solution(kernel, matrix, is_transposed=False)
 
 
+@_order_of("linalg_lu_factor_ex")
+def _factors(kernel: Kernel, args: Any) -> None:
+    kernel.results()
+    _log_factorization(kernel, args[0])
+
+
 @_order_of("_linalg_solve_ex")
 def _solution(kernel: Kernel, args: Any) -> None:
     """Log the results, among them the factors, and how the equations are solved."""
@@ -433,18 +444,165 @@ def _log_triangles(kernel: Kernel, systems: int, size: int, *, is_transposed: bo
                 kernel.workspace()
 
 
+# -- Fourier transforms ----------------------------------------------------------------------------
+
+_MOST_DIMS_OF_CUFFT = 3
+"""Maximum number of dimensions that one call of cuFFT transforms."""
+
+
+@_order_of("_fft_c2c")
+def _complex_transform(kernel: Kernel, args: Any) -> None:
+    """Log a transform of complex numbers.
+
+    The orders of transforms follow ATen/native/cuda/SpectralOps.cpp.
+    """
+    source, dims = args[:2]
+    _log_complex_passes(kernel, source, dims)
+
+
+@_order_of("_fft_r2c")
+def _transform_of_real_numbers(kernel: Kernel, args: Any) -> None:
+    """Log a transform of real numbers, one dimension first if not all are transformed at once."""
+    source, dims, _, is_onesided = args
+    shape = list(source.shape)
+    halved = list(shape)
+    halved[dims[-1]] = shape[dims[-1]] // 2 + 1
+    if is_onesided or len(dims) > 1:
+        shape = halved
+    if _is_one_call(dims):
+        kernel.results()
+        _log_call(kernel, source, shape, dims)
+        return
+    passes = divided_up(len(dims) - 1, _MOST_DIMS_OF_CUFFT)
+    fills_other_half = not is_onesided
+    ends_in_second = (passes % 2 == 1) is not fills_other_half
+    with _two_tensors(kernel, ends_in_second=ends_in_second) as make_second:
+        first = _log_call(kernel, source, shape, dims[-1:])
+        make_second()
+        _log_passes(kernel, first, dims[:-1])
+
+
+@_order_of("_fft_c2r")
+def _transform_to_real_numbers(kernel: Kernel, args: Any) -> None:
+    """Log a transform to real numbers, of a copy because cuFFT overwrites it."""
+    source, dims, _, length = args
+    shape = list(source.shape)
+    shape[dims[-1]] = length
+    kernel.results()
+    with kernel.blocks([source.nbytes]):
+        copy = source.new_empty(source.shape)
+        if not _is_one_call(dims):
+            copy = _log_passes(kernel, source, dims[:-1])
+            dims = dims[-1:]
+        _log_call(kernel, copy, shape, dims)
+
+
+def _is_one_call(dims: Sequence[int]) -> bool:
+    """Return True if torch transforms all dimensions of real numbers by one call of cuFFT."""
+    if len(dims) > _MOST_DIMS_OF_CUFFT:
+        return False
+    return list(dims[:2]) != [0, 1]
+
+
+def _log_complex_passes(kernel: Kernel, source: Any, dims: Sequence[int]) -> None:
+    """Log a transform whose calls of cuFFT read one tensor and fill another one in turns."""
+    passes = divided_up(len(dims), _MOST_DIMS_OF_CUFFT)
+    if passes == 1:
+        kernel.results()
+        _log_passes(kernel, source, dims)
+        return
+    with _two_tensors(kernel, ends_in_second=passes % 2 == 0) as make_second:
+        _log_passes(kernel, source, dims, make_second)
+
+
+@contextmanager
+def _two_tensors(kernel: Kernel, *, ends_in_second: bool) -> Iterator[Callable[[], object]]:
+    """Allocate a result and a tensor of its size, the second by a call of the yielded function."""
+    with ExitStack() as other:
+        if ends_in_second:
+            other.enter_context(kernel.blocks([kernel.result_bytes]))
+            yield kernel.results
+        else:
+            kernel.results()
+            yield lambda: other.enter_context(kernel.blocks([kernel.result_bytes]))
+
+
+def _log_passes(
+    kernel: Kernel,
+    source: Any,
+    dims: Sequence[int],
+    after_first: Callable[[], object] | None = None,
+) -> Any:
+    """Log the calls of cuFFT that transform some dimensions, and return their result.
+
+    Those whose values are the furthest from each other come last.
+    """
+    remaining = list(dims)
+    while remaining:
+        remaining.sort(key=source.stride, reverse=True)
+        now = remaining[-_MOST_DIMS_OF_CUFFT:]
+        del remaining[-_MOST_DIMS_OF_CUFFT:]
+        source = _log_call(kernel, source, source.shape, now)
+        if after_first is not None:
+            after_first()
+            after_first = None
+    return source
+
+
+def _log_call(kernel: Kernel, source: Any, shape: Sequence[int], dims: Sequence[int]) -> Any:
+    """Log a call of cuFFT, and return a tensor with the strides of its result.
+
+    It reads all other dimensions as one: torch copies a tensor if they cannot be one, and again if
+    cuFFT cannot read it.
+    """
+    batch_dims = [dim for dim in range(source.dim()) if dim not in dims]
+    batch_dims.sort(key=source.stride, reverse=True)
+    order = [*batch_dims, *dims]
+    sizes = [source.shape[dim] for dim in dims]
+    batch = _size(source, batch_dims)
+    rows = source.permute(order).reshape(batch, *sizes)
+    with ExitStack() as copy, kernel.blocks(_copy_bytes(rows, source)):
+        if not _is_read_by_cufft(rows):
+            copy.enter_context(kernel.blocks([rows.nbytes]))
+    in_order = source.new_empty([shape[dim] for dim in order])
+    return in_order.permute([order.index(dim) for dim in range(source.dim())])
+
+
+def _is_read_by_cufft(rows: Any) -> bool:
+    """Return True if each stride is a multiple of that of the next dimension."""
+    batch_stride, *strides = rows.stride()
+    if strides[-1] <= 0 or (batch_stride == 0 and len(rows) != 1):
+        return False
+    stride = strides[-1]
+    for size, outer in reversed(list(zip(rows.shape[1:-1], strides[:-1], strict=True))):
+        if size == 1:
+            continue
+        if outer <= 0 or outer % stride:
+            return False
+        stride = outer
+    return True
+
+
 # -- sparse gradients -----------------------------------------------------------------------------
 
 
 @_order_of("_coalesce")
 def _coalesced(kernel: Kernel, args: Any) -> None:
-    """Log a sort by index, which keeps two copies of the indices until the values are added up."""
+    """Log a sort by index, which keeps two copies of the indices until the values are added up.
+
+    The sorted indices of one dimension are those of the result.
+    """
     count = args[0]._nnz()
     indices_bytes = 8 * count
-    sort_bytes = 16 * count + count // 500 + 767
-    with kernel.blocks([indices_bytes, indices_bytes]):
-        with kernel.blocks([sort_bytes]):
+    indices, values = parts_of(kernel.first_result)
+    sorted_bytes = indices_bytes
+    if len(indices) == 1:
+        kernel.part(indices)
+        sorted_bytes = 0
+    with kernel.blocks([sorted_bytes, indices_bytes, indices_bytes]):
+        with kernel.blocks([merge_sort_bytes(count, items=2)]):
             pass
+        kernel.part(values)
         kernel.results()
 
 
@@ -568,6 +726,33 @@ def _log_sorted_sums(
                 pass
 
 
+@_order_of("embedding_renorm")
+def _limited_norms(kernel: Kernel, args: Any) -> None:
+    """Log how a kernel finds the rows whose norms it limits: it sorts the last dimension."""
+    indices = args[1]
+    indices_bytes = 8 * indices.numel()
+    with kernel.blocks([indices_bytes]):
+        with kernel.blocks([indices_bytes]):
+            if indices.dim() and indices.shape[-1] > _MOST_SORTED_IN_PLACE:
+                length = indices.shape[-1]
+                _log_sort_of_rows(kernel, indices.numel() // length, length, indices.itemsize)
+        with kernel.blocks([indices_bytes]):
+            pass
+
+
+@_order_of("count_nonzero")
+def _count_nonzero(kernel: Kernel, args: Any) -> None:
+    """Log the truth values, integers instead of them, and then the sums of these."""
+    source, *dims = args
+    number = source.numel()
+    with kernel.blocks([number, 8 * number]):
+        kernel.results()
+        if dims and dims[0] is not None:
+            summed = list(dims[0]) if isinstance(dims[0], (list, tuple)) else [dims[0]]
+            with kernel.blocks([column_sums_bytes(source, summed, 8, kernel.processors)]):
+                pass
+
+
 @_order_of("_thnn_fused_gru_cell")
 def _gru_cell(kernel: Kernel, _: Any) -> None:
     kernel.result(1)  # what backward needs
@@ -605,60 +790,143 @@ def _bags_backward(kernel: Kernel, args: Any) -> None:
 # -- indices ---------------------------------------------------------------------------------------
 
 
-@_order_of("index")
-def _index(kernel: Kernel, args: Any) -> None:
-    """Log the values at indices, which are copied if they differ in their strides."""
-    indices = [index for index in args[1] if index is not None]
-    with kernel.blocks(_copied_indices(indices)):
+class _Indices(NamedTuple):
+    """Indices of a tensor's dimensions; masks count as the positions at which they are true."""
+
+    dims: list[int]
+    """The dimensions that are indexed."""
+    positions: list[Any]
+    """The index of each of these dimensions."""
+    masks: list[Any]
+    selected: int
+    """Number of positions at which a mask is true."""
+
+    @property
+    def are_adjacent(self) -> bool:
+        """True if no dimension without an index is between those with one."""
+        return self.dims[-1] - self.dims[0] < len(self.dims)
+
+    def copied(self) -> list[int]:
+        """Return the bytes of copies of indices that have got one shape, and differ in strides."""
+        layouts = {(index.shape, index.stride()) for index in self.positions}
+        if len(layouts) < 2:
+            return []
+        copied: list[int] = []
+        for index in self.positions:
+            is_expanded = index.numel() != self.number
+            if is_expanded or not is_contiguous(index):
+                copied.append(self.number * index.itemsize)
+        return copied
+
+    @property
+    def number(self) -> int:
+        """The number of positions that the indices have together."""
+        return math.prod(torch.broadcast_shapes(*(index.shape for index in self.positions)))
+
+
+def _indices_of(source: Any, indices: Sequence[Any], values: Any) -> _Indices:
+    """Return the indices with which an operation reads or replaces ``values`` of a tensor.
+
+    The shape of the values says how many of them masks select; without it they select all.
+    """
+    masks = [index for index in indices if is_mask(index)]
+    dims: list[int] = []
+    dim = 0
+    for index in indices:
+        covered = index.dim() if is_mask(index) else 1
+        if index is not None:
+            dims += range(dim, dim + covered)
+        dim += covered
+    selected = _number_of_selected(source, dims, masks, values)
+    positions: list[Any] = []
+    for index in indices:
+        if is_mask(index):
+            positions += [index.new_empty(selected, dtype=torch.long)] * index.dim()
+        elif index is not None:
+            positions.append(index)
+    return _Indices(dims, positions, masks, selected)
+
+
+def _number_of_selected(source: Any, dims: list[int], masks: list[Any], values: Any) -> int:
+    """Return at how many positions masks are true."""
+    most = max((mask.numel() for mask in masks), default=0)
+    if dims[-1] - dims[0] < len(dims):
+        dims_behind = source.dim() - 1 - dims[-1]
+    else:  # indices that are apart come first
+        dims_behind = source.dim() - len(dims)
+    if values.dim() <= dims_behind:
+        return most
+    selected = int(values.shape[-1 - dims_behind])
+    if selected == 1:  # for all positions
+        return most
+    return min(selected, most)
+
+
+def _log_masks(kernel: Kernel, masks: Iterable[Any], selected: int, positions: ExitStack) -> None:
+    """Log the positions at which masks are true, which ``positions`` keeps."""
+    for mask in masks:
+        with kernel.copies(mask):
+            positions.enter_context(kernel.blocks([8 * selected * mask.dim()]))
+
+
+@_order_of("nonzero")
+def _nonzero(kernel: Kernel, args: Any) -> None:
+    with kernel.copies(args[0]):
         kernel.results()
 
 
-def _copied_indices(indices: list[Any]) -> list[int]:
-    """Return the bytes of copies of indices that have got one shape, and differ in strides."""
-    layouts = {(index.shape, index.stride()) for index in indices}
-    has_masks = any(is_mask(index) for index in indices)
-    if len(layouts) < 2 or has_masks:
-        return []
-    count = math.prod(torch.broadcast_shapes(*(index.shape for index in indices)))
-    copied: list[int] = []
-    for index in indices:
-        is_expanded = index.numel() != count
-        if is_expanded or not is_contiguous(index):
-            copied.append(count * index.itemsize)
-    return copied
+@_order_of("masked_select")
+def _masked_select(kernel: Kernel, args: Any) -> None:
+    source, mask = args
+    shape = torch.broadcast_shapes(source.shape, mask.shape)
+    selected = kernel.first_result.numel()
+    with ExitStack() as positions:
+        _log_masks(kernel, [mask.expand(shape)], selected, positions)
+        kernel.results()
+
+
+@_order_of("index")
+def _index(kernel: Kernel, args: Any) -> None:
+    """Log the values at indices, which are copied if they differ in their strides."""
+    source, given = args[:2]
+    indices = _indices_of(source, given, kernel.first_result)
+    with ExitStack() as positions:
+        _log_masks(kernel, indices.masks, indices.selected, positions)
+        with kernel.blocks(indices.copied()):
+            kernel.results()
 
 
 @_order_of("index_put", "_index_put_impl")
-def _add_at_indices(kernel: Kernel, args: Any) -> None:
-    """Log how a kernel adds values at indices, which may be repeated: it sorts positions."""
-    target, indices, values, *options = args
+def _put(kernel: Kernel, args: Any) -> None:
+    """Log how a kernel replaces values at indices, or adds values to them."""
+    target, given, values, *options = args
+    indices = _indices_of(target, given, values)
     accumulates = bool(options) and options[0]
-    if not accumulates:
-        return
     kernel.results()
-    numbers = [number for number, index in enumerate(indices) if index is not None]
-    used = [indices[number] for number in numbers]
-    sizes = positions_of_masks(used)
-    count = math.prod(torch.broadcast_shapes(*map(_shape_of_index, used)))
-    index_bytes = 8 * count
-    are_adjacent = numbers[-1] - numbers[0] < len(numbers)
+    if accumulates:
+        _log_added_values(kernel, target, indices, values)
+        return
+    is_number = values.numel() == 1 and values.device.type == "cpu"
+    if is_number:  # filled in by the mask
+        return
+    with ExitStack() as positions:
+        _log_masks(kernel, indices.masks, indices.selected, positions)
+
+
+def _log_added_values(kernel: Kernel, target: Any, indices: _Indices, values: Any) -> None:
+    """Log how a kernel adds values at indices, which may be repeated: it sorts positions."""
+    index_bytes = 8 * indices.number
     with ExitStack() as stack:
-        stack.enter_context(kernel.blocks(sizes))
-        _log_positions(kernel, len(used), index_bytes, stack)
+        with ExitStack() as positions:
+            _log_masks(kernel, indices.masks, indices.selected, positions)
+            _log_positions(kernel, len(indices.dims), index_bytes, stack)
         stack.enter_context(kernel.copies(values))
-        if not are_adjacent:
+        if not indices.are_adjacent:
             stack.enter_context(kernel.blocks([target.nbytes]))  # in another order of dimensions
         stack.enter_context(kernel.blocks([index_bytes, index_bytes, index_bytes]))
-        bits = _bits_of_positions(target.shape, numbers, are_adjacent=are_adjacent)
-        with kernel.blocks([sort_bytes(count, bits)]):
+        bits = _bits_of_positions(target.shape, indices)
+        with kernel.blocks([sort_bytes(indices.number, bits)]):
             pass
-
-
-def _shape_of_index(index: Any) -> tuple[int, ...]:
-    """Return an index's shape; a mask is assumed to be true everywhere."""
-    if is_mask(index):
-        return (index.numel(),)
-    return tuple(index.shape)
 
 
 def _log_positions(kernel: Kernel, indices: int, index_bytes: int, positions: ExitStack) -> None:
@@ -673,12 +941,12 @@ def _log_positions(kernel: Kernel, indices: int, index_bytes: int, positions: Ex
                 pass
 
 
-def _bits_of_positions(shape: Any, numbers: list[int], *, are_adjacent: bool) -> int:
+def _bits_of_positions(shape: Any, indices: _Indices) -> int:
     """Return the bits of the highest position to which values are added."""
-    if are_adjacent:
-        positions = math.prod(shape[: numbers[-1] + 1])
+    if indices.are_adjacent:
+        positions = math.prod(shape[: indices.dims[-1] + 1])
     else:
-        positions = math.prod(shape[number] for number in numbers)
+        positions = math.prod(shape[dim] for dim in indices.dims)
     return max(1, int(positions - 1).bit_length())
 
 
@@ -802,7 +1070,7 @@ def _log_sort_of_rows(kernel: Kernel, rows: int, length: int, itemsize: int) -> 
             pass
 
 
-@_order_of("_unique2")
+@_order_of("_unique", "_unique2")
 def _unique(kernel: Kernel, args: Any) -> None:
     """Log a sort, with its positions if the code asks for the position of each value.
 
@@ -834,16 +1102,99 @@ def _unique(kernel: Kernel, args: Any) -> None:
 def _unique_of_neighbours(kernel: Kernel, args: Any) -> None:
     """Log the position of each value, if the code asks for it, before the values."""
     source, *options = args
-    is_of_slices = len(options) > 2 and options[2] is not None
-    if is_of_slices:
+    has_positions, has_numbers, dim = (*options, None, None, None)[:3]
+    if dim is not None:
+        _log_different_slices(
+            kernel, source, dim, has_positions=has_positions, has_numbers=has_numbers
+        )
         return
-    has_positions = bool(options) and options[0]
     with kernel.copies(source):
         if has_positions:
             kernel.result(1)
             with kernel.blocks([4 * source.numel()]):
                 pass
         kernel.results()
+
+
+@_order_of("unique_dim_consecutive")
+def _unique_neighbours_in(kernel: Kernel, args: Any) -> None:
+    source, dim, *options = args
+    has_positions, has_numbers = (*options, False, False)[:2]
+    _log_different_slices(kernel, source, dim, has_positions=has_positions, has_numbers=has_numbers)
+
+
+@_order_of("unique_dim")
+def _unique_in(kernel: Kernel, args: Any) -> None:
+    source, dim, *options = args
+    _, has_positions, has_numbers = [*options, False, False, False][:3]
+    _log_different_slices(
+        kernel, source, dim, has_positions=has_positions, has_numbers=has_numbers, sorts=True
+    )
+
+
+def _log_different_slices(
+    kernel: Kernel,
+    source: Any,
+    dim: int,
+    *,
+    has_positions: bool | None,
+    has_numbers: bool | None,
+    sorts: bool = False,
+) -> None:
+    """Log the numbers of the slices, which are sorted, and copies of the different ones.
+
+    It follows ATen/native/cuda/Unique.cu.
+    """
+    count = source.shape[dim]
+    numbers_bytes = 8 * count
+    with kernel.copies(source.movedim(dim, 0)), kernel.blocks([numbers_bytes]):
+        if sorts:
+            with kernel.blocks([merge_sort_bytes(count)]):
+                pass
+        if has_positions:
+            kernel.result(1)
+            with kernel.blocks([numbers_bytes]):
+                pass
+        if has_numbers:
+            with kernel.blocks([numbers_bytes + 8]):
+                kernel.result(2)
+        kernel.results()
+
+
+@_order_of("roll")
+def _rolled(kernel: Kernel, args: Any) -> None:
+    """Log a result for each dimension that is rolled; all stay until the last one is there."""
+    source, _, dims = (*args, ())[:3]
+    before_last = [source.nbytes] * (len(dims) - 1)
+    with kernel.blocks(before_last):
+        kernel.results()
+
+
+# -- repetitions -----------------------------------------------------------------------------------
+
+
+@_order_of("repeat_interleave")
+def _repeated(kernel: Kernel, args: Any) -> None:
+    """Log where the repetitions of each element end: cumulative sums of their numbers."""
+    count = args[0].numel()
+    with kernel.blocks([8 * count]):
+        with kernel.blocks([sums_bytes(count)]):
+            pass
+        kernel.results()
+
+
+_LONGEST_OF_MODE = 2048
+"""Maximum length of slices whose most frequent value one kernel finds."""
+
+
+@_order_of("mode")
+def _mode(kernel: Kernel, args: Any) -> None:
+    """Log the most frequent values, and a copy of slices that are not next to each other."""
+    source, dim = (*args, -1)[:2]
+    kernel.results()
+    if source.dim() and source.shape[dim] <= _LONGEST_OF_MODE:
+        with kernel.copies(source.transpose(dim, -1)):
+            pass
 
 
 # -- largest values --------------------------------------------------------------------------------

@@ -61,17 +61,37 @@ def _unique(
     *,
     share: float = 1.0,
 ) -> Any:
-    count = _part_of(given.numel(), share)
+    count = _number_of_different(given, given.numel(), share)
     positions, numbers = _positions(given, given.shape, count, inverse, counts)
     return given.new_empty(count), positions, numbers
 
 
+_MOST_DIFFERENT = {torch.bool: 2, torch.uint8: 256, torch.int8: 256}
+"""The number of different values of small types."""
+
+
+def _number_of_different(given: Any, number: int, share: float) -> int:
+    """Return how many of the values are different: at least one, if there are any."""
+    count = _part_of(number, share)
+    count = min(count, _MOST_DIFFERENT.get(given.dtype, count))
+    return max(count, min(1, number))
+
+
 def _unique_in(
-    given: Any, dim: int, _: bool = True, inverse: bool = False, counts: bool = False
+    given: Any,
+    dim: int,
+    _: bool = True,
+    inverse: bool = False,
+    counts: bool = False,
+    *,
+    share: float = 1.0,
 ) -> Any:
-    count = given.shape[dim]
-    positions, numbers = _positions(given, (count,), count, inverse, counts)
-    return torch.empty_like(given), positions, numbers
+    length = given.shape[dim]
+    count = max(_part_of(length, share), min(1, length))
+    positions, numbers = _positions(given, (length,), count, inverse, counts)
+    shape = list(given.shape)
+    shape[dim] = count
+    return given.new_empty(shape), positions, numbers
 
 
 def _positions(given: Any, shape: Any, count: int, inverse: bool, counts: bool) -> tuple[Any, Any]:
@@ -87,26 +107,46 @@ def _positions(given: Any, shape: Any, count: int, inverse: bool, counts: bool) 
     return positions, numbers
 
 
-def _sorted_unique(given: Any, is_sorted: bool = True, inverse: bool = False) -> Any:
-    values, positions, _ = _unique(given, is_sorted, inverse)
+def _sorted_unique(
+    given: Any, is_sorted: bool = True, inverse: bool = False, *, share: float = 1.0
+) -> Any:
+    values, positions, _ = _unique(given, is_sorted, inverse, share=share)
     return values, positions
 
 
 def _unique_consecutive(
-    given: Any, inverse: bool = False, counts: bool = False, dim: int | None = None
+    given: Any,
+    inverse: bool = False,
+    counts: bool = False,
+    dim: int | None = None,
+    *,
+    share: float = 1.0,
 ) -> Any:
     if dim is None:
-        return _unique(given, True, inverse, counts)
-    return _unique_in(given, dim, True, inverse, counts)
+        return _neighbours(given, inverse, counts, share)
+    return _unique_in(given, dim, True, inverse, counts, share=share)
 
 
-def _unique_consecutive_in(given: Any, dim: int, *flags: bool, **named_flags: bool) -> Any:
-    return _unique_in(given, dim, True, *flags, **named_flags)
+def _neighbours(given: Any, inverse: bool, counts: bool, share: float) -> Any:
+    """Return the values that differ from the one before: any number, also of a small type."""
+    count = max(_part_of(given.numel(), share), min(1, given.numel()))
+    positions, numbers = _positions(given, given.shape, count, inverse, counts)
+    return given.new_empty(count), positions, numbers
 
 
-def _bincount(given: Any, weights: Any = None, minlength: int = 0) -> Any:
+def _unique_consecutive_in(
+    given: Any, dim: int, *flags: bool, share: float = 1.0, **named_flags: bool
+) -> Any:
+    return _unique_in(given, dim, True, *flags, share=share, **named_flags)
+
+
+def _bincount(
+    given: Any, weights: Any = None, minlength: int = 0, *, share: float | None = None
+) -> Any:
     """Return ``minlength`` bins, or one for each value if it is 0: the true number has no upper
     bound.
+
+    ``share`` is that of the values' number.
     """
     if weights is None:
         dtype = torch.long
@@ -114,7 +154,10 @@ def _bincount(given: Any, weights: Any = None, minlength: int = 0) -> Any:
         dtype = weights.dtype
     else:
         dtype = torch.double
-    return given.new_empty(minlength or given.numel(), dtype=dtype)
+    bins = minlength or given.numel()
+    if share is not None:
+        bins = max(minlength, _part_of(given.numel(), share))
+    return given.new_empty(bins, dtype=dtype)
 
 
 def _ctc_loss(log_probs: Any, targets: Any, *_: Any) -> tuple[Any, Any]:
@@ -146,13 +189,11 @@ LARGEST: dict[str, Callable[..., Any]] = {
     "torchvision::nms": _nms,
 }
 """Functions that return the largest possible result, by operator."""
-_OF_SHARES = (_nonzero, _masked_select, _index, _unique, _nms)
-"""Functions that also return the result for a share of all values that are selected."""
 
 
 def of_share(function: Callable[..., Any], share: float) -> Callable[..., Any] | None:
     """Return the function for a share of the largest possible result; None if it has none."""
-    if function not in _OF_SHARES:
+    if function is _ctc_loss:  # the length of the targets decides
         return None
     return functools.partial(function, share=share)
 

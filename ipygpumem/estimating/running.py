@@ -102,6 +102,7 @@ class Estimation:
             self._limits.check,
             self._assumptions,
             ResultCache(self._fakes),
+            self._unfollowed,
         )
         autocast = Autocast(self._devices)
         card = CardFunctions(self._devices, autocast)
@@ -182,7 +183,7 @@ class Estimation:
         for device, already_held_bytes in figures:
             devices.append(with_room(device, already_held_bytes, self._room_bytes))
         self._note_advice(devices)
-        self._note_all(self._assumptions.notes())
+        self._note_all(self._assumptions.notes(self._tracker.upper_bounds))
         return Estimate(
             devices=tuple(devices),
             duration_seconds=time.perf_counter() - started,
@@ -234,6 +235,9 @@ class Estimation:
             self._note(
                 f"{names} is not available: tensors on it and on the host are counted together"
             )
+        if self._devices.moves_host_tensors:
+            name = self._devices.requested_device
+            self._note(f"tensors that the code puts on the CPU are counted on {name}, too")
         for line in self._functions.recurrent:
             self._note(
                 f"{line}: memory of a card's kernels for a recurrent layer, such as cuDNN's, is "

@@ -5,6 +5,7 @@ How many entries have the same index depends on values: each is assumed to have 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -39,11 +40,34 @@ def _copy(tensor: Any, *_: Any, **__: Any) -> Any:
     return made_of(new_indices, new_values, tensor.shape, is_coalesced=is_coalesced)
 
 
-def _coalesce(tensor: Any) -> Any:
+def coalesce(tensor: Any, *, share: float = 1.0) -> Any:
+    """Return a tensor whose entries have different indices: all entries, or a share of them.
+
+    The indices of one dimension are a part of a tensor for all entries.
+    """
     indices, values = parts_of(tensor)
-    new_indices = torch.empty_like(indices)
-    new_values = torch.empty_like(values)
+    different = _number_of_different(tensor, share)
+    dims = len(indices)
+    if dims == 1:
+        new_indices = torch.empty_like(indices)[:, :different]
+    else:
+        new_indices = indices.new_empty((dims, different))
+    new_values = values.new_empty((different, *values.shape[1:]))
     return made_of(new_indices, new_values, tensor.shape, is_coalesced=True)
+
+
+def coalesce_on_host(tensor: Any, *, share: float = 1.0) -> Any:
+    """Return the same for the CPU, which makes parts of tensors for all entries."""
+    indices, values = parts_of(tensor)
+    different = _number_of_different(tensor, share)
+    new_indices = torch.empty_like(indices)[:, :different]
+    new_values = torch.empty_like(values)[:different]
+    return made_of(new_indices, new_values, tensor.shape, is_coalesced=True)
+
+
+def _number_of_different(tensor: Any, share: float) -> int:
+    count = int(tensor._nnz())
+    return max(math.ceil(count * share), min(1, count))
 
 
 def _sparse_mask(dense: Any, mask: Any) -> Any:
@@ -84,7 +108,7 @@ def _first(first: Any, *_: Any, **__: Any) -> Any:
 
 
 _OF_SPARSE: dict[Any, Callable[..., Any]] = {
-    _ATEN._coalesce.default: _coalesce,
+    _ATEN._coalesce.default: coalesce,
     _ATEN.clone.default: _copy,
     _ATEN.mul.Tensor: _copy,
     _ATEN.mul.Scalar: _copy,

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ipygpumem.estimating.storages import GRADIENTS, OPTIMIZER, StorageLog, tensors_in
 
 _COMPILER = torch._C._dynamo.eval_frame
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 def hide_from_compiler(mode: type[TorchDispatchMode]) -> None:
@@ -46,8 +47,12 @@ class StorageFollower(TorchDispatchMode):
         """
         if not torch.is_inference_mode_enabled():
             return NotImplemented
+        # Not func.decompose: it prefers code in Python for compilers, if torch has some, such as
+        # that of bilinear interpolation, which makes ten results instead of one.
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
+            return NotImplemented
         with self:
-            return func.decompose(*args, **kwargs)
+            return func._op_dk(_COMPOSITE, *args, **kwargs)
 
     def backward_is_running(self) -> bool:
         """Return True if autograd runs the current operation; log the start of a backward pass."""

@@ -196,6 +196,7 @@ def _of_card(card: CardFunctions) -> dict[Any, Handler]:
         torch.ctc_loss: card.ctc_loss,
         functional.ctc_loss: card.ctc_loss,
         functional.one_hot: card.one_hot,
+        torch.isin: card.isin,
     }
     if hasattr(functional, "rms_norm"):  # since torch 2.4
         handlers[functional.rms_norm] = card.rms_norm

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from ipygpumem.estimating.column_sums import column_sums_bytes
-from ipygpumem.estimating.largest import is_mask
 from ipygpumem.units import KIB, MIB, divided_up, rounded_up
 
 _CUDNN = (
@@ -170,10 +169,7 @@ def _nbytes(tensor: Any) -> int:
     return int(tensor.nbytes)
 
 
-@_rule_of(
-    "_fft_c2r",
-    "masked_scatter_backward",
-)
+@_rule_of("masked_scatter_backward")
 def _first_argument(args: Any, _: Any) -> int:
     return _nbytes(args[0])
 
@@ -197,16 +193,6 @@ def _distances_backward(args: Any, _: Any) -> int:
 @_rule_of("_safe_softmax")
 def _truth_values(args: Any, _: Any) -> int:
     return int(args[0].numel())
-
-
-@_rule_of("count_nonzero")
-def _truth_values_and_counts(args: Any, _: Any) -> int:
-    return int(9 * args[0].numel())
-
-
-@_rule_of("masked_select")
-def _positions_of_selected(args: Any, result: Any) -> int:
-    return int(8 * result.numel() * args[0].dim())
 
 
 @_rule_of("randperm")
@@ -249,17 +235,6 @@ def _deviations(args: Any, result: Any) -> int:
     if any(isinstance(value, torch.Tensor) for value in deviations):
         return 0
     return _nbytes(result)
-
-
-@_rule_of("roll")
-def _rolled(args: Any, _: Any) -> int:
-    """Return the bytes of an intermediate result if several dimensions are rolled."""
-    if len(args) < 3:
-        return 0
-    source, _, dims = args[:3]
-    if len(dims) < 2:
-        return 0
-    return _nbytes(source)
 
 
 # -- copies of arguments ---------------------------------------------------------------------------
@@ -305,7 +280,6 @@ def is_matrix_of_cublas(matrix: Any) -> bool:
 
 
 _READ_ONLY_CONTIGUOUS = (
-    "_fft_r2c",
     "_log_softmax",
     "_log_softmax_backward_data",
     "_softmax",
@@ -419,28 +393,6 @@ It adds up an embedding's gradients.
 """
 
 
-def positions_of_masks(indices: Any) -> list[int]:
-    """Return the bytes of the positions at which masks are true, by assumption everywhere."""
-    masks = [index for index in indices if is_mask(index)]
-    return [8 * mask.numel() * mask.dim() for mask in masks]
-
-
-@_rule_of("index")
-def _positions(args: Any, _: Any) -> Bytes:
-    return positions_of_masks(args[1])
-
-
-@_rule_of("index_put", "_index_put_impl")
-def _put(args: Any, _: Any) -> list[int]:
-    """Return the bytes of masks' positions; values that are added have an order of blocks."""
-    _, indices, values, *options = args
-    accumulates = bool(options) and options[0]
-    is_single = values.dim() == 0  # filled in by the mask
-    if accumulates or is_single:
-        return []
-    return positions_of_masks(indices)
-
-
 @_rule_of("unfold_backward")
 def _positions_in_windows(args: Any, _: Any) -> int:
     """Return the bytes of positions along a dimension, which windows that overlap need."""
@@ -514,6 +466,21 @@ def _bytes_of_passes(count: int, bits: int, copies_bytes: int, tile: int) -> int
     return copies_bytes + divided_up(count, tile) * KIB + passes * 2 * KIB + 512
 
 
+_INDICES_OF_TILE = 4096
+"""Indices that one block of a card's threads sorts by a comparison."""
+
+
+def merge_sort_bytes(count: int, items: int = 1) -> int:
+    """Return the bytes with which a kernel sorts indices by a comparison of what they refer to.
+
+    Args:
+        count: how many it sorts.
+        items: 2 if each index comes with another one.
+    """
+    tiles = divided_up(count, _INDICES_OF_TILE)
+    return items * rounded_up(8 * count, 256) + rounded_up(8 * (tiles + 1), 256) + 255
+
+
 def _bytes_to_sort(values: Any) -> int:
     """Return the bytes with which a kernel sorts all values of a tensor."""
     itemsize = values.itemsize
@@ -535,14 +502,31 @@ def _median(args: Any, _: Any) -> list[int]:
 _IN_RESULT = frozenset({"mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss"})
 _RESIZED = frozenset({"col2im", "im2col"})
 """Operators that make their result with the size of their argument."""
+_CUT_ON_CARDS = frozenset({"_unique", "_unique2", "unique_consecutive"})
+_CUT_ON_HOST = frozenset({"unique_consecutive"})
+"""Operators that make results for all values, and then cut them without freeing the rest."""
 
 
-def loss_bytes(name: str, args: Any, result: Any) -> int:
-    """Return the minimum size of a result's storage, in which some kernels compute more.
+def least_bytes(name: str, args: Any, result: Any, *, is_on_card: bool) -> int:
+    """Return the minimum size of a result's storage, of which the result may be a part.
 
-    For instance, they compute all losses before they add them up.
+    For instance, some kernels compute all losses before they add them up.
     """
+    if _is_cut(name, args, is_on_card=is_on_card):
+        return int(args[0].numel() * result.itemsize) if result.numel() else 0
     is_reduced_loss = name in _IN_RESULT and result.dim() == 0
-    if name in _RESIZED or is_reduced_loss:
+    if is_on_card and (name in _RESIZED or is_reduced_loss):
         return _nbytes(args[0])
     return 0
+
+
+def _is_cut(name: str, args: Any, *, is_on_card: bool) -> bool:
+    """Return True for an operator that cuts its results after it has made them."""
+    if not is_on_card:
+        cuts = name in _CUT_ON_HOST
+    elif args and getattr(args[0], "dtype", None) is torch.bool:
+        cuts = name in _CUT_ON_HOST  # cards count truth values
+    else:
+        cuts = name in _CUT_ON_CARDS
+    is_of_slices = name == "unique_consecutive" and len(args) > 3 and args[3] is not None
+    return cuts and not is_of_slices

@@ -20,6 +20,7 @@ from ipygpumem.introspect import instance_dict, is_exactly, is_instance
 
 COMPILER = "torch.compile"
 _SCRIPTS = "torch.jit"
+_COUNTS = "torch.bincount"
 _COMPILED = f"{COMPILER}: the figures are those of eager code"
 _TRANSFORMS = (
     ("torch._functorch.vmap", "_vmap_increment_nesting", "torch.vmap"),
@@ -64,6 +65,14 @@ class Unfollowed:
         """Call a function that makes code of ``torch.jit``."""
         self.scripted()
         return original(*args, **kwargs)
+
+    def counts(self, line: str) -> None:
+        """Note a line that counts values; the largest value is unknown, and has no bound."""
+        self._kinds[_COUNTS] = None
+        self._note(
+            f"{line}: {_COUNTS} is assumed to return minlength numbers, or else one for each "
+            f"value; --assume says how many, as a share of the values"
+        )
 
     def transforms(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
         """Yield owner and name of functions to wrap, and the functions that wrap them."""

@@ -29,6 +29,8 @@ from ipygpumem.heap.bulk import of_types
 from ipygpumem.probes.allocator import Snapshot, SnapshotBlock, snapshots
 from ipygpumem.units import KIB, MIB, format_bytes
 
+_MAY_MULTIPLY = frozenset({"linalg_lu_factor_ex"})
+"""Operators that call cuBLAS only for some shapes, which their order knows."""
 _MULTIPLY = frozenset(
     {
         "_addmm_activation",
@@ -152,7 +154,7 @@ class Workspaces:
         first_result = results[0]
         device = torch.device(assumed_on)
         device_name = self._devices.log_name(first_result.device)
-        calls_cublas = name in _MULTIPLY or name in _CONVOLVE
+        calls_cublas = _may_call_cublas(name)
 
         def keep_workspaces() -> None:
             if calls_cublas:
@@ -171,7 +173,8 @@ class Workspaces:
         if order is not None:
             order(kernel, args)
         kernel.results()
-        keep_workspaces()
+        if name not in _MAY_MULTIPLY:
+            keep_workspaces()
         sizes = transient_sizes(name, args, first_result, processors)
         with kernel.blocks(sizes):
             pass
@@ -250,8 +253,11 @@ def _takes_more(name: str) -> bool:
     """Return True if an operator on a card may take more memory than its results, or other ones
     first.
     """
-    calls_cublas = name in _MULTIPLY or name in _CONVOLVE
-    return calls_cublas or name in ORDERS or has_rule(name)
+    return _may_call_cublas(name) or name in ORDERS or has_rule(name)
+
+
+def _may_call_cublas(name: str) -> bool:
+    return name in _MULTIPLY or name in _MAY_MULTIPLY or name in _CONVOLVE
 
 
 def _thread(*, in_backward: bool) -> object:

@@ -5,13 +5,20 @@ from collections.abc import Callable
 import pytest
 
 from ipygpumem.units import MIB
-from tests.gpu.support import script
+from tests.gpu.support import SAMPLES, script
 
 OPERATORS = {
     "a convolution": "F.conv2d(T(4, 64, 32, 32), T(64, 64, 3, 3), T(64), padding=1)",
     "a strided convolution": "F.conv2d(T(4, 3, 64, 64), T(64, 3, 7, 7), T(64), 4, 3)",
     "a convolution of single pixels": "F.conv2d(T(4, 256, 32, 32), T(64, 256, 1, 1), T(64))",
     "a convolution of rows": "F.conv2d(T(4, 1024, 64).mT.view(4, 64, 32, 32), T(64, 64, 2, 2), T(64), 2)",  # noqa: E501
+    "the bias of a convolution": "F.conv2d(fixed(4, 64, 32, 32), fixed(64, 64, 3, 3), T(64), padding=1)",  # noqa: E501
+    "the bias of a convolution of groups": "F.conv2d(fixed(4, 64, 32, 32), fixed(64, 16, 3, 3), T(64), 1, 1, 1, 4)",  # noqa: E501
+    "the weight of a convolution of groups": "F.conv2d(fixed(4, 64, 32, 32), T(64, 16, 3, 3), fixed(64), 1, 1, 1, 4)",  # noqa: E501
+    "the input of a transposed convolution": "F.conv_transpose2d(T(4, 64, 32, 32), fixed(64, 32, 4, 4), fixed(32), 2, 1)",  # noqa: E501
+    "the bias of a transposed convolution": "F.conv_transpose2d(fixed(4, 64, 32, 32), fixed(64, 32, 4, 4), T(32), 2, 1)",  # noqa: E501
+    "the weight of a transposed convolution of groups": "F.conv_transpose2d(fixed(4, 64, 32, 32), T(64, 8, 4, 4), "  # noqa: E501
+    "fixed(32), 2, 1, groups=4)",
     "a convolution by depth": "F.conv2d(T(4, 64, 32, 32), T(64, 1, 3, 3), T(64), 1, 1, 1, 64)",
     "a convolution of groups": "F.conv2d(T(4, 64, 32, 32), T(64, 16, 3, 3), T(64), 1, 1, 1, 4)",
     "a strided convolution of groups": "F.conv2d(T(2, 64, 32, 32), T(128, 16, 3, 3), T(128), 2, 1, 1, 4)",  # noqa: E501
@@ -62,6 +69,7 @@ OPERATORS = {
     "systems of equations with one right side": "torch.linalg.solve(T(8, 128, 128), T(8, 128))",
     "systems of equations with the same factors": "torch.linalg.solve(T(3, 200, 200), T(50, 3, 200, 100))",  # noqa: E501
     "systems of equations for rows": "torch.linalg.solve(T(50, 200, 200), T(50, 100, 200), left=False)",  # noqa: E501
+    "triangular factors": "torch.linalg.lu_factor(T(8, 128, 128))[0]",
     "Cholesky factors": "torch.linalg.cholesky(T(8, 128, 128))",
     "a grid": "F.affine_grid(T(4, 2, 3), (4, 64, 64, 64), align_corners=False)",
     "a grid of volumes": "F.affine_grid(T(4, 3, 4), (4, 16, 16, 16, 16), align_corners=False)",
@@ -106,11 +114,26 @@ OPERATORS = {
     "a stable sort of long columns": "T(8192, 20).sort(stable=True, dim=0).values",
     "a sort of long rows with gaps": "T(2, 12000)[:, ::2].sort().values",
     "a median": "T(N, N).median()",
+    "the most frequent values": "T(N, N).mode(0).values",
+    "values among a few": "(torch.isin(indices(N, 50), indices(20)), T(N))[1]",
+    "values among many": "(torch.isin(indices(N, 50), indices(5000), assume_unique=True), T(N))[1]",
+    "the number of values that are not zero": "T(N, N) * fixed(N, N).count_nonzero(0)",
+    "repetitions": "torch.repeat_interleave(T(N * N), indices(N * N), output_size=5000)",
+    "embeddings of limited norms of a sequence": "F.embedding(indices(8192), fixed(10_000, 48), max_norm=1.0) * T(48)",  # noqa: E501
+    "embeddings of limited norms": "F.embedding(indices(4096, 20), fixed(10_000, 48), max_norm=1.0) * T(48)",  # noqa: E501
     "one-hot vectors": "F.one_hot(indices(4096, 16), 100) * T(100)",
     "different values": "(fixed(200_000).unique(), T(N))[1]",
     "different integers": "(indices(2000, 100).mT.unique(), T(N))[1]",
     "positions of different values": "indices(200_000).unique(return_inverse=True, return_counts=True)[1] * T(1)",  # noqa: E501
     "positions of different neighbours": "indices(N, N).mT.unique_consecutive(return_inverse=True)[1] * T(1)",  # noqa: E501
+    "a spectrum of columns": "torch.fft.rfft(T(16, 64, 64), dim=1).real",
+    "both halves of a spectrum of columns": "torch.fft.fft(T(16, 64, 64), dim=1).real",
+    "a spectrum of the first dimensions": "torch.fft.rfft2(T(64, 64, 16), dim=(0, 1)).real",
+    "a spectrum of four dimensions": "torch.fft.rfftn(T(8, 16, 16, 16)).real",
+    "a spectrum of complex numbers": "torch.fft.fft2(torch.view_as_complex(T(16, 64, 64, 4, 2)), dim=(1, 2)).real",  # noqa: E501
+    "a spectrum of columns of complex numbers": "torch.fft.ifft2(torch.view_as_complex(T(16, 64, 64, 2)).mT).real",  # noqa: E501
+    "signals from spectra of columns": "torch.fft.irfft(torch.view_as_complex(T(16, 33, 64, 2)), dim=1)",  # noqa: E501
+    "a spectrum from its middle": "torch.fft.fftshift(torch.fft.fft2(T(16, 64, 64))).real",
     "a spectrum": "torch.view_as_real(torch.stft(T(8, 16000) * 1, 512, return_complex=True))",
     "an interpolation to the same size": "F.interpolate(T(4, 64, 32, 64)[..., :32], (32, 32), mode='bilinear')",  # noqa: E501
 }
@@ -134,14 +157,19 @@ def fixed(*shape):
 def indices(*shape):
     return torch.zeros(*shape, dtype=torch.long, device="cuda")
 
+# The first estimate imports torch's compiler, over which each later collection would pass.
+Estimation().of_call(torch.ones, (1,), {"device": "cuda"}, ())
+gc.collect()
+gc.freeze()
+
 def in_order(events):
     # Adjacent frees leave the same free memory in any order.
     groups = groupby(events, key=lambda event: event[0])
     sizes = [(name, [size for _, size in group]) for name, group in groups]
     return [(name, sorted(group) if name == "free" else group) for name, group in sizes]
 
-def estimated(step):
-    estimation = Estimation()
+def estimated(step, assumed=()):
+    estimation = Estimation(assumed=assumed)
     estimation.of_call(step, (), {}, (globals(),))
     events = []
     for life in estimation.log.lives:
@@ -175,6 +203,75 @@ for name, code in {OPERATORS!r}.items():
     torch._C._cuda_clearCublasWorkspaces()
     gc.collect()
     ours, torchs = in_order(estimated(step)), in_order(done(step))
+    if ours != torchs:
+        different[name] = [ours, torchs]
+print(json.dumps(different))
+"""
+    assert script(code) == {}
+
+
+SELECTIONS = {
+    "positions": ("x.nonzero()", 200_000),
+    "positions of columns": ("x.mT.nonzero()", 200_000),
+    "positions of a condition": ("torch.where(x > 0)", 200_000),
+    "values of a mask": ("T(400, 500).masked_select(mask) * 2", 200_000),
+    "values of a mask of rows": ("x.masked_select(mask[:, :1])", 200_000),
+    "values of a mask of columns": ("x.mT.masked_select(mask.mT)", 200_000),
+    "values at a mask": ("T(400, 500)[mask] * 2", 200_000),
+    "values at a mask of columns": ("T(500, 400)[mask.mT] * 2", 200_000),
+    "rows at a mask": ("T(400, 5000)[mask[:, 0]] * 2", 400),
+    "places at two masks": ("T(4000, 4000)[column, column] * 2", 4000),
+    "places at a mask and an index": ("T(4000, 4000)[column, indices(1)] * 2", 4000),
+    "columns at a mask": ("T(40, 4000)[:, column] * 2", 4000),
+    "columns at a mask and an index": ("T(40, 4000, 40)[:, column, indices(1)] * 2", 4000),
+    "places at masks that are apart": ("T(4000, 4, 4000)[column, :, column] * 2", 4000),
+    "values that replace those of a mask": (
+        "(T(400, 500) * 1).index_put((mask,), x[mask])",
+        200_000,
+    ),
+    "different values": ("x.unique()", 200_000),
+    "different integers": ("whole.unique(return_counts=True)", 200_000),
+    "numbers of different values": ("x.unique(return_inverse=True, return_counts=True)", 200_000),
+    "different neighbours": ("x.unique_consecutive(return_counts=True)", 200_000),
+    "different rows": ("rows.unique(dim=0)", 20_000),
+    "different columns": ("rows.mT.contiguous().unique(dim=1, return_inverse=True)", 20_000),
+    "numbers of different rows": ("rows.unique(dim=0, return_counts=True)", 20_000),
+    "numbers of different neighbours": ("rows.mT.unique_consecutive(True, True, dim=1)", 20_000),
+    "entries of different indices": (
+        "torch.sparse_coo_tensor(indices(1, 20_000), fixed(20_000, 16), (5000, 16)).coalesce()",
+        20_000,
+    ),
+    "entries of different places": (
+        "torch.sparse_coo_tensor(indices(2, 20_000), fixed(20_000), (5000, 16)).coalesce()",
+        20_000,
+    ),
+    "numbers of values": ("torch.bincount(whole.flatten())", 200_000),
+}
+"""Operators that select, and the number of all values, rows or bins from which they select."""
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("share", [0.1] if SAMPLES else [0.01, 0.1, 0.5, 1])
+def test_assumed_shares_have_the_order_of_the_allocators_history(share: float) -> None:
+    """Each kernel gets so many values from the simulated card as the share says."""
+    code = f"""
+{COMMON}
+import ctypes, math
+card = ctypes.CDLL("libcudart.so.13")
+x, mask, whole, rows = fixed(400, 500), fixed(400, 500) > 0, indices(400, 500), fixed(20_000, 50)
+column = fixed(4000) > 0
+different = {{}}
+for name, (code, most) in {SELECTIONS!r}.items():
+    exec(compile(f"def run(): return {{code}}", "a cell", "exec"))
+    def step():
+        result = run()
+        if isinstance(result, torch.Tensor) and result.requires_grad:
+            result.backward(torch.empty_like(result))
+    gc.collect()
+    ours = in_order(estimated(step, ["1={share}"]))
+    card.simulate_count(math.ceil({share} * most) - ("bincount" in code))
+    torchs = in_order(done(step))
+    card.simulate_count(0)
     if ours != torchs:
         different[name] = [ours, torchs]
 print(json.dumps(different))

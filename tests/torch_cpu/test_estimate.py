@@ -206,6 +206,76 @@ def test_a_line_selects_the_share_that_the_caller_assumes() -> None:
         ipygpumem.estimate(select, assume={"five": 0.5})
 
 
+COMPOSITE = [
+    *(
+        f"functional.interpolate(images, scale_factor=2, mode={mode!r})"
+        for mode in ("nearest", "bilinear", "bicubic")
+    ),
+    "functional.dropout(images)",
+    "nn.LSTM(64, 64)(images[0])[0]",
+    "images @ images",
+    "torch.stft(images.flatten(), 256, return_complex=True, window=torch.ones(256))",
+]
+
+
+@pytest.mark.parametrize("code", COMPOSITE)
+def test_composite_operators_allocate_the_same_in_inference(code: str) -> None:
+    names = {
+        "torch": torch,
+        "nn": nn,
+        "functional": functional,
+        "images": torch.zeros(8, 3, 64, 64),
+    }
+    for mode in ("no_grad", "inference_mode"):
+        exec(f"def {mode}():\n    with torch.{mode}():\n        return {code}\n", names)
+    figures = []
+    for mode in ("no_grad", "inference_mode"):
+        (device,) = ipygpumem.estimate(names[mode], device=CARD).devices
+        figures.append((device.peak_bytes, device.reserved_bytes, device.kept_bytes))
+    assert figures[0] == figures[1]
+
+
+def test_inference_reads_a_part_of_a_tensor_of_another_module() -> None:
+    """Its fake copy is made when the code reaches it, inside of inference mode."""
+    names: dict[str, Any] = {"torch": torch, "images": torch.zeros(8, 1 << 18)}
+    exec("def half():\n    with torch.inference_mode():\n        return images[0] * 2\n", names)
+    (device,) = ipygpumem.estimate(names["half"], device=CARD).devices
+    assert (device.before_bytes, device.kept_bytes) == (8 * MIB, MIB)
+
+
+PLACES = "x.long().view(1, -1)"
+OF_A_QUARTER = {
+    "x.unique()": (1, 4),
+    "x.unique(return_counts=True)": (3, 12),
+    "x.unique_consecutive()": (4, 4),
+    "x.unique_consecutive(return_counts=True)": (12, 12),
+    "torch.unique_consecutive(x.view(1024, 1024), dim=0)": (1, 1),
+    "x.view(1024, 1024).unique(dim=1)": (1, 1),
+    "x.nonzero()": (2, 2),
+    "(x > 0).unique()": (0, 0),
+    "torch.bincount(x.long())": (2, 2),
+    f"torch.sparse_coo_tensor({PLACES}, x, (1 << 20,)).coalesce()": (12, 9),
+}
+"""MiB that a quarter of 2**20 values keep in RAM, and on a card.
+
+Some operators cut a tensor for all values. Their memory stays as it was.
+"""
+
+
+@pytest.mark.parametrize("code", OF_A_QUARTER)
+def test_a_share_keeps_the_memory_that_torch_keeps(code: str) -> None:
+    names: dict[str, Any] = {}
+    source = f"def step():\n    return {code}\n"
+    exec(compile(source, "a cell", "exec"), {"torch": torch, "x": torch.zeros(1 << 20)}, names)
+    sizes = []
+    for device in ("cpu", CARD):
+        found = ipygpumem.estimate(names["step"], device=device, assume={2: 0.25})
+        assert not found.upper_bounds
+        assert any("assumed to select 0.25" in note for note in found.notes)
+        sizes.append(found.devices[0].kept_bytes)
+    assert [round(size / MIB) for size in sizes] == list(OF_A_QUARTER[code])
+
+
 def test_unknown_sequence_lengths_are_assumed_to_be_the_longest() -> None:
     x = torch.randn(8, 40, 32)
 
@@ -217,6 +287,9 @@ def test_unknown_sequence_lengths_are_assumed_to_be_the_longest() -> None:
     found = ipygpumem.estimate(step)
     (line,) = found.upper_bounds
     assert "pack_padded_sequence(x, lengths" in line
+    label = line.partition(": ")[0].replace(", line ", ":")
+    (note,) = ipygpumem.estimate(step, assume={label: 0.5}).notes
+    assert note.endswith("is not used: values decide its size, but no share of them is selected")
     assert found.peak_bytes >= 2 * x.nbytes
 
 

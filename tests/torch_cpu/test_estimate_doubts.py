@@ -55,6 +55,8 @@ DOUBTED = {
     "torch.func.jvp(model, (x,), (x,))": "forward-mode gradients",
     "x.requires_grad_(); torch.autograd.grad(model(x), x, torch.ones(2, 8, 16), "
     "is_grads_batched=True)": "torch.vmap",
+    "torch.bincount(x.long().flatten())": "torch.bincount",
+    "torch.bincount(x.long().flatten(), minlength=3)": "torch.bincount",
 }
 
 
@@ -78,6 +80,7 @@ def test_compiled_and_transformed_code_fits_perhaps(step: str) -> None:
     assert DOUBTED[step] in device.unfollowed
     assert f"fits perhaps ({DOUBTED[step]}" in str(found)
     assert any(DOUBTED[step] in note for note in found.notes)
+    assert not found.upper_bounds
 
 
 class Doubling(nn.Module):

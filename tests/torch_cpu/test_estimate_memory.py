@@ -200,6 +200,16 @@ def test_matrix_products_take_one_workspace_for_each_thread() -> None:
     assert workspaces(lambda: x.to("cuda") @ x.to("cuda"), device=None) == WORKSPACE
 
 
+def test_host_tensors_on_a_requested_device_are_noted() -> None:
+    def step() -> torch.Tensor:
+        return torch.ones(1 << 18, device="cpu")
+
+    note = "tensors that the code puts on the CPU are counted on cuda:0, too"
+    assert note in ipygpumem.estimate(step, device="cuda:0").notes
+    assert ipygpumem.estimate(step, device="cpu").notes == ()
+    assert ipygpumem.estimate(step).notes == ()
+
+
 def test_assumptions_about_an_unknown_device_are_reported() -> None:
     x = torch.ones(8, 8)
     layer = nn.Conv2d(3, 8, 3)

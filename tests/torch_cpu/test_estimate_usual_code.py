@@ -371,8 +371,7 @@ LARGEST = {
     "torch.unique(x, dim=0, return_counts=True)[1]": (64,),
     "torch.unique_consecutive(x[0])": (256,),
     "torch.unique_consecutive(x, dim=1)": (64, 256),
-    "torch.bincount(x[0].long(), minlength=10)": (10,),
-    "torch.bincount(x[0].long())": (256,),
+    "torch.unique(x > 0)": (2,),
     "torch.zeros_like(x).index_add_(0, k := torch.where(x[:, 0] == 0)[0], model[2].weight.new_ones(len(k), 256))": (  # noqa: E501
         64,
         256,
@@ -483,7 +482,7 @@ REFUSED = {
     "torch.cuda.get_device_properties(0).total_memory": "total_memory",
     "torch.cuda.memory_snapshot()": "torch.cuda.memory_snapshot",
     "torch.cuda.current_blas_handle()": "torch.cuda.current_blas_handle",
-    "x.repeat_interleave(x[:, 0].long(), 0)": "repeat_interleave",
+    "x.repeat_interleave(x[:, 0].long(), 0)": "output_size",
 }
 
 

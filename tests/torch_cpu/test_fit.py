@@ -556,6 +556,11 @@ def test_only_optimizers_that_exist_in_8_bits_are_named(
     assert not any("8-bit" in title for title, _ in untried(findings, {"parameters": MIB}))
 
 
+def test_a_saving_below_a_thousandth_of_the_peak_is_not_named(first_look: Search) -> None:
+    saved = dict(untried(first_look.findings, {"activations": 4096, "other": 4 * MIB}))
+    assert saved == {}
+
+
 def test_activations_may_be_kept_in_ram(first_look: Search) -> None:
     saved = dict(untried(first_look.findings, {"activations": 4 * MIB}))
     assert saved["activations in RAM: with torch.autograd.graph.save_on_cpu(): ..."] == 4 * MIB

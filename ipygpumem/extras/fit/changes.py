@@ -30,6 +30,8 @@ from ipygpumem.introspect import is_instance
 
 _ROUNDED = "equal up to rounding"
 _RANK = 16
+_TINY_PART = 1000
+"""The peak, divided by this, is too little to be named as a saving."""
 _IN_8_BITS = ("Adagrad", "Adam", "AdamW", "RMSprop", "SGD")
 """torch's optimizers for which bitsandbytes has one with a state of 8 bits."""
 _LEAN = ("Adafactor", "SGD")
@@ -76,8 +78,9 @@ def untried(findings: Observed, parts_at_peak: Mapping[str, int]) -> Iterator[tu
             parts_at_peak.get(ACTIVATIONS),
         ),
     )
+    tiny_bytes = sum(parts_at_peak.values()) // _TINY_PART
     for title, saved_bytes in alternatives:
-        if saved_bytes:
+        if saved_bytes and saved_bytes > tiny_bytes:
             yield title, saved_bytes
 
 
