@@ -194,7 +194,7 @@ LEFT_ROWS: dict[str, tuple[str, str, int, list[str]]] = {
         outer["runs"].append({"data": xs})
         """,
         12,
-        ['del outer["runs"][0]["data"]'],
+        ['del outer["runs"][0]'],
     ),
     "a groupby of a deleted frame": (
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from contextvars import copy_context
 from itertools import chain, compress, filterfalse
 from typing import Any
@@ -110,10 +110,12 @@ class Baseline:
         )
         return set(map(id, [*in_containers, *received]))
 
-    def received(self) -> set[int]:
-        """Return the identities of the new objects that known ones have received since."""
+    def received(self, made: Set[int]) -> set[int]:
+        """Return the identities of the new objects that known ones have received since, given those
+        of the tracked objects ``made`` since.
+        """
         names = ownable_objects(self._namespace)
-        parts = self.contents.received(names, self.objects_since())
+        parts = self.contents.received(names, made)
         return set(map(id, chain.from_iterable(part.items for part in parts)))
 
     def knows_new_objects(self) -> bool:

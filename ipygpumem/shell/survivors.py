@@ -265,7 +265,7 @@ class Survivors:
         lines drop.
         """
         made = functools.cache(ended.baseline.objects_since)
-        received = functools.cache(ended.baseline.received)
+        received = functools.cache(search.received)
         roots = self._roots_at_end(self.keepers(), made, received)
         rows = search.rows(heap, roots)
         self._removed_records.append(Remembered(list(roots.removed_records.values())))
@@ -372,6 +372,8 @@ class _SearchAtEnd:
         self.unnamed_bytes = ended.growth.size_bytes
         self._explained: list[Explained] = []
         """The names with live arrays and their rows."""
+        self._made: set[int] | None = None
+        """Identities of the objects made since the start; None until they are asked for."""
 
     # -- arrays that are known without a look at the heap -----------------------------------------
 
@@ -394,7 +396,7 @@ class _SearchAtEnd:
         if not large:
             return []
         # An older object of a name is more than the leak.
-        made = ended.baseline.objects_since()
+        self._made = made = ended.baseline.objects_since()
         object_ids = {name: key for key, name in ended.growth.names.items() if key in made}
         new: set[int] | None = None
         if not ended.baseline.is_complete:
@@ -422,6 +424,12 @@ class _SearchAtEnd:
             if array is not None and not self._ended.is_known(tensor, array):
                 unnamed.append(WatchedName.without_name(tensor, array))
         return unnamed
+
+    def received(self) -> set[int]:
+        """Return the identities of the new objects that older ones have received."""
+        if self._made is None:
+            self._made = self._ended.baseline.objects_since()
+        return self._ended.baseline.received(self._made)
 
     def finds_nothing(self) -> bool:
         """Return True if nothing is left that is worth a look at the heap."""
