@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import compress, filterfalse, islice, repeat
 from operator import not_
 from types import FunctionType, ModuleType
@@ -257,18 +257,18 @@ class Contents:
                 new = self._new_in(item, children, made)
                 if new:
                     yield Received(names[id(way[0])], way, new)
-                if id(item) in self._parents:
-                    for child in self._older_unmet(children, ways, made):
+                if id(item) not in self._parents or not children:
+                    continue
+                for child in leading_objects(children):
+                    if id(child) not in ways and self._is_old(child, made):
                         ways[id(child)] = (*way, child)
                         following[id(child)] = child
             level = list(following.values())
-        new_data = list[object]()
-        for container in long:
-            records = self._older_records_in(container, made)
-            new_data += self._new_data_in(records, own_references or {})
+        new_data = self._new_data_in_records(long, made, own_references or {})
+        if is_older_array is not None:
             # Modules have arrays that no snapshot has seen.
-            if not is_instance(ways[id(container)][0], ModuleType):
-                new_data += _arrays_in(records, is_older_array)
+            of_names = [item for item in long if not is_instance(ways[id(item)][0], ModuleType)]
+            new_data += self._arrays_in_records(of_names, made, is_older_array)
         if new_data:
             yield Received("", (), list(by_identity(new_data).values()))
 
@@ -374,15 +374,6 @@ class Contents:
         earlier = by_identity(self.earlier.among(new))
         return [child for child in new if id(child) not in earlier]
 
-    def _older_unmet(
-        self, children: Sequence[object], met: Container[int], made: Set[int]
-    ) -> list[object]:
-        """Return the older ones among some objects that may lead to more, without those that have
-        been met.
-        """
-        leading = leading_objects(children) if children else []
-        return [item for item in leading if id(item) not in met and self._is_old(item, made)]
-
     def _older_records_in(self, container: Any, made: Set[int]) -> list[object]:
         """Return the older items of a container that was long, each once; none if they were not
         recorded.
@@ -398,14 +389,30 @@ class Contents:
         records.update(by_identity(self.earlier.among(items)))
         return list(records.values())
 
-    def _new_data_in(
-        self, records: Sequence[object], own_references: Mapping[int, int]
+    def _new_data_in_records(
+        self, containers: Iterable[Any], made: Set[int], own_references: Mapping[int, int]
     ) -> list[object]:
-        """Return the new untracked data in some records, each once.
+        """Return the new untracked data in the older items of containers that were long.
 
         Data with further holders is left out: it may be older, such as the texts of a data frame.
         """
-        return self.earlier.added_to(_without_shared(_in_records(records), own_references))
+        new = list[object]()
+        for container in containers:
+            in_records = _in_records(self._older_records_in(container, made))
+            new += self.earlier.added_to(_without_shared(in_records, own_references))
+        return new
+
+    def _arrays_in_records(
+        self, containers: Iterable[Any], made: Set[int], is_older: Callable[[object], bool]
+    ) -> list[object]:
+        """Return the new NumPy arrays in the older items of containers that were long."""
+        array_type = library_type("numpy", "ndarray")
+        new = list[object]()
+        for container in containers if array_type is not None else ():
+            in_records = _in_records(self._older_records_in(container, made))
+            arrays = by_identity(of_types({id(array_type)}, in_records))
+            new += filterfalse(is_older, arrays.values())
+        return new
 
     def _added_to(self, item: Any) -> list[object]:
         """Return the items added to the end of a container that was long."""
@@ -435,17 +442,6 @@ def _in_records(items: Sequence[object]) -> list[object]:
     contents += gc.get_referents(*of_types({id(dict)}, attributes))
     contents += without_types({id(dict)}, attributes)
     return contents
-
-
-def _arrays_in(
-    records: Sequence[object], is_older: Callable[[object], bool] | None
-) -> list[object]:
-    """Return the new NumPy arrays in some records, each once; none if their age is not known."""
-    array_type = library_type("numpy", "ndarray")
-    if array_type is None or is_older is None:
-        return []
-    arrays = of_types({id(array_type)}, _in_records(records))
-    return list(filterfalse(is_older, by_identity(arrays).values()))
 
 
 def _without_shared(
