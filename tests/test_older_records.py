@@ -279,6 +279,15 @@ def test_a_large_array_in_one_older_record_is_named(notebook: Kernel) -> None:
     works(notebook, "del records")
 
 
+def test_an_array_deep_in_older_objects_is_named(notebook: Kernel) -> None:
+    works(notebook, _SETUP, "deep = [[{'inner': [Document()]}]]; deep[0][0]['inner'][0].all = [1]")
+    works(notebook, "%%experiment e\ndeep[0][0]['inner'][0].all.append(np.ones(1 << 19))")
+    ((_, path, line),) = notebook.value("rows()")
+    assert path == 'notebook variable deep[0][0]["inner"][0].all[1]'
+    assert line == 'del deep[0][0]["inner"][0].all[1]'
+    works(notebook, "del deep")
+
+
 def test_lists_in_few_older_objects_are_named(notebook: Kernel) -> None:
     """Each of them is too small for a row."""
     works(notebook, _SETUP, "records = instances(Document, 20)")

@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-from ipygpumem.heap.arrays import Array, StorageKey, describe, described, object_key
+from ipygpumem.heap.arrays import (
+    Array,
+    StorageKey,
+    describe,
+    described,
+    library_type,
+    object_key,
+)
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.heap.heap import Heap, large_tensors, undisturbed
 from ipygpumem.heap.holders.explanation import NOT_REACHED, OUT_OF_SIGHT
@@ -28,6 +35,7 @@ from ipygpumem.inventory.array_holders import (
     holder_of_possibly_older,
     storages_with_holder_of,
 )
+from ipygpumem.inventory.baseline import within_reach
 from ipygpumem.inventory.dropped_data import OlderData, OtherData, with_remarks
 from ipygpumem.inventory.ended_cycles import EndedCycles, with_ended_cycles
 from ipygpumem.inventory.held_rows import HeldRow
@@ -379,9 +387,15 @@ class _SearchAtEnd:
 
     def find_named_arrays_and_tensors(self) -> None:
         """Find the live arrays of names, and tensors without one."""
-        self.alive = self._named()
-        self.alive += self._tensors_without_name(storages_of(self.alive))
-        for item in self.alive:
+        self._add(self._named())
+        self._add(self._tensors_without_name(storages_of(self.alive)))
+        if self.unnamed_bytes >= self.smallest:
+            self._add(self._arrays_within_reach(storages_of(self.alive)))
+
+    def _add(self, found: Sequence[WatchedName]) -> None:
+        """Add live arrays, which explain a part of the RAM."""
+        self.alive += found
+        for item in found:
             for array in item.live_arrays():
                 if array.storage not in self._ended.kept and array.device == "cpu":
                     self.unnamed_bytes -= array.size_bytes
@@ -430,6 +444,21 @@ class _SearchAtEnd:
         if self._made is None:
             self._made = self._ended.baseline.objects_since()
         return self._ended.baseline.received(self._made)
+
+    def _arrays_within_reach(self, named: Container[StorageKey]) -> list[WatchedName]:
+        """Return the large new NumPy arrays behind the user's names, however deep, on other
+        storages than ``named`` ones; none if older ones may not be known.
+        """
+        if library_type("numpy", "ndarray") is None or not self._ended.baseline.is_complete:
+            return []
+        arrays, _ = within_reach(self._context.namespace)
+        new = dict[StorageKey, WatchedName]()
+        for item, array in described(arrays):
+            if array.size_bytes < self.smallest or array.storage in named:
+                continue
+            if not self._ended.is_known(item, array):
+                new.setdefault(array.storage, WatchedName.without_name(item, array))
+        return list(new.values())
 
     def finds_nothing(self) -> bool:
         """Return True if nothing is left that is worth a look at the heap."""
