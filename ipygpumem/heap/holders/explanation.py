@@ -6,26 +6,24 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections import OrderedDict, deque
 from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import replace
-from types import FunctionType, ModuleType
 
 from ipygpumem.heap.arrays import StorageKey, flat_elements, is_of_library
 from ipygpumem.heap.bulk import by_identity
-from ipygpumem.heap.containers import CONTAINERS
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.backward import BackwardSearch, FoundChain, NextUp, Steps
+from ipygpumem.heap.holders.received_records import ReceivedRecords
 from ipygpumem.heap.holders.registries import figure_of, roots_of_figures
 from ipygpumem.heap.holders.removal import HolderWays, Removal, nearest_first
 from ipygpumem.heap.holders.rows import Row, RowHolders
-from ipygpumem.heap.paths.cuts import Cut, Kind, statement_of
+from ipygpumem.heap.paths.cuts import Kind, statement_of
 from ipygpumem.heap.paths.items_and_attributes import first_in, is_opaque, is_private, items_of
 from ipygpumem.heap.paths.path_writer import PathWriter, without_own_dicts
 from ipygpumem.heap.paths.remedies import NO_REMEDY, REMOVE, REMOVE_THEM, Holder, Remedy
 from ipygpumem.heap.paths.roots import Rank, Root, Roots
 from ipygpumem.heap.paths.ways import Way, joined
-from ipygpumem.introspect import instance_dict, is_exactly, is_instance
+from ipygpumem.introspect import instance_dict, is_instance
 
 _MOST_CHAINS = 20
 """Maximum number of items of one holder for each of which a path is written."""
@@ -37,21 +35,8 @@ _MOST_DIVIDED = 10
 """Maximum number of rows that are divided by their holders: each of these is examined."""
 _REGISTRATIONS = {Kind.CALL, Kind.CLOSED}
 """References that are removed by a call, with all that is registered there."""
-_OF_CONTAINERS = {Kind.ITEM, Kind.KEY}
-"""References to items of containers."""
-_EMPTIED = (list, dict, set, deque, OrderedDict)
-"""Containers that may be emptied."""
 _WITH_GRADIENTS = (("torch.nn", "Module"), ("torch.optim", "Optimizer"))
 """Classes of torch with ``zero_grad``."""
-_NO_RECORDS = (
-    *_WITH_GRADIENTS,
-    ("torch", "Tensor"),
-    ("matplotlib.artist", "Artist"),
-    ("unittest.mock", "NonCallableMock"),
-)
-"""Classes of libraries whose objects leave in ways of their own."""
-_OF_PYTHON = (BaseException, FunctionType, ModuleType, type)
-"""Classes of Python whose objects do."""
 NO_OBJECT = Holder(
     "no Python object: C++ code keeps it", Remedy("let the library that made it free it")
 )
@@ -101,8 +86,7 @@ class Explanation:
         self._removed_as_whole = roots.removed_as_whole
         self._knows_age = roots.knows_age
         self._stay_open = roots.stay_open
-        self._received = roots.received
-        self._removed_records = roots.removed_records
+        self._records = ReceivedRecords(roots, self._writer)
         self._rows: RowHolders | None = None
         self._names = roots.names
         self._figures = roots_of_figures(roots.names)
@@ -208,7 +192,7 @@ class Explanation:
         nearest = list[tuple[tuple[Root, Steps], Way]]()
         for root, steps in _some_of_each_holder(at_distance):
             way = self._writer.way(root, steps, of_graph=self._of_graphs)
-            record = self._removal_of_record(root, steps, steps[-1:]) if self._of_graphs else None
+            record = self._records.removal(root, steps, steps[-1:]) if self._of_graphs else None
             if record is not None:
                 remedy = record.way.holder.remedy
                 way = replace(way, holder=replace(way.holder, remedy=remedy))
@@ -282,7 +266,7 @@ class Explanation:
         root, steps = chain_to_holder
         holder = steps[-1]
         arrays = row.held_arrays()
-        record = self._removal_of_record(root, steps, arrays)
+        record = self._records.removal(root, steps, arrays)
         if record is not None:
             return record
         if id(holder) == row.object_id:
@@ -323,8 +307,8 @@ class Explanation:
         if is_removed_as_whole and whole.holder.remedy not in (NO_REMEDY, REMOVE):
             return Removal(None, arrays, whole)  # such as ``load.cache_clear()``
         inner = self._way_inside(root, steps, row, rows)
-        if self._leads_to_records(row, rows, steps[-1]):
-            inner = self._way_to_records(root, steps, row, rows)
+        if self._records.are_behind(steps[-1], row, rows):
+            inner = self._records.way_to_all(root, steps, row, rows)
             if not inner.cuts:
                 return None
         if inner.cuts:
@@ -385,89 +369,6 @@ class Explanation:
             return None
         self._removed_as_whole.append(weakref.ref(figure))
         return figure, way
-
-    def _removal_of_record(
-        self, root: Root, steps: Steps, targets: Sequence[object]
-    ) -> Removal | None:
-        """Return how to remove the record on a chain that an older object has received; None if
-        there is none.
-
-        An example is the state of a model in a dict of checkpoints: it leaves as a whole, also with
-        arrays that are too small for a row.
-
-        Args:
-            root: the root of the chain.
-            steps: its objects.
-            targets: the objects to free in it.
-        """
-        target_ids = set(map(id, targets))
-        for position, item in enumerate(steps):
-            if position == 0 or id(item) not in self._received():
-                continue
-            if id(item) in target_ids:
-                return None
-            to_item = steps[: position + 1]
-            way = self._writer.way(root, to_item)
-            if not _may_be_record(item) or way.cut is None or not way.is_direct or way.cut.ending:
-                return None
-            if way.cut.kind in _OF_CONTAINERS or not is_exactly(item, *_EMPTIED):
-                self._removed_records[id(item)] = item
-                return Removal.of(item, targets, way)
-            # Code may need an attribute with a container.
-            emptied = self._way_that_empties(root, to_item, way)
-            return None if emptied is None else Removal(None, targets, emptied)
-        return None
-
-    def _leads_to_records(self, row: Row, rows: RowHolders, holder: object) -> bool:
-        """Return True if an older object leads to arrays of a row by records that it has got."""
-        if not self._received() or id(holder) in self._received():
-            return False
-        return any(map(self._is_record, rows.leading_items(row, items_of(holder))))
-
-    def _way_to_records(self, root: Root, steps: Steps, row: Row, rows: RowHolders) -> Way:
-        """Return the line that removes the records with arrays of a row, and arrays of the row,
-        from a container; a way without one if it is no container or leads to them in other ways,
-        too.
-        """
-        container = steps[-1]
-        leading = rows.leading_items(row, items_of(container))
-        records = list(filter(self._is_record, leading))
-        arrays = [item for item in leading if id(item) in row.arrays]
-        cuts = list[Cut]()
-        if is_exactly(container, *_EMPTIED) and len(records) + len(arrays) == len(leading):
-            cuts = self._writer.cuts_of_items(root, steps, leading)
-        statement = statement_of(cuts)
-        if not statement:
-            return Way(Holder("", NO_REMEDY))
-        self._removed_records.update(by_identity(records))
-        references = frozenset((id(container), id(item)) for item in leading)
-        remedy = Remedy(statement, cuts=tuple(cuts))
-        return Way(Holder("", remedy), removed_references=references)
-
-    def _is_record(self, item: object) -> bool:
-        """Return True for a record that an older object has received."""
-        return id(item) in self._received() and _may_be_record(item)
-
-    def _way_that_empties(self, root: Root, steps: Steps, way: Way) -> Way | None:
-        """Return the way to the container at the end of a chain, with the line that removes all of
-        its items; None if no line does.
-
-        Args:
-            root: the root of the chain.
-            steps: its objects.
-            way: the way to the container.
-        """
-        container = steps[-1]
-        items = items_of(container)
-        cuts = self._writer.cuts_of_items(root, steps, items)
-        statement = statement_of(cuts)
-        if not statement:
-            return None
-        self._removed_records[id(container)] = container
-        remedy = Remedy(statement, cuts=tuple(cuts))
-        references = frozenset((id(container), id(item)) for item in items)
-        holder = replace(way.holder, remedy=remedy)
-        return Way(holder, step_ids=way.step_ids, removed_references=references)
 
     def _is_new_figure(self, figure: object, object_id: int) -> bool:
         """Return True if a figure is no older than a row, whose object has an identity."""
@@ -684,7 +585,7 @@ class Explanation:
         root, steps, left_out = self._inside_older_figure(
             found_chain.roots[0], found_chain.steps, object_id
         )
-        record = self._removal_of_record(root, steps, steps[-1:])
+        record = self._records.removal(root, steps, steps[-1:])
         if record is not None:
             return HolderWays(None, [record.way], [])
         end = found_chain.holder_at + 1 - left_out
@@ -753,19 +654,6 @@ def _some_of_each_holder(chains: Sequence[tuple[Root, Steps]]) -> list[tuple[Roo
         else:
             some += of_holder
     return some
-
-
-def _may_be_record(item: object) -> bool:
-    """Return True for a container, or an instance of a class that is no part of a figure and of no
-    model.
-    """
-    if is_exactly(item, *CONTAINERS, OrderedDict):
-        return True
-    if any(is_of_library(item, *kind) for kind in _NO_RECORDS):
-        return False
-    if any(is_instance(item, kind) for kind in _OF_PYTHON):
-        return False
-    return instance_dict(item) is not None
 
 
 def _are_axes(item: object) -> bool:

@@ -1,0 +1,149 @@
+"""Removes the records that older objects have received, each as a whole.
+
+An experiment puts the state of a model into a dict of checkpoints, or a trainer into an attribute:
+users remove these, not the arrays inside.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import replace
+from types import FunctionType, ModuleType
+
+from ipygpumem.heap.arrays import is_of_library
+from ipygpumem.heap.bulk import by_identity
+from ipygpumem.heap.containers import CONTAINERS
+from ipygpumem.heap.holders.backward import Steps
+from ipygpumem.heap.holders.removal import Removal
+from ipygpumem.heap.holders.rows import Row, RowHolders
+from ipygpumem.heap.paths.cuts import Cut, Kind, statement_of
+from ipygpumem.heap.paths.items_and_attributes import items_of
+from ipygpumem.heap.paths.path_writer import PathWriter
+from ipygpumem.heap.paths.remedies import NO_REMEDY, Holder, Remedy
+from ipygpumem.heap.paths.roots import Root, Roots
+from ipygpumem.heap.paths.ways import Way
+from ipygpumem.introspect import instance_dict, is_exactly, is_instance
+
+_OF_CONTAINERS = {Kind.ITEM, Kind.KEY}
+"""References to items of containers."""
+_EMPTIED = (list, dict, set, deque, OrderedDict)
+"""Containers that may be emptied."""
+_NO_RECORDS = (
+    ("torch.nn", "Module"),
+    ("torch.optim", "Optimizer"),
+    ("torch", "Tensor"),
+    ("matplotlib.artist", "Artist"),
+    ("unittest.mock", "NonCallableMock"),
+)
+"""Classes of libraries whose objects leave in ways of their own."""
+_OF_PYTHON = (BaseException, FunctionType, ModuleType, type)
+"""Classes of Python whose objects do."""
+
+
+class ReceivedRecords:
+    """The records that older objects have received since the start of an experiment.
+
+    Args:
+        roots: has the records, and receives those that lines remove.
+        writer: writes the ways to them.
+    """
+
+    def __init__(self, roots: Roots, writer: PathWriter) -> None:
+        self._received = roots.received
+        self._removed = roots.removed_records
+        self._writer = writer
+
+    def removal(self, root: Root, steps: Steps, targets: Sequence[object]) -> Removal | None:
+        """Return how to remove the record on a chain that an older object has received; None if
+        there is none.
+
+        An example is the state of a model in a dict of checkpoints: it leaves as a whole, also with
+        arrays that are too small for a row.
+
+        Args:
+            root: the root of the chain.
+            steps: its objects.
+            targets: the objects to free in it.
+        """
+        target_ids = set(map(id, targets))
+        for position, item in enumerate(steps):
+            if position == 0 or id(item) not in self._received():
+                continue
+            if id(item) in target_ids:
+                return None
+            to_item = steps[: position + 1]
+            way = self._writer.way(root, to_item)
+            if not _may_be_record(item) or way.cut is None or not way.is_direct or way.cut.ending:
+                return None
+            if way.cut.kind in _OF_CONTAINERS or not is_exactly(item, *_EMPTIED):
+                self._removed[id(item)] = item
+                return Removal.of(item, targets, way)
+            # Code may need an attribute with a container.
+            emptied = self._way_that_empties(root, to_item, way)
+            return None if emptied is None else Removal(None, targets, emptied)
+        return None
+
+    def are_behind(self, holder: object, row: Row, rows: RowHolders) -> bool:
+        """Return True if an older object leads to arrays of a row by records that it has got."""
+        if not self._received() or id(holder) in self._received():
+            return False
+        return any(map(self._is_record, rows.leading_items(row, items_of(holder))))
+
+    def way_to_all(self, root: Root, steps: Steps, row: Row, rows: RowHolders) -> Way:
+        """Return the line that removes the records with arrays of a row, and arrays of the row,
+        from a container; a way without one if it is no container or leads to them in other ways,
+        too.
+        """
+        container = steps[-1]
+        leading = rows.leading_items(row, items_of(container))
+        records = list(filter(self._is_record, leading))
+        arrays = [item for item in leading if id(item) in row.arrays]
+        cuts = list[Cut]()
+        if is_exactly(container, *_EMPTIED) and len(records) + len(arrays) == len(leading):
+            cuts = self._writer.cuts_of_items(root, steps, leading)
+        statement = statement_of(cuts)
+        if not statement:
+            return Way(Holder("", NO_REMEDY))
+        self._removed.update(by_identity(records))
+        references = frozenset((id(container), id(item)) for item in leading)
+        remedy = Remedy(statement, cuts=tuple(cuts))
+        return Way(Holder("", remedy), removed_references=references)
+
+    def _is_record(self, item: object) -> bool:
+        """Return True for a record that an older object has received."""
+        return id(item) in self._received() and _may_be_record(item)
+
+    def _way_that_empties(self, root: Root, steps: Steps, way: Way) -> Way | None:
+        """Return the way to the container at the end of a chain, with the line that removes all of
+        its items; None if no line does.
+
+        Args:
+            root: the root of the chain.
+            steps: its objects.
+            way: the way to the container.
+        """
+        container = steps[-1]
+        items = items_of(container)
+        cuts = self._writer.cuts_of_items(root, steps, items)
+        statement = statement_of(cuts)
+        if not statement:
+            return None
+        self._removed[id(container)] = container
+        remedy = Remedy(statement, cuts=tuple(cuts))
+        references = frozenset((id(container), id(item)) for item in items)
+        holder = replace(way.holder, remedy=remedy)
+        return Way(holder, step_ids=way.step_ids, removed_references=references)
+
+
+def _may_be_record(item: object) -> bool:
+    """Return True for a container, or an instance of a class that is no part of a figure and of no
+    model.
+    """
+    if is_exactly(item, *CONTAINERS, OrderedDict):
+        return True
+    if any(is_of_library(item, *kind) for kind in _NO_RECORDS):
+        return False
+    if any(is_instance(item, kind) for kind in _OF_PYTHON):
+        return False
+    return instance_dict(item) is not None
