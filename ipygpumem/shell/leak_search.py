@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.arrays import StorageKey, library_type, storage_key
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.heap.heap import Heap, undisturbed
+from ipygpumem.heap.holders.explanation import NOT_REACHED
 from ipygpumem.heap.knowledge.graphs import requiring_grad
 from ipygpumem.heap.libraries import loaded_classes
 from ipygpumem.heap.live_tensors import live_tensors
@@ -54,6 +55,8 @@ class Leaks(NamedTuple):
     """The arrays in the cycles that each line ends, by identity."""
     beyond: list[RetainedArray]
     """Arrays that were too many to examine."""
+    not_reached: list[RetainedArray]
+    """Arrays and objects for which the search ended at its limits: a name may lead to them."""
     kept: list[ReclaimableItem]
     """Memory that outputs, autograd graphs, caches and printed text keep."""
     has_all_graphs: bool
@@ -124,7 +127,13 @@ class LeakSearch:
         of_survivors = self._survivors.explained(survivors, heap, roots, questions)
         of_experiments = rows_of(of_survivors, heap)
         of_experiments += unnamed.surviving.rows(questions.holders, of_survivors)
-        of_any_age = list(unnamed.rows_of_any_age(questions.holders))
+        of_any_age = list[HeldRow]()
+        not_reached = list[RetainedArray]()
+        for row in unnamed.rows_of_any_age(questions.holders):
+            if row.holder is NOT_REACHED:
+                not_reached.append(row.row)
+            else:
+                of_any_age.append(row)
         of_any_age += rows_of_registries(unnamed.unlisted)
         findings = [*graphs, *retained.outputs(heap.large(self._smallest))]
         kept = _sized(findings, self._smallest, listed)
@@ -134,7 +143,14 @@ class LeakSearch:
         rows = with_remarks(rows, remarks)
         cycles = with_ended_cycles(rows, roots.removed_objects, roots, heap.ndarrays)
         beyond = unnamed.arrays.beyond
-        return Leaks(cycles.rows, cycles.arrays, beyond, _together(kept), retained.complete)
+        return Leaks(
+            cycles.rows,
+            cycles.arrays,
+            beyond,
+            not_reached,
+            _together(kept),
+            retained.complete,
+        )
 
     def _unnamed(
         self, heap: Heap, listed: Set[StorageKey], graphs: Iterable[Finding], notes: Set[int]
