@@ -121,7 +121,8 @@ class LeakSearch:
         survivors += tensors_on_arrays(survivors, heap)
         listed = storages_of(survivors)
         graphs = [graph for graph in retained.graphs if graph.size_bytes >= self._smallest]
-        unnamed = self._unnamed(heap, listed, graphs, outputs.identities_of_notes())
+        elsewhere = retained.in_graphs_of_names.union(*(graph.shares for graph in graphs))
+        unnamed = self._unnamed(heap, listed, elsewhere, outputs.identities_of_notes())
         progress(0.7)
         questions = unnamed.questions()
         of_survivors = self._survivors.explained(survivors, heap, roots, questions)
@@ -153,21 +154,22 @@ class LeakSearch:
         )
 
     def _unnamed(
-        self, heap: Heap, listed: Set[StorageKey], graphs: Iterable[Finding], notes: Set[int]
+        self, heap: Heap, listed: Set[StorageKey], elsewhere: Set[StorageKey], notes: Set[int]
     ) -> _UnnamedMemory:
         """Return the memory that may have leaked without a name of an experiment.
 
         Args:
             heap: the live objects.
             listed: the storages of survivors, which have rows of their own.
-            graphs: autograd graphs, which have rows of their own.
+            elsewhere: the storages of autograd graphs that have rows of their own, or that named
+                results need.
             notes: identities of objects of this search that are older than the heap.
         """
         namespace = self._context.namespace
         large = LeakCandidates(heap, list(in_run_modules(self._context.shell)))
         notebook = Notebook(heap, namespace, self._smallest)
         surviving = SurvivingObjects(self._survivors, notebook, large.places, listed)
-        in_rows = set(listed).union(surviving.storages, *(graph.shares for graph in graphs))
+        in_rows = listed | surviving.storages | elsewhere
         arrays = _UnnamedArrays(notebook, in_rows)
         unlisted = Unlisted(notebook, large.places, surviving.sizes, listed)
         # From 30,000 names on, the namespace is a large dict itself.
