@@ -92,6 +92,7 @@ def test_very_many_objects_are_left_to_the_search_for_holders(
 def test_large_containers_hide_nothing_in_smaller_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipygpumem.inventory.unreached._MOST_NAMED", 1_000)
     monkeypatch.setattr("ipygpumem.inventory.unreached._WIDE", 100)
+    monkeypatch.setattr("ipygpumem.inventory.unreached._MOST_TOGETHER", 150)
     item, last = object(), object()
     deep: Any = item
     for _ in range(20):
@@ -99,7 +100,8 @@ def test_large_containers_hide_nothing_in_smaller_ones(monkeypatch: pytest.Monke
     rows = [{"id": [number]} for number in range(3_000)]
     table: dict[int, Any] = {number: {"id": [number]} for number in range(101)}
     table[7]["last"] = [last]
-    names = [{"rows": rows}, table, deep]
+    batches = [[{"id": [number]} for number in range(101)] for _ in range(101)]
+    names = [{"rows": rows}, batches, table, deep]
     assert led_to_by_names(names, {id(item), id(last)}) == {id(item), id(last)}
 
 

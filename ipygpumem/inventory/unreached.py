@@ -47,10 +47,12 @@ _MOST = 2000
 """Maximum number of large objects to measure that only libraries hold."""
 _MOST_NAMED = 200_000
 """Maximum number of objects behind names to pass through before the holders are searched."""
-_WIDE = 10_000
-"""Minimum number of items of a container that waits until all smaller ones are read: else a table
-of a million rows would hide the layers of a model.
+_WIDE = 500
+"""Number of items above which a container waits until all smaller ones are read: else a table of a
+million rows would hide the layers of a model.
 """
+_MOST_TOGETHER = 20_000
+"""Maximum number of items of waiting containers that are read together."""
 _OF_PYTHON = {
     "",
     "builtins",
@@ -154,8 +156,7 @@ def led_to_by_names(names: Iterable[object], wanted: Collection[int]) -> set[int
     while (waiting or wide) and len(reached) < len(wanted) and len(passed) < _MOST_NAMED:
         reads_wide = not waiting
         if reads_wide:
-            wide.sort(key=len, reverse=True)
-            waiting = [wide.pop()]
+            waiting = _taken_from(wide)
         below = dict[int, object]()
         for part in chunks(waiting):
             passed.update(map(id, part))
@@ -183,6 +184,17 @@ def _without_wide(items: list[Any], wide: list[Any]) -> list[Any]:
     wide += new
     waiting = set(map(id, new))
     return [item for item in items if id(item) not in waiting]
+
+
+def _taken_from(wide: list[Any]) -> list[Any]:
+    """Take the smallest of some containers out of their list, one at least, and return them."""
+    wide.sort(key=len, reverse=True)
+    taken = [wide.pop()]
+    number = len(taken[0])
+    while wide and number + len(wide[-1]) <= _MOST_TOGETHER:
+        taken.append(wide.pop())
+        number += len(taken[-1])
+    return taken
 
 
 class _EnteredTypes:
