@@ -112,6 +112,7 @@ ROOMS = {
     "shell": (
         "smoke/test_cells",
         "smoke/test_young_experiments",
+        "test_advised_lines",
         "test_faults",
         "test_printed",
         "test_trends",

@@ -1673,6 +1673,21 @@ def test_a_line_frees_an_object_in_a_shared_container(kernel: Kernel, case: str)
     assert kernel.value("ref() is None") is True
 
 
+def test_a_line_tells_of_no_data_that_unused_lines_drop(kernel: Kernel) -> None:
+    works(
+        kernel,
+        """
+        import numpy as np
+        small = [str(number) for number in range(1000, 2000)]  # less than a hundredth
+        x = [np.ones(1 << 20), small]
+        whole = [x[0]]
+        older = (small, np.ones(1 << 20))
+        del small
+        """,
+    )
+    assert one_line(kernel, "x") == "del whole[0]; del x"
+
+
 def test_a_graph_that_holds_parameters_has_a_row(kernel: Kernel) -> None:
     needs("torch")
     works(kernel, _GROWS)

@@ -21,6 +21,7 @@ from ipygpumem.probes.oom_kills import Kills
 from ipygpumem.records import Growth
 from ipygpumem.report.layout import Report, Scales, note
 from ipygpumem.shell import recovery
+from ipygpumem.shell.advised_lines import AdvisedLines
 from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import CellStack
 from ipygpumem.shell.config import IPyGpuMem
@@ -52,6 +53,7 @@ class Recorder:
     def __init__(self) -> None:
         self.shown: list[Report] = []
         self.scales = Scales()
+        self.advised = AdvisedLines()
 
     def show(
         self, reports: list[Report], cell: object = None, *, display_id: str | None = None

@@ -5,6 +5,7 @@ from collections import deque
 from typing import Any
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 from ipygpumem.inventory.unreached import led_to_by_names
 
@@ -86,3 +87,59 @@ def test_very_many_objects_are_left_to_the_search_for_holders(
         chain = [chain]
     assert led_to_by_names([chain], {id(item)}) == set()
     assert led_to_by_names([[item], [chain]], {id(item)}) == {id(item)}
+
+
+def test_large_containers_hide_nothing_in_smaller_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ipygpumem.inventory.unreached._MOST_NAMED", 1_000)
+    monkeypatch.setattr("ipygpumem.inventory.unreached._WIDE", 100)
+    monkeypatch.setattr("ipygpumem.inventory.unreached._MOST_TOGETHER", 150)
+    item, last = object(), object()
+    deep: Any = item
+    for _ in range(20):
+        deep = Holder([deep])
+    rows = [{"id": [number]} for number in range(3_000)]
+    table: dict[int, Any] = {number: {"id": [number]} for number in range(101)}
+    table[7]["last"] = [last]
+    batches = [[{"id": [number]} for number in range(101)] for _ in range(101)]
+    names = [{"rows": rows}, batches, table, deep]
+    assert led_to_by_names(names, {id(item), id(last)}) == {id(item), id(last)}
+
+
+def test_an_array_that_a_cut_search_does_not_reach_is_no_leak(
+    loaded: InteractiveShell,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    only_this_test: None,
+) -> None:
+    pytest.importorskip("numpy")
+    monkeypatch.setattr("ipygpumem.inventory.unreached._MOST_NAMED", 1)
+    monkeypatch.setattr("ipygpumem.heap.holders.backward.BackwardSearch._MOST_LEVELS", 4)
+    loaded.run_cell(
+        """
+import numpy
+
+class Module:
+    def __init__(self, part):
+        self.part = part
+
+model = numpy.ones(2**20)
+for _ in range(10):
+    model = Module([model])
+
+def closing():
+    kept = numpy.ones(2**19)
+    return lambda: kept
+
+leaking = closing()
+"""
+    )
+    capsys.readouterr()
+    loaded.run_line_magic("gpumem", "leaks")
+    report = capsys.readouterr().out
+    assert report.startswith("1 leak · 4 MiB"), report
+    assert "kept" in report
+    assert (
+        "1 object, 8 MiB in total: the search ended at its limits before it knew what holds it; it "
+        "may be no leak"
+    ) in " ".join(report.split())
+    assert "free something" not in report

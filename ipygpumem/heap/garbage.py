@@ -296,9 +296,16 @@ class Garbage:
         self.last = self.last and GcMark(self._watch)  # objects made by finalisers are young
         return died
 
-    def cell_ended(self, seconds: float, share: float, *, in_scope: bool) -> None:
-        """Collect the cell's garbage, and all garbage if that is cheap compared with the cell."""
+    def cell_ended(
+        self, seconds: float, share: float, *, in_scope: bool, of_all_objects: bool = False
+    ) -> None:
+        """Collect the cell's garbage, and that ``of_all_objects`` if that is wanted, or cheap
+        compared with the cell.
+        """
         if not gc.isenabled():
+            return
+        if of_all_objects:
+            self._collect_all()
             return
         if seconds >= self.SHORTEST_SECONDS and self.collect_if_cheap(seconds, share):
             return

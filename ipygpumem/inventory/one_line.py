@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from ipygpumem.heap.paths.cuts import in_sequence
 from ipygpumem.heap.paths.remedies import Remedy
 from ipygpumem.introspect import is_name, target_of
-from ipygpumem.inventory.ownership import HeldPart, Ownership
+from ipygpumem.inventory.ownership import Ownership
 from ipygpumem.records import COMMENT
 
-_LEAST_SHARE = 0.01
-"""Minimum share of an object's bytes that a holder keeps alive."""
 _MOST_LINES = 5
 """Maximum number of lines to join; a longer line is hard to check before it is run."""
 
@@ -27,7 +25,8 @@ def lines_for_all(ownership: Ownership) -> list[str]:
     """
     if not ownership.is_name or not ownership.complete or ownership.has_graph:
         return []
-    parts = [part for part in ownership.held if _is_needed(part, ownership)]
+    size_bytes = ownership.size_bytes
+    parts = [part for part in ownership.held if part.keeps_much_of(size_bytes)]
     if any(part.has_further_references for part in parts):
         return []
     remedies = dict.fromkeys(Remedy.of_text(part.holder.advice) for part in parts)
@@ -82,11 +81,6 @@ def _without_ended(lines: Sequence[str]) -> list[str]:
         if is_deletion or not names or not names <= deleted:
             needed.append(line)
     return needed
-
-
-def _is_needed(part: HeldPart, ownership: Ownership) -> bool:
-    """Return True for a holder that keeps more than a small part alive."""
-    return part.size_bytes + part.shared_bytes >= _LEAST_SHARE * ownership.size_bytes
 
 
 def _ends_with(line: str, statement: str) -> bool:

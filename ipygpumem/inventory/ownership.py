@@ -66,6 +66,12 @@ class HeldPart(Record):
         """Bytes on all devices."""
         return sum(self.device_bytes.values())
 
+    def keeps_much_of(self, size_bytes: int) -> bool:
+        """Return True if the line of all holders must contain this one's, to free an object of
+        ``size_bytes``: the holder keeps more than a small part of it alive.
+        """
+        return self.size_bytes + self.shared_bytes >= _LEAST_SHARE * size_bytes
+
     @property
     def has_further_references(self) -> bool:
         """True if the holder has references that its line does not remove."""
@@ -150,7 +156,8 @@ def ownership_of(
         groups, held_outside = _other_holders(owned, references, every, roots)
         parts, counted = _parts(region, groups, held_outside)
         freed = region.bytes_of(every - counted)
-        held_parts, remark = _with_remarks(_in_order_of_lines(parts), roots, holding)
+        size_bytes = freed.total() + sum(part.size_bytes for part in parts.values())
+        held_parts, remark = _with_remarks(_in_order_of_lines(parts), size_bytes, roots, holding)
     device_bytes = Counter(freed)
     freed_by_name = dict(freed) if region.complete else {}
     for part in held_parts:
@@ -295,13 +302,16 @@ def _parts(
 
 
 def _with_remarks(
-    parts: Mapping[Holder, HeldPart], roots: Roots, holding: Sequence[object]
+    parts: Mapping[Holder, HeldPart], size_bytes: int, roots: Roots, holding: Sequence[object]
 ) -> tuple[list[HeldPart], str]:
     """Return the parts, with a remark on each line that drops other data, such as the rest of a
     tuple, and the remark on all lines together: several containers may share that data.
 
+    The lines of small parts are not among these.
+
     Args:
         parts: the parts by their holders.
+        size_bytes: bytes of the object.
         roots: have the objects at the end of the references that the lines remove.
         holding: a list of the object itself, of which a line may remove a name.
     """
@@ -311,10 +321,14 @@ def _with_remarks(
     roots.removed_objects.clear()  # they would count as holders
     # What dies with the object is held by its name, so it is no other data.
     cuts = dict[str, Sequence[Cut]]()
-    for holder in parts:
+    needed = set[str]()
+    for holder, part in parts.items():
         line = holder.remedy.line
         cuts[line] = holder.remedy.removed or cuts.get(line, ())
-    cuts[_ALL_LINES] = list(chain.from_iterable(cuts.values()))
+        if part.keeps_much_of(size_bytes):
+            needed.add(line)
+    of_needed = [cuts[line] for line in cuts if line in needed]
+    cuts[_ALL_LINES] = list(chain.from_iterable(of_needed))
     other_data = OtherData(dict.fromkeys(cuts, 0), cuts, removed_objects, roots.namespaces)
     del removed_objects
     remarks = other_data.remarks(_LEAST_DROPPED_BYTES, {}, is_certain=True)

@@ -106,6 +106,8 @@ class Retained:
 
     Attributes:
         graphs: the memory of graphs that are probably not needed.
+        in_graphs_of_names: the storages that the graphs of named results have saved, on which
+            ``backward()`` may still be called; not the parameters and their gradients.
         complete: False if there were too many nodes of graphs to follow.
     """
 
@@ -117,6 +119,7 @@ class Retained:
         inside_outputs: Collection[int],
     ) -> None:
         self.complete = True
+        self.in_graphs_of_names: set[StorageKey] = set()
         self._paths = paths
         self._outputs = outputs
         self._inside_outputs = inside_outputs
@@ -160,12 +163,16 @@ class Retained:
         """Return the tensors whose graphs are probably not needed, in groups."""
         # Those of gradients are needed after backward(create_graph=True).
         needed = list(map(nodes.first, gradients))
+        of_names = []
         not_needed = []
         for graph_tensor in self._graph_tensors(with_graphs, nodes):
             if graph_tensor.kind:
                 not_needed.append(graph_tensor)
-            else:
-                needed.append(graph_tensor.node)
+                continue
+            needed.append(graph_tensor.node)
+            if graph_tensor.path:
+                of_names.append(graph_tensor.node)
+        self.in_graphs_of_names = nodes.saved_behind(of_names)
         groups = _Groups(nodes, needed)
         for graph_tensor in not_needed:
             groups.add(graph_tensor)
@@ -495,6 +502,18 @@ class _Nodes:
         for node in self._nodes.finished:
             for item in saved_by(node):
                 yield node, item
+
+    def saved_behind(self, first: Iterable[Any]) -> set[StorageKey]:
+        """Return the storages that the nodes behind ``first`` have saved, without those of leaves
+        and of their gradients.
+        """
+        storages = set[StorageKey]()
+        of_leaves = set[StorageKey]()
+        for node in self.behind(first, ())[0]:
+            saved = of_leaves if is_leaf(node) else storages
+            for item in saved_by(node):
+                saved.add(storage_key(item) or object_key(item))
+        return storages - of_leaves
 
     def is_sum(self, node: Any) -> bool:
         """Return True if a node sums the results of one repeated computation, as ``total += loss``

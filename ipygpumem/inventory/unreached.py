@@ -10,13 +10,21 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import compress, islice
 from operator import attrgetter, itemgetter
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ipygpumem.heap.bulk import Batch, by_identity, chunks, container_base, instances_among
+from ipygpumem.heap.bulk import (
+    Batch,
+    by_identity,
+    chunks,
+    container_base,
+    instances_among,
+    of_types,
+)
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.knowledge.frames import SUSPENDED, code_of, failed, locals_of
 from ipygpumem.heap.knowledge.slices import Slices, is_view
@@ -39,6 +47,12 @@ _MOST = 2000
 """Maximum number of large objects to measure that only libraries hold."""
 _MOST_NAMED = 200_000
 """Maximum number of objects behind names to pass through before the holders are searched."""
+_WIDE = 500
+"""Number of items above which a container waits until all smaller ones are read: else a table of a
+million rows would hide the layers of a model.
+"""
+_MOST_TOGETHER = 20_000
+"""Maximum number of items of waiting containers that are read together."""
 _OF_PYTHON = {
     "",
     "builtins",
@@ -54,6 +68,9 @@ _OF_PYTHON = {
 }
 """Modules of classes whose objects are no plain containers: a task holds its coroutine's frame."""
 
+
+_COUNTED = set(map(id, (list, tuple, dict, set, frozenset, deque)))
+"""Identities of the types whose number of items can be asked without running a user's code."""
 
 OF_PLACES: tuple[type, ...] = (
     FunctionType,
@@ -135,11 +152,17 @@ def led_to_by_names(names: Iterable[object], wanted: Collection[int]) -> set[int
     enters = _EnteredTypes()
     slices = Slices()
     waiting = list(by_identity(list(names)).values())
-    while waiting and len(reached) < len(wanted) and len(passed) < _MOST_NAMED:
+    wide = list[Any]()
+    while (waiting or wide) and len(reached) < len(wanted) and len(passed) < _MOST_NAMED:
+        reads_wide = not waiting
+        if reads_wide:
+            waiting = _taken_from(wide)
         below = dict[int, object]()
         for part in chunks(waiting):
             passed.update(map(id, part))
             entered = enters.those_to_enter(part)
+            if not reads_wide:
+                entered = _without_wide(entered, wide)
             referents = by_identity(gc.get_referents(*entered))
             referents |= by_identity(slices.of(entered))
             reached.update(referents.keys() & wanted)
@@ -148,6 +171,30 @@ def led_to_by_names(names: Iterable[object], wanted: Collection[int]) -> set[int
             del below[key]
         waiting = list(below.values())
     return reached
+
+
+def _without_wide(items: list[Any], wide: list[Any]) -> list[Any]:
+    """Return the objects without containers of many items, which are added to ``wide``."""
+    containers = of_types(_COUNTED, items)
+    # In C: most objects have a dict of attributes, and a loop would take ten times as long.
+    are_wide = list(map(_WIDE.__lt__, map(len, containers)))
+    if True not in are_wide:
+        return items
+    new = list(compress(containers, are_wide))
+    wide += new
+    waiting = set(map(id, new))
+    return [item for item in items if id(item) not in waiting]
+
+
+def _taken_from(wide: list[Any]) -> list[Any]:
+    """Take the smallest of some containers out of their list, one at least, and return them."""
+    wide.sort(key=len, reverse=True)
+    taken = [wide.pop()]
+    number = len(taken[0])
+    while wide and number + len(wide[-1]) <= _MOST_TOGETHER:
+        taken.append(wide.pop())
+        number += len(taken[-1])
+    return taken
 
 
 class _EnteredTypes:

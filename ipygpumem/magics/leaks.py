@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipygpumem.report.content import leaks_report
+from ipygpumem.report.content import leaks_report, note_on_unreached
 from ipygpumem.report.layout import Report
 from ipygpumem.shell.app import App
 from ipygpumem.shell.commands.declarations import Options, byte_size, command, option
@@ -27,6 +27,8 @@ def leaks(app: App, options: Options) -> list[Report]:
     notes = []
     if not leaks_now.has_all_graphs:
         notes.append("too many autograd graphs to examine: they are not listed")
+    if leaks_now.not_reached:
+        notes.append(note_on_unreached(leaks_now.not_reached))
     segments = context.meter.now().get("shm")
     if segments is not None and segments.note:
         notes.append(f"shared memory: {segments.note}")

@@ -621,6 +621,16 @@ def leaks_report(
     return Report("leaks", headline, lines, [table], records=held)
 
 
+def note_on_unreached(rows: Sequence[RetainedArray]) -> str:
+    """Return a line about memory that may be no leak: the search ended before it knew."""
+    it, they = ("it", "it") if len(rows) == 1 else ("them", "they")
+    leak = "no leak" if len(rows) == 1 else "no leaks"
+    return (
+        f"{count(len(rows), 'object')}, {_total(rows)} in total: the search ended at its limits "
+        f"before it knew what holds {it}; {they} may be {leak}"
+    )
+
+
 def _leaks_headline(
     held: Sequence[RetainedArray],
     smallest: int,

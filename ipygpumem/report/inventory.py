@@ -22,6 +22,7 @@ from ipygpumem.records import COMMENT, OUTSIDE, RetainedArray
 from ipygpumem.report import layout
 from ipygpumem.report.content import LAST_INDEX, leak_table
 from ipygpumem.report.layout import (
+    IN_ONE_LINE,
     SEPARATOR,
     TO_FREE,
     Listing,
@@ -272,7 +273,8 @@ def top_report(names: LargestNames, *, top: int = 20, small: Sequence[str] = ())
     numbers = {"cell", "size", "share", "del frees"}
     expendable = ("share", "cell", "type", "content")
     table = Table.of(rows, numbers, code={TO_FREE}, whole={TO_FREE}, expendable=expendable)
-    return Report("top", _top_head(names), lines, [table], records=[names])
+    deletions = [f"del {row.name}" for row in shown]
+    return Report("top", _top_head(names), lines, [table], records=[names], advised=deletions)
 
 
 def _top_head(names: LargestNames) -> list[str]:
@@ -486,12 +488,19 @@ def why_report(ownership: Ownership) -> Report:
     code = lines_for_all(ownership)
     listings = []
     if len(code) == 1:
-        lines.append(f"in one line: {clean(code[0])}")
+        lines.append(IN_ONE_LINE + clean(code[0]))
     elif code:
         listings.append(Listing("in one cell", code, code=True))
     lines += _lines_of_content(ownership)
+    deletion = f"del {target_of(ownership.name)}"
     return Report(
-        "why", _head_of_why(ownership), lines, [table], listings=listings, records=[ownership]
+        "why",
+        _head_of_why(ownership),
+        lines,
+        [table],
+        listings=listings,
+        records=[ownership],
+        advised=[deletion],
     )
 
 

@@ -161,7 +161,8 @@ class Report:
     without content drop out.
 
     ``kind`` identifies the report for front-ends and tests. ``is_trouble`` gives it a border in
-    another colour. ``records`` have its figures, and are saved with the notebook.
+    another colour. ``records`` have its figures, and are saved with the notebook. ``advised`` are
+    statements that only its words name, such as the ``del x`` of "del x frees 1 MiB".
     """
 
     kind: str
@@ -172,6 +173,7 @@ class Report:
     listings: Sequence[Listing] = ()
     is_trouble: bool = False
     records: Sequence[Record] = ()
+    advised: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         tables = [table for table in self.tables if table.rows]
@@ -196,6 +198,24 @@ class Report:
     def headline(self) -> str:
         """The headline as a text."""
         return SEPARATOR.join([segment.text for segment in self.segments])
+
+    @property
+    def advised_lines(self) -> list[str]:
+        """The lines to paste, and words between them."""
+        lines = list(self.advised)
+        for table in self.tables:
+            places = [place for place, name in enumerate(table.columns) if name in table.whole]
+            for row in table.rows:
+                lines += [row[place] for place in places]
+        for listing in self.listings:
+            if listing.code:
+                lines += listing.lines
+        for text in self.lines:
+            for words in (IN_ONE_LINE, f"{TO_FREE}: "):
+                _, is_there, line = text.partition(words)
+                if is_there:
+                    lines.append(line)
+        return lines
 
 
 # -- bars ---------------------------------------------------------------------------------------
@@ -328,6 +348,8 @@ def row_of_more(number: int, size_bytes: int, column: str) -> dict[str, str]:
 
 TO_FREE = "to free it"
 """Heading of the column with the lines that free memory."""
+IN_ONE_LINE = "in one line: "
+"""Begins a line with the code that frees all of an object."""
 
 
 def listed(values: Sequence[str], most: int = NAMES_SHOWN) -> str:

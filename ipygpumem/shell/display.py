@@ -16,6 +16,7 @@ from ipygpumem.heap.bulk import Progress
 from ipygpumem.records import CellRecord, packed
 from ipygpumem.report import html, text
 from ipygpumem.report.layout import Report, Scales
+from ipygpumem.shell.advised_lines import AdvisedLines
 
 if TYPE_CHECKING:
     from ipygpumem.shell.config import IPyGpuMem
@@ -31,6 +32,7 @@ class Display:
         self._shell = shell
         self._config = config
         self.scales = Scales()
+        self.advised = AdvisedLines()
         self._pid = os.getpid()
 
     @property
@@ -54,6 +56,7 @@ class Display:
         """
         if not reports:
             return
+        self.advised.note(reports)
         if not self.has_images:
             self._begin_row()
             data = {"text/plain": self._for_terminal(reports)}

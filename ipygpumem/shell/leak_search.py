@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ipygpumem.heap.arrays import StorageKey, library_type, storage_key
 from ipygpumem.heap.bulk import Progress
 from ipygpumem.heap.heap import Heap, undisturbed
+from ipygpumem.heap.holders.explanation import NOT_REACHED
 from ipygpumem.heap.knowledge.graphs import requiring_grad
 from ipygpumem.heap.libraries import loaded_classes
 from ipygpumem.heap.live_tensors import live_tensors
@@ -54,6 +55,8 @@ class Leaks(NamedTuple):
     """The arrays in the cycles that each line ends, by identity."""
     beyond: list[RetainedArray]
     """Arrays that were too many to examine."""
+    not_reached: list[RetainedArray]
+    """Arrays and objects for which the search ended at its limits: a name may lead to them."""
     kept: list[ReclaimableItem]
     """Memory that outputs, autograd graphs, caches and printed text keep."""
     has_all_graphs: bool
@@ -118,13 +121,20 @@ class LeakSearch:
         survivors += tensors_on_arrays(survivors, heap)
         listed = storages_of(survivors)
         graphs = [graph for graph in retained.graphs if graph.size_bytes >= self._smallest]
-        unnamed = self._unnamed(heap, listed, graphs, outputs.identities_of_notes())
+        elsewhere = retained.in_graphs_of_names.union(*(graph.shares for graph in graphs))
+        unnamed = self._unnamed(heap, listed, elsewhere, outputs.identities_of_notes())
         progress(0.7)
         questions = unnamed.questions()
         of_survivors = self._survivors.explained(survivors, heap, roots, questions)
         of_experiments = rows_of(of_survivors, heap)
         of_experiments += unnamed.surviving.rows(questions.holders, of_survivors)
-        of_any_age = list(unnamed.rows_of_any_age(questions.holders))
+        of_any_age = list[HeldRow]()
+        not_reached = list[RetainedArray]()
+        for row in unnamed.rows_of_any_age(questions.holders):
+            if row.holder is NOT_REACHED:
+                not_reached.append(row.row)
+            else:
+                of_any_age.append(row)
         of_any_age += rows_of_registries(unnamed.unlisted)
         findings = [*graphs, *retained.outputs(heap.large(self._smallest))]
         kept = _sized(findings, self._smallest, listed)
@@ -134,24 +144,32 @@ class LeakSearch:
         rows = with_remarks(rows, remarks)
         cycles = with_ended_cycles(rows, roots.removed_objects, roots, heap.ndarrays)
         beyond = unnamed.arrays.beyond
-        return Leaks(cycles.rows, cycles.arrays, beyond, _together(kept), retained.complete)
+        return Leaks(
+            cycles.rows,
+            cycles.arrays,
+            beyond,
+            not_reached,
+            _together(kept),
+            retained.complete,
+        )
 
     def _unnamed(
-        self, heap: Heap, listed: Set[StorageKey], graphs: Iterable[Finding], notes: Set[int]
+        self, heap: Heap, listed: Set[StorageKey], elsewhere: Set[StorageKey], notes: Set[int]
     ) -> _UnnamedMemory:
         """Return the memory that may have leaked without a name of an experiment.
 
         Args:
             heap: the live objects.
             listed: the storages of survivors, which have rows of their own.
-            graphs: autograd graphs, which have rows of their own.
+            elsewhere: the storages of autograd graphs that have rows of their own, or that named
+                results need.
             notes: identities of objects of this search that are older than the heap.
         """
         namespace = self._context.namespace
         large = LeakCandidates(heap, list(in_run_modules(self._context.shell)))
         notebook = Notebook(heap, namespace, self._smallest)
         surviving = SurvivingObjects(self._survivors, notebook, large.places, listed)
-        in_rows = set(listed).union(surviving.storages, *(graph.shares for graph in graphs))
+        in_rows = listed | surviving.storages | elsewhere
         arrays = _UnnamedArrays(notebook, in_rows)
         unlisted = Unlisted(notebook, large.places, surviving.sizes, listed)
         # From 30,000 names on, the namespace is a large dict itself.

@@ -270,16 +270,28 @@ class Session:
         )
 
     def _collect(self, cell: Cell, seconds: float) -> None:
-        """Collect garbage if that is cheap; an interrupt does not stop the making of the record."""
+        """Collect garbage if that is cheap or was promised; an interrupt does not stop the making
+        of the record.
+        """
         context = self._context
         if not context.config.collect_garbage:
             return
         try:
-            context.garbage.cell_ended(seconds, _GARBAGE_SHARE, in_scope=cell.scopes.any_open)
+            context.garbage.cell_ended(
+                seconds,
+                _GARBAGE_SHARE,
+                in_scope=cell.scopes.any_open,
+                of_all_objects=self._has_advised_line(cell),
+            )
         except BaseException as error:
             if not interrupts.is_from_signal(error):
                 raise
             cell.struck_after = error
+
+    def _has_advised_line(self, cell: Cell) -> bool:
+        """Return True if a cell has a line of a report, which said how much it frees."""
+        advised = self._context.display.advised
+        return bool(advised.texts) and advised.are_in(cell.source)
 
     def _line(self, cell: Cell, record: CellRecord, result: Any) -> list[Report]:
         """Return the report line of a cell, or nothing if it is hidden."""

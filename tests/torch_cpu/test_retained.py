@@ -259,3 +259,47 @@ def test_leaks_lists_other_findings_below_the_leaks(kernel: Kernel) -> None:
     (report,) = works(kernel, scope, "%gpumem leaks").leaks()
     assert "losses: 3 tensors keep their autograd graphs" in report
     assert report.splitlines()[0] == "1 leak · 4 MiB"
+
+
+NONE = "no leak of at least 1 MiB was found"
+NAMED_RESULTS = {
+    "a loss": ("loss = step()", [NONE]),
+    "a loss of several names": ("loss = step(); also = loss", [NONE]),
+    "an output of a model": ("prediction = net(x)", [NONE]),
+    "a loss that is collected": (
+        "losses = []\nfor _ in 'abc': losses.append(loss := step())",
+        [
+            "no leak of at least 1 MiB, but 2 MiB are kept by what is listed below",
+            "  2 MiB · losses: 2 tensors keep their autograd graphs · "
+            "to free it: unless you still call backward(): losses.append(loss.item())",
+        ],
+    ),
+    "a loss that is collected and summed up": (
+        "losses, total = [], 0\nfor _ in 'abc': loss = step(); total += loss; losses.append(loss)",
+        [
+            "no leak of at least 1 MiB, but 2 MiB are kept by what is listed below",
+            "  2 MiB · total, losses: 3 tensors keep their autograd graphs · "
+            "to free it: unless you still call backward(): total += loss.item(); "
+            "losses.append(loss.item())",
+        ],
+    ),
+    "a loss of a deleted model": (
+        "model = nn.Linear(256, 2048); loss = model(x[:, :256]).mean(); del model",
+        [
+            "1 leak · 2 MiB",
+            "  2 MiB · Parameter float32 2048 × 256 · held by notebook variable loss: its autograd "
+            "graph (AccumulateGrad) · to free it: loss = loss.detach()  # and keep loss.item() or "
+            "tensor.detach() instead of a tensor with its graph",
+        ],
+    ),
+}
+"""Code, and the report of ``%gpumem leaks``."""
+
+
+@pytest.mark.parametrize("case", NAMED_RESULTS)
+def test_leaks_leaves_the_graph_of_a_named_result_alone(kernel: Kernel, case: str) -> None:
+    code, expected = NAMED_RESULTS[case]
+    works(kernel, SETUP, code)
+    (report,) = works(kernel, "%gpumem leaks").leaks()
+    works(kernel, "loss = also = losses = total = prediction = None")
+    assert report.splitlines() == expected
