@@ -261,7 +261,7 @@ LEFT_ROWS: dict[str, tuple[str, str, int, list[str]]] = {
             outer[number] = x
         """,
         4,
-        ["del outer[0]", "del outer[1]"],
+        ["outer.clear()"],
     ),
 }
 """Cells before, the code of the experiment, the arrays that it leaves, and the lines that free

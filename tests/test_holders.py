@@ -449,7 +449,6 @@ def test_tasks_that_only_the_loop_keeps_are_cancelled(kernel: Kernel, number: in
     assert kernel.value("kept.done()") is False
 
 
-@pytest.mark.xfail(strict=True, reason="small arrays without a name in these are not found")
 @pytest.mark.parametrize(
     ("setup", "code"),
     [
@@ -462,7 +461,6 @@ def test_an_array_without_a_name_is_left(kernel: Kernel, setup: str, code: str) 
     assert [row[0] for row in left_by_experiment(kernel)] == [pytest.approx(2**21, rel=0.02)]
 
 
-@pytest.mark.xfail(strict=True, reason="the line empties the waiters of a condition, too")
 def test_a_task_that_waits_for_a_condition_is_cancelled(kernel: Kernel) -> None:
     works(
         kernel,
