@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import HIDE_LIBRARIES, kernel_with, works
+from tests.steps import kernel_with, works
 
 pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
 
@@ -44,9 +44,7 @@ def mib_of(value):
     from ipygpumem.heap.sizes import Sizes
     return Sizes().measure(value).size_bytes / 2 ** 20
 """
-kernel = kernel_with(
-    "%load_ext ipygpumem", "%config IPyGpuMem.quiet = True", _DEFINITIONS, HIDE_LIBRARIES
-)
+kernel = kernel_with("%load_ext ipygpumem", "%config IPyGpuMem.quiet = True", _DEFINITIONS)
 
 
 def survivors(kernel: Kernel, before: str, experiment: str) -> list[tuple[float, str]]:

@@ -23,7 +23,7 @@ from ipygpumem.heap.paths.path_writer import PathWriter
 from ipygpumem.heap.paths.remedies import NO_REMEDY, Holder, Remedy
 from ipygpumem.heap.paths.roots import Root, Roots
 from ipygpumem.heap.paths.ways import Way
-from ipygpumem.introspect import instance_dict, is_exactly, is_instance
+from ipygpumem.introspect import instance_dict, is_exactly, is_instance, is_users_class
 
 _OF_CONTAINERS = {Kind.ITEM, Kind.KEY}
 """References to items of containers."""
@@ -37,7 +37,7 @@ _NO_RECORDS = (
     ("unittest.mock", "NonCallableMock"),
 )
 """Classes of libraries whose objects leave in ways of their own."""
-_OF_PYTHON = (BaseException, FunctionType, ModuleType, type)
+_OF_PYTHON = (BaseException, FunctionType, ModuleType)
 """Classes of Python whose objects do."""
 
 
@@ -137,11 +137,13 @@ class ReceivedRecords:
 
 
 def _may_be_record(item: object) -> bool:
-    """Return True for a container, or an instance of a class that is no part of a figure and of no
-    model.
+    """Return True for a container, a class of the user, or an instance of a class that is no part
+    of a figure and of no model.
     """
     if is_exactly(item, *CONTAINERS, OrderedDict):
         return True
+    if is_instance(item, type):
+        return is_users_class(item)
     if any(is_of_library(item, *kind) for kind in _NO_RECORDS):
         return False
     if any(is_instance(item, kind) for kind in _OF_PYTHON):
