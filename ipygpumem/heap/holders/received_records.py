@@ -88,7 +88,7 @@ class ReceivedRecords:
         """Return True if an older object leads to arrays of a row by records that it has got."""
         if not self._received() or id(holder) in self._received():
             return False
-        return any(map(self._is_record, rows.leading_items(row, items_of(holder))))
+        return bool(self._records_of(row, rows.leading_items(row, items_of(holder))))
 
     def way_to_all(self, root: Root, steps: Steps, row: Row, rows: RowHolders) -> Way:
         """Return the line that removes the records with arrays of a row, and arrays of the row,
@@ -97,7 +97,7 @@ class ReceivedRecords:
         """
         container = steps[-1]
         leading = rows.leading_items(row, items_of(container))
-        records = list(filter(self._is_record, leading))
+        records = self._records_of(row, leading)
         arrays = [item for item in leading if id(item) in row.arrays]
         cuts = list[Cut]()
         if is_exactly(container, *_EMPTIED) and len(records) + len(arrays) == len(leading):
@@ -110,9 +110,10 @@ class ReceivedRecords:
         remedy = Remedy(statement, cuts=tuple(cuts))
         return Way(Holder("", remedy), removed_references=references)
 
-    def _is_record(self, item: object) -> bool:
-        """Return True for a record that an older object has received."""
-        return id(item) in self._received() and _may_be_record(item)
+    def _records_of(self, row: Row, items: Sequence[object]) -> list[object]:
+        """Return the records that an older object has received, without objects of the row."""
+        received = [item for item in items if id(item) in self._received()]
+        return [item for item in received if id(item) not in row.arrays and _may_be_record(item)]
 
     def _way_that_empties(self, root: Root, steps: Steps, way: Way) -> Way | None:
         """Return the way to the container at the end of a chain, with the line that removes all of
