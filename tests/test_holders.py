@@ -1686,6 +1686,23 @@ def test_a_line_tells_of_no_data_that_unused_lines_drop(kernel: Kernel) -> None:
     assert one_line(kernel, "x") == "del whole[0]; del x"
 
 
+def test_each_attribute_that_leads_to_an_object_has_a_row(kernel: Kernel) -> None:
+    works(
+        kernel,
+        """
+        import weakref, numpy as np
+        class App: pass
+        app, x = App(), [np.ones(1 << 18)]
+        app.rows, app.pair, ref = x, (x, 1), weakref.ref(x[0])
+        """,
+    )
+    (report,) = kernel.run("%gpumem why x").reports("why")
+    lines = ["app.rows = None", "app.pair = None"]
+    assert all(line in report for line in lines), report
+    works(kernel, *lines, "del x")
+    assert kernel.value("ref() is None") is True
+
+
 def test_a_graph_that_holds_parameters_has_a_row(kernel: Kernel) -> None:
     needs("torch")
     works(kernel, _GROWS)

@@ -23,7 +23,7 @@ from ipygpumem.heap.paths.remedies import REMOVE_THEM, Holder, Remedy
 from ipygpumem.heap.paths.roots import Rank, Root, Roots
 from ipygpumem.heap.paths.task_endings import ending_of
 from ipygpumem.heap.paths.ways import Way, joined
-from ipygpumem.introspect import is_exactly, is_instance, is_users_class, module_of
+from ipygpumem.introspect import instance_dict, is_exactly, is_instance, is_users_class, module_of
 
 _MOST_ALIASES = 4
 """Maximum number of names in a row."""
@@ -130,10 +130,11 @@ class HolderRows:
             # its partner here.
             self.without_holder.add(key)
         for found_chain in chains:
-            row = self._row(key, found_chain.roots, found_chain.steps, found_chain.references)
-            if row is not None:
-                row.add(key, found_chain.steps)
-                self._add_neighbours(row, found_chain.steps)
+            for steps, references in _ways_of(found_chain):
+                row = self._row(key, found_chain.roots, steps, references)
+                if row is not None:
+                    row.add(key, steps)
+                    self._add_neighbours(row, steps)
 
     def _unnamed_chain(self, items: Sequence[object]) -> list[FoundChain]:
         """Return a chain from an object to which nothing visible refers, if there is one."""
@@ -321,6 +322,26 @@ class HolderRows:
         for key, item in neighbours.items():
             row.add(key, (*steps[:-1], item))
         self.without_holder -= neighbours.keys()
+
+
+def _ways_of(found_chain: FoundChain) -> list[tuple[Sequence[object], int]]:
+    """Return the steps to an object through each attribute of its holder that leads to it, with
+    the number of references; those through the first item of a container, such as one of many
+    views.
+    """
+    steps, holder_at = found_chain.steps, found_chain.holder_at
+    are_known = found_chain.references == 1 + len(found_chain.more)
+    if holder_at < 0 or not are_known or not _are_attributes(steps[: holder_at + 1]):
+        return [(steps, found_chain.references)]
+    to_holder = steps[: holder_at + 1]
+    return [(steps, 1), *(((*to_holder, *below), 1) for below in found_chain.more)]
+
+
+def _are_attributes(steps: Sequence[object]) -> bool:
+    """Return True if the last of some steps is no container, or the dict of attributes."""
+    if not _is_container(steps[-1]):
+        return True
+    return len(steps) > 1 and instance_dict(steps[-2]) is steps[-1]
 
 
 def _cuts_of_names(names: Sequence[Root], item: object) -> tuple[Cut, ...]:
