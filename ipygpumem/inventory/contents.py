@@ -244,26 +244,14 @@ class Contents:
         now = {**namespace, **self._live_modules()}
         names = _names_by_identity(now)
         ways = self._ways_from(list(map(now.get, names.values())))
-        level = [way[-1] for key, way in ways.items() if key in self._known]
         long = list[object]()
-        for _ in range(_LEVELS):
-            following = dict[int, object]()
-            long += [item for item in level if id(item) in self._ends]
-            for item in level:
-                if id(item) not in self._parents and id(item) not in self._ends:
-                    continue
-                way = ways[id(item)]
-                children = self._contents(item)
-                new = self._new_in(item, children, made)
-                if new:
-                    yield Received(names[id(way[0])], way, new)
-                if id(item) not in self._parents or not children:
-                    continue
-                for child in leading_objects(children):
-                    if id(child) not in ways and self._is_old(child, made):
-                        ways[id(child)] = (*way, child)
-                        following[id(child)] = child
-            level = list(following.values())
+        for item, children in self._older_with_contents(ways, made):
+            way = ways[id(item)]
+            if id(item) in self._ends:
+                long.append(item)
+            new = self._new_in(item, children, made)
+            if new:
+                yield Received(names[id(way[0])], way, new)
         new_data = self._new_data_in_records(long, made, own_references or {})
         if is_older_array is not None:
             # Modules have arrays that no snapshot has seen.
@@ -271,6 +259,32 @@ class Contents:
             new_data += self._arrays_in_records(of_names, made, is_older_array)
         if new_data:
             yield Received("", (), list(by_identity(new_data).values()))
+
+    def _older_with_contents(
+        self, ways: dict[int, tuple[object, ...]], made: Set[int]
+    ) -> Iterator[tuple[object, list[object]]]:
+        """Yield the objects that were within reach, each with its contents.
+
+        Args:
+            ways: the ways from the names, by the identity of the object at the end; it receives
+                those to the objects.
+            made: as for ``received``.
+        """
+        level = [way[-1] for key, way in ways.items() if key in self._known]
+        for _ in range(_LEVELS):
+            following = dict[int, object]()
+            for item in level:
+                if id(item) not in self._parents and id(item) not in self._ends:
+                    continue
+                children = self._contents(item)
+                yield item, children
+                if id(item) not in self._parents or not children:
+                    continue
+                for child in leading_objects(children):
+                    if id(child) not in ways and self._is_old(child, made):
+                        ways[id(child)] = (*ways[id(item)], child)
+                        following[id(child)] = child
+            level = list(following.values())
 
     def _ways_from(self, values: Sequence[object]) -> dict[int, tuple[object, ...]]:
         """Return the ways from named objects, and those to the namespaces of the recorded modules'
