@@ -841,6 +841,16 @@ def test_an_object_and_its_arrays_are_one_row(kernel: Kernel, made: str) -> None
     assert left(kernel) == []
 
 
+def test_a_new_frame_of_numbers_has_a_row_with_its_columns(kernel: Kernel) -> None:
+    needs("pandas")
+    works(kernel, _LEFT, "import pandas as pd; outer = {}")
+    works(kernel, "%%experiment e\nouter['f'] = pd.DataFrame({'a': np.arange(2**18), 'b': 1.5})")
+    (row,) = kernel.value(
+        "[(row.type_name, sorted(row.parts)) for row in app.experiments.finished[-1].survivors]"
+    )
+    assert row == ("DataFrame", ["a", "b", "index"])
+
+
 def test_a_frame_without_a_name_is_one_row_with_its_arrays(kernel: Kernel) -> None:
     needs("pandas")
     works(

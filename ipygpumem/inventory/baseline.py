@@ -72,6 +72,14 @@ def within_reach(namespace: dict[str, Any]) -> tuple[list[Any], bool]:
     return arrays, is_complete
 
 
+def arrays_behind(objects: Sequence[object]) -> list[Any]:
+    """Return the NumPy arrays behind some objects, as far as the limit of objects allows."""
+    walk = Walk(MOST_AT_START, ("ndarray",), {"__main__"}, is_hasty=True)
+    arrays = _arrays_behind(list(objects), walk)
+    walk.drop()
+    return arrays
+
+
 def _bytes_of(arrays: Iterable[Any]) -> Iterator[int]:
     """Return the bytes of each NumPy array."""
     array_type: Any = library_type("numpy", "ndarray")

@@ -14,6 +14,7 @@ from ipygpumem.heap.arrays import (
     StorageKey,
     describe,
     described,
+    is_of_pandas,
     library_type,
     object_key,
 )
@@ -35,7 +36,7 @@ from ipygpumem.inventory.array_holders import (
     holder_of_possibly_older,
     storages_with_holder_of,
 )
-from ipygpumem.inventory.baseline import within_reach
+from ipygpumem.inventory.baseline import arrays_behind, within_reach
 from ipygpumem.inventory.dropped_data import OlderData, OtherData, with_remarks
 from ipygpumem.inventory.ended_cycles import EndedCycles, with_ended_cycles
 from ipygpumem.inventory.held_rows import HeldRow
@@ -448,6 +449,8 @@ class _SearchAtEnd:
     def _arrays_within_reach(self, named: Container[StorageKey]) -> list[WatchedName]:
         """Return the large new NumPy arrays behind the user's names, however deep, on other
         storages than ``named`` ones; none if older ones may not be known.
+
+        Those in data frames that older objects have received are left out: the frames have rows.
         """
         if library_type("numpy", "ndarray") is None or not self._ended.baseline.is_complete:
             return []
@@ -458,6 +461,11 @@ class _SearchAtEnd:
                 continue
             if not self._ended.is_known(item, array):
                 new.setdefault(array.storage, WatchedName.without_name(item, array))
+        if new:
+            received = chain.from_iterable(part.items for part in self._changes().received())
+            frames = list(filter(is_of_pandas, received))
+            for _, array in described(arrays_behind(frames)):
+                new.pop(array.storage, None)
         return list(new.values())
 
     def finds_nothing(self) -> bool:
