@@ -11,7 +11,7 @@ import functools
 import gc
 import sys
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, islice
 from operator import attrgetter, itemgetter
 from types import FunctionType, ModuleType
@@ -22,6 +22,7 @@ from ipygpumem.heap.bulk import (
     by_identity,
     chunks,
     container_base,
+    ids_of,
     instances_among,
     of_types,
 )
@@ -141,7 +142,7 @@ def _largest(sized: Iterable[tuple[int, object]], smallest: int, most: int) -> l
     return [item for _, item in large if id(item) in chosen]
 
 
-def led_to_by_names(names: Iterable[object], wanted: Collection[int]) -> set[int]:
+def led_to_by_names(names: Iterable[object], wanted: set[int]) -> set[int]:
     """Return the ``wanted`` identities to which names lead by items and attributes alone.
 
     It does not enter functions, classes, modules, errors and other objects of Python itself that
@@ -151,7 +152,7 @@ def led_to_by_names(names: Iterable[object], wanted: Collection[int]) -> set[int
     passed = set[int]()
     enters = _EnteredTypes()
     slices = Slices()
-    waiting = list(by_identity(list(names)).values())
+    waiting = list(by_identity(enters.those_to_enter(list(names))).values())
     wide = list[Any]()
     while (waiting or wide) and len(reached) < len(wanted) and len(passed) < _MOST_NAMED:
         reads_wide = not waiting
@@ -159,21 +160,20 @@ def led_to_by_names(names: Iterable[object], wanted: Collection[int]) -> set[int
             waiting = _taken_from(wide)
         below = dict[int, object]()
         for part in chunks(waiting):
-            passed.update(map(id, part))
-            entered = enters.those_to_enter(part)
-            if not reads_wide:
-                entered = _without_wide(entered, wide)
-            referents = by_identity(gc.get_referents(*entered))
-            referents |= by_identity(slices.of(entered))
-            reached.update(referents.keys() & wanted)
-            below.update(referents)
+            entered = part if reads_wide else _without_wide(part, wide)
+            referents = gc.get_referents(*entered)
+            referents += slices.of(entered)
+            reached.update(wanted.intersection(ids_of(referents)))
+            if len(passed) < _MOST_NAMED:  # else this level is the last one
+                passed.update(map(id, part))
+                below.update(by_identity(enters.those_to_enter(referents)))
         for key in below.keys() & passed:
             del below[key]
         waiting = list(below.values())
     return reached
 
 
-def _without_wide(items: list[Any], wide: list[Any]) -> list[Any]:
+def _without_wide(items: Sequence[Any], wide: list[Any]) -> Sequence[Any]:
     """Return the objects without containers of many items, which are added to ``wide``."""
     containers = of_types(_COUNTED, items)
     # In C: most objects have a dict of attributes, and a loop would take ten times as long.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Container, Iterable, Iterator, Mapping, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import StorageKey, library_type, storage_key
@@ -170,12 +170,24 @@ class LeakSearch:
         notebook = Notebook(heap, namespace, self._smallest)
         surviving = SurvivingObjects(self._survivors, notebook, large.places, listed)
         in_rows = listed | surviving.storages | elsewhere
-        arrays = _UnnamedArrays(notebook, in_rows)
         unlisted = Unlisted(notebook, large.places, surviving.sizes, listed)
+        candidates = large.largest(unlisted)
+        named = self._named_among(candidates, notebook)
+        arrays = _UnnamedArrays(notebook, in_rows, named)
         # From 30,000 names on, the namespace is a large dict itself.
         not_listed = self._printed_texts | {id(self._printed_texts), id(namespace)} | notes
-        objects = UnreachedObjects(large, unlisted, not_listed)
+        objects = UnreachedObjects(candidates, unlisted, not_listed | named)
         return _UnnamedMemory(surviving, arrays, objects, unlisted)
+
+    def _named_among(self, candidates: Sequence[object], notebook: Notebook) -> set[int]:
+        """Return the identities of the candidates, and of the large arrays, that a name leads
+        to: one walk from the names for both.
+        """
+        wanted = set(map(id, candidates))
+        for same in notebook.heap.large(notebook.smallest).values():
+            wanted.update(map(id, same))
+        values = list(notebook.names.values())
+        return wanted.intersection(map(id, values)) | unreached.led_to_by_names(values, wanted)
 
     def _leaked_names(self, heap: Heap) -> list[WatchedName]:
         """Return the large survivors, without state of training: what the user's live optimizer
@@ -251,24 +263,18 @@ class _UnnamedArrays:
     Args:
         notebook: the live objects and the user's names.
         listed: storages that have rows of their own.
+        named: identities of the arrays that names lead to.
 
     Attributes:
         to_explain: the storages whose holders are searched, the largest first.
         beyond: the rows of further ones.
     """
 
-    def __init__(self, notebook: Notebook, listed: Set[StorageKey]) -> None:
+    def __init__(self, notebook: Notebook, listed: Set[StorageKey], named: Set[int]) -> None:
         self._notebook = notebook
         self._rows: dict[StorageKey, RetainedArray] = {}
-        by_storage = notebook.heap.large(notebook.smallest)
-        large = {key: same for key, same in by_storage.items() if key not in listed}
-        wanted = set[int]()
-        for same in large.values():
-            wanted.update(map(id, same))
-        values = notebook.names.values()
-        named = set(map(id, values)) | unreached.led_to_by_names(values, wanted)
-        for key, same in large.items():
-            if named.isdisjoint(map(id, same)):
+        for key, same in notebook.heap.large(notebook.smallest).items():
+            if key not in listed and named.isdisjoint(map(id, same)):
                 self._rows[key] = record_without_name(same[0])
         ordered = sorted(self._rows, key=lambda key: -self._rows[key].size_bytes)
         self.to_explain = ordered[:MOST_EXPLAINED]

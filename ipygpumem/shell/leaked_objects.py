@@ -8,7 +8,7 @@ and what the user's names lead to are passed over, and the rest is in the rows o
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import compress
 from types import ModuleType
 from typing import Any
@@ -110,6 +110,18 @@ class LeakCandidates:
         self.places = unreached.Places(heap)
         self.places.contents.update(by_identity(of_scripts))
         self.items = [*heap.large_containers.values(), *heap.large_leaves]
+
+    def largest(self, unlisted: Unlisted) -> list[object]:
+        """Return the largest ones that are no objects of names; ``unlisted`` measures them."""
+        notebook = unlisted.notebook
+        return unreached.candidates(
+            self.places,
+            self.items,
+            unlisted.without_arrays(),
+            notebook.names.values(),
+            notebook.smallest,
+            MOST_EXPLAINED,
+        )
 
 
 class SurvivingObjects:
@@ -264,31 +276,19 @@ class UnreachedObjects:
     """Large objects that no name leads to by items and attributes.
 
     Args:
-        large: the objects that may be leaks.
+        candidates: the objects that may be leaks.
         unlisted: measures them.
-        in_rows: identities of objects that have a row of their own.
+        not_leaked: identities of those that names lead to, or that have a row of their own.
 
     Attributes:
         to_explain: the objects whose holders are searched.
     """
 
-    def __init__(self, large: LeakCandidates, unlisted: Unlisted, in_rows: Container[int]) -> None:
+    def __init__(
+        self, candidates: Iterable[object], unlisted: Unlisted, not_leaked: Container[int]
+    ) -> None:
         self._unlisted = unlisted
-        notebook = unlisted.notebook
-        names = notebook.names.values()
-        candidates = unreached.candidates(
-            large.places,
-            large.items,
-            unlisted.without_arrays(),
-            names,
-            notebook.smallest,
-            MOST_EXPLAINED,
-        )
-        named = unreached.led_to_by_names(names, set(map(id, candidates)))
-        self.to_explain = list[object]()
-        for item in candidates:
-            if id(item) not in named and id(item) not in in_rows:
-                self.to_explain.append(item)
+        self.to_explain = [item for item in candidates if id(item) not in not_leaked]
 
     def rows(self, holders: Holders) -> Iterator[HeldRow]:
         """Yield the rows of leaks, given the holders of the objects ``to_explain``."""
