@@ -13,7 +13,6 @@ from ipygpumem.heap.bulk import AddressFilter, Batch, TypesOfMany, by_identity, 
 from ipygpumem.heap.containers import LARGE
 
 _DICT = {id(dict)}
-_LARGE = set(map(id, LARGE))
 _TEXT = AddressFilter({id(str)})
 _BYTES = {id(bytes), id(bytearray)}
 _MOST_BYTES_EACH = 400
@@ -55,7 +54,7 @@ class LargeObjects:
         """
         # Hardly any part of the heap has a large one, and there are a million texts to ask.
         texts = untracked.of_types(_TEXT)
-        if max(map(str.__sizeof__, texts), default=0) >= self._smallest:
+        if max(map(len, texts), default=0) >= self._shortest:
             self.leaves.update(by_identity(_of_size(texts, self._smallest)))
         if max(map(len, containers), default=0) >= self._shortest:
             dicts = of_types(_DICT, containers)
@@ -68,8 +67,10 @@ class LargeObjects:
 
     def read_tracked(self, tracked: Batch[Any]) -> None:
         """Add the large ones among some tracked objects."""
-        sized = tracked.of_types(_LARGE)
-        if sized:
-            self.containers.update(by_identity(_of_size(sized, self._smallest)))
+        for kind in LARGE:
+            same = tracked.of_types({id(kind)})
+            # ``sys.getsizeof`` takes four times as long, and hardly any part has a large one.
+            if max(map(kind.__sizeof__, same), default=0) >= self._smallest:
+                self.containers.update(by_identity(_of_size(same, self._smallest)))
         if not self._of_libraries.isdisjoint(tracked.types):
             self.leaves.update(by_identity(tracked.of_types(self._of_libraries)))
