@@ -159,9 +159,11 @@ class AddressFilter:
     ones; looking each up in a set takes 50.
 
     Args:
-        wanted: the addresses, which are identities. Of more than some 60, it finds too many that
+        wanted: the addresses, which are identities. Of more than ``MOST``, it finds too many that
             are similar.
     """
+
+    MOST = 60
 
     def __init__(self, wanted: Collection[int]) -> None:
         self.wanted = frozenset(wanted)
@@ -174,7 +176,8 @@ class AddressFilter:
         # Together they would be similar to many more addresses.
         for identities_of_group in (of_python, self.wanted - of_python):
             if identities_of_group:
-                tables = [(column, _table(column, identities_of_group)) for column in _COLUMNS]
+                columns = _COLUMNS if len(identities_of_group) > _VERY_FEW else _COLUMNS[:2]
+                tables = [(column, _table(column, identities_of_group)) for column in columns]
                 self._tables.append(tables)
 
     def similar(self, row: bytes) -> bytes:
@@ -211,6 +214,8 @@ _COLUMNS = (1, 2, 3)
 if sys.byteorder == "big":
     _COLUMNS = (6, 5, 4)
 """The bytes in which most addresses differ, from the lowest on; all are multiples of 16."""
+_VERY_FEW = 4
+"""Number of addresses to which hardly any other one is similar in two bytes."""
 
 
 def _region(identity: int) -> int:

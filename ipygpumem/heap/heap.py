@@ -407,8 +407,7 @@ class Heap:
         if not wanted:
             return []
         for array in compress(self.ndarrays, holding_objects(self.ndarrays)):
-            array_elements = flat_elements(array) or []
-            wanted_elements |= _with_identities(wanted, array_elements)
+            wanted_elements |= _with_identities(wanted, flat_elements(array) or [])
         return list(wanted_elements.values())
 
     def with_identities(self, wanted: Collection[int]) -> dict[int, object]:
@@ -548,8 +547,11 @@ def _in_containers(items: Sequence[object]) -> list[object]:
     return gc.get_referents(*filterfalse(gc.is_tracked, containers))
 
 
-def _with_identities(wanted: Collection[int], items: Sequence[object]) -> dict[int, object]:
+def _with_identities(wanted: Collection[int], items: list[Any]) -> dict[int, object]:
     """Return the items whose identities are ``wanted``, by identity."""
+    if len(wanted) <= AddressFilter.MOST:
+        places = AddressFilter(wanted).positions(identities_of_list(items))
+        return by_identity(list(map(items.__getitem__, places)))
     return by_identity(list(compress(items, map(wanted.__contains__, map(id, items)))))
 
 

@@ -22,8 +22,6 @@ from ipygpumem.heap.knowledge.slices import having_slices, is_view, views_among
 from ipygpumem.heap.knowledge.text_keys import dicts_with_keys
 from ipygpumem.introspect import identities_of_list, is_atom
 
-_FEW = 60
-"""Maximum number of objects that are searched byte by byte in unsorted references."""
 _UNSORTED = 4
 """Number of searches for more objects after which the references are sorted, which takes as long as
 some three of them.
@@ -50,7 +48,7 @@ class CopiedReferences:
         """Return for each part whether it refers to one of the ``wanted`` objects, and maybe to
         some that are no longer there.
         """
-        if len(wanted) > _FEW:
+        if len(wanted) > AddressFilter.MOST:
             self._searches += 1
         if self._rows and self._searches > _UNSORTED:
             self._sorted = list(map(_sorted_row, self._rows))
@@ -58,7 +56,7 @@ class CopiedReferences:
         if self._sorted:
             in_order = list(wanted)
             return [_is_any_in_sorted(in_order, row) for row in self._sorted]
-        if len(wanted) > _FEW:
+        if len(wanted) > AddressFilter.MOST:
             identities = set(wanted)
             return [not identities.isdisjoint(memoryview(row).cast("Q")) for row in self._rows]
         few = AddressFilter(wanted)
