@@ -51,6 +51,19 @@ def format_bytes(count: int) -> str:
     return f"{sign}{size} B"
 
 
+def format_at_least(count: int, *, is_at_least: bool) -> str:
+    """Format a number of bytes that may be a lower bound; where nothing is counted, nothing is
+    uncertain.
+
+    >>> format_at_least(2 << 20, is_at_least=True)
+    'at least 2 MiB'
+    >>> format_at_least(0, is_at_least=True)
+    '0 B'
+    """
+    text = format_bytes(count)
+    return f"at least {text}" if is_at_least and count else text
+
+
 def format_in(count: int, size: str) -> str:
     """Return a number of bytes in the unit of a size that the user typed, such as ``24GB``.
 

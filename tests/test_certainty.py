@@ -148,6 +148,14 @@ def test_memory_that_nothing_counts_is_said_in_top_and_why(value: object) -> Non
     assert "all of it" not in str(why_report(found).head)
 
 
+def test_a_name_that_frees_nothing_frees_no_uncertain_memory() -> None:
+    value = zlib.compressobj()
+    row = top.measure_names({"value": value}, {}, references={}).names[0]
+    row = row._replace(freed_bytes={})
+    (table,) = top_report(LargestNames((row,), {}, 0.0)).tables
+    assert table.rows[0][list(table.columns).index("del frees")] == "0 B"
+
+
 def test_a_completely_counted_size_is_not_marked_at_least() -> None:
     value = {"rows": [bytes(1000)], "names": ("a", "b")}
     (row,) = top.measure_names({"value": value}, {}, references={}).names

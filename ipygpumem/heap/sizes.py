@@ -16,7 +16,7 @@ from ipygpumem.heap.arrays import describe, holding_objects, library_type
 from ipygpumem.heap.bulk import container_base, of_types, one_of_each
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.knowledge.barriers import is_never_followed
-from ipygpumem.heap.libraries import MAY_BE_SLICE, UNREAD, Piece
+from ipygpumem.heap.libraries import AT_LEAST, Piece
 from ipygpumem.heap.parts import ObjectPart, parts_of
 from ipygpumem.heap.reading import MOST_NODES
 from ipygpumem.heap.region import Region
@@ -70,7 +70,7 @@ class Size(NamedTuple):
         """Return True if the size is a lower bound."""
         if not self.complete or self.uncounted:
             return True
-        return UNREAD in self.notes or MAY_BE_SLICE in self.notes
+        return not AT_LEAST.isdisjoint(self.notes)
 
     @property
     def size_bytes(self) -> int:

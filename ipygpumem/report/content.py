@@ -41,6 +41,7 @@ from ipygpumem.report.layout import (
 )
 from ipygpumem.units import (
     MIB,
+    format_at_least,
     format_bytes,
     format_change,
     format_seconds,
@@ -414,7 +415,7 @@ _ERRORS_SHOWN = 5
 def _error_line(error: KeptError) -> str:
     """Return the memory that an error still holds, and the line that frees it."""
     place = f"the error in {clean(error.place)}" if error.place else "the last error"
-    size = _at_least(error.size_bytes, is_at_least=not error.is_complete)
+    size = format_at_least(error.size_bytes, is_at_least=not error.is_complete)
     names = ", ".join(map(clean, error.names))
     sentences = [f"{place} still holds {size} ({names})."]
     if error.loses:
@@ -648,7 +649,7 @@ def _leaks_headline(
         is_at_least |= item.is_at_least
         if item.new_bytes > 0:
             reclaimable += 1
-    total = _at_least(size_bytes, is_at_least=is_at_least)
+    total = format_at_least(size_bytes, is_at_least=is_at_least)
     if held:
         kinds = [count(len(_groups_of_leaks(held)), "leak")]
         if reclaimable:
@@ -680,20 +681,13 @@ def _kept_row(item: ReclaimableItem) -> dict[str, str]:
         in_leaks = format_bytes(item.size_bytes - item.new_bytes)
         what = f"{what} ({in_leaks} more of it in the rows of leaks)"
     return {
-        "size": _at_least(item.new_bytes, is_at_least=item.is_at_least),
+        "size": format_at_least(item.new_bytes, is_at_least=item.is_at_least),
         "what": clean(what),
         "device": accelerator(item.device),
         "cell": "",
         "held by": "",
         TO_FREE: clean(item.remedy.removeprefix(f"{TO_FREE}: ")),
     }
-
-
-def _at_least(size_bytes: int, *, is_at_least: bool) -> str:
-    size = format_bytes(size_bytes)
-    if is_at_least:
-        return f"at least {size}"
-    return size
 
 
 def leak_table(held: Sequence[RetainedArray], title: str) -> Table:
@@ -755,7 +749,7 @@ def _leak_row(group: Sequence[RetainedArray]) -> dict[str, str]:
     first = group[0]
     is_at_least = any(item.is_at_least for item in group)
     row = {
-        "size": _at_least(_sum(group), is_at_least=is_at_least),
+        "size": format_at_least(_sum(group), is_at_least=is_at_least),
         "what": _leaked_objects(group) + _uncounted_text(group),
         "device": accelerator(first.device),
         "cell": layout.number_text(first.cell),

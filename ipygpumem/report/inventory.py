@@ -40,7 +40,7 @@ from ipygpumem.report.layout import (
     sizes,
 )
 from ipygpumem.report.showing import shows
-from ipygpumem.units import format_bytes, format_change
+from ipygpumem.units import format_at_least, format_bytes, format_change
 
 _NOTES_SHOWN = 10
 """Maximum number of the largest tensors whose notes are shown."""
@@ -316,13 +316,12 @@ def _name_row(share: _DeviceShare, used_bytes: Mapping[str, int]) -> dict[str, s
     """Return the row of a name on one device, on which ``used_bytes`` are in use."""
     row = share.row
     device = share.device
-    at_least = "at least " if row.is_at_least else ""
     freed = ""
     if row.freed_bytes is not None:
-        freed = at_least + format_bytes(row.freed_bytes.get(device, 0))
+        freed = format_at_least(row.freed_bytes.get(device, 0), is_at_least=row.is_at_least)
     names = [row.name, *row.same]
     return {
-        "size": at_least + format_bytes(share.size_bytes),
+        "size": format_at_least(share.size_bytes, is_at_least=row.is_at_least),
         "share": _share_text(share.size_bytes, used_bytes.get(device, 0)),
         "del frees": freed,
         "name": clean(", ".join(names)),
@@ -587,10 +586,8 @@ def _row_of_holder(part: HeldPart, least: float) -> dict[str, str]:
 
 def _freed_text(ownership: Ownership, freed: int) -> str:
     """Return the bytes that ``del`` frees; all of them only if each byte is known."""
-    if ownership.is_at_least:
-        return f"at least {format_bytes(freed)}"
-    if ownership.held:
-        return format_bytes(freed)
+    if ownership.is_at_least or ownership.held:
+        return format_at_least(freed, is_at_least=ownership.is_at_least)
     return "all of it"
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from matplotlib.artist import Artist
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb, to_rgba
 from matplotlib.text import Text
 
@@ -294,3 +295,13 @@ def test_a_notebook_shows_an_image_without_importing_pyplot(kernel: Kernel) -> N
     assert [item["data"]["text/plain"].splitlines()[0][:24] for item in images] == [
         "memory over the session "
     ]
+
+
+def test_a_renderer_may_keep_more_than_its_picture() -> None:
+    figure = mpl.figure.Figure()
+    axes = figure.add_subplot()
+    axes.scatter(*np.random.default_rng(0).random((2, 1000)))
+    FigureCanvasAgg(figure).draw()
+    drawn = ipygpumem.why(figure)
+    assert drawn.is_at_least
+    assert "matplotlib may keep more after drawing many points" in drawn.notes
