@@ -112,3 +112,18 @@ with growth_for("a test"):
 """,
     )
     assert int(ok(notebook, FREE_PAGES).result or 0) < 16
+
+
+PEAK = "__import__('ipygpumem').experiments()[-1].usages[0].peak_delta_bytes"
+
+
+def test_the_search_at_an_experiments_end_leaves_no_peak(notebook: Kernel) -> None:
+    """From the second array of its size on, malloc returns no pages by itself, so that the end
+    looks for what is left.
+    """
+    ok(notebook, "rows = [{'number': number, 'tags': [f't{number}']} for number in range(300_000)]")
+    peaks = list[int]()
+    for name in ("one", "two", "three"):
+        ok(notebook, f"%%experiment {name}\nimport numpy\narray = numpy.ones(1 << 20)")
+        peaks.append(notebook.value(PEAK))
+    assert max(peaks) < 20 << 20

@@ -113,15 +113,18 @@ def _libc_with_streams() -> Any:
     return libc
 
 
+def malloc_bytes() -> int:
+    """Return the bytes in use from glibc's malloc; 0 without it."""
+    figures = heap_figures()
+    return 0 if figures is None else figures.mapped_bytes + figures.used_bytes
+
+
 def allocated_bytes() -> int:
     """Return roughly the bytes in use from Python's allocator, glibc's malloc and pyarrow's pool.
 
     New objects may fill pages that earlier ones have left, which RSS does not show.
     """
-    allocated = sys.getallocatedblocks() * _BLOCK_BYTES
-    figures = heap_figures()
-    if figures is not None:
-        allocated += figures.mapped_bytes + figures.used_bytes
+    allocated = sys.getallocatedblocks() * _BLOCK_BYTES + malloc_bytes()
     allocated_by_arrow = getattr(loaded("pyarrow"), "total_allocated_bytes", None)
     if allocated_by_arrow is not None:
         allocated += allocated_by_arrow()

@@ -23,7 +23,7 @@ from ipygpumem.introspect import is_atom, named_objects
 from ipygpumem.notebook import code_of_output
 from ipygpumem.probes.children import children as children_now
 from ipygpumem.probes.host import RamFigures
-from ipygpumem.probes.malloc import allocated_bytes
+from ipygpumem.probes.malloc import allocated_bytes, malloc_bytes
 from ipygpumem.reclaim import reclaim
 from ipygpumem.records import (
     COMMENT,
@@ -102,6 +102,8 @@ class MemoryBefore:
     """The arrays of its names; None if memory was too short to list them."""
     names_by_object: dict[int, str] = field(default_factory=dict)
     """Its names by the identities of their objects."""
+    malloc_bytes: int = 0
+    """The bytes in use from malloc."""
 
 
 class ExperimentEnd:
@@ -229,6 +231,7 @@ class ExperimentEnd:
         before = self._before
         try:
             before.usages = self._scope.measurement.fix_peaks()
+            before.malloc_bytes = malloc_bytes()
             before.saved = self._scope.saved_memory()
             self._own_names = self._scope.names.own_names()
             before.watched = self._watch(self._own_names)
@@ -395,15 +398,19 @@ class ExperimentEnd:
         return max(growth, allocated_bytes() - self._scope.allocated_at_start)
 
     def _older_pages_bytes(self) -> int:
-        """Return the bytes of the pages that malloc has returned, as far as they may have been free
-        at the start: they hide as much growth of memory that malloc does not know, such as shared
-        memory.
+        """Return the bytes of the pages that malloc has returned, as far as they were free at the
+        start: they hide as much growth of memory that malloc does not know, such as shared memory.
         """
-        freed_bytes = 0
+        returned = freed_before = 0
         for step in self._freeing_steps:
             if step.name == FREE_HEAP_PAGES:
-                freed_bytes += max(0, step.freed.get("cpu", 0))
-        return min(freed_bytes, self._scope.free_heap_at_start)
+                returned += step.freed.get("cpu", 0)
+            else:
+                freed_before += step.freed.get("cpu", 0)
+        # Malloc keeps the pages of most blocks that the end itself frees until this step.
+        of_the_end = self._before.malloc_bytes - malloc_bytes() - freed_before
+        older = returned - max(0, of_the_end)
+        return max(0, min(older, self._scope.free_heap_at_start))
 
     # -- the record --------------------------------------------------------------------------------
 

@@ -245,6 +245,11 @@ class Survivors:
         """
         for name in ended.keepers:
             self._kept_ids[name] = id(self._context.namespace.get(name))
+        with growth_for("the search for what is still alive"):
+            return self._rows_of(ended)
+
+    def _rows_of(self, ended: EndedExperiment) -> tuple[RetainedArray, ...]:
+        """Return the rows of the objects that outlive an experiment; its notes end with it."""
         search = _SearchAtEnd(self._context, ended)
         search.find_named_arrays_and_tensors()
         if search.finds_nothing():
@@ -252,7 +257,7 @@ class Survivors:
         if search.guesses_arrays():
             self._context.garbage.collect()  # else it would list arrays in older garbage
         working = self._context.display.working("holders of memory that was not freed")
-        with growth_for("the search for holders"), working as progress, undisturbed():
+        with working as progress, undisturbed():
             heap = Heap()
             progress(0.5)
             self.update(heap)  # a new array may have the identity of one that has died
