@@ -127,3 +127,13 @@ def test_the_search_at_an_experiments_end_leaves_no_peak(notebook: Kernel) -> No
         ok(notebook, f"%%experiment {name}\nimport numpy\narray = numpy.ones(1 << 20)")
         peaks.append(notebook.value(PEAK))
     assert max(peaks) < 20 << 20
+
+
+def test_blocks_that_python_keeps_are_named_after_an_experiment(kernel: Kernel) -> None:
+    ok(kernel, "kept = []")
+    cell = """%%experiment fragments
+objects = [[number] for number in range(600_000)]
+kept += objects[::500]"""
+    (text,) = ok(kernel, cell).reports("experiment")
+    assert re.search(r"\d\d(\.\d)? MiB free blocks of Python between objects that are alive", text)
+    assert "not named" not in text

@@ -504,6 +504,16 @@ def test_a_cause_is_named_only_if_its_figure_rose(now: dict[str, int], said: str
     assert ("imported" in line) == ("modules" in now)
 
 
+def test_free_blocks_of_python_are_named() -> None:
+    (line,) = leftover.notes_on_unnamed(ram(), ram(free_blocks_bytes=85 * MIB), 95 * MIB, {})
+    assert line == (
+        "95 MiB of RAM are still in use: 85 MiB free blocks of Python between objects that are "
+        "alive, 10 MiB not named: no known object and no free page accounts for them"
+    )
+    (line,) = leftover.notes_on_unnamed(ram(), ram(free_blocks_bytes=99 * MIB), 95 * MIB, {})
+    assert line.endswith("still in use: 95 MiB free blocks of Python between objects that are alive")
+
+
 def test_imports_are_mentioned_if_new_objects_cannot_be_told() -> None:
     (line,) = leftover.notes_on_unnamed(ram(), ram(modules=220), 95 * MIB, {}, lambda: False)
     assert "95 MiB not named: 120 modules were imported; after a full garbage collection" in line

@@ -18,6 +18,7 @@ MANY_MODULES = 50
 """
 
 
+FREE_BLOCKS = "free blocks of Python between objects that are alive"
 _NOT_TOLD = (
     "after a full garbage collection, new objects cannot be told from old ones; "
     "%gpumem leaks searches all of them"
@@ -31,7 +32,8 @@ def notes_on_unnamed(
     named: Mapping[str, int],
     knows_new: Callable[[], bool] = lambda: True,
 ) -> list[str]:
-    """Return a note on what ``kept_bytes`` of RAM consist of, if many of them cannot be named.
+    """Return a note on what ``kept_bytes`` of RAM consist of, if many of them cannot be named, or
+    Python keeps many for new objects.
 
     Args:
         start: the figures of the start.
@@ -49,18 +51,18 @@ def notes_on_unnamed(
         "code of libraries": now.file_bytes - start.file_bytes,
         "free heap pages": free,
     }
-    left = kept_bytes
-    texts = []
-    for name, size in sizes.items():
-        left -= max(0, size)
-        if size >= MIB:
-            texts.append(f"{format_bytes(size)} {name}")
-    many = min(MANY_BYTES, MANY_SHARE * kept_bytes)
-    if left <= max(_FEW_BYTES, many):
+    left = kept_bytes - sum(max(0, size) for size in sizes.values())
+    free_blocks = min(left, now.free_blocks_bytes - start.free_blocks_bytes)
+    left -= max(0, free_blocks)
+    sizes[FREE_BLOCKS] = free_blocks
+    texts = [f"{format_bytes(size)} {name}" for name, size in sizes.items() if size >= MIB]
+    many = max(_FEW_BYTES, min(MANY_BYTES, MANY_SHARE * kept_bytes))
+    if max(left, free_blocks) <= many:
         return []
-    facts = _facts_about_unnamed(start, now, left)
-    facts = [UNACCOUNTED, *facts] if knows_new() else [*facts, _NOT_TOLD]
-    texts.append(f"{format_bytes(left)} not named: {'; '.join(facts)}")
+    if left > many:
+        facts = _facts_about_unnamed(start, now, left)
+        facts = [UNACCOUNTED, *facts] if knows_new() else [*facts, _NOT_TOLD]
+        texts.append(f"{format_bytes(left)} not named: {'; '.join(facts)}")
     return [f"{format_bytes(kept_bytes)} of RAM are still in use: {', '.join(texts)}"]
 
 

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from ipygpumem.introspect import loaded
 from ipygpumem.probes import Probe, cgroup, own_limits
-from ipygpumem.probes.malloc import free_heap_bytes
+from ipygpumem.probes.malloc import free_blocks_bytes, free_heap_bytes
 from ipygpumem.probes.mappings import OwnPages, own_pages
 from ipygpumem.probes.pages import PAGE_BYTES, open_file
 from ipygpumem.records import Method, Reading
@@ -309,6 +309,8 @@ class RamFigures(NamedTuple):
     """The most that pyarrow's pool has ever had allocated: what it has freed since may stay there
     as free pages.
     """
+    free_blocks_bytes: int = 0
+    """Free blocks in the arenas of Python's allocator: a fragmented arena keeps its RAM."""
 
     @classmethod
     def now(cls) -> RamFigures:
@@ -324,7 +326,9 @@ class RamFigures(NamedTuple):
         pool = getattr(loaded("pyarrow"), "default_memory_pool", None)
         if pool is not None:
             arrow_peak = pool().max_memory() or 0
-        return cls(file_bytes, free_heap_bytes() or 0, len(sys.modules), arrow_peak)
+        return cls(
+            file_bytes, free_heap_bytes() or 0, len(sys.modules), arrow_peak, free_blocks_bytes()
+        )
 
 
 # -- other processes ----------------------------------------------------------------------------

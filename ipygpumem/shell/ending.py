@@ -394,7 +394,7 @@ class ExperimentEnd:
                 if step.name not in ("names", "garbage"):
                     growth += step.freed.get("cpu", 0)
         elif is_large:
-            growth += self._older_pages_bytes()
+            growth += self._older_pages_bytes() - self._free_blocks_bytes()
         return max(growth, allocated_bytes() - self._scope.allocated_at_start)
 
     def _older_pages_bytes(self) -> int:
@@ -411,6 +411,15 @@ class ExperimentEnd:
         of_the_end = self._before.malloc_bytes - malloc_bytes() - freed_before
         older = returned - max(0, of_the_end)
         return max(0, min(older, self._scope.free_heap_at_start))
+
+    def _free_blocks_bytes(self) -> int:
+        """Return the bytes of the pages that Python keeps, in arenas that a few older or newer
+        objects share with those that have died.
+        """
+        start, after = self._scope.ram_at_start, self._ram_after
+        if start is None or after is None:
+            return 0
+        return max(0, after.free_blocks_bytes - start.free_blocks_bytes)
 
     # -- the record --------------------------------------------------------------------------------
 
