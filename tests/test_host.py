@@ -511,7 +511,9 @@ def test_free_blocks_of_python_are_named() -> None:
         "alive, 10 MiB not named: no known object and no free page accounts for them"
     )
     (line,) = leftover.notes_on_unnamed(ram(), ram(free_blocks_bytes=99 * MIB), 95 * MIB, {})
-    assert line.endswith("still in use: 95 MiB free blocks of Python between objects that are alive")
+    assert line.endswith(
+        "still in use: 95 MiB free blocks of Python between objects that are alive"
+    )
 
 
 def test_imports_are_mentioned_if_new_objects_cannot_be_told() -> None:

@@ -168,6 +168,8 @@ class Changes(NamedTuple):
     """Number of modules that were imported."""
     is_older_array: Callable[[object], bool] | None = None
     """Returns True for a NumPy array that may be older; None if that is not known of any."""
+    kept: Set[int] = frozenset()
+    """Identities of objects that names keep on purpose; none of them is in ``new``."""
 
     def received(self, heap: Heap | None = None) -> list[Received]:
         """Return the new objects in each old one, given a heap of ours that refers to them."""
@@ -183,7 +185,6 @@ def find_remaining(
     changes: Changes,
     *,
     counted: Sizes,
-    kept: Iterable[object],
     smallest: int,
     size_bytes: int,
 ) -> list[Remaining]:
@@ -193,11 +194,10 @@ def find_remaining(
         heap: the live objects.
         changes: what has come since the start.
         counted: has measured everything that is named already.
-        kept: new objects of names that stay.
         smallest: minimum bytes of a row.
         size_bytes: the memory to find; once so much has been found, the search ends.
     """
-    counted.together(list(kept))
+    counted.pass_over(changes.kept)
     new = changes.new
     received = _without_older(changes, heap)
     items_received = list(chain.from_iterable(part.items for part in received))
@@ -209,7 +209,7 @@ def find_remaining(
     made = _all_new(heap, new)
     if only_near_names:
         near_names = _new_near_names(changes)
-        made = _new_behind([*items_received, *near_names.values()], new)
+        made = new_behind([*items_received, *near_names.values()], new)
     _measure_old(counted, _older_behind(made, items_received, changes), new_ids)
     search = _Search(counted, smallest, size_bytes)
     search.add_received(received)
@@ -470,6 +470,7 @@ def grown(
 def most_bytes(changes: Changes) -> int:
     """Return an upper bound of what ``find_remaining`` can find; costs little if that is little."""
     sizes = Sizes()
+    sizes.pass_over(changes.kept)
     tracked = gc.get_objects()
     received = list[object]()
     for part in changes.received():
@@ -493,7 +494,7 @@ def _all_new(heap: Heap, new: set[int]) -> Iterator[list[object]]:
         yield list(compress(part, map(new.__contains__, map(id, part))))
 
 
-def _new_behind(items: Sequence[object], new: set[int]) -> Iterator[list[object]]:
+def new_behind(items: Sequence[object], new: set[int]) -> Iterator[list[object]]:
     """Yield the new ones among some objects, and those to which only new ones lead from there, in
     parts.
     """

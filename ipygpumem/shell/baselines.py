@@ -60,6 +60,8 @@ class Baseline:
         self._threads = frozenset(sys._current_frames())
         self._modules = len(sys.modules)
         self._in_context = frozenset(map(id, copy_context().values()))
+        self._has_ended = False
+        self._made_until_end: set[int] | None = None
         self._mark = context.garbage.mark()
         context.garbage.list_from_now(self._made)
 
@@ -94,6 +96,7 @@ class Baseline:
     def forget(self) -> None:
         """Drop the recorded arrays."""
         self._garbage.end_list(self._made)
+        self._made_until_end = None
         if self._before is not None:
             self._before.close()
 
@@ -124,11 +127,19 @@ class Baseline:
 
     def objects_since(self) -> set[int]:
         """Return the identities of the tracked objects made since; none if they cannot be told
-        apart.
+        apart. Those of an experiment that has ended are listed once.
         """
+        if self._made_until_end is not None:
+            return self._made_until_end
         made = self._made.identities() or set()
         made.discard(id(vars(self).get("_received")))  # ours
+        if self._has_ended:
+            self._made_until_end = made
         return made
+
+    def end(self) -> None:
+        """Note that none of the experiment's code runs any more: all later objects are ours."""
+        self._has_ended = True
 
     def modules_imported(self) -> int:
         """Return the number of modules that were imported since."""

@@ -324,6 +324,7 @@ class ExperimentEnd:
     # -- the memory that is left -------------------------------------------------------------------
 
     def _measure(self) -> None:
+        self._scope.baseline.end()
         with contextlib.suppress(MemoryError):  # the record has the figures after the search, then
             self._ram_after = RamFigures.now()
             self._usages_after = self._scope.usages()
@@ -359,6 +360,7 @@ class ExperimentEnd:
             growth -= new_bytes
             if baseline.contents.knows(value):
                 self._kept_in_older_bytes += new_bytes
+        del search  # its notes on a million kept objects would be new objects, too
         numbers = [cell.execution_count or 0 for cell in self._log.cells]
         ended = EndedExperiment(
             watched,
@@ -449,7 +451,7 @@ class ExperimentEnd:
             started_at=log.started_at,
             duration_seconds=seconds,
             cells=tuple(log.cells),
-            usages=usages,
+            usages=after_freeing,
             consumed=consumed,
             freed=freed,
             deleted=tuple(scope.outcome.deleted),

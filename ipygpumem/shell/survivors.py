@@ -388,6 +388,8 @@ class _SearchAtEnd:
         """The names with live arrays and their rows."""
         self._made: set[int] | None = None
         """Identities of the objects made since the start; None until they are asked for."""
+        self._kept = set[int]()
+        """Identities of objects that names keep on purpose."""
 
     # -- arrays that are known without a look at the heap -----------------------------------------
 
@@ -396,7 +398,21 @@ class _SearchAtEnd:
         self._add(self._named())
         self._add(self._tensors_without_name(storages_of(self.alive)))
         if self.unnamed_bytes >= self.smallest:
+            self._leave_out_what_is_kept()
+        if self.unnamed_bytes >= self.smallest:
             self._add(self._arrays_within_reach(storages_of(self.alive)))
+
+    def _leave_out_what_is_kept(self) -> None:
+        """Leave out the memory of kept names: ``%%experiment --keep records`` may have made a
+        million of them.
+        """
+        from ipygpumem.inventory.kept_objects import kept_objects  # only if needed
+
+        kept = self._ended.growth.kept()
+        if kept:
+            objects = kept_objects(kept, self._ended.baseline.objects_since())
+            self._kept = objects.identities
+            self.unnamed_bytes -= objects.size_bytes
 
     def _add(self, found: Sequence[WatchedName]) -> None:
         """Add live arrays, which explain a part of the RAM."""
@@ -496,7 +512,7 @@ class _SearchAtEnd:
     def _changes(self) -> Changes:
         """Return the names, and all that has come since the start of the experiment."""
         baseline = self._ended.baseline
-        made = baseline.objects_since()
+        made = baseline.objects_since() - self._kept
         elsewhere = baseline.elsewhere()
         names = ownable_objects(self._context.namespace)
         return Changes(
@@ -506,6 +522,7 @@ class _SearchAtEnd:
             elsewhere,
             baseline.modules_imported(),
             self._is_older_array if baseline.is_complete else None,
+            self._kept,
         )
 
     def _is_older_array(self, item: object) -> bool:
@@ -597,7 +614,6 @@ class _SearchAtEnd:
             heap,
             self._changes(),
             counted=sizes,
-            kept=growth.kept(),
             smallest=self.smallest,
             size_bytes=growth.size_bytes - in_arrays,
         )
