@@ -328,7 +328,7 @@ KINDS: dict[str, dict[str, Callable[[int], object]]] = {
             {"text": texts(size // 90), "n": 1.5}, dtype=object
         ),
         "texts": lambda size: lib["pandas"].DataFrame(
-            {"text": ["some longer text than usual"] * (size // 40)}
+            {"text": ["some longer text than usual"] * (size // 40)}, dtype="string[pyarrow]"
         ),
         "a frame": lambda size: lib["pandas"].DataFrame(
             {name: lib["numpy"].ones(size // 32) for name in "abcd"}

@@ -756,23 +756,37 @@ def random_graph(seed: int, without: Collection[str] = ()) -> Graph:
     """Return the graph of a seed: mostly containers of recent nodes, some shared parts, some
     cycles.
     """
-    random, nodes = Random(seed), list[Node]()
-    payloads, containers = usable(without)
-    for number in range(random.randint(FEWEST, MOST)):
+    random = Random(seed)
+    nodes = random_nodes(random, *usable(without), MOST)
+    used = {name for node in nodes for name in node.inputs}
+    tops = [node.name for node in nodes if node.name not in used]
+    kept = {*random.sample(tops, random.randint(1, min(4, len(tops))))}
+    kept.update(node.name for node in random.sample(nodes, random.randint(0, 2)))
+    graph = Graph(tuple(nodes), tuple(sorted(kept, key=lambda name: int(name[1:]))))
+    return with_late_references(random, graph, without)
+
+
+def random_nodes(
+    random: Random, payloads: Sequence[Kind], containers: Sequence[Kind], most: int
+) -> list[Node]:
+    """Return at most ``most`` nodes of some kinds, each of which refers to earlier ones."""
+    nodes = list[Node]()
+    for number in range(random.randint(FEWEST, most)):
         kind = random.choice(containers)
         inputs = random_inputs(random, kind, nodes)
         if not inputs or random.random() < 0.2:
             kind, inputs = random.choice(payloads), ()
         size_bytes = random.choice(SIZES) if kind.is_payload else 0
         nodes.append(Node(f"n{number}", kind, inputs, size_bytes))
-    used = {name for node in nodes for name in node.inputs}
-    tops = [node.name for node in nodes if node.name not in used]
-    kept = {*random.sample(tops, random.randint(1, min(4, len(tops))))}
-    kept.update(node.name for node in random.sample(nodes, random.randint(0, 2)))
-    graph = Graph(tuple(nodes), tuple(sorted(kept, key=lambda name: int(name[1:]))))
-    for node in nodes:
+    return nodes
+
+
+def with_late_references(random: Random, graph: Graph, without: Collection[str] = ()) -> Graph:
+    """Return a graph in which some nodes also refer to random ones, which may close cycles."""
+    for node in graph.nodes:
         if node.kind.grows and random.random() < 0.2:
-            longer = replace(graph, late=(*graph.late, (node.name, random.choice(nodes).name)))
+            other = random.choice(graph.nodes)
+            longer = replace(graph, late=(*graph.late, (node.name, other.name)))
             if HIDDEN_CYCLE not in without or not has_hidden_cycle(longer):
                 graph = longer
     return graph
@@ -994,17 +1008,21 @@ def in_fork(work: Callable[[], str]) -> str:
     return text
 
 
+def has_wrong_figure(found: Sequence[Difference]) -> bool:
+    """Return True if a look is wrong of a graph, and no code failed."""
+    return bool(found) and not any(one.failure for one in found)
+
+
 # -- shrinking ----------------------------------------------------------------------------------
 
 
-def shrunk(graph: Graph, look: Look) -> Graph:
+def shrunk(graph: Graph, fails: Callable[[Graph], bool]) -> Graph:
     """Return the smallest graph that still fails: greedily without names, references and nodes."""
     is_smaller = True
     while is_smaller:
         is_smaller = False
         for candidate in smaller(graph):
-            found = differences(candidate, look)
-            if found and not any(one.failure for one in found):
+            if fails(candidate):
                 graph, is_smaller = candidate, True
                 break
     return graph
@@ -1071,8 +1089,8 @@ def failures(
     found = dict[str, str]()
     for title, graph in graphs:
         wrong = differences(graph, look)
-        if wrong and shrinks and not any(one.failure for one in wrong):
-            graph = shrunk(graph, look)
+        if has_wrong_figure(wrong) and shrinks:
+            graph = shrunk(graph, lambda smaller: has_wrong_figure(differences(smaller, look)))
             wrong = differences(graph, look)
         if wrong:
             found[title] = "\n".join([*map(str, wrong), "", graph.code])

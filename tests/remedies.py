@@ -20,6 +20,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from ipygpumem.records import COMMENT
 from tests.agreement import Asker, import_late_modules, new_shell
 from tests.answering import answer_questions, forked
 from tests.remedy_cases import CASES, Case
@@ -120,6 +121,17 @@ def is_code(shell: Any, advice: str) -> bool:
     except SyntaxError:
         return False
     return True
+
+
+def spoiled(line: str, part: str) -> str:
+    """Return a line without its first statement or its remark, with which a test must fail."""
+    statements, comment, remark = line.partition(COMMENT)
+    if part == "statement":
+        rest = "; ".join(statements.split("; ")[1:])
+        return (rest or "pass") + comment + remark
+    if part == "remark":
+        return statements
+    return line
 
 
 def prepared_shell() -> InteractiveShell:

@@ -165,6 +165,7 @@ LONGER = {
         "test_members",
         "test_named_notebooks",
         "test_random_leaks",
+        "test_random_lines",
         "test_trends",
         "torch_cpu/test_inventory",
         "torch_cpu/test_retained",

@@ -219,8 +219,12 @@ def test_commands_name_the_same_holder(question: str, answers_to: Callable[[str]
         assert all(map(path.match, holders.values())), holders
         return
     of_why = holders.pop(f"why {expression}", "")
-    # ``why`` has a row for each place, and the rest one for all.
-    holders = {command: holder.partition(", ")[0] for command, holder in holders.items()}
+    # ``why`` has a row for each place, and the rest one for all. They may say in which kind of
+    # container an array is: ``outer["x"] (in an array of objects)``.
+    holders = {
+        command: holder.partition(", ")[0].partition(" (in ")[0]
+        for command, holder in holders.items()
+    }
     # A row may be about a container in which nothing else is.
     assert all(of_why.startswith(holder) for holder in holders.values()), (of_why, holders)
     assert len(set(holders.values())) <= 1, holders

@@ -277,6 +277,19 @@ def test_older_text_that_moves_is_not_new(
     assert re.search(rf"  16(\.\d)? MiB · .* · to free it: {remark}other data", text)
 
 
+def test_lines_that_drop_older_data_together_say_so(kernel: Kernel) -> None:
+    """Each line alone leaves it in the other place."""
+    rows = survivors(
+        kernel,
+        "shelf, files, o = {}, {}, np.ones(4 * MIB)",
+        "shelf['a'] = (np.ones(16 * MIB), o); files['b'] = (np.ones(8 * MIB), o); del o",
+    )
+    assert [line for _, line in rows] == [
+        'del shelf["a"]',
+        'del files["b"]  # also drops 4 MiB of older data',
+    ]
+
+
 def test_new_bytearrays_in_place_of_older_ones_are_new(kernel: Kernel) -> None:
     rows = survivors(
         kernel,

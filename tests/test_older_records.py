@@ -288,6 +288,33 @@ def test_an_array_deep_in_older_objects_is_named(notebook: Kernel) -> None:
     works(notebook, "del deep")
 
 
+@pytest.mark.parametrize(
+    ("older", "first", "second"),
+    [
+        ("{'old': 1}", "older['first']", "older['second']"),
+        ("Slotted()", "older.number", "older.words"),
+        ("types.SimpleNamespace(old=1)", "older.first", "older.second"),
+    ],
+)
+def test_one_line_removes_all_records_of_one_older_object(
+    notebook: Kernel, older: str, first: str, second: str
+) -> None:
+    works(notebook, _SETUP, f"import types, weakref\nolder, refs = {older}, []")
+    works(
+        notebook,
+        f"""
+        %%experiment e
+        array = np.ones(1 << 19)
+        {first} = (1, array)
+        {second} = [(array, 2)]
+        refs.append(weakref.ref(array))
+        """,
+    )
+    ((_, _, line),) = notebook.value("rows()")
+    works(notebook, line)
+    assert notebook.value("refs[-1]() is None") is True
+
+
 def test_lists_in_few_older_objects_are_named(notebook: Kernel) -> None:
     """Each of them is too small for a row."""
     works(notebook, _SETUP, "records = instances(Document, 20)")

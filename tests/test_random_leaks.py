@@ -6,6 +6,7 @@ A failure shows the experiment's code and the printed lines. Shrink it with
 
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,27 @@ def test_the_lines_of_a_report_say_if_they_drop_older_objects(
     first: int, stop: int, failures: Failures
 ) -> None:
     assert failures(first, stop, "--older") == []
+
+
+@linux
+@pytest.mark.parametrize(
+    ("first", "stop"), [(0, FEW), pytest.param(FEW, ALL, marks=pytest.mark.thorough)]
+)
+def test_arrays_are_named_in_random_older_containers(
+    first: int, stop: int, failures: Failures
+) -> None:
+    assert failures(first, stop, "--places") == []
+
+
+@linux
+@pytest.mark.parametrize(
+    ("part", "mistake"),
+    [("statement", " alive"), ("remark", "0 alive"), ("size", "rows have 0 of ")],
+)
+def test_a_row_without_one_of_its_parts_fails(part: str, mistake: str, failures: Failures) -> None:
+    found: list[Any] = failures(5, 7, "--places", "--spoil", part)
+    assert found
+    assert all(mistake in text for _, _, text in found), found
 
 
 @linux

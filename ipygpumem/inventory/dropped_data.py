@@ -153,25 +153,48 @@ class OlderData:
         Args:
             ended: the arrays in the cycles that each line ends, by identity.
         """
-        remarks = {line: self._remark(line, ended.get(line, set())) for line in self._older}
+        remarks = dict[str, str]()
+        dropped = set[int]()
+        for line in self._older:
+            dropped_by_line, size_bytes = self._dropped_by([line], ended)
+            dropped |= dropped_by_line
+            remarks[line] = self._remark([line], dropped_by_line, size_bytes)
+        lines = list(self._older)
+        if len(lines) > 1:
+            # Two lines may remove the only two references to an object.
+            dropped_together, size_bytes = self._dropped_by(lines, ended, dropped)
+            last = [line for line in lines if not dropped_together.isdisjoint(self._older[line])]
+            if last and not remarks[last[-1]]:
+                remarks[last[-1]] = self._remark(lines, dropped_together, size_bytes)
         return {line: remark for line, remark in remarks.items() if remark}
 
-    def _remark(self, line: str, ended: Set[int]) -> str:
-        """Return the remark on a line, which ends the cycles through some arrays; empty if all
-        older objects have other holders.
+    def _dropped_by(
+        self, lines: Sequence[str], ended: Mapping[str, Set[int]], known: Set[int] = frozenset()
+    ) -> tuple[set[int], int]:
+        """Return the older objects that die if some lines are run, and their bytes.
+
+        Args:
+            lines: the lines.
+            ended: as in ``remarks``.
+            known: identities of the objects to leave out.
         """
-        of_line, older = self._objects_of_lines[line], self._older[line]
+        of_lines = ObjectsOfLine.joined([self._objects_of_lines[line] for line in lines])
+        older = dict[int, object]()
+        for line in lines:
+            older.update(self._older[line])
         region = Region(
-            [*of_line.objects, *older.values(), *self._new],
+            [*of_lines.objects, *older.values(), *self._new],
             namespaces=self._namespaces,
             keeps_arrays=True,
         )
-        # The line removes one reference of each object of the line, whose list has another one;
-        # so have ``older`` and the new objects.
-        ids = list(map(id, of_line.objects))
-        ours = Counter([*ids, *ids, *older, *self._new_ids])
-        dropped = _dropped(region, of_line, ours, ended)
-        dropped_older = list(compress(older, map(dropped.__contains__, older)))
+        lists = [of_line.objects for of_line in self._objects_of_lines.values()]
+        lists += [of_lines.objects, self._new]
+        ours = Counter(map(id, chain.from_iterable(lists)))
+        for objects in (*self._older.values(), older):
+            ours.update(objects.keys())
+        in_ended = set[int]().union(*(ended.get(line, set()) for line in lines))
+        dropped = _dropped(region, of_lines, ours, in_ended)
+        dropped_older = {key for key in older if key in dropped and key not in known}
         new = {key for key in region.objects if key in self._made} | self._new_ids
         of_older = region.reach(dropped_older, without=new) & dropped
         new_arrays = dict[StorageKey, int]()
@@ -179,8 +202,17 @@ class OlderData:
             if not self._was_there(item, array):
                 new_arrays[array.storage] = array.size_bytes
         size_bytes = region.bytes_of(of_older).total() - sum(new_arrays.values())
+        return dropped_older, size_bytes
+
+    def _remark(self, lines: Sequence[str], dropped_older: Set[int], size_bytes: int) -> str:
+        """Return the remark on lines that drop older objects; empty if all of these have other
+        holders.
+        """
+        ids = set[int]()
+        for line in lines:
+            ids.update(map(id, self._objects_of_lines[line].objects))
         # Closing a generator only names its code, which the function keeps.
-        names_older = not set(dropped_older).isdisjoint(ids)
+        names_older = not dropped_older.isdisjoint(ids)
         if not dropped_older or (names_older and size_bytes < _LARGE):
             return ""
         return f"also drops {format_bytes(size_bytes)} of older data"
@@ -261,27 +293,34 @@ class OtherData:
         in_lists.update(in_lists)  # ``everything``, and the list of each line
         remarks = dict[str, str]()
         for line, of_line in self._objects_of_lines.items():
-            ours = in_lists + Counter(map(id, of_line.objects))
-            dropped = _dropped(region, of_line, ours, ended.get(line, set()))
-            other_bytes = region.bytes_of(dropped).total() - self._sizes[line]
+            dropped = _dropped(region, of_line, in_lists, ended.get(line, set()))
             if is_certain:
-                counted = {key for key in dropped if isinstance(key, int) or key[0] == "torch"}
-                named = [item for item in of_line.objects if id(item) in of_line.certain]
-                named_bytes = region.reader.types.own_bytes.of(named)
-                other_bytes = region.bytes_of(counted).total() - named_bytes
+                dropped_bytes = _certain_bytes(region, of_line, dropped)
+            else:
+                dropped_bytes = region.bytes_of(dropped).total()
+            other_bytes = dropped_bytes - self._sizes[line]
             if other_bytes >= max(smallest, self._sizes[line] * _UNSURE):
                 remarks[line] = f"also drops {format_bytes(other_bytes)} of other data"
         return remarks
+
+
+def _certain_bytes(region: Region, of_line: ObjectsOfLine, dropped: Set[NodeKey]) -> int:
+    """Return the bytes of dropped nodes without those of the objects that the line names, and of
+    memory of libraries that may have other owners.
+    """
+    counted = {key for key in dropped if isinstance(key, int) or key[0] == "torch"}
+    certain = of_line.certain & dropped
+    named = [item for item in of_line.objects if id(item) in certain]
+    return region.bytes_of(counted).total() - region.reader.types.own_bytes.of(named)
 
 
 class ObjectsOfLine(NamedTuple):
     """The objects that lose a reference when a line runs."""
 
     objects: list[object]
+    """The objects, once for each reference."""
     certain: set[int]
-    """The identities of the objects that die: the line removes their last references. Those that a
-    call removes may have more.
-    """
+    """The identities of the objects to which the line itself removes references, not a call."""
 
     @classmethod
     def of(cls, cuts: Sequence[Cut], removed_objects: Mapping[int, object]) -> ObjectsOfLine:
@@ -301,6 +340,15 @@ class ObjectsOfLine(NamedTuple):
                 of_line.objects.extend(_targets_of_call(reference, removed_objects))
         return of_line
 
+    @classmethod
+    def joined(cls, of_lines: Iterable[ObjectsOfLine]) -> ObjectsOfLine:
+        """Return the objects of several lines."""
+        together = cls([], set())
+        for of_line in of_lines:
+            together.objects.extend(of_line.objects)
+            together.certain.update(of_line.certain)
+        return together
+
 
 def _dropped(
     region: Region, of_line: ObjectsOfLine, ours: Mapping[int, int], ended: Set[int]
@@ -310,12 +358,16 @@ def _dropped(
     Args:
         region: what these objects lead to.
         of_line: the objects.
-        ours: as in ``held_from_outside``.
+        ours: the references that do not count, as in ``held_from_outside``.
         ended: the arrays in the cycles that the line ends, by identity.
     """
-    held = region.held_from_outside(ours) | (region.in_hidden_cycles() - ended)
+    held_before = region.held_from_outside(ours)
+    without_removed = Counter(ours)
+    without_removed.update(map(id, of_line.objects))
+    held = region.held_from_outside(without_removed) | (region.in_hidden_cycles() - ended)
     # A holder that is read, too, because a child refers to its parent, leads to what it loses.
-    alive = region.reach(held, without=of_line.certain)
+    lost = of_line.certain - held_before
+    alive = region.reach(held, without=lost)
     return region.reach(map(id, of_line.objects)) - alive
 
 

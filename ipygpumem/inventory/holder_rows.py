@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from types import FunctionType
@@ -14,9 +14,11 @@ from ipygpumem.heap.arrays import is_of_library
 from ipygpumem.heap.bulk import by_identity, container_base
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.holders.backward import BackwardSearch, FoundChain
+from ipygpumem.heap.holders.removal import HolderWays
 from ipygpumem.heap.knowledge.barriers import Barriers
 from ipygpumem.heap.knowledge.references import ReferenceReader
 from ipygpumem.heap.libraries import is_segment
+from ipygpumem.heap.paths.container_steps import cuts_of_repeated
 from ipygpumem.heap.paths.cuts import Cut, statement_of
 from ipygpumem.heap.paths.path_writer import PathWriter
 from ipygpumem.heap.paths.remedies import REMOVE_THEM, Holder, Remedy
@@ -41,11 +43,11 @@ class _Place:
 
     Attributes:
         chain: the objects from the root to it.
-        items: the objects by their nodes.
+        items: the objects by identity: a view and its array are one node.
     """
 
     chain: Sequence[object]
-    items: dict[NodeKey, object] = field(default_factory=dict)
+    items: dict[int, object] = field(default_factory=dict)
 
 
 @dataclass
@@ -57,6 +59,7 @@ class _Row:
         is_whole: True if the advice for several frees all to which the root leads.
         keys: the nodes of the objects.
         places: where the root holds the objects, by the identity of the object that refers to them.
+        has_unwritten: True if it holds them in more places than these.
     """
 
     root: Root
@@ -66,13 +69,26 @@ class _Row:
     is_whole: bool
     keys: set[NodeKey] = field(default_factory=set)
     places: dict[int, _Place] = field(default_factory=dict)
+    has_unwritten: bool = False
 
     def add(self, key: NodeKey, steps: Sequence[object]) -> None:
         """Add an object, to which the root leads by these steps."""
         self.keys.add(key)
         if len(steps) > 1:
             place = self.places.setdefault(id(steps[-2]), _Place(steps[:-1]))
-            place.items[key] = steps[-1]
+            place.items[id(steps[-1])] = steps[-1]
+
+    def add_further(self, key: NodeKey, found_chain: FoundChain) -> None:
+        """Add the places of the further items by which a holder leads to an object."""
+        to_holder = found_chain.steps[: found_chain.holder_at + 1]
+        for below in found_chain.more:
+            self.add(key, (*to_holder, *below))
+        if found_chain.items:
+            self.has_unwritten = True
+
+    def chains(self) -> list[Sequence[object]]:
+        """Return the objects from the root to each place."""
+        return [place.chain for place in self.places.values()]
 
     def holder(self, cuts_of_all: Sequence[Cut]) -> Holder:
         """Return the holder with the number of its references.
@@ -88,6 +104,24 @@ class _Row:
             remedy = Remedy(line, cuts=tuple(cuts_of_all)) if line else REMOVE_THEM
             holder = replace(holder, remedy=remedy)
         return holder if self.more == 0 else holder.with_more(f"{self.more:,}")
+
+
+@dataclass(frozen=True)
+class _Deletion:
+    """A line that deletes the variables of an object around the objects of a row.
+
+    Attributes:
+        position: the row's position among all rows.
+        row: the row.
+        item: the object whose variables it deletes.
+        on_the_way: this object and those in it that lead to the row's objects: each keeps these
+            alive if it has further holders.
+    """
+
+    position: int
+    row: _Row
+    item: object
+    on_the_way: Sequence[object]
 
 
 class HolderRows:
@@ -134,6 +168,8 @@ class HolderRows:
                 row = self._row(key, found_chain.roots, steps, references)
                 if row is not None:
                     row.add(key, steps)
+                    if references > 1:
+                        row.add_further(key, found_chain)
                     self._add_neighbours(row, steps)
 
     def _unnamed_chain(self, items: Sequence[object]) -> list[FoundChain]:
@@ -164,58 +200,99 @@ class HolderRows:
 
         ``del df`` frees no column of the frame if ``app.df`` is the frame, too.
         """
-        deleted = [self._named.get(holder.remedy.line) for holder in holders]
-        every = by_identity([item for item in deleted if item is not None])
-        for key in every.keys() & self._asked:
-            del every[key]  # its holders have rows already
-        if not every:
-            return list(holders)
-        self._search.search_for_all(list(every.values()))
         complete = list(holders)
-        # A container with further holders stays, and only loses items; then it is such a holder.
+        deletions = self._deletions(rows, holders)
+        if not deletions:
+            return complete
+        on_the_way = chain.from_iterable(deletion.on_the_way for deletion in deletions)
+        self._search.search_for_all(list(by_identity(list(on_the_way)).values()))
         has_changed = True
         while has_changed:
             has_changed = False
-            for position, item in enumerate(deleted):
-                if id(item) not in every or not self._other_ways(item, every.keys()):
+            for deletion in list(deletions):
+                ways, _ = self._other_ways(deletion, deletions)
+                if not ways or not _is_container(deletion.item):
                     continue
-                cuts = self._cuts_of(rows[position]) if _is_container(item) else []
+                cuts = self._cuts_of(deletion.row)
                 line = statement_of(cuts)
                 if line:
+                    # The container stays, and only loses items; then it is such a holder.
                     remedy = Remedy(line, cuts=tuple(cuts))
-                    complete[position] = replace(rows[position].of_many, remedy=remedy)
-                    deleted[position] = None
+                    complete[deletion.position] = replace(deletion.row.of_many, remedy=remedy)
+                    deletions.remove(deletion)
                     has_changed = True
-            every = by_identity([item for item in deleted if id(item) in every])
-        for position, item in enumerate(deleted):
-            further = self._other_ways(item, every.keys()) if id(item) in every else []
-            if further:
-                complete[position] = joined([Way(holders[position]), *further]).holder
+        for deletion in deletions:
+            ways, unwritten = self._other_ways(deletion, deletions)
+            if ways:
+                of_deletion = Way(holders[deletion.position])
+                complete[deletion.position] = joined([of_deletion, *ways], unwritten).holder
         return complete
 
-    def _other_ways(self, item: object, deleted: Set[int]) -> list[Way]:
-        """Return the ways to an object from its holders, but for its variables, and without those
-        through objects that lines delete.
+    def _deletions(self, rows: Sequence[_Row], holders: Sequence[Holder]) -> list[_Deletion]:
+        """Return the rows whose lines delete an object around those that were asked for."""
+        deletions = list[_Deletion]()
+        for position, (row, holder) in enumerate(zip(rows, holders, strict=True)):
+            item = self._named.get(holder.remedy.line)
+            if item is None or id(item) in self._asked:
+                continue  # objects that were asked for have rows of their own
+            on_the_way = by_identity(list(chain.from_iterable(row.chains())))
+            for key in on_the_way.keys() & self._asked:
+                del on_the_way[key]
+            on_the_way[id(item)] = item
+            deletions.append(_Deletion(position, row, item, list(on_the_way.values())))
+        return deletions
+
+    def _other_ways(
+        self, deletion: _Deletion, deletions: Sequence[_Deletion]
+    ) -> tuple[list[Way], int]:
+        """Return the ways to the objects of a deletion from their holders, but for its variables,
+        and without those through objects that lines delete; and the number of ways that are too
+        many to write.
         """
+        deleted = {id(each.item) for each in deletions}
         ways = list[Way]()
-        for found_chain in self._search.chains_to([item])[:_MOST_APART]:
-            steps = found_chain.steps
-            if len(steps) > 1 and deleted.isdisjoint(map(id, steps[:-1])):
-                ways.append(self._writer.way(found_chain.roots[0], steps))
-        return ways
+        unwritten = 0
+        for item in deletion.on_the_way:
+            for found_chain in self._search.chains_to([item]):
+                steps = found_chain.steps
+                if len(steps) == 1 or not deleted.isdisjoint(map(id, steps[:-1])):
+                    continue
+                if len(ways) >= _MOST_APART or found_chain.items:
+                    unwritten += 1
+                else:
+                    ways += self._ways_through(found_chain)
+        return ways, unwritten
+
+    def _ways_through(self, found_chain: FoundChain) -> list[Way]:
+        """Return the ways through all items by which a holder leads to an object: one way, if one
+        line removes all of them.
+        """
+        root = found_chain.roots[0]
+        to_holder = found_chain.steps[: found_chain.holder_at + 1]
+        if not to_holder:
+            return [self._writer.way(root, found_chain.steps)]
+        ways = list[Way]()
+        items = list[object]()
+        for below in (found_chain.steps[len(to_holder) :], *found_chain.more):
+            ways.append(self._writer.way(root, (*to_holder, *below)))
+            items.append(below[0])
+        return HolderWays(to_holder[-1], ways, items).together()
 
     def _cuts_of(self, row: _Row) -> list[Cut]:
         """Return the references to all objects of a row; none if one of them has no line."""
+        if row.has_unwritten:
+            return []
         cuts = list[Cut]()
         for place in row.places.values():
             items = list(place.items.values())
             of_place = self._writer.cuts_of_items(row.root, place.chain, items)
             if not of_place and len(items) <= _MOST_APART:
                 for item in items:
-                    way = self._writer.way(row.root, (*place.chain, item))
+                    steps = (*place.chain, item)
+                    way = self._writer.way(row.root, steps)
                     if not way.cuts:
                         return []
-                    of_place += way.cuts
+                    of_place += _with_repeated(way.cuts, steps)
             if not of_place:
                 return []
             cuts += of_place
@@ -322,6 +399,20 @@ class HolderRows:
         for key, item in neighbours.items():
             row.add(key, (*steps[:-1], item))
         self.without_holder -= neighbours.keys()
+
+
+def _with_repeated(cuts: Sequence[Cut], steps: Sequence[object]) -> list[Cut]:
+    """Return references on a chain, with the further ones from each owner to the same object: a
+    list may have a tuple twice that an object is in.
+    """
+    objects = by_identity(steps)
+    every = list[Cut]()
+    for cut in cuts:
+        if cut.owner_id in objects and cut.removed_id in objects:
+            every += cuts_of_repeated(cut, objects[cut.owner_id], objects[cut.removed_id])
+        else:
+            every.append(cut)
+    return every
 
 
 def _ways_of(found_chain: FoundChain) -> list[tuple[Sequence[object], int]]:

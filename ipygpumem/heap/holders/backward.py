@@ -7,6 +7,7 @@ alive when the ``Heap`` was made count, so that the search never finds itself. N
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from collections import Counter, deque
@@ -20,7 +21,7 @@ from collections.abc import (
     Sequence,
     Set,
 )
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import elements, flat_elements, is_array
@@ -54,6 +55,8 @@ NextUp = dict[int, tuple[Root, int | None]]
 MOST_VISITS = 20_000_000
 _MOST_ITEMS = 200
 """Maximum number of items of one holder for each of which a chain is returned."""
+_OF_FIXED_DICTS = {MappingProxyType, functools.partial, FunctionType}
+"""Types of objects with a dict from which users remove no items, such as keyword arguments."""
 _MAKES_DICTS = (3, 11) <= sys.version_info < (3, 13)
 
 
@@ -525,7 +528,7 @@ class BackwardSearch:
         if key not in self._referrers:
             return False  # an object's own dict dies with the object: its referrers tell
         owners = [self._objects[referrer] for referrer in self._referrers[key]]
-        if owners and all(type(owner) is MappingProxyType for owner in owners):
+        if owners and all(type(owner) in _OF_FIXED_DICTS for owner in owners):
             return False  # only a name of the dict itself could remove an item
         return not any(owns(owner, item) for owner in owners)
 
@@ -648,7 +651,7 @@ def _can_remove_from(item: Any) -> bool:
     """Return True for an object, no dict, from which a user can remove what it refers to."""
     if is_exactly(item, *SUSPENDED):
         return True
-    if any(is_instance(item, kind) for kind in (list, set, deque, type)):
+    if any(is_instance(item, kind) for kind in (list, set, deque, type, SimpleNamespace)):
         return True
     if is_array(item) or is_instance(item, tuple):
         return False

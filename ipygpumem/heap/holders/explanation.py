@@ -585,12 +585,11 @@ class Explanation:
         root, steps, left_out = self._inside_older_figure(
             found_chain.roots[0], found_chain.steps, object_id
         )
-        record = self._records.removal(root, steps, steps[-1:])
-        if record is not None:
-            return HolderWays(None, [record.way], [])
         end = found_chain.holder_at + 1 - left_out
-        way = self._writer.way(root, steps, of_graph=self._of_graphs)
-        ways = [self._with_line(root, steps, way)]
+        record = self._records.removal(root, steps, steps[-1:])
+        if record is not None and record.way.step_ids[-1] in map(id, steps[:end]):
+            return HolderWays(None, [record.way], [])  # the holder is inside it
+        ways = [self._way_through_item(root, steps, record)]
         if end <= 0 or found_chain.references == 1:
             return HolderWays(None, ways, [])
         to_holder = steps[:end]
@@ -598,10 +597,18 @@ class Explanation:
             return HolderWays(None, [self._way_to_many(root, to_holder, found_chain.items)], [])
         items = [steps[end]]
         for below in found_chain.more:
-            way = self._writer.way(root, (*to_holder, *below), of_graph=self._of_graphs)
-            ways.append(way)
+            chain = (*to_holder, *below)
+            record = self._records.removal(root, chain, chain[-1:])
+            ways.append(self._way_through_item(root, chain, record))
             items.append(below[0])
         return HolderWays(to_holder[-1], ways, items)
+
+    def _way_through_item(self, root: Root, steps: Steps, record: Removal | None) -> Way:
+        """Return the way to the last object of a chain, or to the record around it."""
+        if record is not None:
+            return record.way
+        way = self._writer.way(root, steps, of_graph=self._of_graphs)
+        return self._with_line(root, steps, way)
 
     def _way_to_many(self, root: Root, steps: Steps, items: Sequence[object]) -> Way:
         """Return the way to many items of the last object of a chain."""

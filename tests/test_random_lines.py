@@ -1,0 +1,64 @@
+"""Checks that the lines of ``why`` free what they say and drop nothing else, for random graphs.
+
+A failure shows the wrong lines and the code that builds the graph. Shrink it with
+``python -m tests.random_lines SEED --shrink``.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.answering import Answerer
+from tests.random_lines import plain_graph
+from tests.test_sizes import QUIET, linux
+
+pytest.importorskip("numpy", reason="these tests need NumPy, which comes with the extra 'torch'")
+
+FEW, ALL = 8, 400
+
+Answer = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def answer() -> Iterator[Answer]:
+    """Return a function that returns the number of lines, and the seeds that fail."""
+    process = Answerer("-m", "tests.random_lines", env=os.environ | QUIET)
+
+    def ask(*arguments: object) -> dict[str, Any]:
+        found = process.ask([str(argument) for argument in arguments])
+        assert type(found) is dict, found
+        return found
+
+    yield ask
+    process.close()
+
+
+@linux
+@pytest.mark.parametrize(
+    ("first", "stop"), [(0, FEW), pytest.param(FEW, ALL, marks=pytest.mark.thorough)]
+)
+def test_lines_of_why_free_all_and_drop_nothing_else(first: int, stop: int, answer: Answer) -> None:
+    found = answer(first, stop)
+    assert found["failures"] == {}, "\n\n".join(found["failures"].values())
+    assert found["lines"] > 5 * (stop - first)
+
+
+@linux
+def test_a_line_without_a_statement_leaves_memory(answer: Answer) -> None:
+    found = answer(2, 4, "--spoil", "statement")
+    assert len(found["failures"]) == 2, found
+    assert all(": leaves n" in text for text in found["failures"].values()), found
+
+
+@linux
+def test_a_line_without_its_remark_drops_other_data(answer: Answer) -> None:
+    found = answer(15, 17, "--spoil", "remark")
+    assert found["failures"], found
+    assert all("of other data" in text for text in found["failures"].values()), found
+
+
+def test_a_seed_stands_for_one_graph() -> None:
+    codes = [plain_graph(seed).code for seed in (1, 2, 1)]
+    assert codes[0] == codes[2] != codes[1]
