@@ -58,12 +58,11 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem import introspect
 from ipygpumem.api import shell as where
 from ipygpumem.heap.knowledge import barriers, frames
-from ipygpumem.inventory import baseline
 from ipygpumem.meter.meter import Meter
 from ipygpumem.meter.traces import Traces
-from ipygpumem.shell import growth_search
 from tests.alone import RUNNER
 from tests.fakes import FakeProbe
+from tests.users_modules import show_modules
 
 TOOLS_OF_TESTS = {"pytest", "_pytest", "pluggy", "xdist", "execnet", "__channelexec__"}
 """Packages that run the tests; execnet gives a worker's main module the last name. Their functions
@@ -100,8 +99,7 @@ def no_modules_of_other_tests(request: pytest.FixtureRequest) -> Iterator[None]:
 
     # The fixture ``monkeypatch`` would be undone after all other fixtures of a test.
     with pytest.MonkeyPatch.context() as patch:
-        for user in (baseline, growth_search):
-            patch.setattr(user, "users_modules", users_modules)
+        show_modules(patch, users_modules)
         yield
 
 
@@ -186,8 +184,7 @@ def only_this_test(monkeypatch: pytest.MonkeyPatch, others_out_of_sight: None) -
 
     Not for tests in which users' modules or running functions hold something.
     """
-    monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
-    monkeypatch.setattr("ipygpumem.shell.growth_search.users_modules", dict)
+    show_modules(monkeypatch)
     monkeypatch.setattr("ipygpumem.heap.heap.running_locals", list)
 
 

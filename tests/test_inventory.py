@@ -25,6 +25,7 @@ from ipygpumem.inventory.records import Inventory, TensorRecord
 from ipygpumem.shell.notebook_inventory import inventory_of_notebook
 from tests import hostile
 from tests.alone import printed
+from tests.users_modules import show_modules
 
 numpy = pytest.importorskip("numpy")
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
@@ -162,8 +163,7 @@ def test_plain_objects_are_examined_in_bulk(
 def test_a_first_search_stops_in_a_huge_container_without_arrays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # what pytest and the tests have is no part of it
-    monkeypatch.setattr(baseline, "users_modules", dict)
+    show_modules(monkeypatch)
     beside = numpy.ones(1)
     deep = numpy.ones(2)
     plain = [{"a": i, "b": []} for i in range(30_000)]

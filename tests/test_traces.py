@@ -27,6 +27,7 @@ from ipygpumem.shell import growth_search
 from ipygpumem.units import MIB
 from tests.alone import printed
 from tests.fakes import FakeProbe
+from tests.users_modules import show_modules
 
 
 def kept_and_peak(record: Any) -> tuple[int, int]:
@@ -313,8 +314,7 @@ def test_growth_in_every_iteration_is_reported_with_its_holder(
     for library in re.findall(r"import (\w+)", step):
         pytest.importorskip(library)
     monkeypatch.setitem(sys.modules, "helpers", helpers)
-    # not all modules of tests
-    monkeypatch.setattr(growth_search, "users_modules", lambda: {"helpers": helpers})
+    show_modules(monkeypatch, lambda: {"helpers": helpers})
     # the heap of all tests may have free pages
     monkeypatch.setattr(growth_search, "own_pages", lambda: OwnPages(0, 0, 0))
     if "range" in step:
