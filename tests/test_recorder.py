@@ -80,8 +80,8 @@ def recording(
     )
 
 
-def shown(found: Recording) -> str:
-    return text.render([postmortem_report(found, judge(found))])
+def shown(restored: Recording) -> str:
+    return text.render([postmortem_report(restored, judge(restored))])
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -97,9 +97,9 @@ def test_an_entry_survives_encoding_without_its_unknown_fields(
 def test_garbage_and_a_torn_end_hide_no_whole_line(
     tmp_path: Path, garbage: bytes, place: int, cut: int
 ) -> None:
-    found = read(write(tmp_path, VALID[:cut]))
-    assert found.skipped == 0
-    assert (found.kernel is not None) + len(found.cell) + (found.end is not None) == VALID[
+    restored = read(write(tmp_path, VALID[:cut]))
+    assert restored.skipped == 0
+    assert (restored.kernel is not None) + len(restored.cell) + (restored.end is not None) == VALID[
         :cut
     ].count(b"\n")
     damaged = read(write(tmp_path, VALID[:place] + garbage + VALID[place:]))
@@ -179,13 +179,13 @@ def test_a_bounded_recording_keeps_its_kernel_and_running_cell(writer: Recording
     for number in range(5000):
         writer.write(dataclasses.replace(TICK, time=102.0 + number))
     assert 2**15 < writer.path.stat().st_size <= 2**16
-    found = read(writer.path)
-    assert (found.kernel, found.cell[0], found.skipped) == (DEAD, START, 0)
-    assert [tick.time for tick in found.cell[1:]] == [
-        102.0 + n for n in range(5001 - len(found.cell), 5000)
+    restored = read(writer.path)
+    assert (restored.kernel, restored.cell[0], restored.skipped) == (DEAD, START, 0)
+    assert [tick.time for tick in restored.cell[1:]] == [
+        102.0 + n for n in range(5001 - len(restored.cell), 5000)
     ]
     tail = read(writer.path, 2**12)
-    assert (tail.kernel, tail.running, tail.skipped) == (DEAD, found.running, 0)
+    assert (tail.kernel, tail.running, tail.skipped) == (DEAD, restored.running, 0)
 
 
 def test_a_forked_child_writes_nothing(writer: RecordingWriter) -> None:
@@ -249,7 +249,7 @@ def test_the_system_log_names_processes_ended_for_memory(monkeypatch: pytest.Mon
     records = [f"3,100,5000000,-;{line}\n SUBSYSTEM=x\n" for line in LOG]
     monkeypatch.setattr(oom_kills, "_records", lambda path: ["garbage", *records])
     assert [(death.pid, death.oom) for death in oom_kills.deaths()] == [
-        found for found in LOG.values() if found
+        place for place in LOG.values() if place
     ]
 
 
@@ -303,9 +303,9 @@ def test_the_verdict_claims_no_more_than_the_evidence(
     monkeypatch.setattr(oom_kills, "deaths", lambda: deaths)
     monkeypatch.setattr(oom_kills, "kill_count_in_recording", lambda name: kills)
     monkeypatch.setattr(host, "SYSTEMS_PID_NAMESPACE", "")
-    found = judge(recording(START, last, kernel=kernel))
-    assert found.grade == grade
-    assert words in found.text
+    verdict = judge(recording(START, last, kernel=kernel))
+    assert verdict.grade == grade
+    assert words in verdict.text
 
 
 def test_the_report_has_the_cell_its_memory_and_the_reason() -> None:
