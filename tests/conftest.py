@@ -40,9 +40,10 @@ def own_world() -> None:
     for name in ("PYTHONSTARTUP", "JUPYTER_CONFIG_PATH", "MPLBACKEND"):
         os.environ.pop(name, None)
     os.environ["JUPYTER_PLATFORM_DIRS"] = "1"
-    # Waiting threads of torch would take the processor from working ones wherever threads outnumber
-    # processors.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Processes of tests outnumber the processors. The threads of an operation wait for each other,
+    # and each of them for a processor: the quickstart's training took ten times as long.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # where a test asks for more threads
     # nohup and a shell's background jobs ignore SIGINT, and every process that is started here
     # would, too.
     if threading.current_thread() is threading.main_thread():
