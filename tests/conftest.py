@@ -3,7 +3,6 @@
 # ruff: noqa: E402
 
 import atexit
-import gc
 import os
 import shutil
 import signal
@@ -63,7 +62,7 @@ from ipygpumem.meter.meter import Meter
 from ipygpumem.meter.traces import Traces
 from tests.alone import RUNNER
 from tests.fakes import FakeProbe
-from tests.users_modules import show_modules
+from tests.hiding import hide_existing_objects, show_modules
 
 TOOLS_OF_TESTS = {"pytest", "_pytest", "pluggy", "xdist", "execnet", "__channelexec__"}
 """Packages that run the tests; execnet gives a worker's main module the last name. Their functions
@@ -83,6 +82,11 @@ def pytest_configure(config: pytest.Config) -> None:
     patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("patient", patient)
     settings.load_profile("patient")
+
+
+def pytest_collection_finish() -> None:
+    """Hide pytest's objects and all tests; tests with kernels look into whole processes."""
+    hide_existing_objects()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -166,16 +170,9 @@ def meter() -> Iterator[Meter]:
 
 
 @pytest.fixture
-def others_out_of_sight() -> Iterator[None]:
-    """Hide what was there before a test from its looks at the heap, which all of pytest makes a
-    second long.
-
-    Not for tests of freeing: in a frozen heap it goes other ways. The torture looks into whole
-    processes.
-    """
-    gc.freeze()
-    yield
-    gc.unfreeze()
+def others_out_of_sight() -> None:
+    """Hide what earlier tests have left, too."""
+    hide_existing_objects()
 
 
 @pytest.fixture

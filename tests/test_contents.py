@@ -20,6 +20,7 @@ from ipygpumem.heap import garbage, objects_since
 from ipygpumem.heap.libraries import VISITS_BUFFER
 from ipygpumem.heap.objects_since import ObjectsSince, YoungSaver
 from ipygpumem.inventory.contents import Contents
+from tests.hiding import hide_existing_objects
 
 
 class Made:
@@ -29,7 +30,7 @@ class Made:
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     yield
-    gc.unfreeze()
+    hide_existing_objects()
     gc.enable()
 
 

@@ -17,6 +17,7 @@ from ipygpumem.heap.garbage import Garbage, objects_since
 from ipygpumem.heap.heap import live_instances
 from ipygpumem.heap.objects_since import ObjectsSince, YoungSaver
 from tests.alone import alone
+from tests.hiding import hide_existing_objects
 from tests.tracing import interrupted_at
 
 
@@ -84,9 +85,8 @@ class Made:
 
 @pytest.fixture(autouse=True)
 def _nothing_made() -> Iterator[None]:
-    gc.collect()
+    hide_existing_objects()
     yield
-    gc.unfreeze()
     gc.enable()
 
 
@@ -515,7 +515,6 @@ def test_an_interrupt_at_any_line_loses_nothing() -> None:
     """A Ctrl-C may strike wherever our own code runs: the next call finds and frees what this one
     would have.
     """
-    gc.freeze()  # all that the tests before it have left makes each collection slow
     for line in itertools.count(1):
         gc.collect()
         collector = Garbage()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import ipygpumem
-from tests import rooms, users_modules
+from tests import hiding, rooms
 
 ROOT = Path(ipygpumem.__file__).parent
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -166,7 +166,7 @@ def names_called(tree: ast.AST) -> set[str]:
 
 def test_tests_choose_users_modules_for_every_search() -> None:
     searches = {name for name, tree in TREES.items() if "users_modules" in names_called(tree)}
-    assert searches == {search.__name__ for search in users_modules.SEARCHES}
+    assert searches == {search.__name__ for search in hiding.SEARCHES}
 
 
 def test_each_import_inside_a_function_says_why() -> None:

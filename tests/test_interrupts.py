@@ -29,9 +29,9 @@ from ipygpumem.shell.app import App, app_of
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.experiments import Experiment
 from tests.fakes import FakeProbe
+from tests.hiding import show_modules
 from tests.test_budget import KnowingCuda
 from tests.tracing import interrupted_at
-from tests.users_modules import show_modules
 
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
 PACKAGE = Path(ipygpumem.__file__).parent

@@ -25,7 +25,7 @@ from ipygpumem.inventory.records import Inventory, TensorRecord
 from ipygpumem.shell.notebook_inventory import inventory_of_notebook
 from tests import hostile
 from tests.alone import printed
-from tests.users_modules import show_modules
+from tests.hiding import show_modules
 
 numpy = pytest.importorskip("numpy")
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")

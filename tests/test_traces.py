@@ -27,7 +27,7 @@ from ipygpumem.shell import growth_search
 from ipygpumem.units import MIB
 from tests.alone import printed
 from tests.fakes import FakeProbe
-from tests.users_modules import show_modules
+from tests.hiding import show_modules
 
 
 def kept_and_peak(record: Any) -> tuple[int, int]:

@@ -23,8 +23,8 @@ from ipygpumem.report.history import free_heap_line, process_lines, unknown_line
 from ipygpumem.shell import growth_search
 from ipygpumem.units import MIB
 from tests.fakes import FakeProbe
+from tests.hiding import show_modules
 from tests.steps import works
-from tests.users_modules import show_modules
 
 
 class Notebook:
