@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -432,7 +433,12 @@ def test_a_shutdown_while_a_cell_runs_is_no_death(start: Start, folder: Path) ->
     assert "it was asked to end" in told(other, f"%gpumem postmortem {name}").split("\n")[0]
 
 
-def test_a_recording_has_each_cell_and_its_failures_reach_none(start: Start, folder: Path) -> None:
+def entries_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_broken_recordings(folder: Path) -> None:
+    """Write files with the ending of recordings: garbage, a pipe, no cell, and a dangling link."""
     folder.mkdir(parents=True)
     (folder / "0.jsonl").write_bytes(
         b"\xff\n" * 1000 + b'{"kind":"tick","time":1,"memory":{"cpu":[]}}'
@@ -442,8 +448,11 @@ def test_a_recording_has_each_cell_and_its_failures_reach_none(start: Start, fol
         f'{{"kind":"kernel","time":1,"pid":-1,"started":1,"place":"{process_space()}"}}\n'
     )
     (folder / "3.jsonl").symlink_to(folder / "nothing")
+
+
+def test_a_recording_has_each_cell_and_its_error(start: Start, folder: Path) -> None:
     kernel = start(ON)
-    assert kernel.run("%load_ext ipygpumem").reports("note") == []
+    kernel.run("%load_ext ipygpumem")
     (path,) = folder.glob("*-*.jsonl")
     kernel.run("%%capture\nx = bytearray(2**25)")
     kernel.run("1 / 0")
@@ -452,17 +461,34 @@ def test_a_recording_has_each_cell_and_its_failures_reach_none(start: Start, fol
         if (child := os.fork()) == 0: os._exit(0)
         os.waitpid(child, 0)
         """)
-    entries = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(entry["kind"], entry.get("cell")) for entry in entries if entry["kind"] != "tick"] == [
+    entries = [entry for entry in entries_of(path) if entry["kind"] != "tick"]
+    assert [(entry["kind"], entry.get("cell")) for entry in entries] == [
         ("kernel", None),
-        *((kind, cell) for cell in (2, 3, 4) for kind in ("cell", "cell end")),
+        ("cell", 2),
+        ("cell end", 2),
+        ("cell", 3),
+        ("cell end", 3),
+        ("cell", 4),
+        ("cell end", 4),
     ]
     assert [entry["error"] for entry in entries if "error" in entry] == ["ZeroDivisionError"]
+    kernel.run("%gpumem recorder off")
+    *_, last_line = path.read_text().splitlines()
+    assert json.loads(last_line)["reason"] == "recording was switched off"
+
+
+def test_broken_recordings_stop_no_recorder_and_are_none(start: Start, folder: Path) -> None:
+    write_broken_recordings(folder)
+    kernel = start(ON)
+    assert kernel.run("%load_ext ipygpumem").reports("note") == []
+    assert len(list(folder.glob("*-*.jsonl"))) == 1
     for name in ("nowhere.jsonl", "/dev/zero", "0.jsonl", "2.jsonl"):
         assert "there is no such recording" in kernel.run(f"%gpumem postmortem {name}").stderr, name
-    kernel.run("%gpumem recorder off")
-    assert json.loads(path.read_text().splitlines()[-1])["reason"] == "recording was switched off"
-    kernel.run("%gpumem recorder on")
+
+
+def test_a_full_disk_stops_the_recorder_and_no_cell(start: Start, folder: Path) -> None:
+    kernel = start(ON)
+    kernel.run("%load_ext ipygpumem")
     reply = kernel.run(
         """
         from ipygpumem.shell.app import current_app
@@ -478,9 +504,5 @@ def test_a_recording_has_each_cell_and_its_failures_reach_none(start: Start, fol
     assert kernel.run("%gpumem recorder status").reports("note")[0].startswith("recording is off")
     kernel.run("%gpumem recorder on\n%unload_ext ipygpumem")
     assert recorded(folder, "the extension was unloaded") == 1
-    assert (
-        kernel.value(
-            "[t.name for t in __import__('threading').enumerate() if 'ipygpumem' in t.name]"
-        )
-        == []
-    )
+    names = kernel.value("[thread.name for thread in __import__('threading').enumerate()]")
+    assert [name for name in names if "ipygpumem" in name] == []
