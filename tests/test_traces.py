@@ -292,7 +292,7 @@ GROWING: list[tuple[Any, str, str]] = [
         "kept (list of DataFrame)",
     ),
 ]
-"""What grows, the code of an iteration, and its name in the report; empty if nothing grows."""
+"""An object, the code of an iteration, and the name of what grows; empty if nothing does."""
 
 
 def run_growing_loop(kept: Any, step: str, grow: Callable[[], None]) -> None:
