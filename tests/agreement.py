@@ -89,8 +89,8 @@ class Asker:
     def top(self, name: str) -> Answer:
         """Ask ``%gpumem top`` about a name."""
         report = self.report("top")
-        (found,) = [record for record in report.records if isinstance(record, LargestNames)]
-        rows = [row for row in found.names if name in (row.name, *row.same)]
+        (largest,) = [record for record in report.records if isinstance(record, LargestNames)]
+        rows = [row for row in largest.names if name in (row.name, *row.same)]
         is_at_least = _says_at_least(report)
         if not rows:
             return Answer("top", 0, is_at_least)
@@ -129,29 +129,29 @@ class Asker:
         its first holder.
         """
         report = self.report(f"why {expression}")
-        (found,) = [record for record in report.records if isinstance(record, Ownership)]
-        own = "|".join(re.findall(r"\w+", expression))
-        size = found.size_bytes
-        others = re.compile(rf"notebook variable (?!({own})\b)")
-        for part in found.held:
+        (ownership,) = [record for record in report.records if isinstance(record, Ownership)]
+        own_names = "|".join(re.findall(r"\w+", expression))
+        size = ownership.size_bytes
+        others = re.compile(rf"notebook variable (?!({own_names})\b)")
+        for part in ownership.held:
             if others.match(part.holder.path):
                 size -= part.size_bytes
-        is_at_least = _says_at_least(report) or not found.complete
+        is_at_least = _says_at_least(report) or not ownership.complete
         answer = Answer(f"why {expression}", size, is_at_least)
         # Else these are small objects, which other names use, too.
-        if found.held and found.held[0].size_bytes >= size / 2:
-            first = found.held[0].holder
+        if ownership.held and ownership.held[0].size_bytes >= size / 2:
+            first = ownership.held[0].holder
             answer = Answer(
                 answer.command, answer.size_bytes, is_at_least, first.path, first.advice
             )
-        return answer, found
+        return answer, ownership
 
     def deletion(self, name: str) -> tuple[Answer, Answer]:
         """Ask ``%gpumem why`` about the size of a name's object, and about the bytes that ``del``
         frees.
         """
-        answer, found = self.why(name)
-        freed = sum(found.freed_bytes.values())
+        answer, ownership = self.why(name)
+        freed = sum(ownership.freed_bytes.values())
         return answer, Answer(f"why: del {name}", freed, answer.is_at_least)
 
     def leaks(self) -> list[Answer]:
@@ -265,18 +265,18 @@ class Question:
 
 def questions() -> dict[str, Question]:
     """Return all questions by name: the situation, the library and the kind."""
-    found = dict[str, Question]()
+    by_name = dict[str, Question]()
     for library, makers in KINDS.items():
         for kind in makers:
             code = f'x = __import__("tests.kinds").kinds.KINDS[{library!r}][{kind!r}]({SIZE_BYTES})'
-            found |= _about_object(kind, Case(code, library))
+            by_name |= _about_object(kind, Case(code, library))
     for kind, case in CASES.items():
-        found |= _about_object(kind, case)
+        by_name |= _about_object(kind, case)
     for kind, place in PLACES.items():
         libraries = [place.library] if place.library else ["", "numpy"]
         for library in libraries:
-            found |= _about_place(kind, place, library)
-    return found
+            by_name |= _about_place(kind, place, library)
+    return by_name
 
 
 def _about_object(kind: str, case: Case) -> dict[str, Question]:

@@ -112,9 +112,9 @@ def estimates_of_code_alone() -> Iterator[None]:
     pytest, and an estimate among many of them takes four times as long.
     """
     rollback = "ipygpumem.estimating.rollback"
+    gc.collect()
     gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(f"{rollback}._is_users_module", lambda module: False)
         patch.setattr(f"{rollback}.is_users", lambda file: False)
         yield
-    gc.unfreeze()

@@ -3,7 +3,6 @@
 # ruff: noqa: E402
 
 import atexit
-import gc
 import os
 import shutil
 import signal
@@ -40,9 +39,10 @@ def own_world() -> None:
     for name in ("PYTHONSTARTUP", "JUPYTER_CONFIG_PATH", "MPLBACKEND"):
         os.environ.pop(name, None)
     os.environ["JUPYTER_PLATFORM_DIRS"] = "1"
-    # Waiting threads of torch would take the processor from working ones wherever threads outnumber
-    # processors.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Processes of tests outnumber the processors. The threads of an operation wait for each other,
+    # and each of them for a processor: the quickstart's training took ten times as long.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # where a test asks for more threads
     # nohup and a shell's background jobs ignore SIGINT, and every process that is started here
     # would, too.
     if threading.current_thread() is threading.main_thread():
@@ -58,12 +58,11 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem import introspect
 from ipygpumem.api import shell as where
 from ipygpumem.heap.knowledge import barriers, frames
-from ipygpumem.inventory import baseline
 from ipygpumem.meter.meter import Meter
 from ipygpumem.meter.traces import Traces
-from ipygpumem.shell import growth_search
 from tests.alone import RUNNER
 from tests.fakes import FakeProbe
+from tests.hiding import hide_existing_objects, show_modules
 
 TOOLS_OF_TESTS = {"pytest", "_pytest", "pluggy", "xdist", "execnet", "__channelexec__"}
 """Packages that run the tests; execnet gives a worker's main module the last name. Their functions
@@ -85,6 +84,11 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("patient")
 
 
+def pytest_collection_finish() -> None:
+    """Hide pytest's objects and all tests; tests with kernels look into whole processes."""
+    hide_existing_objects()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def no_modules_of_other_tests(request: pytest.FixtureRequest) -> Iterator[None]:
     """Hide the modules of other tests, which are users' modules, from looks and from what grows."""
@@ -100,8 +104,7 @@ def no_modules_of_other_tests(request: pytest.FixtureRequest) -> Iterator[None]:
 
     # The fixture ``monkeypatch`` would be undone after all other fixtures of a test.
     with pytest.MonkeyPatch.context() as patch:
-        for user in (baseline, growth_search):
-            patch.setattr(user, "users_modules", users_modules)
+        show_modules(patch, users_modules)
         yield
 
 
@@ -167,16 +170,9 @@ def meter() -> Iterator[Meter]:
 
 
 @pytest.fixture
-def others_out_of_sight() -> Iterator[None]:
-    """Hide what was there before a test from its looks at the heap, which all of pytest makes a
-    second long.
-
-    Not for tests of freeing: in a frozen heap it goes other ways. The torture looks into whole
-    processes.
-    """
-    gc.freeze()
-    yield
-    gc.unfreeze()
+def others_out_of_sight() -> None:
+    """Hide what earlier tests have left, too."""
+    hide_existing_objects()
 
 
 @pytest.fixture
@@ -186,8 +182,7 @@ def only_this_test(monkeypatch: pytest.MonkeyPatch, others_out_of_sight: None) -
 
     Not for tests in which users' modules or running functions hold something.
     """
-    monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
-    monkeypatch.setattr("ipygpumem.shell.growth_search.users_modules", dict)
+    show_modules(monkeypatch)
     monkeypatch.setattr("ipygpumem.heap.heap.running_locals", list)
 
 

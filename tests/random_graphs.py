@@ -722,11 +722,11 @@ def helpers_of(body: str) -> str:
 @functools.cache
 def helper_texts() -> list[tuple[set[str], str]]:
     """Return the names that each helper binds, with its code."""
-    found = list[tuple[set[str], str]]()
+    helpers = list[tuple[set[str], str]]()
     for statement in ast.parse(HELPERS).body:
         if isinstance(statement, ast.Import):
             for alias in statement.names:
-                found.append(
+                helpers.append(
                     (
                         {alias.asname or alias.name.partition(".")[0]},
                         ast.unparse(ast.Import([alias])),
@@ -734,10 +734,10 @@ def helper_texts() -> list[tuple[set[str], str]]:
                 )
         elif isinstance(statement, ast.Assign):
             names = {target.id for target in statement.targets if isinstance(target, ast.Name)}
-            found.append((names, ast.unparse(statement)))
+            helpers.append((names, ast.unparse(statement)))
         elif isinstance(statement, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            found.append(({statement.name}, ast.unparse(statement)))
-    return found
+            helpers.append(({statement.name}, ast.unparse(statement)))
+    return helpers
 
 
 # -- random graphs ------------------------------------------------------------------------------
@@ -802,13 +802,13 @@ def reached(graph: Graph, start: str) -> set[str]:
     below = {node.name: [*node.inputs] for node in graph.nodes}
     for name, other in graph.late:
         below[name].append(other)
-    found, waiting = set[str](), list(below[start])
+    reached_names, waiting = set[str](), list(below[start])
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in reached_names:
+            reached_names.add(name)
             waiting += below[name]
-    return found
+    return reached_names
 
 
 def random_inputs(random: Random, kind: Kind, nodes: Sequence[Node]) -> tuple[str, ...]:
@@ -876,8 +876,10 @@ Look = Callable[[dict[str, Any], str], int]
 def freed_by_why(namespace: dict[str, Any], name: str) -> int:
     """Return the bytes that ``why`` promises."""
     holding = [namespace[name]]
-    found = ownership.ownership_of(name, holding, inventories.roots(namespace), 2, is_name=True)
-    return found.freed_bytes.get("cpu", 0)
+    ownership_record = ownership.ownership_of(
+        name, holding, inventories.roots(namespace), 2, is_name=True
+    )
+    return ownership_record.freed_bytes.get("cpu", 0)
 
 
 def freed_by_top(namespace: dict[str, Any], name: str) -> int:
@@ -886,8 +888,8 @@ def freed_by_top(namespace: dict[str, Any], name: str) -> int:
     """
     named = {key: value for key, value in namespace.items() if not key.startswith("__")}
     references = Counter(map(id, named.values()))
-    found = top.measure_names(named, {}, references=references, namespaces=[id(namespace)])
-    for row in found.names:
+    largest = top.measure_names(named, {}, references=references, namespaces=[id(namespace)])
+    for row in largest.names:
         if name in (row.name, *row.same):
             return (
                 (row.freed_bytes or {}).get("cpu", 0)
@@ -1008,9 +1010,9 @@ def in_fork(work: Callable[[], str]) -> str:
     return text
 
 
-def has_wrong_figure(found: Sequence[Difference]) -> bool:
+def has_wrong_figure(differences: Sequence[Difference]) -> bool:
     """Return True if a look is wrong of a graph, and no code failed."""
-    return bool(found) and not any(one.failure for one in found)
+    return bool(differences) and not any(difference.failure for difference in differences)
 
 
 # -- shrinking ----------------------------------------------------------------------------------
@@ -1034,7 +1036,7 @@ def smaller(graph: Graph) -> Iterator[Graph]:
         yield replace(graph, late=graph.late[:place] + graph.late[place + 1 :])
     for name in graph.kept:
         if len(graph.kept) > 1:
-            yield replace(graph, kept=tuple(one for one in graph.kept if one != name))
+            yield replace(graph, kept=tuple(other for other in graph.kept if other != name))
     used = {name for node in graph.nodes for name in node.inputs}
     used.update(graph.kept, *graph.late)
     for place, node in enumerate(graph.nodes):
@@ -1055,7 +1057,7 @@ def simpler_nodes(node: Node, graph: Graph) -> Iterator[Node]:
     """Yield the node with fewer references, with references that pass by one object, and as a list
     or bytearray.
     """
-    by_name = {one.name: one for one in graph.nodes}
+    by_name = {graph_node.name: graph_node for graph_node in graph.nodes}
     for place, name in enumerate(node.inputs):
         rest = node.inputs[:place], node.inputs[place + 1 :]
         if "$items" in node.kind.code and len(node.inputs) > 1:
@@ -1086,15 +1088,15 @@ def failures(
     graphs: Iterable[tuple[str, Graph]], look: Look, *, shrinks: bool = False
 ) -> dict[str, str]:
     """Return the wrong figures with the program, by the graph's title."""
-    found = dict[str, str]()
+    texts = dict[str, str]()
     for title, graph in graphs:
         wrong = differences(graph, look)
         if has_wrong_figure(wrong) and shrinks:
             graph = shrunk(graph, lambda smaller: has_wrong_figure(differences(smaller, look)))
             wrong = differences(graph, look)
         if wrong:
-            found[title] = "\n".join([*map(str, wrong), "", graph.code])
-    return found
+            texts[title] = "\n".join([*map(str, wrong), "", graph.code])
+    return texts
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -1119,12 +1121,12 @@ def main(arguments: Sequence[str]) -> None:
         first = int(options.seeds[0])
         stop = int(options.seeds[1]) if len(options.seeds) > 1 else first + 1
         graphs = ((f"seed {seed}", random_graph(seed, without)) for seed in range(first, stop))
-    found = failures(graphs, LOOKS[options.look], shrinks=options.shrink)
+    texts = failures(graphs, LOOKS[options.look], shrinks=options.shrink)
     if options.shrink:
-        for title, text in found.items():
+        for title, text in texts.items():
             print(f"# {title}\n{text}\n")
     else:
-        print(json.dumps(found))
+        print(json.dumps(texts))
 
 
 if __name__ == "__main__":

@@ -110,65 +110,97 @@ def recovery(**changes: Any) -> RecoveryRecord:
 
 def every_report(word: str = "x") -> list[Report]:
     """All kinds of reports, with ``word`` wherever a user's text may come."""
-    held = tuple(
-        RetainedArray(
-            word,
-            word,
-            shape,
-            word,
-            word,
-            9 * MIB,
-            function=word,
-            line=1,
-            holder=ReferencePath(word, word),
-        )
-        for shape in ((1,), None)
-    )
     step = FreeingStep(word, {word: MIB}, {word: MIB}, 0.1, error=word)
     usage = Usage(word, 1, 2, 3, 10 * MIB, "sampled", used_bytes=5, reserved_bytes=4, note=word)
     tensor = TensorRecord(word, word, (1,), word, word, MIB, note=word)
-    inventory = Inventory((tensor, tensor), 0.0, notes=(word,))
-    share = Share(word, "keys", word, 1, MIB)
-    named = NamedSize(
-        word, word, {word: MIB}, (share,), 1, (word,), (word,), (word,), 1, word, (word,)
-    )
-    largest = LargestNames((named, named), {word: GIB}, 0.0, 1, (word,))
-    parts = (HeldPart(ReferencePath(word, word), 1, {word: MIB}),)
-    owned = Ownership(word, True, word, {word: MIB}, {word: 1}, ((word, 1),), parts)
-    reading = Reading(word, 1, 2, "allocator", 100, 5, 8, 1, note=word)
-    parts = Reconciliation(word, 100, word, (Part(word, 40, word), Part(word, None, word)), (word,))
-    names = {"deleted": (word,), "restored": (word,), "kept": (word,)}
-    ended = experiment(name=word, **names, survivors=held, notes=(word,), steps=(step,))
-    sizes = {"free": {word: 1}, "now": {word: 2}}
-    failed = recovery(
-        error=word, held=held * 10, message=word, steps=(step,), plain=(word,), **sizes
+    survivors = (survivor(word, shape=(1,)), survivor(word, shape=None))
+    ended = experiment(
+        name=word,
+        deleted=(word,),
+        restored=(word,),
+        kept=(word,),
+        survivors=survivors,
+        notes=(word,),
+        steps=(step,),
     )
     return [
         content.cell_report(cell(error=word, usages=(RAM, usage))),
         *content.experiment_reports(ended, "full"),
         *content.experiment_reports(ended, "compact"),
-        *content.recovery_reports(failed, MIB),
+        *content.recovery_reports(failed_recovery(word, survivors, step), MIB),
         note(word),
-        content.leaks_report(held, MIB),
+        content.leaks_report(survivors, MIB),
         content.freed_report(word, [step], {word: 1}),
-        status_report(word, [word], [reading], [parts]),
+        report_of_status(word),
+        *reports_of_tensors(word, tensor),
+        *reports_of_names(word),
+        listing.left_report(word, 1, survivors),
+        *reports_over_time(word, ended),
+        *reports_of_stretches(word, usage, tensor, survivors, step),
+        *reports_of_choices(word, usage),
+        *reports_of_engines(word, ended),
+        report_of_peak(word),
+    ]
+
+
+def survivor(word: str, *, shape: tuple[int, ...] | None) -> RetainedArray:
+    holder = ReferencePath(word, word)
+    return RetainedArray(
+        word, word, shape, word, word, 9 * MIB, function=word, line=1, holder=holder
+    )
+
+
+def failed_recovery(
+    word: str, survivors: tuple[RetainedArray, ...], step: FreeingStep
+) -> RecoveryRecord:
+    return recovery(
+        error=word,
+        held=survivors * 10,
+        message=word,
+        steps=(step,),
+        plain=(word,),
+        free={word: 1},
+        now={word: 2},
+    )
+
+
+def report_of_status(word: str) -> Report:
+    """A report on one device and its parts."""
+    reading = Reading(word, 1, 2, "allocator", 100, 5, 8, 1, note=word)
+    parts = (Part(word, 40, word), Part(word, None, word))
+    memory = Reconciliation(word, 100, word, parts, (word,))
+    return status_report(word, [word], [reading], [memory])
+
+
+def reports_of_tensors(word: str, tensor: TensorRecord) -> list[Report]:
+    inventory = Inventory((tensor, tensor), 0.0, notes=(word,))
+    groups = [TensorGroup(word, 1, MIB)] * 2
+    return [
         listing.tensors_report(inventory, top=1),
+        listing.groups_report(inventory, word, groups, top=1),
+    ]
+
+
+def reports_of_names(word: str) -> list[Report]:
+    """Reports on the memory of names: of the largest, and of one."""
+    share = Share(word, "keys", word, 1, MIB)
+    named = NamedSize(
+        word, word, {word: MIB}, (share,), 1, (word,), (word,), (word,), 1, word, (word,)
+    )
+    largest = LargestNames((named, named), {word: GIB}, 0.0, 1, (word,))
+    held_parts = (HeldPart(ReferencePath(word, word), 1, {word: MIB}),)
+    owned = Ownership(word, True, word, {word: MIB}, {word: 1}, ((word, 1),), held_parts)
+    return [
         listing.top_report(largest, top=1),
         guard_report(word, [word], 1, largest),
         listing.why_report(owned),
-        listing.left_report(word, 1, held),
-        listing.groups_report(inventory, word, [TensorGroup(word, 1, MIB)] * 2, top=1),
-        *reports_over_time(word, ended),
-        *reports_of_stretches(word, usage, tensor, held, step),
-        *reports_of_choices(word, usage),
-        *reports_of_engines(word, ended),
-        peak_report(
-            PeakRecord(
-                (DevicePeak(word, word, MIB, 0.1, (PeakRow(MIB, *[word] * 5),) * 2),), 1.0, (word,)
-            ),
-            top=1,
-        ),
     ]
+
+
+def report_of_peak(word: str) -> Report:
+    row = PeakRow(MIB, *[word] * 5)
+    device = DevicePeak(word, word, MIB, 0.1, (row, row))
+    return peak_report(PeakRecord((device,), 1.0, (word,)), top=1)
 
 
 def reports_over_time(word: str, ended: ExperimentRecord) -> list[Report]:
@@ -194,7 +226,7 @@ def reports_of_stretches(
     word: str,
     usage: Usage,
     tensor: TensorRecord,
-    held: tuple[RetainedArray, ...],
+    survivors: tuple[RetainedArray, ...],
     step: FreeingStep,
 ) -> list[Report]:
     """Reports on spans of code, on objects made and freed in them, and on ways to save memory."""
@@ -211,7 +243,7 @@ def reports_of_stretches(
         history.iteration_report(passed[1]),
         listing.difference_report(changed, top=2),
         tracker_report(tracked, top=2),
-        release_report(ReleaseRecord((word,), word, held, held, {word: 1}, (step,))),
+        release_report(ReleaseRecord((word,), word, survivors, survivors, {word: 1}, (step,))),
         *(
             purge_report(PurgeRecord(1, stays, {word: 2}, {word: 1}, (word,)))
             for stays in (False, True)

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 
@@ -21,52 +22,48 @@ GAPS = replace(CARD, gap_bytes=2 * GIB, largest_gap_bytes=GIB, expandable_bytes=
 NAMES = Holder("names", "names", 3 * GIB, 8 * GIB, "del them")
 PROCESS = Holder("process", "process", 4 * GIB, 9 * GIB, "end it")
 BOUND = Bound(GIB, "the limit", "lift it")
+TIGHT_BOUND = BOUND._replace(left_bytes=MIB)
+LIMITED = replace(HOST, bounds=(BOUND,))
 
 
-@pytest.mark.parametrize(
-    ("found", "kind", "remedy"),
-    [
-        (CARD, "too much", ""),
-        (replace(CARD, requested_bytes=25 * GIB), "too large", ""),
-        (replace(CARD, requested_bytes=25 * GIB, bounds=(BOUND,)), "too large", ""),
-        (replace(CARD, requested_bytes=None), None, ""),
-        (replace(CARD, free_bytes=None), None, ""),
-        (replace(CARD, free_bytes=7 * GIB), None, ""),
-        (replace(CARD, free_bytes=6 * GIB - MIB), None, ""),  # the message has rounded
-        (
-            GAPS,
-            "fragmentation",
-            "restart the kernel and run first: %env A=expandable_segments:True",
-        ),
-        (
-            replace(GAPS, holders=(NAMES,)),
-            "fragmentation",
-            "restart the kernel and run first: %env " + CARD.setting,
-        ),
-        (replace(GAPS, setting=""), "fragmentation", ""),
-        (replace(GAPS, expandable_bytes=GIB // 2), "fragmentation", ""),
-        (replace(GAPS, gap_bytes=GIB), None, ""),
-        (replace(GAPS, gap_bytes=GIB // 2), "too much", ""),
-        (replace(GAPS, gap_bytes=GIB // 2, idle_bytes=GIB), None, ""),
-        (replace(CARD, holders=(NAMES, PROCESS)), "process", "end it"),
-        (replace(CARD, holders=(NAMES, PROCESS._replace(size_bytes=GIB))), "names", "del them"),
-        (replace(CARD, holders=(NAMES._replace(room_bytes=6 * GIB),)), "too much", ""),
-        (HOST, None, ""),
-        (replace(HOST, overcommits=False), "too much", ""),
-        (replace(HOST, bounds=(BOUND,)), "limit", "lift it"),
-        (replace(HOST, bounds=(BOUND,), holders=(NAMES,)), "limit", "del them"),
-        (replace(HOST, bounds=(BOUND,), requested_bytes=GIB), None, ""),
-        (replace(HOST, bounds=(BOUND,), requested_bytes=None), None, ""),
-        (
-            replace(HOST, bounds=(BOUND._replace(left_bytes=MIB),), requested_bytes=None),
-            "limit",
-            "lift it",
-        ),
-    ],
-)
-def test_the_figures_decide(found: Shortage, kind: str | None, remedy: str) -> None:
-    cause = cause_of(found)
-    assert (cause and cause.kind, cause.remedy if cause else "") == (kind, remedy)
+FRAGMENTATION = f"restart the kernel and run first: %env {CARD.setting}"
+SHORTAGES: list[tuple[Shortage, str | None, str]] = [
+    (CARD, "too much", ""),
+    (replace(CARD, requested_bytes=25 * GIB), "too large", ""),
+    (replace(CARD, requested_bytes=25 * GIB, bounds=(BOUND,)), "too large", ""),
+    (replace(CARD, requested_bytes=None), None, ""),
+    (replace(CARD, free_bytes=None), None, ""),
+    (replace(CARD, free_bytes=7 * GIB), None, ""),
+    (replace(CARD, free_bytes=6 * GIB - MIB), None, ""),  # the message has rounded
+    (GAPS, "fragmentation", FRAGMENTATION),
+    (replace(GAPS, holders=(NAMES,)), "fragmentation", FRAGMENTATION),
+    (replace(GAPS, setting=""), "fragmentation", ""),
+    (replace(GAPS, expandable_bytes=GIB // 2), "fragmentation", ""),
+    (replace(GAPS, gap_bytes=GIB), None, ""),
+    (replace(GAPS, gap_bytes=GIB // 2), "too much", ""),
+    (replace(GAPS, gap_bytes=GIB // 2, idle_bytes=GIB), None, ""),
+    (replace(CARD, holders=(NAMES, PROCESS)), "process", "end it"),
+    (replace(CARD, holders=(NAMES, PROCESS._replace(size_bytes=GIB))), "names", "del them"),
+    (replace(CARD, holders=(NAMES._replace(room_bytes=6 * GIB),)), "too much", ""),
+    (HOST, None, ""),
+    (replace(HOST, overcommits=False), "too much", ""),
+    (LIMITED, "limit", "lift it"),
+    (replace(LIMITED, holders=(NAMES,)), "limit", "del them"),
+    (replace(LIMITED, requested_bytes=GIB), None, ""),
+    (replace(LIMITED, requested_bytes=None), None, ""),
+    (replace(LIMITED, bounds=(TIGHT_BOUND,), requested_bytes=None), "limit", "lift it"),
+]
+"""Shortages, each with the kind of its cause and the remedy."""
+
+
+@pytest.mark.parametrize(("shortage", "kind", "remedy"), SHORTAGES)
+def test_the_figures_decide(shortage: Shortage, kind: str | None, remedy: str) -> None:
+    cause = cause_of(shortage)
+    if kind is None:
+        assert cause is None
+    else:
+        assert cause is not None
+        assert (cause.kind, cause.remedy) == (kind, remedy)
 
 
 @pytest.mark.parametrize(
@@ -76,42 +73,52 @@ def test_the_cause_is_the_figure_that_decides(seed: int) -> None:
     """In random states, the request would fit without the cause, and does not fit with it."""
     choose = random.Random(seed)
     for _ in range(100):
-        asked, free, gaps = (choose.randrange(1, 30) * GIB // 2 for _ in range(3))
-        sizes = [choose.randrange(1, 20) * GIB for _ in range(2)]
-        holders = [
-            replace_room(holder, free, size)
-            for holder, size in zip((NAMES, PROCESS), sizes, strict=True)
-        ]
-        bound = Bound(choose.randrange(0, 20) * GIB, "the limit", "")
-        on_host = choose.random() < 0.3
-        found = Shortage(
-            "cpu" if on_host else "cuda:0",
-            asked,
-            choose.randrange(10, 40) * GIB,
-            free,
-            overcommits=on_host,
-            bounds=(bound,) * on_host,
-            gap_bytes=gaps * (not on_host),
-            largest_gap_bytes=gaps // 2,
-            holders=tuple(choose.sample(holders, choose.randint(0, 2))),
-        )
-        cause = cause_of(found)
-        assert found.total_bytes is not None
-        truths = {
-            "too large": asked > found.total_bytes,
-            "limit": on_host and bound.left_bytes < asked <= found.total_bytes,
-            "fragmentation": max(free, found.largest_gap_bytes) < asked < free + found.gap_bytes,
-            "too much": free + found.gap_bytes < asked,
-            "names": NAMES.kind in {one.kind for one in found.holders}
-            and free < asked < free + sizes[0],
-            "process": PROCESS.kind in {one.kind for one in found.holders}
-            and free < asked < free + sizes[1],
-        }
-        assert cause is None or truths[cause.kind], (found, cause)
+        shortage = random_shortage(choose)
+        cause = cause_of(shortage)
+        assert cause is None or is_true(cause.kind, shortage), (shortage, cause)
 
 
-def replace_room(holder: Holder, free: int, size: int) -> Holder:
-    return holder._replace(size_bytes=size, room_bytes=free + size)
+def random_shortage(choose: random.Random) -> Shortage:
+    """Return a request and a device with random figures."""
+    requested, free, gaps = (choose.randrange(1, 30) * GIB // 2 for _ in range(3))
+    holders = []
+    for holder in (NAMES, PROCESS):
+        size = choose.randrange(1, 20) * GIB
+        holders.append(holder._replace(size_bytes=size, room_bytes=free + size))
+    bound = Bound(choose.randrange(0, 20) * GIB, "the limit", "")
+    on_host = choose.random() < 0.3
+    shortage = Shortage(
+        "cpu" if on_host else "cuda:0",
+        requested,
+        choose.randrange(10, 40) * GIB,
+        free,
+        overcommits=on_host,
+        largest_gap_bytes=gaps // 2,
+        holders=tuple(choose.sample(holders, choose.randint(0, 2))),
+    )
+    if on_host:
+        return replace(shortage, bounds=(bound,))
+    return replace(shortage, gap_bytes=gaps)
+
+
+def is_true(kind: str, shortage: Shortage) -> bool:
+    """Return True if the figures of a shortage make this kind of cause possible."""
+    requested, total, free = shortage.requested_bytes, shortage.total_bytes, shortage.free_bytes
+    assert requested is not None
+    assert total is not None
+    assert free is not None
+    if kind == "too large":
+        return requested > total
+    if kind == "limit":
+        return any(bound.left_bytes < requested <= total for bound in shortage.bounds)
+    if kind == "fragmentation":
+        return max(free, shortage.largest_gap_bytes) < requested < free + shortage.gap_bytes
+    if kind == "too much":
+        return free + shortage.gap_bytes < requested
+    for holder in shortage.holders:
+        if holder.kind == kind:
+            return free < requested < holder.room_bytes
+    return False
 
 
 LIMIT = """
@@ -141,21 +148,37 @@ shared_kernel, notebook = tidied_kernel(
 )
 
 
-def cause(kernel: Kernel, cell: str) -> tuple[str, str, str] | None:
+class RecordedCause(NamedTuple):
+    """The cause that a record of a recovery names."""
+
+    kind: str
+    text: str
+    remedy: str
+
+
+def cause_if_named(kernel: Kernel, cell: str) -> RecordedCause | None:
     """Run a cell that runs out of memory; return its cause, which the report shows."""
     reports = fails(kernel, cell).reports("recovery")
-    found: tuple[str, str, str] | None = kernel.value("cause()")
-    assert found is None or found[0] == "guard" or ": ".join(filter(None, found[1:])) in reports[0]
-    return found
+    recorded = kernel.value("cause()")
+    if recorded is None:
+        return None
+    cause = RecordedCause(*recorded)
+    if cause.kind != "guard":
+        assert ": ".join(filter(None, (cause.text, cause.remedy))) in reports[0]
+    return cause
+
+
+def cause_in(kernel: Kernel, cell: str) -> RecordedCause:
+    """Run a cell that runs out of memory; return its cause, which must be known."""
+    cause = cause_if_named(kernel, cell)
+    assert cause is not None
+    return cause
 
 
 def test_more_than_the_machine_has(notebook: Kernel) -> None:
-    found = cause(notebook, "array(1 << 30)")
-    assert found is not None
-    assert (found[0], found[1].partition(", but the machine has ")[0]) == (
-        "too large",
-        "asked for 1.00 PiB",
-    )
+    cause = cause_in(notebook, "array(1 << 30)")
+    assert cause.kind == "too large"
+    assert cause.text.startswith("asked for 1.00 PiB, but the machine has ")
 
 
 @pytest.mark.parametrize(
@@ -171,9 +194,7 @@ def test_a_limit_of_the_process(name: str, what: str, notebook: Kernel) -> None:
         ("array(600)", "asked for 600 MiB, but only "),
         ("rows()", "almost nothing was left of the "),
     ):
-        found = cause(notebook, cell)
-        assert found is not None
-        kind, text, remedy = found
+        kind, text, remedy = cause_in(notebook, cell)
         assert kind == "limit"
         assert text.startswith(begins)
         assert f" of {what} that this process may use ({name})" in text
@@ -189,22 +210,18 @@ def test_names_of_earlier_cells_hold_memory_below_a_limit(notebook: Kernel) -> N
         "history = {'losses': [array(300), array(300)]}",
     )
     works(notebook, "other = array(100)", "def uses(): return array(400) + len(other)")
-    found = cause(notebook, "array(400)[0]")
-    assert found is not None
-    assert (found[0], found[2]) == ("limit", "del history")
-    assert ". 600 MiB are still held by history from cell " in found[1]
-    works(notebook, found[2], "array(400)[0]", "history = other = None", "other = array(600)")
-    found = cause(notebook, "uses()")
-    assert found is not None
-    assert found[2].startswith("import resource")
+    cause = cause_in(notebook, "array(400)[0]")
+    assert (cause.kind, cause.remedy) == ("limit", "del history")
+    assert ". 600 MiB are still held by history from cell " in cause.text
+    works(notebook, cause.remedy, "array(400)[0]", "history = other = None", "other = array(600)")
+    assert cause_in(notebook, "uses()").remedy.startswith("import resource")
 
 
 def test_a_name_of_one_array_is_blamed(notebook: Kernel) -> None:
     works(notebook, "%gpumem free", "limit('RLIMIT_AS', 800)", "history = array(600)")
-    found = cause(notebook, "array(400)[0]")
-    assert found is not None
-    assert found[2] == "del history"
-    works(notebook, found[2], "array(400)[0]")
+    cause = cause_in(notebook, "array(400)[0]")
+    assert cause.remedy == "del history"
+    works(notebook, cause.remedy, "array(400)[0]")
 
 
 UNSEEN = {
@@ -218,8 +235,8 @@ UNSEEN = {
 @pytest.mark.parametrize("before", UNSEEN, ids=["text", "method", "module"])
 def test_a_name_that_the_cell_may_use_is_not_blamed(before: str, notebook: Kernel) -> None:
     works(notebook, before, "%gpumem free", "limit('RLIMIT_AS', 800)", "history = array(600)")
-    found = cause(notebook, f"{UNSEEN[before]}; array(400)[0]")
-    assert found is None or "history" not in found[1] + found[2]
+    cause = cause_if_named(notebook, f"{UNSEEN[before]}; array(400)[0]")
+    assert cause is None or "history" not in cause.text + cause.remedy
 
 
 def test_shared_mappings_and_earlier_errors_are_not_blamed(notebook: Kernel) -> None:
@@ -239,10 +256,10 @@ def test_shared_mappings_and_earlier_errors_are_not_blamed(notebook: Kernel) -> 
         "%gpumem free",
         "limit('RLIMIT_DATA', 350)",
     )
-    found = cause(notebook, "array(500)[0]")
-    assert found is None or "history" not in found[1] + found[2]
+    cause = cause_if_named(notebook, "array(500)[0]")
+    assert cause is None or "history" not in cause.text + cause.remedy
     works(notebook, "try: array(1 << 30)\nexcept MemoryError as error: kept = error")
-    assert cause(notebook, "raise kept") is None
+    assert cause_if_named(notebook, "raise kept") is None
 
 
 @pytest.mark.parametrize(
@@ -251,22 +268,21 @@ def test_shared_mappings_and_earlier_errors_are_not_blamed(notebook: Kernel) -> 
 )
 def test_errors_without_a_cause(cell: str, notebook: Kernel) -> None:
     works(notebook, "limit('RLIMIT_AS', 400)")
-    assert cause(notebook, cell) is None
+    assert cause_if_named(notebook, cell) is None
 
 
 def test_the_guard_names_its_limit_or_the_control_group(notebook: Kernel) -> None:
     works(notebook, "%gpumem guard on --limit 300MiB")
-    found = cause(notebook, "array(600)")
+    cause = cause_in(notebook, "array(600)")
     works(notebook, "%gpumem guard off")
-    assert found is not None
-    assert (found[0], "the memory guard refused 600 MiB: " in found[1]) == ("guard", True)
-    assert found[1].endswith("of the limit of 300 MiB were left for this cell")
+    assert cause.kind == "guard"
+    assert "the memory guard refused 600 MiB: " in cause.text
+    assert cause.text.endswith("of the limit of 300 MiB were left for this cell")
     with limited_group(300 * MIB) as group, Kernel() as kernel:
         move(int(kernel.value("__import__('os').getpid()")), group)
         works(kernel, "%load_ext ipygpumem", LIMIT, "%gpumem guard on")
-        found = cause(kernel, "array(600)")
-        assert found is not None
-        assert "of the control group's 300 MiB were left" in found[1]
+        cause = cause_in(kernel, "array(600)")
+        assert "of the control group's 300 MiB were left" in cause.text
 
 
 SHARED = """

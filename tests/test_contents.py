@@ -20,6 +20,7 @@ from ipygpumem.heap import garbage, objects_since
 from ipygpumem.heap.libraries import VISITS_BUFFER
 from ipygpumem.heap.objects_since import ObjectsSince, YoungSaver
 from ipygpumem.inventory.contents import Contents
+from tests.hiding import hide_existing_objects
 
 
 class Made:
@@ -29,7 +30,7 @@ class Made:
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     yield
-    gc.unfreeze()
+    hide_existing_objects()
     gc.enable()
 
 
@@ -242,8 +243,7 @@ def received(change: str) -> list[tuple[str, list[str], list[object]]]:
     contents = Contents(names)
     exec(change, names, names)
     names.pop("__builtins__")
-    found = contents.received(names)
-    return [(one.name, steps_of(one.chain), one.items) for one in found]
+    return [(row.name, steps_of(row.chain), row.items) for row in contents.received(names)]
 
 
 def steps_of(chain: Sequence[object]) -> list[str]:
@@ -304,8 +304,8 @@ def test_a_new_object_at_an_old_objects_address_is_new() -> None:
     del names["old"]
     kept.append(new)
     assert list(contents.received(names)) == []
-    (found,) = contents.received(names, {id(new)})
-    assert found.items == [new]
+    (row,) = contents.received(names, {id(new)})
+    assert row.items == [new]
 
 
 def grown(change: str) -> list[tuple[str, list[str], int]]:
@@ -333,10 +333,9 @@ def grown(change: str) -> list[tuple[str, list[str], int]]:
     contents = Contents(names)
     exec(change, names, names)
     names.pop("__builtins__")
-    found = contents.grown(names, 100_000)
     return [
-        (one.name, [type(item).__name__ for item in one.chain], one.grown.size_bytes // 1000)
-        for one in found
+        (row.name, [type(item).__name__ for item in row.chain], row.grown.size_bytes // 1000)
+        for row in contents.grown(names, 100_000)
     ]
 
 

@@ -21,7 +21,7 @@ from benchmarks.harness.kernel import Kernel
 from ipygpumem.scope.bindings import bindings_of
 from ipygpumem.scope.instrumenting import BINDING_RECORDER, BindingRecorder, instrument
 from ipygpumem.scope.scope import Scope, forget_needless_saves
-from tests.steps import ok
+from tests.steps import ok, tidied_kernel
 
 HELPERS = """
 class Failure(Exception): pass
@@ -529,10 +529,13 @@ def test_random_cells_leave_the_names_that_scopes_should_leave(kernel: Kernel, c
         assert kernel.value(_FOUND) == model.names(), "\n-----\n".join(run[-5:])
 
 
-def test_a_kept_older_value_belongs_to_the_outer_scope(kernel: Kernel) -> None:
-    ok(kernel, HELPERS + "b = 1", "%experiment start around")
-    ok(kernel, "%%experiment inner --keep b\nb = 1", "change('b', 2)", "%experiment end")
-    assert kernel.value("b") == 1
+shared_kernel, tidied = tidied_kernel("%reset -f", "%reload_ext ipygpumem")
+
+
+def test_a_kept_older_value_belongs_to_the_outer_scope(tidied: Kernel) -> None:
+    ok(tidied, HELPERS + "b = 1", "%experiment start around")
+    ok(tidied, "%%experiment inner --keep b\nb = 1", "change('b', 2)", "%experiment end")
+    assert tidied.value("b") == 1
 
 
 @pytest.mark.parametrize(
@@ -546,11 +549,11 @@ def test_a_kept_older_value_belongs_to_the_outer_scope(kernel: Kernel) -> None:
         "with Manager((1, 2)) as (b, refuses.x): pass",
     ],
 )
-def test_a_failing_target_has_bound_the_names_before_it(kernel: Kernel, binding: str) -> None:
-    ok(kernel, HELPERS + "b = 1")
-    ok(kernel, f"%experiment start x\ntry:\n    {binding}\nexcept (Failure, TypeError): pass")
-    ok(kernel, "%experiment start inner\ndel b\n%experiment end", "%experiment end")
-    assert kernel.value("globals().get('b')") == 1
+def test_a_failing_target_has_bound_the_names_before_it(tidied: Kernel, binding: str) -> None:
+    ok(tidied, HELPERS + "b = 1")
+    ok(tidied, f"%experiment start x\ntry:\n    {binding}\nexcept (Failure, TypeError): pass")
+    ok(tidied, "%experiment start inner\ndel b\n%experiment end", "%experiment end")
+    assert tidied.value("globals().get('b')") == 1
 
 
 HANDLER_IN_LOOP = """
@@ -575,17 +578,17 @@ SCOPES = [
 ]
 
 
-def test_a_handler_in_a_loop_unbinds_no_older_name(kernel: Kernel) -> None:
+def test_a_handler_in_a_loop_unbinds_no_older_name(tidied: Kernel) -> None:
     for loop in (HANDLER_IN_LOOP, HANDLER_IN_WHILE):
         for scope in SCOPES:
             cell = scope.format(loop=loop, indented=indent(loop, "    "))
-            ok(kernel, "e = 'older'", cell)
-            assert kernel.value("(globals().get('e'), 'i' in globals())") == ("older", False), cell
+            ok(tidied, "e = 'older'", cell)
+            assert tidied.value("(globals().get('e'), 'i' in globals())") == ("older", False), cell
 
 
 @pytest.mark.parametrize("loop", ["for q in [1, 2]: b = 1", "while b:\n    b = 1\n    break"])
-def test_a_loop_that_binds_the_same_object_loses_no_name(kernel: Kernel, loop: str) -> None:
-    ok(kernel, "b = 1", f"%%experiment x\n{loop}\ndel b")
-    assert kernel.value("b") == 1
-    ok(kernel, "%experiment start x", loop, "del b", "%experiment end")
-    assert kernel.value("b") == 1
+def test_a_loop_that_binds_the_same_object_loses_no_name(tidied: Kernel, loop: str) -> None:
+    ok(tidied, "b = 1", f"%%experiment x\n{loop}\ndel b")
+    assert tidied.value("b") == 1
+    ok(tidied, "%experiment start x", loop, "del b", "%experiment end")
+    assert tidied.value("b") == 1

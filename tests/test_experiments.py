@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.kernel import Kernel
-from tests.steps import fails, ok
+from tests.steps import fails, ok, tidied_kernel
+
+shared_kernel, notebook = tidied_kernel("%reset -f", "%reload_ext ipygpumem")
 
 REMEMBER = """
 import sys
@@ -64,14 +66,14 @@ def test_arrays_in_older_garbage_are_not_left(kernel: Kernel) -> None:
     assert kernel.value(LEFT) == "['notebook variable keeper']"
 
 
-def test_a_name_error_says_which_experiment_deleted_the_name(kernel: Kernel) -> None:
+def test_a_name_error_says_which_experiment_deleted_the_name(notebook: Kernel) -> None:
     says = "data belonged to experiment second, which has ended: --keep data keeps it"
-    ok(kernel, "%load_ext ipygpumem", "%%experiment first\ndata = 1")
-    ok(kernel, "%%experiment second\ndata = 2", "def use(): return data")
-    assert says in fails(kernel, "use()").reports("cell")[-1]
-    assert "belonged" not in fails(kernel, "dat").reports("cell")[-1]
-    assert "belonged" not in fails(kernel, "raise NameError('data')").reports("cell")[-1]
-    ok(kernel, "%%experiment third --keep data\ndata = 3", "use()")
+    ok(notebook, "%%experiment first\ndata = 1")
+    ok(notebook, "%%experiment second\ndata = 2", "def use(): return data")
+    assert says in fails(notebook, "use()").reports("cell")[-1]
+    assert "belonged" not in fails(notebook, "dat").reports("cell")[-1]
+    assert "belonged" not in fails(notebook, "raise NameError('data')").reports("cell")[-1]
+    ok(notebook, "%%experiment third --keep data\ndata = 3", "use()")
 
 
 @pytest.mark.parametrize(
@@ -82,18 +84,18 @@ def test_a_name_error_says_which_experiment_deleted_the_name(kernel: Kernel) -> 
         pytest.param("use()", id="a name that a later cell has deleted"),
     ],
 )
-def test_a_name_that_no_experiment_has_deleted_gets_no_remark(kernel: Kernel, cell: str) -> None:
-    ok(kernel, "%load_ext ipygpumem", "%%experiment first\ndata = 1", "def use(): return data")
+def test_a_name_that_no_experiment_has_deleted_gets_no_remark(notebook: Kernel, cell: str) -> None:
+    ok(notebook, "%%experiment first\ndata = 1", "def use(): return data")
     if cell == "use()":
-        ok(kernel, "data = 2", "del data")
-    assert "belonged" not in fails(kernel, cell).reports("cell")[-1]
+        ok(notebook, "data = 2", "del data")
+    assert "belonged" not in fails(notebook, cell).reports("cell")[-1]
 
 
-def test_a_name_error_of_a_rebound_name_is_explained_too(kernel: Kernel) -> None:
+def test_a_name_error_of_a_rebound_name_is_explained_too(notebook: Kernel) -> None:
     says = "data belonged to experiment first, which has ended: --keep data keeps it"
-    ok(kernel, "%load_ext ipygpumem", "%%experiment first\ndata = 1")
+    ok(notebook, "%%experiment first\ndata = 1")
     for cell in ("data = data + 1", "x = 1\ndata += 1", "if x:\n    data = [data]"):
-        assert says in fails(kernel, cell).reports("cell")[-1]
+        assert says in fails(notebook, cell).reports("cell")[-1]
 
 
 ROWS = """

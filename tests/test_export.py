@@ -363,20 +363,20 @@ def test_the_records_in_the_outputs_of_a_notebook_are_read(tmp_path: Path) -> No
         packed(records[:2]), packed(records[2:]), later, large, {"reports": ["plot"]}
     )
     (tmp_path / "x.ipynb").write_bytes(content)
-    found = ipygpumem.load(tmp_path / "x.ipynb")
-    assert found.cells == (cell(1), records[0], cell(3, started_at=10.0))
-    assert (found.experiments, found.traces) == ((experiment(),), WHOLE_SESSION.traces)
-    assert found.left_out == {"ExperimentRecord": 1}
-    assert found.saved_at == (tmp_path / "x.ipynb").stat().st_mtime
+    session = ipygpumem.load(tmp_path / "x.ipynb")
+    assert session.cells == (cell(1), records[0], cell(3, started_at=10.0))
+    assert (session.experiments, session.traces) == ((experiment(),), WHOLE_SESSION.traces)
+    assert session.left_out == {"ExperimentRecord": 1}
+    assert session.saved_at == (tmp_path / "x.ipynb").stat().st_mtime
     (tmp_path / "empty.ipynb").write_bytes(in_notebook())
     assert ipygpumem.load(tmp_path / "empty.ipynb").cells == ()
 
 
 def test_each_kind_of_record_with_a_report_is_read_back() -> None:
     records = [record for report in every_report("x\ud800") for record in report.records]
-    found = SessionRecord(0.0, (), (), results=tuple(records))
+    session = SessionRecord(0.0, (), (), results=tuple(records))
     assert {type(record).__name__ for record in records} >= IMPORTS_BY_KIND.keys()
-    assert SessionRecord.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert SessionRecord.from_dict(json.loads(json.dumps(session.to_dict()))) == session
     clean = json.dumps(packed(records), ensure_ascii=False).encode()  # as a front-end does
     assert [item["kind"] for item in json.loads(clean)["records"]] == [
         type(record).__name__ for record in records
@@ -416,18 +416,18 @@ def test_an_executed_notebook_has_the_figures_of_its_reports(tmp_path: Path) -> 
     write(cells, tmp_path / "x.ipynb")
     command = ("-m", "nbconvert", "--to", "notebook", "--execute", "--inplace", "x.ipynb")
     printed(*command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    found = ipygpumem.load(tmp_path / "x.ipynb")
-    assert [record.execution_count for record in found.cells] == [2, 3, 4, 6]
-    assert found.cells[-1].recovery is not None  # also where the cells' lines are hidden
-    (one,) = found.experiments
-    assert (one.parameters, one.cells) == ({"lr": 0.1}, found.cells[1:2])
+    session = ipygpumem.load(tmp_path / "x.ipynb")
+    assert [record.execution_count for record in session.cells] == [2, 3, 4, 6]
+    assert session.cells[-1].recovery is not None  # also where the cells' lines are hidden
+    (one,) = session.experiments
+    assert (one.parameters, one.cells) == ({"lr": 0.1}, session.cells[1:2])
     # the last of several updates of one display
-    assert [trace.iteration for trace in found.traces] == [
+    assert [trace.iteration for trace in session.traces] == [
         1,
         2,
         3,
     ]
-    (inventory,) = found.results
+    (inventory,) = session.results
     assert type(inventory).__name__ == "Inventory"
 
 
@@ -533,9 +533,9 @@ def test_export_writes_done_cells(
     loaded.run_cell("%%experiment one --note lr=1e-3\nx = 1")
     loaded.run_cell(f"%gpumem export '{tmp_path}/my session.json'")
     assert "wrote 1 cell and 1 experiment to" in capsys.readouterr().out
-    found = ipygpumem.load(tmp_path / "my session.json")
-    assert found.history == ipygpumem.history()[:1]
-    assert found.experiments == tuple(ipygpumem.experiments())
+    session = ipygpumem.load(tmp_path / "my session.json")
+    assert session.history == ipygpumem.history()[:1]
+    assert session.experiments == tuple(ipygpumem.experiments())
     ipygpumem.export(tmp_path / "x.csv")
     assert (tmp_path / "x.csv").read_text().count("\n") == 2
     for line in (

@@ -360,40 +360,50 @@ class World:
         what failed.
         """
         program = PROGRAMS[call.program]
-        names = self.shell.user_ns
-        struck = error is KeyboardInterrupt
-        has_scope = re.search(r"%%experiment|experiment\(\"e", program.target)
-        has_scope = has_scope and not re.search(
-            "without this scope|rewriting failed|could not be ended", text
-        )
-        # elsewhere objects may fail
+        is_interrupt = error is KeyboardInterrupt
+        # A Ctrl-C may stop the code, or what follows.
+        may_stop_code = is_interrupt and (not results or "KeyboardInterrupt" in text)
+        if not may_stop_code:
+            self._check_code_has_run(program, results, text, is_interrupt=is_interrupt)
+        self._check_names(program, text, is_interrupt=is_interrupt)
+        # Elsewhere objects may fail.
         is_ours_alone = re.search("/(shell|scope|report)/", call.code.co_filename)
+        lines_about_fault = [line for line in text.splitlines() if "injected" in line]
+        if not is_interrupt:
+            assert "Traceback (most" not in text or program.error, "a traceback"
+            assert len(lines_about_fault) <= 1, f"said {len(lines_about_fault)} times"
+        # Else memory is short, or the user knows.
+        if error in (RuntimeError, OSError) and is_ours_alone:
+            assert lines_about_fault, "not said"
+            says_what_was_not_done = " failed (" not in text or "not affected, but " in text
+            assert says_what_was_not_done, "not said what was not done"
+
+    def _check_code_has_run(
+        self, program: Program, results: list[Any], text: str, *, is_interrupt: bool
+    ) -> None:
+        """Check that a program's code has run to its end, with its own error or without one."""
         raised = [
             type(result.error_before_exec or result.error_in_exec).__name__ for result in results
         ]
-        # A Ctrl-C may stop the code, or what follows.
-        if not (struck and (not results or "KeyboardInterrupt" in text)):
-            is_late = struck and "Ctrl-C arrived after" in text and raised == ["KeyboardInterrupt"]
-            assert is_late or raised == [program.error or "NoneType"], f"raised {raised}"
-            assert names.get("log") == [2], "the code has not run"
-            assert program.error or "]: 42" in text, "no result"
-            assert "Error in callback" not in text, "an error in a callback"
-        is_open = [item.name for item in self.app.experiments.open]
-        # as documented: finish() can be called again
-        may_stay_open = struck and "finish()" in program.target
-        assert "e" not in is_open or may_stay_open, "open after its cell"
-        has_scope = has_scope and "e" not in is_open
-        assert names.get("old") == 1 or not has_scope, f"old is {names.get('old')}"
-        said = [line for line in text.splitlines() if "injected" in line]
-        if not struck:
-            assert "Traceback (most" not in text or program.error, "a traceback"
-            assert len(said) <= 1, f"said {len(said)} times"
-        # Else memory is short, or the user knows.
-        if error in (RuntimeError, OSError) and is_ours_alone:
-            assert said, "not said"
-            assert " failed (" not in text or "not affected, but " in text, (
-                "not said what was not done"
-            )
+        came_after_code = (
+            is_interrupt and "Ctrl-C arrived after" in text and raised == ["KeyboardInterrupt"]
+        )
+        assert came_after_code or raised == [program.error or "NoneType"], f"raised {raised}"
+        assert self.shell.user_ns.get("log") == [2], "the code has not run"
+        assert program.error or "]: 42" in text, "no result"
+        assert "Error in callback" not in text, "an error in a callback"
+
+    def _check_names(self, program: Program, text: str, *, is_interrupt: bool) -> None:
+        """Check that the experiment has ended and given the older value back."""
+        is_open = "e" in [experiment.name for experiment in self.app.experiments.open]
+        # As documented, finish() can be called again.
+        may_stay_open = is_interrupt and "finish()" in program.target
+        assert not is_open or may_stay_open, "open after its cell"
+        has_scope = re.search(r"%%experiment|experiment\(\"e", program.target)
+        has_no_scope_now = re.search("without this scope|rewriting failed|could not be ended", text)
+        if has_scope and not has_no_scope_now and not is_open:
+            old = self.shell.user_ns.get("old")
+            assert old == 1, f"old is {old}"
 
     def goes_on(self, program: Program) -> None:
         """Run the program again after what a fault has left: names and reports must be right."""
@@ -406,8 +416,8 @@ class World:
         for cell in filter(None, (program.before, program.target, program.after)):
             shell.run_cell(cell, store_history=True)
         text = "".join(self.out.readouterr())
-        found = names.get("old"), names.get("since"), names.get("log"), "new" in names
-        assert found == (1, 7, [2], False), f"names are wrong later: {found}"
+        values = names.get("old"), names.get("since"), names.get("log"), "new" in names
+        assert values == (1, 7, [2], False), f"names are wrong later: {values}"
         assert "ipygpumem:" not in text, f"said again: {text}"
         assert re.search(r"^cell \d+ · ", text, re.MULTILINE), "no report later"
         assert not self.app.context.cells.running(), "a cell still runs"
@@ -497,19 +507,14 @@ def test_a_fault_that_lasts_stops_no_code_and_loses_no_name(
         said = "".join(world.out.readouterr())
         for cell in ("since = 7", target):
             world.shell.run_cell(cell)
-        found = {name: world.shell.user_ns.get(name) for name in ("old", "since", "log")}
-        is_right = (
-            found == {"old": found["old"], "since": 7, "log": [2, 2]}
-            and not world.app.experiments.open
-        )
+        values = {key: world.shell.user_ns.get(key) for key in ("old", "since", "log")}
+        has_run = values["since"] == 7 and values["log"] == [2, 2]
+        has_ended = not world.app.experiments.open and not world.app.context.cells.running()
         decides_on_names = name in ("_matches_keep", "_would_shadow")
         may_stay = "without this scope" in said or decides_on_names
-        if (
-            not is_right
-            or (found["old"] != 1 and not may_stay)
-            or world.app.context.cells.running()
-        ):
-            wrong.append(f"{kind.__name__}.{name}: {found}, {world.app.experiments.open}\n{said}")
+        is_restored = values["old"] == 1 or may_stay
+        if not (has_run and has_ended and is_restored):
+            wrong.append(f"{kind.__name__}.{name}: {values}, {world.app.experiments.open}\n{said}")
     assert not wrong, f"{len(wrong)} of {len(FOREVER)}\n" + "\n".join(wrong)
 
 
@@ -535,8 +540,8 @@ def test_code_run_during_an_experiments_end_does_not_end_it(
         first = Runs()
         old = new = 2
         """)
-    found = [shell.user_ns.get(name) for name in ("first", "old", "new")]
-    assert (found, app_of(shell).experiments.open) == ([0, 1, None], [])
+    values = [shell.user_ns.get(name) for name in ("first", "old", "new")]
+    assert (values, app_of(shell).experiments.open) == ([0, 1, None], [])
     said = "".join(capsys.readouterr())
     assert not re.search("could not be ended|KeyError|the end of|unloaded with", said), said
     assert said.count("restored: first, old") == 1, said

@@ -17,6 +17,7 @@ from ipygpumem.heap.garbage import Garbage, objects_since
 from ipygpumem.heap.heap import live_instances
 from ipygpumem.heap.objects_since import ObjectsSince, YoungSaver
 from tests.alone import alone
+from tests.hiding import hide_existing_objects
 from tests.tracing import interrupted_at
 
 
@@ -27,14 +28,14 @@ def test_garbage_is_collected_until_nothing_more_dies() -> None:
 
     class Chained(Node):
         def __del__(self) -> None:
-            found.append(weakref.ref(new := Node()))
+            made.append(weakref.ref(new := Node()))
             del new
 
-    found: list[weakref.ref[Node]] = []
+    made: list[weakref.ref[Node]] = []
     gc.collect()
     Chained()
     assert Garbage().collect() >= 2
-    assert [reference() for reference in found] == [None]
+    assert [reference() for reference in made] == [None]
     assert gc.collect() == 0
 
 
@@ -84,9 +85,8 @@ class Made:
 
 @pytest.fixture(autouse=True)
 def _nothing_made() -> Iterator[None]:
-    gc.collect()
+    hide_existing_objects()
     yield
-    gc.unfreeze()
     gc.enable()
 
 
@@ -502,20 +502,19 @@ def compare_instances() -> None:
     for seed in range(10):
         random = Random(seed)
         collector = Garbage()
-        held = list[Made]()
+        made = list[Made]()
         for _ in range(15):
             for _ in range(random.randrange(5)):
-                walk(random, collector, held)
-            found = collector.instances(Made)
-            assert sorted(map(id, found)) == sorted(map(id, live_instances(Made))), seed
-            del found
+                walk(random, collector, made)
+            instances = collector.instances(Made)
+            assert sorted(map(id, instances)) == sorted(map(id, live_instances(Made))), seed
+            del instances
 
 
 def test_an_interrupt_at_any_line_loses_nothing() -> None:
     """A Ctrl-C may strike wherever our own code runs: the next call finds and frees what this one
     would have.
     """
-    gc.freeze()  # all that the tests before it have left makes each collection slow
     for line in itertools.count(1):
         gc.collect()
         collector = Garbage()

@@ -52,22 +52,22 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_objects_that_grew_are_named_with_their_growth(notebook: Kernel, case: str) -> None:
-    before, inside, path, size = CASES[case]
+    before, grows, path, size = CASES[case]
     ok(notebook, before)
-    (text,) = ok(notebook, f"%%experiment grows\n{inside}").survivors()
+    (text,) = ok(notebook, f"%%experiment grows\n{grows}").survivors()
     if case == "a stream of bytes" and VISITS_BUFFER:
         assert "bytes · held by notebook variable buf" in text
         return
-    found = re.search(GREW, text, re.MULTILINE)
-    assert found is not None, text
-    assert found[1] == path
-    assert float(found[2]) == pytest.approx(size, rel=0.06)
+    growth = re.search(GREW, text, re.MULTILINE)
+    assert growth is not None, text
+    assert growth[1] == path
+    assert float(growth[2]) == pytest.approx(size, rel=0.06)
     assert "not named" not in text, text
     if case in WITHOUT_LINE:
-        assert found[4] is None
+        assert growth[4] is None
     else:
-        assert found[4] == f"{path}.clear()"
-        ok(notebook, found[4])
+        assert growth[4] == f"{path}.clear()"
+        ok(notebook, growth[4])
         assert kernel_length(notebook, path) == 0
 
 
@@ -82,19 +82,19 @@ WITH_OLDER = {
 
 @pytest.mark.parametrize("case", WITH_OLDER)
 def test_a_line_says_that_it_drops_older_items(notebook: Kernel, case: str) -> None:
-    before, inside = WITH_OLDER[case]
+    before, grows = WITH_OLDER[case]
     ok(notebook, before)
-    (text,) = ok(notebook, f"%%experiment grows\n{inside}").survivors()
-    found = re.search(GREW, text, re.MULTILINE)
-    assert found is not None, text
-    assert found[4] == "buf.clear()  # also drops 2 older items"
+    (text,) = ok(notebook, f"%%experiment grows\n{grows}").survivors()
+    growth = re.search(GREW, text, re.MULTILINE)
+    assert growth is not None, text
+    assert growth[4] == "buf.clear()  # also drops 2 older items"
 
 
 def test_two_attributes_of_one_object_may_grow(notebook: Kernel) -> None:
     """Writing the first path gives the object a dict, and then it refers to this only."""
     ok(notebook, "class A: pass\na = A(); a.rows = []; a.names = {}")
-    inside = "a.rows.extend(range(300_000)); a.names.update(dict.fromkeys(range(300_000)))"
-    (text,) = ok(notebook, f"%%experiment grows\n{inside}").survivors()
+    grows = "a.rows.extend(range(300_000)); a.names.update(dict.fromkeys(range(300_000)))"
+    (text,) = ok(notebook, f"%%experiment grows\n{grows}").survivors()
     assert {path for path, *_ in re.findall(GREW, text, re.MULTILINE)} == {"a.rows", "a.names"}
 
 
@@ -108,11 +108,11 @@ def test_a_list_that_had_items_is_named_with_their_number(notebook: Kernel) -> N
     """Emptying it would lose the older items, so there is no line that frees it."""
     ok(notebook, "rows = list(range(1000))")
     (text,) = ok(notebook, "%%experiment grows\nrows.extend([7] * (1 << 20))").reports("experiment")
-    found = re.search(GREW, text, re.MULTILINE)
-    assert found is not None, text
-    assert found[1] == "rows"
-    assert found[3] == "from 1,000 to 1,049,576 items"
-    assert found[4] is None
+    growth = re.search(GREW, text, re.MULTILINE)
+    assert growth is not None, text
+    assert growth[1] == "rows"
+    assert growth[3] == "from 1,000 to 1,049,576 items"
+    assert growth[4] is None
 
 
 TOGETHER = {
@@ -151,11 +151,11 @@ TOGETHER = {
 
 @pytest.mark.parametrize("case", TOGETHER)
 def test_small_objects_that_grew_together_are_named_once(notebook: Kernel, case: str) -> None:
-    before, inside, path, items = TOGETHER[case]
+    before, grows, path, items = TOGETHER[case]
     ok(notebook, before)
-    (text,) = ok(notebook, f"%%experiment grows\n{inside}").reports("experiment")
-    found = re.findall(r"^ *(\S+) grew by ([\d.]+) MiB, (in .* items)$", text, re.MULTILINE)
-    assert [(row[0], row[2]) for row in found] == [(path, items)], text
+    (text,) = ok(notebook, f"%%experiment grows\n{grows}").reports("experiment")
+    rows = re.findall(r"^ *(\S+) grew by ([\d.]+) MiB, (in .* items)$", text, re.MULTILINE)
+    assert [(row[0], row[2]) for row in rows] == [(path, items)], text
     assert "not named" not in text, text
 
 

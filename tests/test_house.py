@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import ipygpumem
-from tests import rooms
+from tests import hiding, rooms
 
 ROOT = Path(ipygpumem.__file__).parent
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -156,6 +156,17 @@ def test_no_value_is_multiplied_by_a_truth_value() -> None:
             if is_product and any(map(is_truth_value, (node.left, node.right))):
                 lines.append(f"{name}:{node.lineno}")
     assert lines == []
+
+
+def names_called(tree: ast.AST) -> set[str]:
+    """Return the names of the functions that a file calls."""
+    functions = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return {function.id for function in functions if isinstance(function, ast.Name)}
+
+
+def test_tests_choose_users_modules_for_every_search() -> None:
+    searches = {name for name, tree in TREES.items() if "users_modules" in names_called(tree)}
+    assert searches == {search.__name__ for search in hiding.SEARCHES}
 
 
 def test_each_import_inside_a_function_says_why() -> None:

@@ -29,6 +29,7 @@ from ipygpumem.shell.app import App, app_of
 from ipygpumem.shell.config import IPyGpuMem
 from ipygpumem.shell.experiments import Experiment
 from tests.fakes import FakeProbe
+from tests.hiding import show_modules
 from tests.test_budget import KnowingCuda
 from tests.tracing import interrupted_at
 
@@ -57,9 +58,7 @@ LAST_FILES = files(LEAVING)
 
 @pytest.fixture
 def app(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
-    # The first look follows what users' modules hold. Here those are all tests that this process
-    # has run.
-    monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
+    show_modules(monkeypatch)
     app = App(shell, IPyGpuMem(), probes=[FakeProbe()])
     yield app
     app.close()
@@ -133,7 +132,7 @@ EVERY_LINE = [pytest.param(first, 8, marks=pytest.mark.thorough) for first in ra
 def test_an_interrupted_end_can_be_finished(
     loaded: InteractiveShell, monkeypatch: pytest.MonkeyPatch, first: int, step: int
 ) -> None:
-    monkeypatch.setattr("ipygpumem.inventory.baseline.users_modules", dict)
+    show_modules(monkeypatch)
     monkeypatch.setattr("ipygpumem.reclaim.reclaim.steps_that_free", lambda *_, **__: [])
     opened = app_of(loaded).experiments.open
     space = loaded.user_ns

@@ -25,6 +25,7 @@ from ipygpumem.inventory.records import Inventory, TensorRecord
 from ipygpumem.shell.notebook_inventory import inventory_of_notebook
 from tests import hostile
 from tests.alone import printed
+from tests.hiding import show_modules
 
 numpy = pytest.importorskip("numpy")
 pytestmark = pytest.mark.usefixtures("others_out_of_sight")
@@ -39,8 +40,8 @@ def take(**names: object) -> dict[str, TensorRecord]:
 
 
 def names(**roots: object) -> list[str]:
-    found = NamedArrays()
-    return [found.paths[key] for key in found.named(roots.items())]
+    arrays = NamedArrays()
+    return [arrays.paths[key] for key in arrays.named(roots.items())]
 
 
 def script(folder: Path, code: str) -> list[str]:
@@ -111,8 +112,8 @@ def test_paths_are_the_shortest_and_read_like_python() -> None:
         return default
 
     both = numpy.ones(5)
-    found = names(slotted=slotted, plain=plain, function=function, deep=[[both]], both=both)
-    assert found == [
+    paths = names(slotted=slotted, plain=plain, function=function, deep=[[both]], both=both)
+    assert paths == [
         "both",
         "slotted.x",
         "function.__defaults__[0]",
@@ -150,33 +151,34 @@ def test_plain_objects_are_examined_in_bulk(
     monkeypatch.setattr("ipygpumem.heap.named_arrays.MOST_OBJECTS", 3 * CHUNK)
     items = [make(i) for i in range(4 * CHUNK)]
     box = [numpy.ones(3)]
-    found = survey.take_inventory(
+    inventory = survey.take_inventory(
         [("items", items), ("items", {"again": items}), ("last", [*items, box]), ("box", box)]
     )
-    assert found.notes == ()
-    assert [row.name for row in found.tensors if row.name] == ["box[0]"]
-    found = survey.take_inventory([("items", items), ("last", [*items, box])])
-    assert [row.name for row in found.tensors if row.name] == [f"last[{4 * CHUNK}][0]"]
+    assert inventory.notes == ()
+    assert [row.name for row in inventory.tensors if row.name] == ["box[0]"]
+    inventory = survey.take_inventory([("items", items), ("last", [*items, box])])
+    assert [row.name for row in inventory.tensors if row.name] == [f"last[{4 * CHUNK}][0]"]
 
 
 def test_a_first_search_stops_in_a_huge_container_without_arrays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # what pytest and the tests have is no part of it
-    monkeypatch.setattr(baseline, "users_modules", dict)
+    show_modules(monkeypatch)
     beside = numpy.ones(1)
     deep = numpy.ones(2)
     plain = [{"a": i, "b": []} for i in range(30_000)]
-    found, complete = baseline.within_reach({"plain": plain, "beside": {"x": [beside]}})
-    assert [array is beside for array in found] == [True]
+    arrays, complete = baseline.within_reach({"plain": plain, "beside": {"x": [beside]}})
+    assert [array is beside for array in arrays] == [True]
     assert not complete
-    found, complete = baseline.within_reach(
+    arrays, complete = baseline.within_reach(
         {"pairs": [(i, numpy.ones(1)) for i in range(21_000)], "deep": deep}
     )
-    assert len({id(array) for array in found}) == 21_001
+    assert len({id(array) for array in arrays}) == 21_001
     assert complete
-    found, complete = baseline.within_reach({f"name{i}": i for i in range(50_000)} | {"last": deep})
-    assert [array is deep for array in found] == [True]
+    arrays, complete = baseline.within_reach(
+        {f"name{i}": i for i in range(50_000)} | {"last": deep}
+    )
+    assert [array is deep for array in arrays] == [True]
     assert complete
 
 
@@ -229,11 +231,11 @@ ARRAY = TensorRecord(None, "ndarray", (10,), "float64", "cpu", 80, storage=3)
 
 
 def test_a_bracket_in_a_pattern_stands_for_itself() -> None:
-    found = made(WEIGHT, LOSS, ARRAY)
-    assert records.select(found, ["losses[0]"]).tensors == (LOSS,)
-    assert records.select(found, ["model.*"], device="cuda").tensors == (WEIGHT,)
-    assert records.select(found, device="cpu").tensors == (ARRAY,)
-    assert records.select(found, kind="parameter", min_bytes=25).tensors == ()
+    inventory = made(WEIGHT, LOSS, ARRAY)
+    assert records.select(inventory, ["losses[0]"]).tensors == (LOSS,)
+    assert records.select(inventory, ["model.*"], device="cuda").tensors == (WEIGHT,)
+    assert records.select(inventory, device="cpu").tensors == (ARRAY,)
+    assert records.select(inventory, kind="parameter", min_bytes=25).tensors == ()
 
 
 def test_groups_add_up() -> None:
@@ -247,10 +249,10 @@ def test_groups_add_up() -> None:
 
 def test_an_inventory_survives_its_dictionary_and_a_copy() -> None:
     box = {"x": [numpy.ones(10), numpy.ones(20)]}
-    found = survey.take_inventory([("box", box)])
-    again = Inventory.from_dict(json.loads(json.dumps(found.to_dict())))
-    assert again == found == pickle.loads(pickle.dumps(found))
-    assert hash(again.tensors) == hash(found.tensors)
+    inventory = survey.take_inventory([("box", box)])
+    again = Inventory.from_dict(json.loads(json.dumps(inventory.to_dict())))
+    assert again == inventory == pickle.loads(pickle.dumps(inventory))
+    assert hash(again.tensors) == hash(inventory.tensors)
 
 
 def test_an_inventory_holds_no_object_of_the_users() -> None:
@@ -260,17 +262,17 @@ def test_an_inventory_holds_no_object_of_the_users() -> None:
     key = Key()
     arrays = [numpy.ones(3) for _ in range(10)]
     box = {key: arrays[:5], 1: arrays[5:]}
-    found = survey.take_inventory([("box", box), ("arrays", arrays)])
+    inventory = survey.take_inventory([("box", box), ("arrays", arrays)])
     references = [weakref.ref(key), *map(weakref.ref, arrays)]
     del key, arrays, box
     assert [reference() for reference in references] == [None] * 11
-    assert {f"arrays[{place}]" for place in range(10)} <= {row.name for row in found.tensors}
+    assert {f"arrays[{place}]" for place in range(10)} <= {row.name for row in inventory.tensors}
 
 
 def size(value: object) -> int:
-    found = describe(value)
-    assert isinstance(found, Array)
-    return found.size_bytes
+    array = describe(value)
+    assert isinstance(array, Array)
+    return array.size_bytes
 
 
 def test_an_arrays_size_includes_memory_that_it_keeps_alive(tmp_path: Path) -> None:
@@ -293,9 +295,9 @@ def test_the_elements_of_object_arrays_are_seen() -> None:
     inner = numpy.ones(3)
     array = numpy.empty((1, 2), object)
     array[0, 1] = inner
-    found = elements(array)
-    assert found is not None
-    assert found[0][1] is inner
+    items = elements(array)
+    assert items is not None
+    assert items[0][1] is inner
     assert elements(numpy.ones(3)) is None
 
 
@@ -307,6 +309,6 @@ def test_the_notebooks_alias_mp_main_is_no_user_module(monkeypatch: pytest.Monke
     notebook.__file__ = "/home/someone/script.py"
     monkeypatch.setitem(sys.modules, "__main__", notebook)
     monkeypatch.setitem(sys.modules, "__mp_main__", notebook)
-    found = users_modules()
-    assert found["__main__"] is notebook
-    assert "__mp_main__" not in found
+    modules = users_modules()
+    assert modules["__main__"] is notebook
+    assert "__mp_main__" not in modules

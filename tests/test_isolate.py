@@ -486,7 +486,7 @@ def test_libraries_whose_threads_are_lost_are_refused() -> None:
     has no such call.
     """
     code = "torch.randn(300, 300) @ torch.randn(300, 300)\ntorch.randn(2000, 300).exp().sum()\n"
-    with Kernel() as kernel:
+    with Kernel(env={**os.environ, "OMP_NUM_THREADS": "2"}) as kernel:
         works(kernel, f"%load_ext ipygpumem\nimport torch\n{code}threads = torch.get_num_threads()")
         ok(kernel, f"%%isolate --time 300\n{code}assert torch.get_num_threads() == threads")
         works(

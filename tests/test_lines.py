@@ -448,10 +448,10 @@ def test_a_statement_costs_the_same_when_the_heap_has_free_pages(shared: Kernel)
 def test_lines_of_a_cell_are_statements_and_a_block_is_one(shared: Kernel) -> None:
     for rule, first in (("", "first = 1; first"), ("---\n", "first = 1 ⏎ first")):
         text = first.replace(" ⏎ ", "\n")
-        found = rows(
+        statements = rows(
             shared, f"%%gpumemit -r 1 -s 'left = [1]'\n{text}\n{rule}for _ in range(2):\n    pass\n"
         )
-        assert [row.split("RAM")[0].strip() for row in found] == [
+        assert [row.split("RAM")[0].strip() for row in statements] == [
             first,
             "for _ in range(2): ⏎ pass",
         ]
@@ -510,7 +510,7 @@ notebook = kernel_with(_SETUP, _FUNCTIONS)
 
 def line_sizes(reply: Reply) -> dict[str, tuple[int, int]]:
     (report,) = reply.reports("memlines")
-    found = {}
+    sizes_by_line = {}
     block = "cell"  # without a title if it is alone
     head = ""
     for line in report.splitlines()[1:]:
@@ -524,8 +524,8 @@ def line_sizes(reply: Reply) -> dict[str, tuple[int, int]]:
             middle = head.index("RAM kept") + len("RAM kept")
             kept = line[head.index("time") + 4 : middle]
             peak = line[middle : head.index("   source")]
-            found[f"{block}:{line.split()[0]}"] = (_mib(kept), _mib(peak))
-    return found
+            sizes_by_line[f"{block}:{line.split()[0]}"] = (_mib(kept), _mib(peak))
+    return sizes_by_line
 
 
 def _mib(text: str) -> int:
@@ -570,10 +570,10 @@ len(gone) >> 20
 """,
     )
     assert reply.result == "16"
-    found = line_sizes(reply)
-    assert found["Model.forward:8"] == (8, 8)
-    assert found["slow:10"] == (16, 16)
-    assert not any(name.endswith(":0") for name in found)
+    sizes_by_line = line_sizes(reply)
+    assert sizes_by_line["Model.forward:8"] == (8, 8)
+    assert sizes_by_line["slow:10"] == (16, 16)
+    assert not any(name.endswith(":0") for name in sizes_by_line)
     ok(notebook, "del gone")
 
 
@@ -586,10 +586,10 @@ def test_functions_that_the_cell_defines_are_followed(notebook: Kernel) -> None:
     )
     for _ in range(2):  # the second time the names have values of the first
         reply = ok(notebook, cell)
-        found = line_sizes(reply)
-        assert found["cell:4"] == found["cell:7"] == (8, 8)
+        sizes_by_line = line_sizes(reply)
+        assert sizes_by_line["cell:4"] == sizes_by_line["cell:7"] == (8, 8)
         assert "\n  dedent\n" in reply.reports("memlines")[0]
-        assert not any(name.startswith(("own:", "Local")) for name in found)
+        assert not any(name.startswith(("own:", "Local")) for name in sizes_by_line)
         ok(notebook, "del kept")
     ok(notebook, "del own, Local, dedent")
 

@@ -109,11 +109,11 @@ def test_devices_are_matched_by_uuid_or_have_a_reason(
     driver: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml = Nvml()
-    found = [
+    devices = [
         nvml.device(cuda_with("b", "a"), index, processes=False, has_context=True)
         for index in (0, 1)
     ]
-    assert [(item.total_bytes, item.used_bytes) for item in found] == [(2000, 300), (1000, 700)]
+    assert [(item.total_bytes, item.used_bytes) for item in devices] == [(2000, 300), (1000, 700)]
     assert (
         "report the device's UUID"
         in Nvml().device(cuda_with(None), 0, processes=False, has_context=True).note
@@ -146,9 +146,9 @@ def test_loads_have_the_order_of_cudas_visible_cards(
     used.device_count = lambda: 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     for _ in range(2):  # the second time with the handles of the first
-        found = nvml.loads(None)
+        loads = nvml.loads(None)
         assert {
-            index: (card.whole.used_bytes, card.utilization) for index, card in found.items()
+            index: (card.whole.used_bytes, card.utilization) for index, card in loads.items()
         } == {
             0: (300, 87),
             1: (700, None),
@@ -172,9 +172,9 @@ def test_without_processes_use_is_reported(
         raise error
 
     monkeypatch.setattr(driver, "nvmlDeviceGetComputeRunningProcesses", refuse)
-    found = Nvml().device(cuda_with("a"), 0, processes=True, has_context=True)
-    assert (found.total_bytes, found.used_bytes, found.other_bytes) == (1000, 700, None)
-    assert found.note == f"other processes: NVML: {error}"
+    device = Nvml().device(cuda_with("a"), 0, processes=True, has_context=True)
+    assert (device.total_bytes, device.used_bytes, device.other_bytes) == (1000, 700, None)
+    assert device.note == f"other processes: NVML: {error}"
 
 
 def test_each_process_is_listed_with_its_memory() -> None:
@@ -185,8 +185,12 @@ def test_each_process_is_listed_with_its_memory() -> None:
         SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in used.items()
     ]
     driver.graphics = [SimpleNamespace(pid=-1, usedGpuMemory=250)]
-    found = nvml._whole_device(driver, "GPU-a", processes=True, has_context=True)
-    assert (found.own_bytes, found.other_processes, found.other_bytes) == (100, ((-1, 250),), 250)
+    device = nvml._whole_device(driver, "GPU-a", processes=True, has_context=True)
+    assert (device.own_bytes, device.other_processes, device.other_bytes) == (
+        100,
+        ((-1, 250),),
+        250,
+    )
     unasked = nvml._whole_device(driver, "GPU-a", processes=False, has_context=True)
     assert (unasked.own_bytes, unasked.other_processes, unasked.other_bytes) == (None, (), None)
 
@@ -267,18 +271,18 @@ def test_a_driver_that_cannot_tell_processes_apart_is_explained(
     reason: str,
 ) -> None:
     driver.memory["GPU-a"], driver.processes["GPU-a"] = (10 << 30, used), processes
-    found = Nvml().device(cuda_with("a"), 0, processes=True, has_context=has_context)
-    assert (found.used_bytes, found.other_bytes) == (used, others)
-    assert reason in found.note
+    device = Nvml().device(cuda_with("a"), 0, processes=True, has_context=has_context)
+    assert (device.used_bytes, device.other_bytes) == (used, others)
+    assert reason in device.note
 
 
 def test_a_mig_slice_is_not_given_the_whole_cards_figures(
     driver: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver.mig.add("GPU-b")
-    found = Nvml().device(cuda_with("b"), 0, processes=False, has_context=True)
-    assert found.used_bytes is None
-    assert "split by MIG" in found.note
+    device = Nvml().device(cuda_with("b"), 0, processes=False, has_context=True)
+    assert device.used_bytes is None
+    assert "split by MIG" in device.note
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-x")
     assert Nvml().device(cuda_with("b"), 0, processes=False, has_context=True).used_bytes == 40
 

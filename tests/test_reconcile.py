@@ -60,23 +60,23 @@ def wide(**changes: Any) -> WholeDevice:
     return told._replace(**changes)
 
 
-def sizes(found: Reconciliation) -> dict[str, int | None]:
+def sizes(memory: Reconciliation) -> dict[str, int | None]:
     """The parts that are not empty, after the check that every device's must pass."""
-    check(found)
-    return {part.name: part.size_bytes for part in found.parts if part.size_bytes != 0}
+    check(memory)
+    return {part.name: part.size_bytes for part in memory.parts if part.size_bytes != 0}
 
 
-def check(found: Reconciliation) -> None:
-    known = [part.size_bytes for part in found.parts if part.size_bytes is not None]
-    assert sum(known) == found.total_bytes
-    assert min(known, default=0) >= 0
-    assert all(part.name and part.advice and "\n" not in part.advice for part in found.parts)
-    assert Reconciliation.from_dict(found.to_dict()) == found
+def check(memory: Reconciliation) -> None:
+    known_sizes = [part.size_bytes for part in memory.parts if part.size_bytes is not None]
+    assert sum(known_sizes) == memory.total_bytes
+    assert min(known_sizes, default=0) >= 0
+    assert all(part.name and part.advice and "\n" not in part.advice for part in memory.parts)
+    assert Reconciliation.from_dict(memory.to_dict()) == memory
 
 
 def test_every_byte_of_a_device_belongs_to_a_part() -> None:
-    found = device_parts.device_parts(reading(), SNAPSHOT, wide(), HELD)
-    assert sizes(found) == {
+    memory = device_parts.device_parts(reading(), SNAPSHOT, wide(), HELD)
+    assert sizes(memory) == {
         "tensors: parameter": 1000,
         "tensors: gradient": 150,
         "tensors: other": 50,
@@ -92,24 +92,26 @@ def test_every_byte_of_a_device_belongs_to_a_part() -> None:
         "unknown": 10_000 - 7000 - 1500,
         "free": 10_000,
     }
-    assert (found.total_bytes, found.basis) == (20_000, "the device's memory")
-    fragmentation = next(part for part in found.parts if part.name == "fragmentation")
+    assert (memory.total_bytes, memory.basis) == (20_000, "the device's memory")
+    fragmentation = next(part for part in memory.parts if part.name == "fragmentation")
     assert "the largest of 500 B" in fragmentation.advice
 
 
 def test_tensors_that_were_not_searched_are_called_live_tensors() -> None:
-    found = sizes(device_parts.device_parts(reading(), SNAPSHOT, wide(), None))
-    assert found["live tensors"] == 1000 + 100 + 200
-    assert found["rounding"] == 24 + 76
-    assert not [name for name in found if name.startswith(("tensors:", "autograd"))]
+    parts = sizes(device_parts.device_parts(reading(), SNAPSHOT, wide(), None))
+    assert parts["live tensors"] == 1000 + 100 + 200
+    assert parts["rounding"] == 24 + 76
+    assert not [name for name in parts if name.startswith(("tensors:", "autograd"))]
 
 
 def test_a_view_into_a_block_counts_only_its_own_bytes() -> None:
     """A storage that covers only a part of what was asked for: somebody else asked for the rest."""
     snapshot = Snapshot((Segment((block(0, 1024, requested=1000),)),))
-    held = [Storage(DEVICE, 100, 300, "buffer")]
-    found = sizes(device_parts.device_parts(reading(reserved_bytes=1024), snapshot, wide(), held))
-    assert (found["tensors: buffer"], found["autograd or C++ code"], found["rounding"]) == (
+    storages = [Storage(DEVICE, 100, 300, "buffer")]
+    parts = sizes(
+        device_parts.device_parts(reading(reserved_bytes=1024), snapshot, wide(), storages)
+    )
+    assert (parts["tensors: buffer"], parts["autograd or C++ code"], parts["rounding"]) == (
         300,
         700,
         24,
@@ -117,10 +119,10 @@ def test_a_view_into_a_block_counts_only_its_own_bytes() -> None:
 
 
 def test_other_libraries_memory_is_not_counted_as_the_allocators() -> None:
-    held = [*HELD, Storage(DEVICE, 500_000, 4 * MIB, "other")]
-    found = device_parts.device_parts(reading(), SNAPSHOT, wide(), held)
-    assert sizes(found)["tensors: other"] == 50
-    assert "4 MiB of tensors lie outside torch's allocator" in found.notes[0]
+    storages = [*HELD, Storage(DEVICE, 500_000, 4 * MIB, "other")]
+    memory = device_parts.device_parts(reading(), SNAPSHOT, wide(), storages)
+    assert sizes(memory)["tensors: other"] == 50
+    assert "4 MiB of tensors lie outside torch's allocator" in memory.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -129,9 +131,9 @@ def test_other_libraries_memory_is_not_counted_as_the_allocators() -> None:
 def test_indistinct_processes_are_one_unknown_part_with_a_reason(
     used_by_driver: WholeDevice | None,
 ) -> None:
-    found = device_parts.device_parts(reading(note="hidden"), SNAPSHOT, used_by_driver, HELD)
-    assert sizes(found)["unknown: context, libraries and other processes"] == 10_000 - 6256
-    assert next(part.advice for part in found.parts if part.name.startswith("unknown")) == "hidden"
+    memory = device_parts.device_parts(reading(note="hidden"), SNAPSHOT, used_by_driver, HELD)
+    assert sizes(memory)["unknown: context, libraries and other processes"] == 10_000 - 6256
+    assert next(part.advice for part in memory.parts if part.name.startswith("unknown")) == "hidden"
 
 
 @pytest.mark.parametrize(
@@ -142,32 +144,32 @@ def test_indistinct_processes_are_one_unknown_part_with_a_reason(
     ],
 )
 def test_a_driver_that_contradicts_torch_is_not_believed(figures: dict[str, int]) -> None:
-    found = device_parts.device_parts(reading(), SNAPSHOT, wide(**figures), HELD)
-    assert sizes(found)["unknown: context, other processes, free"] is None
-    assert (found.total_bytes, found.basis) == (6256, "reserved by torch's allocator")
-    assert "contradict" in found.parts[-1].advice
+    memory = device_parts.device_parts(reading(), SNAPSHOT, wide(**figures), HELD)
+    assert sizes(memory)["unknown: context, other processes, free"] is None
+    assert (memory.total_bytes, memory.basis) == (6256, "reserved by torch's allocator")
+    assert "contradict" in memory.parts[-1].advice
 
 
 def test_without_the_drivers_figure_parts_sum_to_reserved_memory() -> None:
     plain = reading(total_bytes=None, used_bytes=None, note="NVML: Driver Not Loaded")
-    found = device_parts.device_parts(
+    memory = device_parts.device_parts(
         plain, SNAPSHOT, WholeDevice(note="NVML: Driver Not Loaded"), HELD
     )
-    assert found.total_bytes == 6256
-    assert found.parts[-1] == Part(
+    assert memory.total_bytes == 6256
+    assert memory.parts[-1] == Part(
         "unknown: context, other processes, free", None, "NVML: Driver Not Loaded"
     )
-    check(found)
+    check(memory)
 
 
 def test_apples_gpu_is_one_device_that_shares_the_hosts_memory() -> None:
-    seen = Reading("mps", 1000, 1000, "sampled", total_bytes=9000, reserved_bytes=1500)
-    found = sizes(
-        device_parts.device_parts(seen, None, None, [Storage("mps:0", 1, 900, "parameter")])
+    counters = Reading("mps", 1000, 1000, "sampled", total_bytes=9000, reserved_bytes=1500)
+    parts = sizes(
+        device_parts.device_parts(counters, None, None, [Storage("mps:0", 1, 900, "parameter")])
     )
-    assert found["live tensors"] == 1000
-    assert found["allocator cache and fragmentation"] == 500
-    assert found["unknown: context, other processes, free"] is None
+    assert parts["live tensors"] == 1000
+    assert parts["allocator cache and fragmentation"] == 500
+    assert parts["unknown: context, other processes, free"] is None
 
 
 STATES = st.sampled_from(["allocated", "pending", "inactive"])
@@ -198,21 +200,21 @@ NOTES = st.sampled_from(["", "hidden"])
 WIDE = st.none() | st.builds(WholeDevice, MAYBE, MAYBE, st.none(), NOTES, MAYBE, PROCESSES)
 
 
-Held = list[Storage] | None
+Storages = list[Storage] | None
 Driver = WholeDevice | None
 Size = int | None
 
 
 @given(snapshots(), STORAGES, WIDE, MAYBE, MAYBE)
 def test_any_blocks_sum_exactly(
-    snapshot: Snapshot, held: Held, driver: Driver, total: Size, used: Size
+    snapshot: Snapshot, storages: Storages, driver: Driver, total: Size, used: Size
 ) -> None:
-    seen = reading(total_bytes=total, used_bytes=used, reserved_bytes=snapshot.reserved_bytes)
-    found = device_parts.device_parts(seen, snapshot, driver, held)
-    check(found)
+    counters = reading(total_bytes=total, used_bytes=used, reserved_bytes=snapshot.reserved_bytes)
+    memory = device_parts.device_parts(counters, snapshot, driver, storages)
+    check(memory)
     reserved = [
         part
-        for part in found.parts
+        for part in memory.parts
         if not part.name.startswith(("unknown", "process", "context", "free"))
     ]
     assert sum(part.size_bytes or 0 for part in reserved) == snapshot.reserved_bytes
@@ -220,10 +222,12 @@ def test_any_blocks_sum_exactly(
 
 @given(st.integers(0, 900), st.integers(0, 900), STORAGES, WIDE, MAYBE, MAYBE)
 def test_any_counters_sum_exactly(
-    now: int, kept: int, held: Held, driver: Driver, total: Size, used: Size
+    now: int, reserved: int, storages: Storages, driver: Driver, total: Size, used: Size
 ) -> None:
-    seen = reading(current_bytes=now, reserved_bytes=kept, total_bytes=total, used_bytes=used)
-    check(device_parts.device_parts(seen, None, driver, held))
+    counters = reading(
+        current_bytes=now, reserved_bytes=reserved, total_bytes=total, used_bytes=used
+    )
+    check(device_parts.device_parts(counters, None, driver, storages))
 
 
 OWN = {"private_bytes": 1500, "shared_bytes": 200, "file_bytes": 300, "children_bytes": 400}
@@ -235,8 +239,8 @@ def all_there(ranges: list[tuple[int, int]]) -> list[int]:
 
 
 def test_every_byte_of_the_host_belongs_to_a_part() -> None:
-    found = host_parts(MACHINE, None, all_there)
-    assert sizes(found) == {
+    memory = host_parts(MACHINE, None, all_there)
+    assert sizes(memory) == {
         "this process": 1500,
         "libraries and mapped files": 300 + 200,  # shared memory below a MiB
         "child processes": 400,
@@ -244,7 +248,7 @@ def test_every_byte_of_the_host_belongs_to_a_part() -> None:
         "cache": 5000 - 2000 - 300,
         "free": 2000,
     }
-    assert found.basis == "the machine's RAM"
+    assert memory.basis == "the machine's RAM"
 
 
 def test_shared_memory_from_a_mib_on_has_a_row() -> None:
@@ -256,13 +260,13 @@ def test_shared_memory_from_a_mib_on_has_a_row() -> None:
         shared_bytes=MIB,
         file_bytes=300 * MIB,
     )
-    found = sizes(host_parts(figures, None, all_there))
-    assert found["shared memory"] == MIB
-    assert found["libraries and mapped files"] == 300 * MIB
+    parts = sizes(host_parts(figures, None, all_there))
+    assert parts["shared memory"] == MIB
+    assert parts["libraries and mapped files"] == 300 * MIB
 
 
 def test_arrays_count_as_far_as_they_are_in_ram() -> None:
-    held = [
+    storages = [
         Storage("cpu", 1000, 800, "parameter"),
         Storage("cpu", 1600, 400, "other"),  # 200 of these are the parameter's
         Storage("cpu", 5000, 5000, "other"),  # asked for and never written to
@@ -274,27 +278,27 @@ def test_arrays_count_as_far_as_they_are_in_ram() -> None:
         asked.extend(ranges)
         return [800, 200, 0]
 
-    found = sizes(host_parts(MACHINE, held, resident))
+    parts = sizes(host_parts(MACHINE, storages, resident))
     assert asked == [(1000, 800), (1800, 200), (5000, 5000)]
-    assert (found["arrays: parameter"], found["arrays: other"]) == (800, 200)
-    assert found["not named"] == 500
+    assert (parts["arrays: parameter"], parts["arrays: other"]) == (800, 200)
+    assert parts["not named"] == 500
 
 
 def test_the_processs_own_pages_have_five_parts() -> None:
     figures = HostFigures(
         **{**vars(MACHINE), "own": OwnPages(100, 50, free_heap_bytes=60, free_blocks_bytes=30)}
     )
-    held = [Storage("cpu", 1000, 800, "other"), Storage("cpu", 5000, 40, "of pyarrow")]
+    storages = [Storage("cpu", 1000, 800, "other"), Storage("cpu", 5000, 40, "of pyarrow")]
     objects = {"Python objects": 150, "data of polars": 30}
-    found = host_parts(figures, held, all_there, objects)
+    memory = host_parts(figures, storages, all_there, objects)
     expected = {"arrays: other": 800, "data of pyarrow": 40, **objects}
     expected |= {"data of libraries": 100, "stacks": 50, "free heap pages": 60}
     expected |= {"free blocks of Python": 30, "not named": 240}
-    assert expected.items() <= sizes(found).items()
-    assert found.notes == ()
-    most = host_parts(figures, held, all_there, {**objects, "Python objects": 300})
+    assert expected.items() <= sizes(memory).items()
+    assert memory.notes == ()
+    most = host_parts(figures, storages, all_there, {**objects, "Python objects": 300})
     assert most.notes == (), "less than a tenth"
-    too_many = sizes(host_parts(figures, held, all_there, {"Python objects": 5000}))
+    too_many = sizes(host_parts(figures, storages, all_there, {"Python objects": 5000}))
     assert too_many["Python objects"] == 660
     assert not {"stacks", "not named"} & too_many.keys()
 
@@ -303,9 +307,9 @@ def test_without_page_data_arrays_are_not_a_separate_part() -> None:
     def refuse(ranges: list[tuple[int, int]]) -> list[int]:
         raise PermissionError(1, "Operation not permitted")
 
-    found = host_parts(MACHINE, [Storage("cpu", 1, 800, "other")], refuse)
-    assert sizes(found)["this process"] == 1500
-    assert "Operation not permitted" in found.notes[0]
+    memory = host_parts(MACHINE, [Storage("cpu", 1, 800, "other")], refuse)
+    assert sizes(memory)["this process"] == 1500
+    assert "Operation not permitted" in memory.notes[0]
     too_large = host_parts(MACHINE, [Storage("cpu", 1, 1600, "other")], all_there)
     assert sizes(too_large)["this process"] == 1500
     assert "cannot be separated" in too_large.notes[0]
@@ -313,8 +317,8 @@ def test_without_page_data_arrays_are_not_a_separate_part() -> None:
 
 def test_in_a_container_the_limit_is_the_total() -> None:
     group = Group(limit_bytes=6000, used_bytes=3500, cache_bytes=900, mapped_bytes=100)
-    found = host_parts(HostFigures(**{**vars(MACHINE), "group": group}), None, all_there)
-    assert sizes(found) == {
+    memory = host_parts(HostFigures(**{**vars(MACHINE), "group": group}), None, all_there)
+    assert sizes(memory) == {
         "this process": 1500,
         # the rest is charged to the process that read the files first; 200 are shared memory
         "libraries and mapped files": 100 + 200,
@@ -323,21 +327,21 @@ def test_in_a_container_the_limit_is_the_total() -> None:
         "cache": 800,
         "free": 2500,
     }
-    assert found.basis == "the container's limit (cgroup)"
-    assert "200 B of this process's RSS are not charged to it here" in found.notes[0]
+    assert memory.basis == "the container's limit (cgroup)"
+    assert "200 B of this process's RSS are not charged to it here" in memory.notes[0]
 
 
 def test_a_container_has_no_more_free_memory_than_its_machine() -> None:
     group = Group(limit_bytes=9000, used_bytes=3000)
-    found = host_parts(HostFigures(**{**vars(MACHINE), "group": group}), None, all_there)
-    assert sizes(found)["free"] == 5000
-    assert sizes(found)["out of reach"] == 1000
+    memory = host_parts(HostFigures(**{**vars(MACHINE), "group": group}), None, all_there)
+    assert sizes(memory)["free"] == 5000
+    assert sizes(memory)["out of reach"] == 1000
 
 
 def test_indistinct_children_count_as_other_processes() -> None:
-    found = host_parts(HostFigures(**{**vars(MACHINE), "children_bytes": None}), None, all_there)
-    assert sizes(found)["other processes and the system"] == 10_000 - 2000 - 2700 - 2000
-    assert "not known separately" in found.notes[0]
+    memory = host_parts(HostFigures(**{**vars(MACHINE), "children_bytes": None}), None, all_there)
+    assert sizes(memory)["other processes and the system"] == 10_000 - 2000 - 2700 - 2000
+    assert "not known separately" in memory.notes[0]
 
 
 SIZES = st.integers(0, 9000)
@@ -350,6 +354,6 @@ GROUPS = st.none() | st.builds(Group, SIZES, SIZES, SIZES, SIZES)
     st.builds(HostFigures, st.integers(1, 9000), *[SIZES] * 5, st.none() | SIZES, GROUPS), STORAGES
 )
 def test_any_figures_of_the_host_sum_exactly(
-    figures: HostFigures, held: list[Storage] | None
+    figures: HostFigures, storages: list[Storage] | None
 ) -> None:
-    check(host_parts(figures, held, all_there))
+    check(host_parts(figures, storages, all_there))

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -80,8 +81,8 @@ def recording(
     )
 
 
-def shown(found: Recording) -> str:
-    return text.render([postmortem_report(found, judge(found))])
+def shown(restored: Recording) -> str:
+    return text.render([postmortem_report(restored, judge(restored))])
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -97,9 +98,9 @@ def test_an_entry_survives_encoding_without_its_unknown_fields(
 def test_garbage_and_a_torn_end_hide_no_whole_line(
     tmp_path: Path, garbage: bytes, place: int, cut: int
 ) -> None:
-    found = read(write(tmp_path, VALID[:cut]))
-    assert found.skipped == 0
-    assert (found.kernel is not None) + len(found.cell) + (found.end is not None) == VALID[
+    restored = read(write(tmp_path, VALID[:cut]))
+    assert restored.skipped == 0
+    assert (restored.kernel is not None) + len(restored.cell) + (restored.end is not None) == VALID[
         :cut
     ].count(b"\n")
     damaged = read(write(tmp_path, VALID[:place] + garbage + VALID[place:]))
@@ -179,13 +180,13 @@ def test_a_bounded_recording_keeps_its_kernel_and_running_cell(writer: Recording
     for number in range(5000):
         writer.write(dataclasses.replace(TICK, time=102.0 + number))
     assert 2**15 < writer.path.stat().st_size <= 2**16
-    found = read(writer.path)
-    assert (found.kernel, found.cell[0], found.skipped) == (DEAD, START, 0)
-    assert [tick.time for tick in found.cell[1:]] == [
-        102.0 + n for n in range(5001 - len(found.cell), 5000)
+    restored = read(writer.path)
+    assert (restored.kernel, restored.cell[0], restored.skipped) == (DEAD, START, 0)
+    assert [tick.time for tick in restored.cell[1:]] == [
+        102.0 + n for n in range(5001 - len(restored.cell), 5000)
     ]
     tail = read(writer.path, 2**12)
-    assert (tail.kernel, tail.running, tail.skipped) == (DEAD, found.running, 0)
+    assert (tail.kernel, tail.running, tail.skipped) == (DEAD, restored.running, 0)
 
 
 def test_a_forked_child_writes_nothing(writer: RecordingWriter) -> None:
@@ -249,7 +250,7 @@ def test_the_system_log_names_processes_ended_for_memory(monkeypatch: pytest.Mon
     records = [f"3,100,5000000,-;{line}\n SUBSYSTEM=x\n" for line in LOG]
     monkeypatch.setattr(oom_kills, "_records", lambda path: ["garbage", *records])
     assert [(death.pid, death.oom) for death in oom_kills.deaths()] == [
-        found for found in LOG.values() if found
+        place for place in LOG.values() if place
     ]
 
 
@@ -303,9 +304,9 @@ def test_the_verdict_claims_no_more_than_the_evidence(
     monkeypatch.setattr(oom_kills, "deaths", lambda: deaths)
     monkeypatch.setattr(oom_kills, "kill_count_in_recording", lambda name: kills)
     monkeypatch.setattr(host, "SYSTEMS_PID_NAMESPACE", "")
-    found = judge(recording(START, last, kernel=kernel))
-    assert found.grade == grade
-    assert words in found.text
+    verdict = judge(recording(START, last, kernel=kernel))
+    assert verdict.grade == grade
+    assert words in verdict.text
 
 
 def test_the_report_has_the_cell_its_memory_and_the_reason() -> None:
@@ -432,7 +433,12 @@ def test_a_shutdown_while_a_cell_runs_is_no_death(start: Start, folder: Path) ->
     assert "it was asked to end" in told(other, f"%gpumem postmortem {name}").split("\n")[0]
 
 
-def test_a_recording_has_each_cell_and_its_failures_reach_none(start: Start, folder: Path) -> None:
+def entries_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_broken_recordings(folder: Path) -> None:
+    """Write files with the ending of recordings: garbage, a pipe, no cell, and a dangling link."""
     folder.mkdir(parents=True)
     (folder / "0.jsonl").write_bytes(
         b"\xff\n" * 1000 + b'{"kind":"tick","time":1,"memory":{"cpu":[]}}'
@@ -442,8 +448,11 @@ def test_a_recording_has_each_cell_and_its_failures_reach_none(start: Start, fol
         f'{{"kind":"kernel","time":1,"pid":-1,"started":1,"place":"{process_space()}"}}\n'
     )
     (folder / "3.jsonl").symlink_to(folder / "nothing")
+
+
+def test_a_recording_has_each_cell_and_its_error(start: Start, folder: Path) -> None:
     kernel = start(ON)
-    assert kernel.run("%load_ext ipygpumem").reports("note") == []
+    kernel.run("%load_ext ipygpumem")
     (path,) = folder.glob("*-*.jsonl")
     kernel.run("%%capture\nx = bytearray(2**25)")
     kernel.run("1 / 0")
@@ -452,17 +461,34 @@ def test_a_recording_has_each_cell_and_its_failures_reach_none(start: Start, fol
         if (child := os.fork()) == 0: os._exit(0)
         os.waitpid(child, 0)
         """)
-    entries = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(entry["kind"], entry.get("cell")) for entry in entries if entry["kind"] != "tick"] == [
+    entries = [entry for entry in entries_of(path) if entry["kind"] != "tick"]
+    assert [(entry["kind"], entry.get("cell")) for entry in entries] == [
         ("kernel", None),
-        *((kind, cell) for cell in (2, 3, 4) for kind in ("cell", "cell end")),
+        ("cell", 2),
+        ("cell end", 2),
+        ("cell", 3),
+        ("cell end", 3),
+        ("cell", 4),
+        ("cell end", 4),
     ]
     assert [entry["error"] for entry in entries if "error" in entry] == ["ZeroDivisionError"]
+    kernel.run("%gpumem recorder off")
+    *_, last_line = path.read_text().splitlines()
+    assert json.loads(last_line)["reason"] == "recording was switched off"
+
+
+def test_broken_recordings_stop_no_recorder_and_are_none(start: Start, folder: Path) -> None:
+    write_broken_recordings(folder)
+    kernel = start(ON)
+    assert kernel.run("%load_ext ipygpumem").reports("note") == []
+    assert len(list(folder.glob("*-*.jsonl"))) == 1
     for name in ("nowhere.jsonl", "/dev/zero", "0.jsonl", "2.jsonl"):
         assert "there is no such recording" in kernel.run(f"%gpumem postmortem {name}").stderr, name
-    kernel.run("%gpumem recorder off")
-    assert json.loads(path.read_text().splitlines()[-1])["reason"] == "recording was switched off"
-    kernel.run("%gpumem recorder on")
+
+
+def test_a_full_disk_stops_the_recorder_and_no_cell(start: Start, folder: Path) -> None:
+    kernel = start(ON)
+    kernel.run("%load_ext ipygpumem")
     reply = kernel.run(
         """
         from ipygpumem.shell.app import current_app
@@ -478,9 +504,5 @@ def test_a_recording_has_each_cell_and_its_failures_reach_none(start: Start, fol
     assert kernel.run("%gpumem recorder status").reports("note")[0].startswith("recording is off")
     kernel.run("%gpumem recorder on\n%unload_ext ipygpumem")
     assert recorded(folder, "the extension was unloaded") == 1
-    assert (
-        kernel.value(
-            "[t.name for t in __import__('threading').enumerate() if 'ipygpumem' in t.name]"
-        )
-        == []
-    )
+    names = kernel.value("[thread.name for thread in __import__('threading').enumerate()]")
+    assert [name for name in names if "ipygpumem" in name] == []

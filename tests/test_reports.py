@@ -100,8 +100,8 @@ def test_the_table_of_leaks_fits_a_narrow_terminal() -> None:
     line = 'del best["run3"][0]'
     holder = ReferencePath("notebook variable best['run3'][0]", line)
     array = RetainedArray("b", "Tensor", (8, 1024, 1024), "float32", "cuda:0", 32 * MIB)
-    held = dataclasses.replace(array, holder=holder, cell=7)
-    reports = content.experiment_reports(experiment(survivors=(held,)), "full")
+    survivor = dataclasses.replace(array, holder=holder, cell=7)
+    reports = content.experiment_reports(experiment(survivors=(survivor,)), "full")
     _, survivors = reports[0].tables
     assert survivors.columns == ("size", "what", "device", "cell", "held by", "to free it")
     assert survivors.rows[0][-1] == line
@@ -110,7 +110,7 @@ def test_the_table_of_leaks_fits_a_narrow_terminal() -> None:
         assert max(map(len, shown.splitlines())) <= width
         assert line in shown  # a line to paste is broken last
     assert "del best[&quot;run3&quot;][0]<" in html.render(reports)
-    many = [dataclasses.replace(held, name=f"b{number}") for number in range(9)]
+    many = [dataclasses.replace(survivor, name=f"b{number}") for number in range(9)]
     _, table = content.experiment_reports(experiment(survivors=tuple(many)), "full")[0].tables
     assert table.is_collapsed
 
@@ -166,8 +166,10 @@ def test_the_report_of_a_recovery() -> None:
 
 
 def test_long_lists_are_collapsed_and_the_longest_end_with_a_sum() -> None:
-    held = tuple(RetainedArray(f"x{n}", "Tensor", (1,), "f", "cpu", 2 * MIB) for n in range(30))
-    few, many = (content.recovery_reports(recovery(held=some), MIB) for some in (held[:8], held))
+    arrays = tuple(RetainedArray(f"x{n}", "Tensor", (1,), "f", "cpu", 2 * MIB) for n in range(30))
+    few, many = (
+        content.recovery_reports(recovery(held=some), MIB) for some in (arrays[:8], arrays)
+    )
     assert [html.render(reports).count("<details open") for reports in (few, many)] == [2, 1]
     assert "held by the traceback: 60\N{NO-BREAK SPACE}MiB</summary>" in html.render(many)
     assert many[0].tables[0].rows[-1][:2] == ("20 MiB", "and 10 more")
@@ -388,16 +390,16 @@ def rows_of(report: Report) -> list[str]:
 
 def test_leaks_in_one_container_share_a_line_largest_first() -> None:
     graph = ": its autograd graph (ReluBackward0)"
-    found = [
+    leaks = [
         leak("cache[0]"),
         leak("cache[1]"),
         leak("x", size=4 * MIB),
         leak("cache[7]"),
         leak("other[0]"),
     ]
-    found += [leak(f"losses[{n}]{graph}", size=MIB // 4) for n in range(8)]
-    found += [leak('runs["a[1]"]'), leak('runs["a[2]"]')]
-    report = content.leaks_report(found, MIB)
+    leaks += [leak(f"losses[{n}]{graph}", size=MIB // 4) for n in range(8)]
+    leaks += [leak('runs["a[1]"]'), leak('runs["a[2]"]')]
+    report = content.leaks_report(leaks, MIB)
     assert report.headline == "6 leaks · 12 MiB"
     assert rows_of(report) == [
         "4 MiB · Tensor f 4 · x · del it",
@@ -408,10 +410,10 @@ def test_leaks_in_one_container_share_a_line_largest_first() -> None:
         '1 MiB · Tensor f 4 · runs["a[2]"] · del it',
     ]
     holders = [ReferencePath(f"Out[{n}]", f"%xdel _{n}") for n in (3, 5)]
-    found = [
+    leaks = [
         RetainedArray("", "Tensor", (4,), "f", "cpu", MIB, holder=holder) for holder in holders
     ]
-    assert [row.split("%")[1] for row in rows_of(content.leaks_report(found, MIB))] == [
+    assert [row.split("%")[1] for row in rows_of(content.leaks_report(leaks, MIB))] == [
         "xdel _3",
         "xdel _5",
     ]
@@ -472,27 +474,27 @@ def test_leaks_that_are_too_many_to_examine_or_show_are_counted() -> None:
         "2 smaller storages, 2 MiB in total: too many to examine; free larger ones first, then run "
         "it again"
     )
-    found = content.leaks_report([leak("a\x1b[2Jb", name="x\ny")], MIB, [leak("y"), leak("z")])
-    assert (found.headline, found.lines) == ("1 leak, 2 unexamined storages · 3 MiB", [line])
-    assert rows_of(found)[0].isprintable()
+    report = content.leaks_report([leak("a\x1b[2Jb", name="x\ny")], MIB, [leak("y"), leak("z")])
+    assert (report.headline, report.lines) == ("1 leak, 2 unexamined storages · 3 MiB", [line])
+    assert rows_of(report)[0].isprintable()
     assert content.leaks_report([], MIB, [leak("y"), leak("z")]).lines == [line]
     rows = rows_of(content.leaks_report([leak(f"x{n}") for n in range(23)], MIB))
     assert (len(rows), rows[-1]) == (21, "3 MiB · and 3 more")
-    kept = [
+    reclaimable = [
         ReclaimableItem(number * MIB, "cpu", f"losses{number - 1}", "del it", number * MIB)
         for number in range(1, 24)
     ]
     assert (
-        content.leaks_report([leak("x")], MIB, (), kept).headline
+        content.leaks_report([leak("x")], MIB, (), reclaimable).headline
         == "1 leak, 23 reclaimable items · 277 MiB"
     )
-    found = content.leaks_report([], MIB, (), kept, ["a note"])
+    report = content.leaks_report([], MIB, (), reclaimable, ["a note"])
     assert (
-        found.headline == "no leak of at least 1 MiB, but 276 MiB are kept by what is listed below"
+        report.headline == "no leak of at least 1 MiB, but 276 MiB are kept by what is listed below"
     )
-    rows = rows_of(found)
+    rows = rows_of(report)
     assert (rows[0], rows[-1]) == ("23 MiB · losses22 · del it", "6 MiB · and 3 more")
-    assert found.lines == ["a note"]
+    assert report.lines == ["a note"]
 
 
 def test_leaks_are_a_table_with_a_column_for_the_line_that_frees() -> None:
@@ -770,7 +772,7 @@ def test_every_theme_variable_has_a_plain_value_to_fall_back_on() -> None:
                 re.findall(r"var\(--(?:jp|vscode)-[\w-]+, ", value)
             ), value
             if "var(" in value:
-                before = {known for known, plain in pairs[:number] if "var(" not in plain}
+                before = {earlier for earlier, plain in pairs[:number] if "var(" not in plain}
                 assert name in before or name.rsplit("-", 1)[0] in before or "margin" in before, (
                     name,
                     style,

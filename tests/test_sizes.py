@@ -43,14 +43,14 @@ def wrong(*arguments: object, least: int = 5 * MIB) -> dict[str, tuple[int, int]
     """Return the kinds, or mixtures of kinds, of which not as much is named as the process has
     grown.
     """
-    found = json.loads(
+    sizes = json.loads(
         printed("-m", "tests.kinds", *arguments, env=os.environ | QUIET).splitlines()[-1]
     )
-    assert min(grown for name, (grown, _) in found.items() if name not in ROUGH) > least, found
-    within = {name: 0.5 if name in ROUGH else 0.05 for name in found}
+    assert min(grown for name, (grown, _) in sizes.items() if name not in ROUGH) > least, sizes
+    within = {name: 0.5 if name in ROUGH else 0.05 for name in sizes}
     return {
         name: (grown, named)
-        for name, (grown, named) in found.items()
+        for name, (grown, named) in sizes.items()
         if abs(named / grown - 1) > within[name]
     }
 
@@ -252,9 +252,9 @@ def test_a_named_object_is_counted_under_its_own_name() -> None:
     ids=["items of several types", "texts", "a dict", "numbers", "an object"],
 )
 def test_parts_are_named_as_the_user_knows_them(value: object, parts: dict[str, int]) -> None:
-    found = Sizes().measure(value)
-    assert {part.name: part.items for part in found.parts} == parts
-    assert 0 < sum(part.size_bytes for part in found.parts) <= found.size_bytes
+    size = Sizes().measure(value)
+    assert {part.name: part.items for part in size.parts} == parts
+    assert 0 < sum(part.size_bytes for part in size.parts) <= size.size_bytes
 
 
 def test_columns_of_polars_are_parts_with_their_memory() -> None:
@@ -301,9 +301,9 @@ def test_hostile_objects_run_no_code_and_neighbours_are_measured() -> None:
     objects = [hostile.made(kind, [text] if kind is hostile.Sequence else None) for kind in kinds]
     with hostile.untouched():
         for value in ([*objects, text], *objects):
-            found = Sizes({"data": value}).measure(value, "data")
+            alone = Sizes({"data": value}).measure(value, "data")
         together = Sizes().measure([*objects, text])
-    assert found.size_bytes < 3000
+    assert alone.size_bytes < 3000
     assert 1 << 20 < together.size_bytes < (1 << 20) + 5000
 
 
@@ -404,8 +404,8 @@ MANY = ("[str(n) for n in range(10**5)]", "[{'number': n, 'text': str(n)} for n 
 
 @pytest.mark.parametrize("code", [*MANY, "dict.fromkeys(range(10**5), 1.5)"])
 def test_no_function_is_called_for_each_object(code: str) -> None:
-    found, calls = calls_for(eval(code))
-    assert found.size_bytes > 3_000_000
+    size, calls = calls_for(eval(code))
+    assert size.size_bytes > 3_000_000
     assert calls - calls_for([])[1] < 100_000 / 25  # some for each chunk of thousands
 
 

@@ -102,9 +102,9 @@ def test_snapshots_of_new_and_old_versions_are_read_by_device(
     torch = torch_with_snapshot()
     torch.cuda.memory_snapshot = lambda: SEGMENTS
     monkeypatch.setitem(sys.modules, "torch", torch)
-    found = allocator.snapshots("cuda")
-    first = found["cuda:0"]
-    second = found["cuda:1"]
+    snapshots = allocator.snapshots("cuda")
+    first = snapshots["cuda:0"]
+    second = snapshots["cuda:1"]
     assert (first.reserved_bytes, first.allocated_bytes, first.requested_bytes) == (640, 512, 500)
     assert (first.pending_bytes, sum(first.fragments), first.cached_bytes) == (28, 100, 0)
     assert [block.address for block in second.segments[0].blocks] == [7000, 7064]
@@ -162,10 +162,12 @@ def test_pages_of_a_segment_that_grows_in_place_are_cache(
     torch = torch_with_snapshot()
     torch.cuda.memory_snapshot = lambda: [segment]
     monkeypatch.setitem(sys.modules, "torch", torch)
-    found = allocator.snapshots("cuda")["cuda:0"]
-    assert found.reserved_bytes - found.allocated_bytes == found.cached_bytes + sum(found.fragments)
-    assert (found.cached_bytes / MIB, sum(found.fragments) / MIB) == (cached, gaps)
-    assert max(found.fragments, default=0) / MIB == largest
+    snapshot = allocator.snapshots("cuda")["cuda:0"]
+    assert snapshot.reserved_bytes - snapshot.allocated_bytes == snapshot.cached_bytes + sum(
+        snapshot.fragments
+    )
+    assert (snapshot.cached_bytes / MIB, sum(snapshot.fragments) / MIB) == (cached, gaps)
+    assert max(snapshot.fragments, default=0) / MIB == largest
 
 
 def gap_notes(
@@ -226,7 +228,7 @@ def test_advice_on_fragmentation_fits_the_torch_version(
 
 def test_torchs_blocks_and_the_drivers_processes_make_one_sum(card: FakeNvml) -> None:
     result = found_with(card, [Storage("cuda:0", 1000, 500, "gradient")])
-    (found,) = result.reconciliations
+    (memory,) = result.reconciliations
     assert result.failures == {}
     torchs = {
         "tensors: gradient": 500,
@@ -234,8 +236,8 @@ def test_torchs_blocks_and_the_drivers_processes_make_one_sum(card: FakeNvml) ->
         "waiting for a stream": 28,
         "fragmentation": 100,
     }
-    rest = {"context and libraries": 260, "process -7": 300, "unknown": 800, "free": 3000}
-    assert sizes(found) == torchs | rest
+    drivers = {"context and libraries": 260, "process -7": 300, "unknown": 800, "free": 3000}
+    assert sizes(memory) == torchs | drivers
     assert card.shut_down
 
 
@@ -272,9 +274,9 @@ def test_a_broken_context_is_named_and_the_sum_still_holds(
         )
 
     monkeypatch.setattr(sys.modules["torch"].cuda, "mem_get_info", broken)
-    (found,) = found_with(card).reconciliations
-    check(found)
-    (note,) = found.notes
+    (memory,) = found_with(card).reconciliations
+    check(memory)
+    (note,) = memory.notes
     assert note == (
         "this process's context is broken (CUDA error: device-side assert triggered): restart the "
         "kernel"
@@ -302,10 +304,10 @@ def test_a_hidden_context_of_torch_is_not_another_processs(card: FakeNvml) -> No
     sys.modules["torch"].cuda._library.reserved[0] = 0  # type: ignore[attr-defined]  # the fake's own
     sys.modules["torch"].cuda.memory_snapshot = list  # type: ignore[attr-defined]
     card.processes["GPU-uuid-0"] = [SimpleNamespace(pid=-7, usedGpuMemory=300)]
-    (found,) = findings.reconcile(lambda: read(probe)).reconciliations
+    (memory,) = findings.reconcile(lambda: read(probe)).reconciliations
     probe.close()
-    assert "process -7" not in sizes(found)
-    assert "process ids are hidden" in found.parts[-2].advice
+    assert "process -7" not in sizes(memory)
+    assert "process ids are hidden" in memory.parts[-2].advice
 
 
 @pytest.mark.parametrize("name", ["snapshots", "host_figures", "host_parts", "device_parts"])
@@ -324,8 +326,8 @@ def test_a_failure_is_named_and_the_rest_is_shown(
     probe.close()
     assert "ValueError: out of order" in result.failures.values()
     assert result.reconciliations
-    for found in result.reconciliations:
-        check(found)
+    for memory in result.reconciliations:
+        check(memory)
 
 
 def test_ram_is_summed_with_arrays_by_kind_as_before_the_look() -> None:
@@ -343,25 +345,25 @@ def test_ram_is_summed_with_arrays_by_kind_as_before_the_look() -> None:
     result = findings.reconcile(lambda: {"cpu": host.read(detail=True)[0]}, look)
     assert result.readings["cpu"].current_bytes < host.read(detail=True)[0].current_bytes - 32 * MIB
     host.close()
-    found = next(item for item in result.reconciliations if item.device == "cpu")
-    known = sizes(found)
-    if "arrays: other" in known:  # where the kernel tells which pages are there
-        assert known["arrays: other"] == 64 * MIB
-        assert (known.get("arrays: buffer") or 0) < 4 * MIB
-    own = [
-        known.get(name) or 0
-        for name in known
+    ram = next(item for item in result.reconciliations if item.device == "cpu")
+    parts = sizes(ram)
+    if "arrays: other" in parts:  # where the kernel tells which pages are there
+        assert parts["arrays: other"] == 64 * MIB
+        assert (parts.get("arrays: buffer") or 0) < 4 * MIB
+    parts_of_process = [
+        parts.get(name) or 0
+        for name in parts
         if name.startswith((*OWN_PARTS, "shared", "libraries"))
     ]
-    assert abs(sum(own) - result.readings["cpu"].current_bytes) < 32 * MIB
+    assert abs(sum(parts_of_process) - result.readings["cpu"].current_bytes) < 32 * MIB
 
 
 def test_a_storage_counts_once_without_running_subclass_code() -> None:
     whole = np.ones((100, 10))
-    (found,) = findings.storages_of(
+    (storage,) = findings.storages_of(
         [(whole[::-1, 3], "other"), (whole, "buffer"), ("text", "other")]
     )
-    assert found == Storage("cpu", whole.ctypes.data, whole.nbytes, "other")
+    assert storage == Storage("cpu", whole.ctypes.data, whole.nbytes, "other")
     array = np.ndarray.__new__(type("Array", (np.ndarray,), body), 10)
     with untouched():
         assert len(list(findings.storages_of([(array, "other")]))) == 1
@@ -374,8 +376,8 @@ def test_the_report_has_tables_of_devices_and_of_their_parts() -> None:
         Part("empty", 0, "never"),
         Part("unknown: rest", None, "hidden"),
     )
-    found = Reconciliation("cuda:0", MIB, "reserved", parts, ("a note",))
-    report = status_report("head", ["no experiment is open"], readings, [found])
+    memory = Reconciliation("cuda:0", MIB, "reserved", parts, ("a note",))
+    report = status_report("head", ["no experiment is open"], readings, [memory])
     assert report.tables[0].columns == ("device", "in use", "total")
     assert report.lines == ("no experiment is open", "RAM: why", "cuda:0: a note")
     assert report.tables[1].title == "cuda:0: 1 MiB, reserved"
@@ -403,7 +405,7 @@ def test_a_process_belongs_to_the_cell_that_started_it() -> None:
 
 def test_many_processes_are_the_largest_and_a_sum() -> None:
     many = [child(100.5, number, (20 - number) * MIB) for number in range(15)]
-    used = [one._replace(on_devices=(("cuda:0", MIB), ("cuda:1", 2 * MIB))) for one in many]
+    used = [process._replace(on_devices=(("cuda:0", MIB), ("cuda:1", 2 * MIB))) for process in many]
     assert (
         status_report("x", [], [], (), used).tables[-1].rows[-1][1] == "cuda:0 5 MiB, cuda:1 10 MiB"
     )
@@ -416,10 +418,10 @@ def test_many_processes_are_the_largest_and_a_sum() -> None:
 
 def test_children_are_listed_with_their_memory_on_devices() -> None:
     two = [child(100.5, 7, 9 * MIB), child(100.5, 8)]
-    found = Findings(children=two)
-    found.note_processes("cuda:0", WholeDevice(other_processes=((8, 64 * MIB), (99, MIB))))
-    found.note_processes("cuda:1", WholeDevice(other_processes=((8, 32 * MIB),)))
-    table = status_report("x", [], [], (), found.children, []).tables[-1]
+    result = Findings(children=two)
+    result.note_processes("cuda:0", WholeDevice(other_processes=((8, 64 * MIB), (99, MIB))))
+    result.note_processes("cuda:1", WholeDevice(other_processes=((8, 32 * MIB),)))
+    table = status_report("x", [], [], (), result.children, []).tables[-1]
     assert table.columns == ("size", "on devices", "process", "name", "started in")
     assert [row[:3] for row in table.rows] == [
         ("1 MiB", "cuda:0 64 MiB, cuda:1 32 MiB", "8"),
@@ -429,9 +431,9 @@ def test_children_are_listed_with_their_memory_on_devices() -> None:
 
 def test_in_a_container_the_drivers_ids_match_no_children(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "SYSTEMS_PID_NAMESPACE", "pid:[1]")
-    found = Findings(children=[child(100.5, 8)])
-    found.note_processes("cuda:0", WholeDevice(other_processes=((8, 64 * MIB),)))
-    assert found.children == [child(100.5, 8)]
+    result = Findings(children=[child(100.5, 8)])
+    result.note_processes("cuda:0", WholeDevice(other_processes=((8, 64 * MIB),)))
+    assert result.children == [child(100.5, 8)]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the time of a start is psutil's elsewhere")
@@ -442,9 +444,9 @@ def test_a_pause_between_two_clocks_shifts_no_start(monkeypatch: pytest.MonkeyPa
         clock_gettime=lambda _: 100.0, CLOCK_BOOTTIME=7, time=lambda: next(now)
     )
     monkeypatch.setattr("ipygpumem.probes.children.time", clocks)
-    found = _started_at(os.getpid())
+    start = _started_at(os.getpid())
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    assert found == pytest.approx(900 + (ticks + 0.5) / os.sysconf("SC_CLK_TCK"))
+    assert start == pytest.approx(900 + (ticks + 0.5) / os.sysconf("SC_CLK_TCK"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the time of a start is psutil's elsewhere")
@@ -452,10 +454,10 @@ def test_the_time_of_a_start_is_exact_enough_to_tell_cells_apart() -> None:
     before = time.time()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         after = time.time()
-        (found,) = [item for item in children() if item.pid == process.pid]
+        (child_process,) = [item for item in children() if item.pid == process.pid]
         process.communicate(b"\n")
-    assert before - 0.01 <= found.started_at <= after + 0.01
-    assert found.memory_bytes > 0
+    assert before - 0.01 <= child_process.started_at <= after + 0.01
+    assert child_process.memory_bytes > 0
 
 
 def test_status_passes_over_the_heap_once(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,9 +164,9 @@ def test_a_class_of_the_users_is_listed_with_its_attributes() -> None:
 def test_the_large_name_among_very_many_is_found() -> None:
     names: dict[str, object] = {f"name_{number}": [number] for number in range(3000)}
     names["name_1500"] = [bytes(MIB)]
-    found = top.measure_names(names, {})
-    assert found.names[0].name == "name_1500"
-    assert found.small_names + len(found.names) == 3000
+    largest = top.measure_names(names, {})
+    assert largest.names[0].name == "name_1500"
+    assert largest.small_names + len(largest.names) == 3000
 
 
 def test_names_devices_and_sizes_are_selected() -> None:
@@ -175,23 +175,23 @@ def test_names_devices_and_sizes_are_selected() -> None:
         NamedSize("frame", "DataFrame", {"cpu": 100}),
         NamedSize("Out[5]", "list", {"cpu": 7}),
     )
-    found = LargestNames(rows, {"cpu": 1000, "cuda:0": 600}, 0.0)
-    assert [row.name for row in top.select(found, ["Out[[]5]", "Out[5]"]).names] == ["Out[5]"]
-    assert [row.name for row in top.select(found, device="cpu").names] == [
+    largest = LargestNames(rows, {"cpu": 1000, "cuda:0": 600}, 0.0)
+    assert [row.name for row in top.select(largest, ["Out[[]5]", "Out[5]"]).names] == ["Out[5]"]
+    assert [row.name for row in top.select(largest, device="cpu").names] == [
         "frame",
         "model",
         "Out[5]",
     ]
-    on_card = top.select(found, device="cuda")
+    on_card = top.select(largest, device="cuda")
     assert [row.device_bytes for row in on_card.names] == [{"cuda:0": 500}]
     assert on_card.used_bytes == {"cuda:0": 600}
-    assert [row.name for row in top.select(found, min_bytes=100).names] == ["model", "frame"]
-    assert LargestNames.from_dict(found.to_dict()) == found
+    assert [row.name for row in top.select(largest, min_bytes=100).names] == ["model", "frame"]
+    assert LargestNames.from_dict(largest.to_dict()) == largest
     assert (
-        top_report(found).headline
+        top_report(largest).headline
         == "memory by name: 3 names · RAM 117 B of 1000 B · cuda:0 500 B of 600 B"
     )
-    first, rest = top_report(found, top=1).tables[0].rows
+    first, rest = top_report(largest, top=1).tables[0].rows
     assert (first[1:4], rest[1:4]) == (("83%", "model", "cuda:0"), ("", "and 3 more", ""))
 
 
@@ -218,9 +218,9 @@ loop.append(loop)
 def test_a_name_with_too_many_objects_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(top, "Region", functools.partial(Region, most=20_000))
     named = {"rows": [[str(number), [number]] for number in range(50_000)], "text": "x" * MIB}
-    found = top.measure_names(named, {})
-    assert {row.name: row.is_at_least for row in found.names} == {"rows": True, "text": False}
-    (table,) = top_report(found).tables
+    largest = top.measure_names(named, {})
+    assert {row.name: row.is_at_least for row in largest.names} == {"rows": True, "text": False}
+    (table,) = top_report(largest).tables
     assert {row[1]: row[0].startswith("at least ") for row in table.rows} == {
         "rows": True,
         "text": False,
@@ -232,12 +232,12 @@ def test_a_name_with_too_many_objects_is_marked(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_memory_in_no_name_has_a_row_of_its_own() -> None:
-    found = top.measure_names({"rows": [bytes(MIB)]}, {"cpu": 100 * MIB, "cuda:0": 8 * MIB})
-    (table,) = top_report(found).tables
+    largest = top.measure_names({"rows": [bytes(MIB)]}, {"cpu": 100 * MIB, "cuda:0": 8 * MIB})
+    (table,) = top_report(largest).tables
     contents = dict(zip(table.columns, zip(*table.rows, strict=True), strict=True))["content"]
     assert [row[0] for row in table.rows] == ["1 MiB", "99 MiB", "8 MiB"]
     assert contents == ("1 bytes", "see %gpumem status", "see %gpumem leaks")
-    assert top.select(found, ["r*"]).unnamed_bytes == {}
+    assert top.select(largest, ["r*"]).unnamed_bytes == {}
 
 
 def test_free_heap_pages_are_named_in_the_last_row() -> None:

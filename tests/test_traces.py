@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -27,6 +27,7 @@ from ipygpumem.shell import growth_search
 from ipygpumem.units import MIB
 from tests.alone import printed
 from tests.fakes import FakeProbe
+from tests.hiding import show_modules
 
 
 def kept_and_peak(record: Any) -> tuple[int, int]:
@@ -265,47 +266,52 @@ def test_no_item_lives_longer_than_the_loop_keeps_it(script_memory: FakeProbe) -
     assert len(seen) == 3
 
 
+STEP_BYTES = 12 * MIB
 helpers = ModuleType("helpers")
 vars(helpers)["rows"] = []
 
+GROWING: list[tuple[Any, str, str]] = [
+    ([], "kept.append('x' * size)", "kept (list of str)"),
+    ({}, "kept[number] = 'x' * size", "kept (dict of str)"),
+    ("", "kept += 'x' * size", "kept (str)"),
+    (set(), "kept.add((number, 'x' * size))", "kept (set of tuple)"),
+    (SimpleNamespace(log=[]), "kept.log.append(bytearray(size))", "kept (SimpleNamespace: .log)"),
+    ([], "pass", ""),
+    (helpers, "kept.rows.append('x' * size)", "helpers.rows (list of str)"),
+    (
+        functools.cache(lambda number: "x" * STEP_BYTES),
+        "kept(number)",
+        "kept (_lru_cache_wrapper)",
+    ),
+    ([], "import numpy; kept.append(numpy.ones(size // 8))", "kept (list of ndarray)"),
+    # too many to count
+    ([], "kept.append([b'%4d' % item * 1024 for item in range(3072)])", "kept (list of list)"),
+    (
+        [],
+        "import pandas; kept.append(pandas.DataFrame({'text': ['x' * size]}))",
+        "kept (list of DataFrame)",
+    ),
+]
+"""An object, the code of an iteration, and the name of what grows; empty if nothing does."""
+
+
+def run_growing_loop(kept: Any, step: str, grow: Callable[[], None]) -> None:
+    """Run a step of each iteration, without names that lead to all of pytest."""
+    names = {"kept": kept}
+    for number in ipygpumem.track(range(5), "epoch"):
+        batch = [bytes(STEP_BYTES + number)]
+        exec(step, names | {"number": number, "size": STEP_BYTES}, names)
+        kept = names["kept"]
+        grow()
+    del batch
+
 
 @pytest.mark.usefixtures("others_out_of_sight")
-@pytest.mark.parametrize(
-    ("kept", "step", "held"),
-    [
-        ([], "kept.append('x' * size)", "kept (list of str)"),
-        ({}, "kept[number] = 'x' * size", "kept (dict of str)"),
-        ("", "kept += 'x' * size", "kept (str)"),
-        (set(), "kept.add((number, 'x' * size))", "kept (set of tuple)"),
-        (
-            SimpleNamespace(log=[]),
-            "kept.log.append(bytearray(size))",
-            "kept (SimpleNamespace: .log)",
-        ),
-        ([], "pass", ""),
-        (helpers, "kept.rows.append('x' * size)", "helpers.rows (list of str)"),
-        (
-            functools.cache(lambda number: "x" * (12 * MIB)),
-            "kept(number)",
-            "kept (_lru_cache_wrapper)",
-        ),
-        ([], "import numpy; kept.append(numpy.ones(size // 8))", "kept (list of ndarray)"),
-        (
-            [],
-            "kept.append([b'%4d' % item * 1024 for item in range(3072)])",
-            "kept (list of list)",
-        ),  # too many to count
-        (
-            [],
-            "import pandas; kept.append(pandas.DataFrame({'text': ['x' * size]}))",
-            "kept (list of DataFrame)",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("kept", "step", "holder"), GROWING)
 def test_growth_in_every_iteration_is_reported_with_its_holder(
     kept: Any,
     step: str,
-    held: str,
+    holder: str,
     script_memory: FakeProbe,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -313,38 +319,33 @@ def test_growth_in_every_iteration_is_reported_with_its_holder(
     for library in re.findall(r"import (\w+)", step):
         pytest.importorskip(library)
     monkeypatch.setitem(sys.modules, "helpers", helpers)
-    # not all modules of tests
-    monkeypatch.setattr(growth_search, "users_modules", lambda: {"helpers": helpers})
+    show_modules(monkeypatch, lambda: {"helpers": helpers})
     # the heap of all tests may have free pages
     monkeypatch.setattr(growth_search, "own_pages", lambda: OwnPages(0, 0, 0))
     if "range" in step:
         monkeypatch.setattr(top, "Sizes", functools.partial(top.Sizes, limit=3000))
-    in_use = [0]
+    in_use = 0
 
-    def add(mib: int) -> None:
-        in_use.append(in_use[-1] + mib * MIB)
-        script_memory.set(in_use[-1])
+    def grow(grown_bytes: int = STEP_BYTES) -> None:
+        nonlocal in_use
+        in_use += grown_bytes
+        script_memory.set(in_use)
 
-    def run(kept: Any, size: int = 12 * MIB) -> None:  # without names that lead to all of pytest
-        names = {"kept": kept}
-        for number in ipygpumem.track(range(5), "epoch"):
-            batch = [bytes(size + number)]
-            exec(step, names | {"number": number, "size": size}, names)
-            kept = names["kept"]
-            add(12)
-        del batch
-
-    add(100)
+    grow(100 * MIB)
     # The loop has not freed the memory that the look frees.
-    monkeypatch.setattr(growth_search, "live_tensors", lambda garbage: add(-30))
-    run(kept)
+    monkeypatch.setattr(growth_search, "live_tensors", lambda garbage: grow(-30 * MIB))
+    run_growing_loop(kept, step, grow)
     printed = capsys.readouterr().out
     assert re.search(
         r"^RAM has grown by 12 MiB in each of the last \d iterations$", printed, re.MULTILINE
     )
-    holder = rf"RAM \+12(\.2)? MiB per iteration is held by {re.escape(held)}$"
-    no_name = "no name, tensor or array accounts for the growth of RAM: its holder is unknown"
-    assert re.search(f"^{holder if held else no_name}", printed, re.MULTILINE)
+    if holder:
+        explanation = rf"RAM \+12(\.2)? MiB per iteration is held by {re.escape(holder)}$"
+    else:
+        explanation = (
+            "no name, tensor or array accounts for the growth of RAM: its holder is unknown"
+        )
+    assert re.search(f"^{explanation}", printed, re.MULTILINE)
     assert "batch" not in printed
 
 

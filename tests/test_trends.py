@@ -23,6 +23,7 @@ from ipygpumem.report.history import free_heap_line, process_lines, unknown_line
 from ipygpumem.shell import growth_search
 from ipygpumem.units import MIB
 from tests.fakes import FakeProbe
+from tests.hiding import show_modules
 from tests.steps import works
 
 
@@ -154,8 +155,7 @@ def test_the_history_of_growth_is_kept_for_few_cells() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_modules_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let looks pass over the modules of tests: they lead to all tests that this process runs."""
-    monkeypatch.setattr(growth_search, "users_modules", dict)
+    show_modules(monkeypatch)
 
 
 class Device:

@@ -8,14 +8,14 @@ the tensors made.
 import gc
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pynvml
 import torch
 
-from ipygpumem.inventory.breakdown import Reconciliation
-from ipygpumem.inventory.findings import reconcile, storages_of
+from ipygpumem.inventory.breakdown import Reconciliation, Storage
+from ipygpumem.inventory.findings import Findings, reconcile, storages_of
 from ipygpumem.inventory.survey import roles_of_objects
 from ipygpumem.shell.app import current_app
 from ipygpumem.units import KIB, MIB
@@ -126,49 +126,66 @@ class States:
         """Return contradictions between the parts; searched as ``as_status`` does it, or in less
         time.
         """
+        tensors = [item for item in gc.get_objects() if type(item) is torch.Tensor and item.is_cuda]
+        findings = self._look(tensors, as_status=as_status)
+        card = next(item for item in findings.reconciliations if item.device == "cuda:0")
+        self.seen |= {part.name.split(" ")[0] for part in card.parts if part.size_bytes}
+        figures = self._figures_of_driver(card)
+        if self._native:
+            figures |= _figures_of_allocator(card, tensors)
+        faults = [f"{name}: {a:,} told, {b:,} true" for name, (a, b) in figures.items() if a != b]
+        negative = [part for part in card.parts if (part.size_bytes or 0) < 0]
+        faults += [f"{part.name}: {part.size_bytes}" for part in negative]
+        if self._native:  # cudaMallocAsync has no blocks to show, and the failure says so
+            faults += [f"{name}: {error}" for name, error in findings.failures.items()]
+        return faults
+
+    def _look(self, tensors: list[Any], *, as_status: bool) -> Findings:
+        """Look at the memory as ``%gpumem status`` does, or for these tensors alone."""
         app = current_app()
         assert app is not None
+
+        def storages() -> Iterable[Storage]:
+            if as_status:
+                return storages_of(roles_of_objects())
+            return storages_of([(tensor, "other") for tensor in tensors])
+
+        return reconcile(lambda: app.context.meter.now(detail=True), storages)
+
+    def _figures_of_driver(self, card: Reconciliation) -> dict[str, tuple[int, int]]:
+        """Return sums of parts, each with the figure of the driver or of torch that it equals."""
         memory = pynvml.nvmlDeviceGetMemoryInfo(self._card)
+        reserved = torch.cuda.memory_reserved()
+        figures = {
+            "all parts": (_sum(card), memory.total),
+            "what is in use": (_sum(card) - _sum(card, "free"), memory.used),
+            "what is reserved": (_sum(card, *_RESERVED), reserved),
+        }
         processes = {
             item.pid: item.usedGpuMemory
             for item in pynvml.nvmlDeviceGetComputeRunningProcesses(self._card)
         }
-        tensors = [item for item in gc.get_objects() if type(item) is torch.Tensor and item.is_cuda]
-        found = reconcile(
-            lambda: app.context.meter.now(detail=True),
-            lambda: storages_of(
-                roles_of_objects() if as_status else [(item, "other") for item in tensors]
-            ),
-        )
-        told = next(item for item in found.reconciliations if item.device == "cuda:0")
-        self.seen |= {part.name.split(" ")[0] for part in told.parts if part.size_bytes}
-        reserved = torch.cuda.memory_reserved()
-        expected = {
-            "all parts": (_sum(told), memory.total),
-            "what is in use": (_sum(told) - _sum(told, "free"), memory.used),
-            "what is reserved": (_sum(told, *_RESERVED), reserved),
-        }
-        if os.getpid() in processes:  # else the driver hides processes here
-            expected["the context"] = (_sum(told, "context"), processes.pop(os.getpid()) - reserved)
-            expected["other processes"] = (_sum(told, "process "), sum(processes.values()))
-        if self._native:
-            expected["tensors"] = (_sum(told, "tensors:"), _live_bytes(tensors))
-            stats = torch.cuda.memory_stats()
-            pending = stats["active_bytes.all.current"] - stats["allocated_bytes.all.current"]
-            expected["what waits"] = (_sum(told, "waiting"), pending)
-        faults = [f"{name}: {a:,} told, {b:,} true" for name, (a, b) in expected.items() if a != b]
-        faults += [
-            f"{part.name}: {part.size_bytes}" for part in told.parts if (part.size_bytes or 0) < 0
-        ]
-        if self._native:  # cudaMallocAsync has no blocks to show, and the failure says so
-            faults += [f"{name}: {error}" for name, error in found.failures.items()]
-        return faults
+        own_bytes = processes.pop(os.getpid(), None)
+        if own_bytes is not None:  # else the driver hides processes here
+            figures["the context"] = (_sum(card, "context"), own_bytes - reserved)
+            figures["other processes"] = (_sum(card, "process "), sum(processes.values()))
+        return figures
 
 
-def _sum(told: Reconciliation, *names: str) -> int:
+def _figures_of_allocator(card: Reconciliation, tensors: list[Any]) -> dict[str, tuple[int, int]]:
+    """Return sums of parts, each with the figure of torch's own allocator that it equals."""
+    stats = torch.cuda.memory_stats()
+    pending = stats["active_bytes.all.current"] - stats["allocated_bytes.all.current"]
+    return {
+        "tensors": (_sum(card, "tensors:"), _live_bytes(tensors)),
+        "what waits": (_sum(card, "waiting"), pending),
+    }
+
+
+def _sum(card: Reconciliation, *names: str) -> int:
     """Return the bytes of the parts whose name begins with one of ``names``, or of all."""
     return sum(
-        part.size_bytes or 0 for part in told.parts if not names or part.name.startswith(names)
+        part.size_bytes or 0 for part in card.parts if not names or part.name.startswith(names)
     )
 
 

@@ -35,11 +35,11 @@ def counted(ticks: int, available: Callable[[], int] = lambda: PLENTY) -> Allowa
 
 
 def test_a_spent_allowance_stays_spent() -> None:
-    one = counted(2)
-    assert [one.is_spent() for _ in range(4)] == [False, True, True, True]
-    assert one.reason == "time"
+    allowance = counted(2)
+    assert [allowance.is_spent() for _ in range(4)] == [False, True, True, True]
+    assert allowance.reason == "time"
     with pytest.raises(AllowanceError):
-        one.check()
+        allowance.check()
 
 
 def test_a_share_ends_before_the_whole_and_with_it() -> None:
@@ -56,12 +56,12 @@ def test_a_share_ends_before_the_whole_and_with_it() -> None:
 
 def test_too_little_memory_ends_an_allowance_at_once_or_later() -> None:
     left = [PLENTY]
-    one = counted(1000, lambda: left[0])
-    share = one.share(2)
+    allowance = counted(1000, lambda: left[0])
+    share = allowance.share(2)
     assert not share.is_spent()
     left[0] = allowances.SPARE_BYTES - 1
     assert share.is_spent()
-    assert (share.reason, one.reason) == ("memory", "memory")
+    assert (share.reason, allowance.reason) == ("memory", "memory")
     assert counted(1000, lambda: 0).is_spent()
 
 
@@ -145,9 +145,9 @@ def without_this_frame(error: BaseException) -> BaseException:
 @pytest.fixture
 def steps() -> Iterator[list[None]]:
     """Count the chunks of objects that walks examine."""
-    found: list[None] = []
-    bulk.OBSERVERS.append(lambda: found.append(None))
-    yield found
+    steps_taken: list[None] = []
+    bulk.OBSERVERS.append(lambda: steps_taken.append(None))
+    yield steps_taken
     bulk.OBSERVERS.pop()
 
 
@@ -156,10 +156,10 @@ def test_a_list_of_locals_stops_when_its_time_is_over(
     make: Callable[[], object], steps: list[None]
 ) -> None:
     error = failed_with(*(make() for _ in range(4)))
-    found = listing.held_by_frames(error, {}, counted(60))
-    assert found.cut is not None
-    assert found.cut.reason == "time"
-    assert 1 <= found.cut.uncounted <= found.cut.names == 2
+    held_memory = listing.held_by_frames(error, {}, counted(60))
+    assert held_memory.cut is not None
+    assert held_memory.cut.reason == "time"
+    assert 1 <= held_memory.cut.uncounted <= held_memory.cut.names == 2
     assert len(steps) <= 60
     release(error)
 
@@ -168,10 +168,10 @@ def test_a_list_of_locals_stops_when_its_time_is_over(
 def test_the_notebooks_names_do_not_take_the_time_either(
     make: Callable[[], object], steps: list[None]
 ) -> None:
-    own = {"one": make(), "other": make()}
+    names = {"one": make(), "other": make()}
     error = failed_with(np.ones(MIB // 2))
-    found = listing.held_by_frames(error, own, counted(60))
-    assert [(row.name, row.size_bytes) for row in found.rows] == [("first", 4 * MIB)]
+    held_memory = listing.held_by_frames(error, names, counted(60))
+    assert [(row.name, row.size_bytes) for row in held_memory.rows] == [("first", 4 * MIB)]
     assert len(steps) <= 60
 
 
@@ -191,9 +191,9 @@ def test_a_walk_copies_no_long_container_as_a_whole(
     read = gc.get_referents
 
     def noted(*items: object) -> list[object]:
-        found = read(*items)
-        lengths.append(len(found))
-        return found
+        children = read(*items)
+        lengths.append(len(children))
+        return children
 
     value = make()
     monkeypatch.setattr(gc, "get_referents", noted)
@@ -216,9 +216,9 @@ def fail(depth=2000):
         )
     finally:
         sys.setrecursionlimit(limit)
-    found = listing.held_by_frames(error, {}, counted(100))
-    assert found.cut is not None
-    assert found.cut.names > 2001
+    held_memory = listing.held_by_frames(error, {}, counted(100))
+    assert held_memory.cut is not None
+    assert held_memory.cut.names > 2001
     assert len(steps) <= 100
     assert len(plain_locals(error)) == 12
     release(error)
@@ -238,22 +238,22 @@ def fail():
     raise MemoryError
 """
     )
-    found = listing.held_by_frames(error, {"unrelated": [1]}, counted(1000, lambda: 0))
-    sizes = {row.name: row.size_bytes / MIB for row in found.rows}
+    held_memory = listing.held_by_frames(error, {"unrelated": [1]}, counted(1000, lambda: 0))
+    sizes = {row.name: row.size_bytes / MIB for row in held_memory.rows}
     assert {name: round(size, 1) for name, size in sizes.items()} == {
         "batch": 8,
         "lists": 8,
         "text": 2.5,
     }
-    assert found.cut is not None
-    assert found.cut.reason == "memory"
+    assert held_memory.cut is not None
+    assert held_memory.cut.reason == "memory"
     assert steps == []
 
 
 def test_a_container_of_the_notebook_is_listed_only_after_a_walk() -> None:
-    own = [None] * MIB
-    error = failed_with(own)
-    assert listing.held_by_frames(error, {"own": own}, counted(1000, lambda: 0)).rows == ()
+    items = [None] * MIB
+    error = failed_with(items)
+    assert listing.held_by_frames(error, {"own": items}, counted(1000, lambda: 0)).rows == ()
 
 
 def test_one_heavy_local_leaves_time_for_other_locals() -> None:
@@ -265,8 +265,8 @@ def fail():
     raise MemoryError
 """
     )
-    found = listing.held_by_frames(error, {}, counted(400))
-    assert "batch" in [row.name for row in found.rows]
+    held_memory = listing.held_by_frames(error, {}, counted(400))
+    assert "batch" in [row.name for row in held_memory.rows]
 
 
 def test_the_locals_of_each_call_of_a_recursive_function_count() -> None:
@@ -279,18 +279,18 @@ def fail(depth=4):
     raise MemoryError
 """
     )
-    found = listing.held_by_frames(error, {}, counted(10_000))
+    held_memory = listing.held_by_frames(error, {}, counted(10_000))
     sizes = Counter[str]()
-    for row in found.rows:
+    for row in held_memory.rows:
         sizes[row.name] += row.size_bytes // MIB
     assert sizes == {"batch": 5 * 8, "texts": 5 * 2}
-    assert len(found.rows) == 4  # at two lines
+    assert len(held_memory.rows) == 4  # at two lines
 
 
 def test_a_complete_list_says_nothing_of_a_cut() -> None:
-    found = listing.held_by_frames(failed_with(np.ones(MIB), [1, 2]), {}, counted(10_000))
-    assert [row.name for row in found.rows] == ["first"]
-    assert found.cut is None
+    held_memory = listing.held_by_frames(failed_with(np.ones(MIB), [1, 2]), {}, counted(10_000))
+    assert [row.name for row in held_memory.rows] == ["first"]
+    assert held_memory.cut is None
 
 
 # -- in a notebook ------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import gc, sys, weakref
 gc.unfreeze()
 import torch, ipygpumem
 from torch import nn
-torch.set_num_threads(2)
 watched = {}
 def watch(**things):
     for name, thing in things.items():

@@ -32,12 +32,12 @@ def held_against_a_real_run(
     step: Callable[[], object], *before: torch.Tensor, rel: float = 0.02
 ) -> None:
     """Estimate a step, run it, and hold the one against the other."""
-    (found,) = ipygpumem.estimate(step).devices
+    (device,) = ipygpumem.estimate(step).devices
     with RealStorages(*before) as real:
         step()
-    assert found.peak_bytes == pytest.approx(real.peak, rel=rel)
-    assert found.after_bytes == pytest.approx(real.now, rel=rel)
-    assert sum(found.parts.values()) == found.peak_bytes <= found.reserved_bytes
+    assert device.peak_bytes == pytest.approx(real.peak, rel=rel)
+    assert device.after_bytes == pytest.approx(real.now, rel=rel)
+    assert sum(device.parts.values()) == device.peak_bytes <= device.reserved_bytes
 
 
 REAL = [
@@ -87,11 +87,11 @@ def test_the_notebooks_sparse_gradient_is_counted_and_left_alone() -> None:
 
     count, parts = gradient._nnz(), (gradient._indices(), gradient._values())
     old_bytes = sum(part.nbytes for part in parts)
-    (found,) = ipygpumem.estimate(train).devices
+    (device,) = ipygpumem.estimate(train).devices
     assert table.weight.grad is gradient
     assert gradient._nnz() == count
-    assert found.kept_bytes == pytest.approx(old_bytes, rel=0.02)  # as many rows again
-    assert found.peak_bytes - found.after_bytes >= old_bytes
+    assert device.kept_bytes == pytest.approx(old_bytes, rel=0.02)  # as many rows again
+    assert device.peak_bytes - device.after_bytes >= old_bytes
 
 
 BAGS = {"sum": "SparseAdam", "mean": "Adagrad"}
@@ -130,9 +130,9 @@ def test_other_sparse_tensors_are_refused_by_their_line(code: str, problem: str)
 def test_a_sparse_product_fits_perhaps() -> None:
     """Kernels of cuSPARSE have workspaces of unknown size."""
     sparse, dense = torch.eye(9).to_sparse(), torch.ones(9, 9)
-    found = ipygpumem.estimate(lambda: sparse @ dense, device=CARD, device_memory="8GiB")
-    assert found.verdict == "fits perhaps"
-    assert found.devices[0].unknown_operators == ("sparse mm",)
+    estimate = ipygpumem.estimate(lambda: sparse @ dense, device=CARD, device_memory="8GiB")
+    assert estimate.verdict == "fits perhaps"
+    assert estimate.devices[0].unknown_operators == ("sparse mm",)
 
 
 KINDS = {nn.LSTM: 0.15, nn.GRU: 0.15, nn.RNN: 0.02}
@@ -179,12 +179,12 @@ def test_packed_sequences_are_counted_by_their_lengths(
 
 def test_values_at_unknown_positions_are_not_known() -> None:
     """torch reads them from memory without values."""
-    known = torch.tensor([17, 40, 9])
+    numbers = torch.tensor([17, 40, 9])
 
     def step() -> None:
-        _, order = known.sort()
+        _, order = numbers.sort()
         order.copy_(torch.rand(3).argsort())
-        assert known[order].tolist() == [0, 0, 0]  # the guess
+        assert numbers[order].tolist() == [0, 0, 0]  # the guess
 
     assert len(ipygpumem.estimate(step).guesses) == 1
 
@@ -197,8 +197,8 @@ def test_a_line_selects_the_share_that_the_caller_assumes() -> None:
     line = select.__code__.co_firstlineno + 2
     place = f"test_estimate.py:{line}"
     assert ipygpumem.estimate(select).upper_bounds
-    (found,) = ipygpumem.estimate(select, assume={place: 0.25}).devices
-    assert found.kept_bytes == MIB
+    (device,) = ipygpumem.estimate(select, assume={place: 0.25}).devices
+    assert device.kept_bytes == MIB
     for share in (2, -0.1, "half"):
         with pytest.raises(EstimateError, match=r"assume: 5: .* is not a number from 0 to 1"):
             ipygpumem.estimate(select, assume={5: share})
@@ -269,10 +269,10 @@ def test_a_share_keeps_the_memory_that_torch_keeps(code: str) -> None:
     exec(compile(source, "a cell", "exec"), {"torch": torch, "x": torch.zeros(1 << 20)}, names)
     sizes = []
     for device in ("cpu", CARD):
-        found = ipygpumem.estimate(names["step"], device=device, assume={2: 0.25})
-        assert not found.upper_bounds
-        assert any("assumed to select 0.25" in note for note in found.notes)
-        sizes.append(found.devices[0].kept_bytes)
+        estimate = ipygpumem.estimate(names["step"], device=device, assume={2: 0.25})
+        assert not estimate.upper_bounds
+        assert any("assumed to select 0.25" in note for note in estimate.notes)
+        sizes.append(estimate.devices[0].kept_bytes)
     assert [round(size / MIB) for size in sizes] == list(OF_A_QUARTER[code])
 
 
@@ -284,13 +284,13 @@ def test_unknown_sequence_lengths_are_assumed_to_be_the_longest() -> None:
         packed = rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
         return packed.data
 
-    found = ipygpumem.estimate(step)
-    (line,) = found.upper_bounds
+    estimate = ipygpumem.estimate(step)
+    (line,) = estimate.upper_bounds
     assert "pack_padded_sequence(x, lengths" in line
     label = line.partition(": ")[0].replace(", line ", ":")
     (note,) = ipygpumem.estimate(step, assume={label: 0.5}).notes
     assert note.endswith("is not used: values decide its size, but no share of them is selected")
-    assert found.peak_bytes >= 2 * x.nbytes
+    assert estimate.peak_bytes >= 2 * x.nbytes
 
 
 RECURRENT = [
@@ -328,11 +328,11 @@ def test_the_history_of_lbfgs_is_counted_for_its_iterations() -> None:
         loss.backward()
         return loss
 
-    found = ipygpumem.estimate(optimizer.step, closure)
-    assert any("LBFGS" in note for note in found.notes)
+    estimate = ipygpumem.estimate(optimizer.step, closure)
+    assert any("LBFGS" in note for note in estimate.notes)
     with RealStorages(x, y, model.weight) as real:
         optimizer.step(closure)
-    assert found.peak_bytes == pytest.approx(real.peak, rel=0.1)
+    assert estimate.peak_bytes == pytest.approx(real.peak, rel=0.1)
     assert len(optimizer.state[model.weight]["old_dirs"]) > 15
 
 
@@ -347,9 +347,9 @@ def test_memory_freed_by_the_code_is_not_counted() -> None:
         model(x).sum().backward()
 
     held_against_a_real_run(train, x, model.weight)
-    (found,) = ipygpumem.estimate(lambda: model.half()).devices
+    (device,) = ipygpumem.estimate(lambda: model.half()).devices
     # the weights, and the gradient that a cast casts as well
-    assert found.after_bytes <= MIB // 2 + MIB
+    assert device.after_bytes <= MIB // 2 + MIB
 
 
 def test_the_parts_of_a_linear_layers_training_are_exact() -> None:
@@ -363,20 +363,22 @@ def test_the_parts_of_a_linear_layers_training_are_exact() -> None:
             model(x).relu().sum().backward()
             optimizer.step()
 
-    (found,) = ipygpumem.estimate(step).devices
-    assert found.before_bytes == 5 * MIB
-    assert (found.parts["parameters"], found.parts["other"]) == (4 * MIB, MIB)
-    assert found.parts["optimizer state"] == 8 * MIB + 512
-    assert found.kept_bytes == 12 * MIB + 512  # the gradient, and the state with its count of steps
+    (device,) = ipygpumem.estimate(step).devices
+    assert device.before_bytes == 5 * MIB
+    assert (device.parts["parameters"], device.parts["other"]) == (4 * MIB, MIB)
+    assert device.parts["optimizer state"] == 8 * MIB + 512
+    assert (
+        device.kept_bytes == 12 * MIB + 512
+    )  # the gradient, and the state with its count of steps
 
 
 def test_a_forward_pass_without_gradients_has_temporaries_only() -> None:
     model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
     x = torch.randn(1024, 512)
-    (found,) = ipygpumem.estimate(torch.no_grad()(model), x).devices
-    assert (found.parts["activations"], found.parts["gradients"]) == (0, 0)
-    assert found.parts["temporaries"] == 4 * MIB  # what goes into a layer, and what comes out
-    assert found.kept_bytes == 2 * MIB
+    (device,) = ipygpumem.estimate(torch.no_grad()(model), x).devices
+    assert (device.parts["activations"], device.parts["gradients"]) == (0, 0)
+    assert device.parts["temporaries"] == 4 * MIB  # what goes into a layer, and what comes out
+    assert device.kept_bytes == 2 * MIB
 
 
 def residual(y: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -417,8 +419,8 @@ def test_copies_have_their_originals_ties_and_layout(capsys: pytest.CaptureFixtu
         print(odd.shape, odd.stride(), odd.storage_offset(), odd.dtype)
         return model, first, names, rows
 
-    (found,) = ipygpumem.estimate(show).devices
-    assert found.before_bytes == 256 * 1024 + MIB + 512
+    (device,) = ipygpumem.estimate(show).devices
+    assert device.before_bytes == 256 * 1024 + MIB + 512
     show()
     shown, expected = capsys.readouterr().out.splitlines()
     assert shown == expected
@@ -427,12 +429,12 @@ def test_copies_have_their_originals_ties_and_layout(capsys: pytest.CaptureFixtu
 def test_functional_transforms_and_a_meta_model_can_be_estimated() -> None:
     x = torch.randn(64, 128)
     weights = torch.randn(128)
-    found = ipygpumem.estimate(lambda: torch.func.grad(lambda w: (x @ w).sum())(weights))
-    assert found.devices[0].before_bytes == 64 * 128 * 4 + 512
+    estimate = ipygpumem.estimate(lambda: torch.func.grad(lambda w: (x @ w).sum())(weights))
+    assert estimate.devices[0].before_bytes == 64 * 128 * 4 + 512
     with torch.device("meta"):
         model = nn.Linear(4096, 4096, bias=False)
-    (found,) = ipygpumem.estimate(lambda: model(torch.ones(1, 4096)).sum().backward()).devices
-    assert (found.before_bytes, found.parts["parameters"]) == (64 * MIB, 64 * MIB)
+    (device,) = ipygpumem.estimate(lambda: model(torch.ones(1, 4096)).sum().backward()).devices
+    assert (device.before_bytes, device.parts["parameters"]) == (64 * MIB, 64 * MIB)
 
 
 def test_a_device_that_is_not_here_can_be_estimated() -> None:
@@ -445,11 +447,12 @@ def test_a_device_that_is_not_here_can_be_estimated() -> None:
         assert y.dtype is torch.float16
         y.float().sum().backward()
 
-    found = ipygpumem.estimate(step, device_memory="24GiB")
-    (device,) = found.devices
+    estimate = ipygpumem.estimate(step, device_memory="24GiB")
+    (device,) = estimate.devices
     assert (device.device, device.room_bytes, device.fits) == (CARD, 24 * 1024 * MIB, True)
     assert (
-        "cuda:0 is not available: tensors on it and on the host are counted together" in found.notes
+        "cuda:0 is not available: tensors on it and on the host are counted together"
+        in estimate.notes
     )
     assert ipygpumem.estimate(step, device="cuda", device_memory="4MiB").fits is False
     assert ipygpumem.estimate(step, device="cuda").fits is None
@@ -538,13 +541,13 @@ def test_autocasts_operator_lists_match_this_torch() -> None:
 def test_a_module_goes_to_a_device_that_is_not_here(
     build: Any, peak: int | None, after: int
 ) -> None:
-    (found,) = ipygpumem.estimate(build).devices
-    assert (found.device, found.after_bytes, sum(found.parts.values())) == (
+    (device,) = ipygpumem.estimate(build).devices
+    assert (device.device, device.after_bytes, sum(device.parts.values())) == (
         CARD,
         after,
-        found.peak_bytes,
+        device.peak_bytes,
     )
-    assert peak is None or found.peak_bytes == peak
+    assert peak is None or device.peak_bytes == peak
 
 
 def test_every_optimizer_steps_on_a_named_card_with_all_options() -> None:
@@ -576,9 +579,9 @@ def test_the_value_of_a_number_on_the_host_is_known() -> None:
         (weight * torch.ones(int(count))).sum().backward()
         return torch.ones(int(count), int(weight * 128))
 
-    found = ipygpumem.estimate(step)
-    assert found.peak_bytes == pytest.approx(MIB, rel=0.02)
-    assert (found.guesses, int(count), weight.grad) == ((), 1000, None)
+    estimate = ipygpumem.estimate(step)
+    assert estimate.peak_bytes == pytest.approx(MIB, rel=0.02)
+    assert (estimate.guesses, int(count), weight.grad) == ((), 1000, None)
 
 
 @pytest.mark.parametrize("name", ["Adam", "Adafactor"])
@@ -629,11 +632,11 @@ def test_a_summary_has_a_row_for_each_module() -> None:
         nn.Linear(256, 512), nn.ReLU(), nn.Sequential(nn.Linear(512, 10), nn.Identity())
     )
     model[0].bias.requires_grad_(False)
-    found = ipygpumem.summary(model, torch.randn(64, 256))
-    rows = {row.name: row for row in found.rows}
+    summary = ipygpumem.summary(model, torch.randn(64, 256))
+    rows = {row.name: row for row in summary.rows}
     assert list(rows) == ["", "0", "1", "2", "2.0", "2.1"]
-    assert [row.depth for row in found.rows] == [0, 1, 1, 1, 2, 2]
-    assert [row.output_shape for row in found.rows] == [
+    assert [row.depth for row in summary.rows] == [0, 1, 1, 1, 2, 2]
+    assert [row.output_shape for row in summary.rows] == [
         (64, 10),
         (64, 512),
         (64, 512),
@@ -642,11 +645,11 @@ def test_a_summary_has_a_row_for_each_module() -> None:
         (64, 10),
     ]
     assert (rows["0"].parameters, rows["0"].parameter_bytes) == (257 * 512, 257 * 512 * 4)
-    assert rows[""].parameters == found.trainable_parameters + 512
-    kept = {name: row.activation_bytes for name, row in rows.items()}
+    assert rows[""].parameters == summary.trainable_parameters + 512
+    activation_bytes = {name: row.activation_bytes for name, row in rows.items()}
     # Nothing needs what the first layer gives: the ReLU keeps its own result, and the last layer's
     # is the caller's.
-    assert kept == {
+    assert activation_bytes == {
         "": 64 * 522 * 4,
         "0": 0,
         "1": 64 * 512 * 4,
@@ -656,8 +659,8 @@ def test_a_summary_has_a_row_for_each_module() -> None:
     }
     assert [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()] == [0] * 6
     assert (model[0].weight.grad, type(model[0].weight)) == (None, nn.Parameter)
-    assert str(found).startswith("Sequential: 136,714 parameters, 136,202 trainable")
-    assert "64 × 512" in str(found)
+    assert str(summary).startswith("Sequential: 136,714 parameters, 136,202 trainable")
+    assert "64 × 512" in str(summary)
     with pytest.raises(EstimateError, match=r"a summary takes a torch.nn.Module, not int"):
         ipygpumem.summary(3)
 

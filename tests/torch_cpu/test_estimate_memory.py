@@ -232,9 +232,9 @@ def test_code_sees_the_capability_assumed_for_workspaces(
         assert torch.cuda.get_device_capability() == expected
         x @ x
 
-    found = ipygpumem.estimate(step, device=CARD, device_memory="4GiB")
-    assert found.devices[0].parts["cuBLAS workspaces"] == workspace_sizes(expected)[0]
-    assert any("compute capability 9.0" in note for note in found.notes) is not bool(cards)
+    estimate = ipygpumem.estimate(step, device=CARD, device_memory="4GiB")
+    assert estimate.devices[0].parts["cuBLAS workspaces"] == workspace_sizes(expected)[0]
+    assert any("compute capability 9.0" in note for note in estimate.notes) is not bool(cards)
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
@@ -245,10 +245,10 @@ def test_a_recurrent_layer_on_a_card_that_is_not_here_is_noted(
     x = torch.ones(2, 2, 4)
 
     def estimate(**options: Any) -> tuple[bool, str]:
-        found = ipygpumem.estimate(layer, x, **options)
+        estimate = ipygpumem.estimate(layer, x, **options)
         return any(
-            "a card's kernels for a recurrent layer" in note for note in found.notes
-        ), found.verdict
+            "a card's kernels for a recurrent layer" in note for note in estimate.notes
+        ), estimate.verdict
 
     assert estimate(device=CARD, device_memory="4GiB") == (True, "fits perhaps")
     assert estimate(device="cpu", device_memory="1TiB") == (False, "fits")
@@ -296,8 +296,8 @@ def test_the_verdict_sets_a_context_aside_on_a_cuda_device() -> None:
     spare = GIB // 50
 
     def verdict(room_bytes: int, device: str = CARD) -> tuple[int, bool | None, str]:
-        found = with_room(replace(figures, device=device), 0, room_bytes)
-        return found.required_bytes - GIB, found.fits, found.verdict
+        estimate = with_room(replace(figures, device=device), 0, room_bytes)
+        return estimate.required_bytes - GIB, estimate.fits, estimate.verdict
 
     required = GIB + context + spare
     assert verdict(required - 1) == (context + spare, False, "does not fit")
@@ -319,19 +319,27 @@ def test_fragmented_memory_does_not_fit() -> None:
             kept += [torch.empty(size * MIB, dtype=torch.uint8) for size in (12, 19)]
         return kept
 
-    found = ipygpumem.estimate(split, device=CARD, device_memory=768 * MIB + 300 * MIB)
-    (card,) = found.devices
+    estimate = ipygpumem.estimate(split, device=CARD, device_memory=768 * MIB + 300 * MIB)
+    (card,) = estimate.devices
     assert card.peak_bytes <= 300 * MIB < card.needed_bytes <= card.reserved_bytes
-    assert (card.verdict, found.verdict, found.fits) == ("does not fit", "does not fit", False)
-    assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in str(found)
-    assert found.to_dict()["verdict"] == found.to_dict()["devices"][0]["verdict"] == "does not fit"
+    assert (card.verdict, estimate.verdict, estimate.fits) == (
+        "does not fit",
+        "does not fit",
+        False,
+    )
+    assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in str(estimate)
+    assert (
+        estimate.to_dict()["verdict"]
+        == estimate.to_dict()["devices"][0]["verdict"]
+        == "does not fit"
+    )
 
 
 def test_a_verdict_names_operators_of_unknown_own_memory() -> None:
     x = torch.ones(64, 64)
-    found = ipygpumem.estimate(lambda: torch.linalg.svd(x), device=CARD, device_memory="4GiB")
-    assert (found.verdict, found.fits) == ("fits perhaps", None)
-    assert "fits perhaps (_linalg_svd): needs" in str(found)
+    estimate = ipygpumem.estimate(lambda: torch.linalg.svd(x), device=CARD, device_memory="4GiB")
+    assert (estimate.verdict, estimate.fits) == ("fits perhaps", None)
+    assert "fits perhaps (_linalg_svd): needs" in str(estimate)
     assert ipygpumem.estimate(lambda: torch.linalg.svd(x), device="cpu").verdict == "fits"
 
 
@@ -347,9 +355,13 @@ def test_free_memory_is_read_without_making_a_context(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         Nvml, "visible", lambda self: [WholeDevice(total_bytes=10 * MIB, used_bytes=4 * MIB)]
     )
-    found = ipygpumem.estimate(make_on_cuda)
-    assert [(device.device, device.room_bytes) for device in found.devices] == [("cuda:0", 6 * MIB)]
-    assert found.devices[0].context_bytes == 768 * MIB  # that of this process is still to be made
+    estimate = ipygpumem.estimate(make_on_cuda)
+    assert [(device.device, device.room_bytes) for device in estimate.devices] == [
+        ("cuda:0", 6 * MIB)
+    ]
+    assert (
+        estimate.devices[0].context_bytes == 768 * MIB
+    )  # that of this process is still to be made
 
 
 def test_a_driver_that_breaks_off_leaves_the_room_open(monkeypatch: pytest.MonkeyPatch) -> None:

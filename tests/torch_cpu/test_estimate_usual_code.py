@@ -217,11 +217,11 @@ def test_a_tensor_is_printed_in_the_first_estimate_of_a_process() -> None:
 
 
 def test_usual_training_code_is_estimated(tmp_path: Path) -> None:
-    found = estimated(as_functions(CASES.values()), tmp_path, device_memory="8GiB")
-    assert [device.device for device in found.devices] == ["cuda:0"]
-    assert found.peak_bytes >= 256 * 512 * 4
-    assert not any("site-packages" in line for line in (*found.guesses, *found.notes))
-    compiled = [note for note in found.notes if "torch.compile" in note]
+    estimate = estimated(as_functions(CASES.values()), tmp_path, device_memory="8GiB")
+    assert [device.device for device in estimate.devices] == ["cuda:0"]
+    assert estimate.peak_bytes >= 256 * 512 * 4
+    assert not any("site-packages" in line for line in (*estimate.guesses, *estimate.notes))
+    compiled = [note for note in estimate.notes if "torch.compile" in note]
     assert ["eager" in note for note in compiled] == [True]
 
 
@@ -337,14 +337,14 @@ for n in range(8):
 if (loss := x.sum()) > 3:
     return 0.0
 return float(loss.item() + sum(x[0].tolist()))"""
-    found = estimated(body, tmp_path, device=None)
+    estimate = estimated(body, tmp_path, device=None)
     asked = [
         "if (x == n).all():",
         "if (loss := x.sum()) > 3:",
         "return float(loss.item() + sum(x[0].tolist()))",
     ]
-    assert [line.partition(": ")[2] for line in found.guesses] == asked
-    assert found.peak_bytes >= 8 * 1024
+    assert [line.partition(": ")[2] for line in estimate.guesses] == asked
+    assert estimate.peak_bytes >= 8 * 1024
 
 
 def test_an_endless_loop_on_values_is_refused_by_its_line(
@@ -385,11 +385,11 @@ def test_sizes_that_depend_on_values_are_the_largest_possible(tmp_path: Path) ->
     body = "".join(
         f"z = {line}\nassert z.shape == {shape}, z.shape\n" for line, shape in LARGEST.items()
     )
-    found = estimated(body, tmp_path)
-    assert [line.partition(": z = ")[2] for line in found.upper_bounds] == [*LARGEST]
-    assert found.peak_bytes >= 64 * 256 * 2 * 8
-    assert "cuda:0 peak at most " in str(found)
-    assert "at most, since these lines" in str(found)
+    estimate = estimated(body, tmp_path)
+    assert [line.partition(": z = ")[2] for line in estimate.upper_bounds] == [*LARGEST]
+    assert estimate.peak_bytes >= 64 * 256 * 2 * 8
+    assert "cuda:0 peak at most " in str(estimate)
+    assert "at most, since these lines" in str(estimate)
 
 
 KNOWN = """
@@ -414,9 +414,9 @@ torch._check_tensor_all(x > 0)
 
 
 def test_values_that_code_writes_down_are_known(tmp_path: Path) -> None:
-    found = estimated(KNOWN, tmp_path, device=None)
-    assert not any("split" in line or "prod" in line for line in found.guesses)
-    assert not any("some" in line for line in found.upper_bounds)
+    estimate = estimated(KNOWN, tmp_path, device=None)
+    assert not any("split" in line or "prod" in line for line in estimate.guesses)
+    assert not any("some" in line for line in estimate.upper_bounds)
 
 
 UNTOLD = {
@@ -459,8 +459,10 @@ def test_random_numbers_and_positions_are_valid_indices(tmp_path: Path) -> None:
 def test_arrays_of_tensors_have_guessed_values(tmp_path: Path) -> None:
     body = "a = x.cpu().detach().numpy(), np.asarray(x), np.array(y), (x > 0).numpy()\n"
     check = "assert [(b.shape, b.dtype.name, b.ravel()[0]) for b in a] == [((64, 256), 'float32', 1.0)] * 2 + ["  # noqa: E501
-    found = estimated(body + check + "((64,), 'int64', 0), ((64, 256), 'bool', False)]", tmp_path)
-    assert len(found.guesses) == 1
+    estimate = estimated(
+        body + check + "((64,), 'int64', 0), ((64, 256), 'bool', False)]", tmp_path
+    )
+    assert len(estimate.guesses) == 1
 
 
 def test_a_line_is_named_where_autograd_has_a_thread_of_its_own() -> None:
@@ -625,12 +627,12 @@ def test_compiled_code_is_estimated_as_eager_code_with_a_note(tmp_path: Path) ->
     x = torch.randn(4, 128)
     compiled = torch.compile(model)
     disabled = torch._dynamo.disable(model)
-    found = ipygpumem.estimate(lambda: compiled(x).sum().backward())
+    estimate = ipygpumem.estimate(lambda: compiled(x).sum().backward())
     eager = ipygpumem.estimate(
         lambda: (model(x), disabled(x), checkpoint(model, x, use_reentrant=False))
     )
-    assert [note for note in found.notes if "torch.compile" in note and "eager" in note]
-    assert found.peak_bytes == ipygpumem.estimate(lambda: model(x).sum().backward()).peak_bytes
+    assert [note for note in estimate.notes if "torch.compile" in note and "eager" in note]
+    assert estimate.peak_bytes == ipygpumem.estimate(lambda: model(x).sum().backward()).peak_bytes
     assert eager.notes == ()
 
 
@@ -645,10 +647,10 @@ def test_data_loaders_start_no_process_and_no_file_is_saved(tmp_path: Path) -> N
         assert seen == [(32, 8, 32, 0)] * 2
         torch.save(seen, path)
 
-    found = ipygpumem.estimate(read)
+    estimate = ipygpumem.estimate(read)
     assert (loader.num_workers, seen, path.exists()) == (2, [], False)
-    assert "torch.save wrote nothing" in found.notes[-1]
-    assert found.guesses == ()
+    assert "torch.save wrote nothing" in estimate.notes[-1]
+    assert estimate.guesses == ()
 
 
 def test_free_memory_is_known_to_a_function_imported_by_name() -> None:
@@ -666,10 +668,10 @@ def test_free_memory_is_known_to_a_function_imported_by_name() -> None:
 def test_saving_with_safetensors_writes_nothing(tmp_path: Path) -> None:
     safetensors = importlib.import_module("safetensors.torch")
     weights = {"weight": torch.ones(3)}
-    found = ipygpumem.estimate(
+    estimate = ipygpumem.estimate(
         lambda: safetensors.save_file(weights, tmp_path / "model.safetensors")
     )
-    assert "safetensors wrote nothing" in found.notes[-1]
+    assert "safetensors wrote nothing" in estimate.notes[-1]
     assert not list(tmp_path.iterdir())
 
 
@@ -797,8 +799,8 @@ def test_iterators_that_code_consumes_are_named(tmp_path: Path) -> None:
 
             inner(), next(given), next(batches), next(counter)
 
-        found = ipygpumem.estimate(step, zip([1], [2], strict=True))
-    assert found.notes == (
+        estimate = ipygpumem.estimate(step, zip([1], [2], strict=True))
+    assert estimate.notes == (
         "items that the code takes from these iterators are lost: a zip, batches, numbers, rows",
     )
     assert counter.count == 0

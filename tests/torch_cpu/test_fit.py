@@ -103,11 +103,11 @@ def whole_search() -> Search:
 
 
 def test_each_change_is_estimated_like_the_cell_written_by_hand(whole_search: Search) -> None:
-    found = whole_search
-    lines = {trial.title: trial.changes[0].line for trial in found.trials}
-    assert lines.keys() | {trial.title for trial in found.useless} == BY_HAND.keys()
-    assert found.failed == []
-    for trial in found.trials:
+    fit = whole_search
+    lines = {trial.title: trial.changes[0].line for trial in fit.trials}
+    assert lines.keys() | {trial.title for trial in fit.useless} == BY_HAND.keys()
+    assert fit.failed == []
+    for trial in fit.trials:
         (device,) = estimated(BY_HAND[trial.title].replace("LINE", lines[trial.title])).devices
         assert trial.device.peak_bytes == pytest.approx(device.peak_bytes, rel=0.01), trial.title
         assert trial.device.required_bytes >= 0.99 * device.required_bytes, trial.title
@@ -115,8 +115,8 @@ def test_each_change_is_estimated_like_the_cell_written_by_hand(whole_search: Se
 
 def test_the_first_estimate_is_the_usual_one(first_look: Search) -> None:
     (plain,) = estimated(PLAIN).devices
-    (seen,) = first_look.tried(first_look.unchanged).estimate.devices
-    assert (seen.peak_bytes, seen.reserved_bytes, seen.parts) == (
+    (device,) = first_look.tried(first_look.unchanged).estimate.devices
+    assert (device.peak_bytes, device.reserved_bytes, device.parts) == (
         plain.peak_bytes,
         plain.reserved_bytes,
         plain.parts,
@@ -174,8 +174,8 @@ def test_each_line_runs_and_takes_no_name(cell: str, comments: str) -> None:
     changes.
     """
     cell = cell.replace("8, 512", "8, 16").replace("4096", "128")
-    seen = search(cell, "1GiB", run=False).findings
-    lines = [change.line for change in (*candidates(seen), *batch_in_parts(seen, None))]
+    findings = search(cell, "1GiB", run=False).findings
+    lines = [change.line for change in (*candidates(findings), *batch_in_parts(findings, None))]
     assert len(lines) > 6
     taken: dict[str, Any] = {}
     exec(cell, taken)
@@ -219,24 +219,24 @@ def test_split_batches_and_plain_loops_are_equal_up_to_rounding() -> None:
     # much of its rounding, and that depends on the CPU.
     begin += "optimizer = torch.optim.AdamW(model.parameters(), foreach=True, eps=1e-3)\n"
     whole = "functional.cross_entropy(model(x).flatten(0, 1), y).backward()"
-    seen = search(f"{begin}{whole}\noptimizer.step()", "1GiB", run=False).findings
-    *_, split = batch_in_parts(seen, None)
+    findings = search(f"{begin}{whole}\noptimizer.step()", "1GiB", run=False).findings
+    *_, split = batch_in_parts(findings, None)
     assert (split.results, split.passes) == (
         "equal if the loss is a mean over independent rows",
         64,
     )
     loop = split.line.replace("...", f"({whole.replace('.backward()', ' / 64)')}.backward()", 1)
     loop = loop.replace("(x)", "(parts[0])").replace(", y)", ", parts[1])")
-    plain = next(candidates(seen))
+    plain = next(candidates(findings))
     assert (plain.title, plain.results) == ("foreach=False", "equal up to rounding")
-    found = []
+    trained_weights = []
     for step in (whole, loop, f"{plain.line}\n{whole}"):
         exec(f"{begin}{step}\noptimizer.step()", names := dict[str, Any]())
-        found.append(
+        trained_weights.append(
             [one for weight in names["model"].parameters() for one in (weight.grad, weight)]
         )
-    for other in found[1:]:
-        for first, second in zip(found[0], other, strict=True):
+    for other in trained_weights[1:]:
+        for first, second in zip(trained_weights[0], other, strict=True):
             torch.testing.assert_close(second, first, rtol=1e-3, atol=1e-5)
 
 
@@ -251,9 +251,9 @@ def test_another_optimizer_has_no_state_of_earlier_steps() -> None:
     for before in ("", step):
         names: dict[str, Any] = {}
         exec(begin + before, names)
-        found = search(f"import torch\n{step}\n{step}", "1GiB", run=False, names=names)
-        (change,) = (one for one in candidates(found.findings) if one.title == "torch.optim.SGD")
-        peaks.append(found.tried(change).device.peak_bytes)
+        fit = search(f"import torch\n{step}\n{step}", "1GiB", run=False, names=names)
+        (change,) = (one for one in candidates(fit.findings) if one.title == "torch.optim.SGD")
+        peaks.append(fit.tried(change).device.peak_bytes)
     assert peaks[0] == peaks[1]
 
 
@@ -284,11 +284,11 @@ def test_no_layer_is_left_unfrozen_that_no_optimizer_trains() -> None:
         "optimizer = torch.optim.Adam(net[PART].parameters())\nnet(torch.randn(8, "
         "64)).mean().backward()\n"
     )
-    found = [
+    findings = [
         search(f"{cell.replace('PART', part)}optimizer.step()", "1GiB", run=False).findings
         for part in ("0", "1:")
     ]
-    assert [any("freeze" in change.title for change in candidates(one)) for one in found] == [
+    assert [any("freeze" in change.title for change in candidates(one)) for one in findings] == [
         False,
         True,
     ]
@@ -305,27 +305,27 @@ def test_few_sizes_of_a_batch_are_estimated(enough: int, monkeypatch: pytest.Mon
         return SimpleNamespace(fits=asked[-1] >= enough, device=device, passes=asked[-1], title="")
 
     monkeypatch.setattr(Search, "tried", tried)
-    found = search("", "1GiB", run=False)
-    found.findings.batch.rows = 1 << 10
+    fit = search("", "1GiB", run=False)
+    fit.findings.batch.rows = 1 << 10
     base: Any = SimpleNamespace(device=SimpleNamespace(required_bytes=4))
     del asked[:]
-    found._note_first_fitting(base, list(batch_in_parts(found.findings, None)))
-    assert [trial.passes for trial in found.trials] == [min(enough, 1 << 10)]  # type: ignore[attr-defined]
+    fit._note_first_fitting(base, list(batch_in_parts(fit.findings, None)))
+    assert [trial.passes for trial in fit.trials] == [min(enough, 1 << 10)]  # type: ignore[attr-defined]
     assert len(asked) <= 4
 
 
 def test_changes_are_combined_if_none_suffices() -> None:
     """Needless changes are left out, and the batch is no smaller than it must be."""
-    found = search(PLAIN, "885MiB")
-    assert [trial.title for trial in found.trials if trial.fits] == []
-    assert found.best is not None
-    assert (found.best.title, found.best.fits) == (
+    fit = search(PLAIN, "885MiB")
+    assert [trial.title for trial in fit.trials if trial.fits] == []
+    assert fit.best is not None
+    assert (fit.best.title, fit.best.fits) == (
         "batch 4 instead of 8 + freeze all but the last layer",
         True,
     )
-    report = found.report(found.tried(found.unchanged))
-    assert report.tables[0].rows[-1][:1] == (found.best.title,)
-    assert report.listings[-1].lines == [change.line for change in found.best.changes]
+    report = fit.report(fit.tried(fit.unchanged))
+    assert report.tables[0].rows[-1][:1] == (fit.best.title,)
+    assert report.listings[-1].lines == [change.line for change in fit.best.changes]
 
 
 def test_combinations_include_each_change_that_saves_memory(
@@ -358,10 +358,10 @@ def test_combinations_include_each_change_that_saves_memory(
 
     monkeypatch.setattr(Search, "tried", tried)
     monkeypatch.setattr("ipygpumem.extras.fit.fit_command.candidates", lambda _: changes)
-    found = search("", "1GiB")
-    assert [trial.title for trial in found.useless] == ["plain loop", "autocast"]
-    assert found.best is not None
-    assert found.best.title == "checkpoint + Adafactor + plain loop"
+    fit = search("", "1GiB")
+    assert [trial.title for trial in fit.useless] == ["plain loop", "autocast"]
+    assert fit.best is not None
+    assert fit.best.title == "checkpoint + Adafactor + plain loop"
 
 
 RNG = np.random.default_rng(0)
@@ -453,8 +453,8 @@ Whole()(torch.randn(8, 64) * 1).sum().backward()
 
 @pytest.mark.parametrize("kind", UNSAFE)
 def test_blocks_are_checkpointed_only_if_a_second_run_is_equal(kind: Any) -> None:
-    found = search(BLOCKS, "8MiB", names={"Kind": kind}, run=False, device=None)
-    (blocks,) = found.findings.blocks.values()
+    fit = search(BLOCKS, "8MiB", names={"Kind": kind}, run=False, device=None)
+    (blocks,) = fit.findings.blocks.values()
     assert (blocks.name, bool(blocks.reason)) == (kind.__name__, bool(UNSAFE[kind]))
     assert UNSAFE[kind] in blocks.reason
 
@@ -465,21 +465,21 @@ def test_a_named_batch_is_reduced_in_each_place_that_sets_it() -> None:
         .replace("8, 512", "n, 512")
         .replace("4096", "n * 512")
     )
-    found = search(cell, "950MiB", batch="n")
-    (trial,) = (trial for trial in found.trials if trial.changes[0].excludes == "batch")
+    fit = search(cell, "950MiB", batch="n")
+    (trial,) = (trial for trial in fit.trials if trial.changes[0].excludes == "batch")
     (device,) = estimated(cell.replace("n = 8", "n = 4")).devices
     assert trial.changes[0].line.startswith("n = 4  # (loss / 2)")
     assert device.peak_bytes <= trial.device.peak_bytes <= device.peak_bytes + 8 * MIB  # gradients
 
 
 def test_a_named_batch_may_be_a_tensor() -> None:
-    found = search(PLAIN, "950MiB", batch="x", run=False)
-    base = found.tried(found.unchanged)
-    change = next(batch_in_parts(found.findings, "x"))
+    fit = search(PLAIN, "950MiB", batch="x", run=False)
+    base = fit.tried(fit.unchanged)
+    change = next(batch_in_parts(fit.findings, "x"))
     (device,) = estimated(BY_HAND["batch 4 instead of 8"]).devices
     assert change.title == "x 4 instead of 8"
-    assert found.tried(change).device.peak_bytes == pytest.approx(device.peak_bytes, rel=0.01)
-    assert found.tried(change).device.peak_bytes < base.device.peak_bytes
+    assert fit.tried(change).device.peak_bytes == pytest.approx(device.peak_bytes, rel=0.01)
+    assert fit.tried(change).device.peak_bytes < base.device.peak_bytes
     loader = "from torch.utils.data import DataLoader\nx = DataLoader(range(8))"
     for wrong in ("x = 0.5", "x = 0", "x = torch.ones(())", loader):
         with pytest.raises(
@@ -495,17 +495,17 @@ def test_a_search_without_a_fit_names_the_changes_not_tried(
         "import torch\nnet = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(4)))"
     )
     step = "net(torch.randn(8, 2048)).mean().backward(); optimizer.step(); optimizer.zero_grad()"
-    found = search(f"{begin}\noptimizer = {ADAM.replace('model', 'net')}\n{step}\n{step}", "790MiB")
-    report = found.report(found.tried(found.unchanged))
-    assert (found.best is not None and found.best.fits, len(report.lines)) == (False, 1)
+    fit = search(f"{begin}\noptimizer = {ADAM.replace('model', 'net')}\n{step}\n{step}", "790MiB")
+    report = fit.report(fit.tried(fit.unchanged))
+    assert (fit.best is not None and fit.best.fits, len(report.lines)) == (False, 1)
     assert "Nothing found for 790 MiB" in report.lines[0]
     assert "all of them together need" in report.lines[0]
     assert [listing.title for listing in report.listings if listing.lines] == ["not estimated"]
     monkeypatch.setitem(sys.modules, "peft", None)
-    found.findings.model.transformers_path = ""  # as of a transformers model
+    fit.findings.model.transformers_path = ""  # as of a transformers model
     (others,) = (
         listing.lines
-        for listing in found.report(found.tried(found.unchanged)).listings
+        for listing in fit.report(fit.tried(fit.unchanged)).listings
         if listing.title == "not estimated"
     )
     state = 2 * 4 * 2048 * 2049 * 4  # Adam keeps two numbers for each parameter
@@ -518,13 +518,13 @@ def test_a_search_without_a_fit_names_the_changes_not_tried(
 
 
 def test_code_is_written_only_for_changes_that_fit(whole_search: Search) -> None:
-    found = whole_search
-    report = found.report(found.tried(found.unchanged))
+    fit = whole_search
+    report = fit.report(fit.tried(fit.unchanged))
     (listing,) = (listing for listing in report.listings if listing.title == "write")
     written = {line.removeprefix("# ") for line in listing.lines}
-    fitting = {trial.title for trial in found.trials if trial.fits}
-    assert 0 < len(fitting) < len(found.trials)
-    assert written & {trial.title for trial in found.trials} == fitting
+    fitting = {trial.title for trial in fit.trials if trial.fits}
+    assert 0 < len(fitting) < len(fit.trials)
+    assert written & {trial.title for trial in fit.trials} == fitting
 
 
 @pytest.mark.parametrize(
@@ -532,11 +532,11 @@ def test_code_is_written_only_for_changes_that_fit(whole_search: Search) -> None
     [("950MiB", "950 MiB", " MiB"), ("1GB", "1 GB", " GB"), ("0.9 g", "0.9 GiB", " GiB")],
 )
 def test_sizes_have_the_unit_that_was_typed(size: str, room: str, unit: str) -> None:
-    found = search(PLAIN, size, run=False)
-    base = found.tried(found.unchanged)
+    fit = search(PLAIN, size, run=False)
+    base = fit.tried(fit.unchanged)
     assert estimate_report(base.estimate, size).headline.count(unit) >= 2
-    found.trials.append(base)
-    report = found.report(base)
+    fit.trials.append(base)
+    report = fit.report(base)
     assert f"cuda:0 {room}" in report.headline
     assert f"Nothing found for {room}" in report.lines[0]
     (row,) = report.tables[0].rows

@@ -158,8 +158,8 @@ def test_the_path_from_a_notebook_variable_is_named(
     make: Callable[[Any], Any],
     expected: str,
 ) -> None:
-    found = path(lambda x: names.update(v=make(x)), kind, cell_of=lambda filename: 4)
-    assert found == f"notebook variable v{expected}"
+    holder_path = path(lambda x: names.update(v=make(x)), kind, cell_of=lambda filename: 4)
+    assert holder_path == f"notebook variable v{expected}"
 
 
 def test_the_frames_of_a_kept_exception(path: Callable[..., str], names: dict[str, Any]) -> None:
@@ -183,8 +183,8 @@ def test_the_frames_of_a_kept_exception(path: Callable[..., str], names: dict[st
 
 def test_memory_held_only_by_cpp_is_named_so(path: Callable[..., str]) -> None:
     storage = torch.zeros(100).untyped_storage()
-    found = explain([("torch", storage._cdata)], Heap(), Roots())
-    assert [holder.path for holder in found.values()] == ["no Python object: C++ code keeps it"]
+    holders = explain([("torch", storage._cdata)], Heap(), Roots())
+    assert [holder.path for holder in holders.values()] == ["no Python object: C++ code keeps it"]
 
 
 def _advice(names: dict[str, Any], keep: Callable[[Any], object]) -> str:
@@ -192,9 +192,9 @@ def _advice(names: dict[str, Any], keep: Callable[[Any], object]) -> str:
     roots = Roots(
         {id(names): Root.of_variable}, hidden=frozenset({id(sys._getframe())}), names=names
     )
-    found = explain([key], Heap(), roots)[key].advice
+    advice = explain([key], Heap(), roots)[key].advice
     del kept
-    return found
+    return advice
 
 
 def test_advice_calls_the_handle_of_a_hook_if_it_has_a_name(names: dict[str, Any]) -> None:
@@ -506,16 +506,16 @@ def test_the_order_of_the_collectors_list_changes_no_path(
     del module
     del shared
     roots = Roots(hidden=frozenset({id(sys._getframe())}))
-    found = set()
+    holder_paths = set()
     referrers = Heap.referrers
     for step in (1, -1):
         monkeypatch.setattr(
             Heap, "referrers", lambda *args, step=step: iter(list(referrers(*args))[::step])
         )
         heap = Heap()
-        found.add(explain([key], heap, roots)[key].path)
+        holder_paths.add(explain([key], heap, roots)[key].path)
         heap.drop()
-    assert found == {"module another, global one[0][0]"}
+    assert holder_paths == {"module another, global one[0][0]"}
 
 
 def test_a_hostile_holder_is_not_asked(path: Callable[..., str], names: dict[str, Any]) -> None:

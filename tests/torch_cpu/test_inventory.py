@@ -61,14 +61,14 @@ def test_sparse_tensors_count_their_indices_and_values() -> None:
         csr = eye.to_sparse_csr()
         csc = eye.to_sparse_csc()
         bsr = eye.to_sparse_bsr((10, 10))
-        found = sizes(values=coo._values(), coo=coo, csr=csr, csc=csc, bsr=bsr)
-    assert found == {
+        bytes_by_name = sizes(values=coo._values(), coo=coo, csr=csr, csc=csc, bsr=bsr)
+    assert bytes_by_name == {
         "coo": 2 * 100 * 8 + 100 * 4,
         "csr": bytes_of(csr.crow_indices(), csr.col_indices(), csr.values()),
         "csc": bytes_of(csc.ccol_indices(), csc.row_indices(), csc.values()),
         "bsr": bytes_of(bsr.crow_indices(), bsr.col_indices(), bsr.values()),
     }
-    assert found["csr"] >= 101 * 8 + 100 * 8 + 100 * 4
+    assert bytes_by_name["csr"] >= 101 * 8 + 100 * 8 + 100 * 4
 
 
 def test_nested_tensors_count_the_tensors_inside_them() -> None:
@@ -227,14 +227,14 @@ def test_a_broken_device_is_reported_and_the_rest_is_readable(
         return real(tensor)
 
     monkeypatch.setattr(torch.Tensor, "untyped_storage", storage)
-    found = survey.take_inventory({"broken": broken, "well": well}.items())
-    rows = {row.name: row for row in found.tensors}
+    inventory = survey.take_inventory({"broken": broken, "well": well}.items())
+    rows = {row.name: row for row in inventory.tensors}
     assert rows["well"].size_bytes == 800
     assert (rows["broken"].size_bytes, rows["broken"].shape) == (0, (100,))
     assert rows["broken"].note == "could not be read: CUDA error: device-side assert triggered"
     assert any(
         "could not be read: CUDA error: device-side assert triggered" in note
-        for note in found.notes
+        for note in inventory.notes
     )
 
 
@@ -277,14 +277,16 @@ def test_a_mode_of_the_users_sees_nothing_of_an_inventory(kind: Any) -> None:
     with kind() as mode:
         torch.ones(1)
         own = len(mode.seen)
-        found = survey.take_inventory([("kept", kept), ("model", model)])
+        inventory = survey.take_inventory([("kept", kept), ("model", model)])
         watched = [watch(item) for item in kept]
         heap = Heap()
         explain(keys, heap, Roots())
         places = list(storages_of([(item, "other") for item in kept]))
         assert len(mode.seen) == own > 0, mode.seen[own:]
     again = survey.take_inventory([("kept", kept), ("model", model)])
-    assert [row for row in found.tensors if row.name] == [row for row in again.tensors if row.name]
+    assert [row for row in inventory.tensors if row.name] == [
+        row for row in again.tensors if row.name
+    ]
     assert len(places) == 2  # a sparse tensor has no storage
     assert all(is_alive() for is_alive in watched)
     del heap

@@ -49,8 +49,8 @@ def train(model: nn.Module, data: torch.Tensor, steps: int = 2) -> torch.optim.A
     return optimizer
 
 
-def ram(found: Any) -> DevicePeak:
-    (device,) = [device for device in found.record.devices if device.source == "storages"]
+def ram(peak: Any) -> DevicePeak:
+    (device,) = [device for device in peak.record.devices if device.source == "storages"]
     assert device.device == "cpu"
     assert sum(row.size_bytes for row in device.rows) == device.size_bytes
     return device
@@ -64,9 +64,9 @@ def two_layers() -> tuple[nn.Module, torch.Tensor]:
 
 def test_a_training_steps_peak_is_split_by_role() -> None:
     model, data = two_layers()
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         optimizer = train(model, data)
-    device = ram(found)
+    device = ram(peak)
     assert device.parts["parameters"] == 2 * MIB
     assert device.parts["optimizer state"] == 4 * MIB + 2 * 512  # and the steps of two weights
     # the first layer's result, the loss, its gradient
@@ -80,10 +80,10 @@ def test_a_training_steps_peak_is_split_by_role() -> None:
 
 def test_the_curve_of_a_training_step_reaches_the_peak() -> None:
     model, data = two_layers()
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         train(model, data)
-    device = ram(found)
-    assert device.curve[-1].seconds <= found.record.duration_seconds
+    device = ram(peak)
+    assert device.curve[-1].seconds <= peak.record.duration_seconds
     assert max(sum(point.parts.values()) for point in device.curve) == device.size_bytes
 
 
@@ -99,9 +99,9 @@ def test_each_block_of_a_transformer_has_a_row() -> None:
     block = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
     model = nn.TransformerEncoder(block, 12, enable_nested_tensor=False)
     data = torch.ones(8, 32, 64)
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         train(model, data)
-    groups = layers(ram(found).rows, 20)
+    groups = layers(ram(peak).rows, 20)
     sizes = {
         ".".join(key): sum(row.size_bytes for row in rows)
         for key, rows in groups.items()
@@ -111,7 +111,7 @@ def test_each_block_of_a_transformer_has_a_row() -> None:
     shown = sorted((sum(row.size_bytes for row in rows) for rows in groups.values()), reverse=True)[
         :20
     ]
-    assert sum(shown) >= 0.9 * ram(found).size_bytes
+    assert sum(shown) >= 0.9 * ram(peak).size_bytes
 
 
 def test_a_long_list_of_layers_is_summed_by_its_parts() -> None:
@@ -134,20 +134,20 @@ def test_a_long_list_of_layers_is_summed_by_its_parts() -> None:
 
 def test_a_value_that_the_code_replaces_has_its_name() -> None:
     value = torch.ones(MIB)
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         value = value.repeat(2)
-    assert {row.name: row.size_bytes for row in ram(found).rows} == {
+    assert {row.name: row.size_bytes for row in ram(peak).rows} == {
         "value": 8 * MIB,
         "value (earlier value)": 4 * MIB,
     }
     assert value.numel() == 2 * MIB
     model = nn.Linear(1024, 1024)
     model(torch.ones(1024)).sum().backward()
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         model = nn.Sequential(nn.Linear(1024, 1024))
     rows = {
         (row.role, row.name or row.module): row.size_bytes
-        for row in ram(found).rows
+        for row in ram(peak).rows
         if row.size_bytes > MIB
     }
     earlier = "model (earlier value)"
@@ -172,13 +172,13 @@ class Keeping(torch.autograd.Function):
 
 def test_tensors_saved_by_a_custom_function_are_activations() -> None:
     x = torch.ones(MIB, requires_grad=True)
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         Keeping.apply(x).sum().backward()
-    assert ("activations", "exp") in {(row.role, row.operation) for row in ram(found).rows}
-    with ipygpumem.peak() as found:
-        held = Keeping.apply(x.detach())
-    assert "activations" not in ram(found).parts
-    assert held.numel() == MIB
+    assert ("activations", "exp") in {(row.role, row.operation) for row in ram(peak).rows}
+    with ipygpumem.peak() as peak:
+        result = Keeping.apply(x.detach())
+    assert "activations" not in ram(peak).parts
+    assert result.numel() == MIB
 
 
 class Unhashable(nn.Linear):
@@ -190,10 +190,10 @@ class Unhashable(nn.Linear):
 
 def test_modules_are_never_hashed_or_compared() -> None:
     layer = Unhashable(256, 256)
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         layer(torch.ones(256, 256))
-    assert {row.module for row in ram(found).rows} >= {"layer"}
-    assert [note for note in found.record.notes if "stopped" in note] == []
+    assert {row.module for row in ram(peak).rows} >= {"layer"}
+    assert [note for note in peak.record.notes if "stopped" in note] == []
 
 
 def test_no_pass_over_the_heap_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,11 +209,11 @@ def test_no_pass_over_the_heap_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(256, 256)
     data = torch.ones(64, 256)
     train(model, data)
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         optimizer = train(model, data)
     monkeypatch.undo()
     assert len(visited) < 2000  # the user's names; a pass visits every object
-    parts = ram(found).parts
+    parts = ram(peak).parts
     assert parts["parameters"] == parts["gradients"]
     assert parts["optimizer state"] > parts["parameters"]
     del optimizer
@@ -221,16 +221,16 @@ def test_no_pass_over_the_heap_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_memory_without_a_name_has_its_module_operation_and_line() -> None:
     model = nn.Sequential(nn.Identity(), nn.Sequential(Square()))
-    with torch.no_grad(), ipygpumem.peak() as found:
+    with torch.no_grad(), ipygpumem.peak() as peak:
         model(torch.ones(MIB))
-    rows = [(row.size_bytes, row.name, row.module, row.operation) for row in ram(found).rows]
+    rows = [(row.size_bytes, row.name, row.module, row.operation) for row in ram(peak).rows]
     expected = [
         (4 * MIB, "", "", "ones"),
         (4 * MIB, "", "model.1.0", "clone"),
         (4 * MIB, "", "model.1.0", "pow"),
     ]
     assert sorted(rows)[-3:] == sorted(expected)
-    lines = {row.operation: row.line for row in ram(found).rows}
+    lines = {row.operation: row.line for row in ram(peak).rows}
     assert lines["pow"].endswith("return x.clone() ** 2")
     assert "model(torch.ones(MIB))" in lines["ones"]
 
@@ -245,26 +245,26 @@ class Layers(nn.Module):
         return x.sigmoid() * 2
 
 
-def in_backward(found: Any, least: int = MIB) -> dict[str, str]:
+def in_backward(peak: Any, least: int = MIB) -> dict[str, str]:
     """Return the lines by the operations of the backward pass that allocated large memory."""
-    rows = [row for row in ram(found).rows if row.size_bytes >= least and not row.module]
+    rows = [row for row in ram(peak).rows if row.size_bytes >= least and not row.module]
     return {row.operation: row.line for row in rows if "backward" in row.operation}
 
 
 def test_memory_of_backward_has_the_line_of_the_forward_pass() -> None:
     model, data = Layers(), torch.ones(2**14, 64)
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         model(data).sum().backward()
-    lines = in_backward(found)
+    lines = in_backward(peak)
     assert lines["mul in backward of model"].endswith("return x.sigmoid() * 2")
     assert lines["sigmoid_backward of model"].endswith("return x.sigmoid() * 2")
 
 
 def test_an_earlier_cells_graph_has_the_line_that_runs_backward() -> None:
     loss = Layers()(torch.ones(2**14, 64)).sum()
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         loss.backward()
-    rows = {row.operation: row.line for row in ram(found).rows}
+    rows = {row.operation: row.line for row in ram(peak).rows}
     assert rows["sigmoid_backward"].endswith("loss.backward()")
 
 
@@ -281,9 +281,9 @@ class OfLibrary(torch.autograd.Function):
 
 def test_a_custom_function_has_the_line_of_its_own_backward_pass() -> None:
     x = torch.ones(MIB, requires_grad=True)
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         OfLibrary.apply(x).sum().backward()
-    rows = {row.operation: row.line for row in ram(found).rows}
+    rows = {row.operation: row.line for row in ram(peak).rows}
     assert rows["mul"].endswith("tripled = gradient * 3")
 
 
@@ -293,9 +293,9 @@ def test_a_librarys_custom_function_has_the_line_that_called_it(
     monkeypatch.setattr(origins, "is_users", lambda file: file == "users.py")
     run = compile("y = OfLibrary.apply(x)\ny.sum().backward()", "users.py", "exec")
     x = torch.ones(MIB, requires_grad=True)
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         exec(run, {"OfLibrary": OfLibrary, "x": x})  # code of a file of its own
-    (line,) = [row.line for row in ram(found).rows if row.operation == "mul in backward"]
+    (line,) = [row.line for row in ram(peak).rows if row.operation == "mul in backward"]
     assert line.startswith("line 1")
 
 
@@ -303,66 +303,66 @@ def test_a_librarys_custom_function_has_the_line_that_called_it(
 def test_checkpointed_memory_has_the_line_of_the_original_code(reentrant: bool) -> None:
     model = Layers()
     x = torch.ones(2**14, 64, requires_grad=True)
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         checkpoint(model, x, use_reentrant=reentrant).sum().backward()
-    lines = in_backward(found)
+    lines = in_backward(peak)
     assert lines["mul in backward of model"].endswith("return x.sigmoid() * 2")
 
 
 def test_a_second_derivative_has_the_line_of_the_forward_pass() -> None:
     x = torch.ones(MIB, requires_grad=True)
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         y = x.sigmoid().sum()
         (slope,) = torch.autograd.grad(y, x, create_graph=True)
         slope.sum().backward()
-    lines = in_backward(found)
+    lines = in_backward(peak)
     assert {line.endswith("y = x.sigmoid().sum()") for line in lines.values()} == {True}
 
 
 def test_nodes_of_equal_numbers_of_two_threads_are_told_apart() -> None:
     """Each thread counts its nodes from 0 on; autograd has a thread for each card."""
-    nodes, own = graph.FollowedGraph(), CallingCode(line=("own.py", 1))
+    nodes, calling_code = graph.FollowedGraph(), CallingCode(line=("own.py", 1))
     nodes._numbers[nodes._thread] = 8
-    nodes.note("mul", own)
+    nodes.note("mul", calling_code)
     with ThreadPoolExecutor(1) as pool:
         number = pool.submit(torch._C._autograd._get_sequence_nr).result()
         thread = pool.submit(threading.get_ident).result()
         nodes._nodes[thread, 7] = graph.Node("mul", "", ("other.py", 1), is_by_engine=False)
         nodes._numbers[thread] = number
 
-        def found(name: str, *, is_in_engine: bool) -> Any:
+        def line_of(name: str, *, is_in_engine: bool) -> Any:
             running = SimpleNamespace(name=lambda: name, _sequence_nr=lambda: 7)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(graph, "_running_node", lambda: running)
                 call = CallingCode(is_in_engine=is_in_engine)
                 return nodes.origin("mul", call).line
 
-        in_other = pool.submit(found, "MulBackward0", is_in_engine=True).result()
+        in_other = pool.submit(line_of, "MulBackward0", is_in_engine=True).result()
         assert in_other == ("other.py", 1)
-        assert pool.submit(found, "MulBackward0", is_in_engine=False).result() == ("own.py", 1)
+        assert pool.submit(line_of, "MulBackward0", is_in_engine=False).result() == ("own.py", 1)
         # no addition has made a node of this number: the line that waits for the backward pass
-        assert pool.submit(found, "AddBackward0", is_in_engine=False).result() != ("own.py", 1)
+        assert pool.submit(line_of, "AddBackward0", is_in_engine=False).result() != ("own.py", 1)
 
 
 def test_old_nodes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "_MOST_NODES", 10)
     x = torch.ones(MIB, requires_grad=True)
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         y = x
         for _ in range(40):
             y = y * 2
         late = y.sigmoid()
         late.sum().backward()
-    lines = in_backward(found)
+    lines = in_backward(peak)
     assert lines["sigmoid_backward"].endswith("late = y.sigmoid()")
 
 
 def test_loaded_and_listed_numbers_are_followed(tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(2 * MIB)}, tmp_path / "state.pt")
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         loaded = torch.load(tmp_path / "state.pt")
         listed = torch.tensor([1.0] * 2000)
-    sizes = {row.name: row.size_bytes for row in ram(found).rows}
+    sizes = {row.name: row.size_bytes for row in ram(peak).rows}
     assert (sizes['loaded["weight"]'], sizes["listed"]) == (8 * MIB, 8192)
     assert len(loaded) == listed.dim()
 
@@ -377,58 +377,58 @@ def test_a_failure_of_ours_becomes_a_note(broken: str, monkeypatch: pytest.Monke
     owner, name = broken.split(".")
     layer = nn.Linear(8, 8)
     monkeypatch.setattr(getattr(following, owner), name, fail)
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         result = torch.ones(MIB).sum()
         with pytest.raises(RuntimeError, match="size"):
             torch.ones(3) @ torch.ones(4)
     assert result == MIB
     assert layer.in_features == 8
-    assert any("LookupError: ours" in note for note in found.record.notes)
+    assert any("LookupError: ours" in note for note in peak.record.notes)
 
 
 def test_many_freed_storages_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "_MOST_LIVES", 50)
-    kept = torch.ones(MIB)
-    with ipygpumem.peak() as found:
+    lasting = torch.ones(MIB)
+    with ipygpumem.peak() as peak:
         high = torch.ones(2 * MIB)
         del high
         for _ in range(500):
             torch.ones(KIB)
-    device = ram(found)
+    device = ram(peak)
     assert device.size_bytes >= 12 * MIB
     assert [row.size_bytes for row in device.rows[:2]] == [8 * MIB, 4 * MIB]
     assert max(sum(point.parts.values()) for point in device.curve) == device.size_bytes
-    assert kept.numel() == MIB
+    assert lasting.numel() == MIB
 
 
 def test_memory_that_never_had_a_name_is_no_earlier_value() -> None:
-    held = {"weight": nn.Parameter(torch.ones(MIB)), "data": torch.ones(MIB)}
-    with ipygpumem.peak() as found:
+    tensors = {"weight": nn.Parameter(torch.ones(MIB)), "data": torch.ones(MIB)}
+    with ipygpumem.peak() as peak:
         high = torch.ones(MIB)
-        held.clear()
-    rows = [row for row in ram(found).rows if row.operation == "existed before"]
+        tensors.clear()
+    rows = [row for row in ram(peak).rows if row.operation == "existed before"]
     assert sum(row.size_bytes for row in rows) >= 8 * MIB
     assert {row.name for row in rows} == {""}
     assert high.numel() == MIB
 
 
 def test_an_error_keeps_its_type_and_shows_no_frame_of_ours() -> None:
-    with pytest.raises(RuntimeError, match="size") as caught, ipygpumem.peak() as found:
+    with pytest.raises(RuntimeError, match="size") as caught, ipygpumem.peak() as peak:
         torch.ones(3) @ torch.ones(4)
     assert [entry.path for entry in caught.traceback if "ipygpumem/extras" in str(entry.path)] == []
-    assert not ram(found).ran_out
+    assert not ram(peak).ran_out
 
 
 def test_after_an_oom_the_peak_is_the_moment_of_the_failure() -> None:
-    with contextlib.suppress(RuntimeError), ipygpumem.peak() as found:
+    with contextlib.suppress(RuntimeError), ipygpumem.peak() as peak:
         high = torch.ones(4 * MIB)
         del high
         left = torch.ones(MIB)
         torch.empty(1 << 60)
-    device = ram(found)
+    device = ram(peak)
     assert device.ran_out
     assert (device.rows[0].size_bytes, device.rows[0].name) == (4 * MIB, "left")
-    assert any(note.startswith("memory ran out in empty in") for note in found.record.notes)
+    assert any(note.startswith("memory ran out in empty in") for note in peak.record.notes)
     assert left.numel() == MIB
 
 
@@ -450,29 +450,29 @@ def test_code_is_compiled_as_without_it() -> None:
         optimizer.step()
 
     compiled(torch.ones(2, 8)).sum().backward()
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         compiled(torch.ones(2, 8)).sum().backward()
         assert len(graphs) == 1
         step()
-    assert ram(found).size_bytes > 0
+    assert ram(peak).size_bytes > 0
     assert len(graphs) >= 2
 
 
 def test_operators_that_take_functions_run() -> None:
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         result = torch.cond(torch.tensor(True), torch.sin, torch.cos, (torch.ones(4),))
     assert result.shape == (4,)
-    assert ram(found).size_bytes > 0
+    assert ram(peak).size_bytes > 0
 
 
 def test_storages_that_an_operation_grows_are_followed() -> None:
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         resized = torch.empty(0)
         out = torch.empty(0)
         resized.resize_(1 << 20)
         torch.cat([torch.ones(1 << 20)] * 2, out=out)
-    assert ram(found).size_bytes >= 16 << 20
-    assert {row.name: row.size_bytes >> 20 for row in ram(found).rows if row.size_bytes > MIB} == {
+    assert ram(peak).size_bytes >= 16 << 20
+    assert {row.name: row.size_bytes >> 20 for row in ram(peak).rows if row.size_bytes > MIB} == {
         "resized": 4,
         "out": 8,
         "": 4,
@@ -489,22 +489,22 @@ def test_storages_that_an_operation_grows_are_followed() -> None:
     ],
 )
 def test_tensors_that_are_not_used_take_no_ram(code: str) -> None:
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         exec(code)
-    device = ram(found)
+    device = ram(peak)
     assert device.size_bytes < MIB
     assert device.size_bytes + device.reserved_bytes >= 256 * MIB or "del" in code
     assert max(sum(point.parts.values()) for point in device.curve) == device.size_bytes
 
 
 def test_tensors_that_are_used_in_part_are_split() -> None:
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         partly = torch.empty(1 << 26)
         partly[: 1 << 22] = 1
         wholly = torch.ones(1 << 22)
         freed = torch.ones(1 << 24)
         del freed
-    device = ram(found)
+    device = ram(peak)
     sizes = {row.name or row.operation: row.size_bytes // MIB for row in device.rows}
     assert sizes == {"partly": 16, "wholly": 16, "ones": 64}
     assert {
@@ -519,43 +519,43 @@ def test_tensors_of_earlier_cells_that_are_not_used_take_no_ram(
     # also where storages are summed up in between
     monkeypatch.setattr(following, "_MOST_LIVES", 50)
     reserved = torch.empty(1 << 26)
-    with ipygpumem.peak() as found:
-        kept = [torch.ones(KIB) for _ in range(200)]
+    with ipygpumem.peak() as peak:
+        small_tensors = [torch.ones(KIB) for _ in range(200)]
         reserved[: 1 << 22] = 1
-    device = ram(found)
-    small_bytes = sum(item.nbytes for item in kept)
+    device = ram(peak)
+    small_bytes = sum(item.nbytes for item in small_tensors)
     assert small_bytes < device.size_bytes < small_bytes + 20 * MIB
     assert max(sum(point.parts.values()) for point in device.curve) == device.size_bytes
 
 
 def test_tensors_of_a_mapped_file_count_as_far_as_they_are_read(tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(1 << 24)}, tmp_path / "state.pt")
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         state = torch.load(tmp_path / "state.pt", mmap=True)
-    assert ram(found).size_bytes < 2 * MIB
+    assert ram(peak).size_bytes < 2 * MIB
     assert state["weight"][0] == 1
 
 
 def test_the_codes_own_fake_tensors_are_unchanged() -> None:
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         with FakeTensorMode():
             fake = torch.ones(1000, 1000) + 1
         summary = ipygpumem.summary(nn.Linear(4, 4), torch.ones(2, 4))
     assert fake.shape == (1000, 1000)
     assert summary is not None
-    assert ram(found).size_bytes < MIB
+    assert ram(peak).size_bytes < MIB
 
 
 def test_inference_and_subclasses_are_followed() -> None:
     layer = nn.Linear(256, 256, bias=False)
-    with torch.inference_mode(), ipygpumem.peak() as found:
+    with torch.inference_mode(), ipygpumem.peak() as peak:
         result = layer(torch.ones(4, 256))
     assert result.is_inference()
-    assert {row.name or row.module for row in ram(found).rows} >= {"result", "layer"}
+    assert {row.name or row.module for row in ram(peak).rows} >= {"result", "layer"}
     nested = torch.nested.nested_tensor([torch.ones(3), torch.ones(5)], layout=torch.jagged)
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         doubled = nested * 2
-    names = {row.name for device in found.record.devices for row in device.rows}
+    names = {row.name for device in peak.record.devices for row in device.rows}
     assert any(name.startswith("doubled") for name in names), names
     assert doubled.is_nested
 
@@ -605,12 +605,12 @@ def test_memory_outside_torch_is_memrays_and_tensors_count_once() -> None:
 
 def test_the_picture_has_the_roles_and_marks_the_peak() -> None:
     layer = nn.Linear(256, 1024, bias=False)
-    with ipygpumem.peak() as found:
+    with ipygpumem.peak() as peak:
         layer(torch.ones(256, 256)).sum().backward()
-    (panel,) = found.record.picture().axes
-    assert set(panel.get_legend_handles_labels()[1]) >= ram(found).parts.keys()
+    (panel,) = peak.record.picture().axes
+    assert set(panel.get_legend_handles_labels()[1]) >= ram(peak).parts.keys()
     assert [text.get_text() for text in panel.texts] == [
-        f"peak {format_bytes(ram(found).size_bytes)}"
+        f"peak {format_bytes(ram(peak).size_bytes)}"
     ]
     with pytest.raises(ipygpumem.errors.PlotError, match="nothing to draw"):
         PeakRecord((), 1.0).picture()
@@ -618,11 +618,11 @@ def test_the_picture_has_the_roles_and_marks_the_peak() -> None:
 
 def test_the_record_is_there_when_the_block_has_ended() -> None:
     with (
-        ipygpumem.peak() as found,
+        ipygpumem.peak() as peak,
         pytest.raises(ipygpumem.errors.TraceError, match="has not ended"),
     ):
-        _ = found.record
-    assert PeakRecord.from_dict(found.record.to_dict()) == found.record
+        _ = peak.record
+    assert PeakRecord.from_dict(peak.record.to_dict()) == peak.record
 
 
 class Passing(dispatch.TorchDispatchMode):
@@ -632,13 +632,13 @@ class Passing(dispatch.TorchDispatchMode):
 
 def test_blocks_end_in_any_order_and_keep_other_torch_modes() -> None:
     def job() -> Iterator[Any]:
-        held = nn.Linear(1, 1)
-        kept.append(weakref.ref(held))
-        with ipygpumem.peak() as found:
-            yield found
-        yield found
+        layer = nn.Linear(1, 1)
+        layers_of_jobs.append(weakref.ref(layer))
+        with ipygpumem.peak() as peak:
+            yield peak
+        yield peak
 
-    kept = list[Any]()
+    layers_of_jobs = list[Any]()
     theirs = Passing()
     jobs = [job() for _ in range(3)]
     blocks = [next(job) for job in jobs]
@@ -655,21 +655,21 @@ def test_blocks_end_in_any_order_and_keep_other_torch_modes() -> None:
     assert [ram(block).size_bytes // (4 * MIB) for block in blocks] == [1, 0, 1]
     assert not any("early" in note for block in blocks for note in block.record.notes)
     gc.collect()
-    assert [held() for held in kept] == [None] * 3
+    assert [layer() for layer in layers_of_jobs] == [None] * 3
 
 
 def test_a_block_that_ends_in_another_thread_says_so() -> None:
     with ThreadPoolExecutor(1) as thread:
-        held = nn.Linear(1, 1)
-        kept = weakref.ref(held)
+        layer = nn.Linear(1, 1)
+        layer_if_alive = weakref.ref(layer)
         block = ipygpumem.peak()
-        thread.submit(lambda _: block.__enter__(), held).result()
+        thread.submit(lambda _: block.__enter__(), layer).result()
         block.__exit__(None, None, None)
         thread.submit(torch.ones, 1).result()
         assert any("another thread" in note for note in block.record.notes)
-        del held
+        del layer
         gc.collect()
-        assert kept() is None
+        assert layer_if_alive() is None
         thread.submit(
             lambda: dispatch._get_current_dispatch_mode().__exit__(None, None, None)
         ).result()
@@ -678,15 +678,15 @@ def test_a_block_that_ends_in_another_thread_says_so() -> None:
 
 def test_a_finished_block_keeps_none_of_the_codes_values() -> None:
     def run() -> tuple[Any, Any]:
-        held = nn.Linear(1, 1)
-        with ipygpumem.peak() as found:
+        layer = nn.Linear(1, 1)
+        with ipygpumem.peak() as peak:
             torch.ones(1)
-        return found, weakref.ref(held)
+        return peak, weakref.ref(layer)
 
-    found, kept = run()
+    peak, layer_if_alive = run()
     gc.collect()
-    assert kept() is None
-    assert ram(found).rows
+    assert layer_if_alive() is None
+    assert ram(peak).rows
 
 
 def test_a_cell_with_peak_shows_a_report(notebook: Kernel) -> None:

@@ -131,13 +131,13 @@ def findings(names: dict[str, Any], outputs: dict[int, Any] | None = None) -> li
     live_tensors(Garbage())
     with undisturbed():
         labelled = {f"Out[{number}]": value for number, value in kept.items() if not is_atom(value)}
-        paths, inside = retained.paths_of(names, labelled)
+        paths, spaces = retained.paths_of(names, labelled)
         heap = Heap()
-        look = Retained(heap, paths, labelled, inside | {id(kept), id(names), id(labelled)})
-        found = [*look.graphs, *look.outputs(())]
+        look = Retained(heap, paths, labelled, spaces | {id(kept), id(names), id(labelled)})
+        all_findings = [*look.graphs, *look.outputs(())]
         del look
         heap.drop()
-    return [one for one in found if sum(one.shares.values()) >= MIB / 2]
+    return [finding for finding in all_findings if sum(finding.shares.values()) >= MIB / 2]
 
 
 @contextlib.contextmanager
@@ -158,7 +158,7 @@ def namespace(codes: Iterable[str]) -> Iterator[dict[str, Any]]:
 def stored() -> Iterator[dict[str, Finding]]:
     """Findings of one search for all cases, by the names of the stored objects."""
     with namespace(case.code for case in STORED.values()) as names:
-        yield {re.findall(r"it\d+", one.what)[0]: one for one in findings(names)}
+        yield {re.findall(r"it\d+", finding.what)[0]: finding for finding in findings(names)}
 
 
 @pytest.mark.parametrize("name", STORED)
@@ -167,11 +167,11 @@ def test_a_stored_graph_is_reported_with_its_size_and_a_remedy(
 ) -> None:
     case = STORED[name]
     root = f"it{list(STORED).index(name)}"
-    found = stored[root]
-    assert found.what.replace(root, "it").removesuffix(", of a model in eval mode") == case.what
-    assert found.remedy.replace(root, "it") == f"unless you still call backward(): {case.remedy}"
-    assert sum(found.shares.values()) == pytest.approx(case.size * MIB, abs=64)
-    assert found.device == "cpu"
+    finding = stored[root]
+    assert finding.what.replace(root, "it").removesuffix(", of a model in eval mode") == case.what
+    assert finding.remedy.replace(root, "it") == f"unless you still call backward(): {case.remedy}"
+    assert sum(finding.shares.values()) == pytest.approx(case.size * MIB, abs=64)
+    assert finding.device == "cpu"
 
 
 def test_graphs_that_may_be_needed_are_left_alone() -> None:
@@ -182,14 +182,16 @@ def test_graphs_that_may_be_needed_are_left_alone() -> None:
 
 def test_the_reported_size_is_freed_by_the_remedy() -> None:
     with namespace(["it = [step() for _ in 'ab']; total = sum(it); mean = total / 2"]) as names:
-        (found,) = findings(names)
-        assert found.what == "total, mean, it0: 4 tensors keep their autograd graphs"
+        (finding,) = findings(names)
+        assert finding.what == "total, mean, it0: 4 tensors keep their autograd graphs"
         storages = {storage_key(item) for item in live_tensors(Garbage())}
-        assert found.shares.keys() <= storages
+        assert finding.shares.keys() <= storages
         for name in ("total", "mean"):
             names[name] = names[name].item()
         names["it0"][:] = [item.item() for item in names["it0"]]
-        assert found.shares.keys().isdisjoint(storage_key(item) for item in live_tensors(Garbage()))
+        assert finding.shares.keys().isdisjoint(
+            storage_key(item) for item in live_tensors(Garbage())
+        )
 
 
 def test_too_many_graphs_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,13 +206,17 @@ def test_an_output_held_only_by_ipython_is_reported() -> None:
         shared = numpy.ones(MIB)
         mine = torch.ones(MIB)
         of_numpy = torch.from_numpy(shared)
-        several = [torch.ones(MIB // 8) for _ in range(8)]
-        outputs = {1: several, 2: array, 3: names["step"](), 4: mine, 5: shared, 6: "text"}
+        tensors = [torch.ones(MIB // 8) for _ in range(8)]
+        outputs = {1: tensors, 2: array, 3: names["step"](), 4: mine, 5: shared, 6: "text"}
         names["mine"] = [mine]
-        del array, shared, mine, several
-        found = {one.what: sum(one.shares.values()) for one in findings(names, outputs)}
+        del array, shared, mine, tensors
+        sizes_by_what = {
+            finding.what: sum(finding.shares.values()) for finding in findings(names, outputs)
+        }
         sizes = {"Out[1]: list": 4 * MIB, "Out[2]: ndarray": 8 * MIB, "Out[3]: Tensor": MIB + 4}
-        assert found == {f"{name} that only IPython holds": size for name, size in sizes.items()}
+        assert sizes_by_what == {
+            f"{name} that only IPython holds": size for name, size in sizes.items()
+        }
         assert of_numpy is not None
 
 
@@ -225,9 +231,9 @@ def test_an_allocators_cache_is_reported_with_its_remedy(monkeypatch: pytest.Mon
         return {"cuda:0": snapshot}
 
     monkeypatch.setattr(retained, "snapshots", snapshots)
-    (found,) = retained.allocator_caches()
-    assert (found.device, sum(found.shares.values())) == ("cuda:0", 3 * MIB)
-    assert found.remedy.endswith("%gpumem free")
+    (cache,) = retained.allocator_caches()
+    assert (cache.device, sum(cache.shares.values())) == ("cuda:0", 3 * MIB)
+    assert cache.remedy.endswith("%gpumem free")
 
 
 def test_leaks_lists_other_findings_below_the_leaks(kernel: Kernel) -> None:

@@ -281,9 +281,11 @@ def test_leaks_have_a_line_for_the_gradients_of_an_output(notebook: Kernel) -> N
 def test_deleting_a_name_frees_objects_without_another_holder(notebook: Kernel) -> None:
     works(notebook, RUN)
     codes = [code for code, *_ in CASES]
-    found = dict(zip(codes, notebook.value(f"[of_case(code) for code in {codes}]"), strict=True))
+    sizes_by_code = dict(
+        zip(codes, notebook.value(f"[of_case(code) for code in {codes}]"), strict=True)
+    )
     works(notebook, "gc.unfreeze()")
-    assert found == {code: [freed, size, size - freed] for code, freed, size in CASES}
+    assert sizes_by_code == {code: [freed, size, size - freed] for code, freed, size in CASES}
 
 
 @pytest.mark.usefixtures("small_heap")
@@ -506,8 +508,8 @@ def test_a_deleted_name_reports_the_holders_of_its_object(notebook: Kernel) -> N
 def test_no_code_of_an_object_runs() -> None:
     item = hostile.made(hostile.Hostile, bytes(MIB))
     with hostile.untouched():
-        found = ipygpumem.why(item)
-    assert round(found.freed_bytes["cpu"] / MIB) == 1
+        ownership = ipygpumem.why(item)
+    assert round(ownership.freed_bytes["cpu"] / MIB) == 1
 
 
 def test_objects_with_one_holder_cost_next_to_nothing() -> None:
@@ -520,9 +522,9 @@ def test_objects_with_one_holder_cost_next_to_nothing() -> None:
     region = Region([[rows, rows[0]]], keeps_folded=True)
     assert len(region.objects) < 100 < 1900 < len(region.folded)
     del region, row
-    found = ipygpumem.why(rows)
-    assert found.complete
-    assert found.freed_bytes["cpu"] > 0.9 * found.size_bytes
+    ownership = ipygpumem.why(rows)
+    assert ownership.complete
+    assert ownership.freed_bytes["cpu"] > 0.9 * ownership.size_bytes
 
 
 @pytest.mark.usefixtures("small_heap")
@@ -567,14 +569,14 @@ def test_an_object_has_no_holder_for_memory_shared_by_its_type() -> None:
     waiting.put(bytearray(MIB))
     cached(MIB)
     squared = Square.apply(torch.ones(2**18, requires_grad=True))
-    for found in (
+    for ownership in (
         ipygpumem.why(waiting),
         ipygpumem.why(cached),
         ipygpumem.why(Outer),
         ipygpumem.why(squared),
     ):
-        assert [part.holder.path for part in found.held] == [], found.name
-        assert found.freed_bytes["cpu"] >= MIB, found.name
+        assert [part.holder.path for part in ownership.held] == [], ownership.name
+        assert ownership.freed_bytes["cpu"] >= MIB, ownership.name
 
 
 @pytest.mark.usefixtures("small_heap")
@@ -596,11 +598,11 @@ def test_rows_in_two_lists_are_read_together(monkeypatch: pytest.MonkeyPatch) ->
         fold(self, key, items)
 
     monkeypatch.setattr(Folder, "fold", counted)
-    found = ipygpumem.why(rows)
+    ownership = ipygpumem.why(rows)
     assert len(folded) < 100
-    assert "local again" in found.held[0].holder.path
+    assert "local again" in ownership.held[0].holder.path
     alone = ipygpumem.why([[number + 10**7] for number in range(5000)])
-    assert alone.size_bytes == pytest.approx(found.size_bytes, rel=0.01)
+    assert alone.size_bytes == pytest.approx(ownership.size_bytes, rel=0.01)
     del again
 
 
@@ -627,8 +629,8 @@ def test_a_container_too_long_to_search_holds_all_its_objects() -> None:
     numbers = [float(number) for number in range(10_000)]
     boxes = [[float(number)] for number in range(5000)]
     both = numbers + [box[0] for box in boxes]
-    found = ipygpumem.why(both)
-    held = {part.holder.path: part.objects for part in found.held}
+    ownership = ipygpumem.why(both)
+    held = {part.holder.path: part.objects for part in ownership.held}
     assert max(held.values()) > 9_900
     assert not any("cannot be seen" in path for path in held)
 
@@ -637,6 +639,6 @@ def test_a_view_of_an_array_of_texts_frees_its_texts() -> None:
     texts = np.array(
         [str(number) * 10 for number in range(100_000)], dtype=np.dtypes.StringDType()
     )[5:10]
-    found = ipygpumem.why(texts)
-    assert found.held == ()
-    assert found.freed_bytes["cpu"] > MIB
+    ownership = ipygpumem.why(texts)
+    assert ownership.held == ()
+    assert ownership.freed_bytes["cpu"] > MIB
