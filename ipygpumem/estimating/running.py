@@ -105,7 +105,7 @@ class Estimation:
             self._unfollowed,
         )
         autocast = Autocast(self._devices)
-        card = CardFunctions(self._devices, autocast)
+        card = CardFunctions(self._devices, autocast, self._tracker.known_values, self._unfollowed)
         self._functions = TorchFunctions(self._devices, card, self._tracker.upper_bounds)
         self._patches = Patches(
             self._note,
