@@ -219,6 +219,32 @@ def test_no_pass_over_the_heap_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     del optimizer
 
 
+@pytest.mark.parametrize(("code", "passes"), [("x = 1", 1), ("more = torch.ones(9)", 2)])
+def test_a_block_without_new_tensors_lists_the_heap_once(
+    monkeypatch: pytest.MonkeyPatch, code: str, passes: int
+) -> None:
+    """The tensors at its end are those of its start."""
+    lists = [0]
+
+    def note(*args: object) -> list[object]:
+        lists[0] += 1
+        return get_objects(*args)  # type: ignore[arg-type]
+
+    model, _ = two_layers()
+    held = {"a part": [torch.ones(MIB)]}
+    with ipygpumem.peak():  # imports what it needs
+        pass
+    get_objects = gc.get_objects
+    monkeypatch.setattr(gc, "get_objects", note)
+    with ipygpumem.peak() as found:
+        exec(code, {"torch": torch})
+    assert lists == [passes]
+    owners = {(row.role, row.name or row.module): row.size_bytes for row in ram(found).rows}
+    assert owners["data", 'held["a part"][0]'] == 4 * MIB
+    assert owners["parameters", "model.0"] == owners["parameters", "model.1"] == MIB
+    del model, held
+
+
 def test_memory_without_a_name_has_its_module_operation_and_line() -> None:
     model = nn.Sequential(nn.Identity(), nn.Sequential(Square()))
     with torch.no_grad(), ipygpumem.peak() as found:
@@ -707,6 +733,15 @@ def test_a_cell_with_peak_shows_a_report(notebook: Kernel) -> None:
         notebook, "import os; os.remove('other.pkl')", "%%peak --save other.pkl\n1"
     ).reports("peak")
     assert "nothing was saved" in report
+
+
+def test_a_cell_has_a_picture_if_its_tensors_change(notebook: Kernel) -> None:
+    ok(notebook, "held = torch.ones(1 << 20)")
+    pictures = []
+    for code in ("x = 1", "held.add_(1)", "more = torch.ones(1 << 20)"):
+        reply = ok(notebook, f"%%peak\n{code}")
+        pictures.append(sum("image/png" in display["data"] for display in reply.displays))
+    assert pictures == [0, 0, 1]
 
 
 def test_a_displayed_part_keeps_the_name_of_its_variable(notebook: Kernel) -> None:

@@ -117,6 +117,11 @@ class Follower(StorageFollower):
         """True if any storage was alive since the start, so that names are needed."""
         return bool(self.log.lives or self._timelines)
 
+    @property
+    def has_new_storages(self) -> bool:
+        """True if the code has allocated or freed any storage."""
+        return self.log.clock > 0
+
     # -- start and end -----------------------------------------------------------------------------
 
     def start(self) -> None:
