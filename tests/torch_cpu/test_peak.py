@@ -7,12 +7,14 @@ import gc
 import importlib.util
 import json
 import re
+import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +30,7 @@ from ipygpumem.extras.peak import following, graph, origins
 from ipygpumem.extras.peak.origins import CallingCode
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow
 from ipygpumem.extras.peak.report import layers, peak_report
+from ipygpumem.introspect import is_ours
 from ipygpumem.units import KIB, MIB, format_bytes
 from tests.alone import printed
 from tests.steps import ok, works
@@ -245,6 +248,29 @@ def test_a_block_without_new_tensors_lists_the_heap_once(
     del model, held
 
 
+def test_an_operation_is_followed_with_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of Python functions, whose frames memray follows, too."""
+    monkeypatch.setitem(sys.modules, "memray", None)  # it has a profile function of its own
+    calls: Counter[str] = Counter()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and is_ours(frame.f_code.co_filename):
+            calls[frame.f_code.co_name] += 1
+
+    model, data = two_layers()
+    with ipygpumem.peak():
+        optimizer = train(model, data)
+        sys.setprofile(note)
+        try:
+            train(model, data)
+        finally:
+            sys.setprofile(None)
+    operations = calls["__torch_dispatch__"]
+    assert operations > 50
+    assert calls.total() < 13 * operations
+    del optimizer
+
+
 def test_memory_without_a_name_has_its_module_operation_and_line() -> None:
     model = nn.Sequential(nn.Identity(), nn.Sequential(Square()))
     with torch.no_grad(), ipygpumem.peak() as found:
@@ -360,7 +386,7 @@ def test_nodes_of_equal_numbers_of_two_threads_are_told_apart() -> None:
             running = SimpleNamespace(name=lambda: name, _sequence_nr=lambda: 7)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(graph, "_running_node", lambda: running)
-                call = CallingCode(is_in_engine=is_in_engine)
+                call = CallingCode(engine=sys._getframe() if is_in_engine else None)
                 return nodes.origin("mul", call).line
 
         in_other = pool.submit(found, "MulBackward0", is_in_engine=True).result()
