@@ -135,7 +135,7 @@ class Replay:
 
 
 def _no_limits_known() -> dict[bool, int]:
-    """Return that no limit is known to be enough, with segments in both directions."""
+    """Return the limits before a search, for new segments in both directions."""
     return {False: NO_LIMIT, True: NO_LIMIT}
 
 

@@ -634,7 +634,7 @@ def test_collections_skip_objects_from_before_the_estimate() -> None:
 
 
 @pytest.mark.usefixtures("unfrozen", "no_modules_of_users")
-def test_copies_of_the_notebooks_model_die_in_one_small_collection() -> None:
+def test_copies_of_names_die_in_one_small_collection() -> None:
     """A function's copy and the copy of its globals refer to each other, and to a model's copy."""
     names: dict[str, Any] = {"torch": torch, "estimate": ipygpumem.estimate}
     code = """
