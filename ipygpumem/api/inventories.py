@@ -131,10 +131,14 @@ def _check_names(names: Sequence[object], function: str, example: str) -> None:
 
 
 def inventory_at(
-    frame: FrameType, storages: Storages | None = None, *, has_arrays: bool = True
+    frame: FrameType,
+    storages: Storages | None = None,
+    *,
+    has_arrays: bool = True,
+    has_unnamed: bool = True,
 ) -> Inventory:
-    """Return an inventory with the names visible to code at ``frame``; ``storages`` and
-    ``has_arrays`` as in a survey.
+    """Return an inventory with the names visible to code at ``frame``; ``storages``,
+    ``has_arrays`` and ``has_unnamed`` as in a survey.
     """
     shell = current_shell()
     if shell is None:
@@ -145,13 +149,16 @@ def inventory_at(
             line=frame.f_lineno,
             storages=storages,
             has_arrays=has_arrays,
+            has_unnamed=has_unnamed,
         )
 
     from ipygpumem.shell.notebook_inventory import (  # no script needs IPython
         inventory_of_notebook,
     )
 
-    return inventory_of_notebook(shell, frame, storages, has_arrays=has_arrays)
+    return inventory_of_notebook(
+        shell, frame, storages, has_arrays=has_arrays, has_unnamed=has_unnamed
+    )
 
 
 def diff(before: Inventory, after: Inventory) -> InventoryDiff:

@@ -16,7 +16,7 @@ from ipygpumem.estimating import user_line
 from ipygpumem.estimating.assumptions import Assumptions
 from ipygpumem.estimating.devices import Devices
 from ipygpumem.estimating.fake_copies import FakeCopies
-from ipygpumem.estimating.guesses import COMPARES, Guesses
+from ipygpumem.estimating.guesses import COMPARES, Guesses, KnownValues
 from ipygpumem.estimating.in_place import IN_PLACE, works_in_place
 from ipygpumem.estimating.largest import LARGEST, is_known, is_mask, of_share
 from ipygpumem.estimating.layouts import has_layout, laid_out
@@ -105,6 +105,11 @@ class AllocationTracker(StorageFollower):
         """Handles of the hooks on real tensors."""
         self._strays: dict[int, tuple[Any, Any]] = {}
         """Real tensors that the code reached without a copy, and their fake copies, by identity."""
+
+    @property
+    def known_values(self) -> KnownValues:
+        """Values of fake tensors that follow from the operations alone."""
+        return self._guesses.values
 
     @property
     def guesses(self) -> dict[str, int]:

@@ -12,17 +12,24 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ipygpumem.estimating import fused
+from ipygpumem.estimating import fused, user_line
 from ipygpumem.estimating.autocast import Autocast, is_cached
 from ipygpumem.estimating.devices import Devices
+from ipygpumem.estimating.guesses import KnownValues
+from ipygpumem.estimating.largest import is_known
+from ipygpumem.estimating.unfollowed import Unfollowed
 
 
 class CardFunctions:
     """Functions of torch that allocate other memory on a card than on the CPU."""
 
-    def __init__(self, devices: Devices, autocast: Autocast) -> None:
+    def __init__(
+        self, devices: Devices, autocast: Autocast, values: KnownValues, unfollowed: Unfollowed
+    ) -> None:
         self._devices = devices
         self._autocast = autocast
+        self._values = values
+        self._unfollowed = unfollowed
 
     def _is_on_card(self, tensor: Any) -> bool:
         return self._devices.is_elsewhere or tensor.device.type == "cuda"
@@ -130,13 +137,22 @@ class CardFunctions:
     def one_hot(self, original: Any, input: Any, num_classes: int = -1) -> Any:  # noqa: A002
         """Return one-hot vectors; torch sets ones among zeros, but not for fake tensors."""
         if num_classes == -1:
-            num_classes = int(input.max()) + 1
+            num_classes = self._number_of_classes(input)
         is_mistake = num_classes < 1 or input.dtype is not torch.long
         if is_mistake or torch._C._are_functorch_transforms_active():
             return original(input, num_classes)
         positions = input.unsqueeze(-1)
         zeros = input.new_zeros(*input.shape, num_classes)
         return zeros.scatter_(-1, positions, 1)
+
+    def _number_of_classes(self, labels: Any) -> int:
+        """Return the number of classes that labels have; note the line if it is a guess."""
+        largest = labels.max()
+        count = int(largest) + 1
+        has_bound = self._values.largest(labels, None) is not None
+        if not is_known(largest) and not has_bound:
+            self._unfollowed.classes(user_line(), count)
+        return count
 
     def isin(
         self,

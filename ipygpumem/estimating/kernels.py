@@ -979,10 +979,9 @@ def _mask_bytes(mask: Any, tensor: Any) -> list[int]:
 @_order_of("scatter_reduce")
 def _scatter_reduce(kernel: Kernel, args: Any) -> None:
     """Log how a mean is computed: ones, how many of them fall on each position, and where none."""
-    if args[4] != "mean":
+    source = _source_of_means(kernel, args)
+    if source is None:
         return
-    source = args[3]
-    kernel.results()
     with kernel.blocks([source.nbytes, kernel.result_bytes, kernel.first_result.numel()]):
         pass
 
@@ -990,15 +989,22 @@ def _scatter_reduce(kernel: Kernel, args: Any) -> None:
 @_order_of("index_reduce")
 def _index_reduce(kernel: Kernel, args: Any) -> None:
     """Log how a mean is computed: how many values fall on each position, then where none."""
-    if args[4] != "mean":
+    source = _source_of_means(kernel, args)
+    if source is None:
         return
-    source = args[3]
-    kernel.results()
     with kernel.blocks([kernel.result_bytes]):
         with kernel.blocks([source.nbytes]):
             pass
         with kernel.blocks([kernel.first_result.numel()]):
             pass
+
+
+def _source_of_means(kernel: Kernel, args: Any) -> Any:
+    """Log the results of a reduction, and return its values; None if it computes no means."""
+    if args[4] != "mean":
+        return None
+    kernel.results()
+    return args[3]
 
 
 # -- sorting ---------------------------------------------------------------------------------------

@@ -84,14 +84,36 @@ class Replay:
 
         It must do so with new segments above the existing ones, and with new ones below them.
         """
-        try:
-            for downwards in (False, True):
-                allocator = self.allocator(limit_bytes, downwards=downwards)
-                for _ in self.changes(allocator):
-                    pass
-        except OutOfRoomError:
-            return False
+        return self._is_enough(limit_bytes, _no_limits_known())
+
+    def _is_enough(self, limit_bytes: int, enough_from: dict[bool, int]) -> bool:
+        """Return True if the replay completes within a limit.
+
+        Args:
+            limit_bytes: the limit, which is lower than the ones before.
+            enough_from: for both directions, the lowest limit that is known to be enough.
+        """
+        for downwards, known_bytes in enough_from.items():
+            if limit_bytes >= known_bytes:
+                continue
+            reserved_bytes = self._most_reserved_bytes(limit_bytes, downwards=downwards)
+            if reserved_bytes is None:
+                return False
+            enough_from[downwards] = reserved_bytes
         return True
+
+    def _most_reserved_bytes(self, limit_bytes: int, *, downwards: bool) -> int | None:
+        """Return the most memory that a replay within a limit reserves; None if it is not enough.
+
+        Within any limit between these bytes and the given one, the replay takes the same steps.
+        """
+        try:
+            allocator = self.allocator(limit_bytes, downwards=downwards)
+            for _ in self.changes(allocator):
+                pass
+        except OutOfRoomError:
+            return None
+        return allocator.most_reserved_bytes - self.others_bytes
 
     def least_bytes(self, allocated_bytes: int, reserved_bytes: int) -> int:
         """Return about the lowest limit from which on the replay completes.
@@ -105,10 +127,16 @@ class Replay:
         step = max(STEP_BYTES, fine_step, coarse_step)
         enough = reserved_bytes
         lower = enough - step
-        while lower >= allocated_bytes and self.runs(lower):
+        enough_from = _no_limits_known()
+        while lower >= allocated_bytes and self._is_enough(lower, enough_from):
             enough = lower
             lower -= step
         return enough
+
+
+def _no_limits_known() -> dict[bool, int]:
+    """Return the limits before a search, for new segments in both directions."""
+    return {False: NO_LIMIT, True: NO_LIMIT}
 
 
 def _size_of(segment: Segment) -> int:

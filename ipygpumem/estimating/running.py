@@ -105,7 +105,7 @@ class Estimation:
             self._unfollowed,
         )
         autocast = Autocast(self._devices)
-        card = CardFunctions(self._devices, autocast)
+        card = CardFunctions(self._devices, autocast, self._tracker.known_values, self._unfollowed)
         self._functions = TorchFunctions(self._devices, card, self._tracker.upper_bounds)
         self._patches = Patches(
             self._note,
@@ -136,8 +136,6 @@ class Estimation:
         Functions defined in ``namespaces`` see fake copies of their globals.
         """
         __tracebackhide__ = True  # of the user's errors
-        for namespace in namespaces:
-            self.copies.namespace(namespace)
         code = getattr(function, "__code__", None)
         spaces = (closure_of(function), *namespaces)
         function_globals = getattr(function, "__globals__", {})
@@ -147,6 +145,9 @@ class Estimation:
         self._note_all(effects_of(code, spaces, values))
 
         def run() -> Any:
+            # Here, because the rollback collects no objects from before it.
+            for namespace in namespaces:
+                self.copies.namespace(namespace)
             copy_of = self.copies.of
             return copy_of(function)(*copy_of(args), **copy_of(kwargs))
 

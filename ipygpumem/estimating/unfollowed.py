@@ -21,6 +21,7 @@ from ipygpumem.introspect import instance_dict, is_exactly, is_instance
 COMPILER = "torch.compile"
 _SCRIPTS = "torch.jit"
 _COUNTS = "torch.bincount"
+_ONE_HOT = "torch.nn.functional.one_hot"
 _COMPILED = f"{COMPILER}: the figures are those of eager code"
 _TRANSFORMS = (
     ("torch._functorch.vmap", "_vmap_increment_nesting", "torch.vmap"),
@@ -72,6 +73,14 @@ class Unfollowed:
         self._note(
             f"{line}: {_COUNTS} is assumed to return minlength numbers, or else one for each "
             f"value; --assume says how many, as a share of the values"
+        )
+
+    def classes(self, line: str, count: int) -> None:
+        """Note a line whose one-hot vectors are as long as an unknown largest value says."""
+        self._kinds[_ONE_HOT] = None
+        self._note(
+            f"{line}: {_ONE_HOT} without num_classes is assumed to find {count} classes; "
+            f"num_classes= makes it exact"
         )
 
     def transforms(self) -> Iterator[tuple[Any, str, Callable[..., Any]]]:

@@ -469,8 +469,9 @@ class TrackedInstances:
 
     ndarrays: Sequence[object] = ()
 
-    def __init__(self) -> None:
-        tracked = gc.get_objects()
+    def __init__(self, *, has_pass: bool = True) -> None:
+        """Collect the instances; none without a pass over the objects that the collector tracks."""
+        tracked = gc.get_objects() if has_pass else []
         self._instances = _Instances(())
         self.tensors = self._instances.collect(library_type("torch", "Tensor"))
         self.modules = self._instances.collect(library_type("torch.nn", "Module"))

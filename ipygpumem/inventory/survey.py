@@ -51,6 +51,7 @@ def take_inventory(
     storages: Storages | None = None,
     progress: Progress = no_progress,
     has_arrays: bool = True,
+    has_unnamed: bool = True,
 ) -> Inventory:
     """Return all live tensors and arrays, the largest first.
 
@@ -64,13 +65,22 @@ def take_inventory(
         storages: gets torch's storages.
         progress: is called with the part that is done.
         has_arrays: False if only tensors of torch are asked for, which needs no pass over the heap.
+        has_unnamed: False if tensors without a name, and which are buffers or an optimizer's state,
+            are not asked for, either; that needs no pass over the collector's objects.
 
     Raises:
         GpuMemError: torch traces the calling code.
     """
     refuse_while_traced("list tensors")
     with undisturbed():
-        survey = _Survey(roots, cell_of, progress, outputs=outputs, has_arrays=has_arrays)
+        survey = _Survey(
+            roots,
+            cell_of,
+            progress,
+            outputs=outputs,
+            has_arrays=has_arrays,
+            has_unnamed=has_unnamed,
+        )
         try:
             records = tuple(survey.records(storages))
         finally:
@@ -139,11 +149,16 @@ class _Survey:
         *,
         outputs: Iterable[tuple[str, object]] = (),
         has_arrays: bool = True,
+        has_unnamed: bool = True,
     ) -> None:
         self.notes: list[str] = []
         roots = list(roots)  # before the heap is listed: ``peek`` counts references
         outputs = list(outputs)
-        self._heap = Heap(observer) if has_arrays else TrackedInstances()
+        self._heap: Heap | TrackedInstances
+        if has_arrays:
+            self._heap = Heap(observer)
+        else:
+            self._heap = TrackedInstances(has_pass=has_unnamed)
         progress(0.25)
         names = NamedArrays()
         self._named = names.arrays_behind(roots)

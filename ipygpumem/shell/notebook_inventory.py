@@ -164,10 +164,11 @@ def inventory_of_notebook(
     storages: Storages | None = None,
     *,
     has_arrays: bool = True,
+    has_unnamed: bool = True,
 ) -> Inventory:
     """Return an inventory with the notebook's names, and the local names of ``frame`` if given.
 
-    With ``has_arrays=False`` it lists tensors of torch only, which needs no pass over the heap.
+    ``storages``, ``has_arrays`` and ``has_unnamed`` are those of a survey.
     """
     local: dict[str, object] = {}
     file: str | None = None
@@ -195,6 +196,7 @@ def inventory_of_notebook(
             storages=storages,
             progress=progress,
             has_arrays=has_arrays,
+            has_unnamed=has_unnamed,
         )
 
 

@@ -39,6 +39,9 @@ FOLLOWED = [
     "torch.compile(model, disable=True)(x)",
     "model.compile(backend='eager'); model(x)",
     "torch._dynamo.disable(model)(x)",
+    "functional.one_hot(x.argmax(1))",
+    "functional.one_hot(torch.tensor([0, 2, 1]))",
+    "functional.one_hot((x * 9).long(), 10)",
 ]
 DOUBTED = {
     "torch.compile(model)(x).sum().backward()": "torch.compile",
@@ -57,6 +60,7 @@ DOUBTED = {
     "is_grads_batched=True)": "torch.vmap",
     "torch.bincount(x.long().flatten())": "torch.bincount",
     "torch.bincount(x.long().flatten(), minlength=3)": "torch.bincount",
+    "functional.one_hot((x * 9).long())": "torch.nn.functional.one_hot",
 }
 
 

@@ -4,6 +4,8 @@ verdict.
 
 import os
 from dataclasses import replace
+from itertools import accumulate, takewhile
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,8 @@ from torch import nn
 
 import ipygpumem
 from ipygpumem.estimating.caching_allocator import (
+    NO_LIMIT,
+    STEP_BYTES,
     Allocator,
     OutOfRoomError,
     in_whole_steps,
@@ -102,6 +106,45 @@ def test_the_least_memory_and_any_larger_size_are_enough() -> None:
     runs = [replay.runs(limit * MIB) for limit in (71, 72, 89, 90, 99, 100)]
     assert runs == [False, True, True, False, False, True]
     assert 100 * MIB <= replay.least_bytes(72 * MIB, 212 * MIB) <= 103 * MIB
+
+
+class CountedReplay(Replay):
+    """A replay that counts how often its events are replayed."""
+
+    replays = 0
+
+    def allocator(self, limit_bytes: int = NO_LIMIT, *, downwards: bool = False) -> Allocator:
+        CountedReplay.replays += 1
+        return super().allocator(limit_bytes, downwards=downwards)
+
+
+def random_events(random: Random) -> list[tuple[int, int]]:
+    """Return the events of some hundred storages of many sizes, most of which are freed."""
+    events, alive = [], list[int]()
+    for number in range(300):
+        events.append((number, random.choice((1, 7, 30, 90)) * random.randint(1, MIB)))
+        alive.append(number)
+        random.shuffle(alive)
+        while alive and random.random() < 0.45:
+            events.append((alive.pop(), 0))
+    return events
+
+
+def test_limits_that_change_nothing_are_not_replayed() -> None:
+    """Each limit above the memory that a replay has reserved leads to the same replay."""
+    tried = CountedReplay.replays = 0
+    for seed in range(20):
+        replay = CountedReplay(random_events(Random(seed)))
+        allocator = Replay(replay.events).allocator(downwards=True)
+        used_bytes = max(accumulate(change for _, change in replay.changes(allocator)))
+        reserved_bytes = allocator.most_reserved_bytes
+        found = replay.least_bytes(used_bytes, reserved_bytes)
+        step = max(STEP_BYTES, int(reserved_bytes * 0.005), (reserved_bytes - used_bytes) // 40)
+        limits = range(reserved_bytes - step, used_bytes - 1, -step)
+        enough = list(takewhile(Replay(replay.events).runs, limits))
+        assert found == [reserved_bytes, *enough][-1]
+        tried += len(enough) + (len(enough) < len(limits))
+    assert CountedReplay.replays < tried  # of both directions together
 
 
 def test_a_replay_starts_with_the_segments_of_the_card() -> None:

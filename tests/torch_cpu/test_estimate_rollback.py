@@ -633,6 +633,36 @@ def test_collections_skip_objects_from_before_the_estimate() -> None:
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.usefixtures("unfrozen", "no_modules_of_users")
+def test_copies_of_names_die_in_one_small_collection() -> None:
+    """A function's copy and the copy of its globals refer to each other, and to a model's copy."""
+    names: dict[str, Any] = {"torch": torch, "estimate": ipygpumem.estimate}
+    code = """
+model = torch.nn.Linear(8, 8)
+
+def forward():
+    return model(torch.ones(8, 8))
+
+def step():
+    forward().sum().backward()
+"""
+    exec(code, names)
+    are_small: list[bool] = []
+
+    def watch(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            are_small.append(gc.get_freeze_count() > 10_000)
+
+    gc.callbacks.append(watch)
+    gc.disable()
+    try:
+        exec("found = estimate(step, device='cuda:0')", names)
+    finally:
+        gc.enable()
+        gc.callbacks.remove(watch)
+    assert are_small == [True]
+
+
 @pytest.mark.usefixtures("unfrozen")
 def test_objects_frozen_by_the_user_stay_frozen() -> None:
     kept = [[]]

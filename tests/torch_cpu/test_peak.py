@@ -7,12 +7,14 @@ import gc
 import importlib.util
 import json
 import re
+import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +30,7 @@ from ipygpumem.extras.peak import following, graph, origins
 from ipygpumem.extras.peak.origins import CallingCode
 from ipygpumem.extras.peak.records import DevicePeak, PeakRecord, PeakRow
 from ipygpumem.extras.peak.report import layers, peak_report
+from ipygpumem.introspect import is_ours
 from ipygpumem.units import KIB, MIB, format_bytes
 from tests.alone import printed
 from tests.steps import ok, works
@@ -219,6 +222,55 @@ def test_no_pass_over_the_heap_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     del optimizer
 
 
+@pytest.mark.parametrize(("code", "passes"), [("x = 1", 1), ("more = torch.ones(9)", 2)])
+def test_a_block_without_new_tensors_lists_the_heap_once(
+    monkeypatch: pytest.MonkeyPatch, code: str, passes: int
+) -> None:
+    """The tensors at its end are those of its start."""
+    lists = [0]
+
+    def note(*args: object) -> list[object]:
+        lists[0] += 1
+        return get_objects(*args)  # type: ignore[arg-type]
+
+    model, _ = two_layers()
+    held = {"a part": [torch.ones(MIB)]}
+    with ipygpumem.peak():  # imports what it needs
+        pass
+    get_objects = gc.get_objects
+    monkeypatch.setattr(gc, "get_objects", note)
+    with ipygpumem.peak() as found:
+        exec(code, {"torch": torch})
+    assert lists == [passes]
+    owners = {(row.role, row.name or row.module): row.size_bytes for row in ram(found).rows}
+    assert owners["data", 'held["a part"][0]'] == 4 * MIB
+    assert owners["parameters", "model.0"] == owners["parameters", "model.1"] == MIB
+    del model, held
+
+
+def test_an_operation_is_followed_with_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of Python functions, whose frames memray follows, too."""
+    monkeypatch.setitem(sys.modules, "memray", None)  # it has a profile function of its own
+    calls: Counter[str] = Counter()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and is_ours(frame.f_code.co_filename):
+            calls[frame.f_code.co_name] += 1
+
+    model, data = two_layers()
+    with ipygpumem.peak():
+        optimizer = train(model, data)
+        sys.setprofile(note)
+        try:
+            train(model, data)
+        finally:
+            sys.setprofile(None)
+    operations = calls["__torch_dispatch__"]
+    assert operations > 50
+    assert calls.total() < 13 * operations
+    del optimizer
+
+
 def test_memory_without_a_name_has_its_module_operation_and_line() -> None:
     model = nn.Sequential(nn.Identity(), nn.Sequential(Square()))
     with torch.no_grad(), ipygpumem.peak() as peak:
@@ -334,7 +386,7 @@ def test_nodes_of_equal_numbers_of_two_threads_are_told_apart() -> None:
             running = SimpleNamespace(name=lambda: name, _sequence_nr=lambda: 7)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(graph, "_running_node", lambda: running)
-                call = CallingCode(is_in_engine=is_in_engine)
+                call = CallingCode(engine=sys._getframe() if is_in_engine else None)
                 return nodes.origin("mul", call).line
 
         in_other = pool.submit(line_of, "MulBackward0", is_in_engine=True).result()
@@ -707,6 +759,15 @@ def test_a_cell_with_peak_shows_a_report(notebook: Kernel) -> None:
         notebook, "import os; os.remove('other.pkl')", "%%peak --save other.pkl\n1"
     ).reports("peak")
     assert "nothing was saved" in report
+
+
+def test_a_cell_has_a_picture_if_its_tensors_change(notebook: Kernel) -> None:
+    ok(notebook, "held = torch.ones(1 << 20)")
+    pictures = []
+    for code in ("x = 1", "held.add_(1)", "more = torch.ones(1 << 20)"):
+        reply = ok(notebook, f"%%peak\n{code}")
+        pictures.append(sum("image/png" in display["data"] for display in reply.displays))
+    assert pictures == [0, 0, 1]
 
 
 def test_a_displayed_part_keeps_the_name_of_its_variable(notebook: Kernel) -> None:

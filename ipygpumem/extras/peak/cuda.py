@@ -266,16 +266,13 @@ class CudaRecording:
     def __init__(self, *, keep: bool) -> None:
         self._keeps = keep
         self._history: AllocationHistory | None = None
+        self.is_on = False
+        """True once the recording has started."""
         self._operations = BackwardOperations()
         self.is_possible = True
         """False once it has failed to start."""
         self.snapshot: Any = None
         """torch's snapshot at the end, with the history."""
-
-    @property
-    def is_on(self) -> bool:
-        """True once the recording has started."""
-        return self._history is not None
 
     @property
     def blocks(self) -> dict[str, DeviceBlocks]:
@@ -292,6 +289,7 @@ class CudaRecording:
         began_us = now_us() - int((time.perf_counter() - began) * 1e6)
         try:
             self._history = AllocationHistory(began_us, self._operations, keep=self._keeps)
+            self.is_on = True
             for life in lives:
                 if life.address and life.device != "cpu":
                     self._history.saw(life)

@@ -21,6 +21,7 @@ from ipygpumem.extras.peak.origins import CallingCode, Line, Origin, line_of_thr
 # An old torch may lack these two: then operations of a backward pass have the line that started it.
 _next_number: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
 _running_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
+_this_thread = threading.get_ident
 _MOST_NODES = 100_000
 """Number of nodes whose origins are kept, of some 150 bytes each; beyond it, the older half is
 dropped.
@@ -81,12 +82,12 @@ class FollowedGraph:
         """Return True if this thread has made a node since its last operation, whose backward pass
         may allocate memory.
         """
-        if id(func) in _WITHOUT_MEMORY:
+        number, thread = _next_number(), _this_thread()
+        last_number = self._numbers.get(thread)
+        if number == last_number or id(func) in _WITHOUT_MEMORY:
             return False
-        number, thread = _next_number(), threading.get_ident()
-        last_number = self._numbers.get(thread, number)
         self._numbers[thread] = number
-        return number != last_number
+        return last_number is not None
 
     def note(self, operation: str, call: CallingCode) -> None:
         """Record the last node of this thread, which an operation made."""
@@ -142,7 +143,7 @@ class FollowedGraph:
         if name == _COPY_SLICES:
             number -= 1
         thread = self._thread
-        if call.is_in_engine:
+        if call.engine is not None:
             # A backward pass of this thread, as in a checkpoint, whose graph this thread has made.
             thread = threading.get_ident()
         node = self._nodes.get((thread, number))

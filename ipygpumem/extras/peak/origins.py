@@ -24,8 +24,8 @@ Line = tuple[str, int]
 _MODULE_CALL = torch.nn.Module._call_impl.__code__
 _FUNCTION_CALL = torch.autograd.Function.apply.__func__.__code__
 _IS_OPTIMIZED = inspect.CO_OPTIMIZED
-_ENGINE_CALLS = {id(torch.autograd.backward.__code__), id(torch.autograd.grad.__code__)}
-"""Identities of the code of functions that run a backward pass. Code is slow to hash."""
+_BACKWARD_CALL = torch.autograd.backward.__code__
+_GRADIENT_CALL = torch.autograd.grad.__code__
 
 
 class Origin(NamedTuple):
@@ -84,10 +84,13 @@ class CallingCode(NamedTuple):
     """The innermost line of the user's code; not one that only started the backward pass."""
     functions: tuple[FunctionCall, ...] = ()
     """The custom functions that run, the innermost first."""
-    is_in_engine: bool = False
-    """True if this thread runs a backward pass that asks for the operation."""
-    backward_line: Line | None = None
-    """The line that started that backward pass."""
+    engine: FrameType | None = None
+    """The call in this thread that runs the backward pass which asks for the operation."""
+
+    @property
+    def backward_line(self) -> Line | None:
+        """The line that started that backward pass."""
+        return _users_line(self.engine)
 
 
 def is_owned(life: StorageLife) -> bool:
@@ -143,12 +146,15 @@ class Modules:
             frame: the innermost frame to look at.
         """
         callers = _Callers(frame)
-        for function, inner_modules in callers.functions:
-            function.module = self._innermost_path(callers.module_calls[inner_modules:])
-        functions = tuple(function for function, _ in callers.functions)
-        module = self._innermost_path(callers.module_calls)
-        engine = callers.engine
-        return CallingCode(module, callers.line, functions, engine is not None, _users_line(engine))
+        functions: tuple[FunctionCall, ...] = ()
+        if callers.functions:
+            for function, inner_modules in callers.functions:
+                function.module = self._innermost_path(callers.module_calls[inner_modules:])
+            functions = tuple(function for function, _ in callers.functions)
+        module = ""
+        if callers.module_calls:
+            module = self._innermost_path(callers.module_calls)
+        return CallingCode(module, callers.line, functions, callers.engine)
 
     def _innermost_path(self, calls: Sequence[FrameType]) -> str:
         """Return the path of the module whose call is the first of ``calls``."""
@@ -184,7 +190,7 @@ class _Callers:
             code = caller.f_code
             if code is _MODULE_CALL:
                 self.module_calls.append(caller)
-            elif id(code) in _ENGINE_CALLS:
+            elif code is _BACKWARD_CALL or code is _GRADIENT_CALL:
                 self.engine = caller
                 break
             elif code is _FUNCTION_CALL:

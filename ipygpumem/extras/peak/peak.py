@@ -49,6 +49,8 @@ _SAMPLED = (
     "the peak of RAM is sampled here, so memory that is reserved and not used cannot be told from "
     "memory in use"
 )
+InventoryAtEnd = Callable[[bool], Inventory]
+"""Returns the tensors of torch at the end; False: only those with names."""
 _NOT_COMPARED = (
     "RAM is not compared with the process's own peak, so memory that is not used counts as used"
 )
@@ -134,9 +136,7 @@ class Peak:
             return follower
         return None
 
-    def stop(
-        self, inventory: Callable[[], Inventory], error: BaseException | None = None
-    ) -> PeakRecord:
+    def stop(self, inventory: InventoryAtEnd, error: BaseException | None = None) -> PeakRecord:
         """Stop, and make the record; ``error`` has ended the code, and ``inventory`` lists the
         tensors with names.
         """
@@ -240,13 +240,14 @@ class Peak:
         return None
 
     def _read(
-        self, follower: Any, inventory: Callable[[], Inventory], error: BaseException | None
+        self, follower: Any, inventory: InventoryAtEnd, error: BaseException | None
     ) -> list[DevicePeak]:
         """Return the peaks of tensors, add notes, and save torch's snapshot."""
         tensors = None
         if follower.has_storages:
             try:
-                tensors = inventory()
+                # Tensors without a name have had their roles since the start.
+                tensors = inventory(follower.has_new_storages)
             except GpuMemError as problem:
                 self._notes.append(f"no names: {problem}")
         ran_out = error is not None and classify(error).kind == "oom"
@@ -447,7 +448,10 @@ class PeakBlock(GuardedBlock):
         """Stop, and make the record."""
         frame = _users_frame()
         if self._peak is not None:
-            self._peak.stop(lambda: inventory_at(frame, has_arrays=False), error)
+            self._peak.stop(
+                lambda has_unnamed: inventory_at(frame, has_arrays=False, has_unnamed=has_unnamed),
+                error,
+            )
 
     def _after_failed_end(self) -> None:
         """Stop following after a failed end."""

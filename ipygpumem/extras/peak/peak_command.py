@@ -9,7 +9,9 @@ from IPython.display import display
 
 from ipygpumem.errors import PlotError
 from ipygpumem.extras.peak.peak import Peak
+from ipygpumem.extras.peak.records import DevicePeak
 from ipygpumem.extras.peak.report import peak_report
+from ipygpumem.inventory.records import Inventory
 from ipygpumem.magics import completions
 from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.report.layout import Report
@@ -51,12 +53,15 @@ def of_cell(app: App, options: Options) -> list[Report]:
     cell = running[-1]
     peak = Peak(lambda: names_and_outputs(app.context.shell).items(), options.save, options.flame)
 
+    def inventory(has_unnamed: bool) -> Inventory:
+        shell = app.context.shell
+        return inventory_of_notebook(shell, has_arrays=False, has_unnamed=has_unnamed)
+
     def finish() -> list[Report]:
         error = shown_since(cell.last_error_id)
-        record = peak.stop(
-            lambda: inventory_of_notebook(app.context.shell, has_arrays=False), error
-        )
-        if app.context.display.has_images and any(device.curve for device in record.devices):
+        record = peak.stop(inventory, error)
+        has_curves = any(map(_changes, record.devices))
+        if app.context.display.has_images and has_curves:
             try:
                 with growth_for("%%peak"):
                     display(record.picture())
@@ -71,3 +76,8 @@ def of_cell(app: App, options: Options) -> list[Report]:
     cell.at_code_end += [drop, finish]  # the last one first; a Ctrl-C that ends it leaves the other
     peak.start()
     return []
+
+
+def _changes(device: DevicePeak) -> bool:
+    """Return True if the code has allocated or freed tensors on a device."""
+    return any(point.seconds > 0 for point in device.curve)
