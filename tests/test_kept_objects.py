@@ -1,4 +1,4 @@
-"""What an experiment keeps on purpose costs its end little, and hides no leak."""
+"""Objects that an experiment keeps on purpose cost its end little, and hide no leak."""
 
 import gc
 import json
@@ -72,14 +72,14 @@ print(json.dumps(rows))
 """
 
 
-def test_the_end_measures_nothing_that_is_kept() -> None:
+def test_the_end_measures_no_kept_objects() -> None:
     costs = json.loads(printed("-c", SESSION + COST).splitlines()[-1])
     assert max(passes for passes, _ in costs) <= 3
     of_each = max(visits for _, visits in costs) / (2 * MANY)
     assert of_each < 6, costs
 
 
-def test_a_leak_is_listed_beside_what_is_kept() -> None:
+def test_kept_objects_hide_no_leak() -> None:
     ((holder, size_bytes),) = json.loads(printed("-c", SESSION + LEAK).splitlines()[-1])
     assert holder == 'notebook variable keeper["leak"]'
     assert 5 < size_bytes / (1 << 20) < 9

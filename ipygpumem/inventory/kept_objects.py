@@ -1,5 +1,5 @@
-"""Finds what the names that an experiment keeps lead to: it stays on purpose, and a look for what
-has leaked need neither measure it nor search it.
+"""Finds the objects that an experiment keeps on purpose, with all that their names lead to: a look
+for leaks need neither measure nor search them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class KeptObjects(NamedTuple):
     """The objects to which kept names lead."""
 
     identities: set[int]
-    """Those of the tracked ones, and of the untracked ones that others may refer to, too."""
+    """The tracked objects, and the untracked ones with several references."""
     size_bytes: int
     """At least their RAM without the data of arrays: most texts and numbers have one holder, and
     only these are counted.

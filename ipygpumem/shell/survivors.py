@@ -245,7 +245,7 @@ class Survivors:
         """
         for name in ended.keepers:
             self._kept_ids[name] = id(self._context.namespace.get(name))
-        with growth_for("the search for what is still alive"):
+        with growth_for("the search for objects still alive"):
             return self._rows_of(ended)
 
     def _rows_of(self, ended: EndedExperiment) -> tuple[RetainedArray, ...]:
@@ -398,11 +398,11 @@ class _SearchAtEnd:
         self._add(self._named())
         self._add(self._tensors_without_name(storages_of(self.alive)))
         if self.unnamed_bytes >= self.smallest:
-            self._leave_out_what_is_kept()
+            self._leave_out_kept_objects()
         if self.unnamed_bytes >= self.smallest:
             self._add(self._arrays_within_reach(storages_of(self.alive)))
 
-    def _leave_out_what_is_kept(self) -> None:
+    def _leave_out_kept_objects(self) -> None:
         """Leave out the memory of kept names: ``%%experiment --keep records`` may have made a
         million of them.
         """
