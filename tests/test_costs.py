@@ -45,7 +45,7 @@ MOST = {
     "a recovery, each name": 0.019,
     "a recovery, each frame": 150,
     "with torch, the first experiment": 2847,
-    "with torch, an empty experiment": 2700,
+    "with torch, an empty experiment": 2740,
     "with torch, a trivial cell": 249,
     "a guarded cell": 344,
     "%gpumem tensors, each tensor": 1.1,
