@@ -60,8 +60,6 @@ class Baseline:
         self._threads = frozenset(sys._current_frames())
         self._modules = len(sys.modules)
         self._in_context = frozenset(map(id, copy_context().values()))
-        self._has_ended = False
-        self._made_until_end: set[int] | None = None
         self._mark = context.garbage.mark()
         context.garbage.list_from_now(self._made)
 
@@ -96,7 +94,7 @@ class Baseline:
     def forget(self) -> None:
         """Drop the recorded arrays."""
         self._garbage.end_list(self._made)
-        self._made_until_end = None
+        vars(self).pop("objects_at_end", None)
         if self._before is not None:
             self._before.close()
 
@@ -127,19 +125,20 @@ class Baseline:
 
     def objects_since(self) -> set[int]:
         """Return the identities of the tracked objects made since; none if they cannot be told
-        apart. Those of an experiment that has ended are listed once.
+        apart.
         """
-        if self._made_until_end is not None:
-            return self._made_until_end
         made = self._made.identities() or set()
         made.discard(id(vars(self).get("_received")))  # ours
-        if self._has_ended:
-            self._made_until_end = made
         return made
 
-    def end(self) -> None:
-        """Note that none of the experiment's code runs any more: all later objects are ours."""
-        self._has_ended = True
+    @functools.cached_property
+    def objects_at_end(self) -> set[int]:
+        """The ``objects_since`` when they were first asked for: listing a million takes a second.
+
+        Our own work may make the dict of an object's attributes later, which only
+        ``objects_since`` contains then.
+        """
+        return self.objects_since()
 
     def modules_imported(self) -> int:
         """Return the number of modules that were imported since."""

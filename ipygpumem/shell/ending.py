@@ -324,7 +324,6 @@ class ExperimentEnd:
     # -- the memory that is left -------------------------------------------------------------------
 
     def _measure(self) -> None:
-        self._scope.baseline.end()
         with contextlib.suppress(MemoryError):  # the record has the figures after the search, then
             self._ram_after = RamFigures.now()
             self._usages_after = self._scope.usages()
@@ -514,7 +513,7 @@ class ExperimentEnd:
         contents = baseline.contents
         least = self._context.config.min_held_bytes
         roots = self._survivors.roots()
-        grown = remaining.grown(namespace, contents, least, roots, baseline.objects_since())
+        grown = remaining.grown(namespace, contents, least, roots, baseline.objects_at_end)
         notes = list(map(_note_on_growth, grown[:_MOST_GROWN]))
         named = {
             "still alive": sum(row.size_bytes for row in self._alive if row.device == "cpu"),

@@ -410,7 +410,7 @@ class _SearchAtEnd:
 
         kept = self._ended.growth.kept()
         if kept:
-            objects = kept_objects(kept, self._ended.baseline.objects_since())
+            objects = kept_objects(kept, self._ended.baseline.objects_at_end)
             self._kept = objects.identities
             self.unnamed_bytes -= objects.size_bytes
 
@@ -483,7 +483,8 @@ class _SearchAtEnd:
             if not self._ended.is_known(item, array):
                 new.setdefault(array.storage, WatchedName.without_name(item, array))
         if new:
-            received = chain.from_iterable(part.items for part in self._changes().received())
+            changes = self._changes(self._ended.baseline.objects_at_end)
+            received = chain.from_iterable(part.items for part in changes.received())
             frames = list(filter(is_of_pandas, received))
             for _, array in described(arrays_behind(frames)):
                 new.pop(array.storage, None)
@@ -507,12 +508,17 @@ class _SearchAtEnd:
     def _most_others(self) -> int:
         """Return an upper bound of the memory without arrays that the experiment leaves."""
         with undisturbed():
-            return most_bytes(self._changes())
+            return most_bytes(self._changes(self._ended.baseline.objects_at_end))
 
-    def _changes(self) -> Changes:
-        """Return the names, and all that has come since the start of the experiment."""
+    def _changes(self, made: set[int]) -> Changes:
+        """Return the names, and all that has come since the start of the experiment.
+
+        Args:
+            made: identities of the tracked objects made since then.
+        """
         baseline = self._ended.baseline
-        made = baseline.objects_since() - self._kept
+        made = made - self._kept
+        made -= {id(self._kept), id(vars(baseline).get("objects_at_end"))}  # ours
         elsewhere = baseline.elsewhere()
         names = ownable_objects(self._context.namespace)
         return Changes(
@@ -612,7 +618,7 @@ class _SearchAtEnd:
         in_arrays = sum(item.size_bytes for item in self.alive)
         return find_remaining(
             heap,
-            self._changes(),
+            self._changes(self._ended.baseline.objects_since()),
             counted=sizes,
             smallest=self.smallest,
             size_bytes=growth.size_bytes - in_arrays,
