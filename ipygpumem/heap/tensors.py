@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, compress
-from operator import attrgetter, not_
+from operator import attrgetter, countOf, not_
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.attributes import slots
@@ -392,10 +394,18 @@ def _in_words(error: Exception) -> str:
     return f"could not be read: {reason}"
 
 
-class Storages:
-    """Weak references to torch storages: 0.1 us each, where a ``StorageWeakRef`` takes 0.6."""
+_ENDS: dict[int, weakref.ref[Any]] = {}
+"""A weak reference to each of the ``Storages``, by the identity of its keys: its callback frees
+the references that are left.
+"""
 
-    _free: Callable[[int], object]
+
+class Storages:
+    """Weak references to torch storages: 0.1 us each, where a ``StorageWeakRef`` takes 0.6.
+
+    What ``close`` has not freed is freed with this object, by C code alone: Python drops the
+    exception of a signal that arrives in ``__del__``, such as the user's Ctrl-C.
+    """
 
     def __init__(self) -> None:
         self._keys: set[int] = set()
@@ -411,7 +421,7 @@ class Storages:
             parts = reader.parts(tensor)
             storages += each(reader.base.untyped_storage, parts)
         kind: Any = sys.modules["torch"].UntypedStorage
-        self._free = kind._free_weak_ref
+        self._free_at_end(kind._free_weak_ref)
         by_key = {storage._cdata: storage for storage in storages if storage is not None}
         new = by_key.keys() - self._keys
         for key in new:
@@ -431,14 +441,20 @@ class Storages:
         """Return True if one of the storages is alive."""
         return any(self.alive(self._keys))
 
+    def _free_at_end(self, free: Callable[[int], object]) -> None:
+        """Free all references with this object."""
+        key = id(self._keys)
+        if key in _ENDS:
+            return
+        each_key = chain.from_iterable((self._keys,))  # of the keys at the end
+        steps = chain(map(free, each_key), map(_ENDS.pop, (key,)))
+        # It counts the results that equal the reference, which are none, but takes all steps.
+        _ENDS[key] = weakref.ref(self, partial(countOf, steps))
+
     def close(self) -> None:
         """Free all references."""
         while self._keys:
-            self._free(self._keys.pop())
-
-    def __del__(self) -> None:
-        if hasattr(self, "_keys"):  # not if an interrupt came first
-            self.close()
+            sys.modules["torch"].UntypedStorage._free_weak_ref(self._keys.pop())
 
 
 _READERS: dict[int, Reader] = {}

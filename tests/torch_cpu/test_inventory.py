@@ -1,5 +1,6 @@
 """Inventories of torch's tensors: what each takes, what it is for, and what is left alone."""
 
+import sys
 import warnings
 from typing import Any
 
@@ -14,6 +15,7 @@ from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.paths.roots import Roots
 from ipygpumem.heap.sizes import Sizes
+from ipygpumem.heap.tensors import Reader, Storages
 from ipygpumem.heap.total import total
 from ipygpumem.heap.watching import watch
 from ipygpumem.inventory import survey, top
@@ -324,3 +326,28 @@ def test_a_sparse_tensor_left_out_takes_its_components_with_it() -> None:
     sizes = Sizes()
     sizes.exclude_data([sparse])
     assert sizes.measure([sparse]).size_bytes < 1 << 20
+
+
+def test_weak_references_end_without_python_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python drops the exception of a signal, such as Ctrl-C, that arrives in a finalizer."""
+    tensors = [torch.ones(2), torch.ones(3)]
+    freed = list[int]()
+    monkeypatch.setattr(torch.UntypedStorage, "_free_weak_ref", freed.append)
+    storages = Storages()
+    storages.add_of(Reader(torch), tensors)
+    calls = list[str]()
+    sys.setprofile(lambda frame, event, _: calls.append(f"{event} {frame.f_code.co_name}"))
+    del storages
+    sys.setprofile(None)
+    assert not [call for call in calls if call.startswith("call")]
+    assert set(freed) == {tensor.untyped_storage()._cdata for tensor in tensors}
+
+
+def test_closed_weak_references_are_freed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed = list[int]()
+    monkeypatch.setattr(torch.UntypedStorage, "_free_weak_ref", freed.append)
+    storages = Storages()
+    storages.add_of(Reader(torch), [torch.ones(2)])
+    storages.close()
+    del storages
+    assert len(freed) == 1
