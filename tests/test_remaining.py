@@ -56,9 +56,7 @@ def test_objects_that_an_import_makes_are_not_visited(modules: int) -> None:
     changes = Changes(names, contents, new, [], modules)
     heap = Heap()
     with Passes() as passes:
-        rows = find_remaining(
-            heap, changes, counted=Sizes(), smallest=1 << 18, size_bytes=1 << 24
-        )
+        rows = find_remaining(heap, changes, counted=Sizes(), smallest=1 << 18, size_bytes=1 << 24)
     heap.drop()
     if modules:
         assert not rows

@@ -195,14 +195,19 @@ class OlderData:
         in_ended = set[int]().union(*(ended.get(line, set()) for line in lines))
         dropped = _dropped(region, of_lines, ours, in_ended)
         dropped_older = {key for key in older if key in dropped and key not in known}
+        return dropped_older, self._older_bytes(region, dropped_older, dropped)
+
+    def _older_bytes(self, region: Region, older: Set[int], dropped: Set[NodeKey]) -> int:
+        """Return the bytes of dropped older objects, with what they lead to, but for what is
+        new.
+        """
         new = {key for key in region.objects if key in self._made} | self._new_ids
-        of_older = region.reach(dropped_older, without=new) & dropped
+        of_older = region.reach(older, without=new) & dropped
         new_arrays = dict[StorageKey, int]()
         for item, array in described(region.arrays_of(of_older)):
             if not self._was_there(item, array):
                 new_arrays[array.storage] = array.size_bytes
-        size_bytes = region.bytes_of(of_older).total() - sum(new_arrays.values())
-        return dropped_older, size_bytes
+        return region.bytes_of(of_older).total() - sum(new_arrays.values())
 
     def _remark(self, lines: Sequence[str], dropped_older: Set[int], size_bytes: int) -> str:
         """Return the remark on lines that drop older objects; empty if all of these have other

@@ -586,8 +586,10 @@ def _row_of_holder(part: HeldPart, least: float) -> dict[str, str]:
 
 def _freed_text(ownership: Ownership, freed: int) -> str:
     """Return the bytes that ``del`` frees; all of them only if each byte is known."""
-    if ownership.is_at_least or ownership.held:
-        return format_at_least(freed, is_at_least=ownership.is_at_least)
+    if ownership.is_at_least:
+        return f"at least {format_bytes(freed)}"
+    if ownership.held:
+        return format_bytes(freed)
     return "all of it"
 
 

@@ -94,9 +94,13 @@ class Baseline:
     def forget(self) -> None:
         """Drop the recorded arrays."""
         self._garbage.end_list(self._made)
-        vars(self).pop("objects_at_end", None)
+        self.drop_lists()
         if self._before is not None:
             self._before.close()
+
+    def drop_lists(self) -> None:
+        """Drop the lists of new objects, 60 MiB for a million of them."""
+        vars(self).pop("objects_at_end", None)
 
     def surely_new(self, names: dict[str, object]) -> set[int]:
         """Return the identities of the objects that known ones have received since, and of those in

@@ -434,8 +434,10 @@ class ExperimentEnd:
         scope = self._scope.names
         log = self._log
         at_end = self._before.usages
+        after_freeing = self._usages_after or self._scope.usages()
+        notes = tuple(self._notes(after_freeing))
+        self._scope.baseline.drop_lists()
         usages = self._scope.measurement.stop()
-        after_freeing = self._usages_after or usages
         consumed = {usage.device: usage.delta_bytes for usage in at_end}
         freed = dict[str, int]()  # empty if memory was too short to measure its end
         if at_end:
@@ -450,7 +452,7 @@ class ExperimentEnd:
             started_at=log.started_at,
             duration_seconds=seconds,
             cells=tuple(log.cells),
-            usages=after_freeing,
+            usages=usages,
             consumed=consumed,
             freed=freed,
             deleted=tuple(scope.outcome.deleted),
@@ -458,7 +460,7 @@ class ExperimentEnd:
             kept=self._kept_names(),
             survivors=self._alive,
             steps=tuple(self._freeing_steps),
-            notes=tuple(self._notes(after_freeing)),
+            notes=notes,
             parameters=dict(self._options.parameters),
             ooms=log.ooms,
             budget=limits,
