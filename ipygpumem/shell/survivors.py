@@ -245,7 +245,7 @@ class Survivors:
         """
         for name in ended.keepers:
             self._kept_ids[name] = id(self._context.namespace.get(name))
-        with growth_for("the search for objects still alive"):
+        with growth_for("the search at its end"):
             return self._rows_of(ended)
 
     def _rows_of(self, ended: EndedExperiment) -> tuple[RetainedArray, ...]:
