@@ -805,7 +805,11 @@ for record in (found.record, unused.record):
     (device,) = [one for one in record.devices if one.source == "memray"]
     print(device.size_bytes >> 20, device.reserved_bytes >> 20, device.is_bound)
 """
-    first, second = printed("-c", code).splitlines()
+    # Rarely, the kernel maps the pages where an older mapping was, and 64 MiB count as in RAM.
+    for _ in range(3):
+        first, second = printed("-c", code).splitlines()
+        if first != "128 959 True":
+            break
     assert first in ("64 1024 True", "64 1023 True", "65 1023 True")
     # pages that the first block has left may be used again
     assert second in ("64 0 False", "63 0 True")
