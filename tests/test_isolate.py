@@ -65,7 +65,8 @@ seen = 1
 print('now')
 time.sleep(1000)"""
     reply = fails(kernel, cell, "KeyboardInterrupt", interrupt_when="now")
-    assert "----> 4 time.sleep(1000)" in plain(reply.traceback)
+    # On a busy machine, the text may arrive before its line has ended.
+    assert re.search(r"^-+> [34] (print|time)", plain(reply.traceback), re.MULTILINE)
     assert reply.reports("recovery") == []
     assert kernel.value("seen") == 1
     goes_on(kernel)

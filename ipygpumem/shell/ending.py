@@ -434,10 +434,10 @@ class ExperimentEnd:
         scope = self._scope.names
         log = self._log
         at_end = self._before.usages
-        after_freeing = self._usages_after or self._scope.usages()
-        notes = tuple(self._notes(after_freeing))
+        notes = tuple(self._notes(self._usages_after))
         self._scope.baseline.drop_lists()
         usages = self._scope.measurement.stop()
+        after_freeing = self._usages_after or usages
         consumed = {usage.device: usage.delta_bytes for usage in at_end}
         freed = dict[str, int]()  # empty if memory was too short to measure its end
         if at_end:
