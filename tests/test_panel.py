@@ -196,7 +196,7 @@ def test_a_closed_panel_costs_no_call_and_leaves_no_object(notebook: Interactive
     handle.close()
     assert (repr(handle), widget.is_open) == ("<the panel is closed>", False)
     assert notebook.jobs == {}  # type: ignore[attr-defined]
-    assert least_calls_in(notebook, "1", runs=9) == before
+    assert least_calls_in(notebook, "1", runs=9) <= before  # another test may have left work
     del feed, widget
     gc.collect()
     assert [reference() for reference in references] == [None, None]
