@@ -279,6 +279,60 @@ def test_a_large_array_in_one_older_record_is_named(notebook: Kernel) -> None:
     works(notebook, "del records")
 
 
+_MANY_OLDER = {
+    "after many None": ("[None] * 100_000", "many[90_000] = ('t', [np.ones(1 << 21)])"),
+    "after many records": (
+        "[{'text': str(each), 'list': [each]} for each in range(60_000)]",
+        "many[59_000]['words'] = [np.ones(1 << 21)]",
+    ),
+    "behind many keys": (
+        "{(each, 'key'): None for each in range(100_000)}",
+        "many[(90_000, 'key')] = ('t', [np.ones(1 << 21)])",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _MANY_OLDER)
+def test_an_older_array_deep_among_many_objects_is_in_no_row(notebook: Kernel, name: str) -> None:
+    """Its line deleted it. The start of an experiment must not take long: it does not look at each
+    object.
+    """
+    many, put_array = _MANY_OLDER[name]
+    works(
+        notebook,
+        _SETUP,
+        f"import mmap; hold = []; many = {many}; {put_array}",
+        """%%experiment e
+block = mmap.mmap(-1, 32 << 20)
+block.write(bytes(32 << 20))
+hold.append(block)
+""",
+    )
+    assert notebook.value("rows()") == [(1, "notebook variable hold[0]", "del hold[0]")]
+    works(notebook, "hold.clear(); del many")
+
+
+def test_an_array_of_an_earlier_experiment_is_not_listed_again(notebook: Kernel) -> None:
+    """The lists of our search referred to it, too: it seemed to be in a new container."""
+    works(
+        notebook,
+        _SETUP,
+        "many = [[{'number': each}] for each in range(60_000)]; objects = instances(Document, 9)",
+        """%%experiment first
+def make_function(array):
+    return lambda: array
+many[10][0]["function"] = make_function(np.ones(1 << 22))
+""",
+        """%%experiment second
+objects[7].words = np.ones(15 << 18)
+objects[8].words = np.ones(1 << 19)
+""",
+    )
+    ((_, path, _),) = notebook.value("rows()")
+    assert path == "notebook variable objects[…].words"
+    works(notebook, "del many, objects")
+
+
 def test_an_array_deep_in_older_objects_is_named(notebook: Kernel) -> None:
     works(notebook, _SETUP, "deep = [[{'inner': [Document()]}]]; deep[0][0]['inner'][0].all = [1]")
     works(notebook, "%%experiment e\ndeep[0][0]['inner'][0].all.append(np.ones(1 << 19))")

@@ -468,7 +468,7 @@ def lengths_of(containers: Sequence[Any], bases: Mapping[int, Any]) -> list[int]
 
 
 def parts_of_container(container: Any, base: Any, step: int = CHUNK) -> Iterator[Sequence[Any]]:
-    """Yield the items of a container, the keys and values of a dict, in chunks that begin ``step``
+    """Yield the items of a container, the values and keys of a dict, in chunks that begin ``step``
     items apart.
 
     A list of all items, as from ``gc.get_referents``, would take 800 MiB for a hundred million of
@@ -484,7 +484,7 @@ def parts_of_container(container: Any, base: Any, step: int = CHUNK) -> Iterator
         return
     iterators = [base.__iter__(container)]
     if base is dict:
-        iterators.append(iter(dict.values(container)))
+        iterators.insert(0, iter(dict.values(container)))
     if issubclass(type(container), OrderedDict):
         iterators.append(base.__iter__(container))  # its list of keys refers to each of them, too
     for items in iterators:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import chain, compress, count, islice, repeat
+from itertools import chain, compress, count, repeat
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -60,6 +60,8 @@ _AT_ONCE = 500
 """Maximum number of objects that are entered at once."""
 _MOST_INSIDE = 100_000
 """Maximum number of items in these objects, because their list takes memory."""
+_MOST_GLANCES = 300_000
+"""Number of items of long containers at whose types a hasty walk looks: ten milliseconds."""
 _FEW = 100
 """Containers with more items are checked at once for anything but numbers and text."""
 _LEVELS = 3
@@ -112,6 +114,8 @@ class Walk:
         self._modules_of_classes = classes
         """Modules whose classes are entered."""
         self._is_hasty = is_hasty
+        self._glances_left = _MOST_GLANCES
+        """Number of items of long containers at whose types a hasty walk may still look."""
         self._not_entered = frozenset(map(id, types_not_entered()))
         """Identities of types whose objects, and those of subclasses, are not entered."""
         self._bases = _bases_of_kinds(find)
@@ -376,20 +380,22 @@ class Walk:
         return classes
 
     def _may_lead_on(self, container: Any) -> bool:
-        """Return False if a long container starts with numbers and text; a hasty walk also looks
-        for these further inside.
+        """Return False for a long container of numbers and text; in a hasty walk, also if the first
+        of its other items contain nothing else.
         """
         base = self._containers[id(type(container))]
-        every_item = base.__iter__(container)
-        if base is dict:
-            every_item = iter(dict.values(container))
-        first_items = list(islice(every_item, CHUNK))
-        if types_of(first_items) <= ATOMS:
-            return False
-        if self._is_hasty and self._lead_nowhere([first_items]):
-            self.complete = False
-            return False
-        return True
+        for part in parts_of_container(container, base):
+            if self._is_hasty and self._glances_left <= 0:
+                self.complete = False
+                return False
+            self._glances_left -= len(part)
+            if types_of(part) <= ATOMS:
+                continue
+            if self._is_hasty and self._lead_nowhere([part]):
+                self.complete = False
+                return False
+            return True
+        return False
 
     def _with_more(self, items: Sequence[object]) -> list[Any]:
         """Return the objects that contain more than numbers and text."""

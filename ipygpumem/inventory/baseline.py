@@ -188,6 +188,13 @@ class BaselineSnapshot:
         reference = self._objects.get(key)
         return reference is not None and reference() is not None
 
+    @property
+    def is_certain(self) -> bool:
+        """True if it tells each old NumPy array from each new one, but for a new one in the memory
+        of a dead one.
+        """
+        return self.complete and not self._unreached
+
     def may_have_died(self, item: object) -> bool:
         """Return True if an array is known only as one that an earlier experiment has left: another
         array may have taken its place since.

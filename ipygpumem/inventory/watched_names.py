@@ -126,8 +126,8 @@ def record_without_name(item: object) -> RetainedArray:
 
 
 def places_of_numpy(watched: Iterable[WatchedName]) -> list[Span]:
-    """Return the places in memory of names' NumPy arrays."""
-    return [array.place for array in _numpy_arrays(watched)]
+    """Return the places in memory of names' NumPy arrays that are alive."""
+    return [array.place for array in _numpy_arrays(watched) if array()]
 
 
 def update_numpy(watched: Sequence[WatchedName], heap: Heap) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -162,6 +163,39 @@ def unused_in(ranges: Sequence[AddressRange]) -> dict[tuple[int, int], int]:
         if unused_bytes >= _LEAST_UNUSED_BYTES:
             unused[mapping.start, mapping.end] = unused_bytes
     return unused
+
+
+_READABLE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) r", re.MULTILINE)
+"""The addresses in a line of ``/proc/self/maps`` whose mapping may be read."""
+
+
+class ReadableAddresses:
+    """The addresses that may be read at a moment; on Linux only.
+
+    An array at other addresses is newer than that moment.
+
+    >>> before = ReadableAddresses()
+    >>> text = bytes(1 << 28)  # malloc maps such a large block
+    >>> before.may_have_had(id(text), id(text) + len(text))
+    False
+    """
+
+    def __init__(self) -> None:
+        try:
+            mappings = _READABLE.findall(Path("/proc/self/maps").read_bytes())
+        except OSError:
+            mappings = []
+        self._ends = {int(start, 16): int(end, 16) for start, end in mappings}
+        self._starts = sorted(self._ends)
+
+    def may_have_had(self, start: int, end: int) -> bool:
+        """Return True if a part of the memory from ``start`` to ``end`` could be read then, or if
+        that is unknown.
+        """
+        if not self._starts:
+            return True
+        place = bisect_left(self._starts, end) - 1  # the last that begins before the end
+        return place >= 0 and self._ends[self._starts[place]] > start
 
 
 _LINE_OF_FILE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ [1-9]\d* +(/.*)$", re.MULTILINE)

@@ -11,7 +11,8 @@ from itertools import chain, compress, filterfalse
 from typing import Any
 
 from ipygpumem.errors import describe_error
-from ipygpumem.heap.arrays import Array, Span, owner_of
+from ipygpumem.heap.arrays import Array, Span, library_type, owner_of, place_of
+from ipygpumem.heap.bulk import instances_among
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.heap.knowledge.frames import running_locals
 from ipygpumem.heap.objects_since import ObjectsSince
@@ -19,6 +20,7 @@ from ipygpumem.interrupts import is_from_signal
 from ipygpumem.introspect import module_dict, users_modules
 from ipygpumem.inventory.baseline import BaselineSnapshot
 from ipygpumem.inventory.contents import Contents
+from ipygpumem.probes.mappings import ReadableAddresses
 from ipygpumem.reclaim.name_snapshot import NameSnapshot
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.context import ShellContext
@@ -60,6 +62,12 @@ class Baseline:
         self._threads = frozenset(sys._current_frames())
         self._modules = len(sys.modules)
         self._in_context = frozenset(map(id, copy_context().values()))
+        self._addresses: ReadableAddresses | None = None
+        """The addresses at the start; None if they are not needed."""
+        if self._before is not None and not self._before.is_certain:
+            self._addresses = ReadableAddresses()
+        self._in_new_containers = set[int]()
+        """Identities of the NumPy arrays in containers made since, as of the end."""
         self._mark = context.garbage.mark()
         context.garbage.list_from_now(self._made)
 
@@ -77,13 +85,38 @@ class Baseline:
         if self._before is None or not self._before.has(item, array):
             return False
         if self._before.may_have_died(item):
-            return self._received.isdisjoint({id(item), id(owner_of(item))})
+            return id(item) not in self._received and not self.is_surely_new(
+                place_of(owner_of(item))
+            )
         return True
+
+    def note_end(self) -> None:
+        """Note the arrays in new containers before the end's own lists are such containers, if the
+        start could not note all arrays.
+        """
+        array_type = library_type("numpy", "ndarray")
+        if self._before is None or self._before.is_certain or array_type is None:
+            return
+        tracked = gc.get_objects()
+        containers = compress(tracked, map(self.objects_since().__contains__, map(id, tracked)))
+        arrays = instances_among(gc.get_referents(*containers), array_type)
+        self._in_new_containers.update(map(id, arrays))
+
+    def is_surely_new(self, place: Span) -> bool:
+        """Return True if the NumPy array at a place was made since: a new container or a known
+        object has received it, or its memory was not mapped at the start.
+        """
+        identity, start, end = place
+        if identity in self._received:
+            return True
+        return self._addresses is not None and not self._addresses.may_have_had(start, end)
 
     @functools.cached_property
     def _received(self) -> set[int]:
-        """The identities of ``surely_new``, as of the end."""
-        return self.surely_new(ownable_objects(self._namespace))
+        """The identities of the arrays in new containers, and of the objects that known ones have
+        received since, as of the end.
+        """
+        return self._in_new_containers | self.received(self.objects_since())
 
     def mark_if_nothing_lingers(self) -> GcMark | None:
         """Return the start mark, or None if objects named at the start may have become garbage."""
@@ -101,19 +134,6 @@ class Baseline:
     def drop_lists(self) -> None:
         """Drop the lists of new objects, 60 MiB for a million of them."""
         vars(self).pop("objects_at_end", None)
-
-    def surely_new(self, names: dict[str, object]) -> set[int]:
-        """Return the identities of the objects that known ones have received since, and of those in
-        new containers.
-        """
-        made = self.objects_since()
-        tracked = gc.get_objects()
-        containers = compress(tracked, map(made.__contains__, map(id, tracked)))
-        in_containers = gc.get_referents(*containers)
-        received = chain.from_iterable(
-            container.items for container in self.contents.received(names, made)
-        )
-        return set(map(id, [*in_containers, *received]))
 
     def received(self, made: Set[int]) -> set[int]:
         """Return the identities of the new objects that known ones have received since, given those

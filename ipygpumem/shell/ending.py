@@ -233,6 +233,7 @@ class ExperimentEnd:
             before.usages = self._scope.measurement.fix_peaks()
             before.malloc_bytes = malloc_bytes()
             before.saved = self._scope.saved_memory()
+            self._scope.baseline.note_end()
             self._own_names = self._scope.names.own_names()
             before.watched = self._watch(self._own_names)
         except MemoryError:  # the names must be deleted all the more

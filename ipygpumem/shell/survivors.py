@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.arrays import (
@@ -288,10 +289,13 @@ class Survivors:
         if search.unnamed_bytes >= search.smallest:
             progress(0.6)
             roots = self._roots_at_end((), made, received)
+            other_bytes = 0
             for remaining, row in search.other_rows(heap, roots):
+                other_bytes += row.row.size_bytes
                 self._known_others.append((Remembered(remaining.items), row.without_cuts()))
                 new += remaining.items
                 rows.append(row)
+            rows += search.rows_of_possibly_older(heap, roots, other_bytes)
             removed_objects.update(roots.removed_objects)
         rows = merged(rows)
         cycles = with_ended_cycles(rows, removed_objects, roots, heap.ndarrays)
@@ -390,6 +394,10 @@ class _SearchAtEnd:
         """Identities of the objects made since the start; None until they are asked for."""
         self._kept = set[int]()
         """Identities of objects that names keep on purpose."""
+        self._guessed_bytes = 0
+        """Bytes of the unknown arrays that are taken for new ones."""
+        self._possibly_older: list[WatchedName] = []
+        """Unknown arrays that may be older than the experiment."""
 
     # -- arrays that are known without a look at the heap -----------------------------------------
 
@@ -434,20 +442,22 @@ class _SearchAtEnd:
         # An older object of a name is more than the leak.
         self._made = made = ended.baseline.objects_since()
         object_ids = {name: key for key, name in ended.growth.names.items() if key in made}
-        new: set[int] | None = None
-        if not ended.baseline.is_complete:
-            new = ended.baseline.surely_new(ownable_objects(self._context.namespace))
         named = list[WatchedName]()
         for item in large:
             name = item.record.name
             watched = replace(
                 item,
                 record=replace(item.record, cell=self._cell_of(name)),
-                may_be_older=new is not None and _may_be_older(item, new),
+                may_be_older=not ended.baseline.is_complete and self._may_be_older(item),
                 object_id=object_ids.get(name, 0),
             )
             named.append(watched)
         return named
+
+    def _may_be_older(self, item: WatchedName) -> bool:
+        """Return True if a name's live NumPy arrays are not all surely new."""
+        is_new = self._ended.baseline.is_surely_new
+        return not all(map(is_new, places_of_numpy([item])))
 
     def _tensors_without_name(self, named: Container[StorageKey]) -> list[WatchedName]:
         """Return the large tensors on other storages than ``named`` ones."""
@@ -550,21 +560,45 @@ class _SearchAtEnd:
         self.alive = [item for item, _ in rows_by_name]
         return rows_of(rows_by_name, heap)
 
-    def _arrays_without_name(self, heap: Heap) -> Iterator[WatchedName]:
-        """Yield unknown NumPy arrays, largest first, as far as the host's growth can contain
-        them.
+    def _arrays_without_name(self, heap: Heap) -> list[WatchedName]:
+        """Return unknown NumPy arrays, largest first, as far as the host's growth can contain them;
+        those that may be older wait until all other memory is known.
         """
         if not self.guesses_arrays():
-            return
-        left = self.unnamed_bytes * 5 // 4  # the end has freed older memory, too
+            return []
         named = storages_of(self.alive)
+        is_complete = self._ended.baseline.is_complete
+        new = list[WatchedName]()
         by_storage = {array.storage: (item, array) for item, array in described(heap.ndarrays)}
-        for item, array in sorted(by_storage.values(), key=lambda pair: -pair[1].size_bytes):
-            if not self.smallest <= array.size_bytes <= left or array.storage[0] != "numpy":
+        for item, array in by_storage.values():
+            if array.size_bytes < self.smallest or array.storage[0] != "numpy":
                 continue
-            if array.storage not in named and not self._ended.is_known(item, array):
-                left -= array.size_bytes
-                yield WatchedName.without_name(item, array)
+            if array.storage in named or self._ended.is_known(item, array):
+                continue
+            watched = WatchedName.without_name(item, array)
+            if is_complete or not self._may_be_older(watched):
+                new.append(watched)
+            else:
+                self._possibly_older.append(replace(watched, may_be_older=True))
+        most = self.unnamed_bytes * 5 // 4  # the end has freed older memory, too
+        guessed = _largest_within(new, most)
+        self._guessed_bytes = sum(item.size_bytes for item in guessed)
+        return guessed
+
+    def rows_of_possibly_older(self, heap: Heap, roots: Roots, other_bytes: int) -> list[HeldRow]:
+        """Return the rows of unknown NumPy arrays that may be older, with their holders, as far as
+        new arrays and the bytes of the other rows do not explain the host's growth.
+        """
+        from ipygpumem.inventory.shared_memory import rows_of  # only if needed
+
+        left = self.unnamed_bytes - self._guessed_bytes - other_bytes
+        arrays = _largest_within(self._possibly_older, left)
+        if not arrays:
+            return []
+        rows_by_name = explained(arrays, heap, roots, smallest=self.smallest)
+        detach_numpy(arrays, heap)
+        self.alive += [item for item, _ in rows_by_name]
+        return rows_of(rows_by_name, heap)
 
     def other_rows(self, heap: Heap, roots: Roots) -> list[tuple[Remaining, HeldRow]]:
         """Return the rows of all memory that is in no array, with their holders."""
@@ -631,9 +665,15 @@ class _SearchAtEnd:
         )
 
 
-def _may_be_older(item: WatchedName, new: Container[int]) -> bool:
-    """Return True if some NumPy arrays of a name are not among the ``new`` objects."""
-    return any(library == "numpy" and key not in new for library, key in item.live_storages())
+def _largest_within(items: Iterable[WatchedName], most_bytes: int) -> list[WatchedName]:
+    """Return the largest of some arrays that have ``most_bytes`` together at most."""
+    left = most_bytes
+    largest = list[WatchedName]()
+    for item in sorted(items, key=attrgetter("size_bytes"), reverse=True):
+        if item.size_bytes <= left:
+            left -= item.size_bytes
+            largest.append(item)
+    return largest
 
 
 def _holder_of(
