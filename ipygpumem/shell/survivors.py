@@ -394,8 +394,6 @@ class _SearchAtEnd:
         """Identities of the objects made since the start; None until they are asked for."""
         self._kept = set[int]()
         """Identities of objects that names keep on purpose."""
-        self._guessed_bytes = 0
-        """Bytes of the unknown arrays that are taken for new ones."""
         self._possibly_older: list[WatchedName] = []
         """Unknown arrays that may be older than the experiment."""
 
@@ -552,7 +550,7 @@ class _SearchAtEnd:
         """Return the rows of arrays, with their holders; ``alive`` has the same arrays then."""
         from ipygpumem.inventory.shared_memory import rows_of, tensors_on_arrays  # only if needed
 
-        self.alive += self._arrays_without_name(heap)
+        self._add(self._arrays_without_name(heap))
         self.alive += tensors_on_arrays(self.alive, heap)
         rows_by_name = explained(self.alive, heap, roots, smallest=self.smallest)
         self._explained = rows_by_name
@@ -581,18 +579,15 @@ class _SearchAtEnd:
             else:
                 self._possibly_older.append(replace(watched, may_be_older=True))
         most = self.unnamed_bytes * 5 // 4  # the end has freed older memory, too
-        guessed = _largest_within(new, most)
-        self._guessed_bytes = sum(item.size_bytes for item in guessed)
-        return guessed
+        return _largest_within(new, most)
 
     def rows_of_possibly_older(self, heap: Heap, roots: Roots, other_bytes: int) -> list[HeldRow]:
         """Return the rows of unknown NumPy arrays that may be older, with their holders, as far as
-        new arrays and the bytes of the other rows do not explain the host's growth.
+        the bytes of the other rows do not explain the host's growth.
         """
         from ipygpumem.inventory.shared_memory import rows_of  # only if needed
 
-        left = self.unnamed_bytes - self._guessed_bytes - other_bytes
-        arrays = _largest_within(self._possibly_older, left)
+        arrays = _largest_within(self._possibly_older, self.unnamed_bytes - other_bytes)
         if not arrays:
             return []
         rows_by_name = explained(arrays, heap, roots, smallest=self.smallest)
