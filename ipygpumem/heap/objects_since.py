@@ -50,16 +50,24 @@ class ObjectsSince:
         """Return True if new objects can be told from older ones."""
         return self._saver is not None and self._saver.number_not_saved() == self._not_saved
 
-    def identities(self) -> set[int] | None:
+    def moment(self) -> int:
+        """Return this moment as the number of identities saved so far."""
+        return 0 if self._saver is None else len(self._saver.saved)
+
+    def identities(self, after: int = 0) -> set[int] | None:
         """Return the identities of the new objects; None if unknown.
 
         An identity that was used again belongs to an object that is new, too.
+
+        Args:
+            after: a moment: objects that were old then are left out.
         """
         saver = self._saver
         young = _young()
         if saver is None or not self.are_known():
             return None
-        return _alive(saver.saved, self._first) | set(memoryview(young).cast("Q"))
+        first = max(self._first, after)
+        return _alive(saver.saved, first) | set(memoryview(young).cast("Q"))
 
 
 def _young() -> bytes:

@@ -58,6 +58,8 @@ class Baseline:
         self._names = NameSnapshot(context.namespace, names)
         self.contents = Contents(context.namespace, _modules_besides(context.namespace))
         self._made = ObjectsSince()
+        self._moment_of_list = 0
+        """When ``objects_at_end`` was listed."""
         self._garbage = context.garbage
         self._threads = frozenset(sys._current_frames())
         self._modules = len(sys.modules)
@@ -98,7 +100,7 @@ class Baseline:
         if self._before is None or self._before.is_certain or array_type is None:
             return
         tracked = gc.get_objects()
-        containers = compress(tracked, map(self.objects_since().__contains__, map(id, tracked)))
+        containers = compress(tracked, map(self._made_after(0).__contains__, map(id, tracked)))
         arrays = instances_among(gc.get_referents(*containers), array_type)
         self._in_new_containers.update(map(id, arrays))
 
@@ -116,7 +118,7 @@ class Baseline:
         """The identities of the arrays in new containers, and of the objects that known ones have
         received since, as of the end.
         """
-        return self._in_new_containers | self.received(self.objects_since())
+        return self._in_new_containers | self.received(self._made_after(0))
 
     def mark_if_nothing_lingers(self) -> GcMark | None:
         """Return the start mark, or None if objects named at the start may have become garbage."""
@@ -148,11 +150,12 @@ class Baseline:
         return self._made.are_known()
 
     def objects_since(self) -> set[int]:
-        """Return the identities of the tracked objects made since; none if they cannot be told
-        apart.
+        """Return the identities of the tracked objects made since, and maybe of some that have died
+        during the search at the end; none if they cannot be told apart.
         """
-        made = self._made.identities() or set()
-        made.discard(id(vars(self).get("_received")))  # ours
+        at_end = self.objects_at_end
+        made = at_end | self._made_after(self._moment_of_list)
+        made -= {id(vars(self).get("_received")), id(at_end)}  # ours
         return made
 
     @functools.cached_property
@@ -162,7 +165,14 @@ class Baseline:
         Our own work may make the dict of an object's attributes later, which only
         ``objects_since`` contains then.
         """
-        return self.objects_since()
+        self._moment_of_list = self._made.moment()
+        return self._made_after(0)
+
+    def _made_after(self, moment: int) -> set[int]:
+        """Return the identities of the tracked objects made since the start that were young at a
+        later moment, or made after it; none if unknown.
+        """
+        return self._made.identities(moment) or set()
 
     def modules_imported(self) -> int:
         """Return the number of modules that were imported since."""

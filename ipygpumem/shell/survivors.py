@@ -526,7 +526,7 @@ class _SearchAtEnd:
         """
         baseline = self._ended.baseline
         made = made - self._kept
-        made -= {id(self._kept), id(vars(baseline).get("objects_at_end"))}  # ours
+        made -= {id(self._kept), id(baseline.objects_at_end)}  # ours
         elsewhere = baseline.elsewhere()
         names = ownable_objects(self._context.namespace)
         return Changes(
