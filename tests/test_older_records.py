@@ -333,6 +333,45 @@ objects[8].words = np.ones(1 << 19)
     works(notebook, "del many, objects")
 
 
+def test_a_leak_is_reached_after_twenty_thousand_arrays(notebook: Kernel) -> None:
+    """The search asks about all of them at once, the largest rows first."""
+    works(
+        notebook,
+        _SETUP,
+        "box, lists, dicts = [], [], {}",
+        """%%experiment a
+box.append({"words": np.ones(1 << 18)})
+for each in range(10_000): lists.append({"words": np.ones(500), "number": each})
+""",
+        "%%experiment b\nfor each in range(10_000): dicts[each] = [np.ones(500), each]",
+    )
+    (leaks,) = works(notebook, "%gpumem leaks").leaks()
+    assert "held by notebook variable box[0] · to free it: del box[0]" in leaks
+    works(notebook, "box.clear(); lists.clear(); dicts.clear()")
+
+
+def test_the_records_of_a_leak_are_listed_once(notebook: Kernel) -> None:
+    """Once for each record took 15 s for 10,000 of them."""
+    works(
+        notebook,
+        _SETUP,
+        """
+        from ipygpumem.shell.survivors import Survivors
+        calls = []
+        list_records = Survivors._identities_of_records
+        def list_and_note(self):
+            calls.append(1)
+            return list_records(self)
+        Survivors._identities_of_records = list_and_note
+        box = [{"number": 1}]
+        """,
+        "%%experiment e\nmade = [{'words': np.ones(2000)} for _ in range(300)]; box.extend(made)",
+    )
+    works(notebook, "calls.clear()\n%gpumem leaks")
+    assert 0 < notebook.value("len(calls)") < 10
+    works(notebook, "Survivors._identities_of_records = list_records; box.clear()")
+
+
 def test_an_array_deep_in_older_objects_is_named(notebook: Kernel) -> None:
     works(notebook, _SETUP, "deep = [[{'inner': [Document()]}]]; deep[0][0]['inner'][0].all = [1]")
     works(notebook, "%%experiment e\ndeep[0][0]['inner'][0].all.append(np.ones(1 << 19))")

@@ -183,7 +183,7 @@ class Survivors:
             roots,
             new=self._identities_of_removed,
             stay_open=self._stay_open,
-            received=self._identities_of_records,
+            received=functools.cache(self._identities_of_records),
         )
 
     def _roots_at_end(

@@ -93,7 +93,7 @@ class BackwardSearch:
     """
 
     _MOST_LEVELS = 40
-    _WIDEST_LEVEL = 20_000
+    _WIDEST_LEVEL = 100_000
 
     def __init__(
         self,

@@ -67,8 +67,9 @@ class ReceivedRecords:
             targets: the objects to free in it.
         """
         target_ids = set(map(id, targets))
+        received_ids = self._received()
         for position, item in enumerate(steps):
-            if position == 0 or id(item) not in self._received():
+            if position == 0 or id(item) not in received_ids:
                 continue
             if id(item) in target_ids:
                 return None
@@ -86,7 +87,8 @@ class ReceivedRecords:
 
     def are_behind(self, holder: object, row: Row, rows: RowHolders) -> bool:
         """Return True if an older object leads to arrays of a row by records that it has got."""
-        if not self._received() or id(holder) in self._received():
+        received_ids = self._received()
+        if not received_ids or id(holder) in received_ids:
             return False
         return bool(self._records_of(row, rows.leading_items(row, items_of(holder))))
 
@@ -112,7 +114,8 @@ class ReceivedRecords:
 
     def _records_of(self, row: Row, items: Sequence[object]) -> list[object]:
         """Return the records that an older object has received, without objects of the row."""
-        received = [item for item in items if id(item) in self._received()]
+        received_ids = self._received()  # a call for each item took seconds
+        received = [item for item in items if id(item) in received_ids]
         return [item for item in received if id(item) not in row.arrays and _may_be_record(item)]
 
     def _way_that_empties(self, root: Root, steps: Steps, way: Way) -> Way | None:
