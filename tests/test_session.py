@@ -172,6 +172,35 @@ def test_an_experiment_and_its_last_cell_agree(
     )
 
 
+def test_the_search_for_survivors_is_no_peak_of_an_experiment(
+    app: App, probe: FakeProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(*args: object, **options: object) -> tuple[()]:
+        probe.set(17 * MIB)
+        return ()
+
+    monkeypatch.setattr(app.experiments.survivors, "of_experiment", look)
+    experiment = Experiment(app.experiments, "a").start()
+    (at_start,) = experiment.measured_scope.usages()
+    app.context.namespace["finish"] = experiment.finish
+    run(app, "finish()")
+    assert experiment.record is not None
+    (usage,) = experiment.record.usages
+    assert usage.peak_bytes == at_start.peak_bytes < 17 * MIB
+
+
+def test_memory_that_the_end_itself_takes_is_in_no_note(app: App, probe: FakeProbe) -> None:
+    class Noted:
+        def __del__(self) -> None:
+            probe.set(900 * MIB)
+
+    experiment = Experiment(app.experiments, "a").start()
+    app.context.namespace.update(noted=Noted(), finish=experiment.finish)
+    run(app, "finish()")
+    assert experiment.record is not None
+    assert [note for note in experiment.record.notes if "still in use" in note] == []
+
+
 def run_cell(app: App, number: int = 1, error: BaseException | None = None) -> list[str]:
     """Run a cell that does nothing, and return the headlines of what is shown."""
     shown = shown_in(app)

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -437,7 +437,7 @@ class ExperimentEnd:
         at_end = self._before.usages
         notes = tuple(self._notes(self._usages_after))
         self._scope.baseline.drop_lists()
-        usages = self._scope.measurement.stop()
+        usages = _with_peaks_of(at_end, self._scope.measurement.stop())
         after_freeing = self._usages_after or usages
         consumed = {usage.device: usage.delta_bytes for usage in at_end}
         freed = dict[str, int]()  # empty if memory was too short to measure its end
@@ -494,7 +494,10 @@ class ExperimentEnd:
             names = ", ".join(row.name for row in saved)
             size = format_bytes(saved_bytes)
             notes.append(f"the restored objects ({names}) took {size} while the experiment ran")
-        left = {usage.device: usage.delta_bytes for usage in usages}
+        consumed = {usage.device: usage.delta_bytes for usage in self._before.usages}
+        left = dict[str, int]()
+        for usage in usages:  # the notes that the end itself makes are not the experiment's
+            left[usage.device] = min(usage.delta_bytes, consumed.get(usage.device, 0))
         if "polars" in sys.modules and left.get("cpu", 0) >= least:
             notes.append("polars' allocator returns the pages of deleted frames within seconds")
         if left.get("shm", 0) >= least:
@@ -554,6 +557,18 @@ def _note_on_growth(row: GrownRow) -> str:
     if row.line:
         text += f" · to free it: {row.line}"
     return text
+
+
+def _with_peaks_of(at_end: Iterable[Usage], usages: Iterable[Usage]) -> tuple[Usage, ...]:
+    """Return usages with the peaks at the end of the code: our search for survivors takes memory,
+    too.
+    """
+    peaks = {usage.device: usage.peak_bytes for usage in at_end}
+    with_peaks = list[Usage]()
+    for usage in usages:
+        peak_bytes = peaks.get(usage.device, usage.peak_bytes)
+        with_peaks.append(replace(usage, peak_bytes=peak_bytes))
+    return tuple(with_peaks)
 
 
 def _growth(usages: Iterable[Usage]) -> int:
