@@ -20,6 +20,7 @@ from ipygpumem.heap.array_search import ArraySearch
 from ipygpumem.heap.arrays import StorageKey
 from ipygpumem.heap.garbage import GcMark
 from ipygpumem.introspect import is_atom, named_objects
+from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.notebook import code_of_output
 from ipygpumem.probes.children import children as children_now
 from ipygpumem.probes.host import RamFigures
@@ -333,7 +334,8 @@ class ExperimentEnd:
         if self._before.watched is None:
             return
         try:
-            self._alive = self._survivors_of(self._before.watched)
+            with growth_for("the search at its end"):
+                self._alive = self._survivors_of(self._before.watched)
         except Exception as error:  # everything has been freed: this only lists the rest
             if interrupts.is_from_signal(error):
                 raise

@@ -57,7 +57,6 @@ from ipygpumem.inventory.watched_names import (
     storages_of,
     update_numpy,
 )
-from ipygpumem.meter.own_growth import growth_for
 from ipygpumem.notebook import cell_of_output, running_cell
 from ipygpumem.records import RetainedArray
 from ipygpumem.scope.ownable import ownable_objects
@@ -246,11 +245,6 @@ class Survivors:
         """
         for name in ended.keepers:
             self._kept_ids[name] = id(self._context.namespace.get(name))
-        with growth_for("the search at its end"):
-            return self._rows_of(ended)
-
-    def _rows_of(self, ended: EndedExperiment) -> tuple[RetainedArray, ...]:
-        """Return the rows of the objects that outlive an experiment; its notes end with it."""
         search = _SearchAtEnd(self._context, ended)
         search.find_named_arrays_and_tensors()
         if search.finds_nothing():
