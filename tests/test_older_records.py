@@ -333,6 +333,22 @@ objects[8].words = np.ones(1 << 19)
     works(notebook, "del many, objects")
 
 
+def test_a_row_s_holder_is_the_outermost_object(notebook: Kernel) -> None:
+    """It was "notebook variable older, notebook variable older[1], and 2900 more there"."""
+    works(
+        notebook,
+        _SETUP,
+        "older = [{'number': 1}]; items = []",
+        """%%experiment e
+items = [{"words": np.ones(500)} for _ in range(3000)]
+older.extend(items[each] for each in range(3000))
+""",
+    )
+    ((_, path, line),) = notebook.value("rows()")
+    assert (path, line) == ("notebook variable older", "del older[1:]")
+    works(notebook, "older.clear()")
+
+
 def test_a_leak_is_reached_after_twenty_thousand_arrays(notebook: Kernel) -> None:
     """The search asks about all of them at once, the largest rows first."""
     works(

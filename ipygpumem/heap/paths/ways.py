@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from ipygpumem.heap.paths.cuts import Cut, Kind, in_sequence, statement_of
 from ipygpumem.heap.paths.remedies import (
+    MORE_THERE,
     REMOVE,
     REMOVE_THEM,
     Holder,
@@ -99,12 +100,20 @@ def joined(ways: Sequence[Way], unwritten: int = 0) -> Way:
 def _named_together(ways: Sequence[Way], unwritten: int) -> Holder:
     """Return the holders of one object as one, with words instead of a line."""
     named = [way.holder for way in ways[:_MOST_WAYS]]
-    path = ", ".join(holder.path for holder in named)
+    paths = [holder.path for holder in named]
+    path = ", ".join(inner for inner in paths if not _are_items_of(inner, paths))
     roots = tuple(root for holder in named for root in holder.roots)
     more = max(0, len(ways) - _MOST_WAYS) + unwritten
     if more:
         path += f", and {more} more"
     return Holder(path, _REMOVE_FROM_ALL, roots)
+
+
+def _are_items_of(path: str, containers: Iterable[str]) -> bool:
+    """Return True if a path to several items goes on from that to one of some containers."""
+    if not path.endswith(MORE_THERE):
+        return False
+    return any(path.startswith(f"{container}[") for container in containers)
 
 
 _REMOVE_FROM_ALL = Remedy("remove it from all of these")
