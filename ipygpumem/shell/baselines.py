@@ -65,7 +65,7 @@ class Baseline:
         self._modules = len(sys.modules)
         self._in_context = frozenset(map(id, copy_context().values()))
         self._addresses: ReadableAddresses | None = None
-        """The addresses at the start; None if they are not needed."""
+        """The addresses at the start; None if all arrays are known."""
         if self._before is not None and not self._before.is_certain:
             self._addresses = ReadableAddresses()
         self._in_new_containers = set[int]()
@@ -97,7 +97,7 @@ class Baseline:
         start could not note all arrays.
         """
         array_type = library_type("numpy", "ndarray")
-        if self._before is None or self._before.is_certain or array_type is None:
+        if self._addresses is None or array_type is None:
             return
         tracked = gc.get_objects()
         containers = compress(tracked, map(self._made_after(0).__contains__, map(id, tracked)))

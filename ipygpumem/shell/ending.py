@@ -569,7 +569,9 @@ def _with_peaks_of(at_end: Iterable[Usage], usages: Iterable[Usage]) -> tuple[Us
     with_peaks = list[Usage]()
     for usage in usages:
         peak_bytes = peaks.get(usage.device, usage.peak_bytes)
-        with_peaks.append(replace(usage, peak_bytes=peak_bytes))
+        if usage.peak_bytes > peak_bytes:
+            usage = replace(usage, peak_bytes=peak_bytes)
+        with_peaks.append(usage)
     return tuple(with_peaks)
 
 

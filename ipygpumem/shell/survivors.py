@@ -572,8 +572,7 @@ class _SearchAtEnd:
                 new.append(watched)
             else:
                 self._possibly_older.append(replace(watched, may_be_older=True))
-        most = self.unnamed_bytes * 5 // 4  # the end has freed older memory, too
-        return _largest_within(new, most)
+        return _largest_within(new, _most_of_arrays(self.unnamed_bytes))
 
     def rows_of_possibly_older(self, heap: Heap, roots: Roots, other_bytes: int) -> list[HeldRow]:
         """Return the rows of unknown NumPy arrays that may be older, with their holders, as far as
@@ -581,7 +580,9 @@ class _SearchAtEnd:
         """
         from ipygpumem.inventory.shared_memory import rows_of  # only if needed
 
-        arrays = _largest_within(self._possibly_older, self.unnamed_bytes - other_bytes)
+        arrays = _largest_within(
+            self._possibly_older, _most_of_arrays(self.unnamed_bytes - other_bytes)
+        )
         if not arrays:
             return []
         rows_by_name = explained(arrays, heap, roots, smallest=self.smallest)
@@ -652,6 +653,13 @@ class _SearchAtEnd:
         return cell_of_output(name) or cell_that_bound(
             self._context.shell, name, range(self._first_cell)
         )
+
+
+def _most_of_arrays(grown_bytes: int) -> int:
+    """Return the bytes of arrays that growth of the host can contain: the end has freed older
+    memory, too.
+    """
+    return grown_bytes * 5 // 4
 
 
 def _largest_within(items: Iterable[WatchedName], most_bytes: int) -> list[WatchedName]:
