@@ -199,7 +199,7 @@ def _other_holders(
     owned: _Owned, references: int, every: Collection[NodeKey], roots: Roots
 ) -> tuple[Groups, set[int]]:
     """Return the nodes that something other than the name keeps alive by their holders, and all
-    nodes that are held from outside.
+    nodes that are held from outside; small objects and hidden cycles need no search.
     """
     groups = Groups()
     region, holding = owned.region, owned.holding
@@ -212,7 +212,7 @@ def _other_holders(
         # Our own containers refer to the object, too.
         ours = {id(region.objects), id(region.folded), id(holding)}
         without_ours = replace(roots, hidden=roots.hidden | ours)
-        groups, held_outside = _holders(owned, held_outside, without_ours)
+        groups, held_outside = _searched_holders(owned, held_outside, without_ours)
     cycles = region.in_hidden_cycles()
     if cycles:
         groups[_hidden_cycle(owned, cycles)] = set(cycles)
@@ -233,9 +233,11 @@ def _hidden_cycle(owned: _Owned, cycles: set[int]) -> Holder:
     return replace(HIDDEN_CYCLE, remedy=Remedy("; ".join(lines)))
 
 
-def _holders(owned: _Owned, held_outside: set[int], roots: Roots) -> tuple[Groups, set[int]]:
-    """Return the nodes that something else keeps alive by their holders, and all nodes that are
-    held from outside.
+def _searched_holders(
+    owned: _Owned, held_outside: set[int], roots: Roots
+) -> tuple[Groups, set[int]]:
+    """Search the heap for the holders of an object; return the nodes that each of them keeps alive,
+    and all nodes that are held from outside, with those in graphs and in shared memory.
     """
     region, holding = owned.region, owned.holding
     heap = Heap(types=types_to_compare())  # after counting, because it refers to every object
@@ -248,10 +250,10 @@ def _holders(owned: _Owned, held_outside: set[int], roots: Roots) -> tuple[Group
     }
     members = region.objects.keys() | set(map(id, region.folded))  # these refer to each other
     outside = replace(roots, namespaces=namespaces, hidden=roots.hidden | members)
-    groups = _by_holder(region, named, shared, heap, outside, is_name=owned.is_name)
+    groups = _nodes_by_holder(region, named, shared, heap, outside, is_name=owned.is_name)
     if owned.is_name:
         groups = _ended_by_name(groups, target_of(owned.name), holding[0], roots)
-    groups = {**_of_segments(region, groups, heap, roots), **groups}
+    groups = {**_shared_segments(region, groups, heap, roots), **groups}
     heap.drop()
     return groups, held_outside
 
@@ -462,7 +464,7 @@ def _without(name: str, root_of: _RootOf) -> _RootOf:
 # -- the search for holders -----------------------------------------------------------------------
 
 
-def _by_holder(
+def _nodes_by_holder(
     region: Region, held: set[int], shared: Partners, heap: Heap, roots: Roots, *, is_name: bool
 ) -> Groups:
     """Return the held nodes, and the memory that partners share, by holder; variables first."""
@@ -477,8 +479,8 @@ def _by_holder(
     groups = rows.groups()
     missing = rows.without_holder
     in_graphs = region.held_in_torch().intersection(held) - missing
-    missing -= _add_graphs(groups, region, missing, heap, roots)
-    _add_more_graphs(groups, region, in_graphs, heap, roots)
+    missing -= _add_tensors_of_graphs(groups, region, missing, heap, roots)
+    _add_graphs_of_held_tensors(groups, region, in_graphs, heap, roots)
     not_reached = missing if search.is_cut else missing.intersection(too_many)
     if not_reached:
         groups[_NOT_REACHED] = set(not_reached)
@@ -507,15 +509,11 @@ def _objects_to_search(
     return searched
 
 
-def _add_graphs(
+def _add_tensors_of_graphs(
     groups: Groups, region: Region, missing: set[NodeKey], heap: Heap, roots: Roots
 ) -> set[NodeKey]:
-    """Add the holders of tensors that autograd keeps to the groups; return these tensors."""
-    tensors = dict[StorageKey, NodeKey]()
-    for tensor in region.tensors(missing):
-        storage = storage_key(tensor)
-        if storage is not None:
-            tensors[storage] = id(tensor)
+    """Add the holders of tensors that only autograd keeps to the groups; return these tensors."""
+    tensors = _nodes_by_storage(region, missing)
     if tensors:
         for storage, holder in explain(tensors, heap, roots).items():
             groups.setdefault(holder, set()).add(tensors[storage])
@@ -525,15 +523,11 @@ def _add_graphs(
 _GRAPH = Holder("the graph of another tensor", NO_REMEDY)
 
 
-def _add_more_graphs(
+def _add_graphs_of_held_tensors(
     groups: Groups, region: Region, keys: set[int], heap: Heap, roots: Roots
 ) -> None:
     """Add the tensors whose graphs keep tensors that have Python holders, too."""
-    tensors = dict[StorageKey, int]()
-    for tensor in region.tensors(keys):
-        storage = storage_key(tensor)
-        if storage is not None:
-            tensors[storage] = id(tensor)
+    tensors = _nodes_by_storage(region, keys)
     if not tensors:
         return
     holders = graph_holders(set(tensors), heap, roots)
@@ -541,7 +535,17 @@ def _add_more_graphs(
         groups.setdefault(holders.get(storage, _GRAPH), set()).add(key)
 
 
-def _of_segments(region: Region, groups: Groups, heap: Heap, roots: Roots) -> Groups:
+def _nodes_by_storage(region: Region, keys: Collection[NodeKey]) -> dict[StorageKey, NodeKey]:
+    """Return the node of a tensor on each storage, of the tensors among some nodes."""
+    nodes = dict[StorageKey, NodeKey]()
+    for tensor in region.tensors(keys):
+        storage = storage_key(tensor)
+        if storage is not None:
+            nodes[storage] = id(tensor)
+    return nodes
+
+
+def _shared_segments(region: Region, groups: Groups, heap: Heap, roots: Roots) -> Groups:
     """Return the shared memory, which stays until it is unlinked, and the line that frees it after
     all views of it.
     """
