@@ -121,11 +121,11 @@ def test_an_earlier_leak_s_place_is_old_until_it_is_received() -> None:
     baseline = Baseline(context, [], [place_of(array)], ())  # type: ignore[arg-type]
     ((item, described_array),) = described([array])
     assert baseline.was_there(item, described_array)
-    del baseline._received  # as of an end
+    del baseline._new_at_end  # as of an end
     namespace["box"].append(keepers.pop())  # type: ignore[attr-defined]
     assert not baseline.was_there(item, described_array)
     # A set of a megabyte after many new objects: it was a row of the report.
-    assert id(baseline._received) not in baseline.objects_since()
+    assert id(baseline._new_at_end) not in baseline.objects_since()
 
 
 def test_the_last_texts_of_a_long_dict_recognise_it() -> None:

@@ -77,13 +77,13 @@ class Baseline:
         if self._before is None or not self._before.has(item, array):
             return False
         if self._before.may_have_died(item):
-            return self._received.isdisjoint({id(item), id(owner_of(item))})
+            return self._new_at_end.isdisjoint({id(item), id(owner_of(item))})
         return True
 
     @functools.cached_property
-    def _received(self) -> set[int]:
-        """The identities of ``surely_new``, as of the end."""
-        return self.surely_new(ownable_objects(self._namespace))
+    def _new_at_end(self) -> set[int]:
+        """The identities of the surely new objects, as of the end."""
+        return self.surely_new()
 
     def mark_if_nothing_lingers(self) -> GcMark | None:
         """Return the start mark, or None if objects named at the start may have become garbage."""
@@ -102,7 +102,7 @@ class Baseline:
         """Drop the lists of new objects, 60 MiB for a million of them."""
         vars(self).pop("objects_at_end", None)
 
-    def surely_new(self, names: dict[str, object]) -> set[int]:
+    def surely_new(self) -> set[int]:
         """Return the identities of the objects that known ones have received since, and of those in
         new containers.
         """
@@ -110,10 +110,7 @@ class Baseline:
         tracked = gc.get_objects()
         containers = compress(tracked, map(made.__contains__, map(id, tracked)))
         in_containers = gc.get_referents(*containers)
-        received = chain.from_iterable(
-            container.items for container in self.contents.received(names, made)
-        )
-        return set(map(id, [*in_containers, *received]))
+        return self.received(made).union(map(id, in_containers))
 
     def received(self, made: Set[int]) -> set[int]:
         """Return the identities of the new objects that known ones have received since, given those
@@ -132,7 +129,7 @@ class Baseline:
         apart.
         """
         made = self._made.identities() or set()
-        made.discard(id(vars(self).get("_received")))  # ours
+        made.discard(id(vars(self).get("_new_at_end")))  # ours
         return made
 
     @functools.cached_property

@@ -436,7 +436,7 @@ class _SearchAtEnd:
         object_ids = {name: key for key, name in ended.growth.names.items() if key in made}
         new: set[int] | None = None
         if not ended.baseline.is_complete:
-            new = ended.baseline.surely_new(ownable_objects(self._context.namespace))
+            new = ended.baseline.surely_new()
         named = list[WatchedName]()
         for item in large:
             name = item.record.name
