@@ -15,7 +15,7 @@ from traitlets.config import Config
 
 from ipygpumem import interrupts
 from ipygpumem.errors import NOT_LOADED, NotLoadedError
-from ipygpumem.shell.commands.features import Features
+from ipygpumem.shell.commands.declarations import Features
 from ipygpumem.shell.config import IPyGpuMem, config_of
 from ipygpumem.shell.dispatch import GpuMemMagics
 from ipygpumem.shell.error_isolation import ErrorIsolation
