@@ -30,7 +30,7 @@ from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.app import App
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.commands.declarations import Options, argument, command, integer, option
-from ipygpumem.shell.ipython.caches import last_error_id, shown_since
+from ipygpumem.shell.ipython.last_errors import last_error_id, shown_since
 from ipygpumem.shell.ipython.rewriting import FIT_NAME, first_lines
 from ipygpumem.units import format_bytes
 

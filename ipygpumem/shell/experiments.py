@@ -45,7 +45,7 @@ from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ending import ExperimentEnd, Surroundings
 from ipygpumem.shell.error_isolation import HookStep
 from ipygpumem.shell.experiment_options import ExperimentOptions, checked_patterns
-from ipygpumem.shell.ipython.caches import last_error_id
+from ipygpumem.shell.ipython.last_errors import last_error_id
 from ipygpumem.shell.ipython.sources import is_in_cell
 from ipygpumem.shell.measured_scope import ExperimentLog, MeasuredScope
 from ipygpumem.shell.recovery import Recovery

@@ -20,7 +20,8 @@ from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.error_isolation import HookStep
 from ipygpumem.shell.experiment_options import ExperimentOptions
-from ipygpumem.shell.ipython.caches import Outputs, last_error_id
+from ipygpumem.shell.ipython.caches import Outputs
+from ipygpumem.shell.ipython.last_errors import last_error_id
 
 if TYPE_CHECKING:
     from ipygpumem.shell.baselines import Baseline

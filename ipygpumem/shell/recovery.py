@@ -31,9 +31,9 @@ from ipygpumem.report import content
 from ipygpumem.report.layout import Report, note
 from ipygpumem.shell.cell import Cell
 from ipygpumem.shell.context import ShellContext
-from ipygpumem.shell.ipython.caches import (
+from ipygpumem.shell.ipython.caches import names_and_outputs
+from ipygpumem.shell.ipython.last_errors import (
     forget_older_shown,
-    names_and_outputs,
     release_stored,
     stored_error,
     stored_errors,

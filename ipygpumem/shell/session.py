@@ -26,7 +26,7 @@ from ipygpumem.shell.cell import HISTORY_LENGTH, Cell, CellObserver
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.error_isolation import HookStep
 from ipygpumem.shell.experiments import ExperimentManager
-from ipygpumem.shell.ipython.caches import error_of, last_error_id, shown_since
+from ipygpumem.shell.ipython.last_errors import error_of, last_error_id, shown_since
 from ipygpumem.shell.ipython.sources import (
     MAY_RUN_NO_CODE,
     has_only_comments,
