@@ -35,7 +35,7 @@ from ipygpumem.probes.children import Child
 from ipygpumem.probes.children import children as children_now
 from ipygpumem.probes.mappings import own_pages
 from ipygpumem.reclaim.emptying import trim_host_heap
-from ipygpumem.report.history import (
+from ipygpumem.report.growth_lines import (
     STATUS_LISTS_PROCESSES,
     growth_line,
     holder_lines,
