@@ -22,13 +22,13 @@ from ipygpumem.heap.knowledge.tasks import is_pending
 from ipygpumem.heap.paths.remedies import Holder
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sizes import Size, Sizes, row_of
-from ipygpumem.introspect import is_users_module, module_dict, text_of, type_name
+from ipygpumem.introspect import is_users_module, module_dict, text_of
 from ipygpumem.inventory import unreached
 from ipygpumem.inventory.array_holders import MOST_EXPLAINED, Explained
 from ipygpumem.inventory.held_rows import HeldRow
 from ipygpumem.inventory.merging import holder_of_registered
 from ipygpumem.inventory.remaining import holder_of_several, is_searched_together
-from ipygpumem.notebook import cell_of_output, deletion_of_output
+from ipygpumem.inventory.retained import words_on_output
 from ipygpumem.report.content import ReclaimableItem
 from ipygpumem.scope.ownable import ownable_objects
 from ipygpumem.shell.survivors import OtherAlive, Survivors
@@ -363,8 +363,7 @@ def rows_of_outputs(unlisted: Unlisted, outputs: Mapping[str, object]) -> list[R
     for name, value in outputs.items():
         size = unlisted.bytes_of([value])
         if size >= unlisted.notebook.smallest:
-            what = f"{name}: {type_name(value)} that only IPython holds"
-            remedy = f"to free it: {deletion_of_output(cell_of_output(name))}"
+            what, remedy = words_on_output(name, value)
             is_at_least = Sizes().measure(value).is_at_least
             rows.append(ReclaimableItem(size, "cpu", what, remedy, size, is_at_least))
     return rows
