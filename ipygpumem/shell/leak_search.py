@@ -121,8 +121,8 @@ class LeakSearch:
         survivors += tensors_on_arrays(survivors, heap)
         listed = storages_of(survivors)
         graphs = [graph for graph in retained.graphs if graph.size_bytes >= self._smallest]
-        elsewhere = retained.in_graphs_of_names.union(*(graph.shares for graph in graphs))
-        unnamed = self._unnamed(heap, listed, elsewhere, outputs.identities_of_notes())
+        in_graphs = retained.in_graphs_of_names.union(*(graph.shares for graph in graphs))
+        unnamed = self._unnamed_memory(heap, listed, in_graphs, outputs.identities_of_notes())
         progress(0.7)
         questions = unnamed.questions()
         of_survivors = self._survivors.explained(survivors, heap, roots, questions)
@@ -153,15 +153,15 @@ class LeakSearch:
             retained.complete,
         )
 
-    def _unnamed(
-        self, heap: Heap, listed: Set[StorageKey], elsewhere: Set[StorageKey], notes: Set[int]
+    def _unnamed_memory(
+        self, heap: Heap, listed: Set[StorageKey], in_graphs: Set[StorageKey], notes: Set[int]
     ) -> _UnnamedMemory:
         """Return the memory that may have leaked without a name of an experiment.
 
         Args:
             heap: the live objects.
             listed: the storages of survivors, which have rows of their own.
-            elsewhere: the storages of autograd graphs that have rows of their own, or that named
+            in_graphs: the storages of autograd graphs that have rows of their own, or that named
                 results need.
             notes: identities of objects of this search that are older than the heap.
         """
@@ -169,7 +169,7 @@ class LeakSearch:
         large = LeakCandidates(heap, list(in_run_modules(self._context.shell)))
         notebook = Notebook(heap, namespace, self._smallest)
         surviving = SurvivingObjects(self._survivors, notebook, large.places, listed)
-        in_rows = listed | surviving.storages | elsewhere
+        in_rows = listed | surviving.storages | in_graphs
         unlisted = Unlisted(notebook, large.places, surviving.sizes, listed)
         candidates = large.largest(unlisted)
         named = self._named_among(candidates, notebook)

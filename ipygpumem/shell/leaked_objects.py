@@ -31,7 +31,7 @@ from ipygpumem.inventory.remaining import holder_of_several, is_searched_togethe
 from ipygpumem.inventory.retained import words_on_output
 from ipygpumem.report.content import ReclaimableItem
 from ipygpumem.scope.ownable import ownable_objects
-from ipygpumem.shell.survivors import OtherAlive, Survivors
+from ipygpumem.shell.survivors import ReportedObjects, Survivors
 
 Holders = Mapping[StorageKey, Holder]
 """The answers of a search for holders; the key of an object is "object" and its identity."""
@@ -148,7 +148,7 @@ class SurvivingObjects:
     ) -> None:
         self.sizes = Sizes()
         self.sizes.exclude_data(notebook.heap.on_storages(listed))
-        alive = survivors.others_alive(notebook.heap)
+        alive = survivors.objects_alive(notebook.heap)
         if alive:
             # A new node of a tree may refer to its older parent, which stays.
             identities = {id(item) for survivor in alive for item in survivor.items}
@@ -156,7 +156,7 @@ class SurvivingObjects:
                 notebook.count_names(self.sizes, places)
         whole_sizes = Sizes()
         whole_sizes.exclude_data(notebook.heap.on_storages(listed))
-        self._large = list[tuple[OtherAlive, Size]]()
+        self._large = list[tuple[ReportedObjects, Size]]()
         self.storages = set[StorageKey]()
         self.rows_to_explain: dict[StorageKey, Row] = {}
         self.to_explain = list[object]()
@@ -170,7 +170,7 @@ class SurvivingObjects:
             if size.size_bytes >= notebook.smallest:
                 self._add(survivor, size)
 
-    def _add(self, survivor: OtherAlive, size: Size) -> None:
+    def _add(self, survivor: ReportedObjects, size: Size) -> None:
         """Add the objects of one row."""
         items = survivor.items
         self._large.append((survivor, size))
@@ -194,7 +194,7 @@ class SurvivingObjects:
         for survivor, size in self._large:
             yield survivor.row(size, self._holder(survivor, holders), of_arrays)
 
-    def _holder(self, survivor: OtherAlive, holders: Holders) -> Holder:
+    def _holder(self, survivor: ReportedObjects, holders: Holders) -> Holder:
         """Return the holder of the objects of one row."""
         key = object_key(survivor.items[0])
         if len(survivor.items) == 1:
