@@ -36,8 +36,9 @@ from ipygpumem.records import (
 from ipygpumem.scope.ownable import is_ownable
 from ipygpumem.scope.scope import Scope
 from ipygpumem.shell.context import ShellContext
+from ipygpumem.shell.experiment_log import ExperimentLog
 from ipygpumem.shell.experiment_options import ExperimentOptions
-from ipygpumem.shell.measured_scope import ExperimentLog, MeasuredScope
+from ipygpumem.shell.measured_scope import MeasuredScope
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.units import format_bytes
 

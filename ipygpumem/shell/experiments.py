@@ -44,10 +44,11 @@ from ipygpumem.shell.code_observer import CodeObserver, OpenExperiments, client_
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ending import ExperimentEnd, Surroundings
 from ipygpumem.shell.error_isolation import HookStep
+from ipygpumem.shell.experiment_log import ExperimentLog
 from ipygpumem.shell.experiment_options import ExperimentOptions, checked_patterns
 from ipygpumem.shell.ipython.last_errors import last_error_id
 from ipygpumem.shell.ipython.sources import is_in_cell
-from ipygpumem.shell.measured_scope import ExperimentLog, MeasuredScope
+from ipygpumem.shell.measured_scope import MeasuredScope
 from ipygpumem.shell.recovery import Recovery
 from ipygpumem.shell.subscribers import Subscribers
 
