@@ -42,7 +42,7 @@ from ipygpumem.introspect import (
     module_dict,
     module_of,
 )
-from ipygpumem.reclaim.frames import frames, names_in
+from ipygpumem.reclaim.frames import frames_of, names_in
 
 _MOST = 2000
 """Maximum number of large objects to measure that only libraries hold."""
@@ -266,7 +266,7 @@ def _contents(place: Any) -> list[object]:
     """Return the objects that a function, a cache, a generator or an error keeps."""
     if is_instance(place, BaseException):
         values = list[object]()
-        for frame, _ in frames(place):
+        for frame in frames_of(place):
             values += names_in(frame).values()
         return values
     if is_exactly(place, *SUSPENDED):

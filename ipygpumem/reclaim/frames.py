@@ -12,16 +12,21 @@ import re
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
+from types import FrameType
 from typing import Any
 
-from ipygpumem.heap.knowledge.frames import peek, stack, steps
+from ipygpumem.heap.knowledge.frames import SUSPENDED, frame_of, peek, stack, steps
 from ipygpumem.introspect import is_exactly, is_users, type_name
 from ipygpumem.reclaim.exceptions import chain, traceback_of
 
 
-def frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Yield the frames of ``error`` and its chain with their lines, outermost first, each once."""
+def frames_of(error: BaseException) -> list[FrameType]:
+    """Return the frames of ``error`` and its chain, outermost first, each once."""
+    return [frame for frame, _ in _frames_and_lines(error)]
+
+
+def _frames_and_lines(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """Yield the same frames, each with its line."""
     yielded: set[int] = set()
     for item in chain(error):
         for step in steps(traceback_of(item)):
@@ -38,10 +43,10 @@ def cells_line(error: BaseException) -> int | None:
     return None
 
 
-def finished(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+def finished_frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
     """Yield the frames that ``tracebacks.release`` clears, with their lines; not IPython's own."""
-    busy = unfinished_frames([frame for frame, _ in frames(error)]) - running_here()
-    for frame, line in frames(error):
+    busy = unfinished_frames(frames_of(error)) - running_here()
+    for frame, line in _frames_and_lines(error):
         if not is_shells(frame) and id(frame) not in busy:
             yield frame, line
 
@@ -65,20 +70,6 @@ _RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERA
 def is_resumed(frame: FrameType) -> bool:
     """Return True for the frame of a generator or coroutine."""
     return bool(frame.f_code.co_flags & _RESUMED)
-
-
-def frame_of(item: object) -> FrameType | None:
-    """Return the frame of a generator or coroutine that has not finished; None for any other
-    object.
-    """
-    kind = type(item)
-    if kind is GeneratorType:
-        return item.gi_frame  # type: ignore[attr-defined,no-any-return]  # its kind says so
-    if kind is CoroutineType:
-        return item.cr_frame  # type: ignore[attr-defined,no-any-return]
-    if kind is AsyncGeneratorType:
-        return item.ag_frame  # type: ignore[attr-defined,no-any-return]
-    return None
 
 
 def running_here() -> set[int]:
@@ -107,7 +98,8 @@ def unfinished_frames(candidates: Sequence[FrameType]) -> set[int]:
             generators_frames.append(frame)
     if generators_frames:
         owners = gc.get_referrers(*generators_frames)
-        busy.update(id(frame_of(owner)) for owner in owners)
+        suspended = [owner for owner in owners if is_exactly(owner, *SUSPENDED)]
+        busy.update(map(id, map(frame_of, suspended)))
     return busy
 
 
@@ -167,7 +159,7 @@ def find_incomplete_optimizer(error: BaseException) -> tuple[str, weakref.ref[An
     torch first records that a parameter has state, and then fills it in. If memory runs out in
     between, the next step relies on the record and raises a ``KeyError``.
     """
-    for frame, _ in frames(error):
+    for frame in frames_of(error):
         if not _initialises_optimizer(frame):
             continue
         names = names_in(frame)
@@ -205,7 +197,7 @@ def plain_locals(error: BaseException) -> tuple[str, ...]:
     per frame.
     """
     lines = list[str]()
-    for frame, line in reversed(list(finished(error))):
+    for frame, line in reversed(list(finished_frames(error))):
         if len(lines) == _FRAMES_SHOWN:  # a deep recursion has many thousand frames
             break
         if not is_users(frame.f_code.co_filename):

@@ -24,7 +24,7 @@ from ipygpumem.heap.knowledge.frames import FORGET_LAST_ERROR
 from ipygpumem.introspect import ATOMS, instance_dict, is_instance, type_name
 from ipygpumem.reclaim import exceptions
 from ipygpumem.reclaim.error_references import ErrorReference, line_that_removes, reference_to
-from ipygpumem.reclaim.frames import finished, names_in
+from ipygpumem.reclaim.frames import finished_frames, names_in
 from ipygpumem.reclaim.listing import Place, held_by_places
 from ipygpumem.reclaim.stored_errors import READ_TYPES, stored_errors
 from ipygpumem.records import KeptError, RetainedArray
@@ -224,7 +224,7 @@ def _places_in(errors: Sequence[BaseException]) -> Iterator[Place]:
         if id(error) in with_frames_listed:
             continue
         with_frames_listed.update(map(id, exceptions.chain(error)))
-        for frame, _ in finished(error):
+        for frame, _ in finished_frames(error):
             for name, value in names_in(frame).items():
                 label = f"{name} of {frame.f_code.co_name}()"
                 yield Place(label, value, str(id(frame)))

@@ -24,7 +24,7 @@ from ipygpumem.heap.sizes import MOST_SIZED, Size, Sizes, row_of
 from ipygpumem.heap.walk import MOST_AT_START, MOST_OBJECTS
 from ipygpumem.introspect import ATOMS, type_name
 from ipygpumem.reclaim.exceptions import chain
-from ipygpumem.reclaim.frames import finished, frames, names_in
+from ipygpumem.reclaim.frames import finished_frames, frames_of, names_in
 from ipygpumem.records import CutListing, RetainedArray
 from ipygpumem.units import MIB
 
@@ -81,7 +81,7 @@ def held_by_frames(
     """
     places, unread = _places_in_frames(error, allowance)
     errors = list(chain(error))
-    its_frames = [frame for frame, _ in frames(error)]  # the notebook may refer to them, too
+    its_frames = frames_of(error)  # the notebook may refer to them, too
     return held_by_places(places, notebook, errors, its_frames, allowance, unread)
 
 
@@ -92,7 +92,7 @@ def _places_in_frames(error: BaseException, allowance: Allowance) -> tuple[list[
     places = list[Place]()
     unread = 0
     reading = allowance.share(2)
-    for call, (frame, line) in enumerate(finished(error)):
+    for call, (frame, line) in enumerate(finished_frames(error)):
         if reading.is_spent() and (reading.reason == "time" or len(places) > _MOST_UNTIMED):
             unread += frame.f_code.co_nlocals
             continue
