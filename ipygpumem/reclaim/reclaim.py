@@ -27,8 +27,8 @@ from ipygpumem.records import FREE_HEAP_PAGES, FreeingStep, Reading
 Step = tuple[str, Callable[[], object]]
 """A step's name and function.
 
-It returns 0 if there was nothing to do, True if it caused the whole decrease, ``AtMost`` if an
-allocator limits that.
+It returns 0 if there was nothing to do, True if it caused the whole decrease, ``AtMost`` if it
+knows a limit of that. Any other result says nothing about it.
 """
 
 
@@ -85,8 +85,10 @@ def _credit(
     return freed
 
 
-def _collect(garbage: Garbage, since: GcMark | None) -> object:
-    """Collect garbage; return at most the decreases of RAM while it ran, if these are known."""
+def _collect(garbage: Garbage, since: GcMark | None) -> int | AtMost:
+    """Collect garbage; return the number of objects that died, or the decrease of RAM while it ran,
+    if that is known.
+    """
     decreases: list[int] = []
     died = garbage.collect(since, decreases)
     if died and decreases:

@@ -23,8 +23,9 @@ from ipygpumem.probes.host import available_bytes
 from ipygpumem.probes.oom_kills import Kills
 from ipygpumem.reclaim import kept_errors, listing, reclaim
 from ipygpumem.reclaim.failure import Failure, classify
-from ipygpumem.reclaim.frames import find_incomplete_optimizer, plain_locals
+from ipygpumem.reclaim.frames import find_incomplete_optimizer
 from ipygpumem.reclaim.name_snapshot import NameSnapshot
+from ipygpumem.reclaim.plain_locals import plain_locals
 from ipygpumem.reclaim.reclaim import steps_that_free
 from ipygpumem.records import Cause, FreeingStep, Reading, RecoveryRecord
 from ipygpumem.report import content
