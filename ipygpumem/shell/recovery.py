@@ -174,7 +174,7 @@ class Recovery:
             name, reference = before.optimizer
             if reference() is not None:
                 optimizer = name
-        now = reclaim.current(self._meter.now())
+        now = reclaim.bytes_in_use(self._meter.now())
         return RecoveryRecord(
             kind=failure.kind,
             error=failure.error,
@@ -184,7 +184,7 @@ class Recovery:
             held=before.memory.rows,
             cut=before.memory.cut,
             frames=frames,
-            freed=reclaim.decrease(reclaim.current(before.readings), now),
+            freed=reclaim.decrease(reclaim.bytes_in_use(before.readings), now),
             now=now,
             steps=tuple(steps),
             poisoned=failure.poisoned,
