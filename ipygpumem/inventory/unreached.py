@@ -90,7 +90,7 @@ class Places:
     """
 
     def __init__(self, heap: Heap) -> None:
-        self.items: list[Any] = list(_places(heap))
+        self.items: list[Any] = list(_users_places(heap))
         self.contents: dict[int, object] = {}
         """The objects in these places, and those of running functions, by identity."""
         for place in self.items:
@@ -244,8 +244,10 @@ def count_named(
         sizes.together(values)
 
 
-def _places(heap: Heap) -> Iterator[Any]:
-    """Yield the user's functions and their caches, generators and errors."""
+def _users_places(heap: Heap) -> Iterator[Any]:
+    """Yield the user's functions, their caches, the user's generators, and all errors that have a
+    traceback.
+    """
     functions = heap.instances(FunctionType)
     files = list(map(attrgetter("__code__.co_filename"), functions))
     users_files = set(filter(is_users, set(files)))

@@ -270,7 +270,7 @@ class CellFit:
             try:
                 with interrupts.reraise_swallowed():
                     self._take_back()
-                self._check()
+                self._stop_if_none_fits()
             except AutofitError as error:
                 raise UsageError(clean(f"%%autofit: {error}")) from None
         scopes = [experiment.scope for experiment in self._experiments.here()]
@@ -330,8 +330,8 @@ class CellFit:
                 last.close(self._enclosing())
         self._fit.free_memory()
 
-    def _check(self) -> None:
-        """Restore the variables and raise ``AutofitError`` if no further try can fit."""
+    def _stop_if_none_fits(self) -> None:
+        """If no further try can fit, restore the variables and raise ``AutofitError``."""
         if self._fit.more and not self._undone:
             return
         for name, value in self._before.items():

@@ -205,15 +205,15 @@ def _experiment_row(run: NumberedRun, devices: dict[str, str]) -> dict[str, str]
         "experiment": run.label,
         "began": began.strftime("%H:%M:%S"),
         **_times(record),
-        "cells": _parts(record),
+        "cells": _number_of_parts(record),
         **devices,
         "OOMs": str(record.ooms or ""),
         "parameters": ", ".join(parameters),
     }
 
 
-def _parts(record: ExperimentRecord) -> str:
-    """Return the number of its cells, or of its engines if it ran on a cluster."""
+def _number_of_parts(record: ExperimentRecord) -> str:
+    """Return the number of an experiment's cells, or of its engines if it ran on a cluster."""
     if record.engines:
         return count(len(record.engines), "engine")
     return str(len(record.cells))
@@ -255,7 +255,7 @@ def _comparison_row(run: NumberedRun, parameters: Iterable[str]) -> dict[str, st
         value = run.record.parameters.get(name, "")
         row[shorten(name, _VALUE_SHOWN)] = _value(value)
     row |= _times(run.record)
-    row["cells"] = _parts(run.record)
+    row["cells"] = _number_of_parts(run.record)
     row["OOMs"] = str(run.record.ooms)
     return row
 

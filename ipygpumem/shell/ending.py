@@ -256,11 +256,13 @@ class ExperimentEnd:
             named.append((code_of_output(number), value))
         self._before.names_by_object = {id(value): name for name, value in named}
         if named:
-            self._leave_out_the_notebooks(search, own_names)
+            self._ignore_other_names(search, own_names)
         return watch_names(named, search)
 
-    def _leave_out_the_notebooks(self, search: ArraySearch, own_names: Iterable[str]) -> None:
-        """Ignore the objects of all other names: those bound by ``global`` are no leak."""
+    def _ignore_other_names(self, search: ArraySearch, own_names: Iterable[str]) -> None:
+        """Ignore the objects of all names but the scope's own: an object that is also bound by
+        ``global`` is no leak.
+        """
         of_scope = set(own_names)
         for name, value in named_objects(self._context.namespace):
             if is_ownable(name) and name not in of_scope:
