@@ -321,6 +321,9 @@ def _place_of(array: object) -> tuple[str, int, int] | None:
 
 
 def _place_of_tensor(torch: Any, tensor: Any) -> tuple[str, int, int] | None:
+    """Return the device, address and bytes of a tensor's storage; None if it has no memory of its
+    own.
+    """
     with torch._C.DisableTorchFunction():  # a subclass's own code must not run
         storage = torch.Tensor.untyped_storage(tensor)
         device = storage.device

@@ -76,6 +76,7 @@ class Worker:
             thread.join(_CLOSE_SECONDS)  # a job that hangs in a driver must not hang the shell
 
     def _run(self) -> None:
+        """Run the jobs in the thread, until there are none."""
         leave_signals_to_others()
         while (job := self._next()) is not None:
             pause = job()

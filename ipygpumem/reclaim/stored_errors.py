@@ -168,6 +168,7 @@ class _Contents:
     def _add_inner(
         self, key: object, container: Any, errors: list[tuple[object, BaseException]]
     ) -> None:
+        """Add the errors of one inner container, with their keys in it; ``key`` is its own."""
         for inner_key, error in errors:
             self.errors.append(((key, inner_key), error))
         self.items_with_errors += 1

@@ -54,6 +54,7 @@ def history_report(
 
 
 def _cell_row(cell: CellRecord, devices: dict[str, str]) -> dict[str, str]:
+    """Return the row of a cell, given its figures by heading."""
     return {
         "cell": number_text(cell.execution_count),
         **devices,
@@ -72,6 +73,7 @@ def traces_report(traces: Sequence[TraceRecord], *, total: int) -> Report:
 
 
 def _trace_row(trace: TraceRecord, devices: dict[str, str]) -> dict[str, str]:
+    """Return the row of a trace, given its figures by heading."""
     return {
         "label": clean_name(trace.label),
         "iteration": number_text(trace.iteration),
@@ -195,6 +197,7 @@ def experiments_report(
 
 
 def _experiment_row(run: NumberedRun, devices: dict[str, str]) -> dict[str, str]:
+    """Return the row of a finished experiment, given its figures by heading."""
     record = run.record
     began = datetime.fromtimestamp(record.started_at)  # in local time
     parameters = []
@@ -250,6 +253,7 @@ def comparison_report(runs: Sequence[NumberedRun]) -> Report:
 
 
 def _comparison_row(run: NumberedRun, parameters: Iterable[str]) -> dict[str, str]:
+    """Return an experiment's row: its parameters, its times, its cells and errors."""
     row = {"experiment": run.label}
     for name in parameters:
         value = run.record.parameters.get(name, "")
@@ -261,6 +265,7 @@ def _comparison_row(run: NumberedRun, parameters: Iterable[str]) -> dict[str, st
 
 
 def _device_row(run: NumberedRun, usage: Usage) -> dict[str, str]:
+    """Return an experiment's figures on one device."""
     return {
         "experiment": run.label,
         **end_labels(run.record, usage.device),

@@ -85,6 +85,7 @@ def _children_table(children: Sequence[Child], cells: Sequence[CellRecord]) -> T
 
 
 def _child_row(child: Child, cells: Sequence[CellRecord]) -> dict[str, str]:
+    """Return the row of a child process."""
     return {
         "size": format_bytes(child.memory_bytes),
         "on devices": _devices_text([child]),
@@ -132,6 +133,7 @@ def _kernels_table(kernels: Sequence[OtherKernel]) -> Table:
 
 
 def _kernel_row(kernel: OtherKernel) -> dict[str, str]:
+    """Return the row of another kernel."""
     return {
         "size": format_bytes(kernel.memory_bytes),
         "process": str(kernel.pid),
@@ -163,6 +165,7 @@ def _readings_table(readings: Sequence[Reading]) -> Table:
 
 
 def _reading_row(reading: Reading) -> dict[str, str]:
+    """Return the row of a device."""
     return {
         "device": device_label(reading.device),
         "in use": size_text(reading.current_bytes),
@@ -200,6 +203,7 @@ def _parts_table(device: Reconciliation) -> Table:
 
 
 def _part_row(part: Part) -> dict[str, str]:
+    """Return the row of a part of a device's memory."""
     size = "unknown"
     if part.size_bytes is not None:
         size = format_bytes(part.size_bytes)

@@ -158,6 +158,7 @@ class ExperimentEnd:
         self.record: ExperimentRecord | None = None
 
     def _all_steps(self) -> list[EndStep]:
+        """Return the steps of an end, in order."""
         never = Again.NEVER
         until_done = Again.UNTIL_DONE
         not_measured = "the memory freed by deleting its names was not measured"
@@ -434,6 +435,7 @@ class ExperimentEnd:
             self._scope.drop_measurement()
 
     def _make_record(self) -> None:
+        """Stop measuring, and make the record from all that the steps before have found."""
         scope = self._scope.names
         log = self._log
         at_end = self._before.usages

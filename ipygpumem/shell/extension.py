@@ -239,6 +239,7 @@ class Extension:
         raise_at_start(tree, error, self._shell)
 
     def _code_seen(self, tree: Any, *, may_change: bool, is_timed: bool) -> None:
+        """Prepare the scopes for code that runs next, and make the changes to its tree."""
         if self._signal_error is not None:
             error, self._signal_error = self._signal_error, None
             raise_at_start(tree, error, self._shell)
