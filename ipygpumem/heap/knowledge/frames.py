@@ -109,6 +109,13 @@ def steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
         traceback = traceback.tb_next
 
 
+def last_step(traceback: TracebackType) -> TracebackType:
+    """Return the innermost entry of a traceback."""
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback
+
+
 def is_not_of_kernel(frame: FrameType) -> bool:
     """Return True for the frame of a function of the user or of any library except those of the
     kernel, whose names lead to everything.

@@ -16,6 +16,7 @@ from typing import Any
 
 from ipygpumem.heap.arrays import library_type
 from ipygpumem.heap.bulk import kinds_of, of_types, types_of
+from ipygpumem.heap.knowledge.frames import stack
 from ipygpumem.introspect import instance_dict, is_instance, type_name
 
 BUILTIN = {id(BuiltinFunctionType)}
@@ -96,11 +97,9 @@ def is_waiting_thread_timer(item: object) -> bool:
     """
     if type(item) is not threading.Timer:
         return False
-    frame = sys._current_frames().get(item.ident or 0)
-    while frame is not None:
+    for frame in stack(sys._current_frames().get(item.ident or 0)):
         if frame.f_code is threading.Event.wait.__code__ and _is_in_timer(frame.f_back):
             return True
-        frame = frame.f_back
     return False
 
 
