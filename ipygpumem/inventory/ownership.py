@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -19,7 +19,7 @@ from ipygpumem.heap.libraries import OUTLIVES, segments
 from ipygpumem.heap.paths.cuts import WITH_POSITIONS, Cut, Kind
 from ipygpumem.heap.paths.hidden_cycles import lines_that_end
 from ipygpumem.heap.paths.remedies import MORE_THERE, NO_REMEDY, Holder, Remedy
-from ipygpumem.heap.paths.roots import EVENT_LOOP, NOTEBOOK, Root, Roots
+from ipygpumem.heap.paths.roots import EVENT_LOOP, NOTEBOOK, Root, RootOf, Roots
 from ipygpumem.heap.paths.task_endings import ending_of
 from ipygpumem.heap.region import Region
 from ipygpumem.heap.sharing import Partners, partners, types_to_compare
@@ -445,10 +445,7 @@ def _worth_naming(region: Region, held_outside: set[int], every: Collection[Node
     return large
 
 
-_RootOf = Callable[[object], Root | None]
-
-
-def _without(name: str, root_of: _RootOf) -> _RootOf:
+def _without(name: str, root_of: RootOf) -> RootOf:
     """Return a function that names the roots of a namespace, except a name itself."""
     text = f"{NOTEBOOK}{name}"  # a module of %run may have a global of the same name
 

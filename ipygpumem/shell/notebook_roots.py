@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,11 @@ from ipygpumem.heap.holders.registries import Registries
 from ipygpumem.heap.paths.attributes_to_remove import is_added
 from ipygpumem.heap.paths.cuts import Cut, Kind
 from ipygpumem.heap.paths.literals import literal
-from ipygpumem.heap.paths.roots import KEPT, LAST_ERROR, Rank, Root, Roots
+from ipygpumem.heap.paths.roots import KEPT, LAST_ERROR, Rank, Root, RootOf, Roots
 from ipygpumem.introspect import instance_dict, module_dict, text_of
 from ipygpumem.notebook import cell_of_file, code_of_output, deletion_of_output
 from ipygpumem.shell.context import ShellContext
 from ipygpumem.shell.ipython.caches import global_of_run, is_of_ipython
-
-RootOf = Callable[[object], "Root | None"]
-"""Returns the root of a key of a namespace."""
 
 _FREED_OF_SHELL = {
     "displayhook",

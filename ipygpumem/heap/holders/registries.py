@@ -9,7 +9,7 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from ipygpumem.heap.paths.attributes_to_remove import is_users_callable
 from ipygpumem.heap.paths.cuts import Cut, Kind, split
 from ipygpumem.heap.paths.loggers import handlers_and_filters, loggers
 from ipygpumem.heap.paths.patches import started_patches
-from ipygpumem.heap.paths.roots import Rank, Root
+from ipygpumem.heap.paths.roots import Rank, Root, RootOf
 from ipygpumem.heap.paths.task_endings import cancelling_timer, event_loops
 from ipygpumem.interrupts import original_handler
 from ipygpumem.introspect import (
@@ -81,7 +81,7 @@ class Registries:
     """
 
     registered: dict[int, Root] = field(default_factory=dict)
-    namespaces: dict[int, Callable[[object], Root | None]] = field(default_factory=dict)
+    namespaces: dict[int, RootOf] = field(default_factory=dict)
     hidden: set[int] = field(default_factory=set)
 
     @classmethod
