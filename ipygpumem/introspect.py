@@ -28,6 +28,8 @@ ATOMS = frozenset(
 """Types of plain numbers, text and None, by identity: comparing or hashing a type may run its
 metaclass's code.
 """
+NUMBERS = frozenset(id(kind) for kind in (int, float, complex, bool, type(None)))
+"""Types of plain numbers and None, by identity."""
 
 HEAP_TYPE = 1 << 9
 """CPython's flag of classes created at run time."""

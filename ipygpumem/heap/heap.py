@@ -43,7 +43,7 @@ from ipygpumem.heap.bulk import (
     of_types,
     subtypes,
 )
-from ipygpumem.heap.containers import UNTRACKED
+from ipygpumem.heap.containers import UNTRACKED_TYPES
 from ipygpumem.heap.knowledge.frames import emptied_locals, running_locals
 from ipygpumem.heap.knowledge.text_keys import referents_of
 from ipygpumem.heap.large import LargeObjects
@@ -530,7 +530,7 @@ class _OfClass(NamedTuple):
     """Identities of the class, and of the types that derive from it."""
 
 
-_UNTRACKED = AddressFilter(set(map(id, UNTRACKED)))
+_UNTRACKED = AddressFilter(UNTRACKED_TYPES)
 
 
 def _array_types() -> set[int]:

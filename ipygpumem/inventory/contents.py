@@ -29,11 +29,12 @@ from ipygpumem.heap.bulk import (
     types_of,
     without_types,
 )
-from ipygpumem.heap.containers import APPENDED
+from ipygpumem.heap.containers import APPENDED, CONTAINER_TYPES
 from ipygpumem.heap.knowledge.barriers import globals_among, types_not_entered
 from ipygpumem.introspect import (
     ATOMS,
     HEAP_TYPE,
+    NUMBERS,
     class_dict,
     flags_of,
     instance_dict,
@@ -61,10 +62,6 @@ _AT_ONCE = 500
 _LONG_AT_ONCE = 20
 """Number of long containers whose items are listed at once: a million at most."""
 _APPENDED = set(map(id, APPENDED))
-
-
-_COUNTED = _APPENDED | {id(kind) for kind in (tuple, set, frozenset)}
-"""Types that count their items without the user's code."""
 _RECORDS = {id(kind) for kind in (tuple, list, dict)}
 """Types of the items of a long container in which untracked data is recorded."""
 
@@ -185,7 +182,7 @@ class Contents:
         """
         short, long = _by_length(level)
         self._ends.update(zip(map(id, long), _ends_of(long), strict=True))
-        counted = of_types(_COUNTED, long)
+        counted = of_types(CONTAINER_TYPES, long)
         with_records = [item for item in counted if len(item) <= _MOST]
         self._with_records.update(dict.fromkeys(ids_of(with_records)))
         for part in chunks(with_records, _LONG_AT_ONCE):
@@ -354,7 +351,7 @@ class Contents:
         self, level: Sequence[Any], smallest: int, made: Set[int]
     ) -> Iterator[Grown]:
         """Yield the long containers whose items have grown, as far as they were no short ones."""
-        for container in by_identity(of_types(_COUNTED, level)).values():
+        for container in by_identity(of_types(CONTAINER_TYPES, level)).values():
             is_new = id(container) in made and type(container) is not dict
             if id(container) not in self._ends or is_new or len(container) > _MOST:
                 continue
@@ -379,7 +376,7 @@ class Contents:
             children = [child for child in children if child is not attributes]
             if attributes is not None:
                 children += attributes.values()
-        wanted = types_of(children) - _NUMBERS
+        wanted = types_of(children) - NUMBERS
         return of_types(wanted, children)
 
     def _is_old(self, item: object, made: Set[int]) -> bool:
@@ -404,7 +401,7 @@ class Contents:
         """
         if not made or id(container) not in self._with_records:
             return []
-        if id(type(container)) not in _COUNTED or len(container) > _MOST:
+        if id(type(container)) not in CONTAINER_TYPES or len(container) > _MOST:
             return []  # another object in the place of a dead one, or too many
         items = gc.get_referents(container)
         tracked = by_identity(list(filter(gc.is_tracked, items)))
@@ -579,9 +576,6 @@ def _modules_and_classes(values: Sequence[Any]) -> Iterator[tuple[Any, dict[str,
         yield module, module_dict(module)
     for kind in kinds.instances(type):
         yield kind, gc.get_referents(class_dict(kind))[0]
-
-
-_NUMBERS = frozenset(id(kind) for kind in (int, float, complex, bool, type(None)))
 
 
 def leading_objects(items: Sequence[Any]) -> list[Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, islice
 from operator import attrgetter, itemgetter
@@ -26,6 +25,7 @@ from ipygpumem.heap.bulk import (
     instances_among,
     of_types,
 )
+from ipygpumem.heap.containers import CONTAINER_TYPES
 from ipygpumem.heap.heap import Heap
 from ipygpumem.heap.knowledge.frames import SUSPENDED, code_of, failed, locals_of
 from ipygpumem.heap.knowledge.slices import Slices, is_view
@@ -69,9 +69,6 @@ _OF_PYTHON = {
 }
 """Modules of classes whose objects are no plain containers: a task holds its coroutine's frame."""
 
-
-_COUNTED = set(map(id, (list, tuple, dict, set, frozenset, deque)))
-"""Identities of the types whose number of items can be asked without running a user's code."""
 
 OF_PLACES: tuple[type, ...] = (
     FunctionType,
@@ -175,7 +172,7 @@ def led_to_by_names(names: Iterable[object], wanted: set[int]) -> set[int]:
 
 def _without_wide(items: Sequence[Any], wide: list[Any]) -> Sequence[Any]:
     """Return the objects without containers of many items, which are added to ``wide``."""
-    containers = of_types(_COUNTED, items)
+    containers = of_types(CONTAINER_TYPES, items)
     # In C: most objects have a dict of attributes, and a loop would take ten times as long.
     are_wide = list(map(_WIDE.__lt__, map(len, containers)))
     if True not in are_wide:
