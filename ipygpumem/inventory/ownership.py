@@ -11,7 +11,7 @@ from ipygpumem.heap.arrays import StorageKey, object_key, storage_key
 from ipygpumem.heap.graph import NodeKey
 from ipygpumem.heap.heap import Heap, undisturbed
 from ipygpumem.heap.holders.backward import BackwardSearch
-from ipygpumem.heap.holders.explanation import HIDDEN_CYCLE
+from ipygpumem.heap.holders.explanation import HIDDEN_CYCLE, NOT_REACHED, OUT_OF_SIGHT
 from ipygpumem.heap.holders.kept_by_graphs import graph_holders
 from ipygpumem.heap.holders.search import explain
 from ipygpumem.heap.knowledge.barriers import is_never_followed
@@ -40,10 +40,8 @@ _PARTS_SHOWN = 5
 _LEAST_SHARE = 0.01
 _ALL_LINES = "all lines"
 _SMALL = Holder("small objects that something else uses, too", NO_REMEDY)
-_NOT_REACHED = Holder("something that the search did not reach within its limits", NO_REMEDY)
-_UNSEEN = Holder(
-    "something that cannot be seen from Python: a running function or compiled code", NO_REMEDY
-)
+_NOT_REACHED = replace(NOT_REACHED, remedy=NO_REMEDY)
+_OUT_OF_SIGHT = replace(OUT_OF_SIGHT, remedy=NO_REMEDY)
 
 
 @dataclass(frozen=True)
@@ -482,7 +480,7 @@ def _nodes_by_holder(
     if not_reached:
         groups[_NOT_REACHED] = set(not_reached)
     if missing - not_reached:
-        groups[_UNSEEN] = missing - not_reached
+        groups[_OUT_OF_SIGHT] = missing - not_reached
     return groups
 
 
