@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from ipygpumem.heap.bulk import kinds_of, of_types
-from ipygpumem.heap.paths.remedies import Remedy
+from ipygpumem.heap.paths.literals import call_of_magic
 from ipygpumem.introspect import target_of
 from ipygpumem.notebook import cell_of_output, deletion_of_output
 from ipygpumem.reclaim.stored_errors import (
@@ -58,7 +58,12 @@ def line_that_removes(references: Iterable[ErrorReference], *, collects: bool) -
     statements = list(dict.fromkeys(statements))
     if len(statements) == 1:
         return statements[0]
-    return "; ".join(Remedy(statement).as_code for statement in statements)
+    return "; ".join(map(_as_code, statements))
+
+
+def _as_code(statement: str) -> str:
+    """Return a statement that can follow another one in a line, as a magic cannot."""
+    return call_of_magic(statement) if statement.startswith("%") else statement
 
 
 def reference_to(name: str, container: Any, path: Path) -> ErrorReference:
