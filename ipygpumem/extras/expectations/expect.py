@@ -147,7 +147,7 @@ def _block(leaks: int | None = None, **limits: Any) -> Iterator[None]:
         gc.collect()
         change = diff(before, tensors())
         if (count := len(change.added)) > leaks:
-            listed = render([difference_report(change, top=20)])
+            listed = render([difference_report(change)])
             raise MemoryExpectationError(
                 f"tensors and arrays that stay alive: {count}, expected {leaks}\n{listed}"
             )

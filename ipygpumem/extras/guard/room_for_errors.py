@@ -159,6 +159,7 @@ class ErrorRoom:
         self._make_room()
 
     def _explain(self, error: BaseException | None) -> None:
+        """Note how the guard has caused the error that is shown, if it has."""
         try:
             action = self._causes.explain(error)
             self._causes.note(action)
