@@ -146,21 +146,19 @@ class SurvivingObjects:
         places: unreached.Places,
         listed: Set[StorageKey],
     ) -> None:
-        self.sizes = Sizes()
-        self.sizes.exclude_data(notebook.heap.on_storages(listed))
+        self._large = list[tuple[ReportedObjects, Size]]()
+        self.storages = set[StorageKey]()
+        self.rows_to_explain: dict[StorageKey, Row] = {}
+        self.to_explain = list[object]()
+        """The objects whose holders are searched."""
+        self.sizes = _sizes_without_data(notebook.heap, listed)
         alive = survivors.objects_alive(notebook.heap)
         if alive:
             # A new node of a tree may refer to its older parent, which stays.
             identities = {id(item) for survivor in alive for item in survivor.items}
             with self.sizes.passing_over(identities):
                 notebook.count_names(self.sizes, places)
-        whole_sizes = Sizes()
-        whole_sizes.exclude_data(notebook.heap.on_storages(listed))
-        self._large = list[tuple[ReportedObjects, Size]]()
-        self.storages = set[StorageKey]()
-        self.rows_to_explain: dict[StorageKey, Row] = {}
-        self.to_explain = list[object]()
-        """The objects whose holders are searched."""
+        whole_sizes = _sizes_without_data(notebook.heap, listed)
         for survivor in alive:
             with self.sizes.passing_over(survivors.older.identities(survivor.items)):
                 size = survivor.size_now(self.sizes)
@@ -205,6 +203,13 @@ class SurvivingObjects:
         if survivor.reported.holder is not None and is_fixed:
             return survivor.reported.holder
         return holder_of_several(survivor.items, row, holders)
+
+
+def _sizes_without_data(heap: Heap, listed: Set[StorageKey]) -> Sizes:
+    """Return sizes that leave out the data of the arrays on some storages."""
+    sizes = Sizes()
+    sizes.exclude_data(heap.on_storages(listed))
+    return sizes
 
 
 class Unlisted:
