@@ -120,14 +120,14 @@ def held_by_places(
         allowance: the time and memory for it.
         unread: number of places that are missing from ``places``.
     """
-    if notebook and not unread and not _is_much_at_once(places):
+    if notebook and not unread and not _surely_have_rows(places):
         first = _PlaceSearch(places, (), errors, passed_over, allowance.share(3))
         first.run()
         if not first.rows and not first.uncounted:
             return HeldMemory()  # as after most errors, without a search of the notebook's names
     search = _PlaceSearch(places, list(notebook.values()), errors, passed_over, allowance)
     search.run()
-    rows = sorted(_of_each_line(search.rows.values()), key=lambda row: -row.size_bytes)
+    rows = sorted(_one_row_for_each_line(search.rows.values()), key=lambda row: -row.size_bytes)
     uncounted = len(search.uncounted) + unread
     if not uncounted:
         return HeldMemory(tuple(rows))
@@ -135,9 +135,9 @@ def held_by_places(
     return HeldMemory(tuple(rows), cut)
 
 
-def _is_much_at_once(places: Sequence[Place]) -> bool:
-    """Return True if one of the objects is an array, or has at least a MiB of its own, so that
-    there will be rows.
+def _surely_have_rows(places: Sequence[Place]) -> bool:
+    """Return True if one of the objects is an array, or has at least a MiB without its items: a
+    search will make a row of it.
     """
     values = [place.value for place in places]
     array_types = [library_type("torch", "Tensor"), library_type("numpy", "ndarray")]
@@ -304,8 +304,10 @@ class _PlaceSearch:
         )
 
 
-def _of_each_line(rows: Iterable[RetainedArray]) -> list[RetainedArray]:
-    """Return the rows; of a name in several calls of a function, at the same line, one for all."""
+def _one_row_for_each_line(rows: Iterable[RetainedArray]) -> list[RetainedArray]:
+    """Return the rows, with one in place of those of a name in several calls of a function that
+    are at the same line.
+    """
     by_line = dict[tuple[str, ...], list[RetainedArray]]()
     for row in rows:
         key = (row.name, row.function, str(row.line), row.type_name, row.dtype, row.device)
