@@ -14,7 +14,14 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-from ipygpumem.heap.knowledge.frames import SUSPENDED, frame_of, peek, stack, steps
+from ipygpumem.heap.knowledge.frames import (
+    SUSPENDED,
+    frame_of,
+    peek,
+    running_ids,
+    stack,
+    steps,
+)
 from ipygpumem.introspect import is_exactly, type_name
 from ipygpumem.reclaim.exceptions import chain, traceback_of
 
@@ -82,9 +89,7 @@ def unfinished_frames(candidates: Sequence[FrameType]) -> set[int]:
     """
     if sys.version_info >= (3, 11):
         return {id(frame) for frame in candidates if not _refers_to_its_code(frame)}
-    busy = set[int]()
-    for innermost in sys._current_frames().values():
-        busy.update(map(id, stack(innermost)))
+    busy = running_ids()
     generators_frames = list[FrameType]()
     for frame in candidates:
         if not is_resumed(frame):
