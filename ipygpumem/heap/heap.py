@@ -498,7 +498,7 @@ class _Instances:
         """
         if base is None:
             return []
-        of_class = _OfClass(base, [], subtypes([base]))
+        of_class = _OfClass(base, [], set(subtypes([base])))
         self._classes.append(of_class)
         return of_class.instances
 
@@ -570,11 +570,7 @@ def live_instances(*bases: type) -> list[object]:
     Takes 50 ns for each live object and next to no memory: an instance of such a class refers to
     the class, so the collector finds it as a referrer.
     """
-    kinds: list[type] = list(bases)
-    for kind in kinds:  # the list grows
-        below: list[type] = type.__subclasses__(kind)
-        kinds += [item for item in below if all(item is not other for other in kinds)]
-    referrers = gc.get_referrers(*kinds)
+    referrers = gc.get_referrers(*subtypes(bases).values())
     return instances_among(referrers, *bases)
 
 

@@ -27,6 +27,7 @@ from ipygpumem.heap.bulk import (
     of_types,
     one_of_each,
     types_of,
+    without_objects,
     without_types,
 )
 from ipygpumem.heap.containers import APPENDED, CONTAINER_TYPES
@@ -585,11 +586,7 @@ def leading_objects(items: Sequence[Any]) -> list[Any]:
     kinds = Kinds(items)
     leading_kinds = kinds.examples.keys() - kinds.derived_from(*skipped) - ATOMS
     leading = list(by_identity(kinds.of_types(leading_kinds)).values())
-    namespaces = globals_among(leading)
-    if not namespaces:
-        return leading
-    namespace_ids = set(map(id, namespaces))
-    return [item for item in leading if id(item) not in namespace_ids]
+    return without_objects(globals_among(leading), leading)
 
 
 def _by_length(items: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -24,6 +24,7 @@ from ipygpumem.heap.bulk import (
     ids_of,
     instances_among,
     of_types,
+    without_objects,
 )
 from ipygpumem.heap.containers import CONTAINER_TYPES
 from ipygpumem.heap.heap import Heap
@@ -179,8 +180,7 @@ def _without_wide(items: Sequence[Any], wide: list[Any]) -> Sequence[Any]:
         return items
     new = list(compress(containers, are_wide))
     wide += new
-    waiting = set(map(id, new))
-    return [item for item in items if id(item) not in waiting]
+    return without_objects(new, items)
 
 
 def _taken_from(wide: list[Any]) -> list[Any]:

@@ -15,7 +15,7 @@ from types import BuiltinFunctionType, FrameType, FunctionType, MethodType
 from typing import Any
 
 from ipygpumem.heap.arrays import library_type
-from ipygpumem.heap.bulk import kinds_of, of_types, types_of
+from ipygpumem.heap.bulk import kinds_of, of_types, types_of, without_objects
 from ipygpumem.heap.knowledge.frames import stack
 from ipygpumem.introspect import instance_dict, is_instance, type_name
 
@@ -132,9 +132,8 @@ def own_references_of_contexts(nodes: Sequence[object]) -> list[object]:
     """
     references = gc.get_referents(*nodes)
     current = copy_context()
-    values = map(current.get, of_types({id(ContextVar)}, references))
-    shared = set(map(id, values))
-    return [item for item in references if id(item) not in shared]
+    shared = map(current.get, of_types({id(ContextVar)}, references))
+    return without_objects(shared, references)
 
 
 def _types_of_nodes() -> set[int]:
