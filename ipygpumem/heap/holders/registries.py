@@ -156,11 +156,7 @@ class Registries:
             if times.count(timer.when()) > 1 or not math.isfinite(timer.when()):
                 condition = f"if id(timer) == {id(timer)}"
             call = f"{imports}[timer.cancel() for timer in {loop_code}._scheduled {condition}];"
-            cut = Cut(Kind.CALL, 0, "", call)
-            text = "a timer of the event loop"
-            self.registered[id(timer)] = Root(
-                text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut, is_only_place=True
-            )
+            self._add_timer(timer, "a timer of the event loop", call)
 
     def _add_thread_timers(self) -> None:
         """Add the timers of ``threading`` that wait; each has a thread that refers to it."""
@@ -168,11 +164,14 @@ class Registries:
         if timers:
             self.hidden.add(id(attribute_of(threading, "_active")))
         for timer in timers:
-            cut = Cut(Kind.CALL, 0, "", cancelling_timer(timer))
-            text = f'the timer "{timer.name}"'
-            self.registered[id(timer)] = Root(
-                text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut, is_only_place=True
-            )
+            self._add_timer(timer, f'the timer "{timer.name}"', cancelling_timer(timer))
+
+    def _add_timer(self, timer: object, text: str, call: str) -> None:
+        """Add a timer, with the ``call`` that cancels it."""
+        cut = Cut(Kind.CALL, 0, "", call)
+        self.registered[id(timer)] = Root(
+            text, Rank.PLACE, "", is_removed_as_whole=True, cut=cut, is_only_place=True
+        )
 
     def _add_patches(self) -> None:
         """Add the patches of ``unittest.mock`` that were started; the class refers to them."""
