@@ -179,6 +179,7 @@ class _Loop:
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
+        """Tell our own failure, and measure no further iterations; raise any other error."""
         if not is_own_failure(error):
             raise error
         self._is_measured = False

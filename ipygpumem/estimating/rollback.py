@@ -495,6 +495,9 @@ class Rollback(Walk):
             gc.unfreeze()
 
     def _name_holders(self) -> None:
+        """Note the objects that hold fake tensors after the estimate, after emptying the caches
+        that do.
+        """
         if not self._fakes_that_survive():
             return
         if self._unfreezes:  # older objects hold them, or garbage among these

@@ -100,6 +100,7 @@ def young_generations() -> tuple[int, ...]:
 
 
 def _tried_generations() -> tuple[int, ...]:
+    """Return the generations in which a new object stands before and after collections."""
     for _ in range(_ROUNDS):  # another thread may have collected between two steps
         probe = _Probe()
         try:
@@ -274,6 +275,9 @@ class Garbage:
             self._falls = None
 
     def _collect_since(self, since: GcMark | None) -> int:
+        """Collect the objects that are younger than a mark, or all of them if a finaliser may have
+        freed older ones; return the number that died.
+        """
         young = objects_since(since)
         if young is None:
             return self._collect_all()

@@ -176,6 +176,7 @@ def _h5py_file(item: Any) -> Iterator[object]:
 
 
 def _jax_array(array: Any) -> Iterator[object]:
+    """Yield the memory of an array of JAX; with an address if it is in one place."""
     if array.is_deleted():
         return
     devices = sorted(array.devices(), key=_number_of_device)
@@ -220,6 +221,7 @@ def _matplotlib_renderer(renderer: Any) -> Iterator[object]:
 
 
 def _memory_map(mapped: Any) -> Iterator[object]:
+    """Yield the memory of an ``mmap``: the pages in RAM if they can be counted."""
     if mmap.mmap.closed.__get__(mapped):  # type: ignore[attr-defined]  # typeshed has a property
         return
     size = mmap.mmap.__len__(mapped)

@@ -162,6 +162,7 @@ class NamedArrays(Walk):
             yield objects, _by_position(path)
 
     def _dict(self, item: Any, path: str) -> Iterator[Group]:
+        """Yield the values of a dict and its keys; nothing of a module's namespace."""
         if are_globals(item):
             return
         views: tuple[Iterable[object], ...] = (dict.keys(item), dict.values(item))

@@ -293,6 +293,7 @@ class Sizes:
         return self.region.bytes_of(reached).total() >= _LARGE
 
     def _parts(self, value: object) -> list[ObjectPart]:
+        """Return the parts of an object; none if it is too long to sort, or cannot be read."""
         base = container_base(type(value))
         if self.allowance is not None and base is not None:
             is_long = base.__len__(value) > _MOST_SORTED
@@ -387,6 +388,7 @@ class _Measurement:
         return size + after_bytes - before_bytes
 
     def _added(self, read: Callable[[], list[NodeKey]]) -> int:
+        """Return the bytes of the nodes that ``read`` adds to the region, and count these nodes."""
         region = self._region
         region.graph.notes.clear()
         try:

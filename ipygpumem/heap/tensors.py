@@ -257,6 +257,7 @@ class Reader:
         return self._in_storage(storage, foreign=is_foreign)
 
     def _in_storage(self, storage: Any, *, foreign: bool) -> Memory:
+        """Return the memory of a tensor with a storage; a ``foreign`` one owns none on ``meta``."""
         device = self.text(storage.device)
         if device == "meta":
             if foreign:

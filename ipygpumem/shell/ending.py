@@ -328,11 +328,13 @@ class ExperimentEnd:
     # -- the memory that is left -------------------------------------------------------------------
 
     def _measure(self) -> None:
+        """Measure RAM and each device's usage after the end."""
         with contextlib.suppress(MemoryError):  # the record has the figures after the search, then
             self._ram_after = RamFigures.now()
             self._usages_after = self._scope.usages()
 
     def _find_survivors(self) -> None:
+        """List the objects that are still alive; a failure becomes a remark."""
         if self._before.watched is None:
             return
         try:
